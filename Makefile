@@ -1,0 +1,75 @@
+# Everything that a person does here, as one word. Needs make, bash and Python 3.11 or newer;
+# whatever else is missing, tools/setup puts into .venv (or says which command does).
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.ONESHELL:
+# Targets that are asked for together run one after the other: they share .venv and the two cores.
+.NOTPARALLEL:
+
+# The interpreter that .venv is made from; empty means: python3.11, or any newer one in PATH.
+PYTHON ?=
+# More words for pytest, as in: make test PYTEST_ARGS="-k gang -x"
+PYTEST_ARGS ?=
+# How many worker processes the demo has.
+RANKS ?= 4
+
+SETUP := tools/setup --python '$(PYTHON)'
+BIN := .venv/bin
+LOGS := rankwise-logs
+DEMO = rankwise run --standalone --nproc-per-node $(RANKS) --tee 3 --log-dir $(LOGS) examples/train_digits.py
+SIMULATED_ALL_REDUCE = rankwise sim bench ccl_allreduce
+SIMULATED_MLP = rankwise sim bench tp_mlp --report $(LOGS)/simulated.html --trace $(LOGS)/simulated.json.gz
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+.PHONY: demo
+demo: ## Train on handwritten digits with 4 supervised processes, then on simulated chips
+	@$(SETUP) demo
+	echo "$(RANKS) worker processes train a network on 1,797 handwritten digits and average their gradients:"
+	echo "$$ $(DEMO)"
+	$(BIN)/$(DEMO)
+	echo
+	echo "The simulator runs an all-reduce and a tensor-parallel MLP on modelled chips, in virtual time:"
+	echo "$$ $(SIMULATED_ALL_REDUCE)"
+	$(BIN)/$(SIMULATED_ALL_REDUCE)
+	echo "$$ $(SIMULATED_MLP)"
+	exec $(BIN)/$(SIMULATED_MLP)
+
+.PHONY: test
+test: ## Run all tests (installs PyTorch for the comparisons); PYTEST_ARGS="-k gang" picks some
+	@$(SETUP) test
+	exec $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+.PHONY: lint
+lint: ## Check formatting, style, types and who imports whom
+	@$(SETUP) lint
+	status=0
+	check() { echo "+ $$*"; "$(BIN)/$$@" || status=1; }
+	check ruff format --check .
+	check ruff check .
+	check mypy
+	check lint-imports --no-logo
+	exit $$status
+
+.PHONY: format
+format: ## Rewrite the code in the house's format and mend what can be mended by itself
+	@$(SETUP) lint
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+.PHONY: bench
+bench: ## Run the benchmarks, each against its peer (several minutes; leave the machine alone)
+	@$(SETUP) test
+	for script in $$(grep -l '^if __name__ == "__main__"' benchmarks/*.py); do
+	  echo "+ $$script"
+	  $(BIN)/python "$$script"
+	done
+
+.PHONY: clean
+clean: ## Remove .venv and everything else that can be made again
+	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist $(LOGS)
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

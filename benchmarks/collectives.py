@@ -1,0 +1,177 @@
+"""Compare collectives over a segment with gloo's, on this machine, in one run.
+
+    python benchmarks/collectives.py [--quick] [--ranks 2,4] [--repetitions 5]
+
+Both sides take turns, so that a noisy neighbour hits both. A figure is the median over the
+repetitions of what rank 0 saw as the median over many operations; the ranks meet before each.
+gloo runs through torch.distributed on the loop-back interface; without torch it is left out.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rankwise.drivers.real.segments import Segment
+
+KIB, MIB = 1 << 10, 1 << 20
+SIZES = {"4 KiB": 4 * KIB, "64 KiB": 64 * KIB, "1 MiB": MIB, "64 MiB": 64 * MIB}
+Results = dict[str, float]
+
+
+def iterations_for(size_bytes: int, *, quick: bool) -> int:
+    count = 1000 if size_bytes <= 64 * KIB else 100 if size_bytes <= MIB else 10
+    return max(3, count // 5) if quick else count
+
+
+def measure(operation: Callable[[], object], meet: Callable[[], object], count: int) -> float:
+    """Median microseconds of an operation that all ranks begin together."""
+    samples = []
+    for _ in range(count + 3):
+        meet()
+        start = time.perf_counter_ns()
+        operation()
+        samples.append((time.perf_counter_ns() - start) / 1000)
+    return statistics.median(samples[3:])
+
+
+def measure_all(
+    make_operation: Callable[[int], Callable[[], object]],
+    barrier: Callable[[], object],
+    *,
+    quick: bool,
+) -> Results:
+    results = {"barrier": measure(barrier, barrier, iterations_for(0, quick=quick))}
+    for name, size_bytes in SIZES.items():
+        count = iterations_for(size_bytes, quick=quick)
+        results[f"all_reduce {name}"] = measure(make_operation(size_bytes), barrier, count)
+    return results
+
+
+def be_rank_of_rankwise(*, quick: bool) -> Results:
+    import numpy as np  # noqa: PLC0415  # only in this side's ranks
+
+    from rankwise import collectives  # noqa: PLC0415  # only in this side's ranks
+
+    communicator = collectives.default_communicator()
+
+    def make_operation(size_bytes: int) -> Callable[[], object]:
+        array = np.zeros(size_bytes // 4, np.float32)
+        return lambda: communicator.all_reduce(array, out=array)
+
+    return measure_all(make_operation, communicator.barrier, quick=quick)
+
+
+def be_rank_of_gloo(rendezvous_file: str, *, quick: bool) -> Results:
+    import torch  # noqa: PLC0415  # only in this side's ranks
+    import torch.distributed as dist  # noqa: PLC0415  # only in this side's ranks
+
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{rendezvous_file}",
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+    )
+
+    def make_operation(size_bytes: int) -> Callable[[], object]:
+        tensor = torch.zeros(size_bytes // 4)
+        return lambda: dist.all_reduce(tensor)
+
+    results = measure_all(make_operation, dist.barrier, quick=quick)
+    dist.destroy_process_group()
+    return results
+
+
+def run_world(side: str, rank_count: int, *, quick: bool) -> Results:
+    """Run one side's ranks once; what rank 0 measured."""
+    with tempfile.TemporaryDirectory() as directory, Segment.create(rank_count) as segment:
+        command = [sys.executable, __file__, "--side", side]
+        command += ["--rendezvous-file", str(Path(directory, "gloo"))]
+        command += ["--quick"] if quick else []
+        environment = {
+            **os.environ,
+            "WORLD_SIZE": str(rank_count),
+            "RANKWISE_SEGMENT_FD": str(segment.fd),
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
+        ranks = [
+            subprocess.Popen(
+                command,
+                env={**environment, "RANK": str(rank)},
+                pass_fds=(segment.fd,),
+                stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
+                text=True,
+            )
+            for rank in range(rank_count)
+        ]
+        output, _ = ranks[0].communicate(timeout=300)
+        codes = [rank.wait(timeout=60) for rank in ranks]
+    if any(codes):
+        raise SystemExit(f"{side}: ranks ended with exit codes {codes}")
+    results: Results = json.loads(output.splitlines()[-1])
+    return results
+
+
+def median_of(runs: list[Results]) -> Results:
+    return {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+
+
+def print_table(rank_count: int, medians: dict[str, Results]) -> None:
+    print(f"\n{rank_count} ranks\n")
+    print("| what | rankwise | gloo | gloo / rankwise |")
+    print("| --- | ---: | ---: | ---: |")
+    for name, ours in medians["rankwise"].items():
+        theirs = medians["gloo"][name] if "gloo" in medians else None
+        peer = f"{theirs:,.0f} us | {theirs / ours:.1f}" if theirs is not None else "- | -"
+        print(f"| {name} | {ours:,.1f} us | {peer} |", flush=True)
+
+
+def parse() -> Any:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter repetitions")
+    parser.add_argument("--ranks", default="2,4", help="world sizes, separated by commas")
+    parser.add_argument("--repetitions", type=int, default=None, help="default 5, quick 1")
+    parser.add_argument("--side", choices=["rankwise", "gloo"], help=argparse.SUPPRESS)
+    parser.add_argument("--rendezvous-file", default="", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = parse()
+    if options.side == "rankwise":
+        print(json.dumps(be_rank_of_rankwise(quick=options.quick)))
+        return
+    if options.side == "gloo":
+        print(json.dumps(be_rank_of_gloo(options.rendezvous_file, quick=options.quick)))
+        return
+    sides = ["rankwise", "gloo"]
+    if importlib.util.find_spec("torch") is None:
+        sides.remove("gloo")
+        print("gloo is left out: torch is not installed in this environment")
+    repetitions = options.repetitions or (1 if options.quick else 5)
+    print(f"{os.cpu_count()} CPUs, Linux {platform.release()}, Python {platform.python_version()}; "
+          f"float32 sum in place, medians of {repetitions} run(s)")  # fmt: skip
+    for rank_count in map(int, options.ranks.split(",")):
+        runs: dict[str, list[Results]] = {side: [] for side in sides}
+        for _ in range(repetitions):
+            for side in sides:
+                runs[side].append(run_world(side, rank_count, quick=options.quick))
+        print_table(rank_count, {side: median_of(results) for side, results in runs.items()})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""What the benchmarks share: peers that take turns, medians, ratios, Markdown tables.
+
+Peers alternate within a repetition, so that whatever else the machine does hits all of them.
+Figures of different runs are not comparable; each table carries its own peers.
+"""
+
+import argparse
+import compileall
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import rankwise
+
+PROGRAMS = Path(__file__).parent / "programs"
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+RANKWISE = [sys.executable, "-m", "rankwise"]
+if (_script := shutil.which("rankwise", path=str(Path(sys.executable).parent))) is not None:
+    RANKWISE = [_script]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+
+
+def arguments(description: str | None, *, repetitions: int) -> argparse.Namespace:
+    """The options that every benchmark takes."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--repetitions", type=int, default=repetitions)
+    parser.add_argument("--quick", action="store_true", help="one repetition, small sizes")
+    parser.add_argument("--json", type=Path, help="append every figure to this file, one a line")
+    options = parser.parse_args()
+    if options.quick:
+        options.repetitions = 1
+    return options
+
+
+@contextmanager
+def scratch_directory() -> Iterator[Path]:
+    """A directory for one sample."""
+    with tempfile.TemporaryDirectory(prefix="benchmark_") as name:
+        yield Path(name)
+
+
+def environment(**added: str) -> dict[str, str]:
+    """The environment of a sample: one thread per rank."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", **added}
+
+
+def seconds_of(command: Sequence[str], **added: str) -> float:
+    """Wall time of a whole command that must succeed."""
+    start = time.perf_counter()
+    done = subprocess.run(
+        command, env=environment(**added), capture_output=True, check=False, timeout=600
+    )
+    seconds = time.perf_counter() - start
+    if done.returncode:
+        raise SystemExit(
+            f"{' '.join(command)} ended with {done.returncode}:\n"
+            f"{done.stdout.decode(errors='replace')[-2000:]}"
+            f"{done.stderr.decode(errors='replace')[-2000:]}"
+        )
+    return seconds
+
+
+def take_turns(
+    peers: Mapping[str, Callable[[], float]], repetitions: int, *, once: Sequence[str] = ()
+) -> dict[str, float]:
+    """The median of each peer's samples; peers in `once` are sampled in one repetition only."""
+    samples: dict[str, list[float]] = {name: [] for name in peers}
+    for repetition in range(repetitions):
+        for name, sample in peers.items():
+            if repetition == 0 or name not in once:
+                samples[name].append(sample())
+    return {name: statistics.median(values) for name, values in samples.items()}
+
+
+class Table:
+    """A Markdown table that is printed row by row, as the figures come."""
+
+    def __init__(self, title: str, columns: Sequence[str], json_file: Path | None = None) -> None:
+        """Print the heading."""
+        self._columns = columns
+        self._title = title
+        self._json_file = json_file
+        print(f"\n### {title}\n")
+        print(f"| {' | '.join(columns)} |")
+        print(f"| --- |{' ---: |' * (len(columns) - 1)}", flush=True)
+
+    def row(self, name: str, *cells: str) -> None:
+        """Print one row."""
+        print(f"| {' | '.join((name, *cells))} |", flush=True)
+        if self._json_file is not None:
+            line = dict(zip(self._columns, (name, *cells), strict=False), table=self._title)
+            with self._json_file.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+
+
+def seconds(value: float | None) -> str:
+    """A duration as a table cell; a dash for a peer that was not there."""
+    if value is None:
+        return "-"
+    return f"{value * 1000:.1f} ms" if value < 1 else f"{value:.2f} s"
+
+
+def ratio(value: float, reference: float | None) -> str:
+    """How many times `reference` a value is."""
+    return "-" if not reference else f"{value / reference:.2f}"
+
+
+def describe_machine() -> None:
+    """Say on what the figures were measured.
+
+    Compiles rankwise first: an editable installation in an environment that forbids writing byte
+    code would compile it anew in every sample, as no user's installation does.
+    """
+    compileall.compile_dir(str(Path(rankwise.__file__).parent), quiet=1)
+    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
+    print(
+        f"{len(os.sched_getaffinity(0))} cores, {memory_gib:.0f} GiB, Linux {platform.release()}, "
+        f"Python {platform.python_version()}"
+        + (f", torch {_torch_version()}" if HAS_TORCH else ", no torch: its peers are left out")
+    )
+
+
+def _torch_version() -> str:
+    from importlib.metadata import version  # noqa: PLC0415  # rarely needed
+
+    return version("torch")

@@ -1,0 +1,155 @@
+"""Events per second of the simulator's kernel, with SimPy beside it on the same models.
+
+- **relay**: N processes, each of which waits a while, takes a token from the one before it and
+  hands one to the next: a ring pipeline, as collectives are. Delays differ from process to process.
+- **hold**: N processes that only let time pass.
+- **counter**: N processes that share a resource of N / 10 places: request, hold, release.
+
+An event is one time that a process goes on: both sides do the same number of them. The
+peers take turns.
+"""
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Generator
+from typing import Any
+
+import simpy
+from measuring import arguments
+
+from rankwise.sim.kernel import Channel, Resource, Simulator
+
+
+def relay_rankwise(count: int, rounds: int) -> tuple[int, int]:
+    simulator = Simulator()
+    mailboxes = [Channel(simulator) for _ in range(count)]
+
+    def worker(rank: int) -> Generator[Any, Any, None]:
+        following, own, delay = mailboxes[(rank + 1) % count], mailboxes[rank], 5 + rank % 7
+        for step in range(rounds):
+            yield delay
+            following.put(step)
+            yield own.get()
+
+    for rank in range(count):
+        simulator.process(worker(rank))
+    simulator.run()
+    return simulator.now, 2 * count * rounds
+
+
+def relay_simpy(count: int, rounds: int) -> tuple[int, int]:
+    environment = simpy.Environment()
+    mailboxes = [simpy.Store(environment) for _ in range(count)]
+
+    def worker(rank: int) -> Generator[Any, Any, None]:
+        following, own, delay = mailboxes[(rank + 1) % count], mailboxes[rank], 5 + rank % 7
+        for step in range(rounds):
+            yield environment.timeout(delay)
+            following.put(step)
+            yield own.get()
+
+    for rank in range(count):
+        environment.process(worker(rank))
+    environment.run()
+    return int(environment.now), 2 * count * rounds
+
+
+def hold_rankwise(count: int, rounds: int) -> tuple[int, int]:
+    simulator = Simulator()
+
+    def worker(delay: int) -> Generator[Any, Any, None]:
+        for _ in range(rounds):
+            yield delay
+
+    for rank in range(count):
+        simulator.process(worker(1_000 + rank))
+    simulator.run()
+    return simulator.now, count * rounds
+
+
+def hold_simpy(count: int, rounds: int) -> tuple[int, int]:
+    environment = simpy.Environment()
+
+    def worker(delay: int) -> Generator[Any, Any, None]:
+        for _ in range(rounds):
+            yield environment.timeout(delay)
+
+    for rank in range(count):
+        environment.process(worker(1_000 + rank))
+    environment.run()
+    return int(environment.now), count * rounds
+
+
+def counter_rankwise(count: int, rounds: int) -> tuple[int, int]:
+    simulator = Simulator()
+    places = Resource(simulator, count // 10)
+
+    def worker(delay: int) -> Generator[Any, Any, None]:
+        for _ in range(rounds):
+            yield places.acquire()
+            yield delay
+            places.release()
+
+    for rank in range(count):
+        simulator.process(worker(10 + rank % 7))
+    simulator.run()
+    return simulator.now, 2 * count * rounds
+
+
+def counter_simpy(count: int, rounds: int) -> tuple[int, int]:
+    environment = simpy.Environment()
+    places = simpy.Resource(environment, count // 10)
+
+    def worker(delay: int) -> Generator[Any, Any, None]:
+        for _ in range(rounds):
+            request = places.request()
+            yield request
+            yield environment.timeout(delay)
+            places.release(request)
+
+    for rank in range(count):
+        environment.process(worker(10 + rank % 7))
+    environment.run()
+    return int(environment.now), 2 * count * rounds
+
+
+Model = Callable[[int, int], tuple[int, int]]
+MODELS: dict[str, tuple[Model, Model]] = {
+    "relay": (relay_rankwise, relay_simpy),
+    "hold": (hold_rankwise, hold_simpy),
+    "counter": (counter_rankwise, counter_simpy),
+}
+
+
+def events_per_second(model: Model, count: int, rounds: int) -> tuple[float, int]:
+    start = time.process_time()
+    end, events = model(count, rounds)
+    return events / (time.process_time() - start), end
+
+
+def main() -> None:
+    options = arguments(__doc__, repetitions=5)
+    rounds = 20 if options.quick else 100
+    repetitions = 1 if options.quick else options.repetitions
+    print("| model | processes | rankwise | SimPy | ratio |")
+    print("| --- | ---: | ---: | ---: | ---: |")
+    for name, (ours, theirs) in MODELS.items():
+        for count in (100, 1_000):
+            figures: dict[str, list[float]] = {"rankwise": [], "simpy": []}
+            for _ in range(repetitions):
+                rate, our_end = events_per_second(ours, count, rounds)
+                figures["rankwise"].append(rate)
+                rate, their_end = events_per_second(theirs, count, rounds)
+                figures["simpy"].append(rate)
+                assert our_end == their_end, f"{name}: the two models are not the same"
+            fast, slow = (statistics.median(figures[peer]) for peer in ("rankwise", "simpy"))
+            print(f"| {name} | {count} | {fast:,.0f}/s | {slow:,.0f}/s | {fast / slow:.2f} |")
+            if options.json is not None:
+                with options.json.open("a") as out:
+                    record = {"benchmark": "sim_kernel", "model": name, "processes": count}
+                    out.write(json.dumps(record | {"events_per_second": figures}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

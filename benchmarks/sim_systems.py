@@ -1,0 +1,126 @@
+"""The simulator on systems that are large, and how much memory its ranks take.
+
+- **A ring with real data**: 64 ranks x 1 MiB of f32, in place: the simulated time at message level
+  and every rank's numbers, beside numpy's sum of the same data. Targets: under 20 x numpy; the plan
+  is made once and kept, and the column "first" has a call that makes it.
+- **A pod**: a tensor-parallel MLP on 64 SIPs x 16 cubes x 8 PEs, timing only. Targets: under 60 s
+  and 2 GB.
+- **An idle rank**: memory of a rank that has started and waits in a barrier. Target: under 150 kB.
+
+The last two run in processes of their own, so that peaks and growth are theirs.
+"""
+
+import os
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from measuring import Table, arguments, describe_machine, ratio, seconds
+
+from rankwise.sim import GraphEngine, RuntimeContext
+from rankwise.sim.benches import tp_mlp
+from rankwise.sim.ccl.message_timing import Dimension, MessageCosts, collective_time
+from rankwise.sim.ccl.plan import Request, plan
+from rankwise.sim.ccl.reductions import ReduceOp
+from rankwise.sim.triton.dtypes import dtype_named
+
+RING = "rankwise.sim.ccl.algorithms.ring_allreduce"
+BYTES_PER_RANK = 1 << 20
+F32 = dtype_named("f32")
+PAGE = os.sysconf("SC_PAGE_SIZE")
+Value = TypeVar("Value")
+
+
+def ring_with_data(table: Table, ranks: int, repetitions: int) -> None:
+    """Time and numbers of a ring all-reduce, beside numpy's sum."""
+    elements = BYTES_PER_RANK // F32.itemsize
+    data = np.random.default_rng(0).standard_normal((ranks, elements), dtype=np.float32)
+    request = Request(RING, "all_reduce", ranks, elements)
+    ours, sums = [], []
+    for _ in range(repetitions + 1):
+        start = time.perf_counter()
+        total = data.sum(axis=0)
+        sums.append(time.perf_counter() - start)
+        operands = list(data.copy())
+        start = time.perf_counter()
+        links = Dimension(count=ranks, bandwidth_gbps=50, latency_ns=500)
+        collective_time("all_reduce", BYTES_PER_RANK, [links], chunks=4, costs=MessageCosts())
+        results = plan(request).results(operands, ReduceOp.SUM, F32, may_overwrite=True)
+        ours.append(time.perf_counter() - start)
+        for result in results:
+            assert result is not None, "every rank has the sum"
+            assert np.allclose(result, total, rtol=0, atol=1e-4), "the sum is numpy's"
+    took, numpys = statistics.median(ours[1:]), statistics.median(sums[1:])
+    table.row(
+        f"{ranks} x 1 MiB", seconds(ours[0]), seconds(took), seconds(numpys), ratio(took, numpys)
+    )
+
+
+def pod(tokens: int, hidden: int, inner: int) -> tuple[float, int, int]:
+    """Seconds, bytes at the peak, and simulated picoseconds of an MLP on a pod."""
+    start = time.perf_counter()
+    engine = GraphEngine("pod64", enable_data=False)
+    with RuntimeContext(engine, ccl={}) as torch:
+        tp_mlp.run(torch, tokens=tokens, hidden=hidden, inner=inner)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return time.perf_counter() - start, peak, engine.now
+
+
+def bytes_per_rank(ranks: int) -> float:
+    """How much larger the process is per rank while all but the last wait in a barrier."""
+    grown: list[int] = []
+    with RuntimeContext(GraphEngine("pod64", enable_data=False), ccl={}) as torch:
+
+        def worker(rank: int) -> None:
+            if rank == ranks - 1:
+                grown.append(resident_bytes() - before)
+            torch.distributed.barrier()
+
+        torch.multiprocessing.spawn(lambda _rank: None, nprocs=ranks)
+        before = resident_bytes()
+        torch.multiprocessing.spawn(worker, nprocs=ranks)
+    return grown[0] / ranks
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * PAGE
+
+
+def apart(function: Callable[[], Value]) -> Value:
+    """What a function gives in a fresh process."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as executor:
+        return executor.submit(function).result()
+
+
+def main() -> None:
+    options = arguments(__doc__, repetitions=7)
+    describe_machine()
+    table = Table(
+        "Ring all-reduce with real data",
+        ["ranks", "first", "rankwise", "numpy sum", "ratio"],
+        options.json,
+    )
+    ring_with_data(table, 16 if options.quick else 64, options.repetitions)
+    table = Table(
+        "Tensor-parallel MLP on 64 SIPs x 16 cubes x 8 PEs, timing only",
+        ["tokens x hidden x inner", "seconds", "peak", "simulated"],
+        options.json,
+    )
+    for shape in [(64, 128, 256)] if options.quick else [(64, 256, 1024), (64, 1024, 4096)]:
+        took, peak, simulated = apart(partial(pod, *shape))
+        name = " x ".join(map(str, shape))
+        table.row(name, seconds(took), f"{peak / 1e6:.0f} MB", f"{simulated / 1e6:.1f} us")
+    table = Table("Memory of an idle rank", ["ranks", "per rank"], options.json)
+    for ranks in (64,) if options.quick else (64, 1_024):
+        table.row(str(ranks), f"{apart(partial(bytes_per_rank, ranks)) / 1e3:.1f} kB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""rankwise: run a program of many ranks anywhere.
+
+    import rankwise
+
+    def hello() -> str:
+        return f"rank {rankwise.rank()} of {rankwise.world_size()}"
+
+    print(rankwise.run(hello, nprocs=4))
+
+Names are loaded when they are first used, so that importing rankwise costs next to nothing:
+workers import it too.
+"""
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from rankwise.base.errors import (
+        CollectiveError,
+        CollectiveTimeout,
+        ConfigError,
+        GangError,
+        PeerDied,
+        RankwiseError,
+        SpawnFailed,
+        WorkersFailed,
+    )
+    from rankwise.base.failure import ErrorRecord, ExitStatus, Failure, FailureCause
+    from rankwise.launch.api import run
+    from rankwise.launch.fork_server import ForkServer
+    from rankwise.launch.ranks import local_rank, rank, restart_count, run_id, world_size
+    from rankwise.launch.spawning import (
+        ProcessExitedException,
+        ProcessRaisedException,
+        SpawnContext,
+        spawn,
+    )
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "run": "rankwise.launch.api",
+    "spawn": "rankwise.launch.spawning",
+    "SpawnContext": "rankwise.launch.spawning",
+    "ProcessRaisedException": "rankwise.launch.spawning",
+    "ProcessExitedException": "rankwise.launch.spawning",
+    "ForkServer": "rankwise.launch.fork_server",
+    "rank": "rankwise.launch.ranks",
+    "local_rank": "rankwise.launch.ranks",
+    "world_size": "rankwise.launch.ranks",
+    "restart_count": "rankwise.launch.ranks",
+    "run_id": "rankwise.launch.ranks",
+    "CollectiveError": "rankwise.base.errors",
+    "CollectiveTimeout": "rankwise.base.errors",
+    "ConfigError": "rankwise.base.errors",
+    "GangError": "rankwise.base.errors",
+    "PeerDied": "rankwise.base.errors",
+    "RankwiseError": "rankwise.base.errors",
+    "SpawnFailed": "rankwise.base.errors",
+    "WorkersFailed": "rankwise.base.errors",
+    "ErrorRecord": "rankwise.base.failure",
+    "ExitStatus": "rankwise.base.failure",
+    "Failure": "rankwise.base.failure",
+    "FailureCause": "rankwise.base.failure",
+}
+
+_SUBPACKAGES = ("collectives", "sim")
+"""Reached by `import rankwise` alone, as what they hold is part of the interface."""
+
+__all__ = [  # spelled out, since type checkers read this list and cannot run code
+    "CollectiveError",
+    "CollectiveTimeout",
+    "ConfigError",
+    "ErrorRecord",
+    "ExitStatus",
+    "Failure",
+    "FailureCause",
+    "ForkServer",
+    "GangError",
+    "PeerDied",
+    "ProcessExitedException",
+    "ProcessRaisedException",
+    "RankwiseError",
+    "SpawnContext",
+    "SpawnFailed",
+    "WorkersFailed",
+    "local_rank",
+    "rank",
+    "restart_count",
+    "run",
+    "run_id",
+    "spawn",
+    "world_size",
+]
+
+
+def __getattr__(name: str) -> "Any":
+    home = _HOMES.get(name)
+    if home is None and name not in _SUBPACKAGES:
+        raise AttributeError(f"module 'rankwise' has no attribute {name!r}")
+    from importlib import import_module  # noqa: PLC0415  # not needed by workers that only boot
+
+    if home is None:
+        return import_module(f"rankwise.{name}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

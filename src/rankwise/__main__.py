@@ -1,0 +1,5 @@
+"""`python -m rankwise`: the command, where its script is not in PATH."""
+
+from rankwise.cli.main import main
+
+main()

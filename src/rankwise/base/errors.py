@@ -1,0 +1,123 @@
+"""The exception tree: every error that rankwise raises on purpose.
+
+Each carries a one-line message that names the thing, the value and what was expected, and
+optionally a `hint` that says what to do next.
+"""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rankwise.base.failure import Failure
+
+
+class RankwiseError(Exception):
+    """Base of all errors that rankwise raises on purpose."""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
+
+class ConfigError(RankwiseError, ValueError):
+    """A value that the user gave cannot be used; the message names the option and the value."""
+
+
+class LocalProtocolError(RankwiseError):
+    """The caller used an object in a way that its life cycle does not allow."""
+
+
+class RemoteProtocolError(RankwiseError):
+    """The other side of a connection sent something that the protocol does not allow."""
+
+
+class GangError(RankwiseError):
+    """A gang of workers could not do its job."""
+
+
+class SpawnFailed(GangError):
+    """A worker could not be started at all."""
+
+
+class WorkersFailed(GangError):
+    """Workers failed.
+
+    Attributes:
+        failures: every worker's failure, the root cause first.
+        exceptions: the real exception objects that could travel, by rank.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        failures: "tuple[Failure, ...]",
+        exceptions: "Mapping[int, BaseException] | None" = None,
+        *,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.failures = failures
+        self.exceptions = dict(exceptions or {})
+
+
+class CollectiveError(RankwiseError):
+    """A collective operation between ranks could not be completed."""
+
+
+class PeerDied(CollectiveError):
+    """A rank that this rank was waiting for has died."""
+
+
+class CollectiveTimeout(CollectiveError, TimeoutError):
+    """A rank that this rank was waiting for did not come before the deadline."""
+
+
+class SimulationError(RankwiseError):
+    """A simulated world came to something that no world may come to."""
+
+
+class Waiting(NamedTuple):
+    """One who waits in a simulated world that has come to rest.
+
+    Attributes:
+        who: the process, rank, kernel program or queue.
+        what: what it waits for.
+        since: the simulated instant at which it began to wait.
+        where: file, line and function of the user's code that waits.
+    """
+
+    who: str
+    what: str
+    since: int
+    where: str
+
+    def __str__(self) -> str:
+        place = f" at {self.where}" if self.where else ""
+        return f"{self.who} waits for {self.what} since instant {self.since}{place}"
+
+
+class Deadlock(SimulationError):
+    """Nothing is left to happen in a simulated world, but somebody waits.
+
+    Attributes:
+        waiting: who waits for what, since when and where, in a fixed order.
+    """
+
+    def __init__(
+        self, message: str, waiting: tuple[Waiting, ...] = (), *, hint: str | None = None
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.waiting = waiting
+
+
+class TimeLimit(SimulationError):
+    """A simulation went on for longer than it was allowed to, in simulated or in real time."""
+
+
+class Diverged(SimulationError):
+    """Two runs that must be the same were not; the message names the first difference."""

@@ -1,0 +1,146 @@
+"""What became of a worker, and of a gang: the words in which failures are told.
+
+These are values, not exceptions: they travel from the gang machine through the journal to the
+report. `rankwise.base.errors.WorkersFailed` carries them where an exception is due.
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+from rankwise.base.units import Instant
+
+SIGNAL_NAMES: dict[int, str] = {
+    1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 5: "SIGTRAP", 6: "SIGABRT", 7: "SIGBUS",
+    8: "SIGFPE", 9: "SIGKILL", 10: "SIGUSR1", 11: "SIGSEGV", 12: "SIGUSR2", 13: "SIGPIPE",
+    14: "SIGALRM", 15: "SIGTERM", 16: "SIGSTKFLT", 17: "SIGCHLD", 18: "SIGCONT", 19: "SIGSTOP",
+    20: "SIGTSTP", 21: "SIGTTIN", 22: "SIGTTOU", 23: "SIGURG", 24: "SIGXCPU", 25: "SIGXFSZ",
+    26: "SIGVTALRM", 27: "SIGPROF", 28: "SIGWINCH", 29: "SIGIO", 30: "SIGPWR", 31: "SIGSYS",
+}  # fmt: skip
+"""Linux signal numbers, spelled here because machines may not import `signal`."""
+
+
+class ExitStatus(msgspec.Struct, frozen=True):
+    """How a process ended: `code` is its exit code, or minus the signal that killed it."""
+
+    code: int
+
+    @property
+    def ok(self) -> bool:
+        """Whether the process ended as a success."""
+        return self.code == 0
+
+    @property
+    def signal_number(self) -> int | None:
+        """The signal that killed the process, if one did."""
+        return -self.code if self.code < 0 else None
+
+    @property
+    def shell_code(self) -> int:
+        """The code that a shell would show: 128 plus the signal's number after a signal."""
+        return self.code if self.code >= 0 else 128 - self.code
+
+    def __str__(self) -> str:
+        if self.code >= 0:
+            return f"exit code {self.code}"
+        return f"signal {-self.code} ({SIGNAL_NAMES.get(-self.code, f'SIG{-self.code}')})"
+
+
+class ErrorRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """An exception as its worker reported it, in text.
+
+    Attributes:
+        type: the exception's qualified class name, without `builtins.`.
+        message: `str(exception)`.
+        traceback: the formatted traceback, as Python would have printed it.
+        raised_at: when the worker caught it, on the machine's monotonic clock, nanoseconds.
+        wall_ns: the same moment as nanoseconds since 1970, for people.
+    """
+
+    type: str
+    message: str
+    traceback: str
+    raised_at: Instant
+    wall_ns: int
+
+
+class FailureCause(StrEnum):
+    """Why a worker counts as failed."""
+
+    RAISED = "raised"
+    """It reported an exception that nobody caught."""
+    EXITED = "exited"
+    """It ended with a non-zero exit code and reported nothing."""
+    SIGNALED = "signaled"
+    """It was killed by a signal that rankwise did not send."""
+    STOPPED = "stopped"
+    """It ended, in whatever way, because rankwise had told it to stop."""
+    HUNG = "hung"
+    """It showed no sign of life for longer than the hang timeout."""
+    NOT_STARTED = "not-started"
+    """It could not be started."""
+    GUARDIAN_LOST = "guardian-lost"
+    """The process that owned it died, and took it along."""
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker's failure, with all that is known about it.
+
+    The gang machine fills in the first group; whoever drives it adds the second, which is about
+    the world around the worker.
+    """
+
+    local_rank: int
+    attempt: int
+    cause: FailureCause
+    at: Instant
+    """When it failed: when the exception was raised if it reported one, else when it ended."""
+    exit: ExitStatus | None = None
+    pid: int | None = None
+    error: ErrorRecord | None = None
+    detail: str = ""
+    """One sentence more: why it could not be started, how long it was silent."""
+
+    rank: int = -1
+    host: str = ""
+    role: str = ""
+    wall_ns: int = 0
+    """`at` as nanoseconds since 1970."""
+    out_of_memory: bool | None = None
+    """Whether the kernel's out-of-memory killer did it; None when that cannot be known."""
+    cpu_seconds_max: int | None = None
+    """The CPU time it was allowed, if it was killed by a signal that the kernel sends for that."""
+    stacks: str = ""
+    """Python stacks of all its threads: at a fatal signal, or when it was found hanging."""
+    stderr_tail: tuple[str, ...] = ()
+    log_paths: tuple[str, ...] = ()
+    error_file: str = ""
+
+
+class OutcomeStatus(StrEnum):
+    """How a gang's life ended."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    """Somebody asked it to stop, and it did."""
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a gang.
+
+    Attributes:
+        status: how its life ended.
+        attempts: how many times it was started.
+        failures: those of the last attempt, the root cause first; empty on success.
+        stop_signal: the signal that asked it to stop, if one did.
+        survivors: processes that live on because not even SIGKILL ends them (pids).
+        detail: one sentence more: why restarts that were left were not used.
+    """
+
+    status: OutcomeStatus
+    attempts: int
+    failures: tuple[Failure, ...] = ()
+    stop_signal: int | None = None
+    survivors: tuple[int, ...] = ()
+    detail: str = ""

@@ -1,0 +1,235 @@
+"""`rankwise doctor`: does this machine have what rankwise needs?
+
+Each check looks at one thing and says what was found and, where something is amiss, what to do. A
+*problem* means that runs will fail; a *warning*, that something will be missing or slow.
+"""
+
+import ctypes
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+
+from rankwise.cli.main import CONTEXT_SETTINGS
+
+_PR_GET_CHILD_SUBREAPER = 37
+_OPEN_FILES_WANTED = 4096
+_PROCESSES_WANTED = 4096
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # it is looked at, not written to
+_SHARED_MEMORY_WANTED = 256 * 2**20
+_LINUX_WANTED = (5, 4)
+
+
+class Verdict(StrEnum):
+    """How a check came out."""
+
+    OK = "ok"
+    WARNING = "warning"
+    PROBLEM = "problem"
+
+
+class Finding(NamedTuple):
+    """What a check found."""
+
+    subject: str
+    verdict: Verdict
+    text: str
+
+
+@click.command("doctor", context_settings=CONTEXT_SETTINGS)
+def doctor() -> int:
+    """Check this machine for what rankwise needs; exit 1 if there are problems."""
+    findings = [check() for check in CHECKS]
+    width = max(len(finding.subject) for finding in findings)
+    for finding in findings:
+        click.echo(f"{finding.verdict:<7}  {finding.subject:<{width}}  {finding.text}")
+    return int(any(finding.verdict is Verdict.PROBLEM for finding in findings))
+
+
+def check_python(
+    version: tuple[int, int] = (sys.version_info.major, sys.version_info.minor),
+) -> Finding:
+    """Python is recent enough, and has what the guardian is made of."""
+    shown = f"{version[0]}.{version[1]} at {sys.executable}"
+    if version < (3, 11):
+        return Finding("Python", Verdict.PROBLEM, f"{shown}; install Python 3.11 or newer")
+    return Finding("Python", Verdict.OK, shown)
+
+
+def check_kernel(release: str | None = None) -> Finding:
+    """Linux is recent enough for everything below."""
+    release = os.uname().release if release is None else release
+    version = tuple(int(part) for part in release.split("-")[0].split(".")[:2] if part.isdecimal())
+    if sys.platform != "linux":
+        return Finding("kernel", Verdict.PROBLEM, f"{sys.platform}; rankwise runs on Linux only")
+    if version < _LINUX_WANTED:
+        return Finding("kernel", Verdict.PROBLEM, f"Linux {release}; 5.4 or newer is needed")
+    return Finding("kernel", Verdict.OK, f"Linux {release}")
+
+
+def check_pidfd() -> Finding:
+    """Processes can be waited for and signalled without mistaking one for another."""
+    return _check_call("pidfd", lambda: os.close(os.pidfd_open(os.getpid())), "waits for processes")
+
+
+def check_memfd() -> Finding:
+    """Memory can be shared without a name."""
+    return _check_call(
+        "memfd", lambda: os.close(os.memfd_create("rankwise-doctor")), "shares memory"
+    )
+
+
+def check_subreaper() -> Finding:
+    """Orphans can be adopted, so that none escapes."""
+
+    def ask_kernel() -> None:
+        answer = ctypes.c_int()
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(answer), 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+    return _check_call("subreaper", ask_kernel, "finds orphans")
+
+
+def check_abstract_sockets() -> Finding:
+    """`rankwise ps` and `rankwise stacks` can reach a run."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(b"\0rankwise-doctor/%d" % os.getpid())
+    except OSError as error:
+        text = f"abstract unix sockets do not work ({error}); ps and stacks will find no runs"
+        return Finding("control", Verdict.WARNING, text)
+    return Finding("control", Verdict.OK, "runs can be asked for their status and stacks")
+
+
+def check_proc(proc: Path = Path("/proc")) -> Finding:
+    """/proc is mounted and shows our own processes."""
+    if not (proc / "self" / "stat").exists():
+        return Finding("/proc", Verdict.PROBLEM, "not mounted; mount it: mount -t proc proc /proc")
+    if not (proc / "self" / "task" / str(os.getpid()) / "children").exists():
+        text = "does not list children (CONFIG_PROC_CHILDREN); finding strays takes longer"
+        return Finding("/proc", Verdict.WARNING, text)
+    return Finding("/proc", Verdict.OK, "mounted")
+
+
+def check_open_files(limit: int | None = None) -> Finding:
+    """Enough descriptors: each worker costs the agent a handful."""
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if limit is None else limit
+    return _check_limit("open files", soft, _OPEN_FILES_WANTED, "ulimit -n")
+
+
+def check_processes(limit: int | None = None) -> Finding:
+    """Enough processes and threads."""
+    soft = resource.getrlimit(resource.RLIMIT_NPROC)[0] if limit is None else limit
+    return _check_limit("processes", soft, _PROCESSES_WANTED, "ulimit -u")
+
+
+def check_shared_memory(folder: Path = _SHARED_MEMORY) -> Finding:
+    """Room for torch's data loaders, which is what usually runs out in containers."""
+    try:
+        room = os.statvfs(folder)
+    except OSError as error:
+        text = f"missing ({error.strerror}); data loaders with workers will fail: mount a tmpfs"
+        return Finding(str(_SHARED_MEMORY), Verdict.WARNING, text)
+    free = room.f_bavail * room.f_frsize
+    shown = f"{free / 2**20:.0f} MiB free"
+    if not os.access(folder, os.W_OK):
+        return Finding(str(_SHARED_MEMORY), Verdict.WARNING, "not writable; see its permissions")
+    if free < _SHARED_MEMORY_WANTED:
+        text = f"{shown}; data loaders may need more: start the container with --shm-size=8g"
+        return Finding(str(_SHARED_MEMORY), Verdict.WARNING, text)
+    return Finding(str(_SHARED_MEMORY), Verdict.OK, shown)
+
+
+def check_memory_accounting(
+    cgroup: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
+) -> Finding:
+    """Whether a SIGKILL by the kernel's out-of-memory killer can be told from other ones."""
+    try:
+        lines = cgroup.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        folders = {"": root, "memory": root / "memory"}.get(controllers)
+        if folders is None:
+            continue
+        own = folders / path.lstrip("/")
+        for folder in (own, folders):
+            if any((folder / name).exists() for name in ("memory.events", "memory.oom_control")):
+                return Finding("OOM", Verdict.OK, f"kills for lack of memory are seen ({folder})")
+    text = "no cgroup with memory accounting is visible; reports cannot tell who sent SIGKILL"
+    return Finding("OOM", Verdict.WARNING, text)
+
+
+def check_stacks_signal() -> Finding:
+    """The signal on which workers print their stacks is free for it."""
+    number = signal.SIGRTMIN + 6
+    if signal.getsignal(number) not in (signal.SIG_DFL, None):
+        return Finding("stacks", Verdict.WARNING, f"signal {number} (SIGRTMIN+6) is taken here")
+    return Finding("stacks", Verdict.OK, f"signal {number} (SIGRTMIN+6) asks workers for stacks")
+
+
+def check_torch() -> Finding:
+    """Torch is optional; its version is known without importing it."""
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415  # slow
+
+    try:
+        return Finding("torch", Verdict.OK, version("torch"))
+    except PackageNotFoundError:
+        return Finding("torch", Verdict.OK, "not installed; only torch programs need it")
+
+
+def check_terminal() -> Finding:
+    """What the console output will look like."""
+    if not sys.stderr.isatty():
+        return Finding("terminal", Verdict.OK, "stderr is no terminal: no colours")
+    if (sys.stderr.encoding or "").lower().replace("-", "") != "utf8":
+        text = f"encoding is {sys.stderr.encoding}; boxes need UTF-8: set LANG=C.UTF-8"
+        return Finding("terminal", Verdict.WARNING, text)
+    if os.environ.get("TERM", "dumb") == "dumb":
+        return Finding("terminal", Verdict.WARNING, "TERM is not set or dumb: no colours")
+    return Finding("terminal", Verdict.OK, os.environ["TERM"])
+
+
+CHECKS: tuple[Callable[[], Finding], ...] = (
+    check_python,
+    check_kernel,
+    check_pidfd,
+    check_memfd,
+    check_subreaper,
+    check_abstract_sockets,
+    check_proc,
+    check_open_files,
+    check_processes,
+    check_shared_memory,
+    check_memory_accounting,
+    check_stacks_signal,
+    check_torch,
+    check_terminal,
+)
+
+
+def _check_call(subject: str, call: Callable[[], None], what_for: str) -> Finding:
+    try:
+        call()
+    except (OSError, AttributeError) as error:
+        text = f"refused ({error}); rankwise {what_for} with it: allow it in the sandbox's filter"
+        return Finding(subject, Verdict.PROBLEM, text)
+    return Finding(subject, Verdict.OK, "works")
+
+
+def _check_limit(subject: str, limit: int, wanted: int, command: str) -> Finding:
+    if limit == resource.RLIM_INFINITY:
+        return Finding(subject, Verdict.OK, "no limit")
+    if limit < wanted:
+        text = f"at most {limit}; many ranks may need more: {command} {wanted}"
+        return Finding(subject, Verdict.WARNING, text)
+    return Finding(subject, Verdict.OK, f"at most {limit}")

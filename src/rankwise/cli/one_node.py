@@ -1,0 +1,136 @@
+"""What torchrun's flags for several nodes mean while there is one: little, and it is checked.
+
+One node meets nobody, so the rendezvous flags decide little. A value that cannot be right is
+refused, or it would first be noticed on the cluster.
+"""
+
+from typing import NamedTuple
+
+from rankwise.base.errors import ConfigError
+
+BACKENDS = ("static", "c10d", "etcd-v2", "etcd")
+
+_MEMBERS_HINT = "this release runs on one node: use --nnodes 1, or start one run on each node"
+
+
+class MasterAddress(NamedTuple):
+    """Where rank 0 listens; None lets rankwise reserve a free port."""
+
+    host: str
+    port: int | None
+
+
+def check_nodes(nnodes: str, node_rank: int, *, label: str = "--nnodes") -> None:
+    """Make sure that one node is asked for, and that this is it.
+
+    Raises:
+        ConfigError: the text is no number of nodes, or several nodes are asked for.
+    """
+    parts = nnodes.split(":")
+    if not 1 <= len(parts) <= 2 or not all(_is_number(part) for part in parts):
+        raise ConfigError(f"{label} is {nnodes!r}, expected N or MIN:MAX, such as 1 or 1:1")
+    nodes_min, nodes_max = int(parts[0]), int(parts[-1])
+    if not 0 < nodes_min <= nodes_max:
+        raise ConfigError(f"{label} is {nnodes!r}, expected 0 < MIN <= MAX")
+    if nodes_max > 1:
+        raise ConfigError(
+            f"{label} is {nnodes!r}, several nodes are not supported yet", hint=_MEMBERS_HINT
+        )
+    if node_rank != 0:
+        raise ConfigError(f"--node-rank is {node_rank}, expected 0 since --nnodes is {nnodes}")
+
+
+def check_rendezvous(backend: str, conf: str) -> None:
+    """Make sure that the backend exists and that its settings can be read.
+
+    Raises:
+        ConfigError: one of them is wrong.
+    """
+    if backend not in BACKENDS and backend not in (plugged_in := _plugged_in_backends()):
+        known = ", ".join((*BACKENDS, *plugged_in))
+        raise ConfigError(f"--rdzv-backend is {backend!r}, expected one of {known}")
+    for key, value in parse_settings(conf).items():
+        if key.endswith(("timeout", "interval")) and not _is_seconds(value):
+            raise ConfigError(f"--rdzv-conf: {key} is {value!r}, expected seconds")
+
+
+def parse_settings(text: str) -> dict[str, str]:
+    """Read `key=value,key=value`.
+
+    Raises:
+        ConfigError: a key or a value is missing.
+    """
+    settings: dict[str, str] = {}
+    if not text.strip():
+        return settings
+    for pair in text.split(","):
+        key, _, value = (part.strip() for part in pair.partition("="))
+        if not key or not value:
+            raise ConfigError(f"--rdzv-conf: {pair!r} is not KEY=VALUE")
+        if key in settings:
+            raise ConfigError(f"--rdzv-conf: {key} is given twice, as {settings[key]} and {value}")
+        settings[key] = value
+    return settings
+
+
+def master_address(
+    *, backend: str, endpoint: str, master_addr: str, master_port: int | None, is_standalone: bool
+) -> MasterAddress:
+    """Where rank 0 listens: what `--master-addr` and `--master-port` say, or a static endpoint.
+
+    Raises:
+        ConfigError: a port is out of range, or the endpoint is not HOST or HOST:PORT.
+    """
+    if master_port is not None:
+        _check_port(master_port, "--master-port")
+    if endpoint and backend == "static" and not is_standalone:
+        host, port = _split_endpoint(endpoint)
+        return MasterAddress(_without_brackets(host), port or None)
+    # Port 0 is everybody's way of asking for any free port.
+    return MasterAddress(_without_brackets(master_addr), master_port or None)
+
+
+def endpoint_notice(*, backend: str, endpoint: str, is_standalone: bool) -> str | None:
+    """What to tell of an endpoint that is not this machine and that nobody will meet at."""
+    is_used = backend == "static" and not is_standalone
+    host = endpoint.rpartition(":")[0] or endpoint
+    if not endpoint or is_used or host in ("localhost", "127.0.0.1", "[::1]"):
+        return None
+    return f"--rdzv-endpoint {endpoint} is not used: one node has nobody to meet"
+
+
+def _split_endpoint(endpoint: str) -> tuple[str, int | None]:
+    host, colon, port = endpoint.rpartition(":")
+    is_ipv6_without_port = endpoint.endswith("]") or (":" in host and not host.endswith("]"))
+    if not colon or is_ipv6_without_port:
+        return endpoint, None
+    if not host or not port.isdecimal():
+        raise ConfigError(f"--rdzv-endpoint is {endpoint!r}, expected HOST or HOST:PORT")
+    _check_port(int(port), "--rdzv-endpoint: port")
+    return host, int(port)
+
+
+def _check_port(port: int, label: str) -> None:
+    if not 0 <= port <= 65535:
+        raise ConfigError(f"{label} is {port}, expected 0 to 65535")
+
+
+def _without_brackets(host: str) -> str:
+    return host[1:-1] if host.startswith("[") and host.endswith("]") else host
+
+
+def _is_number(text: str) -> bool:
+    return text.strip().lstrip("+-").isdecimal()
+
+
+def _is_seconds(text: str) -> bool:
+    try:
+        return float(text) >= 0
+    except ValueError:
+        return False
+
+
+def _plugged_in_backends() -> tuple[str, ...]:
+    from importlib.metadata import entry_points  # noqa: PLC0415  # only for unusual names
+
+    return tuple(sorted({point.name for point in entry_points(group="torchrun.handlers")}))

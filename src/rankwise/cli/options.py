@@ -1,0 +1,164 @@
+"""Options that know their group in the help, their environment variables and torchrun.
+
+Every option can be given by `PET_<NAME>` too; the command line wins, and an empty variable counts
+as unset. The environment is read once, by `values_from`, into click's `default_map`: parsing then
+depends on nothing but its arguments, and each value's origin is known for messages.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from rankwise.base.units import DURATION_MAX, MILLISECOND, SECOND, Duration
+from rankwise.cli.spelling import Flag
+
+_UNITS = {"ms": MILLISECOND, "": SECOND, "s": SECOND, "m": 60 * SECOND, "h": 3600 * SECOND}
+_DURATION = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*(ms|s|m|h|)\s*")
+_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+
+
+class OptionWithVariable(click.Option):
+    """An option of `rankwise run`.
+
+    Attributes:
+        group: the heading under which the help shows it.
+        variables: environment variables that give it a value, the first one set wins.
+        is_torchrun: whether torchrun has it, which gives its abbreviations precedence.
+        default_shown: what the help says about the default, when click's own word would not do.
+    """
+
+    def __init__(
+        self,
+        declarations: Iterable[str],
+        *,
+        group: str,
+        variables: tuple[str, ...] = (),
+        is_torchrun: bool = True,
+        default_shown: str | None = None,
+        **attributes: Any,
+    ) -> None:
+        super().__init__(list(declarations), **attributes)
+        self.group = group
+        self.is_torchrun = is_torchrun
+        self.variables = (f"PET_{(self.name or '').upper()}", *variables)
+        self.default_shown = default_shown
+
+    @property
+    def flag(self) -> Flag:
+        """How it may be spelled."""
+        long = next(name for name in self.opts if name.startswith("--"))
+        short = next((name for name in self.opts if not name.startswith("--")), None)
+        return Flag(long, short, not self.is_flag, self.is_torchrun)
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
+        """The spelling, and one sentence with default and variables."""
+        names = sorted(self.opts, key=len)
+        spelled = ", ".join(names) if self.is_flag else f"{', '.join(names)} {self._shown(ctx)}"
+        default = [f"default: {self.default_in_words}"] if self.default_in_words else []
+        return spelled, f"{self.help} [{'; '.join([*default, *self.variables])}]"
+
+    @property
+    def default_in_words(self) -> str | None:
+        """What happens when the option is not given; None for a flag."""
+        if self.default_shown is not None or self.is_flag:
+            return self.default_shown
+        return str(self.default)
+
+    def variable_set(self, environ: Mapping[str, str]) -> str | None:
+        """The name of the variable that gives the value, if one does."""
+        return next((name for name in self.variables if environ.get(name)), None)
+
+    def _shown(self, ctx: click.Context) -> str:
+        if isinstance(self.type, click.Choice):
+            return "|".join(map(str, self.type.choices))
+        return self.make_metavar(ctx)
+
+
+class DurationType(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.4
+    """A time such as `30`, `2.5`, `500ms`, `30s`, `5m`, `1h`; without a unit it is seconds."""
+
+    name = "seconds"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Duration:
+        """Read the text into nanoseconds."""
+        if not isinstance(value, str):
+            return Duration(value)
+        if (found := _DURATION.fullmatch(value)) is None:
+            self.fail(
+                f"{value!r} is not a time, expected seconds or 500ms, 30s, 5m, 1h", param, ctx
+            )
+        nanoseconds = float(found[1]) * _UNITS[found[2]]
+        if nanoseconds > DURATION_MAX:
+            self.fail(f"{value!r} is too long, expected at most ten years (87600h)", param, ctx)
+        return Duration(round(nanoseconds))
+
+
+class CommaListType(click.ParamType):  # type: ignore[type-arg]  # the same
+    """Words between commas; two commas stand for one that belongs to a word, as in torchrun."""
+
+    name = "list"
+
+    def convert(
+        self,
+        value: Any,
+        param: click.Parameter | None,  # noqa: ARG002  # click's signature
+        ctx: click.Context | None,  # noqa: ARG002  # the same
+    ) -> list[str]:
+        """Split the text."""
+        if not isinstance(value, str):
+            return list(value)
+        # A run of commas is read in pairs from the left.
+        return [item.replace("\0", ",") for item in value.replace(",,", "\0").split(",")]
+
+
+DURATION = DurationType()
+COMMA_LIST = CommaListType()
+
+
+def values_from(
+    environ: Mapping[str, str], options: Iterable[OptionWithVariable]
+) -> dict[str, Any]:
+    """What the environment says about the options: a map for click's `default_map`.
+
+    Raises:
+        click.UsageError: a variable for a flag is neither a number nor yes or no.
+    """
+    values: dict[str, Any] = {}
+    for option in options:
+        variable = option.variable_set(environ)
+        if variable is None or option.name is None:
+            continue
+        text = environ[variable]
+        values[option.name] = _flag_value(variable, text) if option.is_flag else text
+    return values
+
+
+def complete_file(
+    _ctx: click.Context, _parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Let the shell complete a file's name."""
+    return [CompletionItem(incomplete, type="file")]
+
+
+def complete_directory(
+    _ctx: click.Context, _parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Let the shell complete a directory's name."""
+    return [CompletionItem(incomplete, type="dir")]
+
+
+def _flag_value(variable: str, text: str) -> bool:
+    word = text.strip().lower()
+    if word in _WORDS:
+        return _WORDS[word]
+    try:
+        return bool(int(word))
+    except ValueError:
+        raise click.UsageError(
+            f"{variable} is {text!r}, expected true, false, yes, no or a number (0 is false)"
+        ) from None

@@ -1,0 +1,72 @@
+"""`rankwise ps`: which runs there are on this machine, and how they are."""
+
+import time
+from typing import Any
+
+import click
+
+from rankwise.base.units import SECOND, Instant, duration_from_seconds, format_duration
+from rankwise.cli.main import CONTEXT_SETTINGS
+
+PATIENCE = 2 * SECOND
+_COLUMNS = ("RUN", "PID", "NPROC", "STATE", "AGE", "PROGRAM")
+
+
+@click.command("ps", context_settings=CONTEXT_SETTINGS)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per run.")
+def ps(*, as_json: bool) -> None:
+    """List your runs on this machine (root sees everybody's)."""
+    rows = _statuses()
+    if as_json:
+        import msgspec  # noqa: PLC0415  # only here
+
+        for row in rows:
+            click.echo(msgspec.json.encode(row).decode())
+        return
+    if not rows:
+        click.echo("no runs")
+        return
+    click.echo(_table([_COLUMNS, *(_shown(row) for row in rows)]))
+
+
+def _statuses() -> list[dict[str, Any]]:
+    """One dict per run: what its agent says, and always `run_id`, `pid` and `state`."""
+    from rankwise.launch.control import RunUnreachable, ask_all, list_runs  # noqa: PLC0415  # not for --help
+
+    deadline = Instant(time.monotonic_ns() + PATIENCE)
+    rows = []
+    for heard in ask_all(list_runs(), "status", deadline):
+        row: dict[str, Any] = {"run_id": heard.run.run_id, "pid": heard.run.pid}
+        try:
+            for line in heard.lines():
+                row |= line
+        except RunUnreachable:
+            row["state"] = "silent"
+        row.setdefault("state", "unknown")
+        rows.append(row)
+    return rows
+
+
+def _shown(row: dict[str, Any]) -> tuple[str, ...]:
+    age = row.get("age_s")
+    return (
+        _printable(row["run_id"]),
+        str(row["pid"]),
+        str(row.get("nproc", "-")),
+        str(row["state"]),
+        "-" if age is None else format_duration(duration_from_seconds(age)),
+        _printable(row.get("program", "-")),
+    )
+
+
+def _printable(text: Any) -> str:
+    return "".join(sign if sign.isprintable() else "?" for sign in str(text))
+
+
+def _table(rows: list[tuple[str, ...]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
+    return "\n".join(lines)

@@ -1,0 +1,224 @@
+"""`rankwise run`: starts a gang of workers and ends as they did.
+
+Exit codes: 0 when every worker succeeded; the exit code of the worker that failed first (128 plus
+the signal's number when one killed it); 124 when the gang hung (`--hang-timeout`); 128 plus the
+signal's number when a signal ended the run; 2 when the command line cannot be used, in which case
+nothing was started.
+"""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from rankwise.cli.main import CONTEXT_SETTINGS
+from rankwise.cli.options import OptionWithVariable, complete_file, values_from
+from rankwise.cli.run_options import GROUPS, OPTIONS
+from rankwise.cli.spelling import Flag, SpellingError, in_strict_spelling
+
+if TYPE_CHECKING:
+    from rankwise.base.failure import Failure, Outcome
+    from rankwise.cli.run_job import RunOptions
+    from rankwise.launch.job import Job
+
+EXIT_CODE_OF_A_HANG = 124
+"""What `timeout` of the core utilities says of a command that ran out of time."""
+
+EXAMPLES = """\
+  rankwise run --nproc-per-node 4 train.py --epochs 3
+  rankwise run --nproc-per-node gpu --start-method forkserver --preload torch train.py
+  rankwise run --nproc-per-node 8 --tee 3 --log-dir logs -m mypackage.train
+  rankwise run --nproc-per-node 4 --max-restarts 3 --hang-timeout 5m train.py
+  rankwise run --nproc-per-node 2 --no-python ./prepare.sh
+"""
+
+_HELP = Flag("--help", "-h", takes_value=False, is_torchrun=True)
+
+
+class RunCommand(click.Command):
+    """A command that reads flags as torchrun does and shows them in groups."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the environment, then the command line, which wins.
+
+        `ctx.obj` is the environment when somebody else's is meant than this process's.
+        """
+        environ: Mapping[str, str] = os.environ if ctx.obj is None else ctx.obj
+        options = _options(self)
+        try:
+            args = in_strict_spelling(args, [_HELP, *(option.flag for option in options)])
+            ctx.default_map = values_from(environ, options)
+        except SpellingError as error:
+            if not ctx.resilient_parsing:  # completion meets unfinished words
+                raise click.UsageError(str(error), ctx) from None
+        except click.UsageError as error:
+            if not ctx.resilient_parsing:
+                raise click.UsageError(error.message, ctx) from None
+        try:
+            return super().parse_args(ctx, args)
+        except click.MissingParameter:
+            raise click.UsageError("no script given", ctx) from None
+        except click.BadParameter as error:
+            error.param_hint = _origin(error.param, ctx, environ)
+            raise
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Show the options under their groups' headings."""
+        for group in GROUPS:
+            with formatter.section(group):
+                formatter.write_dl(
+                    [
+                        option.get_help_record(ctx)
+                        for option in _options(self)
+                        if option.group == group
+                    ]
+                )
+
+    def format_epilog(
+        self,
+        ctx: click.Context,  # noqa: ARG002  # click's signature
+        formatter: click.HelpFormatter,
+    ) -> None:
+        """Show the exit codes and the examples as they are written."""
+        formatter.write_paragraph()
+        formatter.write_text(
+            "Everything after SCRIPT belongs to the script. The variables in brackets stand in "
+            "for options that are not given. rankwise exits with the exit code of the worker that "
+            "failed first, 124 after a hang, or 128 plus the number of the signal that ended it."
+        )
+        formatter.write_paragraph()
+        formatter.write("Examples:\n" + EXAMPLES)
+
+
+@click.command(
+    "run",
+    cls=RunCommand,
+    params=list(OPTIONS),
+    options_metavar="[OPTIONS]",
+    context_settings={**CONTEXT_SETTINGS, "allow_interspersed_args": False},
+)
+@click.argument("training_script", metavar="SCRIPT", shell_complete=complete_file)
+@click.argument(
+    "training_script_args",
+    metavar="[ARGS]...",
+    nargs=-1,
+    type=click.UNPROCESSED,
+    shell_complete=complete_file,
+)
+@click.pass_context
+def run(ctx: click.Context, /, **_values: Any) -> int:
+    """Run SCRIPT as a gang of workers on this machine.
+
+    Takes torchrun's options, in either spelling (--log-dir, --log_dir) and abbreviated.
+    """
+    from rankwise.cli.run_job import job_from  # noqa: PLC0415  # not needed for --help
+
+    options = options_in(ctx)
+    job = job_from(options, os.environ)
+    with suppress(OSError):  # a run is a run, though nobody can be told of its decisions
+        for notice in notices(options, job):
+            print(f"rankwise run: {notice}", file=sys.stderr, flush=True)
+    if job.logs.log_specs is None and options.event_log_handler == "null":
+        from rankwise.launch.supervision import supervise  # noqa: PLC0415  # not for --help
+
+        return exit_code(supervise(job))
+    from rankwise.cli.torch_plugins import supervise_with_plugins  # noqa: PLC0415  # rare
+
+    return exit_code(supervise_with_plugins(job, options.event_log_handler))
+
+
+def config_from_cli(argv: Sequence[str], environ: Mapping[str, str]) -> "Job":
+    """The job that `rankwise run` with these words and this environment would run.
+
+    Nothing is started. Whether scripts and directories exist is looked up on this machine.
+
+    Raises:
+        click.UsageError: the words cannot be read.
+        ConfigError: a value cannot be used.
+    """
+    from rankwise.cli.run_job import job_from  # noqa: PLC0415  # not needed for --help
+
+    return job_from(parse(argv, environ), environ)
+
+
+def parse(argv: Sequence[str], environ: Mapping[str, str]) -> "RunOptions":
+    """The options as given, before anything is made of them; raises `click.UsageError`."""
+    return options_in(run.make_context("rankwise run", list(argv), obj=environ))
+
+
+def options_in(ctx: click.Context) -> "RunOptions":
+    """The values that click has found, typed, and where each came from."""
+    from rankwise.cli.run_job import RunOptions  # noqa: PLC0415  # not needed for --help
+
+    environ: Mapping[str, str] = os.environ if ctx.obj is None else ctx.obj
+    origins = {
+        str(option.name): _origin(option, ctx, environ)
+        for option in OPTIONS
+        if ctx.get_parameter_source(str(option.name)) is not ParameterSource.DEFAULT
+    }
+    return RunOptions(**ctx.params, origins=origins)
+
+
+def notices(options: "RunOptions", job: "Job") -> list[str]:
+    """What the user should know of decisions that rankwise has made, unless it is to be quiet."""
+    if not job.console:
+        return []
+    from rankwise.cli.one_node import endpoint_notice  # noqa: PLC0415  # not needed for --help
+
+    told = []
+    if "OMP_NUM_THREADS" in job.environment:
+        workers = job.gang.size
+        told.append(f"OMP_NUM_THREADS=1 for each of {workers} workers, since it was not set")
+    endpoint = endpoint_notice(
+        backend=options.rdzv_backend,
+        endpoint=options.rdzv_endpoint,
+        is_standalone=options.standalone,
+    )
+    return [*told, endpoint] if endpoint else told
+
+
+def exit_code(outcome: "Outcome") -> int:
+    """The exit code that tells a shell what became of the run."""
+    from rankwise.base.failure import FailureCause, OutcomeStatus  # noqa: PLC0415  # not needed for --help
+
+    match outcome.status:
+        case OutcomeStatus.SUCCEEDED:
+            return 0
+        case OutcomeStatus.STOPPED:
+            return 128 + outcome.stop_signal if outcome.stop_signal else 1
+        case OutcomeStatus.FAILED:
+            root_cause = outcome.failures[0] if outcome.failures else None
+            if root_cause is None:
+                return 1
+            if root_cause.cause is FailureCause.HUNG:
+                return EXIT_CODE_OF_A_HANG  # the worker's own code tells how we ended it
+            if root_cause.exit is None or _was_ended_by_us(root_cause):
+                return 1
+            return root_cause.exit.shell_code or 1
+
+
+def _was_ended_by_us(failure: "Failure") -> bool:
+    """Whether it raised, which is 1, and then had to be ended because a thread kept it alive."""
+    from rankwise.base.failure import FailureCause  # noqa: PLC0415  # not needed for --help
+
+    assert failure.exit is not None, "asked of a worker whose end was seen"
+    return failure.cause is FailureCause.RAISED and failure.exit.signal_number in (15, 9)
+
+
+def _options(command: click.Command) -> list[OptionWithVariable]:
+    return [option for option in command.params if isinstance(option, OptionWithVariable)]
+
+
+def _origin(
+    parameter: click.Parameter | None, ctx: click.Context, environ: Mapping[str, str]
+) -> str:
+    """How a value was given: by which variable, or by which option."""
+    if not isinstance(parameter, OptionWithVariable):
+        return "SCRIPT"
+    if ctx.get_parameter_source(str(parameter.name)) is ParameterSource.DEFAULT_MAP:
+        return parameter.variable_set(environ) or parameter.flag.long
+    return parameter.flag.long

@@ -1,0 +1,375 @@
+"""From the options of `rankwise run` to a `Job`: what each value means, and whether it can be.
+
+Nothing is started and nothing is written here; what is looked at is named in `programs`,
+`launch.devices` and `launch.affinity`. Every refusal is a `ConfigError` of one line.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Mapping
+
+import msgspec
+
+from rankwise.base.errors import ConfigError
+from rankwise.base.units import SECOND, Duration
+from rankwise.cli.one_node import check_nodes, check_rendezvous, master_address
+from rankwise.cli.programs import (
+    check_preload,
+    executable,
+    python_interpreter,
+    python_module,
+    python_script,
+)
+from rankwise.cli.run_names import random_run_name
+from rankwise.core.gang.vocabulary import Backoff, GangSpec
+from rankwise.launch.job import (
+    Executable,
+    Function,
+    Job,
+    LogPlan,
+    Program,
+    StartMethod,
+)
+from rankwise.launch.limits import (
+    check_restarts,
+    check_role,
+    check_run_id,
+    check_worker_count,
+    check_working_directory,
+    shown,
+)
+from rankwise.launch.log_layout import log_plan_problems, parse_streams
+
+_KINDS = "a number, auto, cpu, gpu or xpu"
+_UNFIT_SIGNALS = {
+    "SIGKILL": "cannot be handled by any process",
+    "SIGSTOP": "cannot be handled by any process",
+    "SIGCHLD": "comes whenever a process of rankwise's own ends, so it cannot mean that the run "
+    "shall end",
+    **dict.fromkeys(
+        ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS", "SIGABRT"),
+        "tells of a fault in the very process that gets it, which cannot go on after it",
+    ),
+}
+"""Signals that can end no run gracefully, and why."""
+
+
+class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The values of all options, under the names and with the types that torchrun gives them.
+
+    Attributes:
+        origins: for each option that was given, how: `--log-dir` or `PET_LOG_DIR`.
+    """
+
+    training_script: str
+    training_script_args: tuple[str, ...]
+    nnodes: str
+    nproc_per_node: str
+    rdzv_backend: str
+    rdzv_endpoint: str
+    rdzv_id: str
+    rdzv_conf: str
+    standalone: bool
+    max_restarts: int
+    monitor_interval: float
+    start_method: str
+    event_log_handler: str
+    role: str
+    module: bool
+    no_python: bool
+    run_path: bool
+    log_dir: str | None
+    redirects: str
+    tee: str
+    local_ranks_filter: str
+    duplicate_stdout_filters: list[str]
+    duplicate_stderr_filters: list[str]
+    node_rank: int
+    master_addr: str
+    master_port: int | None
+    local_addr: str | None
+    logs_specs: str | None
+    numa_binding: str | None
+    signals_to_handle: str
+    shutdown_timeout: Duration | None
+    virtual_local_rank: bool
+    preload: list[str] | None
+    hang_timeout: Duration | None
+    restart_backoff: Duration | None
+    log_prefix: str | None
+    no_prefix: bool
+    quiet: bool
+    origins: Mapping[str, str] = {}
+
+    def label(self, name: str) -> str:
+        """How the user gave an option, for messages."""
+        return self.origins.get(name, "--" + name.replace("_", "-"))
+
+
+def job_from(options: RunOptions, environ: Mapping[str, str]) -> Job:
+    """Describe the run that the options ask for.
+
+    Raises:
+        ConfigError: a value cannot be used.
+    """
+    check_working_directory()
+    check_nodes(options.nnodes, options.node_rank, label=options.label("nnodes"))
+    check_rendezvous(options.rdzv_backend, options.rdzv_conf)
+    _check_event_handler(options)
+    size = _size(options, environ)
+    _check_devices(options, size, environ)
+    master = master_address(
+        backend=options.rdzv_backend,
+        endpoint=options.rdzv_endpoint,
+        master_addr=options.master_addr,
+        master_port=options.master_port,
+        is_standalone=options.standalone,
+    )
+    program = _program(options, environ)
+    return Job(
+        program=program,
+        gang=_gang(options, size),
+        run_id=_run_id(options),
+        role=_role(options),
+        start_method=_start_method(options, program),
+        preload=_preload(options, program, environ),
+        python=python_interpreter(environ),
+        environment=_environment(size, environ),
+        master_addr=master.host,
+        master_port=master.port,
+        logs=_logs(options, size),
+        signals=_signals(options),
+        virtual_local_rank=options.virtual_local_rank,
+        cpus_by_rank=_cpus_by_rank(options, size),
+        console=not options.quiet,
+    )
+
+
+def _program(options: RunOptions, environ: Mapping[str, str]) -> Program:
+    name, args = options.training_script, options.training_script_args
+    if options.run_path:
+        from rankwise.launch.function_payload import pack_function  # noqa: PLC0415  # rarely needed
+        from rankwise.launch.run_path import run_script_path  # noqa: PLC0415  # the same
+
+        script = python_script(name, args)
+        payload = pack_function(
+            run_script_path, (script.path, *args), pass_rank=False, arguments_by_rank=False
+        )
+        return Function(name, payload)
+    if options.no_python and options.module:
+        raise ConfigError("--no-python and --module exclude each other: a module needs Python")
+    if options.no_python:
+        return executable(name, args, environ)
+    if options.module:
+        return python_module(name, args, environ)
+    return python_script(name, args)
+
+
+def _check_devices(options: RunOptions, size: int, environ: Mapping[str, str]) -> None:
+    """With virtual local ranks, every worker is given one of the visible devices."""
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if not options.virtual_local_rank or visible is None:
+        return
+    count = len(visible.split(",")) if visible else 0
+    if count < size:
+        raise ConfigError(
+            f"{options.label('virtual_local_rank')} gives each of {size} workers a device, and "
+            f"CUDA_VISIBLE_DEVICES names {count} ({visible!r})",
+            hint="start fewer workers or make more devices visible",
+        )
+
+
+def _size(options: RunOptions, environ: Mapping[str, str]) -> int:
+    label, asked = options.label("nproc_per_node"), options.nproc_per_node
+    try:
+        size = int(asked)
+    except ValueError:
+        return _size_by_kind(asked, label, environ)
+    check_worker_count(size, label)
+    return size
+
+
+def _size_by_kind(kind: str, label: str, environ: Mapping[str, str]) -> int:
+    from rankwise.launch.devices import (  # noqa: PLC0415  # a plain number is the common case
+        device_count_by_torch,
+        visible_gpu_count,
+    )
+
+    if not kind.isidentifier():
+        raise ConfigError(f"{label} is {shown(kind)}, expected {_KINDS}")
+    if kind == "cpu":
+        return len(os.sched_getaffinity(0))
+    if kind == "auto":
+        return visible_gpu_count(environ) or len(os.sched_getaffinity(0))
+    if kind == "gpu":
+        count = visible_gpu_count(environ)
+    else:
+        try:
+            count = device_count_by_torch(kind, environ.get("PYTHON_EXEC") or sys.executable)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{label} is {shown(kind)}, expected {_KINDS}, or a device that torch knows",
+                hint=str(error),
+            ) from None
+    if count == 0:
+        raise ConfigError(
+            f"{label} is {kind!r}, and this machine has no such device that is visible",
+            hint="give a number, or auto to fall back to one worker per CPU",
+        )
+    return count
+
+
+def _gang(options: RunOptions, size: int) -> GangSpec:
+    check_restarts(options.max_restarts, options.label("max_restarts"))
+    if options.hang_timeout is not None and options.hang_timeout <= 0:
+        raise ConfigError(f"{options.label('hang_timeout')} is 0, expected more than 0 seconds")
+    gang = GangSpec(size=size, restarts_max=options.max_restarts, hang_timeout=options.hang_timeout)
+    if options.shutdown_timeout is not None:
+        gang = msgspec.structs.replace(gang, grace=options.shutdown_timeout)
+    if options.restart_backoff is not None:
+        longest = Duration(max(60 * SECOND, options.restart_backoff))
+        backoff = Backoff(initial=options.restart_backoff, longest=longest)
+        gang = msgspec.structs.replace(gang, backoff=backoff)
+    return gang
+
+
+def _run_id(options: RunOptions) -> str:
+    run_id = options.rdzv_id
+    if run_id == "none":
+        return random_run_name()
+    check_run_id(run_id, options.label("rdzv_id"))
+    return run_id
+
+
+def _role(options: RunOptions) -> str:
+    check_role(options.role, options.label("role"))
+    return options.role
+
+
+def _start_method(options: RunOptions, program: Program) -> StartMethod:
+    match options.start_method:
+        case "subprocess" | "spawn" if isinstance(program, Function):
+            return StartMethod.SPAWN
+        case "fork" | "forkserver" if not isinstance(program, Executable):
+            return StartMethod.FORKSERVER
+        case "spawn" if not isinstance(program, Executable):
+            return StartMethod.SPAWN
+    return StartMethod.SUBPROCESS
+
+
+def _preload(
+    options: RunOptions, program: Program, environ: Mapping[str, str]
+) -> tuple[str, ...] | None:
+    if options.preload is None:
+        return None
+    label = options.label("preload")
+    if options.start_method not in ("fork", "forkserver"):
+        raise ConfigError(f"{label} has no effect without --start-method forkserver")
+    modules = tuple(name.strip() for name in options.preload if name.strip())
+    for name in modules:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise ConfigError(f"{label}: {name!r} is not a module's name")
+        if not environ.get("PYTHON_EXEC"):
+            try:
+                check_preload(name, program, environ)
+            except ConfigError as error:
+                raise ConfigError(f"{label}: {error}") from None
+    return modules
+
+
+def _environment(size: int, environ: Mapping[str, str]) -> dict[str, str]:
+    """As torchrun does: many ranks that each use all cores only stand in each other's way."""
+    return {"OMP_NUM_THREADS": "1"} if size > 1 and "OMP_NUM_THREADS" not in environ else {}
+
+
+def _logs(options: RunOptions, size: int) -> LogPlan:
+    _check_logs_specs(options)
+    plan = LogPlan(
+        directory=options.log_dir or None,
+        redirects=parse_streams(options.redirects, option=options.label("redirects")),
+        tee=parse_streams(options.tee, option=options.label("tee")),
+        console_ranks=_console_ranks(options),
+        stdout_filters=tuple(filter(None, options.duplicate_stdout_filters)),
+        stderr_filters=tuple(filter(None, options.duplicate_stderr_filters)),
+        prefix_template="" if options.no_prefix else options.log_prefix,
+        log_specs=None if options.logs_specs == "default" else options.logs_specs,
+    )
+    if problems := log_plan_problems(plan, size=size, label=options.label):
+        raise problems[0]
+    return plan
+
+
+def _console_ranks(options: RunOptions) -> frozenset[int] | None:
+    text = options.local_ranks_filter
+    if not text:
+        return None
+    try:
+        ranks = frozenset(map(int, text.split(",")))
+    except ValueError:
+        ranks = frozenset({-1})
+    if min(ranks) < 0:
+        raise ConfigError(
+            f"{options.label('local_ranks_filter')} is {text!r}, expected a comma-separated list "
+            "of integers, such as 0,1,2"
+        )
+    return ranks
+
+
+def _check_logs_specs(options: RunOptions) -> None:
+    if options.logs_specs in (None, "default"):
+        return
+    from importlib.metadata import entry_points  # noqa: PLC0415  # only with a plug-in
+
+    if not entry_points(group="torchrun.logs_specs", name=options.logs_specs):
+        raise ConfigError(
+            f"{options.label('logs_specs')}: Could not find entrypoint under "
+            f"'torchrun.logs_specs[{options.logs_specs}]' key",
+            hint="is the package that brings it installed?",
+        )
+
+
+def _check_event_handler(options: RunOptions) -> None:
+    if options.event_log_handler == "null":
+        return
+    from rankwise.compat.torch.elastic.events.handlers import (  # noqa: PLC0415  # rarely needed
+        get_logging_handler,
+    )
+
+    try:
+        get_logging_handler(options.event_log_handler)
+    except KeyError:
+        raise ConfigError(
+            f"{options.label('event_log_handler')} is {options.event_log_handler!r}, which is not "
+            "registered with rankwise.compat.torch.elastic.events",
+            hint="null and console always are",
+        ) from None
+
+
+def _signals(options: RunOptions) -> tuple[int, ...]:
+    label = options.label("signals_to_handle")
+    numbers = []
+    for name in filter(None, map(str.strip, options.signals_to_handle.split(","))):
+        if name in _UNFIT_SIGNALS:
+            raise ConfigError(f"{label}: {name} {_UNFIT_SIGNALS[name]}")
+        if name not in signal.Signals.__members__:
+            raise ConfigError(f"{label}: {name!r} is not a signal's name, expected such as SIGTERM")
+        numbers.append(int(signal.Signals[name]))
+    if not numbers:
+        raise ConfigError(
+            f"{label} names no signal, so nothing could end the run gracefully",
+            hint="leave it out for SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+        )
+    return tuple(dict.fromkeys(numbers))
+
+
+def _cpus_by_rank(options: RunOptions, size: int) -> dict[int, frozenset[int]] | None:
+    if options.numa_binding is None:
+        return None
+    from rankwise.launch.affinity import Binding, cpus_by_rank  # noqa: PLC0415  # rarely needed
+
+    try:
+        binding = Binding(options.numa_binding)
+    except ValueError:
+        raise ConfigError(f"numa binding {options.numa_binding!r} is not known") from None
+    return cpus_by_rank(binding, size)

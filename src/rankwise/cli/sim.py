@@ -1,0 +1,199 @@
+"""`rankwise sim`: programs of many ranks on a simulated accelerator, in virtual time.
+
+Only click is imported until a command runs: the simulator brings numpy, and launching a job must
+not. Exit codes: 0 success; 2 a setting, file or name that cannot be used, and nothing has run; 1 a
+check that failed, ranks that failed or are stuck, or a time limit.
+"""
+
+import sys
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from rankwise.base.errors import ConfigError, RankwiseError
+from rankwise.cli.main import CONTEXT_SETTINGS
+from rankwise.cli.sim_options import (
+    assignments,
+    points_of,
+    simulation_options,
+    time_limits,
+)
+
+if TYPE_CHECKING:
+    from rankwise.sim.benches.session import Settings
+
+
+@click.group("sim", context_settings=CONTEXT_SETTINGS)
+def sim() -> None:
+    """Simulate a multi-chip accelerator: benches, your own programs, machines.
+
+    Exit codes: 0 success; 2 a setting, file or name that cannot be used, and nothing has run; 1
+    numbers that are wrong, ranks that failed or are stuck, or a time limit.
+    """
+
+
+@sim.command("bench", context_settings=CONTEXT_SETTINGS)
+@click.argument("name", required=False)
+@simulation_options
+def bench(name: str | None, **options: Any) -> int:
+    """Run the bench NAME; without a name, list them.
+
+    A bench checks its numbers against numpy, and shows how near it comes to what the machine can
+    do at best.
+    """
+    if name is None:
+        return _list_benches()
+    return _simulate(name, is_file=False, **options)
+
+
+@sim.command("run", context_settings=CONTEXT_SETTINGS)
+@click.argument("program", metavar="PROGRAM.py")
+@simulation_options
+def run(program: str, **options: Any) -> int:
+    """Run a program of your own.
+
+    It defines run(torch), or worker(rank, world_size, torch), which then runs once per SIP.
+    """
+    return _simulate(program, is_file=True, **options)
+
+
+@sim.command("topology", context_settings=CONTEXT_SETTINGS)
+@click.argument("file")
+@click.option("--svg", metavar="FILE", help="Write the drawing as SVG instead.")
+def topology(file: str, svg: str | None) -> None:
+    """Draw the machine that FILE, or a preset, describes."""
+    from rankwise.sim.hardware.topology import load_topology  # noqa: PLC0415  # not for --help
+    from rankwise.sim.reporting.machine_drawing import as_svg, as_text  # noqa: PLC0415  # the same
+
+    machine = load_topology(file)
+    if svg is None:
+        click.echo(as_text(machine))
+    else:
+        from rankwise.sim.reporting.files import write_text  # noqa: PLC0415  # the same
+
+        write_text(svg, as_svg(machine))
+        click.echo(f"drawing: {svg}")
+
+
+def _list_benches() -> int:
+    from rankwise.sim.benches.programs import summaries  # noqa: PLC0415  # not for --help
+
+    found = summaries()
+    width = max(len(name) for name, _ in found)
+    for name, summary in found:
+        click.echo(f"{name:<{width}}  {summary}")
+    return 0
+
+
+def _simulate(
+    program: str,
+    *,
+    is_file: bool,
+    sweep: tuple[str, ...],
+    style: str,
+    trace: str | None,
+    report: str | None,
+    **options: Any,
+) -> int:
+    settings = _settings(program, is_file=is_file, **options)
+    swept = assignments("--sweep", sweep, is_list=True)
+    for each in swept:
+        if each.key in settings.fields:
+            raise ConfigError(f"{each.key} is given by --set and by --sweep")
+    if swept and (trace or report):
+        raise ConfigError(
+            "--trace and --report are about one run, and --sweep makes several",
+            hint="run the point that you want to see by itself, with --set",
+        )
+    try:
+        if swept:
+            from rankwise.cli.sim_sweep import run_sweep  # noqa: PLC0415  # only here
+
+            return run_sweep(settings, points_of(swept), style)
+        return _run_one(settings, style, trace, report)
+    except (RankwiseError, click.ClickException) as error:
+        for of_rank in getattr(error, "errors", {}).values():
+            if not isinstance(of_rank, RankwiseError):
+                _show_failure(of_rank)
+                break
+        raise
+    except Exception as error:  # noqa: BLE001  # the user's program failed: show where, not us
+        _show_failure(error)
+        return 1
+
+
+def _run_one(settings: "Settings", style: str, trace: str | None, report: str | None) -> int:
+    from rankwise.cli.sim_progress import watched  # noqa: PLC0415  # not for --help
+    from rankwise.sim.benches.session import Session  # noqa: PLC0415  # the same
+    from rankwise.sim.reporting.files import check_writable  # noqa: PLC0415  # the same
+
+    for path in filter(None, (trace, report)):
+        check_writable(path)
+    session = Session(settings, with_messages=trace is not None)
+    with watched(session.engine, settings.program):
+        finished = session.run()
+    if finished.results or style != "table":
+        _show(finished.results, style)
+    else:
+        from rankwise.sim.reporting.results import format_picoseconds  # noqa: PLC0415  # the same
+
+        click.echo(f"simulated time: {format_picoseconds(finished.engine.now)}")
+    if trace:
+        from rankwise.sim.reporting.trace import write_trace  # noqa: PLC0415  # the same
+
+        write_trace(trace, finished.engine)
+        click.echo(f"trace: {trace} (open it at https://ui.perfetto.dev)", err=True)
+    if report:
+        from rankwise.sim.reporting.page import write_page  # noqa: PLC0415  # the same
+
+        write_page(report, settings.program, finished.engine, finished.results)
+        click.echo(f"report: {report}", err=True)
+    return 0
+
+
+def _show(results: list[Any], style: str) -> None:
+    from rankwise.sim.reporting.results import as_csv, result_table  # noqa: PLC0415  # the same
+
+    if style == "json":
+        rows = [result.as_row() for result in results]
+        click.echo(msgspec.json.format(msgspec.json.encode(rows)).decode())
+    else:
+        click.echo(as_csv(results) if style == "csv" else result_table(results))
+
+
+def _settings(
+    program: str,
+    *,
+    is_file: bool,
+    topology: str,
+    ccl: str | None,
+    fields: tuple[str, ...],
+    seed: int,
+    timing_only: bool,
+    max_time: tuple[str, ...],
+) -> "Settings":
+    from rankwise.sim.benches.session import Settings  # noqa: PLC0415  # not for --help
+
+    limits = time_limits(max_time)
+    return Settings(
+        program=program,
+        is_file=is_file,
+        topology=topology,
+        ccl=ccl,
+        fields={each.key: each.values[0] for each in assignments("--set", fields, is_list=False)},
+        seed=seed,
+        has_data=not timing_only,
+        virtual_limit_ps=limits.virtual_ps,
+        real_limit_s=limits.real_s,
+    )
+
+
+def _show_failure(error: Exception) -> None:
+    """The traceback from where the user's code begins, as Python would have shown it."""
+    entries = traceback.extract_tb(error.__traceback__)
+    users = [entry for entry in entries if "/rankwise/" not in entry.filename]
+    lines = traceback.format_list(users) if users else traceback.format_list(entries)
+    sys.stderr.write("Traceback (most recent call last):\n" + "".join(lines))
+    sys.stderr.write("".join(traceback.format_exception_only(error)))

@@ -1,0 +1,58 @@
+"""A sign of life on a terminal while a simulation runs: simulated time, commands, patience."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rankwise.sim.hardware.engine import GraphEngine
+
+
+@contextmanager
+def watched(engine: "GraphEngine", name: str) -> Iterator[None]:
+    """Show on stderr, if that is a terminal, how far a simulation has come.
+
+    It is only looked at, from the thread that redraws: nothing here may wait for it.
+    """
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console  # noqa: PLC0415  # only on a terminal
+    from rich.progress import (  # noqa: PLC0415  # the same
+        Progress,
+        ProgressColumn,
+        SpinnerColumn,
+        Task,
+        TimeElapsedColumn,
+    )
+    from rich.text import Text  # noqa: PLC0415  # the same
+
+    from rankwise.sim.reporting.results import format_picoseconds  # noqa: PLC0415  # the same
+
+    class SimulatedTime(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            del task
+            return Text(
+                f"{name}: {format_picoseconds(engine.now)} simulated, "
+                f"{len(engine.op_log)} operations"
+            )
+
+    columns = (SpinnerColumn(), SimulatedTime(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        progress.add_task(name, total=None)
+        yield
+
+
+@contextmanager
+def counted(total: int) -> Iterator[Callable[[], None]]:
+    """Show a bar of `total` runs, if stderr is a terminal; call what it gives after each."""
+    if not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.console import Console  # noqa: PLC0415  # only on a terminal
+    from rich.progress import Progress  # noqa: PLC0415  # the same
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("sweep", total=total)
+        yield lambda: progress.advance(task)

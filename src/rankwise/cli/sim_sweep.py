@@ -1,0 +1,74 @@
+"""`--sweep`: one simulation per combination of values, each in a process of its own, on all cores.
+
+Results are shown in the order of the combinations, however they came. A combination that fails is
+told in a line of its own, and does not take the others with it.
+"""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+
+import click
+import msgspec
+
+from rankwise.cli.sim_progress import counted
+from rankwise.sim.benches.session import Outcome, Settings, measure_or_tell
+from rankwise.sim.reporting.results import (
+    BenchResult,
+    as_csv,
+    format_picoseconds,
+    result_table,
+)
+
+Point = Mapping[str, str]
+
+
+def run_sweep(settings: Settings, points: Sequence[Point], style: str) -> int:
+    """Run every point and print the results; 1 if any failed."""
+    outcomes = list(zip(points, _outcomes(settings, points), strict=True))
+    for point, outcome in outcomes:
+        if outcome.failure:
+            shown = " ".join(f"{key}={value}" for key, value in point.items())
+            print(f"rankwise sim: error: at {shown}: {outcome.failure}", file=sys.stderr)
+    rows = [(point, result) for point, outcome in outcomes for result in outcome.results]
+    if rows or style != "table":
+        _show(points[0], rows, style)
+    else:  # a program that measures nothing has taken its time all the same
+        for point, outcome in outcomes:
+            if not outcome.failure:
+                shown = "  ".join(f"{key}={value}" for key, value in point.items())
+                click.echo(f"{shown}  simulated time: {format_picoseconds(outcome.time_ps)}")
+    return int(any(outcome.failure for _, outcome in outcomes))
+
+
+def _outcomes(settings: Settings, points: Sequence[Point]) -> list[Outcome]:
+    processes = min(len(points), len(os.sched_getaffinity(0)))
+    # Spawned: a fork would copy whatever threads this process has.
+    with (
+        ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool,
+        counted(len(points)) as tell_one_more,
+    ):
+        futures: list[Future[Outcome]] = [
+            pool.submit(
+                measure_or_tell,
+                msgspec.structs.replace(settings, fields={**settings.fields, **point}),
+            )
+            for point in points
+        ]
+        for _ in as_completed(futures):
+            tell_one_more()
+        return [future.result() for future in futures]
+
+
+def _show(first: Point, rows: list[tuple[Point, BenchResult]], style: str) -> None:
+    results = [result for _, result in rows]
+    labels = [(key, [point[key] for point, _ in rows]) for key in first]
+    if style == "json":
+        dicts = [{**point, **result.as_row()} for point, result in rows]
+        click.echo(msgspec.json.format(msgspec.json.encode(dicts)).decode())
+    elif style == "csv":
+        click.echo(as_csv(results, labels))
+    else:
+        click.echo(result_table(results, labels))

@@ -1,0 +1,97 @@
+"""`rankwise stacks`: where every rank of a run is, without stopping any of them.
+
+Ranks that stand in the same place are shown once: of 64 ranks, 63 usually wait for the other one.
+"""
+
+import re
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rankwise.base.errors import RankwiseError
+from rankwise.base.units import Duration, Instant
+from rankwise.cli.main import CONTEXT_SETTINGS
+from rankwise.cli.options import DURATION
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rankwise.launch.control import RunSummary
+
+_THREAD_ID = re.compile(r"\b0x[0-9a-f]+\b")
+
+
+class RunNotFound(RankwiseError):
+    """No run, or more than one, is what the user may have meant."""
+
+
+@click.command("stacks", context_settings=CONTEXT_SETTINGS)
+@click.argument("run", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per rank.")
+@click.option(
+    "--timeout",
+    type=DURATION,
+    default="10s",
+    show_default=True,
+    help="How long to wait for the answer.",
+)
+def stacks(run: str | None, *, as_json: bool, timeout: Duration) -> None:
+    """Print the Python stacks of every rank of RUN.
+
+    RUN is a run's name as `rankwise ps` shows it, the beginning of one, or the pid of its agent;
+    it may be left out while there is only one run.
+    """
+    from rankwise.launch.control import ask, list_runs  # noqa: PLC0415  # not for --help
+
+    chosen = choose_run(list_runs(), run)
+    deadline = Instant(time.monotonic_ns() + timeout)
+    ranks = sorted(ask(chosen, "stacks", deadline), key=lambda line: int(line.get("rank", -1)))
+    if as_json:
+        import msgspec  # noqa: PLC0415  # only here
+
+        for line in ranks:
+            click.echo(msgspec.json.encode(line).decode())
+    else:
+        click.echo(render(ranks))
+
+
+def choose_run(runs: "Sequence[RunSummary]", name: str | None) -> "RunSummary":
+    """The one run that a user means by a name, the beginning of one, a pid, or nothing.
+
+    Raises:
+        click.UsageError: there is nothing to choose by, and several runs to choose from.
+        RunNotFound: no run fits, or several do.
+    """
+    shown = ", ".join(f"{run.run_id} (pid {run.pid})" for run in runs)
+    if not runs:
+        raise RunNotFound("no run of yours is active on this machine")
+    if name is None:
+        if len(runs) > 1:
+            raise click.UsageError(f"there are several runs, name one of them: {shown}")
+        return runs[0]
+    exact = [run for run in runs if name in (run.run_id, str(run.pid))]
+    fitting = exact or [run for run in runs if run.run_id.startswith(name)]
+    if not fitting:
+        raise RunNotFound(f"no run is called {name!r}, there are: {shown}")
+    if len(fitting) > 1:
+        several = ", ".join(f"{run.run_id} (pid {run.pid})" for run in fitting)
+        raise RunNotFound(f"{name!r} could be any of: {several}", hint="name its pid")
+    return fitting[0]
+
+
+def render(ranks: "Sequence[dict[str, Any]]") -> str:
+    """The stacks of all ranks as text, equal ones together."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for line in ranks:
+        # Threads have other addresses in every process.
+        groups.setdefault(_THREAD_ID.sub("0x…", str(line.get("stacks", ""))), []).append(line)
+    return "\n\n".join(_render_group(group) for group in groups.values())
+
+
+def _render_group(group: "Sequence[dict[str, Any]]") -> str:
+    ranks = ", ".join(str(line.get("rank")) for line in group)
+    pids = ", ".join(str(line.get("pid")) for line in group)
+    plural = "s" if len(group) > 1 else ""
+    stacks = str(group[0].get("stacks", "")).strip("\n") or "  (no answer)"
+    return f"rank{plural} {ranks} (pid{plural} {pids})\n{stacks}"

@@ -1,0 +1,119 @@
+"""Plug-ins made for torchrun, working for a run of ours: log specs and event handlers.
+
+A log specs class is asked once per attempt where the workers' output goes, as torchrun does; one
+event about the outcome goes to the event handler. Both are rare, so that nothing of this is
+imported unless a command line asks for it.
+"""
+
+import json
+import socket
+import sys
+import time
+from importlib.metadata import entry_points
+from typing import Any
+
+from rankwise.base.errors import ConfigError
+from rankwise.base.failure import Outcome, OutcomeStatus
+from rankwise.compat.torch.elastic.events import Event, EventSource, record
+from rankwise.compat.torch.elastic.multiprocessing.reified_logs import ReifiedLogs
+from rankwise.compat.torch.elastic.multiprocessing.std import Std
+from rankwise.launch.job import Job, StreamChoice, Streams, program_name
+from rankwise.launch.log_layout import Destinations
+from rankwise.launch.supervision import supervise
+
+
+def supervise_with_plugins(job: Job, event_handler: str) -> Outcome:
+    """Run a job with the log specs that it names, and tell the handler what became of it.
+
+    Raises:
+        ConfigError: the log specs refuse their arguments.
+    """
+    began_ns = time.monotonic_ns()
+    places = None if job.logs.log_specs is None else PluggedInLogs(job, job.logs.log_specs)
+    outcome = supervise(job, places)
+    seconds = (time.monotonic_ns() - began_ns) // 1_000_000_000
+    record(outcome_event(job, outcome, seconds), event_handler)
+    return outcome
+
+
+class PluggedInLogs:
+    """Log files where a plug-in of the group `torchrun.logs_specs` wants them: a `LogPlaces`."""
+
+    directory: str | None = None  # the plug-in has its own, which may be shared by many runs
+    root: str | None = None
+    keep = True
+
+    def __init__(self, job: Job, name: str) -> None:
+        self._job = job
+        (entry_point, *_) = entry_points(group="torchrun.logs_specs", name=name)
+        try:
+            specs_class = entry_point.load()
+            std = _streams_class(specs_class)
+            self._specs = specs_class(
+                log_dir=job.logs.directory,
+                redirects=_in_torchs_words(job.logs.redirects, std),
+                tee=_in_torchs_words(job.logs.tee, std),
+                local_ranks_filter=None
+                if job.logs.console_ranks is None
+                else set(job.logs.console_ranks),
+            )
+        except Exception as error:
+            raise ConfigError(
+                f"--logs-specs {name!r} could not be used: {type(error).__name__}: {error}"
+            ) from error
+
+    def prepare(self, attempt: int) -> Destinations:
+        """Let the plug-in make its places for an attempt."""
+        envs = {
+            rank: {
+                "TORCHELASTIC_RUN_ID": self._job.run_id,
+                "TORCHELASTIC_RESTART_COUNT": str(attempt),
+            }
+            for rank in range(self._job.gang.size)
+        }
+        return ReifiedLogs(self._specs.reify(envs), envs).prepare(0)
+
+    def discard(self) -> None:
+        """Leave everything where it is: it belongs to the plug-in."""
+
+
+def outcome_event(job: Job, outcome: Outcome, seconds: int) -> Event:
+    """The event that torchrun's agent records at the end of its life."""
+    state = "SUCCEEDED" if outcome.status is OutcomeStatus.SUCCEEDED else "FAILED"
+    root_cause = outcome.failures[0] if outcome.failures else None
+    raw_error = root_cause.error.traceback if root_cause and root_cause.error else None
+    about_the_agent = {"group_world_size": 1, "entry_point": program_name(job)}
+    return Event(
+        name=f"torchelastic.worker.status.{state}",
+        source=EventSource.AGENT,
+        timestamp=time.time_ns() // 1_000_000,
+        metadata={
+            "run_id": job.run_id,
+            "global_rank": None,
+            "group_rank": 0,
+            "worker_id": None,
+            "role": job.role,
+            "hostname": socket.gethostname(),
+            "state": state,
+            "total_run_time": seconds,
+            "rdzv_backend": "static",
+            "raw_error": raw_error,
+            "metadata": json.dumps(about_the_agent),
+            "agent_restarts": outcome.attempts - 1,
+            "duration_ms": None,
+        },
+    )
+
+
+def _streams_class(specs_class: type) -> Any:
+    """The `Std` of whoever wrote the base class: torch's tests for its own."""
+    for base in specs_class.__mro__:
+        if std := getattr(sys.modules.get(base.__module__), "Std", None):
+            return std
+    return Std
+
+
+def _in_torchs_words(choice: StreamChoice, std: Any) -> Any:
+    if isinstance(choice, Streams):
+        return std(int(choice))
+    return {rank: std(int(streams)) for rank, streams in choice.items()}

@@ -1,0 +1,77 @@
+"""What a rank is doing, in words that other ranks can compare with their own.
+
+Ranks that disagree on the next operation must find out before they read each other's data. So
+each publishes a *header*, the text of its call, and a matching text is a matching call: the
+operation, the shape, the dtype, the reduction or the root. The number of the operation is not
+part of it, for ranks that agreed on all operations before have counted the same.
+"""
+
+import zlib
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from rankwise.drivers.real.segments import HEADER_BYTES
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_CHECKSUM_BYTES = 4
+_NUMBER = "#?"
+
+
+class Call(msgspec.Struct, frozen=True, eq=False):
+    """An operation with its arguments, as far as all ranks must agree on them.
+
+    Compared by identity: `describe` returns the same object for equal arguments, as long as it
+    remembers them.
+    """
+
+    text: str
+    header: bytes
+
+    def numbered(self, number: int) -> str:
+        """The text for people, as the `number`-th operation of its communicator."""
+        return number_text(self.text, number)
+
+
+def number_text(text: str, number: int) -> str:
+    """Fill in the operation's number."""
+    return text.replace(_NUMBER, f"#{number}", 1)
+
+
+@lru_cache(maxsize=1024)
+def describe(
+    name: str,
+    dtype: "np.dtype[Any] | None" = None,
+    shape: tuple[int, ...] = (),
+    *,
+    op: str | None = None,
+    root: int | None = None,
+) -> Call:
+    """Describe a call: `all_reduce #? (max) of (4, 3) float64`."""
+    text = f"{name} {_NUMBER}"
+    if op is not None:
+        text += f" ({op})"
+    if root is not None:
+        text += f" from rank {root}"
+    if dtype is not None:
+        # `name` leaves the byte order out, and the fields of a structure.
+        kind = dtype.name if dtype.isnative and dtype.names is None else str(dtype)
+        text += f" of {shape} {kind}"
+    return Call(text, _encode(text))
+
+
+def _encode(text: str) -> bytes:
+    encoded = text.encode()
+    # A text too long for its place is cut; the checksum tells what was lost apart.
+    checksum = zlib.crc32(encoded).to_bytes(_CHECKSUM_BYTES, "little")
+    header = checksum + encoded[: HEADER_BYTES - _CHECKSUM_BYTES]
+    return header.ljust(HEADER_BYTES, b"\0")
+
+
+def read_header(header: bytes, number: int) -> str:
+    """Turn a published header back into text for people."""
+    text = header[_CHECKSUM_BYTES:].rstrip(b"\0").decode(errors="replace")
+    return number_text(text, number)

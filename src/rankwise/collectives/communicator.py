@@ -1,0 +1,288 @@
+"""The collectives as numpy users see them: arrays in, arrays out, errors that name ranks.
+
+Every operation takes anything that `numpy.asarray` takes, leaves it alone, and returns a new
+array; or fills and returns `out` when it is given, which may be the argument itself to work in
+place. All ranks call the same operations in the same order, with arrays of equal shape and dtype.
+
+What an operation promises:
+
+- The result is the same on all ranks, to the bit, and independent of timing (`reductions`).
+- It ends. A peer that dies, leaves an operation with an error, or stays away longer than the
+  timeout makes it raise `PeerDied`, `CollectiveError` or `CollectiveTimeout`, which name the peer
+  and what it was doing last. Ranks that call different things all raise `CollectiveError`.
+- After such an error the ranks no longer agree on where they are, so the communicator refuses
+  everything from then on. A wrong argument is noticed before anything has happened and breaks
+  nothing.
+
+A communicator belongs to the process that made it: in a forked child it refuses everything. It
+may be used from any thread, by one at a time.
+"""
+
+import math
+import operator
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rankwise.base.errors import CollectiveError, ConfigError, LocalProtocolError
+from rankwise.base.units import SECOND, Duration, duration_from_seconds
+from rankwise.collectives.calls import Call, describe
+from rankwise.collectives.reductions import find_reduction
+from rankwise.collectives.transport import Flat, Transport
+
+Array = NDArray[Any]
+
+DEFAULT_TIMEOUT = Duration(300 * SECOND)
+_SECONDS_MAX = 1e9
+"""Thirty years: what is longer means "for ever", which an operation must not take."""
+
+_alive: "weakref.WeakSet[Communicator]" = weakref.WeakSet()
+
+
+def _disown_in_child() -> None:
+    for communicator in _alive:
+        communicator.refuse("this process was forked from the one that it belongs to")
+
+
+os.register_at_fork(after_in_child=_disown_in_child)
+
+
+def patience_from_seconds(seconds: object, name: str) -> Duration:
+    """Convert a user's timeout; `name` is what the user knows it as.
+
+    Raises:
+        ConfigError: it is not a number of seconds after which something can end.
+    """
+    try:
+        number = float(seconds)  # type: ignore[arg-type]  # that is what is found out
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0 < number < _SECONDS_MAX:
+        raise ConfigError(
+            f"{name} is {seconds!r}, expected a number of seconds, more than 0 and less than 1e9"
+        )
+    return duration_from_seconds(number)
+
+
+class Communicator:
+    """The ranks of one world, as seen from one of them; a context manager that closes itself."""
+
+    def __init__(self, transport: Transport, *, timeout: Duration = DEFAULT_TIMEOUT) -> None:
+        """Communicate over `transport`, which now belongs to this object.
+
+        `timeout` is how long an operation waits for a peer that does not come.
+        """
+        self._transport = transport
+        self._timeout = timeout
+        self._rank = transport.rank
+        self._size = transport.size
+        self._operations = 0
+        self._busy = threading.Lock()
+        self._refusal = ""
+        self._owner_pid = os.getpid()
+        _alive.add(self)
+
+    @property
+    def rank(self) -> int:
+        """This process's number among all ranks, from 0."""
+        return self._rank
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return self._size
+
+    def all_reduce(self, array: ArrayLike, op: str = "sum", out: Array | None = None) -> Array:
+        """Combine the arrays of all ranks element by element; every rank gets the result.
+
+        `op` is sum, mean, max, min or prod, computed in the arrays' own dtype: integers wrap
+        around, booleans are or-ed by sum and and-ed by prod, mean is for floats only.
+        """
+        source = np.asarray(array)
+        reduction = find_reduction("all_reduce", op, source.dtype)
+        call = describe("all_reduce", source.dtype, source.shape, op=op)
+        return self._fill(
+            call, source, source.shape, out,
+            lambda flat, result: self._transport.all_reduce(flat, result, reduction),
+            aligned=True,
+        )  # fmt: skip
+
+    def reduce_scatter(self, array: ArrayLike, op: str = "sum", out: Array | None = None) -> Array:
+        """Combine the arrays of all ranks, and give to rank r the r-th row of the result.
+
+        `array` has one row per rank: its shape is `(size, …)`, and the result's is what follows.
+        `op` is as for `all_reduce`.
+        """
+        source = np.asarray(array)
+        if source.ndim == 0 or source.shape[0] != self._size:
+            raise ConfigError(
+                f"reduce_scatter: the array has shape {source.shape}, expected "
+                f"({self._size}, …): one row per rank",
+                hint=f"array.reshape({self._size}, -1, ...) makes rows of equal parts",
+            )
+        reduction = find_reduction("reduce_scatter", op, source.dtype)
+        call = describe("reduce_scatter", source.dtype, source.shape, op=op)
+        return self._fill(
+            call, source, source.shape[1:], out,
+            lambda flat, result: self._transport.reduce_scatter(flat, result, reduction),
+        )  # fmt: skip
+
+    def all_gather(self, array: ArrayLike, out: Array | None = None) -> Array:
+        """Stack the arrays of all ranks: row r of the result, of shape `(size, …)`, is rank r's."""
+        source = np.asarray(array)
+        self._check_copyable("all_gather", source)
+        call = describe("all_gather", source.dtype, source.shape)
+        return self._fill(
+            call, source, (self._size, *source.shape), out, self._transport.all_gather
+        )
+
+    def broadcast(self, array: ArrayLike, root: int = 0, out: Array | None = None) -> Array:
+        """Return the array of rank `root` on every rank.
+
+        The others' `array` says what they expect, by its shape and dtype; its values do not
+        matter. `broadcast(x, out=x)` receives in place.
+        """
+        source = np.asarray(array)
+        self._check_copyable("broadcast", source)
+        root = self._checked_root(root)
+        call = describe("broadcast", source.dtype, source.shape, root=root)
+        return self._fill(
+            call, source, source.shape, out,
+            lambda flat, result: self._transport.broadcast(flat, result, root),
+            aligned=True,
+        )  # fmt: skip
+
+    def barrier(self, timeout: float | None = None) -> None:
+        """Return when all ranks have called it.
+
+        `timeout` in seconds replaces the communicator's own, this time.
+        """
+        patience = self._timeout
+        if timeout is not None:
+            patience = patience_from_seconds(timeout, "barrier: timeout")
+        self._run(describe("barrier"), self._transport.barrier, patience)
+
+    def close(self) -> None:
+        """Let go of the transport. Peers that wait for this rank are not told."""
+        if os.getpid() == self._owner_pid and not self._refusal.startswith("it is closed"):
+            self._transport.close()
+            self.refuse("it is closed")
+
+    def refuse(self, reason: str) -> None:
+        """Make every further operation raise, for this reason; the first reason stays."""
+        self._refusal = self._refusal or reason
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exception_type: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Communicator rank {self._rank} of {self._size}>"
+
+    def _fill(
+        self,
+        call: Call,
+        source: Array,
+        shape: tuple[int, ...],
+        out: Array | None,
+        move: Callable[[Flat, Flat], None],
+        *,
+        aligned: bool = False,
+    ) -> Array:
+        """Run `move` from the flat source to the flat result, and return the result.
+
+        `aligned` says that element i of the result depends on element i of the sources only, so
+        that a result which is the source needs no copy.
+        """
+        flat_source = source.reshape(-1)
+        if out is None:
+            result = np.empty(shape, source.dtype)
+            flat_result = result.reshape(-1)
+            self._run(call, lambda: move(flat_source, flat_result), self._timeout)
+            return result
+        self._check_out(call, out, shape, source.dtype)
+        contiguous = out.flags.c_contiguous
+        flat_result = out.reshape(-1) if contiguous else np.empty(out.size, out.dtype)
+        if np.may_share_memory(flat_source, flat_result):
+            same = flat_source.ctypes.data == flat_result.ctypes.data
+            if not (aligned and same):
+                flat_source = flat_source.copy()
+        self._run(call, lambda: move(flat_source, flat_result), self._timeout)
+        if not contiguous:
+            out[...] = flat_result.reshape(shape)
+        return out
+
+    def _run(self, call: Call, operation: Callable[[], None], patience: Duration) -> None:
+        if not self._busy.acquire(blocking=False):
+            raise LocalProtocolError(
+                f"rank {self._rank} called {call.numbered(self._operations + 1)} while another "
+                f"thread is in operation #{self._operations}",
+                hint="use a communicator from one thread at a time",
+            )
+        try:
+            if self._refusal:
+                raise CollectiveError(
+                    f"rank {self._rank} cannot do {call.numbered(self._operations + 1)}: "
+                    f"{self._refusal}"
+                )
+            self._operations += 1
+            try:
+                self._transport.begin(call, patience)
+                operation()
+            except BaseException as error:
+                self._give_up(call, error)
+                raise
+        finally:
+            self._busy.release()
+
+    def _give_up(self, call: Call, error: BaseException) -> None:
+        words = f"{type(error).__name__} in {call.numbered(self._operations)}"
+        self.refuse(f"it is of no use after {words}")
+        if not isinstance(error, CollectiveError):
+            words += f": {error}"
+        self._transport.withdraw(words)
+
+    def _checked_root(self, root: object) -> int:
+        try:
+            number = operator.index(root)  # type: ignore[arg-type]  # that is what is found out
+        except TypeError:
+            number = -1
+        if not 0 <= number < self._size:
+            raise ConfigError(
+                f"broadcast: root is {root!r}, expected a whole number, 0 to {self._size - 1}"
+            )
+        return number
+
+    @staticmethod
+    def _check_copyable(name: str, source: Array) -> None:
+        if source.dtype.hasobject:
+            raise ConfigError(
+                f"{name}: arrays of dtype {source.dtype} hold Python objects, which cannot travel"
+            )
+
+    def _check_out(
+        self, call: Call, out: Array, shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> None:
+        what = call.numbered(self._operations + 1)
+        if not isinstance(out, np.ndarray):
+            raise ConfigError(f"{what}: out is a {type(out).__name__}, expected a numpy array")
+        if out.shape != shape or out.dtype != dtype:
+            raise ConfigError(
+                f"{what}: out has shape {out.shape} and dtype {out.dtype}, "
+                f"expected {shape} and {dtype}"
+            )
+        if not out.flags.writeable:
+            raise ConfigError(f"{what}: out cannot be written")

@@ -1,0 +1,200 @@
+"""Collectives over a segment: every rank reduces its own part, straight from its peers' slots.
+
+A slot has three buffers, used in rotation (see `turnstile`), and an array travels through them in
+chunks of one buffer. In a step, a rank works on different chunks in different buffers:
+
+    all_reduce    writes chunk k to its own slot; folds *its part* of chunk k - 1 from all
+                  slots into rank 0's; copies the folded chunk k - 2 from there to the result
+    others        write chunk k, meet, read it
+
+So there is one meeting per chunk, and while the slower rank finishes its step the faster one has
+nothing to wait for but that. The buffers stay in the caches; main memory sees each array once in
+and once out. A rank's own part never enters a slot: it is folded from the caller's array.
+
+A small all_reduce takes one meeting instead of two: every rank folds everything itself. That is
+more work in total and half the latency. The ranks then fold with equal calls on equally aligned
+memory, so that they cannot differ by a bit even where numpy picks its loops by alignment.
+"""
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from rankwise.base.errors import ConfigError
+from rankwise.base.units import Duration
+from rankwise.collectives.calls import Call
+from rankwise.collectives.reductions import Reduction, fold
+from rankwise.collectives.transport import Flat
+from rankwise.collectives.turnstile import Turnstile
+from rankwise.drivers.real.segments import BUFFER_COUNT, Segment
+
+_SMALL_BYTES_OF_ALL = 1 << 18
+"""A small all_reduce is one in which every rank reads no more than this; measured."""
+_ALIGNMENT = 64
+
+
+class SharedMemoryTransport:
+    """The transport between the workers of one node.
+
+    Takes over the segment and closes it. `pid` is the process that claims `rank`; two processes
+    cannot be the same rank.
+    """
+
+    def __init__(self, segment: Segment, rank: int, pid: int) -> None:
+        if not 0 <= rank < segment.worker_count:
+            raise ConfigError(
+                f"rank is {rank}, expected 0 to {segment.worker_count - 1}: "
+                f"the segment has {segment.worker_count} workers"
+            )
+        self.rank = rank
+        self.size = segment.worker_count
+        self._segment = segment
+        self._layout = segment.layout
+        self._turnstile = Turnstile(segment, rank, pid)
+        self._small_bytes = min(_SMALL_BYTES_OF_ALL // self.size, self._layout.buffer_bytes)
+        scratch = np.empty(self._small_bytes + _ALIGNMENT, np.uint8)
+        self._scratch = scratch[-scratch.ctypes.data % _ALIGNMENT :]
+        # Making views is slow compared with a small operation, and programs repeat themselves.
+        self._views = lru_cache(maxsize=256)(self._make_views)
+        self._scratch_view = lru_cache(maxsize=256)(self._make_scratch_view)
+
+    def _make_views(self, dtype: np.dtype[Any], count: int) -> list[list[Flat]]:
+        """The first `count` elements of each buffer of each slot: `[buffer][rank]`."""
+        return [
+            [
+                np.frombuffer(self._segment.memory, dtype, count, self._layout.buffer(buffer, rank))
+                for rank in range(self.size)
+            ]
+            for buffer in range(BUFFER_COUNT)
+        ]
+
+    def _make_scratch_view(self, dtype: np.dtype[Any], count: int) -> Flat:
+        return self._scratch[: count * dtype.itemsize].view(dtype)
+
+    def begin(self, call: Call, patience: Duration) -> None:
+        """Announce an operation."""
+        self._turnstile.begin(call, patience)
+
+    def barrier(self) -> None:
+        """Return when all ranks have called it."""
+        self._turnstile.meet()
+
+    def all_reduce(self, source: Flat, result: Flat, reduction: Reduction) -> None:
+        """Fold all sources in the order of the ranks; every rank gets the whole."""
+        if source.nbytes == 0:
+            self._turnstile.meet()
+        elif source.nbytes <= self._small_bytes:
+            self._all_reduce_small(source, result, reduction)
+        else:
+            self._all_reduce_in_chunks(source, result, reduction)
+
+    def _all_reduce_small(self, source: Flat, result: Flat, reduction: Reduction) -> None:
+        pieces = self._views(source.dtype, source.size)[self._turnstile.buffer]
+        np.copyto(pieces[self.rank], source)
+        self._turnstile.meet()
+        folded = self._scratch_view(source.dtype, source.size)
+        fold(reduction, pieces, folded)
+        np.copyto(result, folded)
+
+    def _all_reduce_in_chunks(self, source: Flat, result: Flat, reduction: Reduction) -> None:
+        turnstile, me, size = self._turnstile, self.rank, self.size
+        chunk = self._layout.buffer_bytes // source.itemsize
+        views = self._views(source.dtype, chunk)
+        chunk_count = -(-source.size // chunk)
+        for step in range(chunk_count + 2):
+            writing = turnstile.buffer
+            if step < chunk_count:
+                start = step * chunk
+                length = min(chunk, source.size - start)
+                low, high = length * me // size, length * (me + 1) // size
+                slot = views[writing][me]
+                np.copyto(slot[:low], source[start : start + low])
+                np.copyto(slot[high:length], source[start + high : start + length])
+            if 1 <= step <= chunk_count:
+                start = (step - 1) * chunk
+                length = min(chunk, source.size - start)
+                low, high = length * me // size, length * (me + 1) // size
+                slots = views[(writing - 1) % BUFFER_COUNT]
+                pieces = [slot[low:high] for slot in slots]
+                pieces[me] = source[start + low : start + high]
+                fold(reduction, pieces, slots[0][low:high])
+            if step >= 2:
+                start = (step - 2) * chunk
+                length = min(chunk, source.size - start)
+                folded = views[(writing - 2) % BUFFER_COUNT][0]
+                np.copyto(result[start : start + length], folded[:length])
+            if step <= chunk_count:
+                turnstile.meet()
+
+    def reduce_scatter(self, source: Flat, result: Flat, reduction: Reduction) -> None:
+        """Fold all sources in the order of the ranks; rank r gets the r-th part."""
+        turnstile, me = self._turnstile, self.rank
+        if result.nbytes == 0:
+            turnstile.meet()
+            return
+        chunk = self._layout.buffer_bytes // source.itemsize // self.size
+        views = self._views(source.dtype, chunk * self.size)
+        parts = source.reshape(self.size, result.size)
+        for start in range(0, result.size, chunk):
+            length = min(chunk, result.size - start)
+            slots = views[turnstile.buffer]
+            for peer in range(self.size):
+                if peer != me:
+                    place = slots[me][peer * chunk : peer * chunk + length]
+                    np.copyto(place, parts[peer, start : start + length])
+            turnstile.meet()
+            pieces = [slot[me * chunk : me * chunk + length] for slot in slots]
+            pieces[me] = parts[me, start : start + length]
+            fold(reduction, pieces, result[start : start + length])
+
+    def all_gather(self, source: Flat, result: Flat) -> None:
+        """Put all sources one after the other, in the order of the ranks."""
+        turnstile, me = self._turnstile, self.rank
+        if source.nbytes == 0:
+            turnstile.meet()
+            return
+        source, result = source.view(np.uint8), result.view(np.uint8)
+        chunk = self._layout.buffer_bytes
+        views = self._views(source.dtype, chunk)
+        parts = result.reshape(self.size, source.size)
+        for start in range(0, source.size, chunk):
+            end = min(start + chunk, source.size)
+            slots = views[turnstile.buffer]
+            np.copyto(slots[me][: end - start], source[start:end])
+            turnstile.meet()
+            for peer in range(self.size):
+                if peer != me:
+                    np.copyto(parts[peer, start:end], slots[peer][: end - start])
+        np.copyto(parts[me], source)
+
+    def broadcast(self, source: Flat, result: Flat, root: int) -> None:
+        """Give the source of `root` to all."""
+        turnstile, is_root = self._turnstile, self.rank == root
+        if source.nbytes == 0:
+            turnstile.meet()
+            return
+        source, result = source.view(np.uint8), result.view(np.uint8)
+        chunk = self._layout.buffer_bytes
+        views = self._views(source.dtype, chunk)
+        for start in range(0, source.size, chunk):
+            end = min(start + chunk, source.size)
+            slot = views[turnstile.buffer][root]
+            if is_root:
+                np.copyto(slot[: end - start], source[start:end])
+            turnstile.meet()
+            if not is_root:
+                np.copyto(result[start:end], slot[: end - start])
+        if is_root:
+            np.copyto(result, source)
+
+    def withdraw(self, reason: str) -> None:
+        """Tell the peers that this rank gave up in an operation."""
+        self._turnstile.withdraw(reason)
+
+    def close(self) -> None:
+        """Unmap the segment."""
+        self._views.cache_clear()
+        self._scratch_view.cache_clear()
+        self._turnstile.close()
+        self._segment.close()

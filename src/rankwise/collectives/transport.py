@@ -1,0 +1,99 @@
+"""What a communicator needs from whatever carries its data.
+
+A transport moves flat arrays. It knows nothing of shapes, of defaults or of threads: the
+`Communicator` has checked all arguments, made the arrays contiguous and one-dimensional, and
+calls one method at a time. Shared memory is the first transport; one over several nodes and one
+in virtual time fit behind the same methods.
+"""
+
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankwise.base.units import Duration
+from rankwise.collectives.calls import Call
+from rankwise.collectives.reductions import Reduction, fold
+
+Flat = NDArray[Any]
+"""A contiguous array of one dimension."""
+
+
+class Transport(Protocol):
+    """Carries out one collective operation at a time, together with its peers.
+
+    Each operation begins with `begin`, which says what this rank is about to do. Operations
+    raise `PeerDied`, `CollectiveTimeout` or `CollectiveError` when a peer does not do its part;
+    the transport is of no use after that.
+    """
+
+    rank: int
+    size: int
+
+    def begin(self, call: Call, patience: Duration) -> None:
+        """Announce an operation, in which no wait for a peer may be longer than `patience`."""
+        ...
+
+    def all_reduce(self, source: Flat, result: Flat, reduction: Reduction) -> None:
+        """Fold all sources; every rank gets the whole. `source` may be `result`."""
+        ...
+
+    def reduce_scatter(self, source: Flat, result: Flat, reduction: Reduction) -> None:
+        """Fold all sources; rank r gets the r-th of `size` equal parts."""
+        ...
+
+    def all_gather(self, source: Flat, result: Flat) -> None:
+        """Put all sources one after the other, in the order of the ranks."""
+        ...
+
+    def broadcast(self, source: Flat, result: Flat, root: int) -> None:
+        """Give the source of `root` to all. `source` may be `result`."""
+        ...
+
+    def barrier(self) -> None:
+        """Return when all ranks have called it."""
+        ...
+
+    def withdraw(self, reason: str) -> None:
+        """Tell the peers that this rank gave up in an operation, so that they do not wait."""
+        ...
+
+    def close(self) -> None:
+        """Let go of all resources."""
+        ...
+
+
+class SolitaryTransport:
+    """The transport of a world of one rank: all that is to be done is copying."""
+
+    rank = 0
+    size = 1
+
+    def begin(self, call: Call, patience: Duration) -> None:
+        """Nobody needs to be told."""
+
+    def all_reduce(self, source: Flat, result: Flat, reduction: Reduction) -> None:
+        """Fold one source."""
+        fold(reduction, [source], result)
+
+    def reduce_scatter(self, source: Flat, result: Flat, reduction: Reduction) -> None:
+        """Fold one source, all of which is this rank's part."""
+        fold(reduction, [source], result)
+
+    def all_gather(self, source: Flat, result: Flat) -> None:
+        """Gather from one rank."""
+        np.copyto(result, source)
+
+    def broadcast(self, source: Flat, result: Flat, root: int) -> None:
+        """Receive from oneself."""
+        del root
+        np.copyto(result, source)
+
+    def barrier(self) -> None:
+        """Everybody is here."""
+
+    def withdraw(self, reason: str) -> None:
+        """Nobody waits."""
+
+    def close(self) -> None:
+        """Nothing is held."""

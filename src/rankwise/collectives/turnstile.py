@@ -1,0 +1,272 @@
+"""Taking turns: how ranks agree that everybody has come this far, and find out who has not.
+
+All ranks of a segment go through the same sequence of *turns*. Before a turn, a rank reads and
+writes what the protocol of its operation gives to it; then it `meet`s the others, and nobody
+leaves the meeting before everybody has come. Since all have come to turn t, nobody still works on
+what belonged to the time before turn t - 1. With three buffers used in rotation, turn t's buffer
+can therefore be written again for turn t + 3 (and read by stragglers of t + 1) without any further
+exchange: one meeting per step is all the synchronisation there is.
+
+A meeting is one atomic addition to the segment's word `arrivals`, done by the kernel, which is
+also a full memory barrier (see `rankwise.drivers.real.futex`). The count in its lower bits is
+`turn * size` when all have come; it wraps around, and is compared as a distance. The rank that
+completes it wakes all others with the same system call. If two complete it at once, neither
+having seen the other, then both see the full count right after their own addition, and wake the
+sleepers then. Nobody spins: a rank that is early sleeps, which on a machine with fewer cores than
+ranks is the only thing that lets the late one run.
+
+Before it sleeps, a rank looks whether one who has not come ever will: `deaths` is written by the
+agent, `withdrawals` by a rank that left an operation with an error. Whoever writes them then
+*rings*: it changes the upper bits of `arrivals`, so that a rank which looked too early is not let
+to sleep. A turn that everybody came to is complete even if somebody died right after it. Who gave
+up in an operation, though, has not done it, wherever it was then: all who are still in it, or come
+to it later, give up as well, so that no rank takes for done what failed on another.
+
+The first meeting of an operation also compares headers. Each rank has published its own in the
+row of the turn's buffer, and reads the whole row after the meeting.
+"""
+
+import time
+
+from rankwise.base.errors import (
+    CollectiveError,
+    CollectiveTimeout,
+    LocalProtocolError,
+    PeerDied,
+    RankwiseError,
+)
+from rankwise.base.units import Duration, Instant, after, format_duration
+from rankwise.collectives.calls import Call, read_header
+from rankwise.drivers.real.futex import FutexWord
+from rankwise.drivers.real.segments import (
+    BUFFER_COUNT,
+    HEADER_BYTES,
+    LAST_WORDS_BYTES,
+    LEDGER_MOVED_AT,
+    LEDGER_OPENING_TURN,
+    LEDGER_OPERATIONS,
+    LEDGER_PID,
+    LEDGER_TURNS,
+    Segment,
+)
+
+_COUNT_MASK = (1 << FutexWord.RING_BIT) - 1
+_HALF = 1 << (FutexWord.RING_BIT - 1)
+
+
+class Turnstile:
+    """One rank's way through the turns of a segment."""
+
+    def __init__(self, segment: Segment, rank: int, pid: int) -> None:
+        layout = segment.layout
+        self.rank = rank
+        self.size = layout.worker_count
+        self._layout = layout
+        self._memory = segment.memory
+        # Native words: an item is loaded and stored whole, which single bytes would not be.
+        self._ledgers = memoryview(self._memory)[layout.ledgers : layout.last_words].cast("Q")
+        self._fates = slice(layout.deaths, layout.deaths + 8 * self.size)
+        self._all_well = bytes(8 * self.size)
+        self._arrivals = segment.arrivals
+        self._turn_index = self._ledger_index(rank, LEDGER_TURNS)
+        self._claim(pid)
+        self.turn: int = self._ledgers[self._turn_index]
+        self.operations: int = self._read(rank, LEDGER_OPERATIONS)
+        self._call: Call | None = None
+        self._patience = Duration(0)
+        self._expected_headers = b""
+        self._header_rows = [
+            slice(layout.header(buffer, 0), layout.header(buffer, self.size))
+            for buffer in range(BUFFER_COUNT)
+        ]
+        self._own_headers = [
+            slice(layout.header(buffer, rank), layout.header(buffer, rank) + HEADER_BYTES)
+            for buffer in range(BUFFER_COUNT)
+        ]
+
+    @property
+    def buffer(self) -> int:
+        """The buffer that may be written before the next meeting."""
+        return self.turn % BUFFER_COUNT
+
+    def begin(self, call: Call, patience: Duration) -> None:
+        """Open an operation; its first meeting compares what the ranks are doing."""
+        self._call = call
+        self._patience = patience
+        self.operations += 1
+        self._memory[self._own_headers[self.turn % BUFFER_COUNT]] = call.header
+        ledgers, own = self._ledgers, self._turn_index - LEDGER_TURNS
+        ledgers[own + LEDGER_OPERATIONS] = self.operations
+        ledgers[own + LEDGER_OPENING_TURN] = self.turn
+        self._expected_headers = call.header * self.size
+
+    def meet(self) -> None:
+        """Wait until all ranks have come to this turn.
+
+        What they wrote before it can be read now; what they read before it can be overwritten.
+        """
+        turn = self.turn + 1
+        self._ledgers[self._turn_index - LEDGER_TURNS + LEDGER_MOVED_AT] = time.monotonic_ns()
+        target = turn * self.size & _COUNT_MASK
+        arrivals = self._arrivals
+        # The ledger follows the count: a rank that is killed between the two is counted and yet
+        # missing, so that its death is noticed. The other way round nobody would ever miss it.
+        if (arrivals.look() + 1 - target) & _COUNT_MASK == 0:
+            arrivals.add_and_wake()
+            self._ledgers[self._turn_index] = turn
+        else:
+            arrivals.add()
+            self._ledgers[self._turn_index] = turn
+            if (arrivals.look() - target) & _COUNT_MASK < _HALF:
+                arrivals.wake()
+            else:
+                self._sleep_until_complete(turn, target)
+        self.turn = turn
+        if self._expected_headers:
+            headers = self._memory[self._header_rows[(turn - 1) % BUFFER_COUNT]]
+            if headers != self._expected_headers:
+                raise self._mismatch(headers)
+            self._expected_headers = b""
+        if self._memory[self._fates] != self._all_well:
+            self._look_for_the_withdrawn(turn)
+
+    def _sleep_until_complete(self, turn: int, target: int) -> None:
+        arrivals = self._arrivals
+        deadline = after(Instant(time.monotonic_ns()), self._patience)
+        while True:
+            value = arrivals.look()
+            if (value - target) & _COUNT_MASK < _HALF:
+                return
+            if self._memory[self._fates] != self._all_well:
+                self._look_for_the_lost(turn)
+            if time.monotonic_ns() >= deadline:
+                raise self._timeout(turn)
+            arrivals.sleep(value, deadline)
+
+    def withdraw(self, reason: str) -> None:
+        """Tell the others not to wait for this rank any more."""
+        words = reason.encode()[:LAST_WORDS_BYTES].ljust(LAST_WORDS_BYTES, b"\0")
+        start = self._layout.last_words + LAST_WORDS_BYTES * self.rank
+        self._memory[start : start + LAST_WORDS_BYTES] = words
+        self._memory[self._layout.withdrawals + 4 * self.rank] = 1
+        self._arrivals.ring()
+
+    def close(self) -> None:
+        """Let somebody else of this rank continue, and let go of the memory."""
+        self._ledgers[self._ledger_index(self.rank, LEDGER_PID)] = 0
+        self._ledgers.release()
+
+    def _claim(self, pid: int) -> None:
+        owner = self._read(self.rank, LEDGER_PID)
+        if owner:
+            whose = "this process" if owner == pid else f"process {owner}"
+            raise LocalProtocolError(
+                f"rank {self.rank} of the segment is already in use by {whose}",
+                hint="a rank has one communicator; children of a worker cannot take its place",
+            )
+        self._ledgers[self._ledger_index(self.rank, LEDGER_PID)] = pid
+
+    @staticmethod
+    def _ledger_index(rank: int, word: int) -> int:
+        return 8 * rank + word
+
+    def _read(self, rank: int, word: int) -> int:
+        value: int = self._ledgers[self._ledger_index(rank, word)]
+        return value
+
+    def _describe_own(self) -> str:
+        assert self._call is not None, "only operations meet"
+        return self._call.numbered(self.operations)
+
+    def _describe_last_of(self, rank: int) -> str:
+        operations = self._read(rank, LEDGER_OPERATIONS)
+        if operations == 0:
+            return "has not come to any operation yet"
+        start = self._layout.header(
+            self._read(rank, LEDGER_OPENING_TURN) % BUFFER_COUNT, rank
+        )  # fmt: skip
+        header = self._memory[start : start + HEADER_BYTES]
+        return f"was last in {read_header(header, operations)}"
+
+    def _missing(self, turn: int) -> list[int]:
+        return [rank for rank in range(self.size) if self._read(rank, LEDGER_TURNS) < turn]
+
+    def _flags(self, offset: int, ranks: list[int]) -> list[int]:
+        return [rank for rank in ranks if self._memory[offset + 4 * rank]]
+
+    def _look_for_the_lost(self, turn: int) -> None:
+        # Who died without a word is the cause; who withdrew may have done so because of that.
+        dead = self._flags(self._layout.deaths, self._missing(turn))
+        withdrawn = self._flags(self._layout.withdrawals, dead)
+        silent = [rank for rank in dead if rank not in withdrawn]
+        if silent:
+            raise self._peer_died(silent)
+        self._look_for_the_withdrawn(turn)
+
+    def _peer_died(self, silent: list[int]) -> PeerDied:
+        return PeerDied(
+            f"{self._describe_own()} cannot be completed on rank {self.rank}: "
+            + "; ".join(
+                f"rank {rank} has ended, it {self._describe_last_of(rank)}" for rank in silent
+            )
+        )
+
+    def _look_for_the_withdrawn(self, turn: int) -> None:
+        """Raise if somebody gave up in this operation, or before this turn."""
+        withdrawn = [
+            rank
+            for rank in self._flags(self._layout.withdrawals, list(range(self.size)))
+            if self._read(rank, LEDGER_TURNS) < turn
+            or self._read(rank, LEDGER_OPERATIONS) <= self.operations
+        ]
+        if withdrawn:
+            if any(self._last_words_of(rank).startswith(PeerDied.__name__) for rank in withdrawn):
+                # They have missed somebody whom we shall miss a turn later: that is the cause.
+                everybody = [rank for rank in range(self.size) if rank not in withdrawn]
+                silent = self._flags(self._layout.deaths, everybody)
+                if silent:
+                    raise self._peer_died(silent)
+            dead = self._flags(self._layout.deaths, withdrawn)
+            kind: type[RankwiseError] = PeerDied if dead else CollectiveError
+            raise kind(
+                f"{self._describe_own()} cannot be completed on rank {self.rank}: "
+                + "; ".join(
+                    self._describe_withdrawal(rank, died=rank in dead) for rank in withdrawn
+                )
+            )
+
+    def _describe_withdrawal(self, rank: int, *, died: bool) -> str:
+        did = "gave up, and has ended" if died else "gave up"
+        return f"rank {rank} {did}: {self._last_words_of(rank)}"
+
+    def _last_words_of(self, rank: int) -> str:
+        start = self._layout.last_words + LAST_WORDS_BYTES * rank
+        words = self._memory[start : start + LAST_WORDS_BYTES].rstrip(b"\0")
+        return words.decode(errors="replace")
+
+    def _timeout(self, turn: int) -> CollectiveTimeout:
+        missing = "; ".join(
+            f"rank {rank} is missing, it {self._describe_last_of(rank)}"
+            for rank in self._missing(turn)
+        )
+        return CollectiveTimeout(
+            f"{self._describe_own()} timed out on rank {self.rank} after "
+            f"{format_duration(self._patience)}: {missing}"
+        )
+
+    def _mismatch(self, headers: bytes) -> CollectiveError:
+        ranks_by_text: dict[str, list[str]] = {}
+        for rank in range(self.size):
+            header = headers[HEADER_BYTES * rank : HEADER_BYTES * (rank + 1)]
+            text = read_header(header, self.operations)
+            ranks_by_text.setdefault(text, []).append(str(rank))
+        doings = [
+            f"rank {ranks[0]} is in {text}"
+            if len(ranks) == 1
+            else f"ranks {', '.join(ranks)} are in {text}"
+            for text, ranks in ranks_by_text.items()
+        ]
+        return CollectiveError(
+            "; ".join(doings),
+            hint="all ranks must call the same operations in the same order, with equal arguments",
+        )

@@ -1,0 +1,1 @@
+"""The names of torch.distributed.elastic: `multiprocessing`, `events` and `metrics`."""

@@ -1,0 +1,48 @@
+"""Counters and durations: `put_metric`, `prof`, and `configure` to say where they go.
+
+A deployment may install a module `static_init` beside this file: its public names, above all its
+own `initialize_metrics`, take the place of the ones here.
+"""
+
+from contextlib import suppress
+
+from rankwise.compat.torch.elastic.metrics.api import (
+    ConsoleMetricHandler,
+    MetricData,
+    MetricHandler,
+    MetricsConfig,
+    MetricStream,
+    NullMetricHandler,
+    configure,
+    get_elapsed_time_ms,
+    getStream,
+    prof,
+    profile,
+    publish_metric,
+    put_metric,
+)
+
+__all__ = [
+    "ConsoleMetricHandler",
+    "MetricData",
+    "MetricHandler",
+    "MetricStream",
+    "MetricsConfig",
+    "NullMetricHandler",
+    "configure",
+    "getStream",
+    "get_elapsed_time_ms",
+    "initialize_metrics",
+    "prof",
+    "profile",
+    "publish_metric",
+    "put_metric",
+]
+
+
+def initialize_metrics(cfg: MetricsConfig | None = None) -> None:
+    """Do nothing; a deployment's `static_init` may configure handlers here."""
+
+
+with suppress(ModuleNotFoundError):  # the usual case
+    from rankwise.compat.torch.elastic.metrics.static_init import *  # type: ignore[import-not-found]  # noqa: F403

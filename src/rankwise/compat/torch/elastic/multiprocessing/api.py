@@ -1,0 +1,427 @@
+"""Contexts: workers that have been started, and what waits for them and ends them.
+
+A context is a thin front of `rankwise.launch.supervision`. The run goes on in a thread of its own,
+which reads the workers' pipes whether or not anybody waits; `wait`, `pids` and `close` ask it.
+What torch's contexts do by looking every so often, the supervision is told as it happens.
+
+While a context is open, the signals that end a run raise `SignalException` in the main thread, as
+programs written for torch expect: they catch it, and close the context with its `sigval`. From
+then on a further signal means "now". `close` puts the handlers back that were there before.
+"""
+
+import errno
+import logging
+import os
+import shutil
+import signal
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from types import FrameType
+from typing import Any
+
+from rankwise.base.errors import LocalProtocolError, SpawnFailed
+from rankwise.base.failure import Failure, FailureCause, Outcome, OutcomeStatus
+from rankwise.compat.torch.elastic.multiprocessing.logs_specs import (
+    DefaultLogsSpecs,
+    LogsDest,
+    LogsSpecs,
+)
+from rankwise.compat.torch.elastic.multiprocessing.numa import cpus_for
+from rankwise.compat.torch.elastic.multiprocessing.redirects import (
+    redirect_stderr,
+    redirect_stdout,
+)
+from rankwise.compat.torch.elastic.multiprocessing.reified_logs import ReifiedLogs, log_plan
+from rankwise.compat.torch.elastic.multiprocessing.results import RunProcsResult, process_failures
+from rankwise.compat.torch.elastic.multiprocessing.std import Std, to_map
+from rankwise.compat.torch.lazy_names import lazy_names
+from rankwise.core.gang.vocabulary import GangSpec
+from rankwise.launch.function_job import parse_start_method
+from rankwise.launch.function_payload import name_of, pack_function
+from rankwise.launch.function_results import values_by_rank
+from rankwise.launch.job import Executable, Function, Job, Program, StartMethod
+from rankwise.launch.supervision import Supervision
+
+__all__ = [
+    "DefaultLogsSpecs",
+    "LogsDest",
+    "LogsSpecs",
+    "MultiprocessContext",
+    "PContext",
+    "RunProcsResult",
+    "SignalException",
+    "Std",
+    "SubprocessContext",
+    "get_std_cm",
+    "redirect_stderr",
+    "redirect_stdout",
+    "to_map",
+    "validate_full_rank",
+]
+
+logger = logging.getLogger(__name__)
+
+IS_WINDOWS = IS_MACOS = False
+
+# What programs find here in torch, though it is defined elsewhere.
+__getattr__ = lazy_names(
+    __name__.rpartition(".")[0],
+    {
+        "ProcessFailure": "errors",
+        "SubprocessHandler": "subprocess_handler",
+        "TailLog": "tail_log",
+        "get_subprocess_handler": "subprocess_handler",
+        "record": "errors",
+    },
+)
+
+SIGNALS_VARIABLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"
+SIGNALS_BY_DEFAULT = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+
+Handler = Callable[[int, FrameType | None], Any] | int | None
+
+
+class SignalException(Exception):
+    """A signal has come that ends the run.
+
+    Attributes:
+        sigval: which one; hand it to `PContext.close`.
+    """
+
+    def __init__(self, msg: str, sigval: signal.Signals) -> None:
+        super().__init__(msg)
+        self.sigval = sigval
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (*self.args, self.sigval)
+
+
+class PContext(ABC):
+    """The workers of one call of `start_processes`.
+
+    Attributes:
+        name: what the workers are called.
+        entrypoint: the function or the program.
+        args, envs: by local rank.
+        nprocs: how many.
+        stdouts, stderrs: the files that the streams go to, by local rank; "" for the console.
+        error_files: where workers leave their exceptions, by local rank.
+        filtered_stdout, filtered_stderr: the files of lines that duplicate filters chose, or None.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        entrypoint: Callable[..., Any] | str,
+        args: dict[int, tuple[Any, ...]],
+        envs: dict[int, dict[str, str]],
+        logs_specs: LogsSpecs,
+        log_line_prefixes: Mapping[int, str] | None = None,
+        duplicate_stdout_filters: Sequence[str] | None = None,
+        duplicate_stderr_filters: Sequence[str] | None = None,
+    ) -> None:
+        self.name = name
+        self.entrypoint = entrypoint
+        self.args = args
+        self.envs = envs
+        self.nprocs = len(args)
+        dest = self._dest = logs_specs.reify(envs)
+        validate_full_rank(dest.stdouts, self.nprocs, "stdouts")
+        validate_full_rank(dest.stderrs, self.nprocs, "stderrs")
+        self.stdouts = dest.stdouts
+        self.stderrs = dest.stderrs
+        self.error_files = dest.error_files
+        self.filtered_stdout = dest.filtered_stdout if duplicate_stdout_filters else None
+        self.filtered_stderr = dest.filtered_stderr if duplicate_stderr_filters else None
+        prefixes = {rank: f"[{name}{rank}]:" for rank in range(self.nprocs)}
+        self._logs = log_plan(
+            dest,
+            {**prefixes, **(log_line_prefixes or {})},
+            duplicate_stdout_filters or (),
+            duplicate_stderr_filters or (),
+        )
+        self._supervision: Supervision | None = None
+        self._result: RunProcsResult | None = None
+        self._replaced_handlers: dict[signal.Signals, Handler] = {}
+        self._cpus_by_rank: dict[int, frozenset[int]] | None = None
+
+    def start(self) -> None:
+        """Start the workers; return when each has its process.
+
+        Raises:
+            OSError: a program cannot be started.
+            SpawnFailed: a process cannot be made.
+            ConfigError: the function cannot be sent to workers.
+            LocalProtocolError: the context has been started before.
+        """
+        self._replaced_handlers = _raise_on_signals()
+        self._start()
+
+    def wait(self, timeout: float = -1, period: float = 1) -> RunProcsResult | None:  # noqa: ARG002
+        """Wait until all workers have succeeded, or one has failed and the others have ended.
+
+        Args:
+            timeout: seconds; 0 only looks, less waits for as long as it takes.
+            period: accepted for torch's sake; nothing is looked at periodically.
+
+        Returns:
+            The results, or None if the workers are still running after `timeout`.
+
+        Raises:
+            SignalException: a signal came meanwhile, in the main thread.
+            LocalProtocolError: the context has not been started.
+        """
+        if self._supervision is None:
+            raise LocalProtocolError("the workers have not been started", hint="call start() first")
+        outcome = self._supervision.wait(timeout if timeout >= 0 else None)
+        if outcome is not None and self._result is None:
+            self._result = self._make_result(outcome, self._supervision)
+        return self._result
+
+    def pids(self) -> dict[int, int]:
+        """The process of every worker, by local rank."""
+        return {} if self._supervision is None else self._supervision.pids()
+
+    def close(self, death_sig: signal.Signals | None = None, timeout: int = 30) -> None:
+        """End all workers and everything that they have started. Harmless the second time.
+
+        Args:
+            death_sig: what to send them first; SIGTERM by default.
+            timeout: seconds that they have to end before they are killed, but no more than 30.
+        """
+        supervision = self._supervision
+        if supervision is not None:
+            for number in self._own_handlers():
+                signal.signal(number, lambda *_: supervision.stop())
+            _end(supervision, death_sig or signal.SIGTERM, timeout)
+        for number in self._own_handlers():
+            signal.signal(number, self._replaced_handlers[number])
+        self._replaced_handlers = {}
+
+    def _start(self) -> None:
+        if self._supervision is not None:
+            raise LocalProtocolError("the workers have been started already; make another context")
+        job = self._make_job()
+        supervision = Supervision(job, places=ReifiedLogs(self._dest, self.envs))
+        supervision.start_in_thread()
+        self._supervision = supervision  # now, since a signal may interrupt us from here on
+        supervision.wait_begun()
+        try:
+            outcome = supervision.wait(0)
+        except Exception:
+            self._supervision = None  # there is nothing that `close` could end
+            raise
+        for failure in () if outcome is None else outcome.failures:
+            if failure.cause is FailureCause.NOT_STARTED:
+                raise SpawnFailed(
+                    f"local rank {failure.local_rank} of {self.name} could not be started: "
+                    f"{failure.detail}"
+                )
+
+    def _own_handlers(self) -> list[signal.Signals]:
+        """The signals whose handlers we may put back: not from another thread."""
+        if threading.current_thread() is not threading.main_thread():
+            return []
+        return list(self._replaced_handlers)
+
+    def _make_job(self) -> Job:
+        program, start_method = self._program()
+        return Job(
+            program=program,
+            gang=GangSpec(size=self.nprocs),
+            run_id=f"{self.name}-{os.urandom(4).hex()}",
+            role=self.name,
+            start_method=start_method,
+            environment_by_rank=self.envs,
+            rank_variables=False,
+            logs=self._logs,
+            cpus_by_rank=self._cpus_by_rank,
+            handle_signals=False,
+            console=False,
+        )
+
+    def _make_result(self, outcome: Outcome, supervision: Supervision) -> RunProcsResult:
+        failures = outcome.failures
+        if outcome.status is OutcomeStatus.FAILED:
+            failures = self._failures_to_tell(failures)
+        told = process_failures(failures, self.error_files)
+        for rank, failure in told.items():
+            logger.error(
+                "local rank %s of %s failed (exit code %s, pid %s)",
+                rank,
+                self.name,
+                failure.exitcode,
+                failure.pid,
+            )
+        values = {} if told else self._return_values(supervision)
+        return RunProcsResult(values, told, self.stdouts, self.stderrs)
+
+    @abstractmethod
+    def _program(self) -> tuple[Program, StartMethod]:
+        """Say what every worker runs, and how its process is made."""
+
+    @abstractmethod
+    def _return_values(self, supervision: Supervision) -> dict[int, Any]:
+        """Collect what the workers of a run that succeeded returned."""
+
+    @abstractmethod
+    def _failures_to_tell(self, failures: tuple[Failure, ...]) -> tuple[Failure, ...]:
+        """Choose those failures of a run that torch tells of."""
+
+
+class MultiprocessContext(PContext):
+    """A function on several local ranks.
+
+    Args:
+        start_method: `spawn`, or `forkserver` or `fork`, which both import once and fork.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        entrypoint: Callable[..., Any],
+        args: dict[int, tuple[Any, ...]],
+        envs: dict[int, dict[str, str]],
+        start_method: str,
+        logs_specs: LogsSpecs,
+        log_line_prefixes: Mapping[int, str] | None = None,
+        numa_options: Any = None,
+        duplicate_stdout_filters: Sequence[str] | None = None,
+        duplicate_stderr_filters: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(
+            name,
+            entrypoint,
+            args,
+            envs,
+            logs_specs,
+            log_line_prefixes,
+            duplicate_stdout_filters,
+            duplicate_stderr_filters,
+        )
+        self.start_method = start_method
+        self._function = entrypoint
+        self._cpus_by_rank = cpus_for(numa_options, self.nprocs)
+
+    def _program(self) -> tuple[Program, StartMethod]:
+        payload = pack_function(self._function, self.args, arguments_by_rank=True)
+        function = Function(name=name_of(self._function), payload=payload, arguments_by_rank=True)
+        return function, parse_start_method(self.start_method)
+
+    def _return_values(self, supervision: Supervision) -> dict[int, Any]:
+        values = values_by_rank(supervision.results)
+        # A function that left with `sys.exit(0)` has succeeded and returned nothing.
+        return {rank: values.get(rank) for rank in range(self.nprocs)}
+
+    def _failures_to_tell(self, failures: tuple[Failure, ...]) -> tuple[Failure, ...]:
+        return tuple(failure for failure in failures if failure.cause is not FailureCause.STOPPED)
+
+
+class SubprocessContext(PContext):
+    """A program on several local ranks, each in a session of its own."""
+
+    # Much like the one above, but both are torch's signatures, whose order programs rely on.
+    def __init__(
+        self,
+        name: str,
+        entrypoint: str,
+        args: dict[int, tuple[Any, ...]],
+        envs: dict[int, dict[str, str]],
+        logs_specs: LogsSpecs,
+        log_line_prefixes: Mapping[int, str] | None = None,
+        numa_options: Any = None,
+        duplicate_stdout_filters: Sequence[str] | None = None,
+        duplicate_stderr_filters: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(
+            name,
+            entrypoint,
+            args,
+            envs,
+            logs_specs,
+            log_line_prefixes,
+            duplicate_stdout_filters,
+            duplicate_stderr_filters,
+        )
+        self._path = entrypoint
+        self._cpus_by_rank = cpus_for(numa_options, self.nprocs)
+
+    def _start(self) -> None:
+        for environment in self.envs.values():
+            _require_program(self._path, environment)
+        super()._start()
+
+    def _program(self) -> tuple[Program, StartMethod]:
+        args_by_rank = {rank: tuple(str(arg) for arg in own) for rank, own in self.args.items()}
+        return Executable(path=self._path, args_by_rank=args_by_rank), StartMethod.SUBPROCESS
+
+    def _return_values(self, supervision: Supervision) -> dict[int, Any]:  # noqa: ARG002
+        return dict.fromkeys(range(self.nprocs))
+
+    def _failures_to_tell(self, failures: tuple[Failure, ...]) -> tuple[Failure, ...]:
+        return failures  # those that were only told to stop included, as in torch
+
+
+def get_std_cm(
+    std_rd: str, redirect_fn: Callable[[str], AbstractContextManager[None]]
+) -> AbstractContextManager[None]:
+    """Make the context that redirects a stream to `std_rd`, or one that does nothing for ""."""
+    return redirect_fn(std_rd) if std_rd else nullcontext()
+
+
+def validate_full_rank(values: Mapping[int, Any], nprocs: int, what: str) -> None:
+    """Check that there is a value for every local rank.
+
+    Raises:
+        RuntimeError: there is one too many or too few.
+    """
+    expected, actual = set(range(nprocs)), set(values)
+    if actual != expected:
+        raise RuntimeError(
+            f"{what}, local rank mapping mismatch, expected: {expected}, actual: {actual}"
+        )
+
+
+def _raise_on_signals() -> dict[signal.Signals, Handler]:
+    """Let the signals that end a run raise in this thread; return the handlers before."""
+    if threading.current_thread() is not threading.main_thread():
+        logger.warning(
+            "Failed to register signal handlers since torchelastic is running on a child thread. "
+            "This could lead to orphaned worker processes if the torchrun is terminated."
+        )
+        return {}
+    replaced: dict[signal.Signals, Handler] = {}
+    for name in os.environ.get(SIGNALS_VARIABLE, SIGNALS_BY_DEFAULT).split(","):
+        try:
+            number = signal.Signals[name.strip()]
+            replaced[number] = signal.signal(number, _terminate_process_handler)
+            logger.info("Registered signal handler for %s", name)
+        except (KeyError, OSError, ValueError):
+            logger.warning(
+                "Failed to register signal handler for %s, named in %s",
+                name,
+                SIGNALS_VARIABLE,
+                exc_info=True,
+            )
+    return replaced
+
+
+def _terminate_process_handler(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001
+    raise SignalException(f"Process {os.getpid()} got signal: {signum}", signal.Signals(signum))
+
+
+def _end(supervision: Supervision, death_sig: signal.Signals, timeout: float) -> None:
+    """Tell the workers to end, and kill them if they do not."""
+    supervision.stop(int(death_sig))
+    if supervision.wait(timeout) is None:
+        supervision.stop()
+        supervision.wait(timeout)
+
+
+def _require_program(path: str, environment: Mapping[str, str]) -> None:
+    """Raise what `subprocess` would raise for a program that is not there or may not be run."""
+    if shutil.which(path, path=environment.get("PATH")) is None:
+        code = errno.EACCES if os.path.exists(path) else errno.ENOENT
+        raise OSError(code, os.strerror(code), path)

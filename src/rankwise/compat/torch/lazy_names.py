@@ -1,0 +1,28 @@
+"""Package attributes that are imported when they are first used.
+
+A worker that says `from rankwise.compat.torch.elastic.multiprocessing.errors import record` shall
+pay for `record`, not for supervision, sockets and log files.
+"""
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+
+def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """Make the `__getattr__` of a package.
+
+    Args:
+        package: the package's `__name__`.
+        homes: from each public name to the module inside the package that defines it; a module
+            stands for itself.
+    """
+
+    def find(name: str) -> Any:
+        home = homes.get(name)
+        if home is None:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module = import_module(f"{package}.{home}")
+        return module if name == home else getattr(module, name)
+
+    return find

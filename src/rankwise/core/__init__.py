@@ -1,0 +1,1 @@
+"""The machines: protocols as plain objects, without I/O, clock or threads."""

@@ -1,0 +1,1 @@
+"""One node's workers: all or nothing, restart budget, root cause."""

@@ -1,0 +1,70 @@
+"""Tells the failures of an attempt from what is known of its workers.
+
+Pure: it looks at the workers' lives after the fact, when all of them have ended. The order in
+which causes are tried is the point. A hang was found before anything was done about it, so
+whatever the worker died of afterwards is a consequence; an exception that was raised before
+anybody was told to stop is the worker's own, however it then ended.
+"""
+
+from collections.abc import Iterable
+
+from rankwise.base.failure import Failure, FailureCause
+from rankwise.base.units import Instant, format_duration
+from rankwise.core.gang.root_cause import root_cause_first
+from rankwise.core.gang.state import WorkerLife
+from rankwise.core.gang.vocabulary import GangSpec
+
+
+def failures_of(
+    workers: Iterable[WorkerLife], spec: GangSpec, attempt: int, stop_ordered_at: Instant | None
+) -> tuple[Failure, ...]:
+    """Every failure among these workers, the root cause first.
+
+    Args:
+        workers: the lives to look at.
+        spec: the gang they belong to.
+        attempt: which of its lives it was.
+        stop_ordered_at: when the first worker was told to stop; None if none was.
+    """
+    return root_cause_first(
+        Failure(
+            local_rank=worker.local_rank,
+            attempt=attempt,
+            cause=_cause_of(worker, stop_ordered_at),
+            at=worker.failed_at,
+            exit=worker.exit,
+            pid=worker.pid,
+            error=worker.error,
+            detail=_detail_of(worker, spec),
+        )
+        for worker in workers
+        if worker.has_failed
+    )
+
+
+def _cause_of(worker: WorkerLife, stop_ordered_at: Instant | None) -> FailureCause:
+    if worker.hung_at is not None:
+        return FailureCause.HUNG
+    if worker.refusal is not None:
+        return FailureCause.NOT_STARTED
+    if worker.lost is not None and worker.error is None:
+        return FailureCause.GUARDIAN_LOST
+    if stop_ordered_at is not None and worker.failed_at > stop_ordered_at:
+        return FailureCause.STOPPED
+    if worker.error is not None:
+        return FailureCause.RAISED
+    if worker.outlived_kill:
+        return FailureCause.STOPPED
+    if worker.exit is not None and worker.exit.signal_number is not None:
+        return FailureCause.SIGNALED
+    return FailureCause.EXITED
+
+
+def _detail_of(worker: WorkerLife, spec: GangSpec) -> str:
+    if worker.outlived_kill:
+        return f"process {worker.pid} survives SIGKILL: it is stuck in the kernel"
+    if worker.has_lingered:
+        return f"it had not ended {format_duration(spec.exit_timeout)} after its exception"
+    if worker.hung_at is not None and spec.hang_timeout is not None:
+        return f"no sign of life for {format_duration(spec.hang_timeout)}"
+    return worker.refusal or worker.lost or ""

@@ -1,0 +1,246 @@
+"""What a gang is told (stimuli) and what it orders (effects).
+
+All are frozen and tagged, so that the journal is their JSON and a replay reads them back.
+`local_rank` counts the workers of this gang from 0; `attempt` counts the gang's lives from 0 and
+travels with every fact, so that a late one about an earlier life can be told apart.
+"""
+
+import msgspec
+
+from rankwise.base.failure import ErrorRecord, ExitStatus, Failure, Outcome
+from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant
+
+
+class Backoff(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How long to wait before restart 1, 2, 3 …: nothing, `initial`, then `factor` times more."""
+
+    initial: Duration = Duration(1 * SECOND)
+    factor: int = 2
+    longest: Duration = Duration(60 * SECOND)
+
+    def __post_init__(self) -> None:
+        if self.initial < 0 or self.longest < 0:
+            raise ValueError("a back-off cannot be negative")
+        if self.factor < 1:
+            raise ValueError(f"the back-off factor is {self.factor}, expected 1 or more")
+
+    def before_restart(self, restart: int) -> Duration:
+        """The pause before restart number `restart`, counted from 1; the first is immediate."""
+        if restart <= 1:
+            return Duration(0)
+        # Bounded before it is raised to a power, so that restart 10,000 costs nothing.
+        exponent = min(restart - 2, 64)
+        return Duration(min(self.longest, self.initial * self.factor**exponent))
+
+
+class GangSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a gang is.
+
+    Attributes:
+        size: number of workers.
+        restarts_max: how many times the whole gang may be started again after a failure.
+        grace: how long workers may take to end once told to, before they are killed.
+        exit_timeout: how long a worker may take to end after it has told of the exception that it
+            dies of; one whose threads never end would otherwise keep all others waiting.
+        hang_timeout: without a sign of life from any worker for this long, the gang has hung;
+            None never asks.
+        spawn_timeout: how long starting all workers may take, if not `hang_timeout` is shorter.
+        stacks_timeout: how long workers may take to print their stacks after a hang.
+        sweep_timeout: how long killed processes may take to vanish, and a sweep to be done.
+        backoff: the pauses before restarts.
+    """
+
+    size: int
+    restarts_max: int = 0
+    grace: Duration = Duration(30 * SECOND)
+    exit_timeout: Duration = Duration(10 * SECOND)
+    hang_timeout: Duration | None = None
+    spawn_timeout: Duration = Duration(300 * SECOND)
+    stacks_timeout: Duration = Duration(2 * SECOND)
+    sweep_timeout: Duration = Duration(10 * SECOND)
+    backoff: Backoff = Backoff()
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError(f"size is {self.size}, expected at least one worker")
+        if self.restarts_max < 0:
+            raise ValueError(f"restarts_max is {self.restarts_max}, expected 0 or more")
+        for name in ("grace", "exit_timeout", "spawn_timeout", "stacks_timeout", "sweep_timeout"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)} ns, expected 0 or more")
+        if self.hang_timeout is not None and self.hang_timeout <= 0:
+            raise ValueError(f"hang_timeout is {self.hang_timeout} ns, expected more than 0")
+
+    @property
+    def start_patience(self) -> Duration:
+        """How long starting all workers may take: no sign of life comes from those to be born."""
+        if self.hang_timeout is None:
+            return self.spawn_timeout
+        return min(self.spawn_timeout, self.hang_timeout)
+
+
+HEAD_START = Duration(50 * MILLISECOND)
+"""How much earlier a violent death counts than anything else (see root_cause.py)."""
+
+
+class Started(msgspec.Struct, frozen=True, tag=True):
+    """The gang shall begin its life."""
+
+
+class WorkerSpawned(msgspec.Struct, frozen=True, tag=True):
+    """A worker's process exists."""
+
+    local_rank: int
+    attempt: int
+    pid: int
+
+
+class WorkerRefused(msgspec.Struct, frozen=True, tag=True):
+    """A worker's process could not be made; `reason` is one sentence for people."""
+
+    local_rank: int
+    attempt: int
+    reason: str
+
+
+class WorkerReported(msgspec.Struct, frozen=True, tag=True):
+    """A worker reported the exception that it is about to die of."""
+
+    local_rank: int
+    attempt: int
+    error: ErrorRecord
+
+
+class WorkerExited(msgspec.Struct, frozen=True, tag=True):
+    """A worker's process has ended. What it reported has been delivered before this."""
+
+    local_rank: int
+    attempt: int
+    exit: ExitStatus
+    at: Instant
+    """When its parent saw it end, on the machine's monotonic clock."""
+
+
+class Swept(msgspec.Struct, frozen=True, tag=True):
+    """No process of that attempt is left; `survivors` could not be killed (pids)."""
+
+    attempt: int
+    survivors: tuple[int, ...] = ()
+
+
+class StopRequested(msgspec.Struct, frozen=True, tag=True):
+    """Somebody wants the gang to end: a signal's number, or None from the program itself.
+
+    The second one means: now.
+    """
+
+    signal: int | None = None
+
+
+class ProgressLooked(msgspec.Struct, frozen=True, tag=True):
+    """The answer to `LookForProgress`: when a worker last showed a sign of life."""
+
+    attempt: int
+    last_progress: Instant
+
+
+class StacksDumped(msgspec.Struct, frozen=True, tag=True):
+    """All workers that can print their stacks have done so."""
+
+    attempt: int
+
+
+class GuardianLost(msgspec.Struct, frozen=True, tag=True):
+    """The process that owns the workers died; they have been killed, or are being."""
+
+    reason: str
+
+
+class Ticked(msgspec.Struct, frozen=True, tag=True):
+    """The gang's next deadline has come: `tick` as a fact, so that a journal tells of it."""
+
+
+Stimulus = (
+    Started
+    | WorkerSpawned
+    | WorkerRefused
+    | WorkerReported
+    | WorkerExited
+    | Swept
+    | StopRequested
+    | ProgressLooked
+    | StacksDumped
+    | GuardianLost
+    | Ticked
+)
+
+
+class SpawnWorker(msgspec.Struct, frozen=True, tag=True):
+    """Make a worker's process; answer `WorkerSpawned` or `WorkerRefused`, later `WorkerExited`."""
+
+    local_rank: int
+    attempt: int
+
+
+class SignalWorker(msgspec.Struct, frozen=True, tag=True):
+    """Send a signal to a worker and its process group; to nobody if it is gone."""
+
+    local_rank: int
+    attempt: int
+    signal: int
+
+
+class LookForProgress(msgspec.Struct, frozen=True, tag=True):
+    """Find out when a worker last showed a sign of life; answer `ProgressLooked`."""
+
+    attempt: int
+
+
+class DumpStacks(msgspec.Struct, frozen=True, tag=True):
+    """Make every living worker print its stacks; answer `StacksDumped`."""
+
+    attempt: int
+
+
+class Sweep(msgspec.Struct, frozen=True, tag=True):
+    """Kill whatever the attempt's workers have left behind; answer `Swept`."""
+
+    attempt: int
+
+
+class AnnounceRestart(msgspec.Struct, frozen=True, tag=True):
+    """Tell the user that the gang failed and will be started again after `pause`."""
+
+    attempt: int
+    """The life that failed."""
+    restarts_left: int
+    pause: Duration
+    failures: tuple[Failure, ...]
+    """Root cause first."""
+
+
+class AnnounceKill(msgspec.Struct, frozen=True, tag=True):
+    """Tell the user that these workers have not ended and are being killed."""
+
+    attempt: int
+    local_ranks: tuple[int, ...]
+    asked_again: bool = False
+    """Whether somebody asked a second time; otherwise the grace is over."""
+
+
+class Finish(msgspec.Struct, frozen=True, tag=True):
+    """The gang's life is over, and this is what became of it."""
+
+    outcome: Outcome
+
+
+Effect = (
+    SpawnWorker
+    | SignalWorker
+    | LookForProgress
+    | DumpStacks
+    | Sweep
+    | AnnounceRestart
+    | AnnounceKill
+    | Finish
+)

@@ -1,0 +1,1 @@
+"""What carries out the machines' effects, for real or simulated."""

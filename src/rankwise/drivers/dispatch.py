@@ -1,0 +1,113 @@
+"""Carries a gang's effects to a process host, and the host's stimuli to the gang.
+
+This is all that the real and the simulated driver have in common, and it is enough for both to run
+the very same machine. Stimuli that arrive while effects are being carried out wait their turn, so
+that a host may answer from within an order.
+"""
+
+from collections import deque
+from collections.abc import Callable
+
+from rankwise.base.failure import Outcome
+from rankwise.base.units import Instant
+from rankwise.core.gang.machine import Gang
+from rankwise.core.gang.vocabulary import (
+    AnnounceKill,
+    AnnounceRestart,
+    DumpStacks,
+    Effect,
+    Finish,
+    LookForProgress,
+    SignalWorker,
+    SpawnWorker,
+    Stimulus,
+    Sweep,
+    Ticked,
+)
+from rankwise.ports.clock import Clock
+from rankwise.ports.journal import Journal
+from rankwise.ports.processes import ProcessHost
+
+Announcement = AnnounceRestart | AnnounceKill
+
+MACHINE_NAME = "gang"
+
+
+class GangDispatch:
+    """Runs one gang on one process host.
+
+    Args:
+        gang: the machine; nobody else may feed it.
+        host: carries out its orders.
+        clock: tells when a stimulus arrived.
+        journal: remembers every stimulus and effect.
+        on_announcement: is told what the user should hear of.
+    """
+
+    def __init__(
+        self,
+        gang: Gang,
+        host: ProcessHost,
+        clock: Clock,
+        journal: Journal,
+        on_announcement: Callable[[Announcement], None],
+    ) -> None:
+        self._gang = gang
+        self._host = host
+        self._clock = clock
+        self._journal = journal
+        self._on_announcement = on_announcement
+        self._waiting: deque[Stimulus] = deque()
+        self._is_busy = False
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """What became of the gang, once it has finished."""
+        return self._gang.outcome
+
+    @property
+    def next_deadline(self) -> Instant | None:
+        """When `tick` wants to be called next."""
+        return self._gang.next_deadline
+
+    def deliver(self, stimulus: Stimulus) -> None:
+        """Tell the gang a fact and carry out its answer."""
+        self._waiting.append(stimulus)
+        if not self._is_busy:
+            self._work_off()
+
+    def tick(self) -> None:
+        """Let a deadline that has passed take effect; too early, nothing happens."""
+        deadline = self._gang.next_deadline
+        if deadline is not None and self._clock.now() >= deadline:
+            self.deliver(Ticked())
+
+    def _work_off(self) -> None:
+        self._is_busy = True
+        try:
+            while self._waiting:
+                stimulus = self._waiting.popleft()
+                now = self._clock.now()
+                self._journal.stimulus(MACHINE_NAME, stimulus, now)
+                self._carry_out(self._gang.handle(stimulus, now), now)
+        finally:
+            self._is_busy = False
+
+    def _carry_out(self, effects: list[Effect], now: Instant) -> None:
+        for effect in effects:
+            self._journal.effect(MACHINE_NAME, effect, now)
+            match effect:
+                case SpawnWorker():
+                    self._host.spawn(effect.local_rank, effect.attempt)
+                case SignalWorker():
+                    self._host.signal(effect.local_rank, effect.attempt, effect.signal)
+                case LookForProgress():
+                    self._host.look_for_progress(effect.attempt)
+                case DumpStacks():
+                    self._host.dump_stacks(effect.attempt)
+                case Sweep():
+                    self._host.sweep(effect.attempt)
+                case AnnounceRestart() | AnnounceKill():
+                    self._on_announcement(effect)
+                case Finish():
+                    pass  # `outcome` tells; whoever drives the gang looks at it after every step

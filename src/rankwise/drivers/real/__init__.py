@@ -1,0 +1,1 @@
+"""Processes, pipes, signals and shared memory of this machine."""

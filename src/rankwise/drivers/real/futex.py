@@ -1,0 +1,144 @@
+"""A 32-bit word in shared memory that processes sleep on, with the kernel as its atomics.
+
+Python has no atomic read-modify-write and no memory fence. Linux has both behind one system
+call: `FUTEX_WAKE_OP` adds to a word *atomically*, in the kernel, and wakes sleepers in the same
+breath. So a `FutexWord` may have many writers, all of them through `add`, and nobody loses a
+count; plain stores to it are forbidden.
+
+Memory model. What a process stored before `add` is visible to whoever has seen the sum:
+
+- The kernel's addition is a locked instruction on x86-64, and a store-release followed by
+  `dmb ish` on aarch64: earlier stores of the caller cannot pass it.
+- `look` is a plain aligned 32-bit load, which no machine tears. Under x86's total store order
+  later loads stay behind it. aarch64 may satisfy them early, so there `look` is followed by a
+  system call with a full barrier in it (`FUTEX_WAKE` on a word that nobody sleeps on: the kernel
+  must order the caller's stores against its own look for sleepers).
+- `sleep` compares and falls asleep under the kernel's lock, so an `add` either comes first and
+  makes it return at once, or finds the sleeper and wakes it. The waker's stores are visible to
+  the woken.
+
+The futexes are shared ones: the kernel finds sleepers by the page behind the address, so every
+process may have the segment mapped elsewhere.
+"""
+
+import ctypes
+import errno
+import os
+from mmap import mmap
+
+from rankwise.base.errors import ConfigError
+from rankwise.base.units import SECOND, Instant
+
+_FUTEX_NUMBERS = {"x86_64": 202, "aarch64": 98}
+_WAKE, _WAKE_OP, _WAIT_BITSET = 1, 5, 9
+_ANY_BIT = -1
+_EVERYBODY = 0x7FFFFFFF
+_ADD, _SHIFTED_ARGUMENT = 1, 8
+# WAKE_OP could also wake the sleepers of the word when its old value equals a constant; -1 is a
+# value that means nothing here, and a sleeper woken for nothing looks again and sleeps on.
+_NEVER_EQUAL = 0xFFF
+
+
+def _encode_addition(argument: int, *, shifted: bool = False) -> int:
+    operation = _ADD | (_SHIFTED_ARGUMENT if shifted else 0)
+    encoded = operation << 28 | argument << 12 | _NEVER_EQUAL
+    return encoded - (1 << 32) if encoded >= 1 << 31 else encoded
+
+
+class FutexWord:
+    """One such word, at `offset` in `memory`; it wraps around at 2**32.
+
+    `memory` stays mapped until `release`. The word at `quiet_offset` is one that nobody ever
+    sleeps on; it may be shared by all.
+    """
+
+    RING_BIT = 20
+    """`ring` adds 1 << 20: the value changes, the count in the bits below does not."""
+
+    def __init__(self, memory: mmap, offset: int, quiet_offset: int) -> None:
+        machine = os.uname().machine
+        if machine not in _FUTEX_NUMBERS:
+            raise ConfigError(
+                f"shared memory between workers needs the futex system call, whose number is "
+                f"known here for {' and '.join(_FUTEX_NUMBERS)}; this machine is {machine}"
+            )
+        arguments = (
+            ctypes.c_long, ctypes.c_void_p, ctypes.c_long, ctypes.c_long, ctypes.c_void_p,
+            ctypes.c_void_p, ctypes.c_long,
+        )  # fmt: skip
+        # A call that sleeps lets other Python threads run meanwhile (CDLL). One that returns at
+        # once keeps the interpreter's lock (PyDLL), since getting it back may take milliseconds.
+        self._sleeping_call = ctypes.CDLL(None, use_errno=True).syscall
+        self._brief_call = ctypes.PyDLL(None, use_errno=True).syscall
+        for call in (self._sleeping_call, self._brief_call):
+            call.argtypes = arguments
+            call.restype = ctypes.c_long
+        self._number = _FUTEX_NUMBERS[machine]
+        self._cell = ctypes.c_uint32.from_buffer(memory, offset)
+        self._quiet_cell = ctypes.c_uint32.from_buffer(memory, quiet_offset)
+        self._address = ctypes.addressof(self._cell)
+        self._quiet_address = ctypes.addressof(self._quiet_cell)
+        self._deadline = (ctypes.c_int64 * 2)()
+        self._deadline_address = ctypes.addressof(self._deadline)
+        self._needs_fence = machine != "x86_64"
+        self._one = _encode_addition(1)
+        self._ring = _encode_addition(self.RING_BIT, shifted=True)
+
+    def look(self) -> int:
+        """The value now. Loads that come later see at least what its writers had stored."""
+        value = self._cell.value
+        if self._needs_fence:
+            self._brief_call(self._number, self._quiet_address, _WAKE, 1, 0, 0, 0)
+        return value
+
+    def add(self) -> None:
+        """Add one and wake nobody. A full memory barrier."""
+        if self._brief_call(
+            self._number, self._quiet_address, _WAKE_OP, 1, 0, self._address, self._one
+        ) < 0:  # fmt: skip
+            raise self._refused("FUTEX_WAKE_OP")
+
+    def add_and_wake(self) -> None:
+        """Add one and wake all sleepers. A full memory barrier."""
+        if self._brief_call(
+            self._number, self._address, _WAKE_OP, _EVERYBODY, 0, self._address, self._one
+        ) < 0:  # fmt: skip
+            raise self._refused("FUTEX_WAKE_OP")
+
+    def ring(self) -> None:
+        """Change the value above its count and wake all sleepers: they shall look around."""
+        if self._brief_call(
+            self._number, self._address, _WAKE_OP, _EVERYBODY, 0, self._address, self._ring
+        ) < 0:  # fmt: skip
+            raise self._refused("FUTEX_WAKE_OP")
+
+    def wake(self) -> None:
+        """Wake all sleepers."""
+        self._brief_call(self._number, self._address, _WAKE, _EVERYBODY, 0, 0, 0)
+
+    def sleep(self, seen: int, deadline: Instant) -> None:
+        """Sleep while the value is `seen`, until woken, or `deadline` on the monotonic clock.
+
+        May return early for no reason at all (a signal handler ran, somebody else's wake-up): the
+        caller looks again, at the word and at the clock.
+        """
+        self._deadline[0], self._deadline[1] = divmod(deadline, SECOND)
+        status = self._sleeping_call(
+            self._number, self._address, _WAIT_BITSET, seen, self._deadline_address, 0, _ANY_BIT
+        )
+        if status < 0 and ctypes.get_errno() not in (
+            errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT
+        ):  # fmt: skip
+            raise self._refused("FUTEX_WAIT_BITSET")
+
+    def release(self) -> None:
+        """Let go of the memory, so that it can be unmapped; the word is unusable afterwards."""
+        # What held the mapping in place goes; a stray call would now fault in the kernel, which
+        # answers EFAULT, instead of touching memory that belongs to somebody else.
+        del self._cell, self._quiet_cell
+        self._address = self._quiet_address = 0
+
+    @staticmethod
+    def _refused(operation: str) -> OSError:
+        code = ctypes.get_errno()
+        return OSError(code, f"the kernel refused {operation}: {os.strerror(code)}")

@@ -1,0 +1,228 @@
+"""Killing every descendant of this process, whatever it does to get away.
+
+A descendant may have made its own session, ignore signals, be stopped, or fork faster than one
+looks. As this process adopts orphans, whatever is left of a tree whose middle has been killed
+becomes its own child, so looking again finds it.
+
+**Looking.** Not every kernel offers `/proc/PID/task/TID/children`, so a look reads the parent out
+of every `/proc/PID/stat`, about 15 us for each process of the machine. A look is not one instant:
+a process can fork and end while the others are read, and its child is not in the list. But such a
+process leaves a trace, a dead child of ours that had not been reaped before. So it is over when a
+look sees nobody alive, and nobody dead whom the look before it has not seen.
+
+**Killing.** Whoever is found to be a descendant is killed at that moment and not when the look is
+over, the youngest first, since who forks and ends all the time is among them. Then whole process
+groups: that is the only kill that no fork escapes, and a group of a descendant has no strangers in
+it, since every worker begins a session. Chains of thousands that have died are reaped as we go,
+since they would make each look slower than the one before.
+
+**Trackers last.** multiprocessing's resource tracker removes the shared memory of programs that
+could not do so themselves, as soon as all of them have ended. It is given the time for that.
+"""
+
+import _signal  # type: ignore[import-not-found]  # the core of `signal`, without its enums
+import os
+import select
+import time
+
+TYPE_CHECKING = False  # `typing` would cost a third of the guardian's start-up
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+TRACKER_PATIENCE_NS = 500_000_000
+"""How long a resource tracker may take once all whom it served have ended; it takes 20 ms."""
+_TRACKER_MARK = b"from multiprocessing.resource_tracker import main"
+_WATCHED_MAX = 200
+"""How many deaths are waited for at a time: each needs a descriptor meanwhile."""
+_NANOSECONDS_PER_MILLISECOND = 1_000_000
+
+
+def kill_descendants(
+    patience_ns: int, *, spared: "Collection[int]" = (), awaited: "Collection[int]" = ()
+) -> list[int]:
+    """Kill all descendants of this process and wait until they are dead.
+
+    Children are reaped, but for those `awaited` by somebody else; nobody else must reap meanwhile.
+    `spared` processes are left alone, but their descendants are not. Returns the pids of those
+    that are still alive after `patience_ns`, or cannot be killed.
+    """
+    deadline = time.monotonic_ns() + patience_ns
+    immune: set[int] = set()
+    left_before = None
+    spares_trackers = True
+    while True:
+        look = _Look(spared, immune, spares_trackers=spares_trackers)
+        for group in look.groups:
+            _kill_group(group)
+        reaped = _reap(look.dead - set(awaited))
+        left = look.dead - reaped
+        if not look.living.keys() - immune - look.trackers:
+            if not look.trackers and not reaped and left == left_before:
+                return sorted(look.living)
+            left_before = left
+        if time.monotonic_ns() >= deadline:
+            # With nobody alive: the last that was seen of somebody who is too fast for us.
+            return sorted(look.living) or sorted(look.dead)[-1:]
+        _wait_for_deaths(look.dying, deadline)
+        if look.trackers and not look.living.keys() - immune - look.trackers:
+            last_call = min(deadline, time.monotonic_ns() + TRACKER_PATIENCE_NS)
+            _wait_for_deaths(_open_all(look.trackers), last_call)
+            spares_trackers = False
+
+
+class _Look:
+    """One reading of all processes, which kills our descendants as it finds them.
+
+    Attributes:
+        living: those that were alive, and are not spared.
+        dead: our own children that have ended and are not reaped.
+        groups: the process groups of all of them, none of which is that of a spared one.
+        trackers: the resource trackers among the living, which have been left alone.
+        dying: pidfds of those that were killed, or of some of them.
+    """
+
+    def __init__(
+        self, spared: "Collection[int]", immune: "set[int]", *, spares_trackers: bool
+    ) -> None:
+        self.living: dict[int, int] = {}
+        self.dead: set[int] = set()
+        self.groups: set[int] = set()
+        self.trackers: set[int] = set()
+        self.dying: list[int] = []
+        self._myself = os.getpid()
+        self._spared = spared
+        self._immune = immune
+        self._spares_trackers = spares_trackers
+        self._groups_with_others = {os.getpgrp()}
+        # Whether a process is a descendant, for all that have been read.
+        self._is_ours = {0: False, 1: False, self._myself: True}
+        for pid in sorted(map(int, filter(str.isdecimal, os.listdir("/proc"))), reverse=True):
+            self._climb(pid)
+        self.groups -= self._groups_with_others
+
+    def _climb(self, pid: int) -> None:
+        """Find out whether a process is a descendant, and so for all its ancestors."""
+        path: list[tuple[int, int, int, bool]] = []
+        while pid not in self._is_ours:
+            self._is_ours[pid] = False  # until we know better; and no circle goes on for ever
+            parent, group, is_alive = _read(pid)
+            path.append((pid, parent, group, is_alive))
+            pid = parent
+        if self._is_ours[pid]:
+            for descendant, parent, group, is_alive in reversed(path):
+                self._is_ours[descendant] = True
+                self._take(descendant, parent, group, is_alive=is_alive)
+
+    def _take(self, pid: int, parent: int, group: int, *, is_alive: bool) -> None:
+        """Note a descendant, and kill it."""
+        if pid in self._spared:
+            self._groups_with_others.add(group)
+        elif not is_alive:
+            if parent == self._myself:
+                self.dead.add(pid)
+                self.groups.add(group)
+        else:
+            self.living[pid] = parent
+            if self._spares_trackers and _is_tracker(pid):
+                self.trackers.add(pid)
+                self._groups_with_others.add(group)
+                return
+            self.groups.add(group)
+            if pid not in self._immune:
+                self._kill(pid, parent)
+
+    def _kill(self, pid: int, parent: int) -> None:
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return
+        # Since it was read, the number may have been given to a stranger, whose parent is another.
+        if _read(pid)[0] in (parent, self._myself):
+            try:
+                _signal.pidfd_send_signal(pidfd, _signal.SIGKILL)
+            except ProcessLookupError:
+                pass  # it has ended by itself
+            except PermissionError:
+                self._immune.add(pid)  # it runs as another user
+            else:
+                if len(self.dying) < _WATCHED_MAX:
+                    self.dying.append(pidfd)
+                    return
+        os.close(pidfd)
+
+
+def _read(pid: int) -> tuple[int, int, bool]:
+    """Return a process's parent, its group, and whether it is alive; parent 0 if there is none."""
+    try:
+        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return 0, 0, False
+    try:
+        # The name stands in parentheses and may hold anything, parentheses included.
+        fields = os.read(fd, 1024).rpartition(b")")[2].split()
+    except ProcessLookupError:
+        return 0, 0, False
+    finally:
+        os.close(fd)
+    # A main thread may end and leave others running: a zombie with threads is alive.
+    is_alive = fields[0] not in b"ZX" or int(fields[17]) > 1
+    return int(fields[1]), int(fields[2]), is_alive
+
+
+def _is_tracker(pid: int) -> bool:
+    """Return whether a process is a resource tracker of multiprocessing."""
+    try:
+        fd = os.open(f"/proc/{pid}/cmdline", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return _TRACKER_MARK in os.read(fd, 4096)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def _kill_group(group: int) -> None:
+    try:  # noqa: SIM105 - `contextlib` is not worth its import
+        os.killpg(group, _signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass  # nobody in it is alive, or may be killed, which the next look will show
+
+
+def _reap(children: "Iterable[int]") -> set[int]:
+    """Reap children that have ended; return those that have."""
+    reaped = set()
+    for pid in children:
+        try:
+            if os.waitpid(pid, os.WNOHANG)[0]:
+                reaped.add(pid)
+        except ChildProcessError:
+            continue
+    return reaped
+
+
+def _open_all(pids: "Iterable[int]") -> list[int]:
+    """Return descriptors that tell of the ends of these processes, as far as they are there."""
+    pidfds = []
+    for pid in pids:
+        try:
+            pidfds.append(os.pidfd_open(pid))
+        except ProcessLookupError:
+            continue
+    return pidfds
+
+
+def _wait_for_deaths(pidfds: list[int], deadline: int) -> None:
+    """Wait until all these processes have ended, or until the deadline; close the descriptors."""
+    dying = set(pidfds)
+    deaths = select.poll()
+    for pidfd in dying:
+        deaths.register(pidfd, select.POLLIN)
+    while dying:
+        patience = (deadline - time.monotonic_ns()) / _NANOSECONDS_PER_MILLISECOND
+        dead = deaths.poll(patience) if patience > 0 else []
+        for pidfd in [fd for fd, _ in dead] or list(dying):
+            deaths.unregister(pidfd)
+            dying.discard(pidfd)
+            os.close(pidfd)

@@ -1,0 +1,178 @@
+"""The fork server: imports once what the workers will import, then forks a worker per request.
+
+A program, started by the guardian as `python -u forkserver.py CONTROL [--guessed] MODULE…`, where
+CONTROL is the number of its end of a socket to the agent, or the name of the variable that holds
+the number. It speaks the guardian's frames (`spawn_loop`), and dies with the guardian.
+
+**It imports and never computes.** A process in which other threads run must not be forked: a lock
+that one of them holds stays locked in the child for ever. Native thread pools are subtler: a
+library that has started one while it was *imported* (OpenBLAS does) also knows how to fork, but
+one that has been put to work (OpenMP, autograd) leaves a child that hangs. So the server counts
+its threads right after the imports. Python threads beyond the main one at that moment, or more
+native threads at any later moment, and it refuses to fork, with the reason.
+
+**A guess must do no harm.** Nobody has asked for `--guessed` modules. One that cannot be imported
+is left to the workers. If they have started threads, the server ends before it has read a single
+order; if one ends or crashes the process, so be it. Either way the agent sees a server end that
+was never ready, and starts one without modules on the same socket, where all orders still are.
+That costs the time of the imports, and the job runs as under any other start method.
+
+**A fork is cheap as long as it writes little**, because each page that it writes to is copied. So
+the server imports less than is usual (`threading` alone, which rebuilds itself in every fork,
+doubles the cost of an empty one), keeps the collector off its objects, and a fork frees nothing of
+what it has inherited.
+
+**A fork is made to look like an interpreter that has just started**: environment, directory,
+`sys.path`, `sys.argv`, signals and random numbers. It leaves the loop and the frames of the server
+behind by returning, and ends in `bootstrap.run_and_exit`.
+"""
+
+import sys
+
+if __name__ == "__main__":
+    if sys.version_info < (3, 10):  # noqa: UP036 - PYTHON_EXEC may name another than the agent's
+        sys.exit(f"rankwise: the fork server needs Python 3.10 or later, not {sys.executable}")
+    # Run the module, not this file: `__main__` will be the workers', and must not hold the server.
+    if not sys.flags.safe_path:
+        del sys.path[0]  # this file's directory, where nobody shall look for modules
+    sys.path.insert(0, __file__.rsplit("/", 5)[0])
+    from rankwise.drivers.real.hosting import forkserver  # noqa: PLW0406 - see above
+
+    del sys.path[0]
+    forkserver.main(sys.argv[1], sys.argv[2:])
+
+import _signal  # type: ignore[import-not-found]  # the core of `signal`, without its enums
+import _socket
+import _thread
+import gc
+import os
+
+from rankwise.drivers.real.hosting.spawn_loop import Refused, SpawnLoop
+from rankwise.drivers.real.worker import bootstrap
+
+TYPE_CHECKING = False  # the fewer modules, the cheaper the forks
+if TYPE_CHECKING:
+    from typing import Any
+
+_ALWAYS_NEEDED = ("atexit", "rankwise.drivers.real.worker.function")
+"""What every fork would import at the latest when it ends, and what most import at once."""
+PATH_VARIABLE = "RANKWISE_SYS_PATH"
+"""What `sys.path` shall be during the imports, joined with colons; forks do not keep it."""
+
+
+class ForkServer:
+    """Imports modules, and forks workers from there."""
+
+    def __init__(
+        self, control: _socket.socket, preload: list[str], *, is_guess: bool = False
+    ) -> None:
+        self._preload = preload
+        failed = import_modules(preload)
+        self._environment = dict(os.environ)
+        gc.collect()
+        gc.freeze()
+        self._python_threads = other_threads()
+        if self._python_threads and is_guess:
+            os._exit(0)  # and not otherwise, since the threads may never end
+        self._native_threads = native_thread_count()
+        self._loop = SpawnLoop(control, become=self._begin_worker, admit=self.check_threads)
+        details = {"failed": failed, "threads": self._python_threads}
+        self._loop.tell(("ready", os.getpid(), details))
+
+    def run(self) -> "dict[str, Any] | None":
+        """Serve until the agent ends; in a fork, return the worker's order."""
+        return self._loop.run()
+
+    def check_threads(self) -> None:
+        """Raise `Refused` if a fork could hang."""
+        threads = self._python_threads or other_threads()
+        if threads:
+            raise Refused(
+                f"the fork server cannot fork while other threads run in it "
+                f"({', '.join(threads)}); what it imported has started them "
+                f"({self._imported}): preload less, or use another start method"
+            )
+        count = native_thread_count()
+        if count > self._native_threads:
+            raise Refused(
+                f"the fork server cannot fork any more: {count} threads run in it, but "
+                f"{self._native_threads} did right after its imports ({self._imported}); something "
+                "in it computes, and its forks could hang: preload less, or use another start "
+                "method"
+            )
+
+    @property
+    def _imported(self) -> str:
+        return f"preloaded: {', '.join(self._preload)}" if self._preload else "nothing preloaded"
+
+    def _begin_worker(self, order: "dict[str, Any]") -> None:
+        self._loop.leave()
+        # What an interpreter sets up at its start; all other signals are at their defaults.
+        _signal.signal(_signal.SIGINT, _signal.default_int_handler)
+        _signal.signal(_signal.SIGPIPE, _signal.SIG_IGN)
+        _signal.signal(_signal.SIGXFSZ, _signal.SIG_IGN)
+        replace_environment(self._environment, order["env"])
+        numpy_random = sys.modules.get("numpy.random")
+        if numpy_random is not None:
+            numpy_random.seed()  # the standard library does the same to its own after a fork
+
+
+def import_modules(names: list[str]) -> dict[str, str]:
+    """Import each module; return the error of each that cannot be imported.
+
+    `sys.path` is the workers' again afterwards.
+    """
+    workers_path = sys.path[:]
+    path = os.environ.pop(PATH_VARIABLE, None)
+    if path is not None:
+        sys.path[:] = path.split(os.pathsep)
+    failed: dict[str, str] = {}
+    for name in (*names, *_ALWAYS_NEEDED):
+        try:
+            __import__(name)
+        except BaseException as error:  # noqa: BLE001 - a module may do anything, and exit
+            failed[name] = f"{type(error).__name__}: {error}"
+    # Looking for what does not exist lists every directory once, here and not in every fork.
+    for finder in sys.meta_path:
+        finder.find_spec("rankwise-nothing", None)
+    sys.path[:] = workers_path
+    return failed
+
+
+def other_threads() -> list[str]:
+    """Return the names of all Python threads but the main one."""
+    threading = sys.modules.get("threading")
+    if threading is None:
+        return ["unnamed"] * _thread._count()  # noqa: SLF001 - no public module counts them
+    main = threading.main_thread()
+    return [thread.name for thread in threading.enumerate() if thread is not main]
+
+
+def native_thread_count() -> int:
+    """Return how many threads the kernel sees in this process."""
+    # A directory has two links and one for each directory in it; counting them is the cheapest.
+    return os.stat("/proc/self/task").st_nlink - 2
+
+
+def replace_environment(known: dict[str, str], wanted: dict[str, str]) -> None:
+    """Make this process's environment, which is known, another, touching only what differs."""
+    for name in known.keys() - wanted.keys():
+        del os.environ[name]
+    for name, value in wanted.items() - known.items():
+        os.environ[name] = value
+
+
+def main(control: str, preload: list[str]) -> None:
+    """Serve; in a fork, be the worker. Does not return."""
+    fd = int(control) if control.isdecimal() else int(os.environ.pop(control))
+    os.set_inheritable(fd, False)  # noqa: FBT003 - the standard library's signature
+    is_guess = preload[:1] == ["--guessed"]
+    control_socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, fd)
+    server = ForkServer(control_socket, preload[is_guess:], is_guess=is_guess)
+    order = server.run()
+    if order is None:
+        os._exit(0)
+    program = order["program"]
+    arguments = {"script": program[1:2], "module": ("-m", *program[1:2])}.get(program[0], ())
+    sys.orig_argv[:] = [sys.executable, "-u", *arguments, *(program[2] if program[2:] else ())]
+    bootstrap.run_and_exit(program)

@@ -1,0 +1,176 @@
+"""The guardian: parent of all workers of a node, and the one who leaves nobody behind.
+
+A program, started by the agent as `python -I -S guardian.py CONTROL_FD`, where the descriptor is
+its end of a socket pair. It makes workers on order (`spawn_loop`), kills what they leave behind
+(`descendants`), and outlives the agent by just as long as it takes to kill everything.
+
+It runs without `site` and imports next to nothing, so that it is ready a few milliseconds after
+it has been started, and so that nothing that a user installs can break it.
+"""
+
+import _socket
+import os
+import resource
+import stat
+import sys
+
+if __name__ == "__main__":  # as a file, which knows where its package lies but cannot import it
+    sys.path.append(os.path.abspath(__file__).rsplit("/", 5)[0])
+
+from rankwise.drivers.real.hosting import prctl
+from rankwise.drivers.real.hosting.descendants import kill_descendants
+from rankwise.drivers.real.hosting.spawn_loop import Refused, SpawnLoop
+
+TYPE_CHECKING = False  # `typing` would cost a third of the guardian's start-up
+if TYPE_CHECKING:
+    from rankwise.drivers.real.hosting.spawn_loop import Order
+    from rankwise.drivers.real.hosting.wire import Message
+
+SWEEP_PATIENCE_NS = 5_000_000_000
+"""How long a sweep tries to kill what does not die; only the kernel can keep a process so long."""
+_FILES_NEEDED = 8
+_DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
+
+
+class Guardian:
+    """Makes and guards the workers of one agent."""
+
+    def __init__(self, control: "_socket.socket") -> None:
+        self._guarded: list[str] = []
+        self._loop = SpawnLoop(
+            control,
+            become=execute,
+            orders={"sweep": self._sweep, "guard": self._guard},
+        )
+
+    def run(self) -> None:
+        """Serve until the agent ends; then kill everybody and remove what was guarded."""
+        self._loop.tell(("ready", os.getpid(), {}))
+        self._loop.run()
+        kill_descendants(SWEEP_PATIENCE_NS)
+        _reap_all()
+        for path in self._guarded:
+            remove_tree(path)
+
+    def _sweep(self, token: object) -> "Message":
+        spared = [self._loop.workers[worker] for worker in self._loop.kept]
+        awaited = self._loop.workers.values()
+        survivors = kill_descendants(SWEEP_PATIENCE_NS, spared=spared, awaited=awaited)
+        return ("swept", token, survivors)
+
+    def _guard(self, paths: list[str]) -> None:
+        self._guarded = paths
+
+
+def _reap_all() -> None:
+    """Reap the dead, in case that the init process of a container does not."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+
+def execute(order: "Order") -> None:
+    """Replace this process by the program that the order names; raise `Refused` if it cannot be."""
+    argv: list[str] = order["argv"]
+    environment: dict[str, str] = order["env"]
+    program = argv[0]
+    if "/" in program:
+        candidates = [program]
+    else:
+        directories = environment.get("PATH", _DEFAULT_PATH).split(":")
+        candidates = [f"{directory or '.'}/{program}" for directory in directories]
+    refusal = None
+    for candidate in candidates:
+        try:
+            os.execve(candidate, argv, environment)  # noqa: S606 - no shell is what we want
+        except (FileNotFoundError, NotADirectoryError) as error:
+            if os.path.lexists(candidate):
+                refusal = refusal or _refusal(candidate, error)
+        except PermissionError as error:
+            refusal = refusal or _refusal(candidate, error)
+        except OSError as error:
+            raise Refused(_refusal(candidate, error)) from None
+        except ValueError as error:
+            raise Refused(f"cannot start {program!r}: {error}") from None
+    if refusal is None:
+        place = "" if "/" in program else f" in PATH ({environment.get('PATH', _DEFAULT_PATH)})"
+        refusal = f"no such file{place}: {program!r}"
+    raise Refused(refusal)
+
+
+def _refusal(path: str, error: OSError) -> str:
+    """Say in one sentence why an existing file cannot be executed."""
+    if isinstance(error, FileNotFoundError):
+        return f"cannot start {path!r}: {_missing_interpreter(path)}"
+    if isinstance(error, PermissionError):
+        if os.path.isdir(path):
+            return f"cannot start {path!r}: it is a directory"
+        if not os.access(path, os.X_OK):
+            return f"cannot start {path!r}: it has no run bit (try: chmod +x {path})"
+        return f"cannot start {path!r}: permission denied"
+    if error.errno == 7:  # E2BIG; `errno` is not worth its import
+        return (
+            f"cannot start {path!r}: its arguments and environment together, or one of them, are "
+            "longer than the kernel allows"
+        )
+    if error.errno == 8:  # ENOEXEC
+        return f"cannot start {path!r}: it is neither a binary nor a script that begins with #!"
+    return f"cannot start {path!r}: {error.strerror}"
+
+
+def _missing_interpreter(path: str) -> str:
+    """Name what is missing when the kernel finds no file although the program exists."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return "it is a link to a file that does not exist"
+    try:
+        first_line = os.read(fd, 256).partition(b"\n")[0]
+    finally:
+        os.close(fd)
+    if not first_line.startswith(b"#!"):
+        return "the loader that this binary asks for does not exist"
+    interpreter = first_line[2:].strip().decode(errors="replace")
+    ending = " (the line ends in a carriage return)" if first_line.endswith(b"\r") else ""
+    return f"its interpreter does not exist: {interpreter!r}{ending}"
+
+
+def remove_tree(path: str) -> None:
+    """Remove a directory with everything in it, or a file; what cannot be removed is left."""
+    try:
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            os.unlink(path)
+            return
+        for entry in os.listdir(path):
+            remove_tree(f"{path}/{entry}")
+        os.rmdir(path)
+    except OSError:
+        pass  # nobody is left who could be told, and the rest is still worth removing
+
+
+def main() -> None:
+    """Run as the guardian of whoever holds the other end of the control socket."""
+    _, files_max = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        # Workers get back what their order says.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files_max, files_max))
+        # Descriptors for workers are moved to 0, 1 and 2, so they must not be received there.
+        while (spare := os.open("/dev/null", os.O_RDWR)) <= 2:
+            pass
+        os.close(spare)
+        control = int(sys.argv[1])
+        os.set_inheritable(control, False)  # noqa: FBT003 - the standard library's signature
+        prctl.adopt_orphans()
+        guardian = Guardian(_socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, control))
+        # A sweep that cannot look around would leave everybody alive: better no guardian.
+        for fd in [os.open("/dev/null", os.O_RDONLY) for _ in range(_FILES_NEEDED)]:
+            os.close(fd)
+    except OSError as error:
+        sys.exit(f"rankwise: the guardian cannot start: {error.strerror} (at most {files_max})")
+    guardian.run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,295 @@
+"""What makes processes for a gang: a guardian, and beneath it perhaps a fork server.
+
+A `Hosting` may serve one gang after another, which is how a fork server stays warm: its imports
+are paid for once. It serves one gang at a time, since a sweep leaves nobody alive.
+
+- The guardian dies: whatever carries its mark is killed, then the gang is told.
+- The fork server dies: the guardian says so and is asked to kill what is left, then the gang is
+  told. Its socket may end earlier; that alone says nothing, not even whether it still lives.
+- The fork server dies of imports that rankwise has guessed: another one is started, which imports
+  nothing. A server reads no order before it is ready, and its end of the socket is kept here until
+  then, so the second finds all orders that the first was given.
+"""
+
+import os
+import resource
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Self
+
+from rankwise.base.errors import LocalProtocolError, SpawnFailed
+from rankwise.base.failure import ExitStatus
+from rankwise.base.units import SECOND, Duration, Instant
+from rankwise.drivers.real.hosting.connection import (
+    MARK_VARIABLE,
+    Connection,
+    Guardian,
+    HostingListener,
+    kill_marked,
+)
+from rankwise.drivers.real.hosting.wire import program_arguments
+from rankwise.drivers.real.reactor import Reactor
+
+_SERVER_FD = "RANKWISE_SERVER_FD"
+"""The variable that tells the fork server its end of the socket."""
+SERVER_NUMBER = 0
+"""The fork server's own number at its guardian; workers count from 1."""
+SIGKILL = 9
+LOSS_TOKEN = 0
+"""The sweep after the loss of the fork server; the tokens of gangs are other numbers."""
+LOSS_PATIENCE = Duration(1 * SECOND)
+"""How long the workers of a guardian that has died may take to die."""
+
+
+class Hosting:
+    """A guardian, with or without a fork server.
+
+    Args:
+        mark: what finds stray processes of this hosting in the environments of all.
+        preload: modules for a fork server to import; None makes no fork server.
+        is_guess: whether nobody has asked for these modules, so that nothing may fail of them.
+        environment: the fork server's, which its workers' imports have seen.
+        python: the fork server's interpreter.
+    """
+
+    def __init__(
+        self,
+        mark: str,
+        *,
+        preload: Sequence[str] | None = None,
+        is_guess: bool = False,
+        environment: Mapping[str, str] | None = None,
+        python: str = "",
+    ) -> None:
+        self._program = (python or sys.executable, *program_arguments("forkserver", _SERVER_FD))
+        # Its forks keep what /proc shows of this environment, whatever theirs is later.
+        self._environment = {**(os.environ if environment is None else environment)}
+        self._environment[MARK_VARIABLE] = mark
+        self._preload = tuple(preload or ())
+        self._spare_end: socket.socket | None = None
+        with ExitStack() as stack:
+            self.guardian: Guardian = stack.enter_context(Guardian(mark))
+            self.server: Connection | None = None
+            if preload is not None:
+                ours, theirs = socket.socketpair()
+                self.server = Connection("fork server", ours)
+                stack.callback(self.server.close)
+                self._spare_end = theirs
+                stack.callback(self._close_spare_end)
+                self._start_server(*(("--guessed",) if is_guess else ()), *self._preload)
+                if not is_guess:
+                    self._close_spare_end()
+            self._exit = stack.pop_all()
+        self._gang: HostingListener | None = None
+        self._is_server_ready = False
+        self._loss = ""
+        self.guardian.listener = _GuardianListener(self)
+        if self.server is not None:
+            self.server.listener = _ServerListener(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def spawner(self) -> Connection:
+        """Whom to ask for workers."""
+        return self.guardian if self.server is None else self.server
+
+    def attach(self, reactor: Reactor, gang: HostingListener) -> None:
+        """Serve a gang: watch the connections and tell `gang`.
+
+        Raises:
+            LocalProtocolError: it is serving another gang.
+            SpawnFailed: the guardian or the fork server has died since.
+        """
+        if self._gang is not None:
+            raise LocalProtocolError(
+                "this fork server is running another gang",
+                hint="wait for it, or use a second rankwise.ForkServer",
+            )
+        if self.loss:
+            raise SpawnFailed(
+                f"this fork server cannot be used any more: {self.loss}",
+                hint="make another rankwise.ForkServer",
+            )
+        self._gang = gang
+        for connection in self._connections:
+            connection.watch(reactor)
+
+    def detach(self) -> None:
+        """Stop serving the gang, whose workers are all dead, or will be."""
+        self._unwatch()
+        self._gang = None
+
+    @property
+    def gang(self) -> HostingListener | None:
+        """Whom it serves."""
+        return self._gang
+
+    @property
+    def loss(self) -> str:
+        """Why it can make no more processes; empty while it can."""
+        return self._loss or self.guardian.loss or (self.server.loss if self.server else "")
+
+    def ignore_server(self) -> None:
+        """Do not listen to the fork server any more: a socket that has ended is always readable."""
+        if self.server is not None:
+            self.server.unwatch()
+
+    @property
+    def unfinished_imports(self) -> tuple[str, ...]:
+        """What the fork server has been told to import, if it has not come to an end of it."""
+        is_importing = self.server is not None and not self._is_server_ready
+        return self._preload if is_importing else ()
+
+    def abandon_spawns(self) -> None:
+        """Take back orders for workers that have not been carried out.
+
+        The guardian carries orders out one after another, so that a sweep comes after them. A fork
+        server may be deep in an import: it is killed, and this hosting makes no more workers.
+        """
+        if self.server is not None and not self.loss:
+            self._loss = "it was ended with a run that was stopped while it imported"
+            self.server.close()
+            # The orders lie in the socket with the workers' ends of all pipes: these end with it.
+            self._close_spare_end()
+            self.guardian.signal(SERVER_NUMBER, SIGKILL, group=False)
+
+    def on_server_ready(self) -> None:
+        """It has imported what it can: its end of the socket is its own."""
+        self._is_server_ready = True
+        self._close_spare_end()
+
+    def on_server_ended(self, reason: str) -> None:
+        """The fork server has ended: start another if it died of a guess, else tell of the loss."""
+        if self.server is not None and self._spare_end is not None:
+            self.server.on_readable()  # it may have been ready, and have taken orders
+        if self._spare_end is not None and not self.loss:
+            self._preload = ()
+            self._start_server()
+            self._close_spare_end()
+            return
+        if not self._is_server_ready and self._preload:
+            reason += f" while it imported {', '.join(self._preload)}"
+        self.lose_server(reason)
+
+    def lose_server(self, reason: str) -> None:
+        """The fork server is gone: have the guardian kill what it has left, then tell the gang."""
+        if not self._loss:
+            self._loss = reason
+            self.guardian.sweep(LOSS_TOKEN)
+
+    def conclude_loss(self, reason: str) -> None:
+        """Nothing is left: tell the gang, once."""
+        self._loss = self._loss or reason
+        self._unwatch()
+        if self._gang is not None:
+            self._gang.on_lost(self._loss)
+
+    @property
+    def _connections(self) -> tuple[Connection, ...]:
+        return (self.guardian,) if self.server is None else (self.guardian, self.server)
+
+    def _unwatch(self) -> None:
+        """Stop listening to both."""
+        for connection in self._connections:
+            connection.unwatch()
+
+    def close(self) -> None:
+        """End the fork server and the guardian, and everything beneath them."""
+        self._exit.close()
+
+    def _start_server(self, *modules: str) -> None:
+        assert self._spare_end is not None, "it is kept until no other server will be started"
+        order: dict[str, Any] = {
+            "argv": [*self._program, *modules],
+            "env": self._environment,
+            "cwd": os.getcwd(),
+            "nofile": resource.getrlimit(resource.RLIMIT_NOFILE),
+            "fds": [_SERVER_FD],
+            "keep": True,
+        }
+        self.guardian.spawn(SERVER_NUMBER, order, [self._spare_end.fileno()])
+
+    def _close_spare_end(self) -> None:
+        if self._spare_end is not None:
+            self._spare_end.close()
+            self._spare_end = None
+
+
+class _GuardianListener:
+    """Hears the guardian: what becomes of workers, and of the fork server."""
+
+    def __init__(self, hosting: Hosting) -> None:
+        self._hosting = hosting
+
+    def on_spawned(self, worker: int, pid: int) -> None:
+        if worker != SERVER_NUMBER and self._hosting.gang is not None:
+            self._hosting.gang.on_spawned(worker, pid)
+
+    def on_refused(self, worker: int, reason: str) -> None:
+        if worker == SERVER_NUMBER:
+            self._hosting.lose_server(f"the fork server cannot be started: {reason}")
+        elif self._hosting.gang is not None:
+            self._hosting.gang.on_refused(worker, reason)
+
+    def on_exited(self, worker: int, code: int, at: Instant) -> None:
+        if worker == SERVER_NUMBER:
+            self._hosting.on_server_ended(f"the fork server has ended with {ExitStatus(code)}")
+        elif self._hosting.gang is not None:
+            self._hosting.gang.on_exited(worker, code, at)
+
+    def on_swept(self, token: int, survivors: tuple[int, ...]) -> None:
+        if token == LOSS_TOKEN:
+            self._hosting.conclude_loss("the fork server has ended")
+        elif self._hosting.gang is not None:
+            self._hosting.gang.on_swept(token, survivors)
+
+    def on_ready(self, details: Mapping[str, Any]) -> None:
+        """Nobody waits for the guardian: orders queue in its socket."""
+
+    def on_lost(self, reason: str) -> None:
+        kill_marked(self._hosting.guardian.mark, LOSS_PATIENCE)
+        self._hosting.conclude_loss(reason)
+
+
+class _ServerListener:
+    """Hears the fork server, whose workers are the gang's."""
+
+    def __init__(self, hosting: Hosting) -> None:
+        self._hosting = hosting
+
+    def on_spawned(self, worker: int, pid: int) -> None:
+        if self._hosting.gang is not None:
+            self._hosting.gang.on_spawned(worker, pid)
+
+    def on_refused(self, worker: int, reason: str) -> None:
+        if self._hosting.gang is not None:
+            self._hosting.gang.on_refused(worker, reason)
+
+    def on_exited(self, worker: int, code: int, at: Instant) -> None:
+        if self._hosting.gang is not None:
+            self._hosting.gang.on_exited(worker, code, at)
+
+    def on_swept(self, token: int, survivors: tuple[int, ...]) -> None:
+        """Only guardians sweep."""
+
+    def on_ready(self, details: Mapping[str, Any]) -> None:
+        self._hosting.on_server_ready()
+        if self._hosting.gang is not None:
+            self._hosting.gang.on_ready(details)
+
+    def on_lost(self, reason: str) -> None:  # noqa: ARG002  # `HostingListener`
+        """How it ended, the guardian will tell."""
+        self._hosting.ignore_server()

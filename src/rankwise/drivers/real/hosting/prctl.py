@@ -1,0 +1,41 @@
+"""The two process attributes that Python has no call for.
+
+They are set through `_ctypes`, the core of `ctypes`, because importing `ctypes` itself would take
+a third of the guardian's start-up; `call_function` is what every `ctypes` function ends in.
+"""
+
+import _ctypes
+import os
+
+TYPE_CHECKING = False  # `typing` would cost a third of the guardian's start-up
+if TYPE_CHECKING:
+    from typing import Any
+
+_SET_PARENT_DEATH_SIGNAL = 1
+_SET_CHILD_SUBREAPER = 36
+_SIGKILL = 9
+
+_call_function = _ctypes.call_function
+_THIS_PROCESS: "Any" = None
+_PRCTL = _ctypes.dlsym(_ctypes.dlopen(_THIS_PROCESS, os.RTLD_NOW), "prctl")
+"""Address of the C library's prctl(2)."""
+
+
+def adopt_orphans() -> None:
+    """Become the new parent of every descendant whose own parent dies."""
+    _set(_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(parent: int) -> None:
+    """Let the kernel kill this process when its parent, which has forked it, ends.
+
+    Ends this process at once if the parent has ended before the request took effect.
+    """
+    _set(_SET_PARENT_DEATH_SIGNAL, _SIGKILL)
+    if os.getppid() != parent:
+        os._exit(128 + _SIGKILL)
+
+
+def _set(option: int, value: int) -> None:
+    if _call_function(_PRCTL, (option, value, 0, 0, 0)) != 0:
+        raise OSError(f"the kernel refused prctl({option}, {value})")

@@ -1,0 +1,63 @@
+"""Journals of a real run: JSON lines in a file, or nowhere.
+
+One line per stimulus or effect: `{"at": ns, "machine": "gang", "stimulus": {"type": …, …}}`. A
+full disk must not end a job, so a journal that cannot be written any more says so once and falls
+silent.
+"""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from rankwise.base.units import Instant
+
+
+class NullJournal:
+    """Remembers nothing."""
+
+    def stimulus(self, machine: str, stimulus: Any, now: Instant) -> None:
+        """Forget it."""
+
+    def effect(self, machine: str, effect: Any, now: Instant) -> None:
+        """Forget it."""
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+class FileJournal:
+    """Appends JSON lines to a file, unbuffered, so that a crash loses nothing.
+
+    Args:
+        path: the file.
+        on_error: is told, once, that it cannot be written any more.
+    """
+
+    def __init__(self, path: str, on_error: Callable[[str, OSError], None]) -> None:
+        self.path = path
+        self._on_error: Callable[[str, OSError], None] | None = on_error
+        self._encoder = msgspec.json.Encoder()
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+    def stimulus(self, machine: str, stimulus: Any, now: Instant) -> None:
+        """Append what a machine was told."""
+        self._append({"at": now, "machine": machine, "stimulus": stimulus})
+
+    def effect(self, machine: str, effect: Any, now: Instant) -> None:
+        """Append what it ordered."""
+        self._append({"at": now, "machine": machine, "effect": effect})
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
+
+    def _append(self, line: dict[str, Any]) -> None:
+        if self._on_error is None:
+            return
+        try:
+            os.write(self._fd, self._encoder.encode(line) + b"\n")
+        except OSError as error:
+            on_error, self._on_error = self._on_error, None
+            on_error(self.path, error)

@@ -1,0 +1,67 @@
+"""Pumps and console on the reactor: the streams run at the pace of the console.
+
+A pump whose sinks are congested is not read until the console has caught up; its pipe fills, and
+its worker waits. An outlet is watched only while bytes wait in it.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from rankwise.drivers.real.logs.console import Console, Outlet
+from rankwise.drivers.real.logs.pump import StreamPump
+from rankwise.drivers.real.reactor import Reactor
+from rankwise.ports.clock import Clock
+
+
+class LogFlow:
+    """Keeps the streams of all workers moving."""
+
+    def __init__(self, reactor: Reactor, console: Console, clock: Clock) -> None:
+        self._reactor = reactor
+        self._clock = clock
+        self._console = console
+        self._on_end: dict[StreamPump, Callable[[], None]] = {}
+        self._held: dict[StreamPump, None] = {}
+        for outlet in console.outlets:
+            outlet.on_blocked = partial(self._watch, outlet)
+
+    def add(self, pump: StreamPump, on_end: Callable[[], None]) -> None:
+        """Read the pump's stream until its end; then close it and call back."""
+        self._on_end[pump] = on_end
+        self._resume(pump)
+
+    def finish(self, pump: StreamPump) -> None:
+        """End a stream that may have no end: what is in its pipe now is its last, no call back.
+
+        Harmless for a stream that has ended.
+        """
+        if self._on_end.pop(pump, None) is not None:
+            self._held.pop(pump, None)
+            self._reactor.unwatch_readable(pump.fd)
+            pump.end(self._clock.now())
+
+    def _resume(self, pump: StreamPump) -> None:
+        self._reactor.watch_readable(pump.fd, partial(self._read, pump))
+
+    def _read(self, pump: StreamPump) -> None:
+        if pump.is_congested:
+            self._reactor.unwatch_readable(pump.fd)
+            self._held[pump] = None
+            return
+        pump.on_readable(self._clock.now())
+        if pump.is_ended:
+            on_end = self._on_end[pump]
+            self.finish(pump)
+            on_end()
+
+    def _watch(self, outlet: Outlet) -> None:
+        self._reactor.watch_writable(outlet.fd, partial(self._write, outlet))
+
+    def _write(self, outlet: Outlet) -> None:
+        outlet.on_writable()
+        if not outlet.wants_write:
+            self._reactor.unwatch_writable(outlet.fd)
+        if not outlet.is_congested:
+            for pump in [pump for pump in self._held if not pump.is_congested]:
+                del self._held[pump]
+                self._resume(pump)

@@ -1,0 +1,193 @@
+"""Whether it was the kernel's out-of-memory killer that sent a SIGKILL.
+
+The signal itself does not tell who sent it. The kernel counts its own kills, though, before it
+sends them, so by the time that a death is seen the count has risen:
+
+- cgroup v2, `memory.events`: `oom_kill` counts kills in the group and below it. A group without
+  the memory controller has no such file; the nearest ancestor that has one answers for it.
+- cgroup v1, `memory.oom_control`: `oom_kill` counts kills in the very group, not below it.
+- `/proc/vmstat`: `oom_kill` counts all kills of the machine, those in other containers included.
+
+The counts are sampled when a gang starts and compared when a worker has died of SIGKILL. Both are
+a handful of reads of small files, some tens of microseconds; nothing is watched in between.
+"""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from rankwise.base.units import format_bytes
+
+_UNLIMITED = 1 << 60
+"""cgroup v1 writes "no limit" as nearly 2**63."""
+
+
+class OomVerdict(msgspec.Struct, frozen=True):
+    """The answer: True, False, or None where it cannot be known, and the evidence in a sentence."""
+
+    was_oom: bool | None
+    evidence: str
+
+
+class _MemoryGroup(msgspec.Struct, frozen=True):
+    """The cgroup that accounts for this process's memory.
+
+    Attributes:
+        name: its path as the kernel names it.
+        directories: its directory, then those of its ancestors.
+        events_file: the file with the count; `limit_file` the one with the limit.
+        counts_below: whether kills in groups below it are counted, too.
+    """
+
+    name: str
+    directories: tuple[str, ...]
+    events_file: str
+    limit_file: str
+    counts_below: bool
+
+    def kills(self) -> int | None:
+        return _read_counter(f"{self.directories[0]}/{self.events_file}")
+
+    def limit_bytes(self) -> int | None:
+        """The tightest limit of the group and its ancestors."""
+        limits = [
+            int(text)
+            for directory in self.directories
+            if (text := _read(f"{directory}/{self.limit_file}").strip()).isdigit()
+        ]
+        tightest = min(limits, default=_UNLIMITED)
+        return tightest if tightest < _UNLIMITED else None
+
+
+class OomWatch:
+    """Asked after a SIGKILL: was it the kernel's OOM killer?
+
+    Make a new one for every attempt: it compares with the moment in which it was made. Two workers
+    that are killed within one attempt both get the answer True if one of them was killed by the
+    kernel, since it counts and does not name.
+
+    Args:
+        root: put before `/proc` and `/sys`; a directory in tests.
+    """
+
+    def __init__(self, root: str = "") -> None:
+        self._vmstat = f"{root}/proc/vmstat"
+        self._group = _find_memory_group(root)
+        self._group_kills = self._group.kills() if self._group is not None else None
+        self._machine_kills = _read_counter(self._vmstat)
+
+    def verdict(self) -> OomVerdict:
+        """Compare the counts with those at the start."""
+        machine_before, machine_now = self._machine_kills, _read_counter(self._vmstat)
+        machine_rose = _rose(machine_before, machine_now)
+        group = self._group
+        if group is not None:
+            before, now = self._group_kills, group.kills()
+            where = f"{group.events_file} of {group.name}: oom_kill"
+            if _rose(before, now):
+                return OomVerdict(
+                    was_oom=True, evidence=f"{where} {before} -> {now}, {_describe_limit(group)}"
+                )
+            if before is not None and before == now:
+                if group.counts_below or not machine_rose:
+                    return OomVerdict(was_oom=False, evidence=f"{where} still {now}")
+                return OomVerdict(
+                    was_oom=None,
+                    evidence=f"{where} still {now}, but that of the machine {machine_before} ->"
+                    f" {machine_now}: it killed something elsewhere, perhaps this",
+                )
+        if machine_rose:
+            return OomVerdict(
+                was_oom=True,
+                evidence=f"/proc/vmstat: oom_kill {machine_before} -> {machine_now},"
+                " counted for the whole machine",
+            )
+        if machine_before is not None and machine_before == machine_now:
+            return OomVerdict(was_oom=False, evidence=f"/proc/vmstat: oom_kill still {machine_now}")
+        return OomVerdict(was_oom=None, evidence="no count of OOM kills can be read here")
+
+
+def _rose(before: int | None, now: int | None) -> bool:
+    return before is not None and now is not None and now > before
+
+
+def _describe_limit(group: _MemoryGroup) -> str:
+    limit = group.limit_bytes()
+    if limit is None:
+        return "no limit: the machine itself ran out of memory"
+    return f"limit {format_bytes(limit)}"
+
+
+def _find_memory_group(root: str) -> _MemoryGroup | None:
+    paths: dict[str, str] = {}
+    for line in _read(f"{root}/proc/self/cgroup").splitlines():
+        hierarchy, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        for controller in controllers.split(",") if hierarchy != "0" else [""]:
+            paths[controller] = path
+    if "memory" in paths:
+        return _group_v1(root, paths["memory"])
+    if "" in paths:
+        return _group_v2(root, paths[""])
+    return None
+
+
+def _group_v1(root: str, path: str) -> _MemoryGroup | None:
+    for directories in _directories(root, path, "cgroup", "memory"):
+        if _read_counter(f"{directories[0]}/memory.oom_control") is not None:
+            return _MemoryGroup(
+                path, directories, "memory.oom_control", "memory.limit_in_bytes", counts_below=False
+            )
+    return None
+
+
+def _group_v2(root: str, path: str) -> _MemoryGroup | None:
+    names = path.strip("/").split("/")
+    for directories in _directories(root, path, "cgroup2", ""):
+        for height in range(len(directories)):
+            if _read_counter(f"{directories[height]}/memory.events") is not None:
+                name = "/" + "/".join(names[: len(names) - height])
+                return _MemoryGroup(
+                    name, directories[height:], "memory.events", "memory.max", counts_below=True
+                )
+    return None
+
+
+def _directories(root: str, path: str, kind: str, option: str) -> Iterator[tuple[str, ...]]:
+    """For each mount of the hierarchy: the group's directory, then those of its ancestors.
+
+    A container's mount may show only a part of the hierarchy, which then begins at the mount's
+    root; a group outside that part (`/..`) is not to be seen.
+    """
+    for line in _read(f"{root}/proc/self/mountinfo").splitlines():
+        place, _, source = line.partition(" - ")
+        place_fields, source_fields = place.split(), source.split()
+        if len(place_fields) < 5 or len(source_fields) < 3 or source_fields[0] != kind:
+            continue
+        if option and option not in source_fields[2].split(","):
+            continue
+        shown, mount_point = place_fields[3].rstrip("/"), place_fields[4]
+        if not (path + "/").startswith(shown + "/") or path.startswith("/.."):
+            continue
+        names = [name for name in path[len(shown) :].split("/") if name]
+        yield tuple(
+            "/".join([f"{root}{mount_point}", *names[:depth]])
+            for depth in range(len(names), -1, -1)
+        )
+
+
+def _read_counter(path: str) -> int | None:
+    for line in _read(path).splitlines():
+        name, _, value = line.partition(" ")
+        if name == "oom_kill" and value.isdigit():
+            return int(value)
+    return None
+
+
+def _read(path: str) -> str:
+    """The text of a small file; empty when it cannot be read, which every caller expects."""
+    try:
+        with open(path, "rb") as file:  # pathlib costs more than all of this
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""

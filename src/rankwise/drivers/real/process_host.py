@@ -1,0 +1,552 @@
+"""The real process host: a gang's orders become processes, pipes and signals.
+
+Who owns what: the guardian (or the fork server) owns the processes; this object owns the agent's
+ends of their pipes. A `WorkerLink` is one worker of one attempt: its number at the guardian, its
+pipes, and what came through them. Links of an attempt outlive its workers until every pipe has
+been read to its end, so that nothing that was written is lost.
+
+Order is kept where it matters: when a worker's exit is heard of, its report, result and output
+pipes are emptied first, so the gang learns what a worker reported before it learns that the
+worker has ended.
+
+- A worker dies: the guardian says so; see above.
+- Its parent does not say so, since it is stopped: the agent sees it by itself, and how it ended.
+- The guardian dies: `GuardianLost`. Its workers died with it (`hosting.py` sees to that).
+- A child of a worker keeps a pipe open after the worker's end: the pipe is read on until the sweep
+  has killed the child.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from fcntl import F_SETPIPE_SZ, fcntl
+from functools import partial
+from typing import Any, Protocol
+
+from rankwise.base.failure import ExitStatus
+from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after
+from rankwise.core.gang.vocabulary import (
+    GuardianLost,
+    ProgressLooked,
+    StacksDumped,
+    Stimulus,
+    Swept,
+    WorkerExited,
+    WorkerRefused,
+    WorkerReported,
+    WorkerSpawned,
+)
+from rankwise.drivers.real.hosting.connection import Connection, Guardian
+from rankwise.drivers.real.logs.flow import LogFlow
+from rankwise.drivers.real.logs.pump import StreamPump, open_stream_pipe
+from rankwise.drivers.real.logs.tail import Tail
+from rankwise.drivers.real.reactor import Reactor, Timer
+from rankwise.drivers.real.report_pipe import ErrorReported, Ready, ReportPipe, WorkerReport
+from rankwise.drivers.real.worker.bootstrap import STACKS_SIGNAL
+from rankwise.drivers.real.worker_process import WorkerProcess
+from rankwise.ports.clock import Clock
+
+STACKS_QUIET = Duration(60 * MILLISECOND)
+"""Stacks are complete when nothing more has come for this long; faulthandler has no last word."""
+STACKS_PATIENCE = Duration(1 * SECOND)
+"""How long a worker may take to begin printing its stacks: it may be stopped or swapped out.
+Less than `GangSpec.stacks_timeout`, so that the others' stacks are shown before anybody dies."""
+PEER_NOTICE = Duration(50 * MILLISECOND)
+"""How long a failure is kept from the ranks that wait for the failed one, see `_tell_peers`."""
+EXIT_NEWS_PATIENCE = Duration(1 * SECOND)
+"""How long a parent may take to tell of a worker's end, before we look ourselves."""
+PARENT_PATIENCE = Duration(10 * SECOND)
+"""How long, where we cannot see how it ended, before its parent is given up."""
+PIPE_CHUNK_BYTES = 1 << 18
+SMALL_RESULT_BYTES = 1 << 15
+LARGE_CHUNK_BYTES = 1 << 20
+"""What is read at once of a large result, whose pipe is made to hold as much."""
+SIGKILL = 9
+
+
+@dataclass(slots=True, kw_only=True)
+class WorkerPlan:
+    """How to make one worker: the order for the guardian, and which pipes it gets.
+
+    `descriptors` are inherited under the variables that name them (`RANKWISE_PAYLOAD_FD`, …) and
+    stay the planner's property.
+    """
+
+    order: dict[str, Any]
+    descriptors: Mapping[int | str, int]
+    stream_count: int
+    """How many streams the whole run has, which decides how large their pipes are."""
+    reports: bool
+    """Whether the program speaks on a report pipe: Python programs that rankwise boots."""
+    returns: bool
+    """Whether it sends a result: functions."""
+
+
+class WorkerPlanner(Protocol):
+    """Knows what to run: the launch layer's part of making a worker."""
+
+    def plan(self, local_rank: int, attempt: int) -> WorkerPlan:
+        """Say how to make a worker.
+
+        Raises:
+            OSError: something that it needs, such as a file, could not be had.
+            RankwiseError: the same, in words.
+        """
+        ...
+
+    def make_pumps(
+        self, local_rank: int, stdout_fd: int, stderr_fd: int
+    ) -> tuple["WorkerStream", "WorkerStream"]:
+        """Make the pumps that own the reading ends of a worker's output pipes."""
+        ...
+
+    def on_worker_over(self, local_rank: int) -> None:
+        """Take notice that a worker of the latest attempt has ended."""
+        ...
+
+    def last_progress(self) -> Instant:
+        """When a worker last moved on in shared memory."""
+        ...
+
+
+@dataclass(slots=True)
+class WorkerStream:
+    """One output stream of a worker."""
+
+    pump: StreamPump
+    tail: Tail
+    is_over: bool = False
+
+
+@dataclass(slots=True)
+class WorkerLink:
+    """The agent's end of one worker of one attempt."""
+
+    local_rank: int
+    attempt: int
+    number: int
+    stdout: WorkerStream
+    stderr: WorkerStream
+    report_fd: int = -1
+    result_fd: int = -1
+    pid: int | None = None
+    process: WorkerProcess | None = None
+    is_ready: bool = False
+    is_over: bool = False
+    reports: ReportPipe = field(default_factory=ReportPipe)
+    result: bytearray = field(default_factory=bytearray)
+    last_report: int = 0
+
+    @property
+    def streams(self) -> tuple[WorkerStream, WorkerStream]:
+        """Both output streams."""
+        return self.stdout, self.stderr
+
+    @property
+    def is_read(self) -> bool:
+        """Whether every pipe has been read to its end."""
+        return (
+            self.report_fd < 0
+            and self.result_fd < 0
+            and self.stdout.is_over
+            and self.stderr.is_over
+        )
+
+    @property
+    def last_activity(self) -> int:
+        """The instant of the last byte that came from this worker; 0 before the first."""
+        return max(self.last_report, *(stream.pump.last_activity or 0 for stream in self.streams))
+
+
+@dataclass(slots=True)
+class StacksRequest:
+    """Somebody waits for the stacks of these workers."""
+
+    waiting: set[int]
+    on_done: list[Callable[[dict[int, str]], None]]
+    timer: Timer | None = None
+
+
+class RealProcessHost:
+    """Makes, signals and sweeps the processes of one gang through a guardian.
+
+    Args:
+        reactor: waits for everything.
+        clock: tells when something was heard.
+        guardian: the parent of all processes.
+        spawner: whom to ask for workers: the guardian, or a fork server beneath it.
+        planner: knows what to run.
+        flow: keeps the output streams moving.
+        deliver: takes the stimuli.
+        on_hang: is shown where every rank stands, before the gang hears that it was looked at.
+        on_preload_failure: is told of a module that a fork server could not import, and why.
+        abandon_spawns: takes back orders for workers that have not been made yet.
+    """
+
+    def __init__(
+        self,
+        *,
+        reactor: Reactor,
+        clock: Clock,
+        guardian: Guardian,
+        spawner: Connection,
+        planner: WorkerPlanner,
+        flow: LogFlow,
+        deliver: Callable[[Stimulus], None],
+        on_hang: Callable[[dict[int, str]], None],
+        on_preload_failure: Callable[[str, str], None],
+        abandon_spawns: Callable[[], None],
+    ) -> None:
+        self.has_survivors = False
+        """Whether a process that nobody can kill, or find, may hold a pipe open for ever."""
+        self._reactor = reactor
+        self._clock = clock
+        self._guardian = guardian
+        self._spawner = spawner
+        self._planner = planner
+        self._flow = flow
+        self._deliver = deliver
+        self._on_hang = on_hang
+        self._on_preload_failure = on_preload_failure
+        self._abandon_spawns = abandon_spawns
+        self._began_at = clock.now()
+        self._links: dict[int, WorkerLink] = {}
+        self._current: dict[int, WorkerLink] = {}
+        self._stacks: StacksRequest | None = None
+        self._sweeps: dict[int, int] = {}
+
+    @property
+    def links(self) -> Mapping[int, WorkerLink]:
+        """The links of the latest attempt, by local rank."""
+        return self._current
+
+    def pids(self) -> dict[int, int]:
+        """The processes of the latest attempt, by local rank; callable from any thread."""
+        links = dict(self._current)
+        return {rank: link.pid for rank, link in links.items() if link.pid is not None}
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether every worker's pipes have been read to their ends."""
+        return not self._links
+
+    def spawn(self, local_rank: int, attempt: int) -> None:
+        """Make a worker's process; see ports.processes."""
+        try:
+            link = self._open_link(local_rank, attempt)
+        except Exception as error:  # noqa: BLE001  # it must not end the agent of the other workers
+            self._deliver(WorkerRefused(local_rank, attempt, str(error) or repr(error)))
+            return
+        self._current[local_rank] = link
+
+    def signal(self, local_rank: int, attempt: int, signal: int) -> None:
+        """Signal a worker's process group; see ports.processes."""
+        link = self._current.get(local_rank)
+        if link is not None and link.attempt == attempt and not link.is_over:
+            # What is left of the group is swept. A kill of all would take along the resource
+            # tracker of multiprocessing, which has yet to remove the worker's shared memory.
+            self._signal(link, signal, group=signal != SIGKILL)
+
+    def look_for_progress(self, attempt: int) -> None:
+        """Find the last sign of life: a byte of output, a report, or work in shared memory."""
+        activities = (link.last_activity for link in self._current.values())
+        last = max(self._began_at, self._planner.last_progress(), *activities)
+        self._deliver(ProgressLooked(attempt, Instant(last)))
+
+    def dump_stacks(self, attempt: int) -> None:
+        """Make every living worker print its stacks; see ports.processes."""
+
+        def on_done(stacks: dict[int, str]) -> None:
+            self._on_hang(stacks)
+            self._deliver(StacksDumped(attempt))
+
+        self.collect_stacks(on_done)
+
+    def collect_stacks(self, on_done: Callable[[dict[int, str]], None]) -> None:
+        """Ask all workers that can answer for their stacks; call back with text by local rank."""
+        if self._stacks is not None:
+            # They are being collected already: everybody gets the same.
+            self._stacks.on_done.append(on_done)
+            return
+        ready = [link for link in self._current.values() if link.is_ready and not link.is_over]
+        request = self._stacks = StacksRequest({link.local_rank for link in ready}, [on_done])
+        for link in ready:
+            link.reports.take_stacks()  # what an earlier request left is not part of the answer
+            self._signal(link, STACKS_SIGNAL, group=False)
+        self._expect_stacks(request, STACKS_PATIENCE if ready else Duration(0))
+
+    def sweep(self, attempt: int) -> None:
+        """Kill whatever the attempt left behind; see ports.processes."""
+        # A token of its own: a warm guardian may still owe an answer to an earlier gang.
+        if any(link.pid is None and not link.is_over for link in self._links.values()):
+            self._abandon_spawns()
+        token = self._guardian.next_number()
+        self._sweeps[token] = attempt
+        self._guardian.sweep(token)
+
+    def close(self) -> None:
+        """Close every pipe, read to its end or not."""
+        for link in list(self._links.values()):
+            self._close_report(link)
+            self._close_result(link)
+            self._close_process(link)
+            for stream in link.streams:
+                self._flow.finish(stream.pump)
+        self._links.clear()
+
+    def on_spawned(self, worker: int, pid: int) -> None:
+        """A process exists."""
+        link = self._links.get(worker)
+        if link is not None:
+            link.pid = pid
+            with suppress(OSError):  # it has ended already; or without, its parent will do it all
+                link.process = WorkerProcess(pid)
+                self._reactor.watch_readable(
+                    link.process.fileno(), partial(self._on_end_seen, link)
+                )
+            self._deliver(WorkerSpawned(link.local_rank, link.attempt, pid))
+
+    def on_refused(self, worker: int, reason: str) -> None:
+        """A process could not be made."""
+        link = self._links.get(worker)
+        if link is not None:
+            self._on_over(link)
+            self._deliver(WorkerRefused(link.local_rank, link.attempt, reason))
+
+    def on_exited(self, worker: int, code: int, at: Instant) -> None:
+        """A process has ended."""
+        link = self._links.get(worker)
+        if link is not None and not link.is_over:
+            self._on_over(link)
+            self._deliver(WorkerExited(link.local_rank, link.attempt, ExitStatus(code), at))
+            self._tell_peers(link, has_failed=code != 0)
+
+    def on_swept(self, token: int, survivors: tuple[int, ...]) -> None:
+        """Nothing is left of an attempt, but perhaps for processes stuck in the kernel."""
+        attempt = self._sweeps.pop(token, None)
+        if attempt is None:
+            return
+        self.has_survivors = bool(survivors)
+        # Whoever could write is dead: this is all, and the next attempt begins with nothing old.
+        for link in list(self._links.values()):
+            link.is_over = True
+            self._close_process(link)
+            self._empty_pipes(link)
+            self._forget_if_done(link)
+        self._deliver(Swept(attempt, survivors))
+
+    def on_ready(self, details: Mapping[str, Any]) -> None:
+        """Tell of imports that failed. Nobody waits for this: orders queue in the socket."""
+        for module, error in details.get("failed", {}).items():
+            self._on_preload_failure(module, error)
+
+    def on_lost(self, reason: str) -> None:
+        """The guardian is gone, and the workers with it."""
+        self.has_survivors = True  # without a guardian, orphans can be found only by their mark
+        for link in list(self._links.values()):
+            self._on_over(link)
+        self._deliver(GuardianLost(reason))
+
+    def _open_link(self, local_rank: int, attempt: int) -> WorkerLink:
+        plan = self._planner.plan(local_rank, attempt)
+        with ExitStack() as on_failure, ExitStack() as theirs:
+
+            def keep_one_end(ends: tuple[int, int]) -> tuple[int, int]:
+                read_fd, write_fd = ends
+                on_failure.callback(os.close, read_fd)
+                theirs.callback(os.close, write_fd)
+                os.set_blocking(read_fd, False)
+                return ends
+
+            stdout_fd, stdout_end = keep_one_end(open_stream_pipe(plan.stream_count))
+            stderr_fd, stderr_end = keep_one_end(open_stream_pipe(plan.stream_count))
+            report_fd, report_end = keep_one_end(os.pipe2(os.O_CLOEXEC))
+            result_fd, result_end = keep_one_end(os.pipe2(os.O_CLOEXEC))
+            descriptors = {1: stdout_end, 2: stderr_end, **plan.descriptors}
+            if plan.reports:
+                descriptors["RANKWISE_REPORT_FD"] = report_end
+            if plan.returns:
+                descriptors["RANKWISE_RESULT_FD"] = result_end
+            number = self._spawner.next_number()
+            self._spawner.spawn(
+                number, {**plan.order, "fds": list(descriptors)}, list(descriptors.values())
+            )
+            stdout, stderr = self._planner.make_pumps(local_rank, stdout_fd, stderr_fd)
+            on_failure.pop_all()
+        link = WorkerLink(local_rank, attempt, number, stdout, stderr, report_fd, result_fd)
+        self._links[number] = link
+        for stream in link.streams:
+            self._flow.add(stream.pump, partial(self._on_stream_over, link, stream))
+        self._reactor.watch_readable(report_fd, partial(self._on_report, link))
+        self._reactor.watch_readable(result_fd, partial(self._on_result, link))
+        return link
+
+    def _signal(self, link: WorkerLink, signum: int, *, group: bool) -> None:
+        """Send a signal ourselves, since the worker's parent may be stopped or busy."""
+        if link.process is not None:
+            link.process.signal(signum, group=group)
+        else:
+            self._spawner.signal(link.number, signum, group=group)
+
+    def _on_end_seen(self, link: WorkerLink) -> None:
+        """A worker has ended: its parent will tell how; if it does not, find out."""
+        if link.process is None or not link.process.has_ended:
+            return  # its descriptor's number has been another's a moment ago
+        self._reactor.unwatch_readable(link.process.fileno())
+        ended_at = self._clock.now()
+
+        def find_out() -> None:
+            code = None if link.process is None else link.process.exit_code()
+            if code is not None:
+                self.on_exited(link.number, code, ended_at)
+            else:
+                self._reactor.call_at(after(ended_at, PARENT_PATIENCE), give_up)
+
+        def give_up() -> None:
+            if not link.is_over:
+                self.on_lost(f"nobody has told how process {link.pid} ended")
+
+        self._reactor.call_at(after(ended_at, EXIT_NEWS_PATIENCE), find_out)
+
+    def _on_over(self, link: WorkerLink) -> None:
+        """Take what a worker that has ended left in its pipes, before anybody hears of its end."""
+        link.is_over = True
+        self._close_process(link)
+        self._empty_pipes(link)
+        self._expect_no_stacks_of(link)
+        self._forget_if_done(link)
+
+    def _tell_peers(self, link: WorkerLink, *, has_failed: bool) -> None:
+        """Wake the ranks that wait for a worker which has ended.
+
+        After a failure they are being told to stop already. Those that obey shall not first raise
+        an exception each about a peer that died; those that have something to save learn it soon.
+        """
+
+        def tell() -> None:
+            if self._current.get(link.local_rank) is link:
+                self._planner.on_worker_over(link.local_rank)
+
+        if has_failed:
+            self._reactor.call_at(after(self._clock.now(), PEER_NOTICE), tell)
+        else:
+            tell()
+
+    def _empty_pipes(self, link: WorkerLink) -> None:
+        """Take what is in a worker's pipes at this moment."""
+        self._on_report(link)
+        while self._read_result(link):
+            pass
+        for stream in link.streams:
+            if not stream.is_over:
+                stream.pump.drain(self._clock.now())
+
+    def _on_stream_over(self, link: WorkerLink, stream: WorkerStream) -> None:
+        stream.is_over = True
+        self._forget_if_done(link)
+
+    def _on_report(self, link: WorkerLink) -> None:
+        while link.report_fd >= 0:
+            try:
+                data = os.read(link.report_fd, PIPE_CHUNK_BYTES)
+            except BlockingIOError:
+                return
+            if not data:
+                self._close_report(link)
+                self._on_records(link, link.reports.finish())
+                self._forget_if_done(link)
+                return
+            link.last_report = self._clock.now()
+            self._on_records(link, link.reports.feed(data))
+            self._note_stacks(link)
+
+    def _on_records(self, link: WorkerLink, records: list[WorkerReport]) -> None:
+        for record in records:
+            match record:
+                case Ready():
+                    link.is_ready = True
+                case ErrorReported():
+                    self._deliver(WorkerReported(link.local_rank, link.attempt, record.error))
+
+    def _on_result(self, link: WorkerLink) -> None:
+        """Read one chunk, so that a large result holds up nobody; epoll will call again."""
+        self._read_result(link)
+
+    def _read_result(self, link: WorkerLink) -> bool:
+        """Read one chunk of a result; tell whether there may be more at this moment."""
+        if link.result_fd < 0:
+            return False
+        try:
+            data = os.read(link.result_fd, LARGE_CHUNK_BYTES)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._close_result(link)
+            self._forget_if_done(link)
+            return False
+        if not link.result and len(data) > SMALL_RESULT_BYTES:
+            with suppress(OSError):  # the user's other pipes have used up the allowance
+                fcntl(link.result_fd, F_SETPIPE_SZ, LARGE_CHUNK_BYTES)
+        link.result += data
+        link.last_report = self._clock.now()
+        return True
+
+    def _forget_if_done(self, link: WorkerLink) -> None:
+        if link.is_over and link.is_read:
+            self._links.pop(link.number, None)
+
+    def _close_report(self, link: WorkerLink) -> None:
+        if link.report_fd >= 0:
+            self._reactor.unwatch_readable(link.report_fd)
+            os.close(link.report_fd)
+            link.report_fd = -1
+            # It may have become another program, which STACKS_SIGNAL would kill.
+            link.is_ready = False
+
+    def _close_process(self, link: WorkerLink) -> None:
+        if link.process is not None:
+            self._reactor.unwatch_readable(link.process.fileno())
+            link.process.close()
+            link.process = None
+
+    def _close_result(self, link: WorkerLink) -> None:
+        if link.result_fd >= 0:
+            self._reactor.unwatch_readable(link.result_fd)
+            os.close(link.result_fd)
+            link.result_fd = -1
+
+    def _note_stacks(self, link: WorkerLink) -> None:
+        request = self._stacks
+        if request is None or not link.reports.has_stacks:
+            return
+        request.waiting.discard(link.local_rank)
+        if not request.waiting:
+            self._expect_stacks(request, STACKS_QUIET)
+
+    def _expect_no_stacks_of(self, link: WorkerLink) -> None:
+        """A worker that has ended prints no more; if it was the last, all that came is all."""
+        request = self._stacks
+        if request is None or self._current.get(link.local_rank) is not link:
+            return
+        request.waiting.discard(link.local_rank)
+        if all(other.is_over for other in self._current.values()):
+            self._finish_stacks(request)
+        elif not request.waiting:
+            self._expect_stacks(request, STACKS_QUIET)
+
+    def _expect_stacks(self, request: StacksRequest, patience: Duration) -> None:
+        if request.timer is not None:
+            request.timer.cancel()
+        deadline = after(self._clock.now(), patience)
+        request.timer = self._reactor.call_at(deadline, lambda: self._finish_stacks(request))
+
+    def _finish_stacks(self, request: StacksRequest) -> None:
+        if request.timer is not None:
+            request.timer.cancel()
+        if self._stacks is request:
+            self._stacks = None
+        stacks = {rank: link.reports.take_stacks() for rank, link in self._current.items()}
+        found = {rank: text for rank, text in stacks.items() if text}
+        for on_done in request.on_done:
+            on_done(found)

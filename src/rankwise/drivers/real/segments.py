@@ -1,0 +1,280 @@
+"""The segment: memory that the workers of one node share, watched over by their agent.
+
+The agent makes one segment per attempt and hands its descriptor to every worker
+(`RANKWISE_SEGMENT_FD`). It is an anonymous memfd: it has no name, appears in no directory, and is
+gone when the last process that holds it is. It is sparse: what nobody touches costs nothing, so
+a program without collectives pays for none. It is sealed, so that no worker can shrink it under
+the others.
+
+Layout (native byte order, offsets from `Layout`):
+
+    identity     magic, version, worker count, bytes of a buffer, bytes in all
+    arrivals     the futex word that all ranks count up and sleep on (see futex.py)
+    quiet        a word that nobody sleeps on
+    deaths       u32 per worker, written by the agent: 1 when it is gone
+    withdrawals  u32 per worker, written by that worker: 1 when it gave up in an operation
+    ledgers      8 u64 per worker, written by that worker: who it is and how far it has come
+    last words   text per worker, written by that worker before it withdraws
+    headers      BUFFER_COUNT texts per worker, written by that worker: what it is doing
+    slots        BUFFER_COUNT buffers per worker, page-aligned: its data
+
+Every word but `arrivals` has one writer, is aligned, and only ever grows, so a reader sees an old
+value or a new one and never a mixture. `arrivals` is written by the kernel on behalf of all. How
+the ranks take turns in reading and writing slots is told in `rankwise.collectives.turnstile`.
+
+The agent's half costs nothing until a worker dies: `create` and `progress` are a handful of
+system calls, and ctypes is imported by the first `mark_dead`.
+"""
+
+import fcntl
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+from mmap import mmap
+from stat import S_ISREG
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import msgspec
+
+from rankwise.base.errors import ConfigError, LocalProtocolError
+from rankwise.base.units import Instant
+
+if TYPE_CHECKING:
+    from rankwise.drivers.real.futex import FutexWord
+
+MAGIC = b"rankwise"
+VERSION = 1
+BUFFER_COUNT = 3
+"""Buffers per slot: one is written, one reduced, one read (see `turnstile`)."""
+HEADER_BYTES = 128
+LAST_WORDS_BYTES = 256
+WORKERS_MAX = 4096
+DEFAULT_BUFFER_BYTES = 1 << 20
+"""Large enough that meetings are rare, small enough that the buffers of a few ranks stay in the
+caches: among 128 KiB to 2 MiB the fastest for arrays of 64 MiB, for 2 and 4 ranks."""
+
+LEDGER_WORDS = 8
+LEDGER_PID, LEDGER_TURNS, LEDGER_OPERATIONS, LEDGER_OPENING_TURN, LEDGER_MOVED_AT = range(5)
+
+_IDENTITY = struct.Struct("=8sIIQQ")
+_CACHE_LINE = 64
+_PAGE = 4096
+
+
+def _round_up(count: int, unit: int) -> int:
+    return -(-count // unit) * unit
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """Where things are in a segment.
+
+    Attributes:
+        worker_count: how many workers share it.
+        buffer_bytes: size of each of a slot's buffers; a whole number of pages.
+    """
+
+    worker_count: int
+    buffer_bytes: int
+
+    @property
+    def arrivals(self) -> int:
+        """The word that all count up."""
+        return _CACHE_LINE
+
+    @property
+    def quiet(self) -> int:
+        """The word that nobody sleeps on."""
+        return 2 * _CACHE_LINE
+
+    @property
+    def deaths(self) -> int:
+        """One u32 per worker, directly followed by `withdrawals`."""
+        return 3 * _CACHE_LINE
+
+    @property
+    def withdrawals(self) -> int:
+        """One u32 per worker."""
+        return self.deaths + 4 * self.worker_count
+
+    @property
+    def ledgers(self) -> int:
+        """LEDGER_WORDS u64 per worker."""
+        return _round_up(self.withdrawals + 4 * self.worker_count, _CACHE_LINE)
+
+    @property
+    def last_words(self) -> int:
+        """LAST_WORDS_BYTES of text per worker."""
+        return self.ledgers + 8 * LEDGER_WORDS * self.worker_count
+
+    @property
+    def headers(self) -> int:
+        """BUFFER_COUNT rows of HEADER_BYTES per worker."""
+        return self.last_words + LAST_WORDS_BYTES * self.worker_count
+
+    @property
+    def slots(self) -> int:
+        """BUFFER_COUNT buffers per worker."""
+        end_of_headers = self.headers + BUFFER_COUNT * HEADER_BYTES * self.worker_count
+        return _round_up(end_of_headers, _PAGE)
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of the whole segment."""
+        return self.slots + BUFFER_COUNT * self.buffer_bytes * self.worker_count
+
+    def header(self, buffer: int, local_rank: int) -> int:
+        """Offset of a header; those of all workers for one buffer lie next to each other."""
+        return self.headers + HEADER_BYTES * (buffer * self.worker_count + local_rank)
+
+    def buffer(self, buffer: int, local_rank: int) -> int:
+        """Offset of one of a slot's buffers."""
+        return self.slots + self.buffer_bytes * (BUFFER_COUNT * local_rank + buffer)
+
+
+class Segment:
+    """Memory shared by the workers of one node; made with `create` or `attach`."""
+
+    def __init__(self, fd: int, layout: Layout, *, owns_fd: bool) -> None:
+        self.fd = fd
+        self.layout = layout
+        self._owns_fd = owns_fd
+        self._memory: mmap | None = None
+        self._arrivals: FutexWord | None = None
+
+    @classmethod
+    def create(cls, worker_count: int, *, buffer_bytes: int = DEFAULT_BUFFER_BYTES) -> Self:
+        """Make a segment for `worker_count` workers; the caller closes it.
+
+        `buffer_bytes` is how much of an array travels at a time; it is rounded up to whole pages,
+        and to what leaves every worker a part of it.
+        """
+        if not 1 <= worker_count <= WORKERS_MAX:
+            raise ConfigError(
+                f"worker_count is {worker_count}, expected between 1 and {WORKERS_MAX}"
+            )
+        if buffer_bytes < 1:
+            raise ConfigError(f"buffer_bytes is {buffer_bytes}, expected at least 1")
+        layout = Layout(
+            worker_count, _round_up(max(buffer_bytes, _CACHE_LINE * worker_count), _PAGE)
+        )
+        fd = os.memfd_create("rankwise-segment", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(fd, layout.total_bytes)
+            identity = _IDENTITY.pack(
+                MAGIC, VERSION, worker_count, layout.buffer_bytes, layout.total_bytes
+            )
+            os.pwrite(fd, identity, 0)
+            seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+        except BaseException:
+            os.close(fd)
+            raise
+        return cls(fd, layout, owns_fd=True)
+
+    @classmethod
+    def attach(cls, fd: int) -> Self:
+        """Use a segment that somebody else made; the descriptor stays the caller's."""
+        try:
+            status = os.fstat(fd)
+            identity = os.pread(fd, _IDENTITY.size, 0) if S_ISREG(status.st_mode) else b""
+        except OSError as error:
+            raise ConfigError(
+                f"descriptor {fd} cannot be read as a rankwise segment: {error.strerror}",
+                hint="a process that a worker starts does not inherit the worker's segment",
+            ) from error
+        if len(identity) < _IDENTITY.size or not identity.startswith(MAGIC):
+            raise ConfigError(
+                f"descriptor {fd} is something else than a rankwise segment",
+                hint="a process that a worker starts does not inherit the worker's segment",
+            )
+        _, version, worker_count, buffer_bytes, total_bytes = _IDENTITY.unpack(identity)
+        if version != VERSION:
+            raise ConfigError(
+                f"the segment has layout version {version}, expected {VERSION}",
+                hint="agent and workers must use the same release of rankwise",
+            )
+        layout = Layout(worker_count, buffer_bytes)
+        if not total_bytes == layout.total_bytes == status.st_size:
+            raise ConfigError(
+                f"the segment for {worker_count} workers has {status.st_size} bytes, "
+                f"expected {layout.total_bytes}",
+            )
+        return cls(fd, layout, owns_fd=False)
+
+    @property
+    def worker_count(self) -> int:
+        """How many workers share it."""
+        return self.layout.worker_count
+
+    @property
+    def memory(self) -> mmap:
+        """All of it, mapped on first use, at least until `close`."""
+        if self._memory is None:
+            if self.fd < 0:
+                raise LocalProtocolError("the segment is closed")
+            self._memory = mmap(self.fd, self.layout.total_bytes)
+        return self._memory
+
+    @property
+    def arrivals(self) -> "FutexWord":
+        """The word that all ranks count up and sleep on."""
+        if self._arrivals is None:
+            from rankwise.drivers.real.futex import FutexWord  # noqa: PLC0415  # ctypes takes ms
+
+            self._arrivals = FutexWord(self.memory, self.layout.arrivals, self.layout.quiet)
+        return self._arrivals
+
+    def mark_dead(self, local_rank: int) -> None:
+        """Let the others know that a worker is gone; for the agent, at *every* exit of a worker.
+
+        Ranks that wait for it raise `PeerDied`; to those that wait for nothing from it, nothing
+        happens, so marking workers that ended well is right too. While no rank has entered its
+        ledger nobody can be asleep, and ringing, whose first time imports ctypes, is left out: who
+        enters later looks at the deaths before it sleeps.
+        """
+        if not 0 <= local_rank < self.worker_count:
+            raise ConfigError(
+                f"local rank {local_rank} is not one of the segment's {self.worker_count} workers"
+            )
+        os.pwrite(self.fd, struct.pack("=I", 1), self.layout.deaths + 4 * local_rank)
+        if any(ledger[LEDGER_PID] for ledger in self._read_ledgers()):
+            self.arrivals.ring()
+
+    def last_progress(self) -> Instant:
+        """When a worker last took a turn, on the machine's monotonic clock; 0 before the first.
+
+        Every collective operation takes at least one turn, a long one several: signs of life.
+        """
+        return Instant(max(ledger[LEDGER_MOVED_AT] for ledger in self._read_ledgers()))
+
+    def _read_ledgers(self) -> Iterator[tuple[int, ...]]:
+        """Every worker's ledger, read without mapping the segment."""
+        ledgers = os.pread(self.fd, 8 * LEDGER_WORDS * self.worker_count, self.layout.ledgers)
+        return struct.iter_unpack("=8Q", ledgers)
+
+    def close(self) -> None:
+        """Unmap it, and close the descriptor if it was created here. Twice is once."""
+        if self._arrivals is not None:
+            self._arrivals.release()
+            self._arrivals = None
+        if self._memory is not None:
+            # A traceback may still hold views; the mapping then goes when they go.
+            with suppress(BufferError):
+                self._memory.close()
+            self._memory = None
+        if self._owns_fd and self.fd >= 0:
+            os.close(self.fd)
+        self.fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exception_type: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

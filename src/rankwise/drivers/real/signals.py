@@ -1,0 +1,98 @@
+"""Signals as descriptors: handlers that do nothing but wake the reactor, restored afterwards.
+
+Python runs a handler between two byte codes of the main thread, wherever that is; raising from
+there tears through clean-up code. Here a signal is one byte in a pipe, read by the reactor like
+anything else. A signal that was ignored when we came (`nohup`, a background job) stays ignored.
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+
+def _ignore(_signum: int, _frame: FrameType | None) -> None:
+    """Exist, so that Python writes the signal's number to the wake-up descriptor."""
+
+
+class SignalPipe:
+    """While entered, the given signals arrive in `take` and do nothing else.
+
+    Only the main thread may handle signals; in another thread this does nothing, and
+    `is_active` says so.
+    """
+
+    def __init__(self, signals: Iterable[int]) -> None:
+        self._signals = tuple(signals)
+        self._previous: dict[int, Any] = {}
+        self._previous_wakeup_fd = -1
+        self._read_fd = -1
+        self._write_fd = -1
+
+    @property
+    def is_active(self) -> bool:
+        """Whether signals arrive here."""
+        return self._read_fd >= 0
+
+    def fileno(self) -> int:
+        """The descriptor to watch for reading."""
+        return self._read_fd
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is not threading.main_thread():
+            return self
+        self._read_fd, self._write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._previous_wakeup_fd = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
+        for signum in self._signals:
+            handler = signal.getsignal(signum)
+            # None: installed by C code that we could not restore.
+            if handler is not signal.SIG_IGN and handler is not None:
+                self._previous[signum] = handler
+                signal.signal(signum, _ignore)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if not self.is_active:
+            return
+        for signum, handler in self._previous.items():
+            signal.signal(signum, handler)
+        self._previous.clear()
+        signal.set_wakeup_fd(self._previous_wakeup_fd)
+        os.close(self._read_fd)
+        os.close(self._write_fd)
+        self._read_fd = self._write_fd = -1
+
+    def take(self) -> list[int]:
+        """The caught signals in the order of their arrival.
+
+        Signals that belong to somebody else, such as the event loop of a notebook which had the
+        wake-up descriptor before us, are passed on to them.
+        """
+        try:
+            numbers = os.read(self._read_fd, 4096)
+        except BlockingIOError:
+            return []
+        foreign = bytes(signum for signum in numbers if signum not in self._previous)
+        if foreign and self._previous_wakeup_fd >= 0:
+            with suppress(OSError):  # theirs is full or closed: then they know enough
+                os.write(self._previous_wakeup_fd, foreign)
+        return [signum for signum in numbers if signum in self._previous]
+
+
+def deliver_to_self(signum: int, on_default: Callable[[], None] | None = None) -> None:
+    """Let a signal take the effect it would have had, after our handlers are gone.
+
+    A KeyboardInterrupt, the caller's own handler or the default action; `on_default` runs first
+    when it is the default action, which usually ends the process.
+    """
+    if on_default is not None and signal.getsignal(signum) is signal.SIG_DFL:
+        on_default()
+    signal.raise_signal(signum)

@@ -1,0 +1,16 @@
+"""The file that the interpreter is given for a worker: `python -u boot.py PROGRAM`.
+
+PROGRAM is `script.py argument…`, `-m module argument…`, or `-f` for the function in the payload.
+
+A script's own code is compiled each time it is run, so this one only fetches the compiled
+`bootstrap.py` beside it. It does so by file, not by import: the interpreter may be another one,
+in which rankwise is not installed, and the program shall find no module that it did not ask for.
+The bootstrap takes over this module's names, so nothing may follow the last line.
+"""
+
+import _frozen_importlib_external as _files  # always in memory; `importlib` is not
+
+_bootstrap = type(_files)("rankwise-bootstrap")
+_bootstrap.__file__ = f"{__file__[: -len('boot.py')]}bootstrap.py"
+_files.SourceFileLoader(_bootstrap.__name__, _bootstrap.__file__).exec_module(_bootstrap)
+_bootstrap.run_as_started()

@@ -1,0 +1,453 @@
+"""Runs a worker's program as Python itself would, and reports how it goes wrong.
+
+Two ways lead here: `boot.py`, in an interpreter of the worker's own, and the fork server, in a
+fork. Both make `__main__` as new, put `sys.argv` and `sys.path` in order and run the program in
+it. The program shall not be able to tell. In particular no frame of ours shows in a traceback:
+this code stands at the bottom of the stack, so its frames are the first of a traceback and are
+dropped before anybody sees it.
+
+**Reports.** The worker has a report pipe. faulthandler writes stacks into it, on a fatal signal
+and on `STACKS_SIGNAL`. An exception that nobody caught is written as a record, and as torch's
+error file when one is asked for, *before* `sys.excepthook` is called, and not by means of it:
+programs that replace the hook are heard as well, and their hooks still work.
+
+Without a report pipe the program runs all the same, unheard.
+
+This file runs in whatever interpreter the user chose, from Python 3.9 on, and before every
+program: it imports what is in memory anyway, and what a failure needs only when there is one.
+"""
+
+import _frozen_importlib_external as _files
+import _signal  # type: ignore[import-not-found]  # the core of `signal`, without its enums
+import builtins
+import faulthandler
+import os
+import sys
+import time
+from _frozen_importlib import BuiltinImporter
+
+TYPE_CHECKING = False  # `typing` would cost more than all the rest
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType, TracebackType
+    from typing import Any, NoReturn
+
+    Program = tuple[Any, ...]
+
+STACKS_SIGNAL: int = _signal.SIGRTMIN + 6
+"""Makes a worker that has said it is ready print the stacks of all its threads."""
+REPORT_VARIABLE = "RANKWISE_REPORT_FD"
+RESULT_VARIABLE = "RANKWISE_RESULT_FD"
+PAYLOAD_VARIABLE = "RANKWISE_PAYLOAD_FD"
+ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
+
+_RECORD_START = "\x1e"
+_MESSAGE_CHARACTERS_MAX = 64 << 10
+_TRACEBACK_CHARACTERS_MAX = 1 << 20
+_OUR_DIRECTORY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_OUR_FILES = tuple(
+    os.path.join(_OUR_DIRECTORY, *parts)
+    for parts in (
+        ("worker", "boot.py"),
+        ("worker", "bootstrap.py"),
+        ("worker", "function.py"),
+        ("hosting", "forkserver.py"),
+    )
+)
+
+
+class Reporter:
+    """A worker's end of its report pipe."""
+
+    def __init__(self, report_fd: "int | None") -> None:
+        """Report to this descriptor, or to nobody."""
+        self._fd = report_fd
+        self._pid = os.getpid()
+        self._reported: BaseException | None = None
+
+    def announce(self) -> None:
+        """Send stacks to the report pipe from now on, and say so."""
+        if self._fd is None:
+            return
+        # Who asked Python for stacks on stderr has asked before us, and shall have them there.
+        if not faulthandler.is_enabled():
+            faulthandler.enable(file=self._fd, all_threads=True)
+        faulthandler.register(STACKS_SIGNAL, file=self._fd, all_threads=True, chain=False)
+        self._write('{"kind": "ready"}')
+
+    def report(self, error: BaseException) -> None:
+        """Tell of an exception that nobody has caught; of the same one only once.
+
+        Its traceback loses our frames. A process that the program has forked has nothing to
+        report: it is not the worker.
+        """
+        if error is self._reported or os.getpid() != self._pid:
+            return
+        self._reported = error
+        raised_at, wall_ns = time.monotonic_ns(), time.time_ns()
+        error.__traceback__ = without_our_frames(error.__traceback__)
+        message = _cut(_text_of(error), _MESSAGE_CHARACTERS_MAX)
+        traceback = _cut(_format(error), _TRACEBACK_CHARACTERS_MAX)
+        if self._fd is not None:
+            self._write(
+                f'{{"kind": "error", "type": {quoted(_name_of(type(error)))}, '
+                f'"message": {quoted(message)}, "traceback": {quoted(traceback)}, '
+                f'"raised_at": {raised_at}, "wall_ns": {wall_ns}}}'
+            )
+        error_file = os.environ.get(ERROR_FILE_VARIABLE)
+        if error_file and isinstance(error, Exception):
+            summary = quoted(f"{type(error).__name__}: {message}")
+            _write_error_file(error_file, error, summary, quoted(traceback), wall_ns)
+
+    def _write(self, record: str) -> None:
+        rest = f"{_RECORD_START}{record}\n".encode("ascii")
+        try:
+            while rest:
+                rest = rest[os.write(self._fd, rest) :]  # type: ignore[arg-type]  # asked before
+        except OSError:
+            pass  # the agent has died, and its guardian is about to end this worker as well
+
+
+def run_as_started() -> None:
+    """Run the program that `boot.py` was given; raises whatever the program raises."""
+    boot_file, *arguments = sys.argv
+    if arguments[0] == "-m":
+        program: Program = ("module", arguments[1], arguments[2:])
+    elif arguments[0] == "-f":
+        program = ("function",)
+    else:
+        program = ("script", arguments[0], arguments[1:])
+    started_as = getattr(sys, "orig_argv", None)  # since Python 3.10
+    if started_as is not None:
+        started_as.remove(boot_file)
+    if not getattr(sys.flags, "safe_path", sys.flags.isolated):
+        del sys.path[0]
+    run(program)
+
+
+def run(program: "Program") -> None:
+    """Run a program as `__main__`; raises whatever it raises, which has been reported.
+
+    `sys.path` must not begin with a directory of ours. Call it as the last thing.
+    """
+    reporter = Reporter(take_descriptor(REPORT_VARIABLE))
+    try:
+        if program[0] == "script":
+            _run_script(reporter, program[1], program[2])
+        elif program[0] == "module":
+            _run_module(reporter, program[1], program[2])
+        else:
+            _renew_main()
+            reporter.announce()
+            _function().call_payload(
+                take_descriptor(PAYLOAD_VARIABLE), take_descriptor(RESULT_VARIABLE), reporter.report
+            )
+    except SystemExit:
+        raise
+    except BaseException as error:
+        reporter.report(error)
+        sys.excepthook = _hook_without_our_frames(getattr(sys, "excepthook", _missing_hook))
+        raise
+
+
+def take_descriptor(variable: str) -> "int | None":
+    """Take a descriptor out of the environment, so that the program's children do not get it."""
+    number = os.environ.pop(variable, None)
+    if number is None:
+        return None
+    os.set_inheritable(int(number), False)  # noqa: FBT003 - the standard library's signature
+    return int(number)
+
+
+def run_and_exit(program: "Program") -> "NoReturn":
+    """Run a program in a fork, and end the process as an interpreter ends.
+
+    Everything that a program can observe of an interpreter's end happens here, but for the
+    destruction of all modules, which would copy the memory that forks share: threads are waited
+    for, exit functions run, buffers are flushed.
+    """
+    code = 0
+    uncaught: BaseException | None = None
+    try:
+        run(program)
+    except SystemExit as ending:
+        code = _exit_code(ending)
+    except BaseException as error:  # noqa: BLE001 - this is the bottom of the process
+        code, uncaught = 1, error
+    if uncaught is not None:  # shown here, and not above, lest it become another one's context
+        _show(uncaught)
+    _finish()
+    if isinstance(
+        uncaught, KeyboardInterrupt
+    ):  # the parent shall see that, as it would see it of an interpreter
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+        os.kill(os.getpid(), _signal.SIGINT)
+    os._exit(code)
+
+
+def without_our_frames(traceback: "TracebackType | None") -> "TracebackType | None":
+    """Drop the frames at the bottom that are not the program's."""
+    while traceback is not None and traceback.tb_frame.f_code.co_filename in _OUR_FILES:
+        traceback = traceback.tb_next
+    return traceback
+
+
+def quoted(text: str) -> str:
+    """Return the JSON of a string, as `json.dumps` does, which a dying process may fail to import.
+
+    Surrogates that stand alone are written as such; JSON allows that, and readers replace them.
+    """
+    return '"' + "".join(map(_escaped, text)) + '"'
+
+
+def _escaped(character: str) -> str:
+    code = ord(character)
+    if character in '"\\':
+        return "\\" + character
+    if 32 <= code < 127:
+        return character
+    if character == "\n":
+        return "\\n"
+    if code > 0xFFFF:
+        code -= 0x10000
+        return f"\\u{0xD800 | code >> 10:04x}\\u{0xDC00 | code & 0x3FF:04x}"
+    return f"\\u{code:04x}"
+
+
+def _run_script(reporter: Reporter, path: str, arguments: list[str]) -> None:
+    sys.argv = [path, *arguments]
+    location = path
+    if not path.startswith("/"):  # made absolute, and not normal, as Python does
+        location = os.getcwd() if path == "." else f"{os.getcwd()}/{path}"
+    if _is_importable(location):  # a directory or an archive with a `__main__.py`
+        sys.path.insert(0, location)
+        _renew_main()
+        reporter.announce()
+        _run_as_main("__main__", alter_argv=False)
+        return
+    main = _renew_main()
+    try:
+        with open(location, "rb") as file:
+            source = file.read()
+    except OSError as error:
+        python = getattr(sys, "orig_argv", [sys.executable])[0]
+        problem = f"[Errno {error.errno}] {error.strerror}"
+        print(f"{python}: can't open file {location!r}: {problem}", file=sys.stderr)  # noqa: T201
+        raise SystemExit(2) from None
+    if not getattr(sys.flags, "safe_path", sys.flags.isolated):
+        sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
+    is_compiled = source.startswith(_files.MAGIC_NUMBER)
+    loader = (_files.SourcelessFileLoader if is_compiled else _files.SourceFileLoader)(
+        "__main__", location
+    )
+    main.update(__file__=location, __cached__=None, __loader__=loader)
+    reporter.announce()
+    code: Any = loader.get_code("__main__") if is_compiled else _compiled(source, location)
+    exec(code, main)  # noqa: S102 - running the program is what this is for
+
+
+def _compiled(source: bytes, location: str) -> "Any":
+    """Compile a script; what is none, a program for the machine perhaps, is refused by its name.
+
+    `compile` itself does not name the file in which it has found a null byte.
+    """
+    at = source.find(0)
+    if at >= 0:
+        text = source[:at].rpartition(b"\n")[2].decode("utf-8", "replace")
+        place = (location, source.count(b"\n", 0, at) + 1, None, text)
+        raise SyntaxError("source code cannot contain null bytes", place)
+    return compile(source, location, "exec", dont_inherit=True)
+
+
+def _run_module(reporter: Reporter, name: str, arguments: list[str]) -> None:
+    sys.argv = ["-m", *arguments]
+    if not getattr(sys.flags, "safe_path", sys.flags.isolated):
+        sys.path.insert(0, os.getcwd())
+    _renew_main()
+    reporter.announce()
+    _run_as_main(name, alter_argv=True)
+
+
+def _run_as_main(name: str, *, alter_argv: bool) -> None:
+    import runpy  # noqa: PLC0415 - the interpreter imports it as well, in these cases only
+
+    runpy._run_module_as_main(name, alter_argv)  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+def _renew_main() -> "dict[str, Any]":
+    """Return the names of `__main__`, which are those of an interpreter that has just started."""
+    main = sys.modules["__main__"].__dict__
+    main.clear()
+    main.update(
+        __name__="__main__",
+        __doc__=None,
+        __package__=None,
+        __loader__=BuiltinImporter,
+        __spec__=None,
+        __builtins__=builtins,
+    )
+    if sys.version_info < (3, 14):
+        main["__annotations__"] = {}
+    return main
+
+
+def _is_importable(path: str) -> bool:
+    """Tell whether Python would look for a `__main__` module inside this path."""
+    for hook in sys.path_hooks:
+        try:
+            sys.path_importer_cache[path] = hook(path)
+        except ImportError:
+            continue
+        return True
+    return False
+
+
+def _function() -> "ModuleType":
+    """Return `function.py`: the fork server's, or our own, which no program finds."""
+    module = sys.modules.get("rankwise.drivers.real.worker.function")
+    if module is None:
+        module = type(_files)("rankwise-function")
+        location = os.path.join(_OUR_DIRECTORY, "worker", "function.py")
+        _files.SourceFileLoader(module.__name__, location).exec_module(module)
+    return module
+
+
+def _hook_without_our_frames(hook: "Callable[..., Any]") -> "Callable[..., Any]":
+    def excepthook(
+        kind: type[BaseException], error: BaseException, traceback: "TracebackType | None"
+    ) -> None:
+        sys.excepthook = hook
+        sys.last_traceback = error.__traceback__ = without_our_frames(traceback)
+        hook(kind, error, error.__traceback__)
+
+    return excepthook
+
+
+def _show(error: BaseException) -> None:
+    """Show an exception by means of `sys.excepthook`, as an interpreter does at its end."""
+    problem: BaseException | None = None
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except BaseException as caught:  # noqa: BLE001 - a hook may do anything
+        problem = caught
+    if problem is not None:
+        problem.__traceback__ = without_our_frames(problem.__traceback__)
+        print("Error in sys.excepthook:", file=sys.stderr)  # noqa: T201
+        sys.__excepthook__(type(problem), problem, problem.__traceback__)
+        print("\nOriginal exception was:", file=sys.stderr)  # noqa: T201
+        sys.__excepthook__(type(error), error, error.__traceback__)
+
+
+def _missing_hook(*error: "Any") -> None:
+    """Show an exception as Python does when a program has deleted `sys.excepthook`."""
+    print("sys.excepthook is missing", file=sys.stderr)  # noqa: T201
+    sys.__excepthook__(*error)
+
+
+def _exit_code(ending: SystemExit) -> int:
+    """Return the exit code that Python gives to a SystemExit, saying what it says on the way."""
+    if ending.code is None:
+        return 0
+    if isinstance(ending.code, int):
+        return ending.code & 0xFF
+    print(ending.code, file=sys.stderr)  # noqa: T201
+    return 1
+
+
+def _finish() -> None:
+    """Do what an interpreter does between the program's last line and the process's end."""
+    import atexit  # noqa: PLC0415 - always in memory by now, but a cost to workers that end alone
+
+    threading = sys.modules.get("threading")
+    for step in (
+        *([threading._shutdown] if threading else []),  # noqa: SLF001 - as the interpreter does
+        atexit._run_exitfuncs,  # noqa: SLF001 - the same
+        *(stream.flush for stream in (sys.stdout, sys.stderr) if stream is not None),
+        _flush_c_streams,
+    ):
+        try:
+            step()
+        except BaseException as error:  # noqa: BLE001 - the later steps shall happen all the same
+            _show(error)
+
+
+def _flush_c_streams() -> None:
+    """Write out what C code has printed into buffers of its own."""
+    ctypes = sys.modules.get("_ctypes")
+    if ctypes is not None:
+        flush = ctypes.dlsym(ctypes.dlopen(None, os.RTLD_NOW), "fflush")
+        ctypes.call_function(flush, (None,))
+
+
+def _name_of(kind: type[BaseException]) -> str:
+    """Name an exception's class as a traceback does."""
+    if kind.__module__ in ("builtins", "__main__"):
+        return kind.__qualname__
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except BaseException as problem:  # noqa: BLE001 - a broken exception is still a failure
+        return f"<its text cannot be had: {type(problem).__name__}>"
+
+
+def _format(error: BaseException) -> str:
+    try:
+        import traceback  # noqa: PLC0415 - takes longer than starting a worker
+
+        return "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    except BaseException:  # noqa: BLE001 - out of memory, out of descriptors, …
+        return _format_plainly(error)
+
+
+def _format_plainly(error: BaseException) -> str:
+    """Format a traceback out of what is in memory: no lines of source, no chained exceptions."""
+    try:
+        lines = ["Traceback (most recent call last):"] if error.__traceback__ else []
+        frame = error.__traceback__
+        while frame is not None:
+            code = frame.tb_frame.f_code
+            lines.append(f'  File "{code.co_filename}", line {frame.tb_lineno}, in {code.co_name}')
+            frame = frame.tb_next
+        text = _text_of(error)
+        lines.append(f"{_name_of(type(error))}: {text}" if text else _name_of(type(error)))
+        return "\n".join(lines) + "\n"
+    except BaseException as problem:  # noqa: BLE001 - not even memory is left
+        return f"<its traceback cannot be had: {type(problem).__name__}>"
+
+
+def _cut(text: str, limit: int) -> str:
+    """Shorten a text in its middle, since both its beginning and its end matter."""
+    if len(text) <= limit:
+        return text
+    return (
+        f"{text[: limit // 2]}\n… {len(text) - limit} characters left out …\n{text[-limit // 2 :]}"
+    )
+
+
+def _write_error_file(
+    path: str, error: BaseException, summary: str, traceback: str, wall_ns: int
+) -> None:
+    """Write torch's error file, all of it or nothing.
+
+    What torch's `record` has written about this exception stays: it may say more. So does what it
+    has copied for a launcher inside this worker, whose own exception says less.
+    """
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            if type(error).__name__ == "ChildFailedError" or summary in file.read():
+                return
+    except OSError:
+        pass  # there is none, which is usual
+    temporary = f"{path}.{os.getpid()}"
+    try:
+        with open(temporary, "w", encoding="ascii") as file:
+            file.write(
+                f'{{"message": {{"message": {summary}, "extraInfo": {{"py_callstack": {traceback}, '
+                f'"timestamp": "{wall_ns // 1_000_000_000}"}}}}}}'
+            )
+        os.replace(temporary, path)
+    except OSError:
+        pass  # the report pipe has told already; a full disk must not hide the exception itself

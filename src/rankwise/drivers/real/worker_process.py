@@ -1,0 +1,66 @@
+"""The agent's own hold on a worker's process, beside that of its parent.
+
+A worker's parent makes it and tells of its end. But a parent can be stopped, or stuck in an import,
+and then neither carries out an order nor says a word. So the agent holds a pidfd of each worker:
+with it, it sends signals itself, and sees an end of which nobody tells.
+
+Only a parent may wait for a process. While it does not, the process stays a zombie, and the kernel
+shows everybody how it ended.
+"""
+
+import os
+import select
+import signal
+from contextlib import suppress
+
+
+class WorkerProcess:
+    """A process that somebody else has made. `fileno` is readable once it has ended.
+
+    Raises:
+        ProcessLookupError: it has ended, and its end has been seen by its parent.
+        OSError: there is no descriptor left for it.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._pidfd = os.pidfd_open(pid)
+
+    def fileno(self) -> int:
+        """The descriptor to watch for reading."""
+        return self._pidfd
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has ended, or has been let go of."""
+        if self._pidfd < 0:
+            return True
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def signal(self, signum: int, *, group: bool) -> None:
+        """Send a signal, if it lives, to it or to the process group that it leads."""
+        # Another user's process cannot be signalled: a setuid program. Its end is all we shall see.
+        with suppress(ProcessLookupError, PermissionError):
+            if not group:
+                signal.pidfd_send_signal(self._pidfd, signum)
+            elif not self.has_ended:
+                os.killpg(self.pid, signum)
+
+    def exit_code(self) -> int | None:
+        """How it ended, minus the signal that killed it; None when the kernel does not show it."""
+        try:
+            with open(f"/proc/{self.pid}/stat", "rb") as file:
+                is_ours = os.fstat(file.fileno()).st_uid == os.geteuid()
+                fields = file.read().rpartition(b")")[2].split()
+        except OSError:
+            return None
+        is_zombie = fields[0] == b"Z"
+        return os.waitstatus_to_exitcode(int(fields[-1])) if is_zombie and is_ours else None
+
+    def close(self) -> None:
+        """Let go of it. Twice is once."""
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1

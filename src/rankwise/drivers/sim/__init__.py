@@ -1,0 +1,1 @@
+"""Simulated worlds: the real machines among virtual processes, in virtual time."""

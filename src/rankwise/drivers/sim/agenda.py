@@ -1,0 +1,63 @@
+"""What happens next in a simulated world, and what time it is there.
+
+Virtual time jumps from one entry to the next, so an hour costs as much as what happens in it.
+Entries of one instant happen in the order in which they were made.
+"""
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+
+from rankwise.base.units import SECOND, Duration, Instant, after
+
+VIRTUAL_EPOCH_NS = 946_684_800 * SECOND
+"""The calendar at instant 0: the year 2000, so that nobody takes it for a real date."""
+
+
+class VirtualClock:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self._now = Instant(0)
+
+    def now(self) -> Instant:
+        """The present virtual instant."""
+        return self._now
+
+    def wall_ns(self) -> int:
+        """The virtual calendar: nanoseconds since 1970."""
+        return VIRTUAL_EPOCH_NS + self._now
+
+    def advance_to(self, instant: Instant) -> None:
+        """Let time pass; it never goes back."""
+        assert instant >= self._now, f"time cannot go back from {self._now} to {instant}"
+        self._now = instant
+
+
+class Agenda:
+    """Actions with the instants at which they happen."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock = clock
+        self._entries: list[tuple[Instant, int, Callable[[], None]]] = []
+        self._sequence = 0
+
+    @property
+    def next_instant(self) -> Instant | None:
+        """When the next action happens; None when nothing is left to happen."""
+        return self._entries[0][0] if self._entries else None
+
+    def at(self, instant: Instant, action: Callable[[], None]) -> None:
+        """Let `action` happen at `instant`, which must not have passed."""
+        assert instant >= self._clock.now(), "nothing can be made to happen in the past"
+        heappush(self._entries, (instant, self._sequence, action))
+        self._sequence += 1
+
+    def after(self, delay: Duration, action: Callable[[], None]) -> None:
+        """Let `action` happen `delay` from now."""
+        self.at(after(self._clock.now(), delay), action)
+
+    def run_next(self) -> None:
+        """Move the clock to the next action and let it happen."""
+        instant, _, action = heappop(self._entries)
+        self._clock.advance_to(instant)
+        action()

@@ -1,0 +1,1 @@
+"""The composition root: from a job to its outcome."""

@@ -1,0 +1,62 @@
+"""What rankwise says on stderr while a run goes on: one line each, and nothing else."""
+
+from collections.abc import Mapping
+
+from rankwise.base.failure import SIGNAL_NAMES, Failure
+from rankwise.base.units import Duration, format_duration
+from rankwise.core.gang.vocabulary import AnnounceKill, AnnounceRestart
+from rankwise.launch.failure_report import one_line
+from rankwise.launch.failure_report.stacks import fatal_lines
+
+
+def restart_line(
+    announcement: AnnounceRestart, failures: tuple[Failure, ...], restarts_max: int
+) -> str:
+    """Say which rank failed and that all start again, now or after a pause."""
+    restart = restarts_max - announcement.restarts_left
+    when = f" in {format_duration(announcement.pause)}" if announcement.pause else ""
+    return (
+        f"{one_line(failures[0])}; restarting all ranks{when} (restart {restart} of {restarts_max})"
+    )
+
+
+def details_of(failure: Failure) -> str:
+    """What a failure that is not the last one has to tell: no report will tell it later."""
+    if failure.stacks:
+        return stacks_of_rank(failure.local_rank, failure.stacks)
+    if failure.error is not None and failure.log_paths:
+        return f"the whole traceback of rank {failure.local_rank} is in {failure.log_paths[-1]}"
+    return ""
+
+
+def kill_line(announcement: AnnounceKill, grace: str) -> str:
+    """Say which ranks are killed: they did not end in time, or the user would not wait."""
+    ranks = announcement.local_ranks
+    who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+    if announcement.asked_again:
+        return f"{who} {'is' if len(ranks) == 1 else 'are'} killed, as was asked for"
+    return f"{who} did not end within {grace}: killed"
+
+
+def stopping_line(signum: int, ranks_left: int, rest: Duration) -> str:
+    """Say that ranks which were told to stop have not ended yet, and how to wait no longer."""
+    who = "1 rank" if ranks_left == 1 else f"{ranks_left} ranks"
+    name = SIGNAL_NAMES.get(signum, f"signal {signum}")
+    return f"stopping {who} ({name}) for up to {format_duration(rest)}; once more kills them now"
+
+
+def hang_line(hang_timeout: Duration | None, stacks: Mapping[int, str]) -> str:
+    """Say that the gang has hung, and what follows."""
+    silence = "" if hang_timeout is None else f" for {format_duration(hang_timeout)}"
+    follows = (
+        "here is where they stand; then they are stopped"
+        if stacks
+        else "they are stopped; none of them can show its Python stacks"
+    )
+    return f"no sign of life from any rank{silence}: {follows}"
+
+
+def stacks_of_rank(rank: int, text: str) -> str:
+    """The Python stacks of a hanging rank, as several lines."""
+    lines = "\n".join(f"  {line}" for line in fatal_lines(text))
+    return f"rank {rank}:\n{lines}"

@@ -1,0 +1,120 @@
+"""`rankwise.run`: a function on many ranks, its results by rank or its failures.
+
+The ranks are processes of this machine, supervised like those of `rankwise run`: they live and
+die together, their output lines stay whole, and whatever happens to this process, nothing is left
+behind.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rankwise.base.errors import ConfigError
+from rankwise.launch.arguments import log_plan, worker_count
+from rankwise.launch.fork_server import ForkServer
+from rankwise.launch.function_job import function_job, parse_start_method
+from rankwise.launch.function_results import values_by_rank
+from rankwise.launch.job import StartMethod
+from rankwise.launch.limits import shown
+from rankwise.launch.outcomes import raise_unless_succeeded
+from rankwise.launch.supervision import Supervision
+
+
+def run(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    nprocs: int = 4,
+    *,
+    start_method: str = "forkserver",
+    preload: Sequence[str] | None = None,
+    server: ForkServer | None = None,
+    max_restarts: int = 0,
+    grace: float = 30.0,
+    hang_timeout: float | None = None,
+    env: Mapping[str, str] | None = None,
+    log_dir: str | os.PathLike[str] | None = None,
+    redirects: str = "0",
+    tee: str = "0",
+    prefix: str | None = None,
+    run_id: str | None = None,
+    role: str = "rank",
+) -> list[Any]:
+    """Call `fn(*args)` once on each of `nprocs` ranks and return the results, by rank.
+
+    A rank finds its number with `rankwise.rank()`, or in RANK, WORLD_SIZE and torchrun's other
+    variables, so `torch.distributed.init_process_group()` works as it is.
+
+    Args:
+        fn: any function, lambdas and functions of a notebook included.
+        args: its arguments, the same for every rank.
+        nprocs: number of ranks, at most 4096.
+        start_method: `forkserver` imports once and forks; `spawn` starts a fresh interpreter for
+            every rank.
+        preload: modules that the fork server imports; by default those that `fn` certainly needs.
+        server: a warm fork server to use instead of a new one; it has made its own preloads.
+        max_restarts: how often all ranks may be started again after a failure.
+        grace: seconds that ranks have to end when they are told to, before they are killed.
+        hang_timeout: seconds without any sign of life from any rank (output, a collective) after
+            which the run counts as hung: stacks are collected and it fails.
+        env: variables to add; not those that tell a rank its place, such as RANK or MASTER_PORT,
+            which rankwise sets itself.
+        log_dir: directory for log files.
+        redirects: streams that go to files instead of the console, as in `rankwise run`: `"3"` is
+            both streams of every rank, `"0:1,3:2"` is stdout of rank 0 and stderr of rank 3.
+        tee: streams that go to both, in the same notation.
+        prefix: what stands before each line on the console, a `string.Template` with
+            `${role_name}`, `${local_rank}`, `${rank}`; `""` for nothing.
+        run_id: the run's name in `rankwise ps`, without a slash; by default a random one.
+        role: the ranks' role, for the prefix and ROLE_NAME.
+
+    Returns:
+        A list with what `fn` returned on rank 0, 1, 2 …; None for a rank that did not return
+        but ended its process as a success, with `sys.exit()` for instance.
+
+    Raises:
+        WorkersFailed: ranks failed. `failures` has all of them, the root cause first;
+            `exceptions` the real exception objects by rank; the root cause's is the `__cause__`.
+        ConfigError: an argument cannot be used.
+        KeyboardInterrupt: Ctrl-C, after all ranks have ended. Other signals take the effect that
+            they would have had without rankwise.
+    """
+    if server is not None:
+        _check_server(server, start_method, preload)
+        preload = server.preload or None
+    job = function_job(
+        fn,
+        args,
+        nprocs,
+        start_method=start_method,
+        logs=log_plan(
+            log_dir=log_dir,
+            redirects=redirects,
+            tee=tee,
+            prefix=prefix,
+            nprocs=worker_count(nprocs),
+        ),
+        max_restarts=max_restarts,
+        grace=grace,
+        hang_timeout=hang_timeout,
+        environment=env,
+        preload=preload,
+        run_id=run_id,
+        role=role,
+    )
+    supervision = Supervision(job, hosting=None if server is None else server.hosting)
+    outcome = supervision.run()
+    raise_unless_succeeded(outcome, supervision)
+    values = values_by_rank(supervision.results)
+    return [values.get(rank) for rank in range(job.gang.size)]
+
+
+def _check_server(server: Any, start_method: str, preload: Any) -> None:
+    if not isinstance(server, ForkServer):
+        raise ConfigError(f"server is {shown(server)}, expected a rankwise.ForkServer")
+    if parse_start_method(start_method) is not StartMethod.FORKSERVER:
+        raise ConfigError(f"start_method is {start_method!r}, but a server was given to fork from")
+    if preload is not None:
+        raise ConfigError(
+            f"preload is {shown(preload)}, but a server was given, which has made its imports",
+            hint="rankwise.ForkServer(preload=…) takes them",
+        )

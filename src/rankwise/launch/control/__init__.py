@@ -1,0 +1,44 @@
+"""How another terminal asks a running agent: what are you doing, where do your ranks stand?
+
+The agent listens on an abstract unix socket (names: `addresses.py`). One question is one JSON
+line, `{"ask": "status"}` or `{"ask": "stacks"}`; the answer is JSON lines until end of file. An
+answer may take time (stacks are collected from the workers), so the server hands each question
+over with a `Reply` that is written and finished whenever it is known.
+
+A status is one line with the fields that `rankwise ps` shows: `nproc`, `state`, `age_s`,
+`program`, `attempt`; stacks are one line per rank: `rank`, `pid`, `stacks`.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rankwise.launch.control.client import (
+        RunSummary,
+        RunUnreachable,
+        ask,
+        ask_all,
+        list_runs,
+    )
+    from rankwise.launch.control.server import ControlServer, Reply, Request
+
+__all__ = [
+    "ControlServer",
+    "Reply",
+    "Request",
+    "RunSummary",
+    "RunUnreachable",
+    "ask",
+    "ask_all",
+    "list_runs",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # An agent never needs the client, nor a client the server.
+    if name in ("ControlServer", "Reply", "Request"):
+        from rankwise.launch.control import server as module  # noqa: PLC0415  # see above
+    elif name in __all__:
+        from rankwise.launch.control import client as module  # type: ignore[no-redef]  # noqa: PLC0415
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(module, name)

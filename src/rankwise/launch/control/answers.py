@@ -1,0 +1,45 @@
+"""What a running agent answers: its status, and where its ranks stand."""
+
+from rankwise.base.units import SECOND
+from rankwise.core.gang.machine import Gang
+from rankwise.drivers.real.process_host import RealProcessHost
+from rankwise.launch.control.server import Reply, Request
+from rankwise.launch.job import Job, program_name
+from rankwise.ports.clock import Clock
+
+
+class ControlAnswers:
+    """Answers questions about one run."""
+
+    def __init__(self, job: Job, gang: Gang, host: RealProcessHost, clock: Clock) -> None:
+        self._job = job
+        self._gang = gang
+        self._host = host
+        self._clock = clock
+        self._began_at = clock.now()
+
+    def on_request(self, request: Request, reply: Reply) -> None:
+        """Answer at once, or when the workers have been asked."""
+        match request.ask:
+            case "status":
+                reply.send(self._status())
+                reply.finish()
+            case "stacks":
+                self._host.collect_stacks(lambda stacks: self._reply_stacks(stacks, reply))
+
+    def _status(self) -> dict[str, object]:
+        return {
+            "nproc": self._job.gang.size,
+            "state": str(self._gang.phase),
+            "age_s": (self._clock.now() - self._began_at) / SECOND,
+            "program": program_name(self._job),
+            "attempt": self._gang.attempt,
+        }
+
+    def _reply_stacks(self, stacks: dict[int, str], reply: Reply) -> None:
+        from rankwise.launch.failure_report.stacks import fatal_lines  # noqa: PLC0415  # rarely asked
+
+        for rank, pid in sorted(self._host.pids().items()):
+            lines = fatal_lines(stacks.get(rank, ""))
+            reply.send({"rank": rank, "pid": pid, "stacks": "\n".join(lines)})
+        reply.finish()

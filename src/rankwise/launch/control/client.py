@@ -1,0 +1,164 @@
+"""The asking end of the control socket, for `rankwise ps` and `rankwise stacks`."""
+
+import os
+import socket
+import struct
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from select import POLLIN, poll
+from typing import Any
+
+import msgspec
+
+from rankwise.base.errors import RankwiseError
+from rankwise.base.units import MICROSECOND, MILLISECOND, SECOND, Instant
+from rankwise.launch.control.addresses import parse_name, peer, socket_name
+from rankwise.launch.control.server import Question
+
+Answer = dict[str, Any]
+
+_ACCEPTS_CONNECTIONS = 0x10000  # __SO_ACCEPTCON, column Flags of /proc/net/unix
+
+
+class RunUnreachable(RankwiseError):
+    """A run did not answer: it has just ended, is stopped, or belongs to somebody else."""
+
+
+class RunSummary(msgspec.Struct, frozen=True, order=True):
+    """A run as its socket's name tells it.
+
+    Attributes:
+        run_id: the run's name; the first 60 bytes of a very long one.
+        pid: of its agent.
+        uid: of its agent.
+    """
+
+    run_id: str
+    pid: int
+    uid: int
+
+
+def list_runs(uid: int | None = None, table: Path = Path("/proc/net/unix")) -> list[RunSummary]:
+    """The runs of a user (root: of everybody) in this network namespace, ordered by name."""
+    own = os.geteuid() if uid is None else uid
+    runs = []
+    for line in table.read_text(encoding="utf-8", errors="replace").splitlines()[1:]:
+        columns = line.split(maxsplit=7)
+        if len(columns) < 8 or not int(columns[3], 16) & _ACCEPTS_CONNECTIONS:
+            continue
+        named = parse_name(columns[7])
+        if named is not None and own in (named[2], 0):
+            runs.append(RunSummary(*named))
+    return sorted(runs)
+
+
+def ask(run: RunSummary, question: Question, deadline: Instant) -> list[Answer]:
+    """Put a question to a run's agent and return the lines of its answer.
+
+    Raises:
+        RunUnreachable: there is no such agent any more, or it did not answer in full before
+            `deadline` (an instant of `time.monotonic_ns`).
+    """
+    return ask_all([run], question, deadline)[0].lines()
+
+
+class Heard:
+    """What came of asking one run: its answer, or why there is none."""
+
+    def __init__(self, run: RunSummary, answer: list[Answer] | RunUnreachable) -> None:
+        self.run = run
+        self._answer = answer
+
+    def lines(self) -> list[Answer]:
+        """The answer; raises `RunUnreachable` if there is none."""
+        if isinstance(self._answer, RunUnreachable):
+            raise self._answer
+        return self._answer
+
+
+def ask_all(runs: Sequence[RunSummary], question: Question, deadline: Instant) -> list[Heard]:
+    """Put a question to several agents at once: a stopped one costs the others nothing."""
+    heard: dict[RunSummary, list[Answer] | RunUnreachable] = {}
+    with ExitStack() as stack:
+        connections: dict[RunSummary, socket.socket] = {}
+        for run in runs:
+            connection = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            try:
+                _put(run, connection, question, deadline)
+                connections[run] = connection
+            except RunUnreachable as error:
+                heard[run] = error
+        heard |= _listen(connections, deadline)
+    return [Heard(run, heard[run]) for run in runs]
+
+
+def _put(run: RunSummary, connection: socket.socket, question: Question, deadline: Instant) -> None:
+    try:
+        _limit_sending(connection, deadline)
+        connection.connect(socket_name(run.run_id, run.pid, run.uid))
+        is_genuine = peer(connection) == (run.pid, run.uid)
+        connection.sendall(msgspec.json.encode({"ask": question}) + b"\n")
+    except BlockingIOError:
+        raise _late(run) from None
+    except OSError as error:
+        raise RunUnreachable(
+            f"run {run.run_id!r} (pid {run.pid}) cannot be reached: {error}"
+        ) from error
+    if not is_genuine:
+        raise RunUnreachable(f"the name of run {run.run_id!r} is held by another process")
+
+
+def _listen(
+    connections: Mapping[RunSummary, socket.socket], deadline: Instant
+) -> dict[RunSummary, list[Answer] | RunUnreachable]:
+    """Read all answers at once, each until its end or the deadline."""
+    heard: dict[RunSummary, list[Answer] | RunUnreachable] = {}
+    waiting = {connection.fileno(): run for run, connection in connections.items()}
+    received = {run: bytearray() for run in connections}
+    poller = poll()
+    for fd in waiting:
+        poller.register(fd, POLLIN)
+    while waiting and (remaining := deadline - time.monotonic_ns()) > 0:
+        for fd, _ in poller.poll(-(-remaining // MILLISECOND)):
+            run = waiting[fd]
+            try:
+                piece = connections[run].recv(65536)
+            except OSError:
+                piece = b""  # it broke off, and what is missing will tell
+            received[run] += piece
+            if not piece:
+                poller.unregister(fd)
+                del waiting[fd]
+                heard[run] = _read_answer(run, received[run])
+    return heard | {run: _late(run) for run in waiting.values()}
+
+
+def _read_answer(run: RunSummary, received: bytearray) -> list[Answer] | RunUnreachable:
+    if not received.endswith(b"\n"):
+        return RunUnreachable(f"run {run.run_id!r} (pid {run.pid}) ended before it had answered")
+    lines = [msgspec.json.decode(line, type=Answer) for line in received.splitlines()]
+    for line in lines:
+        if "error" in line:
+            return RunUnreachable(f"run {run.run_id!r} (pid {run.pid}) refused: {line['error']}")
+    return lines
+
+
+def _limit_sending(connection: socket.socket, deadline: Instant) -> None:
+    """Let connecting and sending block until `deadline`, then fail with EAGAIN.
+
+    Python's own time limit makes the socket non-blocking, and connecting to a busy server then
+    fails at once instead of waiting for its turn.
+    """
+    remaining = max(deadline - time.monotonic_ns(), MICROSECOND)
+    seconds, nanoseconds = divmod(remaining, SECOND)
+    limit = struct.pack("@ll", seconds, nanoseconds // MICROSECOND)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
+
+def _late(run: RunSummary) -> RunUnreachable:
+    return RunUnreachable(
+        f"run {run.run_id!r} (pid {run.pid}) has not answered in time",
+        hint="its agent may be stopped; see `ps -o state= -p PID`",
+    )

@@ -1,0 +1,122 @@
+"""Adds to a gang's failures what only the world around it knows.
+
+The machine knows when and how a worker ended. Where its logs are, what it last wrote, whether the
+kernel's OOM killer was at work and what the clock on the wall said is looked up here, at the
+moment when a failure is about to be told to somebody.
+"""
+
+import resource
+import socket
+
+import msgspec
+
+from rankwise.base.failure import ErrorRecord, Failure, FailureCause, Outcome
+from rankwise.drivers.real.oom import OomWatch
+from rankwise.drivers.real.process_host import RealProcessHost, WorkerLink
+from rankwise.launch.error_file import read_error_file
+from rankwise.launch.job import Job
+from rankwise.launch.log_layout import Destinations
+
+SIGKILL, SIGXCPU = 9, 24
+TAIL_LINES = 60
+"""More than the twenty that are shown: a traceback that is told anyway is taken out of them."""
+
+
+class FailureDecorator:
+    """Decorates the failures of one run.
+
+    Args:
+        job: whose role and program they belong to.
+        host: knows each worker's streams.
+        wall_offset: nanoseconds from the monotonic clock to the calendar.
+        keeps_files: whether error files survive the run, so that a report may point to them.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        host: RealProcessHost,
+        wall_offset: int,
+        *,
+        keeps_files: bool,
+    ) -> None:
+        self._job = job
+        self._host = host
+        self._oom = OomWatch()
+        self._wall_offset = wall_offset
+        self._keeps_files = keeps_files
+        self._stacks: dict[int, str] = {}
+        self._hostname = socket.gethostname()
+
+    def begin_attempt(self) -> None:
+        """Forget what belongs to an earlier attempt, such as its count of OOM kills."""
+        self._oom = OomWatch()
+        self._stacks = {}
+
+    def remember_stacks(self, stacks: dict[int, str]) -> None:
+        """Keep the stacks that were printed when the gang was found hanging."""
+        self._stacks = stacks
+
+    def decorate_outcome(self, outcome: Outcome, destinations: Destinations) -> Outcome:
+        """The same outcome with decorated failures."""
+        failures = self.decorate(outcome.failures, destinations)
+        return msgspec.structs.replace(outcome, failures=failures)
+
+    def decorate(
+        self, failures: tuple[Failure, ...], destinations: Destinations
+    ) -> tuple[Failure, ...]:
+        """The same failures, in the same order, with all that can be found out about them."""
+        return tuple(self._decorate(failure, destinations) for failure in failures)
+
+    def _decorate(self, failure: Failure, destinations: Destinations) -> Failure:
+        rank = failure.local_rank
+        link = self._host.links.get(rank)
+        error_file = destinations.error_files.get(rank, "")
+        error = failure.error or _error_in(error_file)
+        out_of_memory, evidence = self._memory_verdict(failure)
+        return msgspec.structs.replace(
+            failure,
+            rank=rank,
+            host=self._hostname,
+            role=self._job.role,
+            error=error,
+            wall_ns=error.wall_ns if error is not None else failure.at + self._wall_offset,
+            out_of_memory=out_of_memory,
+            cpu_seconds_max=_cpu_limit(failure),
+            detail=evidence or failure.detail,
+            stacks=self._stacks_of(failure, link),
+            stderr_tail=() if link is None else link.stderr.tail.lines(TAIL_LINES),
+            log_paths=_log_paths(rank, destinations),
+            error_file=error_file if error is not None and self._keeps_files else "",
+        )
+
+    def _stacks_of(self, failure: Failure, link: WorkerLink | None) -> str:
+        if failure.cause is FailureCause.HUNG:
+            return self._stacks.get(failure.local_rank, "")
+        return "" if link is None else link.reports.fatal_stacks
+
+    def _memory_verdict(self, failure: Failure) -> tuple[bool | None, str]:
+        was_killed = failure.exit is not None and failure.exit.signal_number == SIGKILL
+        if failure.cause is not FailureCause.SIGNALED or not was_killed:
+            return None, ""
+        verdict = self._oom.verdict()
+        return verdict.was_oom, verdict.evidence
+
+
+def _cpu_limit(failure: Failure) -> int | None:
+    """The limit of CPU time (`ulimit -t`) that may have killed it, which workers have from us."""
+    if failure.cause is not FailureCause.SIGNALED or failure.exit is None:
+        return None
+    soft, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    limit = {SIGXCPU: soft, SIGKILL: hard}.get(failure.exit.signal_number or 0)
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def _error_in(error_file: str) -> ErrorRecord | None:
+    """What a program that rankwise did not boot may have recorded with torch's `record`."""
+    return read_error_file(error_file) if error_file else None
+
+
+def _log_paths(rank: int, destinations: Destinations) -> tuple[str, ...]:
+    paths = (destinations.stdouts.get(rank, ""), destinations.stderrs.get(rank, ""))
+    return tuple(path for path in paths if path)

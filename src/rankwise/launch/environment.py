@@ -1,0 +1,112 @@
+"""The variables that a worker finds, in torchrun's words.
+
+Unmodified PyTorch programs read RANK, WORLD_SIZE, MASTER_ADDR and the rest; the `TORCHELASTIC_…`
+ones make `torch.distributed.is_torchelastic_launched()` true and tell `record` where to write.
+`TORCHELASTIC_USE_AGENT_STORE` is False: rank 0 hosts the store on MASTER_PORT itself, which the
+agent keeps reserved for it.
+"""
+
+import os
+from collections.abc import Mapping
+
+from rankwise.base.errors import ConfigError
+from rankwise.launch.job import Job
+
+DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
+VARIABLES_OF_RANKS = frozenset(
+    {
+        "LOCAL_RANK",
+        "RANK",
+        "GROUP_RANK",
+        "ROLE_RANK",
+        "ROLE_NAME",
+        "LOCAL_WORLD_SIZE",
+        "WORLD_SIZE",
+        "GROUP_WORLD_SIZE",
+        "ROLE_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "TORCHELASTIC_RESTART_COUNT",
+        "TORCHELASTIC_MAX_RESTARTS",
+        "TORCHELASTIC_RUN_ID",
+        "TORCHELASTIC_USE_AGENT_STORE",
+    }
+)
+"""What workers are told of their place, whatever else their environment says."""
+
+
+def worker_environment(
+    job: Job,
+    *,
+    local_rank: int,
+    attempt: int,
+    master_port: int,
+    inherited: Mapping[str, str],
+) -> dict[str, str]:
+    """The whole environment of one worker: what is inherited, what the job adds, the ranks.
+
+    Raises:
+        ConfigError: virtual local ranks were asked for and there are fewer devices than workers.
+    """
+    size = str(job.gang.size)
+    rank = str(local_rank)
+    environment = {
+        **inherited,
+        **job.environment,
+        **job.environment_by_rank.get(local_rank, {}),
+        "RANKWISE_RUN_ID": job.run_id,
+        "RANKWISE_LOCAL_RANK": rank,  # whatever the program is told about LOCAL_RANK
+    }
+    if not job.rank_variables:
+        return environment
+    environment |= {
+        "LOCAL_RANK": rank,
+        "RANK": rank,
+        "GROUP_RANK": "0",
+        "ROLE_RANK": rank,
+        "ROLE_NAME": job.role,
+        "LOCAL_WORLD_SIZE": size,
+        "WORLD_SIZE": size,
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_WORLD_SIZE": size,
+        "MASTER_ADDR": job.master_addr,
+        "MASTER_PORT": str(master_port),
+        "TORCHELASTIC_RESTART_COUNT": str(attempt),
+        "TORCHELASTIC_MAX_RESTARTS": str(job.gang.restarts_max),
+        "TORCHELASTIC_RUN_ID": job.run_id,
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+    }
+    environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    if job.virtual_local_rank:
+        environment["LOCAL_RANK"] = "0"
+        environment[DEVICES_VARIABLE] = _device_of(local_rank, inherited.get(DEVICES_VARIABLE))
+    return environment
+
+
+def _device_of(local_rank: int, visible: str | None) -> str:
+    """The one device that a worker with a virtual local rank sees."""
+    if visible is None:
+        return str(local_rank)
+    devices = visible.split(",")
+    if local_rank >= len(devices):
+        raise ConfigError(
+            f"--virtual-local-rank: local rank {local_rank} has no device, "
+            f"{DEVICES_VARIABLE} names only {len(devices)} ({visible})",
+            hint="start fewer workers or make more devices visible",
+        )
+    return devices[local_rank]
+
+
+def inherited_environment() -> dict[str, str]:
+    """The agent's own environment, less what belongs to an outer worker.
+
+    A worker may itself start gangs: then it must not pass on its own descriptors and error file.
+    """
+    own = {
+        "RANKWISE_REPORT_FD",
+        "RANKWISE_RESULT_FD",
+        "RANKWISE_PAYLOAD_FD",
+        "RANKWISE_SEGMENT_FD",
+        "TORCHELASTIC_ERROR_FILE",
+    }
+    return {name: value for name, value in os.environ.items() if name not in own}

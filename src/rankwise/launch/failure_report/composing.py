@@ -1,0 +1,259 @@
+"""From an outcome to a report: what to tell, in which order, and what to fold.
+
+The order is that of the reader's eye, which falls on the end of the screen: first the summary and
+whatever else failed, one line each, and last the root cause in full. Failures that tell the same
+story as the root cause are one line with their ranks; those that differ get a line each up to a
+bound; workers that only were told to stop are folded.
+"""
+
+import datetime as dt
+from collections.abc import Iterable, Sequence
+
+from rankwise.base.failure import Failure, FailureCause, Outcome, OutcomeStatus
+from rankwise.base.units import Duration, format_duration
+from rankwise.launch.failure_report.hints import hint_for, is_peer_gone
+from rankwise.launch.failure_report.model import (
+    Block,
+    FailureReport,
+    Field,
+    ReportContext,
+    RootCause,
+)
+from rankwise.launch.failure_report.stacks import fatal_lines, innermost_frames
+from rankwise.launch.failure_report.text import as_on_terminal, first_line, printable
+from rankwise.launch.failure_report.tracebacks import (
+    traceback_lines,
+    what_is_the_same,
+    without_traceback,
+)
+from rankwise.launch.failure_report.words import (
+    describe_signal,
+    exit_in_words,
+    headline,
+    rank_of,
+    ranks_in_words,
+    signal_name,
+)
+
+OTHERS_SHOWN_MAX = 8
+STDERR_LINES_MAX = 20
+
+_SIGTERM, _SIGKILL = 15, 9
+_PATH_LENGTH_MAX = 4_096
+_PIDS_SHOWN_MAX = 16
+_ROLE_UNNAMED = "default"
+_SHARED_CAUSES = (FailureCause.HUNG, FailureCause.GUARDIAN_LOST)
+"""Causes that strike the gang as a whole: the root cause's box speaks for all its ranks."""
+
+
+def compose_report(outcome: Outcome, context: ReportContext) -> FailureReport:
+    """Say what became of a gang. Meant for failures, and right for any outcome."""
+    failures = outcome.failures
+    root = failures[0] if failures and outcome.status is OutcomeStatus.FAILED else None
+    others = [failure for failure in failures if failure is not root]
+    stopped = [failure for failure in others if failure.cause is FailureCause.STOPPED]
+    failed = [failure for failure in others if failure.cause is not FailureCause.STOPPED]
+    return FailureReport(
+        summary=_summary(outcome, context),
+        notes=(
+            *_notes_on_failed(root, failed),
+            *_notes_on_stopped(stopped, outcome.stop_signal or _SIGTERM),
+            *_notes_on_end(outcome),
+        ),
+        root_cause=None if root is None else _root_cause(root, failures, context),
+    )
+
+
+def _summary(outcome: Outcome, context: ReportContext) -> str:
+    match outcome.status:
+        case OutcomeStatus.SUCCEEDED:
+            verb = "succeeded"
+        case OutcomeStatus.STOPPED if outcome.stop_signal is not None:
+            verb = f"was stopped by {describe_signal(outcome.stop_signal)}"
+        case OutcomeStatus.STOPPED:
+            verb = "was stopped"
+        case OutcomeStatus.FAILED:
+            verb = "failed"
+    text = f"{printable(context.program)} {verb}"
+    if context.duration is not None:
+        text += f" after {format_duration(context.duration)}"
+    failed = sum(failure.cause is not FailureCause.STOPPED for failure in outcome.failures)
+    if outcome.status is OutcomeStatus.FAILED and failed:
+        text += f": {failed} of {context.nprocs} ranks failed"
+    if outcome.attempts > 1:
+        text += f" in attempt {outcome.attempts} of {max(context.attempts_max, outcome.attempts)}"
+    return f"{text} (run {printable(context.run_id)})" if context.run_id else text
+
+
+def _notes_on_failed(root: Failure | None, failed: Sequence[Failure]) -> list[str]:
+    """One line for those like the root cause, then the others, alike ones together."""
+    alike: dict[object, list[Failure]] = {}
+    for failure in failed:
+        if root is None or failure.cause is not root.cause or root.cause not in _SHARED_CAUSES:
+            alike.setdefault(what_is_the_same(failure), []).append(failure)
+    notes: list[str] = []
+    if root is not None and (same := alike.pop(what_is_the_same(root), [])):
+        notes.append(_note_on_same(root, same))
+    groups = list(alike.values())
+    notes += [_note_on_other(root, group) for group in groups[:OTHERS_SHOWN_MAX]]
+    unshown = [rank_of(failure) for group in groups[OTHERS_SHOWN_MAX:] for failure in group]
+    if unshown:
+        notes.append(f"and {len(unshown)} more: {ranks_in_words(unshown)}")
+    return notes
+
+
+def _note_on_same(root: Failure, same: Sequence[Failure]) -> str:
+    ranks = ranks_in_words(map(rank_of, same))
+    if root.error is not None and root.error.traceback:
+        return f"same traceback on {ranks}"
+    return f"the same happened to {ranks}"
+
+
+def _note_on_other(root: Failure | None, group: Sequence[Failure]) -> str:
+    first = group[0]
+    text = headline(first)
+    if root is not None:
+        text = f"{_distance(root, first)}{text}"
+        if is_peer_gone(first):
+            text += " (a consequence: its peer was gone)"
+    if len(group) > 1:
+        text += f"; the same on {ranks_in_words(map(rank_of, group[1:]))}"
+    return text
+
+
+def _distance(root: Failure, other: Failure) -> str:
+    """How long after the root cause, or before it: the root cause need not be the earliest."""
+    nanoseconds = other.at - root.at
+    text = format_duration(Duration(abs(nanoseconds)))
+    return f"{text} later " if nanoseconds > 0 else f"{text} earlier " if nanoseconds < 0 else ""
+
+
+def _notes_on_stopped(stopped: Iterable[Failure], stop_signal: int) -> list[str]:
+    obedient: list[int] = []
+    killed: list[int] = []
+    for failure in stopped:
+        was_killed = failure.exit is not None and failure.exit.signal_number == _SIGKILL
+        (killed if was_killed else obedient).append(rank_of(failure))
+    notes: list[str] = []
+    if obedient:
+        told = f"told to stop ({signal_name(stop_signal)})"
+        notes.append(f"{ranks_in_words(obedient)} ended after being {told}")
+    if killed:
+        notes.append(f"{ranks_in_words(killed)} did not end when told to stop: killed (SIGKILL)")
+    return notes
+
+
+def _notes_on_end(outcome: Outcome) -> list[str]:
+    notes = [first_line(outcome.detail)] if outcome.detail else []
+    if outcome.survivors:
+        pids = ", ".join(map(str, outcome.survivors[:_PIDS_SHOWN_MAX]))
+        more = ", ..." if len(outcome.survivors) > _PIDS_SHOWN_MAX else ""
+        notes.append(f"not even SIGKILL has ended these processes: {pids}{more}")
+    return notes
+
+
+def _root_cause(root: Failure, failures: Sequence[Failure], context: ReportContext) -> RootCause:
+    hint = hint_for(root)
+    if root.cause is FailureCause.HUNG:
+        hung = [failure for failure in failures if failure.cause is FailureCause.HUNG]
+        blocks = _blocks_of_hung(hung)
+        if sum(bool(block.lines) for block in blocks) > 1:
+            hint = "the others may be waiting for the rank that stands elsewhere"
+    else:
+        blocks = _blocks_of(root)
+    return RootCause(
+        headline=headline(root),
+        fields=tuple(_fields(root, failures, context)),
+        blocks=tuple(blocks),
+        hint=hint,
+    )
+
+
+def _fields(root: Failure, failures: Sequence[Failure], context: ReportContext) -> list[Field]:
+    together = [rank_of(failure) for failure in failures if failure.cause is root.cause]
+    fields: list[Field] = []
+
+    def add(name: str, *values: str) -> None:
+        shown = tuple(printable(value, _PATH_LENGTH_MAX) for value in values if value.strip())
+        if shown:
+            fields.append(Field(name, shown))
+
+    if root.cause in _SHARED_CAUSES and len(together) > 1:
+        add("ranks", ranks_in_words(together).removeprefix("ranks "))
+        add("host", root.host)
+    else:
+        rank = rank_of(root)
+        is_local_told = root.local_rank != rank
+        add("rank", f"{rank} (local rank {root.local_rank})" if is_local_told else f"{rank}")
+        add("host", root.host)
+        add("pid", "" if root.pid is None else str(root.pid))
+        add("role", root.role if root.role != _ROLE_UNNAMED else "")
+        # A hung worker was ended by us, so how it ended tells nothing.
+        if root.exit is not None and root.cause is not FailureCause.HUNG:
+            # A worker that raised may have been ended by us too, and then the detail says why.
+            why = first_line(root.detail) if root.cause is FailureCause.RAISED else ""
+            add("ended", f"{exit_in_words(root.exit)}{f': {why}' if why else ''}")
+    add("time", _time_of_day(root, context.timezone))
+    if context.attempts_max > 1:
+        add("attempt", f"{root.attempt + 1} of {max(context.attempts_max, root.attempt + 1)}")
+    if root.cause not in _SHARED_CAUSES or len(together) == 1:
+        add("logs", *(root.log_paths or (context.log_directory,)))
+        add("error file", root.error_file)
+    else:
+        add("logs", context.log_directory)
+    return fields
+
+
+def _time_of_day(failure: Failure, timezone: dt.tzinfo | None) -> str:
+    """`2026-11-21 03:14:15.926 +01:00`: what the user's clock showed, unambiguous elsewhere."""
+    wall_ns = failure.wall_ns or (failure.error.wall_ns if failure.error is not None else 0)
+    if not wall_ns:
+        return ""
+    seconds, nanoseconds = divmod(wall_ns, 1_000_000_000)
+    try:
+        utc = dt.datetime.fromtimestamp(seconds, tz=dt.UTC)
+        moment = utc.astimezone(timezone)
+    except (OverflowError, ValueError, OSError):
+        # The figure came from a file that the program wrote: it may be no moment at all.
+        return ""
+    offset = moment.isoformat()[19:]
+    return f"{moment:%Y-%m-%d %H:%M:%S}.{nanoseconds // 1_000_000:03d} {offset}"
+
+
+def _blocks_of(root: Failure) -> list[Block]:
+    """What the worker said, in the order in which it did: last of all what it died of."""
+    traceback = root.error.traceback if root.error is not None else ""
+    blocks = _block_of_stderr(root.stderr_tail, traceback)
+    if root.stacks:
+        blocks.append(Block("stacks of all threads", tuple(fatal_lines(root.stacks))))
+    if traceback:
+        whole_is_in = root.error_file or next(iter(root.log_paths), "")
+        lines = traceback_lines(traceback, printable(whole_is_in, _PATH_LENGTH_MAX))
+        blocks.append(Block("traceback", tuple(lines)))
+    return blocks
+
+
+def _block_of_stderr(tail: Sequence[str], traceback: str) -> list[Block]:
+    lines = without_traceback([as_on_terminal(line) for line in tail], traceback)
+    while lines and not lines[-1]:
+        lines.pop()
+    if not lines:
+        return []
+    shown = lines[-STDERR_LINES_MAX:]
+    count = f"last {len(shown)} lines" if len(shown) > 1 else "last line"
+    return [Block(f"{count} of stderr", tuple(shown))]
+
+
+def _blocks_of_hung(hung: Sequence[Failure]) -> list[Block]:
+    """Where every rank stands: ranks at the same place together, the fewest last."""
+    places: dict[tuple[str, ...], list[int]] = {}
+    for failure in hung:
+        places.setdefault(innermost_frames(failure.stacks), []).append(rank_of(failure))
+    if not any(places):
+        return []
+    unknown = places.pop((), [])
+    blocks = [Block(f"no stack could be had of {ranks_in_words(unknown)}", ())] if unknown else []
+    ordered = sorted(places.items(), key=lambda place: (-len(place[1]), min(place[1])))
+    return blocks + [
+        Block(f"{ranks_in_words(ranks)}, innermost call first", frames) for frames, ranks in ordered
+    ]

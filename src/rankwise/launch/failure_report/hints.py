@@ -1,0 +1,158 @@
+"""What to do next, for causes that are common and not obvious.
+
+A hint is worth its line only when it is nearly always right and says more than the error itself
+does. The catalogue is therefore short; where nothing fits, nothing is said.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from rankwise.base.failure import Failure, FailureCause
+
+_SIGKILL, _SIGBUS, _SIGILL, _SIGTERM, _SIGXCPU = 9, 7, 4, 15, 24
+_PEER_GONE = re.compile(
+    r"connection (?:was )?(?:closed|reset) by (?:the )?(?:remote )?peer|broken pipe"
+    r"|connection refused|socket (?:timeout|closed)|PeerDied|ncclRemoteError",
+    re.IGNORECASE,
+)
+_FORK = re.compile(r"\bfork|posix_spawn|\bPopen\b|_execute_child")
+_TEXT_MAX = 20_000
+
+
+class _Hint(msgspec.Struct, frozen=True):
+    applies: Callable[[Failure], bool]
+    advice: str
+
+
+def hint_for(failure: Failure) -> str:
+    """The first hint that fits; empty when none does."""
+    return next((hint.advice for hint in _CATALOGUE if hint.applies(failure)), "")
+
+
+def is_peer_gone(failure: Failure) -> bool:
+    """Whether it failed since another process had gone away: a consequence, hardly ever a cause."""
+    return failure.error is not None and bool(_PEER_GONE.search(_last_words(failure.error.message)))
+
+
+def _says(*words: str) -> Callable[[Failure], bool]:
+    """Look for words in the error, or in the end of stderr when there is none."""
+    pattern = re.compile("|".join(words), re.MULTILINE)
+    return lambda failure: bool(pattern.search(_text_of(failure)))
+
+
+def _text_of(failure: Failure) -> str:
+    if failure.error is not None:
+        return f"{failure.error.type}: {_last_words(failure.error.message)}"
+    return _last_words("\n".join([failure.detail, *failure.stderr_tail[-20:]]))
+
+
+def _last_words(text: str) -> str:
+    return text[-_TEXT_MAX:]
+
+
+def _died_of(signal: int) -> Callable[[Failure], bool]:
+    """Of a signal that somebody else sent: what rankwise ends itself needs no hint."""
+    return lambda failure: (
+        failure.cause is FailureCause.SIGNALED
+        and failure.exit is not None
+        and failure.exit.signal_number == signal
+    )
+
+
+def _exited_with(code: int) -> Callable[[Failure], bool]:
+    return lambda failure: failure.exit is not None and failure.exit.code == code
+
+
+_THREAD_REFUSED = _says(
+    "can't start new thread",
+    "(?:fork|pthread_create|thread).*: Resource temporarily unavailable",
+)
+
+
+def _could_not_fork(failure: Failure) -> bool:
+    """Whether a process was refused; sockets that are not ready say the same, and mean another."""
+    if failure.error is None:
+        is_refused = "Resource temporarily unavailable" in failure.detail
+        return failure.cause is FailureCause.NOT_STARTED and is_refused
+    is_refused = failure.error.type == "BlockingIOError"
+    return is_refused and bool(_FORK.search(_last_words(failure.error.traceback)))
+
+
+_CATALOGUE: Sequence[_Hint] = (
+    _Hint(
+        lambda failure: failure.out_of_memory is True,
+        "use a smaller batch, fewer ranks or fewer data-loader workers, or raise the memory limit",
+    ),
+    _Hint(
+        _died_of(_SIGXCPU),
+        "it has used up the CPU time that it is allowed: see ulimit -t",
+    ),
+    _Hint(
+        lambda failure: failure.cpu_seconds_max is not None,
+        "the kernel kills what uses more CPU time than it is allowed: see ulimit -t",
+    ),
+    _Hint(
+        lambda failure: _died_of(_SIGKILL)(failure) and failure.out_of_memory is None,
+        "the kernel's log tells whether it ran out of memory: dmesg | grep -i 'out of memory'",
+    ),
+    _Hint(
+        _died_of(_SIGKILL),
+        "look for a time limit of the scheduler, a watchdog, or a colleague",
+    ),
+    _Hint(
+        _died_of(_SIGTERM),
+        "rankwise did not send this SIGTERM: look for a scheduler, or a kill in the program",
+    ),
+    _Hint(
+        _says(
+            "CUDA out of memory", r"torch\.(?:cuda\.)?OutOfMemoryError", "CUDA error: out of mem"
+        ),
+        "the GPU's memory is full: nvidia-smi shows who uses it; else use a smaller batch",
+    ),
+    _Hint(
+        _says("^MemoryError", "Cannot allocate memory", "DefaultCPUAllocator: can't allocate"),
+        "memory is short: use a smaller batch or fewer ranks, and see ulimit -v",
+    ),
+    _Hint(
+        _died_of(_SIGBUS),
+        "often /dev/shm is full (df /dev/shm), or a mapped file was cut short",
+    ),
+    _Hint(
+        _died_of(_SIGILL),
+        "the program, or a library that it loads, was built for another CPU",
+    ),
+    _Hint(
+        _says("[Aa]ddress already in use", "EADDRINUSE"),
+        "ss -ltnp shows who listens there; without --master-port, rankwise takes a free port",
+    ),
+    _Hint(
+        _says("No space left on device"),
+        "a disk, or /dev/shm, is full: df -h",
+    ),
+    _Hint(
+        _says("Too many open files"),
+        "raise the limit of open files: ulimit -n",
+    ),
+    _Hint(
+        lambda failure: _could_not_fork(failure) or _THREAD_REFUSED(failure),
+        "too many processes or threads: see ulimit -u, and pids.max of the control group",
+    ),
+    _Hint(
+        _says("^ModuleNotFoundError"),
+        "is it installed for the Python that runs the workers, and is its folder in PYTHONPATH?",
+    ),
+    _Hint(
+        _exited_with(127),
+        "check the spelling, PATH, and the first line (#!) of the script",
+    ),
+    _Hint(
+        _exited_with(126),
+        "it needs the run bit (chmod +x) and must fit this machine",
+    ),
+    _Hint(
+        is_peer_gone,
+        "it lost another rank: one that ended early with exit code 0, or one on another node",
+    ),
+)

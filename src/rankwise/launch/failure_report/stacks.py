@@ -1,0 +1,98 @@
+"""What faulthandler printed, taken apart far enough to show what matters of it.
+
+The text is a preamble (`Fatal Python error: Segmentation fault`), then a block per thread, each
+a title and its frames, the innermost first, then perhaps a list of extension modules. The titles
+have changed over the releases of Python, and newer ones add a block with the stack of C; a block
+is told by the words at the end of its title.
+"""
+
+import re
+from collections.abc import Sequence
+
+import msgspec
+
+from rankwise.launch.failure_report.text import printable_lines, shorten_lines
+from rankwise.launch.failure_report.tracebacks import BOOT_DIRECTORY
+
+_TITLE_END = " (most recent call first):"
+_OUTER = re.compile(
+    r'  File "(?:<frozen runpy>|[^"]*/runpy\.py|[^"]*'
+    + BOOT_DIRECTORY
+    + r'|[^"]*/rankwise/drivers/real/hosting/)'
+)
+_FRAMES_OF_HANGING_MAX = 8
+_HEAD_LINES, _TAIL_LINES = 80, 20
+
+
+class ThreadStack(msgspec.Struct, frozen=True):
+    """One block: its title line and its frames, the innermost first, ours taken off."""
+
+    title: str
+    frames: tuple[str, ...]
+    is_current: bool
+
+
+class Stacks(msgspec.Struct, frozen=True):
+    """All that was printed at one moment."""
+
+    preamble: tuple[str, ...]
+    threads: tuple[ThreadStack, ...]
+
+    @property
+    def main(self) -> ThreadStack | None:
+        """The thread that handled the signal, which is the main thread unless it blocks it.
+
+        Failing that the last: faulthandler goes from the youngest to the oldest.
+        """
+        for thread in self.threads:
+            if thread.is_current:
+                return thread
+        threads = [thread for thread in self.threads if thread.title.startswith("Thread 0x")]
+        return threads[-1] if threads else None
+
+
+def read_stacks(text: str) -> Stacks:
+    """Take faulthandler's text apart; text of another form ends up in the preamble."""
+    preamble: list[str] = []
+    blocks: list[tuple[str, list[str]]] = []
+    for line in printable_lines(text):
+        if line.endswith(_TITLE_END):
+            blocks.append((line, []))
+        elif blocks and line.startswith("  "):
+            blocks[-1][1].append(line)
+        elif line.strip() and not line.startswith("Extension modules: "):
+            preamble.append(line)
+    return Stacks(
+        tuple(preamble),
+        tuple(
+            ThreadStack(title, _without_outer_frames(frames), title.startswith("Current thread 0x"))
+            for title, frames in blocks
+        ),
+    )
+
+
+def fatal_lines(text: str) -> list[str]:
+    """The stacks of all threads at a fatal signal, for showing."""
+    stacks = read_stacks(text)
+    lines = list(stacks.preamble)
+    for thread in stacks.threads:
+        lines += [thread.title, *thread.frames]
+    return shorten_lines(lines, _HEAD_LINES, _TAIL_LINES)
+
+
+def innermost_frames(text: str) -> tuple[str, ...]:
+    """Where a hanging worker stands: the innermost frames of its main thread."""
+    main = read_stacks(text).main
+    if main is None:
+        return ()
+    shown = main.frames[:_FRAMES_OF_HANGING_MAX]
+    left_out = len(main.frames) - len(shown)
+    return (*shown, f"  ... ({left_out} more frames)") if left_out else shown
+
+
+def _without_outer_frames(frames: Sequence[str]) -> tuple[str, ...]:
+    """Take off the outermost frames, which are ours; a stack of nothing else is left alone."""
+    end = len(frames)
+    while end and _OUTER.match(frames[end - 1]):
+        end -= 1
+    return tuple(frames[:end] if end else frames)

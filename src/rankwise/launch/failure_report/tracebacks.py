@@ -1,0 +1,110 @@
+"""Tracebacks: made short, freed of our own frames, compared with each other and with stderr.
+
+A traceback is text here, never taken apart more than needed: exception groups, notes, chains and
+syntax errors all keep the form that Python gave them.
+
+Two failures count as *the same* when their tracebacks are equal once that is taken out which
+differs from rank to rank without meaning anything: addresses (`0x7f…`), and the number after a
+word that counts processes or devices (`rank 3`, `cuda:3`, `pid 4711`, `port 29500`). Every other
+number stays, since `shape 3` against `shape 4` may be the very clue.
+"""
+
+import functools
+import re
+
+from rankwise.base.failure import Failure
+from rankwise.launch.failure_report.text import printable_lines, shorten_lines
+
+BOOT_DIRECTORY = "rankwise/drivers/real/worker/"
+"""Frames of files below this are ours: they run the user's program."""
+
+_HEADER = "Traceback (most recent call last):"
+_FRAME = re.compile(r'  File "(?P<path>[^"]*)", line \d+, in ')
+_RUNPY = re.compile(r"<frozen runpy>|/runpy\.py$")
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
+_NUMBERED = re.compile(
+    r"\b((?:local_?|global_?)?rank|worker|cuda|gpu|device|pid|process|port)([\s:=#\[]{0,3})\d+",
+    re.IGNORECASE,
+)
+_HEAD_LINES, _TAIL_LINES = 40, 80
+_COMPARED_MAX = 20_000
+
+
+def traceback_lines(traceback: str, whole_is_in: str = "") -> list[str]:
+    """A traceback for showing: printable, without our frames, its middle left out when long."""
+    lines = without_boot_frames(printable_lines(traceback))
+    return shorten_lines(lines, _HEAD_LINES, _TAIL_LINES, whole_is_in)
+
+
+def without_boot_frames(lines: list[str]) -> list[str]:
+    """Take out the outermost frames, which belong to the code that boots a worker.
+
+    A traceback of nothing else is left alone: then it is our code that failed.
+    """
+    kept: list[str] = []
+    at = 0
+    while at < len(lines):
+        kept.append(lines[at])
+        at += 1
+        if lines[at - 1] == _HEADER:
+            at = _end_of_boot_frames(lines, at)
+    return kept
+
+
+def _end_of_boot_frames(lines: list[str], start: int) -> int:
+    at = start
+    while at < len(lines) and (frame := _FRAME.match(lines[at])):
+        is_ours = BOOT_DIRECTORY in frame["path"]
+        if not is_ours and not (at > start and _RUNPY.search(frame["path"])):
+            break
+        at += 1
+        while at < len(lines) and lines[at].startswith("    "):
+            at += 1
+    is_anything_left = at < len(lines) and lines[at].startswith("  ")
+    return at if is_anything_left else start
+
+
+def what_is_the_same(failure: Failure) -> object:
+    """A key that is equal for two failures which tell the same story (see above)."""
+    if failure.error is None:
+        return (failure.cause, failure.exit, failure.out_of_memory, _normalised(failure.detail))
+    error = failure.error
+    if error.traceback:
+        return _normalised(error.traceback)
+    return (error.type, _normalised(error.message))
+
+
+# Most ranks of a large gang fail with the very same text.
+@functools.lru_cache(maxsize=16)
+def _normalised(text: str) -> str:
+    # Bounded, as a thousand ranks may bring a megabyte each: both ends tell tracebacks apart.
+    if len(text) > _COMPARED_MAX:
+        text = text[: _COMPARED_MAX // 2] + text[-_COMPARED_MAX // 2 :]
+    return _NUMBERED.sub(r"\1\2N", _ADDRESS.sub("0xN", text)).strip()
+
+
+def without_traceback(tail: list[str], traceback: str) -> list[str]:
+    """The lines of stderr without the traceback that is shown anyway, even if cut at its top.
+
+    What a worker printed and what it reported may differ by our frames, so either form counts.
+    """
+    whole = printable_lines(traceback)
+    for lines in (whole, without_boot_frames(whole)):
+        cut = _cut_out(tail, lines)
+        if cut is not None:
+            return cut
+    return tail
+
+
+def _cut_out(tail: list[str], block: list[str]) -> list[str] | None:
+    wanted = [line.rstrip() for line in block]
+    if not wanted:
+        return None
+    found = [line.rstrip() for line in tail]
+    for end in range(len(found), 0, -1):
+        overlap = min(end, len(wanted))
+        starts_at = end - overlap
+        is_whole = overlap == len(wanted) or starts_at == 0
+        if is_whole and found[starts_at:end] == wanted[len(wanted) - overlap :]:
+            return tail[:starts_at] + tail[end:]
+    return None

@@ -1,0 +1,153 @@
+"""How failures are said: signals, exit codes, ranks, and the one sentence that tells a failure."""
+
+from collections.abc import Iterable
+
+from rankwise.base.failure import SIGNAL_NAMES, ErrorRecord, ExitStatus, Failure, FailureCause
+from rankwise.launch.failure_report.text import first_line, printable
+
+_MEANINGS = {
+    1: "hang-up: its terminal or session went away",
+    2: "interrupt, as by Ctrl-C",
+    3: "quit, as by Ctrl-\\",
+    4: "illegal instruction",
+    5: "trace trap",
+    6: "abort",
+    7: "bus error",
+    8: "arithmetic error",
+    11: "segmentation fault",
+    13: "broken pipe",
+    14: "alarm clock",
+    15: "request to terminate",
+    24: "CPU time limit",
+    25: "file size limit",
+    31: "forbidden system call",
+}
+
+_EXIT_CODES = {
+    120: "Python could not flush stdout or stderr at the end",
+    126: "found, but could not be executed",
+    127: "command not found",
+}
+
+_SIGKILL = 9
+_RANGES_SHOWN_MAX = 12
+
+
+def signal_name(number: int) -> str:
+    """`SIGSEGV`; `SIGRTMIN+6` for real-time signals, `signal 99` for what is none."""
+    if number in SIGNAL_NAMES:
+        return SIGNAL_NAMES[number]
+    return f"SIGRTMIN+{number - 34}" if 34 <= number <= 64 else f"signal {number}"
+
+
+def describe_signal(number: int) -> str:
+    """`SIGSEGV (segmentation fault)`."""
+    name, meaning = signal_name(number), _MEANINGS.get(number)
+    return f"{name} ({meaning})" if meaning else name
+
+
+def exit_in_words(status: ExitStatus) -> str:
+    """`exit code 3`, `exit code 137 (128 + 9: …)`, `signal 11: SIGSEGV (segmentation fault)`."""
+    if status.signal_number is not None:
+        return f"signal {status.signal_number}: {describe_signal(status.signal_number)}"
+    explained = explain_exit_code(status.code)
+    return f"exit code {status.code} ({explained})" if explained else f"exit code {status.code}"
+
+
+def explain_exit_code(code: int) -> str:
+    """What a code means by convention; empty for the many that mean what the program likes."""
+    if code in _EXIT_CODES:
+        return _EXIT_CODES[code]
+    number = code - 128
+    if number in SIGNAL_NAMES:
+        return f"128 + {number}: a process below it probably died of {signal_name(number)}"
+    return ""
+
+
+def rank_of(failure: Failure) -> int:
+    """The rank in the whole job; the local rank as long as nobody has filled in the other."""
+    return failure.rank if failure.rank >= 0 else failure.local_rank
+
+
+def ranks_in_words(ranks: Iterable[int]) -> str:
+    """`rank 3`, `ranks 0, 3-6`; a long and scattered list is cut short."""
+    ordered = sorted(set(ranks))
+    if len(ordered) == 1:
+        return f"rank {ordered[0]}"
+    ranges: list[tuple[int, int]] = []
+    for rank in ordered:
+        if ranges and rank == ranges[-1][1] + 1:
+            ranges[-1] = (ranges[-1][0], rank)
+        else:
+            ranges.append((rank, rank))
+    shown = ranges[:_RANGES_SHOWN_MAX]
+    text = ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in shown)
+    unshown = sum(high - low + 1 for low, high in ranges[_RANGES_SHOWN_MAX:])
+    return f"ranks {text} and {unshown} more" if unshown else f"ranks {text}"
+
+
+def error_in_words(error: ErrorRecord) -> str:
+    """`ValueError: bad shape`: the type as Python would print it, the message's first line."""
+    name = printable(error.type.removeprefix("__main__.").removeprefix("builtins."), 200)
+    message = first_line(error.message)
+    return f"{name}: {message}" if message else name
+
+
+def headline(failure: Failure) -> str:
+    """What happened, in one sentence: `rank 2 failed: ValueError: bad shape`."""
+    who, detail = f"rank {rank_of(failure)}", first_line(failure.detail)
+    because = f": {detail}" if detail else ""
+    match failure.cause:
+        case FailureCause.RAISED:
+            told = f": {error_in_words(failure.error)}" if failure.error else because
+            return f"{who} failed{told}"
+        case FailureCause.EXITED:
+            return f"{who} {_exited_in_words(failure.exit)}{because}"
+        case FailureCause.SIGNALED:
+            return f"{who} {_killed_in_words(failure)}"
+        case FailureCause.STOPPED:
+            ending = f" ({exit_in_words(failure.exit)})" if failure.exit else ""
+            return f"{who} ended after being told to stop{ending}"
+        case FailureCause.HUNG:
+            return f"the gang hung: {detail or 'no sign of life'}"
+        case FailureCause.NOT_STARTED:
+            return f"{who} could not be started{because}"
+        case FailureCause.GUARDIAN_LOST:
+            fate = "no rank had started" if failure.pid is None else "its ranks ended with it"
+            return f"{detail or 'the guardian has died'}; {fate}"
+
+
+def one_line(failure: Failure) -> str:
+    """The failure in a short line for notices: `rank 2 failed (ValueError: bad shape)`."""
+    if failure.cause is FailureCause.RAISED and failure.error is not None:
+        return printable(f"rank {rank_of(failure)} failed ({error_in_words(failure.error)})", 300)
+    return printable(headline(failure), 300)
+
+
+def _exited_in_words(status: ExitStatus | None) -> str:
+    if status is None:
+        return "ended"
+    if status.signal_number is not None:
+        return f"was killed by {describe_signal(status.signal_number)}"
+    explained = explain_exit_code(status.code)
+    return f"exited with code {status.code}{f' ({explained})' if explained else ''}"
+
+
+def _killed_in_words(failure: Failure) -> str:
+    number = failure.exit.signal_number if failure.exit is not None else None
+    detail = first_line(failure.detail)
+    evidence = f" ({detail})" if detail else ""
+    if number is None:
+        return f"was killed{evidence}"
+    if number != _SIGKILL:
+        return f"was killed by {describe_signal(number)}{evidence}"
+    limit = failure.cpu_seconds_max
+    match failure.out_of_memory:
+        case True:
+            return f"was killed by SIGKILL: the kernel's OOM killer did it{evidence}"
+        case False if limit is not None:
+            return f"was killed by SIGKILL, perhaps at its limit of {limit} s of CPU time{evidence}"
+        case False:
+            return f"was killed by SIGKILL, not by the OOM killer: somebody sent it{evidence}"
+        case None:
+            return f"was killed by SIGKILL; whether by the OOM killer is not known{evidence}"

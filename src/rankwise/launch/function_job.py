@@ -1,0 +1,91 @@
+"""Builds the job of a Python function, for `rankwise.run`, `rankwise.spawn` and torch's names."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rankwise.base.errors import ConfigError
+from rankwise.core.gang.vocabulary import GangSpec
+from rankwise.launch.arguments import (
+    added_environment,
+    call_arguments,
+    grace_period,
+    hang_patience,
+    modules_to_import,
+    restarts_max,
+    role_name,
+    run_name,
+    worker_count,
+)
+from rankwise.launch.function_payload import name_of, pack_function
+from rankwise.launch.job import Function, Job, LogPlan, StartMethod
+from rankwise.launch.limits import check_working_directory, shown
+
+
+def function_job(
+    function: Callable[..., Any],
+    args: Any,
+    nprocs: int,
+    *,
+    start_method: str,
+    logs: LogPlan,
+    max_restarts: int = 0,
+    grace: float = 30.0,
+    hang_timeout: float | None = None,
+    environment: Mapping[str, str] | None = None,
+    preload: Sequence[str] | None = None,
+    run_id: str | None = None,
+    role: str = "rank",
+    pass_rank: bool = False,
+    console: bool = True,
+) -> Job:
+    """Describe a run of `function` on `nprocs` ranks.
+
+    Raises:
+        ConfigError: an argument cannot be used, or the function cannot be pickled.
+    """
+    check_working_directory()
+    if not callable(function):
+        raise ConfigError(f"the function to run is {shown(function)}, expected something callable")
+    size = worker_count(nprocs)
+    gang = GangSpec(
+        size=size,
+        restarts_max=restarts_max(max_restarts),
+        grace=grace_period(grace),
+        hang_timeout=hang_patience(hang_timeout),
+    )
+    return Job(
+        program=Function(
+            name_of(function),
+            pack_function(function, call_arguments(args), pass_rank=pass_rank),
+            pass_rank,
+        ),
+        gang=gang,
+        run_id=run_name(run_id),
+        role=role_name(role),
+        start_method=parse_start_method(start_method),
+        preload=None if preload is None else modules_to_import(preload),
+        environment={**_threads_environment(size), **added_environment(environment)},
+        logs=logs,
+        console=console,
+    )
+
+
+def parse_start_method(name: str) -> StartMethod:
+    """The start method of that name; `fork` means the fork server, which forks safely.
+
+    Raises:
+        ConfigError: there is no such method, or it cannot run functions.
+    """
+    if name == "fork":
+        return StartMethod.FORKSERVER
+    if name not in (StartMethod.SPAWN, StartMethod.FORKSERVER):
+        raise ConfigError(
+            f"start_method is {shown(name)}, expected 'spawn', 'forkserver' or 'fork'"
+        )
+    return StartMethod(name)
+
+
+def _threads_environment(nprocs: int) -> dict[str, str]:
+    """As torchrun does: many ranks that each use all cores only stand in each other's way."""
+    return {} if nprocs == 1 or "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": "1"}

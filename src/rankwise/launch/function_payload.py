@@ -1,0 +1,114 @@
+"""Packs a function and its arguments for workers.
+
+A payload is two pickles, one after the other: a header of plain data, and `(function,
+arguments)`; `drivers/real/worker/function.py` reads it. What a worker can import travels by name,
+as `pickle` has it. What it cannot, because it was defined in `__main__`, in a notebook, in another
+function or as a lambda, travels by value, which `cloudpickle` does; importing that takes as long as
+starting a worker, so it happens only then.
+"""
+
+import io
+import os
+import pickle
+import sys
+from collections.abc import Callable
+from types import FunctionType, MethodType
+from typing import Any
+
+from rankwise.base.errors import ConfigError
+
+
+def pack_function(
+    fn: Callable[..., Any],
+    args: Any,
+    *,
+    pass_rank: bool = False,
+    arguments_by_rank: bool = False,
+) -> bytes:
+    """Return a payload that makes each worker call `fn(*args)`.
+
+    The workers find modules where this process finds them: the payload carries `sys.path`.
+
+    Args:
+        fn: what to call.
+        args: its positional arguments; a mapping from local rank to them with `arguments_by_rank`.
+        pass_rank: put the local rank before the arguments.
+        arguments_by_rank: each rank has arguments of its own.
+
+    Raises:
+        ConfigError: the function or an argument cannot be pickled; it is named.
+    """
+    name = name_of(fn)
+    here = os.getcwd()
+    header = {
+        "name": name,
+        "sys_path": [entry or here for entry in sys.path],
+        "argv": list(sys.argv),
+        "pass_rank": pass_rank,
+        "arguments_by_rank": arguments_by_rank,
+    }
+    plain_args = (
+        {rank: tuple(own) for rank, own in args.items()} if arguments_by_rank else tuple(args)
+    )
+    try:
+        call = _pickled((fn, plain_args))
+    except Exception as error:
+        culprit, reason = _find_culprit(fn, name, plain_args) or (f"the call of {name}", error)
+        raise ConfigError(
+            f"{culprit} cannot be sent to workers: {reason}",
+            hint="create it inside the function, or pass what it can be made from",
+        ) from error
+    return pickle.dumps(header) + call
+
+
+def name_of(fn: Callable[..., Any]) -> str:
+    """Return how reports call a function."""
+    return str(getattr(fn, "__qualname__", None) or type(fn).__qualname__)
+
+
+class _NeedsValue(Exception):
+    """Something must travel by value."""
+
+
+class _ByName(pickle.Pickler):
+    """Pickles what the worker can import, and gives up at anything else."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, (type, FunctionType)) and (
+            obj.__module__ in ("__main__", None) or "<" in obj.__qualname__
+        ):
+            raise _NeedsValue
+        return NotImplemented
+
+
+def _pickled(value: object) -> bytes:
+    buffer = io.BytesIO()
+    try:
+        _ByName(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
+    except (_NeedsValue, AttributeError, TypeError, pickle.PicklingError):
+        import cloudpickle  # noqa: PLC0415 - see the module's text
+
+        data: bytes = cloudpickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+        return data
+    return buffer.getvalue()
+
+
+def _find_culprit(fn: Any, name: str, args: Any) -> tuple[str, Exception] | None:
+    """Name the part of a call that does not pickle, with the reason."""
+    parts: list[tuple[str, Any]] = [(f"the function {name}", fn)]
+    if isinstance(fn, MethodType):
+        owner = fn.__self__
+        parts.insert(0, (f"the {type(owner).__qualname__} whose method {name} is", owner))
+    arguments = args.items() if isinstance(args, dict) else [(None, args)]
+    for rank, own in arguments:
+        whose = "" if rank is None else f" of local rank {rank}"
+        parts += [
+            (f"argument {position}{whose} of {name} (a {type(argument).__qualname__})", argument)
+            for position, argument in enumerate(own)
+        ]
+    for description, part in parts:
+        try:
+            _pickled(part)
+        except Exception as error:  # noqa: BLE001 - whatever a foreign `__reduce__` may raise
+            return description, error
+    return None

@@ -1,0 +1,171 @@
+"""What a run is, as values: the program, its logs, how it is started, how it is supervised.
+
+The command line, `rankwise.run`, `rankwise.spawn` and torch's names all build a `Job`; only
+`rankwise.launch.supervision` reads one.
+"""
+
+from collections.abc import Mapping
+from enum import IntFlag, StrEnum
+
+import msgspec
+
+from rankwise.core.gang.vocabulary import GangSpec
+
+
+class Script(msgspec.Struct, frozen=True, tag=True):
+    """A Python file, run as `__main__` by a Python interpreter."""
+
+    path: str
+    args: tuple[str, ...] = ()
+
+
+class Module(msgspec.Struct, frozen=True, tag=True):
+    """A Python module, run as `python -m` does."""
+
+    name: str
+    args: tuple[str, ...] = ()
+
+
+class Executable(msgspec.Struct, frozen=True, tag=True):
+    """Any program: a shell script, a binary. Looked up in PATH when it has no slash.
+
+    Attributes:
+        path: the program.
+        args: its arguments, with torchrun's macro `${local_rank}`.
+        args_by_rank: the arguments of single local ranks instead, taken as they are.
+    """
+
+    path: str
+    args: tuple[str, ...] = ()
+    args_by_rank: Mapping[int, tuple[str, ...]] = {}
+
+
+class Function(msgspec.Struct, frozen=True, tag=True):
+    """A Python function with its arguments, pickled; its return value is the worker's result.
+
+    Attributes:
+        name: how reports call it.
+        payload: pickle of `(function, args)`.
+        pass_rank: whether the local rank goes before the arguments, as in
+            `torch.multiprocessing.spawn`.
+        arguments_by_rank: whether `args` in the payload is a dict from local rank to its tuple.
+    """
+
+    name: str
+    payload: bytes
+    pass_rank: bool = False
+    arguments_by_rank: bool = False
+
+
+Program = Script | Module | Executable | Function
+
+
+class StartMethod(StrEnum):
+    """How a worker's process comes into being."""
+
+    SUBPROCESS = "subprocess"
+    """A fresh process per worker for scripts, modules and executables."""
+    SPAWN = "spawn"
+    """A fresh interpreter per worker, for functions too."""
+    FORKSERVER = "forkserver"
+    """One process imports what the workers need, then forks them."""
+
+
+class Streams(IntFlag):
+    """Which of a worker's two output streams; the numbers are torchrun's."""
+
+    NONE = 0
+    OUT = 1
+    ERR = 2
+    BOTH = 3
+
+
+StreamChoice = Streams | Mapping[int, Streams]
+"""One choice for all workers, or one per local rank (missing ranks: NONE)."""
+
+
+class LogPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the workers' output goes.
+
+    Every stream is pumped by the agent, so lines are whole on the console and a full disk never
+    reaches a worker. A stream that is neither redirected nor tee'd goes to the console only.
+
+    Attributes:
+        directory: where log files go; None makes a directory in the system's place for temporary
+            files, kept only when log files were asked for; `os.devnull` makes no files at all.
+        redirects: streams that go to a file instead of the console.
+        tee: streams that go to both; wins over `redirects`.
+        console_ranks: local ranks whose output reaches the console; None means all.
+        stdout_filters: console lines of stdout that contain one of these also go to
+            `filtered_stdout.log`; likewise `stderr_filters`.
+        prefix_template: `string.Template` with `${role_name}`, `${local_rank}`, `${rank}`;
+            None means `[${role_name}${local_rank}]:`; the empty string means no prefix.
+        tee_prefixes: what stands before the tee'd lines of single local ranks instead.
+        log_specs: name of a plug-in of the entry-point group `torchrun.logs_specs` that decides
+            about files instead (loaded by the command line); None means rankwise's own layout.
+    """
+
+    directory: str | None = None
+    redirects: StreamChoice = Streams.NONE
+    tee: StreamChoice = Streams.NONE
+    console_ranks: frozenset[int] | None = None
+    stdout_filters: tuple[str, ...] = ()
+    stderr_filters: tuple[str, ...] = ()
+    prefix_template: str | None = None
+    tee_prefixes: Mapping[int, str] = {}
+    log_specs: str | None = None
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that one run on one node needs to know.
+
+    Attributes:
+        program: what every worker runs.
+        gang: how many workers, restarts, grace, hang timeout.
+        run_id: the run's name, shown to users and exported as TORCHELASTIC_RUN_ID.
+        role: the workers' role, for prefixes and ROLE_NAME.
+        start_method: how processes are made.
+        preload: modules that the fork server imports; None lets rankwise choose the ones that the
+            program certainly imports and that lie outside the user's own code.
+        python: interpreter for `Script` and `Module`.
+        environment: variables added for every worker; `environment_by_rank` adds to single ones.
+        rank_variables: whether workers find their place in RANK, WORLD_SIZE and torchrun's other
+            variables; otherwise `environment_by_rank` says whatever they are to know.
+        master_addr, master_port: where rank 0 listens; None reserves a free port.
+        logs: where output goes.
+        signals: signal numbers that end the run gracefully.
+        virtual_local_rank: every worker sees LOCAL_RANK=0 and one device.
+        cpus_by_rank: CPUs that each local rank is bound to; None leaves them alone.
+        handle_signals: install handlers while the run lasts (only ever from the main thread).
+        console: whether rankwise itself says anything on stderr (restarts, reports).
+    """
+
+    program: Program
+    gang: GangSpec
+    run_id: str
+    role: str = "default"
+    start_method: StartMethod = StartMethod.SUBPROCESS
+    preload: tuple[str, ...] | None = None
+    python: str = ""
+    environment: Mapping[str, str] = {}
+    environment_by_rank: Mapping[int, Mapping[str, str]] = {}
+    rank_variables: bool = True
+    master_addr: str = "127.0.0.1"
+    master_port: int | None = None
+    logs: LogPlan = LogPlan()
+    signals: tuple[int, ...] = (15, 2, 1, 3)
+    virtual_local_rank: bool = False
+    cpus_by_rank: Mapping[int, frozenset[int]] | None = None
+    handle_signals: bool = True
+    console: bool = True
+
+
+def program_name(job: Job) -> str:
+    """How the user calls what runs."""
+    match job.program:
+        case Script(path=path) | Executable(path=path):
+            return path
+        case Module(name=name):
+            return f"-m {name}"
+        case Function(name=name):
+            return name

@@ -1,0 +1,66 @@
+"""A port for rank 0 that nobody else is given while the run lasts.
+
+Asking the kernel for a free port and closing the socket again leaves a gap in which another
+program may be given the same one. Instead the socket stays bound and never listens: the kernel
+hands its port to no one who asks for *any* port, yet rank 0 can bind it by number, since on Linux
+two sockets with SO_REUSEADDR may share an address while at most one listens.
+"""
+
+import socket
+from types import TracebackType
+from typing import Self
+
+from rankwise.base.errors import ConfigError
+
+
+class ReservedPort:
+    """A TCP port of `host` that stays ours until `close`."""
+
+    def __init__(self, host: str) -> None:
+        self._socket = _bind_any(host)
+        self.number: int = self._socket.getsockname()[1]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the port back."""
+        self._socket.close()
+
+
+def _bind_any(host: str) -> socket.socket:
+    try:
+        addresses = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise ConfigError(
+            f"--master-addr {host!r} cannot be resolved: {error}",
+            hint="use an address of this machine, such as 127.0.0.1",
+        ) from error
+    last_error: OSError | None = None
+    for family, kind, protocol, _, address in addresses:
+        # A family may be switched off altogether, so making the socket is part of the try.
+        try:
+            candidate = socket.socket(family, kind, protocol)
+        except OSError as error:
+            last_error = error
+            continue
+        try:
+            candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            candidate.bind(address)
+        except OSError as error:
+            candidate.close()
+            last_error = error
+            continue
+        return candidate
+    raise ConfigError(
+        f"no port can be reserved on --master-addr {host!r}: {last_error}",
+        hint="use an address of this machine, or name a port with --master-port",
+    ) from last_error

@@ -1,0 +1,73 @@
+"""Turns the outcome of a run into the exception, or the signal, that it means to a caller."""
+
+import os
+import signal
+from typing import NoReturn
+
+from rankwise.base.errors import GangError, WorkersFailed
+from rankwise.base.failure import Outcome, OutcomeStatus
+from rankwise.drivers.real.signals import deliver_to_self
+from rankwise.launch.failure_report import ReportContext, compose_report, plain_text
+from rankwise.launch.function_results import exceptions_by_rank
+from rankwise.launch.job import program_name
+from rankwise.launch.supervision import Supervision
+
+
+def raise_unless_succeeded(outcome: Outcome, supervision: Supervision) -> None:
+    """Return after a success.
+
+    Raises:
+        WorkersFailed: workers failed.
+        KeyboardInterrupt: the run was stopped by SIGINT.
+        GangError: it was stopped in another way that this process survived.
+    """
+    match outcome.status:
+        case OutcomeStatus.SUCCEEDED:
+            return
+        case OutcomeStatus.STOPPED:
+            raise_stopped(supervision)
+        case OutcomeStatus.FAILED:
+            raise workers_failed(outcome, supervision)
+
+
+def raise_stopped(supervision: Supervision) -> NoReturn:
+    """Let the signal that stopped a run take the effect that it would have had without us.
+
+    Raises:
+        KeyboardInterrupt: it was SIGINT, and the caller has not installed another handler.
+        GangError: the process survives the signal, or there was none.
+    """
+    signum = supervision.caught_signal
+    if signum is None:
+        raise GangError("the run was stopped on request before it had finished")
+    deliver_to_self(signum)
+    name = signal.Signals(signum).name
+    raise GangError(f"the run was stopped by {name} before it had finished")
+
+
+def workers_failed(outcome: Outcome, supervision: Supervision) -> WorkersFailed:
+    """The exception for a failed run; its cause is the root cause's real exception, if it came."""
+    exceptions = exceptions_by_rank(supervision.results)
+    root = outcome.failures[0]
+    report = compose_report(outcome, report_context(supervision))
+    failed = WorkersFailed(plain_text(report), outcome.failures, exceptions)
+    cause = exceptions.get(root.rank)
+    if cause is not None:
+        if root.error is not None:
+            cause.add_note(f"raised on rank {root.rank}:\n{root.error.traceback}")
+        failed.__cause__ = cause
+    return failed
+
+
+def report_context(supervision: Supervision) -> ReportContext:
+    """What a failure report tells about the run as a whole."""
+    job, places = supervision.job, supervision.places
+    directory = (places.directory or "") if places.keep else ""
+    return ReportContext(
+        program=program_name(job),
+        nprocs=job.gang.size,
+        run_id=job.run_id,
+        duration=supervision.elapsed,
+        attempts_max=job.gang.restarts_max + 1,
+        log_directory=directory if os.path.isdir(directory) else "",
+    )

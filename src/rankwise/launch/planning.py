@@ -1,0 +1,203 @@
+"""From a job to each worker: its command, its environment, its descriptors, its streams.
+
+The planner owns what a run's workers share and processes cannot: the payload of a function, the
+memory segment of an attempt, the log files. Everything that differs between start methods is
+decided here, so that neither the gang nor the process host knows about them.
+"""
+
+import os
+from collections.abc import Mapping
+from contextlib import ExitStack
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from rankwise.base.units import Instant
+from rankwise.drivers.real.hosting.connection import MARK_VARIABLE
+from rankwise.drivers.real.logs.channel import ConsoleChannel, DuplicateFilter
+from rankwise.drivers.real.logs.console import Console, Outlet
+from rankwise.drivers.real.logs.file import DiskComplaints, LogFile
+from rankwise.drivers.real.logs.pump import StreamPump
+from rankwise.drivers.real.logs.tail import Tail
+from rankwise.drivers.real.logs.terminal import colour_is_wanted, colour_of
+from rankwise.drivers.real.process_host import WorkerPlan, WorkerStream
+from rankwise.drivers.real.segments import Segment
+from rankwise.launch.commands import worker_order
+from rankwise.launch.environment import inherited_environment, worker_environment
+from rankwise.launch.job import Executable, Function, Job, Streams
+from rankwise.launch.log_layout import Destinations, LogPlaces, console_streams, line_prefix
+from rankwise.launch.private_places import NESTED_RUNS_VARIABLE
+
+if TYPE_CHECKING:
+    from rankwise.drivers.real.logs.sink import Sink
+
+
+class JobPlanner:
+    """Plans the workers of one run.
+
+    Args:
+        job: what they run.
+        layout: where their files go.
+        console: where the rest goes.
+        complaints: tells of disks that are full.
+        master_port: where rank 0 listens.
+        mark: what finds stray processes of this run.
+        nested_runs: where runs inside the workers put their private directories.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        *,
+        layout: LogPlaces,
+        console: Console,
+        complaints: DiskComplaints,
+        master_port: int,
+        mark: str,
+        nested_runs: str,
+    ) -> None:
+        self._job = job
+        self._layout = layout
+        self._console = console
+        self._complaints = complaints
+        self._master_port = master_port
+        self._mark = mark
+        self._nested_runs = nested_runs
+        self._inherited = inherited_environment()
+        self._colours = colour_is_wanted(os.environ, is_terminal=console.stdout.is_terminal)
+        self._attempt = -1
+        self._exit = ExitStack()
+        self._attempt_exit = self._exit.enter_context(ExitStack())
+        self._segment: Segment | None = None
+        self._payload_fd = self._store_payload()
+        self._filters: dict[Streams, DuplicateFilter] = {}
+        self.destinations = Destinations()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._attempt_exit.close()
+        self._exit.close()
+
+    def prepare_attempt(self, attempt: int) -> None:
+        """Make what the workers of an attempt share: directories, memory, filters.
+
+        Raises:
+            ConfigError: the run's log directory cannot be made.
+        """
+        self._attempt_exit.close()
+        self._attempt = attempt
+        self.destinations = self._layout.prepare(attempt)
+        self._segment = self._attempt_exit.enter_context(Segment.create(self._job.gang.size))
+        self._filters = {}
+        logs = self._job.logs
+        self._add_filter(Streams.OUT, logs.stdout_filters, self.destinations.filtered_stdout)
+        self._add_filter(Streams.ERR, logs.stderr_filters, self.destinations.filtered_stderr)
+
+    def plan(self, local_rank: int, attempt: int) -> WorkerPlan:
+        """Say how to make a worker; the first of an attempt prepares what all of it share.
+
+        Raises:
+            ConfigError: the worker cannot get what the job promises it.
+            OSError: the attempt's directories or memory could not be made.
+        """
+        if attempt != self._attempt:
+            self.prepare_attempt(attempt)
+        job = self._job
+        environment = worker_environment(
+            job,
+            local_rank=local_rank,
+            attempt=attempt,
+            master_port=self._master_port,
+            inherited=self._inherited,
+        )
+        environment[MARK_VARIABLE] = self._mark
+        environment[NESTED_RUNS_VARIABLE] = self._nested_runs
+        environment["TORCHELASTIC_ERROR_FILE"] = self.destinations.error_files.get(local_rank, "")
+        order = worker_order(job, local_rank, environment)
+        is_function = isinstance(job.program, Function)
+        return WorkerPlan(
+            order=order,
+            descriptors=self._descriptors(),
+            stream_count=2 * job.gang.size,
+            reports=not isinstance(job.program, Executable),
+            returns=is_function,
+        )
+
+    def make_pumps(
+        self, local_rank: int, stdout_fd: int, stderr_fd: int
+    ) -> tuple[WorkerStream, WorkerStream]:
+        """Make the pumps of a worker's streams, with every sink that the log plan asks for."""
+        return (
+            self._make_stream(local_rank, stdout_fd, Streams.OUT),
+            self._make_stream(local_rank, stderr_fd, Streams.ERR),
+        )
+
+    def on_worker_over(self, local_rank: int) -> None:
+        """Wake the ranks that wait for this one in a collective."""
+        if self._segment is not None:
+            self._segment.mark_dead(local_rank)
+
+    def last_progress(self) -> Instant:
+        """When a worker last moved on in a collective."""
+        return Instant(0) if self._segment is None else self._segment.last_progress()
+
+    def _add_filter(self, stream: Streams, needles: tuple[str, ...], path: str) -> None:
+        if needles and path:
+            log_file = LogFile(path, self._complaints)
+            self._attempt_exit.callback(log_file.end, Instant(0))
+            self._filters[stream] = DuplicateFilter(needles, log_file)
+
+    def _descriptors(self) -> Mapping[int | str, int]:
+        assert self._segment is not None, "an attempt is prepared before its workers are planned"
+        descriptors: dict[int | str, int] = {"RANKWISE_SEGMENT_FD": self._segment.fd}
+        if self._payload_fd >= 0:
+            descriptors["RANKWISE_PAYLOAD_FD"] = self._payload_fd
+        return descriptors
+
+    def _store_payload(self) -> int:
+        """Put a function's payload where workers can read it without copying it to each."""
+        program = self._job.program
+        if not isinstance(program, Function):
+            return -1
+        fd = os.memfd_create("rankwise-payload", os.MFD_CLOEXEC)
+        self._exit.callback(os.close, fd)
+        rest = memoryview(program.payload)
+        while rest:
+            rest = rest[os.write(fd, rest) :]
+        return fd
+
+    def _make_stream(self, local_rank: int, fd: int, stream: Streams) -> WorkerStream:
+        tail = Tail()
+        sinks: list[Sink] = [tail]
+        path = (
+            self.destinations.stdouts if stream is Streams.OUT else self.destinations.stderrs
+        ).get(local_rank)
+        if path:
+            sinks.append(LogFile(path, self._complaints))
+        if stream & console_streams(self._job.logs, local_rank):
+            sinks.append(self._make_channel(local_rank, stream))
+        return WorkerStream(StreamPump(fd, sinks), tail)
+
+    def _make_channel(self, local_rank: int, stream: Streams) -> ConsoleChannel:
+        outlet = self._outlet(stream)
+        return ConsoleChannel(
+            outlet,
+            prefix=line_prefix(
+                self._job.logs,
+                role=self._job.role,
+                local_rank=local_rank,
+                rank=local_rank,
+                stream=stream,
+            ),
+            colour=colour_of(local_rank) if self._colours and outlet.is_terminal else b"",
+            duplicates=self._filters.get(stream),
+        )
+
+    def _outlet(self, stream: Streams) -> Outlet:
+        return self._console.stdout if stream is Streams.OUT else self._console.stderr

@@ -1,0 +1,322 @@
+"""One run while it lasts: its parts, the loop that turns them, and their end.
+
+A `Session` puts the parts together (reactor, guardian, gang machine, process host, logs, signals,
+control socket), lets the reactor turn until the gang has finished and every line is out, and takes
+everything down again in reverse order, on every path. What each part does when another one dies is
+told in docs/architecture.md. `Supervision` makes one, in whatever thread the run is to live.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from functools import partial
+
+from rankwise.base.failure import Outcome, OutcomeStatus
+from rankwise.base.units import SECOND, Duration, Instant, after, format_duration
+from rankwise.core.gang.machine import Gang
+from rankwise.core.gang.vocabulary import (
+    AnnounceKill,
+    AnnounceRestart,
+    Started,
+    Stimulus,
+    StopRequested,
+)
+from rankwise.drivers.dispatch import Announcement, GangDispatch
+from rankwise.drivers.real.clock import SystemClock
+from rankwise.drivers.real.hosting.hosting import Hosting
+from rankwise.drivers.real.journal import FileJournal, NullJournal
+from rankwise.drivers.real.logs.console import Console
+from rankwise.drivers.real.logs.file import DiskComplaints
+from rankwise.drivers.real.logs.flow import LogFlow
+from rankwise.drivers.real.process_host import RealProcessHost
+from rankwise.drivers.real.reactor import Reactor
+from rankwise.drivers.real.signals import SignalPipe
+from rankwise.launch.commands import ensure_open_files
+from rankwise.launch.control import ControlServer
+from rankwise.launch.control.answers import ControlAnswers
+from rankwise.launch.decoration import FailureDecorator
+from rankwise.launch.fork_server import hosting_for
+from rankwise.launch.job import Job
+from rankwise.launch.log_layout import LogPlaces
+from rankwise.launch.master_port import ReservedPort
+from rankwise.launch.planning import JobPlanner
+from rankwise.launch.private_places import new_private_path, remove_tree
+
+STRAY_PATIENCE = Duration(1 * SECOND)
+"""How long output is awaited from processes that survived the sweep and hold a pipe open."""
+CONSOLE_PATIENCE = Duration(3 * SECOND)
+"""How long a console that takes nothing is waited for when the run has been stopped."""
+STOP_NOTICE = Duration(1 * SECOND)
+"""How long a stop that was asked for may take before we say that we wait for ranks."""
+DESCRIPTORS_PER_WORKER = 7
+"""Four pipes, a log file for each stream, and the process."""
+
+
+class Session:
+    """The parts of a run while it lasts; `stack` owns them, in the order of their making.
+
+    Args:
+        job: what to run.
+        stack: takes everything down; whoever made it closes it.
+        places: where log files go.
+        hosting: a warm guardian and fork server to borrow; None makes one for this run.
+        clock: tells the time to all parts.
+        on_begun: is called once every worker's process has been made.
+
+    Attributes:
+        caught_signal: the signal to this process that has stopped the run, if one did.
+        late_signals: those that came when the gang had finished, complete when `stack` is closed.
+
+    Raises:
+        ConfigError: the job cannot be run as it is described.
+        SpawnFailed: not even the guardian could be started.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        stack: ExitStack,
+        *,
+        places: LogPlaces,
+        hosting: Hosting | None,
+        clock: SystemClock,
+        on_begun: Callable[[], None],
+    ) -> None:
+        self.caught_signal: int | None = None
+        self.late_signals: list[int] = []
+        self._job = job
+        self._places = places
+        self._clock = clock
+        self._on_begun: Callable[[], None] | None = on_begun
+        self._is_interrupted = False
+        self._signals_caught = 0
+        # Before and after everything else, so that no signal meets half a session.
+        signals = self._catch_signals(stack)
+        ensure_open_files(DESCRIPTORS_PER_WORKER * job.gang.size)
+        # First of all, since it starts on another core while we go on here.
+        hosting = hosting or stack.enter_context(hosting_for(job))
+        self.reactor = stack.enter_context(Reactor(clock))
+        self._console = Console(say=self._say)
+        stack.callback(self._console.close)
+        self._complaints = DiskComplaints(self._say)
+        stack.callback(places.discard)
+        self._nested_runs = new_private_path()
+        stack.callback(remove_tree, self._nested_runs)
+        self._planner = stack.enter_context(
+            JobPlanner(
+                job,
+                layout=places,
+                console=self._console,
+                complaints=self._complaints,
+                master_port=job.master_port
+                or stack.enter_context(ReservedPort(job.master_addr)).number,
+                mark=hosting.guardian.mark,
+                nested_runs=self._nested_runs,
+            )
+        )
+        self._host = RealProcessHost(
+            reactor=self.reactor,
+            clock=clock,
+            guardian=hosting.guardian,
+            spawner=hosting.spawner,
+            planner=self._planner,
+            flow=LogFlow(self.reactor, self._console, clock),
+            deliver=self._deliver,
+            on_hang=self._on_hang,
+            on_preload_failure=self._on_preload_failure,
+            abandon_spawns=partial(self._abandon_spawns, hosting),
+        )
+        stack.callback(self._host.close)
+        self._guard_files(hosting)
+        # Now, so that a log directory which cannot be made stops us before any worker exists.
+        self._planner.prepare_attempt(0)
+        gang = Gang(job.gang)
+        self._dispatch = GangDispatch(
+            gang, self._host, clock, self._open_journal(stack), self._on_announcement
+        )
+        self._decorator = FailureDecorator(
+            job,
+            self._host,
+            clock.wall_ns() - clock.now(),
+            keeps_files=places.keep,
+        )
+        hosting.attach(self.reactor, self._host)
+        stack.callback(self._leave, hosting)
+        if signals is not None:
+            self.reactor.watch_readable(signals.fileno(), lambda: self._on_signals(signals.take()))
+            stack.callback(self.reactor.unwatch_readable, signals.fileno())
+        self._open_control(stack, ControlAnswers(job, gang, self._host, clock))
+
+    def run(self) -> Outcome:
+        """Turn until the gang has finished and all that was written is out."""
+        self._dispatch.deliver(Started())
+        self._turn_until(lambda: self._dispatch.outcome is not None)
+        outcome = self._dispatch.outcome
+        assert outcome is not None, "the loop above ends with an outcome"
+        if outcome.status is OutcomeStatus.SUCCEEDED and self.caught_signal is not None:
+            # It came when all ranks had ended, before the gang knew that it had succeeded.
+            self._is_interrupted = True
+            self.late_signals.append(self.caught_signal)
+        self._read_to_the_end(outcome)
+        return self._decorator.decorate_outcome(outcome, self._planner.destinations)
+
+    def pids(self) -> dict[int, int]:
+        """The processes of the present attempt; callable from any thread."""
+        return self._host.pids()
+
+    def results(self) -> Mapping[int, bytes | bytearray]:
+        """What the function workers have sent."""
+        return {rank: link.result for rank, link in self._host.links.items()}
+
+    def _turn_until(self, is_done: Callable[[], bool], deadline: Instant | None = None) -> None:
+        """Let the reactor turn, and the gang's deadlines take effect, until `is_done`."""
+        while not is_done():
+            candidates = (self._dispatch.next_deadline, deadline)
+            self.reactor.run_once(min((c for c in candidates if c is not None), default=None))
+            self._dispatch.tick()
+            self._note_begun()
+            if deadline is not None and self._clock.now() >= deadline:
+                return
+
+    def _note_begun(self) -> None:
+        if self._on_begun is not None and len(self.pids()) == self._job.gang.size:
+            on_begun, self._on_begun = self._on_begun, None
+            on_begun()
+
+    def _read_to_the_end(self, outcome: Outcome) -> None:
+        """Read what the workers have written and write it where it belongs, all of it.
+
+        Everybody who could still write is dead, so the pipes end by themselves. A console that
+        takes nothing, such as a pager, is waited for; a signal ends that. Whoever has stopped the
+        run does not wait for ever.
+        """
+        now = self._clock.now()
+        was_stopped = outcome.status is OutcomeStatus.STOPPED
+        patience = after(now, CONSOLE_PATIENCE) if was_stopped else None
+        self._turn_until(
+            lambda: self._host.is_drained or self._is_interrupted,
+            after(now, STRAY_PATIENCE) if self._host.has_survivors else patience,
+        )
+        self._host.close()
+        self._complaints.tell_losses()
+        self._turn_until(lambda: not self._console.wants_write or self._is_interrupted, patience)
+
+    def _leave(self, hosting: Hosting) -> None:
+        """Leave a hosting that others may use as we have found it: without workers."""
+        if self._dispatch.outcome is None:  # something of ours has broken in the middle of the run
+            hosting.guardian.sweep(hosting.guardian.next_number())
+        hosting.detach()
+
+    def _catch_signals(self, stack: ExitStack) -> SignalPipe | None:
+        if not self._job.handle_signals:
+            return None
+        signals = stack.enter_context(SignalPipe(self._job.signals))
+        if not signals.is_active:
+            return None
+        stack.callback(lambda: self.late_signals.extend(signals.take()))
+        return signals
+
+    def _on_signals(self, numbers: list[int]) -> None:
+        for signum in numbers:
+            if self._dispatch.outcome is None:
+                self.caught_signal = self.caught_signal or signum
+                self._signals_caught += 1
+                if self._signals_caught == 1:
+                    notice_at = after(self._clock.now(), STOP_NOTICE)
+                    self.reactor.call_at(notice_at, partial(self._tell_who_is_awaited, signum))
+            else:
+                self._is_interrupted = True
+                self.late_signals.append(signum)
+            self.request_stop(signum)
+
+    def _tell_who_is_awaited(self, signum: int) -> None:
+        """Say that ranks take their time to end, and what the user can do about it."""
+        rest = Duration(self._job.gang.grace - STOP_NOTICE)
+        alive = sum(not link.is_over for link in self._host.links.values())
+        if self._dispatch.outcome is None and self._signals_caught == 1 and alive and rest > 0:
+            from rankwise.launch.announcements import stopping_line  # noqa: PLC0415  # rare
+
+            self._say(stopping_line(signum, alive, rest))
+
+    def _abandon_spawns(self, hosting: Hosting) -> None:
+        """Have no more ranks made; say what has held them up, unless the user did not want them."""
+        modules = ", ".join(hosting.unfinished_imports)
+        if modules and self.caught_signal is None:
+            self._say(f"no rank could start: the fork server is still importing {modules}")
+        hosting.abandon_spawns()
+
+    def _on_preload_failure(self, module: str, error: str) -> None:
+        """Tell of an import that the user has asked for; one that we have chosen is our affair."""
+        if self._job.preload is not None and module in self._job.preload:
+            self._say(f"the fork server could not import {module}: {error}")
+
+    def _open_journal(self, stack: ExitStack) -> FileJournal | NullJournal:
+        """A journal beside the logs, when the user has named a place for logs."""
+        if not self._job.logs.directory or self._job.logs.directory == os.devnull:
+            return NullJournal()
+        directory = self._places.directory
+        if directory is None:
+            return NullJournal()
+        path = os.path.join(directory, "journal.jsonl")  # pathlib costs milliseconds
+        try:
+            journal = FileJournal(path, self._complaints.complain)
+        except OSError as error:
+            self._complaints.complain(path, error)
+            return NullJournal()
+        stack.callback(journal.close)
+        return journal
+
+    def _guard_files(self, hosting: Hosting) -> None:
+        """Have the guardian remove private directories, yet to be made, if we are killed."""
+        paths = [self._nested_runs]
+        if self._places.root is not None and not self._places.keep:
+            paths.append(self._places.root)
+        hosting.guardian.guard(paths)
+
+    def _open_control(self, stack: ExitStack, answers: ControlAnswers) -> None:
+        with suppress(OSError):  # a sandbox without unix sockets: the run is a run all the same
+            control = stack.enter_context(ControlServer(self._job.run_id, answers.on_request))
+            self.reactor.watch_readable(control.fileno(), control.on_readable)
+            stack.callback(self.reactor.unwatch_readable, control.fileno())
+
+    def _deliver(self, stimulus: Stimulus) -> None:
+        self._dispatch.deliver(stimulus)
+
+    def request_stop(self, signum: int | None) -> None:
+        """Ask the gang to end; the second time it is killed."""
+        self._dispatch.deliver(StopRequested(signum))
+
+    def _on_hang(self, stacks: dict[int, str]) -> None:
+        """Show where every rank stands, before anything is killed."""
+        from rankwise.launch.announcements import hang_line, stacks_of_rank  # noqa: PLC0415  # rare
+
+        self._decorator.remember_stacks(stacks)
+        self._say(hang_line(self._job.gang.hang_timeout, stacks))
+        for rank, text in sorted(stacks.items()):
+            self._say(stacks_of_rank(rank, text))
+
+    def _on_announcement(self, announcement: Announcement) -> None:
+        from rankwise.launch.announcements import (  # noqa: PLC0415  # rare
+            details_of,
+            kill_line,
+            restart_line,
+        )
+
+        match announcement:
+            case AnnounceRestart():
+                failures = self._decorator.decorate(
+                    announcement.failures, self._planner.destinations
+                )
+                self._say(restart_line(announcement, failures, self._job.gang.restarts_max))
+                details = details_of(failures[0])
+                if details:
+                    self._say(details)
+                self._decorator.begin_attempt()
+            case AnnounceKill():
+                grace = format_duration(self._job.gang.grace)
+                self._say(kill_line(announcement, grace))
+
+    def _say(self, sentence: str) -> None:
+        """Tell the user something, between the workers' lines and never inside one."""
+        if self._job.console:
+            self._console.stderr.write(f"rankwise: {sentence}\n".encode("utf-8", "replace"))

@@ -1,0 +1,196 @@
+"""The composition root of a run: from a `Job` to its `Outcome`.
+
+`Supervision.run` runs a job in the calling thread. `start_in_thread` does the same in a thread of
+its own, for callers that must not wait: the workers' pipes are read whether or not somebody is
+waiting. What a run is made of, while it lasts, is in `session.py`.
+"""
+
+import errno
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+
+from rankwise.base.errors import LocalProtocolError, SpawnFailed
+from rankwise.base.failure import SIGNAL_NAMES, Outcome, OutcomeStatus
+from rankwise.base.units import Duration, format_duration
+from rankwise.drivers.real.clock import SystemClock
+from rankwise.drivers.real.hosting.hosting import Hosting
+from rankwise.drivers.real.signals import deliver_to_self
+from rankwise.launch.job import Job
+from rankwise.launch.log_layout import LogLayout, LogPlaces
+from rankwise.launch.session import Session
+
+
+class Supervision:
+    """One run of a job on this machine.
+
+    Args:
+        job: what to run.
+        hosting: a warm guardian and fork server to borrow; None makes one for this run.
+        places: where log files go, when not as `job.logs` says.
+    """
+
+    def __init__(
+        self, job: Job, *, hosting: Hosting | None = None, places: LogPlaces | None = None
+    ) -> None:
+        self.job = job
+        self.places = places or LogLayout(job.logs, size=job.gang.size, run_id=job.run_id)
+        self._hosting = hosting
+        self._clock = SystemClock()
+        self._started_at = self._clock.now()
+        self._results: Mapping[int, bytes | bytearray] = {}
+        self._error: BaseException | None = None
+        self._outcome: Outcome | None = None
+        self._thread: threading.Thread | None = None
+        self._begun = threading.Event()
+        self._finished = threading.Event()
+        self._session: Session | None = None
+        self._early_stops: list[int | None] = []
+        self._lock = threading.Lock()
+
+    @property
+    def results(self) -> Mapping[int, bytes | bytearray]:
+        """The result frame of every function worker of the last attempt, by local rank."""
+        return self._results
+
+    @property
+    def caught_signal(self) -> int | None:
+        """The signal to this process that has stopped the run, if one did."""
+        return None if self._session is None else self._session.caught_signal
+
+    @property
+    def elapsed(self) -> Duration:
+        """How long the run has lasted."""
+        return Duration(self._clock.now() - self._started_at)
+
+    def pids(self) -> dict[int, int]:
+        """The process of every worker of the present attempt, by local rank."""
+        session = self._session
+        return {} if session is None else session.pids()
+
+    def run(self) -> Outcome:
+        """Run the job in this thread until it is over.
+
+        Raises:
+            ConfigError: the job cannot be run as it is described.
+            SpawnFailed: not even the guardian could be started.
+            KeyboardInterrupt: Ctrl-C after the gang had succeeded; other signals that came so
+                late take their effect likewise.
+        """
+        if self._session is not None or self._finished.is_set():
+            raise LocalProtocolError("a supervision runs once; make another for another run")
+        try:
+            with ExitStack() as stack:
+                session = self._make_session(stack)
+                with self._lock:
+                    self._session = session
+                    for signum in self._early_stops:
+                        session.request_stop(signum)
+                self._outcome = session.run()
+                self._results = session.results()
+        finally:
+            self._begun.set()
+            self._finished.set()
+        if session.late_signals and self._outcome.status is OutcomeStatus.SUCCEEDED:
+            deliver_to_self(session.late_signals[0])
+        return self._outcome
+
+    def _make_session(self, stack: ExitStack) -> Session:
+        try:
+            return Session(
+                self.job,
+                stack,
+                places=self.places,
+                hosting=self._hosting,
+                clock=self._clock,
+                on_begun=self._begun.set,
+            )
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            raise SpawnFailed(
+                f"too few files may be open at once to start anything: {error.strerror}",
+                hint="raise the limit: ulimit -n 1024",
+            ) from error
+
+    def start_in_thread(self, *, daemon: bool = True) -> None:
+        """Run the job in a thread of its own; `wait` tells when it is over.
+
+        Args:
+            daemon: whether the run ends with the program; otherwise the program's end waits for
+                the run's.
+        """
+        self._thread = threading.Thread(target=self._run_in_thread, name="rankwise", daemon=daemon)
+        self._thread.start()
+
+    def wait_begun(self, timeout: float | None = None) -> bool:
+        """Wait until every worker's process has been made, or the run is over."""
+        return self._begun.wait(timeout)
+
+    def wait(self, timeout: float | None = None) -> Outcome | None:
+        """Wait for a run started with `start_in_thread`; None if it is not over within `timeout`.
+
+        Raises:
+            Exception: whatever `run` would have raised.
+        """
+        if not self._finished.wait(timeout):
+            return None
+        if self._thread is not None:
+            self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._outcome
+
+    def stop(self, signum: int | None = None) -> None:
+        """Ask the gang to end, from any thread; asking twice kills it."""
+        number = None if signum is None else int(signum)  # no enum on the wire
+        with self._lock:
+            session = self._session
+            if session is None:
+                self._early_stops.append(number)
+        if session is not None and not self._finished.is_set():
+            session.reactor.post(lambda: session.request_stop(number))
+
+    def _run_in_thread(self) -> None:
+        try:
+            self.run()
+        except BaseException as error:  # noqa: BLE001  # raised again by `wait`
+            self._error = error
+
+
+def supervise(job: Job, places: LogPlaces | None = None) -> Outcome:
+    """Run a job in this thread and tell the user on stderr how it went wrong, if it did.
+
+    Raises:
+        ConfigError: the job cannot be run as it is described.
+        SpawnFailed: not even the guardian could be started.
+    """
+    supervision = Supervision(job, places=places)
+    outcome = supervision.run()
+    if not job.console:
+        return outcome
+    logs = supervision.places.directory if supervision.places.keep else None
+    with suppress(OSError):  # nobody reads stderr any more; the exit code tells enough
+        if outcome.status is OutcomeStatus.FAILED:
+            # The report's words cost milliseconds of imports, which a success need not pay. It
+            # names the logs, and is the last that is said.
+            from rankwise.launch.failure_report import compose_report, write_report  # noqa: PLC0415
+            from rankwise.launch.outcomes import report_context  # noqa: PLC0415
+
+            report = compose_report(outcome, report_context(supervision))
+            write_report(report, sys.stderr, os.environ)
+            return outcome
+        if outcome.status is OutcomeStatus.STOPPED:
+            sys.stderr.write(f"rankwise: {_stop_line(outcome, supervision.elapsed)}\n")
+        if logs is not None and os.path.isdir(logs):
+            sys.stderr.write(f"rankwise: logs are in {logs}\n")
+    return outcome
+
+
+def _stop_line(outcome: Outcome, elapsed: Duration) -> str:
+    who = "on request"
+    if outcome.stop_signal is not None:
+        who = f"by {SIGNAL_NAMES.get(outcome.stop_signal, f'signal {outcome.stop_signal}')}"
+    return f"stopped {who} after {format_duration(elapsed)}"

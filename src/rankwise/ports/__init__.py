@@ -1,0 +1,1 @@
+"""The doors to the world: what drivers must offer, as small protocols."""

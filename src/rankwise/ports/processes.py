@@ -1,0 +1,32 @@
+"""The door to processes."""
+
+from typing import Protocol
+
+
+class ProcessHost(Protocol):
+    """Makes, signals and sweeps the processes of one gang.
+
+    Every call is an order and returns at once. What becomes of it arrives as a stimulus of
+    `rankwise.core.gang.vocabulary`, in the order in which it happened, through the callback that
+    the host was made with.
+    """
+
+    def spawn(self, local_rank: int, attempt: int) -> None:
+        """Make a worker's process: `WorkerSpawned` or `WorkerRefused`, later `WorkerExited`."""
+        ...
+
+    def signal(self, local_rank: int, attempt: int, signal: int) -> None:
+        """Send a signal to a worker's process group; silently to nobody when it is gone."""
+        ...
+
+    def look_for_progress(self, attempt: int) -> None:
+        """Find the last sign of life of any worker: `ProgressLooked`."""
+        ...
+
+    def dump_stacks(self, attempt: int) -> None:
+        """Make every living worker print its stacks: `StacksDumped`."""
+        ...
+
+    def sweep(self, attempt: int) -> None:
+        """Kill what the attempt's workers left behind, and let nothing more come of it: `Swept`."""
+        ...

@@ -1,0 +1,32 @@
+"""The simulated accelerator: ranks, kernels and collectives in virtual time."""
+
+from importlib import import_module
+from typing import Any
+
+_HOMES = {
+    "Deadlock": "rankwise.base.errors",
+    "GraphEngine": "rankwise.sim.hardware.engine",
+    "load_topology": "rankwise.sim.hardware.topology",
+    "RuntimeContext": "rankwise.sim.runtime.context",
+    "DeviceSelector": "rankwise.sim.runtime.placement",
+    "DPPolicy": "rankwise.sim.runtime.placement",
+    "SpawnException": "rankwise.sim.runtime.multiprocessing",
+}
+
+__all__ = [
+    "DPPolicy",
+    "Deadlock",
+    "DeviceSelector",
+    "GraphEngine",
+    "RuntimeContext",
+    "SpawnException",
+    "load_topology",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first asked for."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'rankwise.sim' has no attribute {name!r}")
+    return getattr(import_module(home), name)

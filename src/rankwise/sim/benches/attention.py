@@ -1,0 +1,43 @@
+"""Attention as one kernel: the matrix of scores never goes to memory.
+
+Blocks of keys and values stream past blocks of queries, with softmax's maximum and sum so far.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from rankwise.sim import triton
+from rankwise.sim.benches.bounds import roofline_of
+from rankwise.sim.benches.checking import TOLERANCES, check_close
+from rankwise.sim.benches.kernels import attention_kernel
+from rankwise.sim.benches.measuring import kernel_result
+from rankwise.sim.reporting.results import BenchResult
+
+
+def run(
+    torch: Any, *, heads: int = 4, length: int = 256, width: int = 64, dtype: str = "f16",
+    block: int = 64,
+) -> list[BenchResult]:  # fmt: skip
+    """Attention of some heads; `block` queries and keys at a time."""
+    shape, scale = (heads, length, width), width**-0.5
+    q, k, v = (torch.randn(shape, dtype=dtype, name=name) for name in ("q", "k", "v"))
+    out = torch.empty(shape, dtype=dtype, name="out")
+    handle = torch.launch(
+        attention_kernel, heads * triton.cdiv(length, block), q, k, v, out, length, scale,
+        WIDTH=width, QUERIES=block, KEYS=block,
+    )  # fmt: skip
+    if torch.engine.enable_data:
+        wide_q, wide_k, wide_v = (each.numpy().astype(np.float32) for each in (q, k, v))
+        scores = wide_q @ wide_k.transpose(0, 2, 1) * scale
+        weights = np.exp(scores - scores.max(axis=2, keepdims=True))
+        expected = weights / weights.sum(axis=2, keepdims=True) @ wide_v
+        check_close("attention", out.numpy(), expected, tolerance=TOLERANCES[dtype])
+    return [
+        kernel_result(
+            torch, "attention", f"{heads} heads x {length} x {width} {dtype}", handle,
+            roofline_of(torch.engine.topology, dtype),
+            flops=4 * heads * length * length * width,
+            size=4 * heads * length * width * q.itemsize,
+        )
+    ]  # fmt: skip

@@ -1,0 +1,117 @@
+"""How fast a task could be at best: rooflines for kernels, alpha-beta for collectives.
+
+**Roofline.** A kernel needs at least its floating-point operations over the rate of the engines and
+at least its bytes over the bandwidth of the memory, of all PEs of the devices that it may use.
+
+**Alpha-beta.** A collective needs at least what its chain of messages costs in latency alone, where
+each message waits for those that it depends on, and at least the bytes of the busiest link between
+devices over its bandwidth, plus one latency. For a ring of n ranks with S bytes those are 2 (n - 1)
+alpha and 2 (n - 1) S / (n B) + alpha, the two halves of the usual closed form; they overlap, since
+slots are passed on while later ones still come in.
+"""
+
+from collections import deque
+from typing import Literal, NamedTuple
+
+from rankwise.sim.ccl.execution import dependencies
+from rankwise.sim.ccl.plan import Plan
+from rankwise.sim.ccl.program import Receive, Send
+from rankwise.sim.hardware.engines import RateTable
+from rankwise.sim.hardware.machine import Machine
+from rankwise.sim.hardware.quantities import PICOSECONDS_PER_SECOND
+from rankwise.sim.hardware.topology import Topology
+
+
+class Bound(NamedTuple):
+    """What limits a task, and how many picoseconds it takes at least."""
+
+    name: str
+    picoseconds: int
+
+
+class Roofline(NamedTuple):
+    """What some devices can do per second: operations on one engine, bytes of their memory."""
+
+    flops_per_second: float
+    bytes_per_second: float
+
+    def bound(self, flops: int, size: int) -> Bound:
+        """The bound for a task."""
+        computing = round(PICOSECONDS_PER_SECOND * flops / self.flops_per_second)
+        moving = round(PICOSECONDS_PER_SECOND * size / self.bytes_per_second)
+        return Bound("compute", computing) if computing > moving else Bound("memory", moving)
+
+
+def roofline_of(
+    topology: Topology, dtype: str, *, engine: Literal["gemm", "math"] = "gemm", sips: int = 1
+) -> Roofline:
+    """The roofline of some devices, for one dtype and one of the two engines."""
+    spec, clock = topology.machine, topology.machine.system.clock
+    pes = sips * topology.pe_count
+    per_cycle = (
+        spec.pe.gemm.flops_per_cycle if engine == "gemm" else spec.pe.math.elements_per_cycle
+    )
+    rate = float(RateTable(per_cycle, clock, f"the {engine} engine")[dtype])
+    memory = sips * spec.sip.cubes.count * spec.cube.hbm.channels * spec.cube.hbm.bandwidth
+    engines = pes * min(spec.pe.dma.bandwidth, spec.pe.tcm.bandwidth)
+    return Roofline(pes * rate * PICOSECONDS_PER_SECOND, min(memory, engines) * 1e9)
+
+
+def alpha_beta_bound(
+    machine: Machine, plan: Plan, homes: tuple[int, ...], item_bytes: int
+) -> Bound:
+    """The bound for a collective.
+
+    Args:
+        machine: where it runs.
+        plan: what its ranks do.
+        homes: the device of every rank.
+        item_bytes: bytes per element.
+    """
+    return Bound(
+        "alpha-beta",
+        max(_chain_of_latencies(machine, plan, homes), _busiest(machine, plan, homes, item_bytes)),
+    )
+
+
+def _busiest(machine: Machine, plan: Plan, homes: tuple[int, ...], item_bytes: int) -> int:
+    carried: dict[str, int] = {}
+    longest = 0
+    for (source, target), elements in plan.elements_sent().items():
+        path = machine.sip_links(homes[source], homes[target])
+        for link in path:
+            carried[link.name] = carried.get(link.name, 0) + elements * item_bytes
+            busy = link.rate.time_for(carried[link.name])
+            longest = max(longest, busy + sum(each.latency for each in path))
+    return longest
+
+
+def _chain_of_latencies(machine: Machine, plan: Plan, homes: tuple[int, ...]) -> int:
+    """The instant at which the last rank is done if only the latency between devices took time."""
+    needs = [dependencies(program) for program in plan.programs]
+    ends: list[list[int]] = [[] for _ in plan.programs]
+    mail: dict[tuple[int, int], deque[int]] = {}
+    runnable = deque(range(len(plan.programs)))
+    waiting: dict[tuple[int, int], int] = {}
+    while runnable:
+        rank = runnable.popleft()
+        done = ends[rank]
+        while len(done) < len(plan.programs[rank]):
+            step = len(done)
+            instruction = plan.programs[rank][step]
+            start = max((done[need.step] for need in needs[rank][step]), default=0)
+            if isinstance(instruction, Send):
+                way = (rank, instruction.peer)
+                path = machine.sip_links(homes[rank], homes[instruction.peer])
+                arrival = start + sum(link.latency for link in path)
+                mail.setdefault(way, deque()).append(arrival)
+                if way in waiting:
+                    runnable.append(waiting.pop(way))
+            elif isinstance(instruction, Receive):
+                way = (instruction.peer, rank)
+                if not mail.get(way):
+                    waiting[way] = rank
+                    break
+                start = max(start, mail[way].popleft())
+            done.append(start)
+    return max((instant for each in ends for instant in each), default=0)

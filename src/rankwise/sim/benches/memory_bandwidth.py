@@ -1,0 +1,45 @@
+"""What the memory of a device gives: copy, scale, add and triad, as STREAM has them."""
+
+from typing import Any
+
+from rankwise.sim import triton
+from rankwise.sim.benches.bounds import roofline_of
+from rankwise.sim.benches.checking import TOLERANCES, check_close
+from rankwise.sim.benches.kernels import stream_kernel
+from rankwise.sim.benches.measuring import kernel_result
+from rankwise.sim.reporting.results import BenchResult
+
+FACTOR = 3.0
+_KINDS = ("copy", "scale", "add", "triad")
+
+
+def run(
+    torch: Any, *, elements: int = 1 << 20, dtype: str = "f32", block: int = 4096
+) -> list[BenchResult]:
+    """The four kinds, over `elements` elements in blocks of `block`."""
+    a = torch.rand(elements, dtype=dtype, name="a")
+    b = torch.rand(elements, dtype=dtype, name="b")
+    c = torch.empty(elements, dtype=dtype, name="c")
+    blocks = triton.cdiv(elements, block)
+    programs = min(blocks, torch.engine.topology.pe_count)
+    roofline = roofline_of(torch.engine.topology, dtype, engine="math")
+    results = []
+    for kind in _KINDS:
+        scales, adds = kind in {"scale", "triad"}, kind in {"add", "triad"}
+        handle = torch.launch(
+            stream_kernel, programs, a, b, c, elements, FACTOR,
+            SCALES=scales, ADDS=adds, BLOCK=block, BLOCKS=triton.cdiv(blocks, programs),
+        )  # fmt: skip
+        if torch.engine.enable_data:
+            factor = FACTOR if scales else 1.0
+            expected = a.numpy() + factor * b.numpy() if adds else factor * a.numpy()
+            check_close(
+                f"memory_bandwidth {kind}", c.numpy(), expected, tolerance=TOLERANCES[dtype]
+            )
+        results.append(
+            kernel_result(
+                torch, "memory_bandwidth", f"{kind} of {elements} {dtype}", handle, roofline,
+                flops=(scales + adds) * elements, size=(2 + adds) * a.nbytes,
+            )
+        )  # fmt: skip
+    return results

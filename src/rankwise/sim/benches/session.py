@@ -1,0 +1,224 @@
+"""One simulated run from its settings: the machine, the collectives, the program, the limits.
+
+Settings are values: a sweep sends them to other processes, and a report can show them. A key of
+`fields` is found where it belongs: `system.…`, `sip.…`, `cube.…` and `pe.…` in the topology,
+`ccl.…` in the configuration of collectives, the rest among the program's parameters, or else among
+the defaults of the collectives.
+"""
+
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import msgspec
+import yaml
+
+from rankwise.base.errors import ConfigError, RankwiseError, TimeLimit
+from rankwise.sim.benches.programs import Program, program_from_file, shipped_program
+from rankwise.sim.ccl.configuration import (
+    FILE_NAME,
+    CollectiveConfiguration,
+    Queues,
+    load_configuration,
+)
+from rankwise.sim.hardware.engine import GraphEngine
+from rankwise.sim.hardware.topology import Topology, load_topology, parse_topology
+from rankwise.sim.reporting.results import BenchResult
+from rankwise.sim.runtime.context import RuntimeContext
+from rankwise.sim.runtime.multiprocessing import SpawnException
+
+_TOPOLOGY_SECTIONS = ("system", "sip", "cube", "pe")
+_COLLECTIVE_DEFAULTS = (*Queues.__struct_fields__, "algorithm", "world_size")
+_INSIST_EVERY_S = 0.02
+"""Each rank of a round has to be interrupted by itself."""
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What to simulate.
+
+    Attributes:
+        program: the name of a bench, or the path of a program.
+        is_file: whether it is a path.
+        topology: a preset or a file.
+        ccl: a file; None reads `ccl.yaml` of the working directory, if there is one.
+        fields: values that were set one by one, as text.
+        seed: what random tensors are drawn from.
+        has_data: whether numbers are computed, or time alone is simulated.
+        virtual_limit_ps: the last simulated instant that may be reached.
+        real_limit_s: how many seconds the simulation may take.
+    """
+
+    program: str
+    is_file: bool = False
+    topology: str = "default"
+    ccl: str | None = None
+    fields: Mapping[str, str] = {}
+    seed: int = 0
+    has_data: bool = True
+    virtual_limit_ps: int | None = None
+    real_limit_s: float | None = None
+
+
+class Finished(NamedTuple):
+    """A run that has come to its end."""
+
+    engine: GraphEngine
+    results: list[BenchResult]
+
+
+class Outcome(NamedTuple):
+    """What became of a run, as another process can send it back.
+
+    Attributes:
+        results: what it measured.
+        time_ps: the simulated time at its end.
+        failure: what it failed with; empty if it did not.
+    """
+
+    results: list[BenchResult]
+    time_ps: int
+    failure: str
+
+
+class Session:
+    """One run, prepared: everything has been read and checked, nothing has run.
+
+    Args:
+        settings: what to run.
+        with_messages: keep every message between PEs in `engine.machine.messages`.
+
+    Attributes:
+        engine: the machine; others may look at its `now` while the run goes on.
+    """
+
+    def __init__(self, settings: Settings, *, with_messages: bool = False) -> None:
+        self._settings = settings
+        self._program = (
+            program_from_file(settings.program)
+            if settings.is_file
+            else shipped_program(settings.program)
+        )
+        topology, ccl, self._parameters = _sorted_fields(settings.fields, self._program)
+        self._ccl = _collectives(settings.ccl, ccl)
+        self.engine = GraphEngine(
+            _topology(settings.topology, topology),
+            settings.has_data,
+            time_limit=settings.virtual_limit_ps,
+            wall_limit_s=settings.real_limit_s,
+        )
+        if with_messages:
+            self.engine.machine.messages = []
+
+    def run(self) -> Finished:
+        """Run the program to its end."""
+        context = RuntimeContext(self.engine, ccl=self._ccl, seed=self._settings.seed)
+        try:
+            with _real_time_limit(self._settings.real_limit_s), context as torch:
+                results = self._program.run(torch, self._parameters)
+        except SpawnException as failed:
+            for rank, error in failed.errors.items():
+                if isinstance(error, TimeLimit):
+                    raise TimeLimit(f"rank {rank}: {error.message}", hint=error.hint) from None
+            raise
+        return Finished(self.engine, results)
+
+
+def simulate(settings: Settings) -> Finished:
+    """Run what the settings say."""
+    return Session(settings).run()
+
+
+def measure_or_tell(settings: Settings) -> Outcome:
+    """Run what the settings say, and never raise: for a process that runs one of many."""
+    try:
+        finished = simulate(settings)
+    except RankwiseError as error:
+        return Outcome([], 0, str(error))
+    except Exception as error:  # noqa: BLE001 (a user's program failed, and the others go on)
+        return Outcome([], 0, f"{type(error).__name__}: {error}")
+    return Outcome(finished.results, finished.engine.now, "")
+
+
+def _sorted_fields(
+    fields: Mapping[str, str], program: Program
+) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
+    """The fields of the topology, of the collectives, and of the program."""
+    topology, ccl, parameters = {}, {}, {}
+    for key, text in fields.items():
+        section, _, rest = key.partition(".")
+        if section in _TOPOLOGY_SECTIONS and rest:
+            topology[key] = text
+        elif section == "ccl" and rest:
+            ccl[rest] = text
+        elif key in _COLLECTIVE_DEFAULTS and key not in program.parameters:
+            ccl[f"defaults.{key}"] = text
+        else:
+            parameters[key] = text
+    return topology, ccl, parameters
+
+
+def _topology(source: str, fields: Mapping[str, str]) -> Topology:
+    topology = load_topology(source)
+    if not fields:
+        return topology
+    tree = deepcopy(topology.spec)
+    for key, text in fields.items():
+        _set(tree, key, text)
+    return parse_topology(yaml.safe_dump(tree), f"{source} with {_shown(fields)}")
+
+
+def _collectives(source: str | None, fields: Mapping[str, str]) -> CollectiveConfiguration:
+    if not fields:
+        return load_configuration(source)
+    load_configuration(source)  # what is wrong with the file itself is told first
+    path = Path(source or FILE_NAME)
+    tree = (yaml.safe_load(path.read_text("utf-8")) if path.exists() else None) or {}
+    for key, text in fields.items():
+        _set(tree, key, text)
+    return load_configuration(tree)
+
+
+def _set(tree: dict[str, Any], key: str, text: str) -> None:
+    """Set a field that is named by its path, such as `system.sips.count`."""
+    *sections, name = key.split(".")
+    for section in sections:
+        inner = tree.setdefault(section, {})
+        if not isinstance(inner, dict):
+            raise ConfigError(f"--set {key}={text}: {section} is a value and has no fields")
+        tree = inner
+    try:
+        tree[name] = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(f"--set {key}={text}: the value is not YAML") from None
+
+
+def _shown(fields: Mapping[str, str]) -> str:
+    return ", ".join(f"{key}={text}" for key, text in fields.items())
+
+
+@contextmanager
+def _real_time_limit(seconds: float | None) -> Iterator[None]:
+    """Interrupt code that takes too long, even code that never gives the simulator a turn."""
+    if seconds is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(_signal: int, frame: FrameType | None) -> None:
+        where = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else "an unknown place"
+        raise TimeLimit(
+            f"the run took more than {seconds:g} s of real time; it was at {where}",
+            hint="let it have more: --max-time real:…",
+        )
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds, _INSIST_EVERY_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -1,0 +1,83 @@
+"""A transformer's MLP, tensor-parallel over all devices, against the unsharded computation.
+
+The first layer is cut by columns, the second by rows, as Megatron-LM does it: a single all-reduce
+for the whole block, after which every rank has the result.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rankwise.base.seeds import derived_seed
+from rankwise.sim import parallel
+from rankwise.sim.benches.bounds import Bound, roofline_of
+from rankwise.sim.benches.checking import check_close
+from rankwise.sim.benches.kernels import relu_kernel
+from rankwise.sim.benches.measuring import collective_result, span_of
+from rankwise.sim.benches.planning import bound_of, world_size_of
+from rankwise.sim.reporting.results import BenchResult
+from rankwise.sim.triton.dtypes import Array
+
+TOLERANCE = 5e-3
+"""Both layers round their results to f16, off by 5e-4 at most, and sums differ in order."""
+_BLOCK = 1024
+_MEASURED = ("KernelLaunch", "all_reduce")
+
+
+def run(
+    torch: Any, *, tokens: int = 64, hidden: int = 128, inner: int = 256, seed: int = 0
+) -> list[BenchResult]:
+    """`relu(X A^T) B^T` for X of tokens x hidden, A of inner x hidden, B of hidden x inner."""
+    size, begun = world_size_of(torch), len(torch.engine.op_log)
+    shapes = ((tokens, hidden), (inner, hidden), (hidden, inner))
+    # Made once, since all ranks share this process, and what they cut out is their own.
+    values = _values(shapes, seed) if torch.engine.enable_data else _nothing(shapes)
+    torch.multiprocessing.spawn(worker, args=(torch, *values), nprocs=size)
+    logged = (torch.engine.op_log[at] for at in range(begun, len(torch.engine.op_log)))
+    flops = 4 * tokens * hidden * inner
+    moved = 2 * (2 * hidden * inner + size * 2 * tokens * hidden + 2 * tokens * inner)
+    computing = roofline_of(torch.engine.topology, "f16", sips=size).bound(flops, moved)
+    exchanging = bound_of(torch, "all_reduce", tokens * hidden, size, "f32")
+    # The sum of the partial products cannot begin before they are there.
+    bound = Bound(f"{computing.name} + {exchanging.name}", computing[1] + exchanging[1])
+    time = span_of(each for each in logged if each.kind in _MEASURED)
+    case = f"{tokens} x {hidden} x {inner} f16, {size} ranks"
+    return [collective_result(torch, "tp_mlp", case, time, bound, flops=flops, size=moved)]
+
+
+def worker(rank: int, torch: Any, x: Array, first: Array, second: Array) -> None:
+    """What each rank does: the whole weights are given, it keeps its part of them."""
+    (inner, hidden) = first.shape
+    torch.distributed.init_process_group()
+    parallel.initialize_model_parallel(
+        tensor_model_parallel_size=torch.distributed.get_world_size()
+    )
+    up = parallel.ColumnParallelLinear(hidden, inner, bias=False, gather_output=False, weight=first)
+    down = parallel.RowParallelLinear(
+        inner, hidden, bias=False, input_is_parallel=True, weight=second
+    )
+    activations = up(torch.from_numpy(x, name="x"))
+    count = activations.numel()
+    torch.launch(relu_kernel, -(-count // _BLOCK), activations, count, BLOCK=_BLOCK)
+    result = down(activations)
+    if torch.engine.enable_data:
+        wide = [each.astype(np.float32) for each in (x, first, second)]
+        between = np.maximum(wide[0] @ wide[1].T, 0).astype(np.float16).astype(np.float32)
+        check_close(f"rank {rank}", result.numpy(), between @ wide[2].T, tolerance=TOLERANCE)
+    parallel.destroy_model_parallel()
+
+
+def _values(shapes: Sequence[tuple[int, int]], seed: int) -> list[Array]:
+    """X, A and B: so large that f16 holds what comes of them without much loss."""
+    random = np.random.default_rng(derived_seed(seed, "tp_mlp"))
+    scales = (1.0, *(columns**-0.5 for _, columns in shapes[1:]))
+    return [
+        (random.standard_normal(shape, dtype=np.float32) * scale).astype(np.float16)
+        for shape, scale in zip(shapes, scales, strict=True)
+    ]
+
+
+def _nothing(shapes: Sequence[tuple[int, int]]) -> list[Array]:
+    """Arrays of these shapes that take no memory."""
+    return [np.broadcast_to(np.float16(0), shape) for shape in shapes]

@@ -1,0 +1,1 @@
+"""Collective algorithms, their configuration, and how they are planned and played."""

@@ -1,0 +1,284 @@
+"""`ccl.yaml`: which algorithm carries out which collective, and how its queues are laid out.
+
+The file is optional, and read from the working directory; a program may be given another one. Every
+error names the file and the field, and comes before anything runs: unknown fields and algorithms,
+slots that chunks do not fill exactly, buffers that are too small.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import yaml
+
+from rankwise.base.errors import ConfigError
+from rankwise.sim.ccl.plan import algorithm_module
+
+FILE_NAME = "ccl.yaml"
+
+BufferKind = Literal["tcm", "hbm"]
+Backpressure = Literal["sleep", "spin"]
+Layout = Literal["ring_1d", "mesh_2d", "torus_2d", "fully_connected", "switch", "tree"]
+Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
+
+_ALGORITHMS = "rankwise.sim.ccl.algorithms."
+
+
+class Queues(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the queues between the PEs of a collective are laid out.
+
+    Attributes:
+        buffer_kind: where the slots of a queue lie at its receiver.
+        backpressure: whether a sender without credit sleeps, or spins.
+        n_slots: slots per queue, which is how many messages may be under way in it.
+        slot_size: bytes per slot.
+        vc_chunk_size: bytes of the pieces in which a slot crosses the links.
+        ipcq_credit_size_bytes: size of the message that gives a slot back.
+        n_elem: elements per PE, for programs that choose the size of their data by it.
+        n_lanes: over how many PEs of each rank messages are spread; 0 lets their size decide.
+    """
+
+    buffer_kind: BufferKind = "tcm"
+    backpressure: Backpressure = "sleep"
+    n_slots: Count = 4
+    slot_size: Count = 4096
+    vc_chunk_size: Count = 256
+    ipcq_credit_size_bytes: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 16
+    n_elem: Count | None = None
+    n_lanes: Annotated[int, msgspec.Meta(ge=0, le=65536)] = 0
+
+
+class Algorithm(msgspec.Struct, frozen=True, kw_only=True):
+    """A configured algorithm: its module, the order of its ring, and its queues.
+
+    Attributes:
+        topology: `mesh_2d` and `torus_2d` let a ring snake through the grid of SIPs, so that
+            neighbours on the ring are neighbours in the machine; the others take ranks in order.
+    """
+
+    name: str
+    module: str
+    topology: Layout = "ring_1d"
+    queues: Queues = Queues()
+
+    @property
+    def collective(self) -> str:
+        """What it is an algorithm for."""
+        return str(algorithm_module(self.module).COLLECTIVE)
+
+
+SHIPPED: dict[str, str] = {
+    "ring_allreduce": "ring_allreduce",
+    "ring_allreduce_tcm": "ring_allreduce",
+    "tree_allreduce": "tree_allreduce",
+    "recursive_doubling_allreduce": "recursive_doubling_allreduce",
+    "halving_doubling_allreduce": "halving_doubling_allreduce",
+    "direct_allreduce": "direct_allreduce",
+    "hierarchical_allreduce": "hierarchical_allreduce",
+    "ring_allgather": "ring_allgather",
+    "direct_allgather": "direct_allgather",
+    "ring_reduce_scatter": "ring_reduce_scatter",
+    "direct_reduce_scatter": "direct_reduce_scatter",
+    "ring_all_to_all": "ring_all_to_all",
+    "direct_all_to_all": "direct_all_to_all",
+    "tree_broadcast": "tree_broadcast",
+    "tree_reduce": "tree_reduce",
+    "dissemination_barrier": "dissemination_barrier",
+    "point_to_point": "point_to_point",
+}
+"""Algorithms that can be named without being configured, and their modules here."""
+
+_FIRST_CHOICE = {
+    "all_reduce": "ring_allreduce_tcm",
+    "all_gather": "ring_allgather",
+    "reduce_scatter": "ring_reduce_scatter",
+    "all_to_all": "direct_all_to_all",
+    "broadcast": "tree_broadcast",
+    "reduce": "tree_reduce",
+    "barrier": "dissemination_barrier",
+    "send_receive": "point_to_point",
+}
+
+
+class CollectiveConfiguration:
+    """The configured algorithms, and which of them a collective gets.
+
+    Attributes:
+        algorithms: by name.
+        chosen: the name of the algorithm of every collective.
+        world_size: how many ranks the shipped programs shall start; None for one per SIP.
+    """
+
+    def __init__(
+        self,
+        algorithms: Mapping[str, Algorithm],
+        chosen: Mapping[str, str],
+        world_size: int | None = None,
+    ) -> None:
+        self.algorithms = dict(algorithms)
+        self.chosen = dict(chosen)
+        self.world_size = world_size
+
+    def algorithm(self, collective: str, name: str | None = None) -> Algorithm:
+        """The algorithm for a collective, or the one of that name."""
+        found = self.algorithms.get(name or self.chosen[collective])
+        if found is None:
+            raise ConfigError(
+                f"no collective algorithm is called {name!r}",
+                hint=f"there are {', '.join(sorted(self.algorithms))}",
+            )
+        if found.collective != collective:
+            raise ConfigError(
+                f"algorithm {found.name} is for {found.collective}, not for {collective}"
+            )
+        return found
+
+
+def load_configuration(
+    source: str | Path | Mapping[str, Any] | None = None,
+) -> CollectiveConfiguration:
+    """Read a configuration.
+
+    Args:
+        source: a file, or the mapping that one would hold; None reads `ccl.yaml` of the working
+            directory if there is one, and else gives what ships.
+
+    Raises:
+        ConfigError: something in it is wrong; the message names the file and the field.
+    """
+    if isinstance(source, Mapping):
+        return _checked(dict(source), "the given configuration")
+    path = Path(FILE_NAME if source is None else source)
+    try:
+        text = path.read_text("utf-8")
+    except FileNotFoundError:
+        if source is None:
+            return _checked({}, "the defaults")
+        raise ConfigError(f"there is no collective configuration {str(path)!r}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    try:
+        tree = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    return _checked({} if tree is None else tree, str(path))
+
+
+class _Defaults(Queues, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    algorithm: str | None = None
+    world_size: Count | None = None
+
+
+class _Entry(Queues, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    module: str
+    topology: Layout = "ring_1d"
+
+
+class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The sections of the file; entries are read one by one, on top of the defaults."""
+
+    defaults: dict[str, Any] = {}
+    algorithms: dict[str, dict[str, Any]] = {}
+    collectives: dict[str, str] = {}
+
+
+def _checked(tree: Any, source: str) -> CollectiveConfiguration:
+    file = _convert(tree, _File, source, "")
+    defaults = _convert(file.defaults, _Defaults, source, "defaults")
+    common = {
+        key: value for key, value in file.defaults.items() if key not in {"algorithm", "world_size"}
+    }
+    algorithms = {
+        name: _algorithm(
+            name, {"module": _ALGORITHMS + module, **common}, source, f"defaults ({name})"
+        )
+        for name, module in SHIPPED.items()
+    }
+    for name, entry in file.algorithms.items():
+        shipped = {"module": _ALGORITHMS + SHIPPED[name]} if name in SHIPPED else {}
+        where = f"algorithms.{name}"
+        algorithms[name] = _algorithm(name, {**shipped, **common, **entry}, source, where)
+    chosen = dict(_FIRST_CHOICE)
+    if defaults.algorithm is not None:
+        name = _known(defaults.algorithm, algorithms, source, "defaults.algorithm")
+        chosen[algorithms[name].collective] = name
+    for collective, name in file.collectives.items():
+        if collective not in chosen:
+            raise ConfigError(
+                f"{source}: collectives: there is no collective {collective!r};"
+                f" expected one of {', '.join(chosen)}"
+            )
+        chosen[collective] = _known(name, algorithms, source, f"collectives.{collective}")
+        found = algorithms[name].collective
+        if found != collective:
+            raise ConfigError(
+                f"{source}: collectives.{collective}: algorithm {name} is for {found}"
+            )
+    return CollectiveConfiguration(algorithms, chosen, defaults.world_size)
+
+
+def _algorithm(name: str, fields: dict[str, Any], source: str, where: str) -> Algorithm:
+    entry = _convert(fields, _Entry, source, where)
+    _check_sizes(entry, f"{source}: {where}")
+    try:
+        algorithm_module(entry.module)
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {where}.module: {error}") from None
+    queues = {field: getattr(entry, field) for field in Queues.__struct_fields__}
+    return Algorithm(
+        name=name, module=entry.module, topology=entry.topology, queues=Queues(**queues)
+    )
+
+
+def _check_sizes(queues: Queues, where: str) -> None:
+    if queues.slot_size % queues.vc_chunk_size:
+        raise ConfigError(
+            f"{where}: slot_size {queues.slot_size} is no multiple of vc_chunk_size"
+            f" {queues.vc_chunk_size}",
+            hint="a slot crosses the links in whole chunks",
+        )
+    if queues.slot_size % _WIDEST_ELEMENT:
+        raise ConfigError(
+            f"{where}: slot_size {queues.slot_size} is no multiple of {_WIDEST_ELEMENT} bytes",
+            hint="elements must not be cut in two",
+        )
+
+
+_WIDEST_ELEMENT = 8
+
+
+def check_against(queues: Queues, tcm_bytes: int, queue_count: int, name: str) -> None:
+    """Refuse queues that do not fit into the scratch memory of a PE.
+
+    Args:
+        queues: the layout.
+        tcm_bytes: what a PE has.
+        queue_count: how many queues end at the PE that has the most.
+        name: the algorithm, for the message.
+    """
+    needed = queues.n_slots * queues.slot_size * queue_count
+    if queues.buffer_kind == "tcm" and needed > tcm_bytes:
+        raise ConfigError(
+            f"algorithm {name}: the buffer is too small: {queue_count} queues of {queues.n_slots}"
+            f" slots of {queues.slot_size} bytes need {needed} bytes of TCM, a PE has {tcm_bytes}",
+            hint="use fewer or smaller slots, or buffer_kind: hbm",
+        )
+
+
+def _known(name: str, algorithms: Mapping[str, Algorithm], source: str, where: str) -> str:
+    if name not in algorithms:
+        raise ConfigError(
+            f"{source}: {where}: no algorithm is called {name!r}",
+            hint=f"there are {', '.join(sorted(algorithms))}",
+        )
+    return name
+
+
+def _convert(value: Any, kind: Any, source: str, where: str) -> Any:
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        problem, _, path = str(error).partition(" - at `$")
+        field = f"{where}{path.rstrip('`')}".lstrip(".") or "the file"
+        raise ConfigError(f"{source}: {field}: {problem}") from None

@@ -1,0 +1,211 @@
+"""A collective, planned: the checked programs of all ranks and where the operands lie.
+
+Plans depend on sizes alone, so they are kept and used again.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from importlib import import_module
+from types import ModuleType
+from typing import NamedTuple
+
+import numpy as np
+
+from rankwise.base.errors import ConfigError
+from rankwise.sim.ccl.program import Instruction, Receive, Send, Span, Task
+from rankwise.sim.ccl.reductions import ReduceOp, finish
+from rankwise.sim.ccl.rehearsal import check_programs, rehearse
+from rankwise.sim.triton.dtypes import Array, dtype
+
+COLLECTIVES = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "reduce",
+    "barrier",
+    "send_receive",
+)
+"""What an algorithm can be for."""
+
+_BLOCKS_IN = {"reduce_scatter", "all_to_all"}
+_BLOCKS_OUT = {"all_gather", "all_to_all"}
+_REDUCING = {"all_reduce", "reduce_scatter", "reduce"}
+
+
+class Request(NamedTuple):
+    """What ranks want together.
+
+    Attributes:
+        module: the importable name of the algorithm.
+        collective: which collective it is.
+        size: how many ranks take part.
+        elements: elements per rank: of an operand, or of a block where operands have blocks.
+        root: the root of a broadcast or a reduction.
+        ring: the ranks in the order of the ring; empty for their own.
+        homes: the device of each rank; empty if each has one of its own.
+    """
+
+    module: str
+    collective: str
+    size: int
+    elements: int
+    root: int = 0
+    ring: tuple[int, ...] = ()
+    homes: tuple[int, ...] = ()
+
+    def task(self, rank: int) -> Task:
+        """What the program of one rank is given."""
+        return Task(rank, self.size, self.elements, self.root, self.ring, self.homes)
+
+
+class Plan(NamedTuple):
+    """The programs of all ranks, and the lengths of their workspaces."""
+
+    request: Request
+    programs: tuple[tuple[Instruction, ...], ...]
+    lengths: tuple[int, ...]
+
+    def results(
+        self,
+        operands: Sequence[Array],
+        op: ReduceOp,
+        kind: dtype,
+        *,
+        may_overwrite: bool = False,
+    ) -> list[Array | None]:
+        """Work out every rank's result from every rank's operand, in the compute type of `kind`.
+
+        None where a rank has no result: at a reduction, all but the root. With `may_overwrite`, the
+        operands may be used as workspaces, and results may lie in them.
+        """
+        request = self.request
+        workspaces = []
+        for rank, (operand, length) in enumerate(zip(operands, self.lengths, strict=True)):
+            place = self.operand(rank)
+            if place == (0, length):
+                space = operand.astype(kind.compute, copy=not may_overwrite)
+            else:
+                space = np.zeros(length, kind.compute)
+                space[place.start : place.stop] = operand
+            workspaces.append(space)
+        rehearse(self.programs, workspaces, op, kind)
+        results: list[Array | None] = []
+        for rank, space in enumerate(workspaces):
+            lies = self.result(rank)
+            if lies is None:
+                results.append(None)
+                continue
+            values = space[lies.start : lies.stop]
+            if request.collective in _REDUCING:
+                values = finish(op, kind, values, request.size)
+            results.append(values)
+        return results
+
+    def operand(self, rank: int) -> Span:
+        """Where the operand of a rank lies in its workspace."""
+        request = self.request
+        if request.collective == "all_gather":
+            return request.task(rank).block(rank)
+        return Span(0, _operand_elements(request))
+
+    def result(self, rank: int) -> Span | None:
+        """Where the result of a rank lies; None if it has none."""
+        request = self.request
+        match request.collective:
+            case "reduce_scatter":
+                return request.task(rank).block(rank)
+            case "all_to_all":
+                length = request.size * request.elements
+                return Span(length, 2 * length)
+            case "all_gather":
+                return Span(0, request.size * request.elements)
+            case "reduce":
+                return Span(0, request.elements) if rank == request.root else None
+            case "barrier":
+                return None
+            case _:
+                return Span(0, request.elements)
+
+    def elements_sent(self) -> dict[tuple[int, int], int]:
+        """How many elements go from whom to whom: what the laws of an algorithm are about."""
+        sent: dict[tuple[int, int], int] = {}
+        for rank, program in enumerate(self.programs):
+            for instruction in program:
+                if isinstance(instruction, Send):
+                    way = (rank, instruction.peer)
+                    sent[way] = sent.get(way, 0) + instruction.span.length
+        return sent
+
+
+def _operand_elements(request: Request) -> int:
+    return request.elements * (request.size if request.collective in _BLOCKS_IN else 1)
+
+
+def _frame_elements(request: Request) -> int:
+    """Elements of a workspace before the scratch of the algorithm."""
+    if request.collective == "barrier":
+        return max(1, request.elements)
+    blocks = (request.collective in _BLOCKS_IN) + (request.collective in _BLOCKS_OUT)
+    return request.elements * request.size * blocks if blocks else request.elements
+
+
+def algorithm_module(name: str) -> ModuleType:
+    """Import an algorithm and see that it is one.
+
+    Raises:
+        ConfigError: it cannot be imported, or lacks what every algorithm has.
+    """
+    try:
+        module = import_module(name)
+    except ImportError as error:
+        raise ConfigError(
+            f"the algorithm's module {name!r} cannot be imported: {error}",
+            hint="module names any importable module, as in an import statement",
+        ) from error
+    if not callable(getattr(module, "program", None)):
+        raise ConfigError(
+            f"module {name!r} is no collective algorithm: it has no function program(task)"
+        )
+    collective = getattr(module, "COLLECTIVE", None)
+    if collective not in COLLECTIVES:
+        raise ConfigError(
+            f"module {name!r} has COLLECTIVE = {collective!r};"
+            f" expected one of {', '.join(COLLECTIVES)}"
+        )
+    return module
+
+
+@lru_cache(maxsize=256)
+def plan(request: Request) -> Plan:
+    """Have an algorithm write the programs of all ranks, and check that they fit.
+
+    Raises:
+        ConfigError: the algorithm is for another collective, or its programs do not fit.
+    """
+    module = algorithm_module(request.module)
+    if request.collective != module.COLLECTIVE:
+        raise ConfigError(
+            f"algorithm {request.module} is for {module.COLLECTIVE}, not for {request.collective}"
+        )
+    if not 0 <= request.root < request.size:
+        raise ConfigError(f"root {request.root} is none of ranks 0 to {request.size - 1}")
+    scratch = getattr(module, "scratch_elements", None)
+    programs, lengths = [], []
+    for rank in range(request.size):
+        task = request.task(rank)
+        programs.append(tuple(each for each in module.program(task) if not _is_empty(each)))
+        lengths.append(_frame_elements(request) + (scratch(task) if scratch else 0))
+    try:
+        check_programs(programs, lengths)
+    except ConfigError as error:
+        raise ConfigError(f"{request.module} with {request.size} ranks: {error}") from None
+    return Plan(request, tuple(programs), tuple(lengths))
+
+
+def _is_empty(instruction: Instruction) -> bool:
+    """Whether nothing moves: both ends leave such a message out, because lengths agree."""
+    if isinstance(instruction, Send | Receive):
+        return not instruction.span.length
+    return not instruction.target.length

@@ -1,0 +1,249 @@
+"""The graph engine: takes commands, gives handles, runs the agenda until a handle completes.
+
+A command becomes a process at once, but nothing happens until somebody waits: virtual time moves
+only inside `wait` and `run`. Each process waits for the command before it in its stream and for the
+handles that it names, pays for the driver (`host.command_ns`), occupies what it needs, has its
+effect on the data at the instant of its completion, and is written to the op log in that order.
+So the order of effects is the order of the log, and where two commands are not ordered by a stream
+or by `after`, the program has left it open.
+"""
+
+from typing import Any
+
+from rankwise.base.errors import LocalProtocolError
+from rankwise.sim.hardware.commands import (
+    Command,
+    Copy,
+    Handle,
+    KernelLaunch,
+    MemoryRead,
+    MemoryWrite,
+    MmuMap,
+    MmuUnmap,
+    Run,
+)
+from rankwise.sim.hardware.environment import DealtPes, KernelEnvironment
+from rankwise.sim.hardware.machine import Machine
+from rankwise.sim.hardware.memory import AddressSpace, BadAddress, Bytes, as_bytes
+from rankwise.sim.hardware.op_log import Operand, OpLog
+from rankwise.sim.hardware.quantities import picoseconds
+from rankwise.sim.hardware.topology import Topology, load_topology
+from rankwise.sim.kernel import Event, Simulator, Steps, all_of
+
+
+class GraphEngine:
+    """A machine that carries out commands in simulated time.
+
+    Args:
+        topology: a topology object, or the name of a preset or file.
+        enable_data: keep and compute data; if not, only time is simulated.
+        replayable: let the op log keep what `op_log.replay()` needs.
+        time_limit: the last instant, in picoseconds, that may be reached.
+        wall_limit_s: how many seconds of real time one wait may take.
+    """
+
+    def __init__(
+        self,
+        topology: Topology | str,
+        enable_data: bool = True,
+        *,
+        replayable: bool = False,
+        time_limit: int | None = None,
+        wall_limit_s: float | None = None,
+    ) -> None:
+        self.topology = load_topology(topology) if isinstance(topology, str) else topology
+        self.enable_data = enable_data
+        self.simulator = Simulator(time_limit=time_limit, wall_limit_s=wall_limit_s)
+        self.machine = Machine(self.simulator, self.topology)
+        self.op_log = OpLog(keeps_data=replayable and enable_data)
+        self._spaces: dict[int, AddressSpace] = {}
+        self._last_of_stream: dict[tuple[int, int], Event] = {}
+        self._command_count = 0
+        self._command_time = picoseconds(self.topology.machine.system.host.command_ns)
+
+    @property
+    def now(self) -> int:
+        """The current instant in picoseconds."""
+        return self.simulator.now
+
+    def space(self, sip: int) -> AddressSpace:
+        """The virtual addresses of a SIP."""
+        space = self._spaces.get(sip)
+        if space is None:
+            self.machine.sip(sip)  # refuses numbers that the system does not have
+            space = self._spaces[sip] = AddressSpace(sip, has_data=self.enable_data)
+        return space
+
+    def submit(self, command: Command) -> Handle:
+        """Take a command in; it is carried out while somebody waits."""
+        self.machine.sip(command.sip)
+        kind = type(command).__name__
+        name = f"{command.name or kind} #{self._command_count} on sip{command.sip}"
+        event = self.simulator.event(name)
+        handle = Handle(self._command_count, command, self.now, event)
+        self._command_count += 1
+        stream = (command.sip, command.stream)
+        before = [each.event for each in command.after if not each.is_done]
+        last = self._last_of_stream.get(stream)
+        if last is not None and not last.is_done:
+            before.append(last)
+        self._last_of_stream[stream] = event
+        self.simulator.process(self._carry_out(handle, before), name)
+        return handle
+
+    def wait(self, handle: Handle) -> Any:
+        """Run the agenda until the command is complete; return its value, raise its failure.
+
+        Raises:
+            Deadlock: it can never complete; lists everything that waits, and where.
+        """
+        if not isinstance(handle, Handle):
+            raise LocalProtocolError(f"engine.wait takes a handle of submit, not {handle!r}")
+        if handle.is_done:
+            return handle.value
+        return self.simulator.run(handle.event)
+
+    def run(self) -> None:
+        """Run the agenda until nothing is left to do."""
+        self.simulator.run()
+
+    def _carry_out(self, handle: Handle, before: list[Event]) -> Steps:
+        try:
+            for event in before:  # noqa: UP028 (the event's value comes back; a list takes none)
+                yield event
+            handle.started_at = self.now
+            yield self._command_time
+            value = yield from self._effect(handle, handle.command)
+        except Exception as exception:  # noqa: BLE001 (it belongs to whoever waits for the handle)
+            handle.completed_at = self.now
+            handle.event.fail(exception)
+        else:
+            handle.completed_at = self.now
+            handle.event.succeed(value)
+
+    def _effect(self, handle: Handle, command: Command) -> Steps:
+        match command:
+            case MmuMap():
+                return self._map(handle, command)
+            case MmuUnmap():
+                return self._unmap(handle, command)
+            case MemoryWrite():
+                return self._write(handle, command)
+            case MemoryRead():
+                return self._read(handle, command)
+            case Copy():
+                return self._copy(handle, command)
+            case KernelLaunch():
+                return self._launch(handle, command)
+            case Run():
+                return self._run_process(handle, command)
+
+    def _map(self, handle: Handle, command: MmuMap) -> Steps:
+        sip = self.machine.sip(command.sip)
+        parts = command.places or ((command.size, command.cube, command.pe),)
+        mapped = sum(size for size, _cube, _pe in parts)
+        if mapped != command.size:
+            raise BadAddress(f"{handle}: its places have {mapped} bytes, not {command.size}")
+        cubes = [(size, sip.cube(number), pe) for size, number, pe in parts]
+        places = [(size, cube.hbm(pe % cube.hbm_channels)) for size, cube, pe in cubes]
+        self.space(command.sip).map_places(command.address, places)
+        operand = self._operand(command.sip, command.address, command.size)
+        self._log(handle, 0, writes=(operand,), compute=lambda _: [_zeros(command.size)])
+        yield from ()  # a generator that waits for nothing
+
+    def _unmap(self, handle: Handle, command: MmuUnmap) -> Steps:
+        self.space(command.sip).unmap(command.address)
+        self._log(handle, 0)
+        yield from ()
+
+    def _write(self, handle: Handle, command: MemoryWrite) -> Steps:
+        data = None if command.data is None else as_bytes(command.data)
+        size = len(data) if data is not None else command.size
+        if size is None:
+            raise LocalProtocolError("MemoryWrite needs data, or a size where data is off")
+        space = self.space(command.sip)
+        yield from self._move_with_host(command.sip, command.address, size, is_write=True)
+        if data is not None and self.enable_data:
+            space.write(command.address, data)
+        payload = None if data is None or not self.op_log.keeps_data else data.copy()
+        self._log(
+            handle,
+            size,
+            writes=(self._operand(command.sip, command.address, size),),
+            compute=None if payload is None else lambda _: [payload],
+        )
+
+    def _read(self, handle: Handle, command: MemoryRead) -> Steps:
+        yield from self._move_with_host(command.sip, command.address, command.size, is_write=False)
+        reads = (self._operand(command.sip, command.address, command.size),)
+        self._log(handle, command.size, reads=reads)
+        if self.enable_data:
+            return self.space(command.sip).read(command.address, command.size)
+        return None
+
+    def _move_with_host(self, sip: int, address: int, size: int, *, is_write: bool) -> Steps:
+        host, flows = self.machine.host, []
+        for memory, count in self.space(sip).stretches(address, size):
+            ends = (host, memory) if is_write else (memory, host)
+            flows.append(self.machine.start_transfer(*ends, count))
+        if flows:
+            yield all_of(flows)
+
+    def _copy(self, handle: Handle, command: Copy) -> Steps:
+        source, target = self.space(command.sip), self.space(command.destination_sip)
+        position, flows = 0, []
+        for memory, count in source.stretches(command.address, command.size):
+            address = command.destination + position
+            for other, part in target.stretches(address, count):
+                flows.append(self.machine.start_transfer(memory, other, part))
+            position += count
+        if flows:
+            yield all_of(flows)
+        if self.enable_data:
+            target.write(command.destination, source.read(command.address, command.size))
+        self._log(
+            handle,
+            command.size,
+            reads=(self._operand(command.sip, command.address, command.size),),
+            writes=(self._operand(command.destination_sip, command.destination, command.size),),
+            compute=lambda operands: operands,
+        )
+
+    def _launch(self, handle: Handle, command: KernelLaunch) -> Steps:
+        sip = self.machine.sip(command.sip)
+        pes = DealtPes(sip, command.pes or range(self.topology.pe_count))
+        name = command.name or getattr(command.kernel_fn, "__name__", "kernel")
+        env = KernelEnvironment(self, command.sip, pes, name, command.extra)
+        value = yield from command.runner.run(
+            env, command.kernel_fn, command.kernel_args, command.num_programs
+        )
+        self._log(handle, 0)
+        return value
+
+    def _run_process(self, handle: Handle, command: Run) -> Steps:
+        pes = DealtPes(self.machine.sip(command.sip), range(self.topology.pe_count))
+        env = KernelEnvironment(self, command.sip, pes, command.name, command.extra)
+        value = yield from command.start(env)
+        self._log(handle, 0)
+        return value
+
+    def _operand(self, sip: int, address: int, size: int) -> Operand:
+        return Operand("hbm", f"sip{sip}", address, size)
+
+    def _log(self, handle: Handle, size: int, **operands: Any) -> None:
+        command = handle.command
+        kind = type(command).__name__
+        assert handle.started_at is not None, "a command is logged after it has started"
+        self.op_log.append(
+            kind,
+            command.name or kind,
+            f"sip{command.sip}",
+            handle.started_at,
+            self.now,
+            size=size,
+            **operands,
+        )
+
+
+def _zeros(size: int) -> Bytes:
+    return as_bytes(bytes(size))

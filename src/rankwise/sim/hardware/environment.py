@@ -1,0 +1,100 @@
+"""What a kernel finds around it: the PEs it runs on, the memory it addresses, the log it fills."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+from rankwise.sim.hardware.memory import AddressSpace, Mapping
+from rankwise.sim.hardware.op_log import OpLog
+from rankwise.sim.kernel import Event, Simulator, all_of
+
+if TYPE_CHECKING:
+    from rankwise.sim.hardware.engine import GraphEngine
+    from rankwise.sim.hardware.machine import Machine, Memory, Pe, Sip
+
+
+class KernelEnvironment:
+    """One launch, as its runner sees it.
+
+    Attributes:
+        sip: the number of the SIP.
+        pes: the PEs that programs are dealt to in turn: program i runs on `pes[i % len(pes)]`.
+        space: the SIP's virtual addresses.
+        extra: what the launch gave to its runner.
+    """
+
+    def __init__(
+        self, engine: "GraphEngine", sip: int, pes: "Sequence[Pe]", name: str, extra: Any
+    ) -> None:
+        self.engine = engine
+        self.sip = sip
+        self.pes = pes
+        self.name = name
+        self.extra = extra
+
+    @property
+    def simulator(self) -> Simulator:
+        """The simulation that the launch is part of."""
+        return self.engine.simulator
+
+    @property
+    def machine(self) -> "Machine":
+        """The machine, for what is not on this SIP."""
+        return self.engine.machine
+
+    @property
+    def space(self) -> AddressSpace:
+        """The virtual addresses of the SIP."""
+        return self.engine.space(self.sip)
+
+    @property
+    def op_log(self) -> OpLog:
+        """Where operations are recorded."""
+        return self.engine.op_log
+
+    @property
+    def enable_data(self) -> bool:
+        """Whether there are bytes; if not, only time is simulated."""
+        return self.engine.enable_data
+
+    def pe_of(self, program: int) -> "Pe":
+        """The PE that a program runs on."""
+        return self.pes[program % len(self.pes)]
+
+    def mapping_at(self, address: int) -> Mapping:
+        """The mapping that an address lies in; raises `BadAddress` if there is none."""
+        return self.space.mapping_at(address)
+
+    def start_load(self, pe: "Pe", address: int, size: int) -> Event:
+        """Begin the DMA of a range of addresses into the TCM of a PE. Time only."""
+        return self._start_dma(pe, address, size, is_load=True)
+
+    def start_store(self, pe: "Pe", address: int, size: int) -> Event:
+        """Begin the DMA from the TCM of a PE to a range of addresses. Time only."""
+        return self._start_dma(pe, address, size, is_load=False)
+
+    def _start_dma(self, pe: "Pe", address: int, size: int, *, is_load: bool) -> Event:
+        flows = []
+        for memory, count in self.space.stretches(address, size):
+            ends: tuple[Memory, Memory] = (memory, pe.tcm)
+            flows.append(pe.start_dma(count, *(ends if is_load else ends[::-1])))
+        return flows[0] if len(flows) == 1 else all_of(flows)
+
+
+class DealtPes(Sequence["Pe"]):
+    """The PEs of a launch by position; each is built when it is first used."""
+
+    def __init__(self, sip: "Sip", indexes: "Sequence[int]") -> None:
+        self._sip = sip
+        self._indexes = indexes
+
+    def __len__(self) -> int:
+        return len(self._indexes)
+
+    @overload
+    def __getitem__(self, position: int) -> "Pe": ...
+    @overload
+    def __getitem__(self, position: slice) -> "DealtPes": ...
+    def __getitem__(self, position: int | slice) -> "Pe | DealtPes":
+        if isinstance(position, slice):
+            return DealtPes(self._sip, self._indexes[position])
+        return self._sip.pe(self._indexes[position])

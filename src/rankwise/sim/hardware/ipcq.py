@@ -1,0 +1,138 @@
+"""Queues between PEs: fixed slots, credits that come back, and what waiting costs.
+
+A message is one slot. For each, the sender spends a credit, the bytes move over the links, and the
+slot lies at the receiver until the receiver frees it; then a credit message of its own
+(`credit_bytes`) goes back over the links in the other direction and the sender may fill the slot
+again. So a slow receiver holds up its sender, by no more than the slots, and a queue without free
+slots is visible as what its sender waits for.
+
+A sender that finds no credit either sleeps, and needs `wake_ns` to go on when one comes, or spins,
+and sees it at the next multiple of `poll_ns` after it began to look. Slots arrive in the order in
+which they were sent.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from rankwise.base.errors import ConfigError
+from rankwise.sim.hardware.machine import Machine, Memory, Message, Pe
+from rankwise.sim.hardware.quantities import picoseconds
+from rankwise.sim.kernel import Channel, CreditPool, Event, Steps
+
+Backpressure = Literal["sleep", "spin"]
+
+
+class Slot:
+    """One filled slot at the receiver: its size, and whatever data came with it."""
+
+    __slots__ = ("payload", "size")
+
+    def __init__(self, size: int, payload: Any) -> None:
+        self.size = size
+        self.payload = payload
+
+
+class IpcQueue:
+    """A queue from one PE to another.
+
+    Args:
+        source: the sending PE.
+        destination: the receiving PE.
+        slots: how many messages may be under way or unread.
+        slot_bytes: how large a message may be.
+        buffer: where the slots lie at the receiver; its TCM unless given.
+        backpressure: what the sender does while it has no credit.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        source: Pe,
+        destination: Pe,
+        *,
+        slots: int | None = None,
+        slot_bytes: int | None = None,
+        credit_bytes: int | None = None,
+        chunk_bytes: int | None = None,
+        source_memory: Memory | None = None,
+        buffer: Memory | None = None,
+        backpressure: Backpressure = "sleep",
+    ) -> None:
+        spec = machine.topology.machine.pe.ipcq
+        self.machine = machine
+        self._ends = (source.name, destination.name)
+        self.name = f"queue {source.name} to {destination.name}"
+        self.slot_bytes = slot_bytes or spec.slot_bytes
+        self.slots = slots or spec.slots
+        buffer = buffer or destination.tcm
+        if self.slots * self.slot_bytes > buffer.capacity:
+            raise ConfigError(
+                f"{self.name}: {self.slots} slots of {self.slot_bytes} bytes do not fit into"
+                f" {buffer.name}, which has {buffer.capacity} bytes"
+            )
+        self._simulator = machine.simulator
+        self._credit_bytes = credit_bytes or spec.credit_bytes
+        self._chunk_bytes = chunk_bytes
+        self._backpressure = backpressure
+        self._wake = picoseconds(spec.wake_ns)
+        self._poll = picoseconds(spec.poll_ns)
+        source_memory = source_memory or source.tcm
+        self._path = machine.path(source_memory, buffer)
+        self._way_back = machine.path(destination.tcm, source.tcm)
+        self._credits = CreditPool(self._simulator, self.slots, f"credit of {self.name}")
+        self._arrived = Channel(self._simulator, None, f"slot of {self.name}")
+        self._last_arrival: Event | None = None
+        self.messages_sent = 0
+        self.bytes_sent = 0
+
+    def send(self, size: int, payload: Any = None) -> Steps:
+        """Fill one slot; returns when the bytes have left for it, not when they have arrived."""
+        if not 0 < size <= self.slot_bytes:
+            raise ConfigError(
+                f"{self.name}: a message of {size} bytes does not fit a slot of {self.slot_bytes}"
+            )
+        credit = self._credits.spend()
+        if not credit.is_done:
+            since = self._simulator.now
+            yield credit
+            if self._backpressure == "sleep":
+                yield self._wake
+            elif self._poll:
+                yield -(self._simulator.now - since) % self._poll
+        self.messages_sent += 1
+        self.bytes_sent += size
+        transfer = self.machine.start_flow(self._path, size, self._chunk_bytes, self.name)
+        before, self._last_arrival = self._last_arrival, self._simulator.event(self.name)
+        pace = max(link.rate.time_for(size) for link in self._path)
+        if self.machine.messages is not None:
+            self._last_arrival.add_callback(self._note(size, self._simulator.now, pace))
+        self._simulator.process(
+            self._deliver(transfer, before, self._last_arrival, Slot(size, payload)), self.name
+        )
+        yield pace
+
+    def _deliver(self, transfer: Event, before: Event | None, arrival: Event, slot: Slot) -> Steps:
+        yield transfer
+        if before is not None:
+            yield before
+        arrival.succeed()
+        self._arrived.put(slot)
+
+    def _note(self, size: int, sent_at: int, pace: int) -> Callable[[Event], None]:
+        """What keeps a message for the record when it has arrived."""
+
+        def note(_arrival: Event) -> None:
+            assert self.machine.messages is not None, "messages are kept from the start, or never"
+            now = self._simulator.now
+            self.machine.messages.append(Message(*self._ends, size, sent_at, now, pace))
+
+        return note
+
+    def receive(self) -> Event:
+        """Wait for the next slot; the event's value is the `Slot`. Give it back with `free`."""
+        return self._arrived.get()
+
+    def free(self) -> None:
+        """Let a slot that was received be filled again: its credit sets out for the sender."""
+        back = self.machine.start_flow(self._way_back, self._credit_bytes, None, self.name)
+        back.add_callback(lambda _event: self._credits.give_back())

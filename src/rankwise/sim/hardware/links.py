@@ -1,0 +1,309 @@
+"""Links and the flows over them: the one model for everything that moves bytes.
+
+A *link* carries one chunk at a time at its rate, and its head arrives at the next link one latency
+later. Wires, HBM channels, DMA engines and ports of scratch memories are all links; a *flow* is a
+transfer on its way over a path of them.
+
+**Cut-through.** A chunk is passed on as its head arrives, not when it is complete. Of a chunk of S
+bytes whose head arrives at a free link at `head` and whose last byte arrives at `tail`:
+
+    the link is busy        from head to head + S/B
+    at the next link        head' = head + latency,  tail' = max(head + S/B, tail) + latency
+
+So a flow alone on its path takes the sum of latencies + bytes / lowest bandwidth, to the picosecond
+apart from rounding: the alpha-beta law is a theorem of the model, not a parameter. (That a fast
+link behind a slow one carries a chunk in one go at its beginning, and not drop by drop, only moves
+its busy time about by less than a chunk.)
+
+**Pacing.** A flow offers its next chunk to the first link when the slowest link of its path would
+be done with the one before. Nothing piles up on an idle machine.
+
+**Fairness.** A busy link keeps one queue per flow and serves flows in turn, a chunk each. Two flows
+over a link have half of it each, and a short message never waits for the whole of a long one.
+
+**Express.** As long as a flow meets nobody, all of that is arithmetic: chunk i comes to a link at
+`start + i * pace` and the latencies before it. So a flow that finds its whole path idle takes it as
+an express, with one event for its end; the first chunk of another flow that comes to one of its
+links puts it back to where it is at that instant, chunk by chunk. Times do not depend on it, cost
+does.
+
+Links do not refuse: buffers between them are unbounded. What is bounded (slots of queues between
+PEs) has credits, in `ipcq`.
+"""
+
+from collections import deque
+
+from rankwise.sim.hardware.quantities import Rate
+from rankwise.sim.kernel import Event, Simulator
+
+CHUNKS_PER_FLOW_MAX = 64
+"""Longer flows move in larger chunks: the cost of simulating them stays bounded."""
+
+
+class Link:
+    """One direction of a connection, or anything else that bytes pass at a rate."""
+
+    __slots__ = (
+        "_bytes", "_expresses", "_free_at", "_rotation", "_simulator", "_work", "latency", "name",
+        "rate",
+    )  # fmt: skip
+
+    def __init__(self, simulator: Simulator, name: str, rate: Rate, latency: int) -> None:
+        self._simulator = simulator
+        self.name = name
+        self.rate = rate
+        self.latency = latency
+        self._bytes = 0
+        self._free_at = 0
+        self._work = 0
+        self._rotation: deque[Flow] | None = None
+        self._expresses: list[Flow] = []
+
+    @property
+    def busy(self) -> int:
+        """Picoseconds up to now in which it carried something."""
+        now, work, free_at = self._simulator.now, self._work, self._free_at
+        for express in self._expresses:
+            carried, end = express.carried_by(self, now)
+            work += express.work_on(self, carried)
+            free_at = max(free_at, end)
+        return work - max(0, free_at - now)
+
+    @property
+    def bytes_carried(self) -> int:
+        """What has gone over it, or is on its way."""
+        now = self._simulator.now
+        return self._bytes + sum(
+            express.bytes_of(express.carried_by(self, now)[0]) for express in self._expresses
+        )
+
+    def is_idle(self, at: int) -> bool:
+        """Whether a chunk that came at that instant would be carried at once, as far as we know."""
+        return (
+            self._rotation is None
+            and self._free_at <= at
+            and all(express.has_left(self, at) for express in self._expresses)
+        )
+
+    def reserve(self, flow: "Flow") -> None:
+        """Let an express have the link, after those that have it now."""
+        now = self._simulator.now
+        for express in [each for each in self._expresses if each.has_left(self, now)]:
+            self.settle(express)
+        self._expresses.append(flow)
+
+    def settle(self, flow: "Flow") -> None:
+        """Account for what an express has carried over the link so far; it has it no longer."""
+        if flow in self._expresses:
+            self._expresses.remove(flow)
+            carried, end = flow.carried_by(self, self._simulator.now)
+            self._work += flow.work_on(self, carried)
+            self._bytes += flow.bytes_of(carried)
+            self._free_at = max(self._free_at, end)
+
+    def offer(self, flow: "Flow", hop: int, chunk: int, tail: int) -> None:
+        """Take a chunk whose head has arrived; carry it now, or when it is the flow's turn."""
+        for express in self._expresses.copy():
+            if express.has_left(self, self._simulator.now):
+                self.settle(express)
+            else:
+                express.stop_being_express()
+        if self._rotation is None:
+            if self._free_at <= self._simulator.now:
+                self._carry(flow, hop, chunk, tail)
+                return
+            self._rotation = deque()
+            self._simulator.call_at(self._free_at, self._serve)
+        backlog = flow.backlog(hop)
+        backlog.append((chunk, tail))
+        if len(backlog) == 1:
+            self._rotation.append(flow)
+
+    def _serve(self) -> None:
+        rotation = self._rotation
+        assert rotation, "the link is served only while somebody waits"
+        flow = rotation.popleft()
+        hop = flow.hop_of(self)
+        backlog = flow.backlog(hop)
+        self._carry(flow, hop, *backlog.popleft())
+        if backlog:
+            rotation.append(flow)
+        if rotation:
+            self._simulator.call_at(self._free_at, self._serve)
+        else:
+            self._rotation = None
+
+    def _carry(self, flow: "Flow", hop: int, chunk: int, tail: int) -> None:
+        start = self._simulator.now
+        duration = self.rate.time_for(chunk)
+        self._free_at = start + duration
+        self._work += duration
+        self._bytes += chunk
+        tail = max(self._free_at, tail) + self.latency
+        hop += 1
+        if hop == len(flow.path):
+            self._simulator.call_at(tail, flow.arrive, chunk)
+        else:
+            self._simulator.call_at(
+                start + self.latency, flow.path[hop].offer, flow, hop, chunk, tail
+            )
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __repr__(self) -> str:
+        return f"<Link {self.name}>"
+
+
+class Flow:
+    """A transfer of some bytes over a path of links; `done` happens when the last has arrived."""
+
+    __slots__ = (
+        "_backlogs", "_chunk", "_chunk_count", "_is_express", "_last_chunk", "_left_to_arrive",
+        "_pace", "_sent", "_simulator", "_slowest", "_start", "done", "path",
+    )  # fmt: skip
+
+    def __init__(
+        self, simulator: Simulator, path: list[Link], size: int, chunk: int, name: object = ""
+    ) -> None:
+        self._simulator = simulator
+        self.path = path
+        self.done = simulator.event(name)
+        self._start = simulator.now
+        self._sent = 0
+        self._left_to_arrive = size
+        self._backlogs: dict[int, deque[tuple[int, int]]] = {}
+        self._is_express = False
+        latency = sum(link.latency for link in path)
+        if not path or not size:
+            simulator.call_at(self._start + latency, self.done.succeed)
+            return
+        self._chunk = min(max(chunk, -(-size // CHUNKS_PER_FLOW_MAX)), size)
+        self._chunk_count = -(-size // self._chunk)
+        self._last_chunk = size - (self._chunk_count - 1) * self._chunk
+        self._slowest = min(link.rate for link in path)
+        self._pace = self._slowest.time_for(self._chunk)
+        if self._finds_path_idle():
+            self._go_express(latency)
+        else:
+            self._send_next()
+
+    def _finds_path_idle(self) -> bool:
+        arrival = self._start
+        for link in self.path:
+            if not link.is_idle(arrival):
+                return False
+            arrival += link.latency
+        return True
+
+    def _go_express(self, latency: int) -> None:
+        self._is_express = True
+        for link in self.path:
+            link.reserve(self)
+        end = self._start + (self._chunk_count - 1) * self._pace + latency
+        self._simulator.call_at(end + self._slowest.time_for(self._last_chunk), self._end_express)
+
+    def _end_express(self) -> None:
+        if self._is_express:
+            self._is_express = False
+            for link in self.path:
+                link.settle(self)
+            self.done.succeed()
+
+    def stop_being_express(self) -> None:
+        """Go on chunk by chunk, from where everything is now."""
+        self._is_express = False
+        now = self._simulator.now
+        entered = []
+        for link in self.path:
+            entered.append(self.carried_by(link, now)[0])
+            link.settle(self)
+        self._sent = entered[0]
+        if self._sent < self._chunk_count:
+            self._simulator.call_at(self._start + self._sent * self._pace, self._send_next)
+        offset, slowest = self._start, 0
+        durations = [link.rate.time_for(self._chunk) for link in self.path]
+        last_durations = [link.rate.time_for(self._last_chunk) for link in self.path]
+        for hop, link in enumerate(self.path):
+            offset += link.latency
+            following = entered[hop + 1] if hop + 1 < len(self.path) else 0
+            for index in range(following, entered[hop]):
+                is_last = index == self._chunk_count - 1
+                chunk = self._last_chunk if is_last else self._chunk
+                slowest = max((last_durations if is_last else durations)[: hop + 1])
+                head = offset + index * self._pace
+                tail = head + slowest
+                if hop + 1 < len(self.path):
+                    self._simulator.call_at(
+                        head, self.path[hop + 1].offer, self, hop + 1, chunk, tail
+                    )
+                elif tail >= now:
+                    self._simulator.call_at(tail, self.arrive, chunk)
+                else:
+                    self._left_to_arrive -= chunk
+
+    def _first_entry(self, link: Link) -> int:
+        entry = self._start
+        for each in self.path:
+            if each is link:
+                break
+            entry += each.latency
+        return entry
+
+    def carried_by(self, link: Link, now: int) -> tuple[int, int]:
+        """Of an express: how many chunks have come to a link, and when it is done with them."""
+        entry = self._first_entry(link)
+        if now < entry:
+            return 0, 0
+        count = min(self._chunk_count, (now - entry) // self._pace + 1)
+        last = self._last_chunk if count == self._chunk_count else self._chunk
+        return count, entry + (count - 1) * self._pace + link.rate.time_for(last)
+
+    def has_left(self, link: Link, now: int) -> bool:
+        """Of an express: whether the last chunk has left a link."""
+        count, end = self.carried_by(link, now)
+        return count == self._chunk_count and end <= now
+
+    def work_on(self, link: Link, count: int) -> int:
+        """How long a link is busy with the first so many chunks."""
+        if count < self._chunk_count:
+            return count * link.rate.time_for(self._chunk)
+        whole = (count - 1) * link.rate.time_for(self._chunk)
+        return whole + link.rate.time_for(self._last_chunk)
+
+    def bytes_of(self, count: int) -> int:
+        """How many bytes the first so many chunks are."""
+        if count < self._chunk_count:
+            return count * self._chunk
+        return (count - 1) * self._chunk + self._last_chunk
+
+    def hop_of(self, link: Link) -> int:
+        """Which hop of the path the link is; no path has the same link twice."""
+        return self.path.index(link)
+
+    def backlog(self, hop: int) -> deque[tuple[int, int]]:
+        """Chunks that wait for a link: size, and when the last byte is there."""
+        backlog = self._backlogs.get(hop)
+        if backlog is None:
+            backlog = self._backlogs[hop] = deque()
+        return backlog
+
+    def arrive(self, chunk: int) -> None:
+        """Count bytes that have come to the end of the path."""
+        self._left_to_arrive -= chunk
+        if not self._left_to_arrive:
+            self.done.succeed()
+
+    def _send_next(self) -> None:
+        self._sent += 1
+        chunk = self._chunk if self._sent < self._chunk_count else self._last_chunk
+        if self._sent < self._chunk_count:
+            self._simulator.call_at(self._simulator.now + self._pace, self._send_next)
+        self.path[0].offer(self, 0, chunk, 0)
+
+
+def start_flow(
+    simulator: Simulator, path: list[Link], size: int, chunk: int, name: object = ""
+) -> Event:
+    """Send `size` bytes over `path`; the event happens when the last byte has arrived."""
+    return Flow(simulator, path, size, chunk, name).done

@@ -1,0 +1,371 @@
+"""A machine built from a topology: SIPs of cubes of PEs, and the links between them.
+
+Everything is built when it is first used, so a system of thousands of PEs of which a program uses
+ten costs what ten cost. What is built is listed in the order of the topology wherever it is listed.
+
+A path from one memory to another is: the memory that is read, the crossbar port of its side, the
+die-to-die links to the package's gateway (cube 0), the links between SIPs, and down again. Where
+two places share a part of the way (the PE, the cube, the SIP), the path begins and ends there.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from rankwise.base.errors import ConfigError
+from rankwise.sim.hardware.engines import GemmEngine, MathEngine, RateTable
+from rankwise.sim.hardware.links import Link, start_flow
+from rankwise.sim.hardware.quantities import Rate, exactly, picoseconds
+from rankwise.sim.hardware.routing import mesh_route, sip_route
+from rankwise.sim.kernel import Event, Server, Simulator, Steps
+
+if TYPE_CHECKING:
+    from rankwise.sim.hardware.specification import LinkSpec
+    from rankwise.sim.hardware.topology import Topology
+
+
+class Message(NamedTuple):
+    """A slot that was sent from one PE to another; instants in picoseconds.
+
+    Attributes:
+        pace: how long its bytes took at the narrowest part of their way.
+    """
+
+    source: str
+    destination: str
+    size: int
+    sent_at: int
+    arrived_at: int
+    pace: int
+
+
+class Memory:
+    """A place that bytes come from and go to.
+
+    Attributes:
+        space: `hbm`, `tcm` or `host`.
+        sip, cube, pe: where it is; -1 where that does not apply. Of HBM, `pe` is the channel.
+        port: the link through which everything that is read or written passes.
+    """
+
+    __slots__ = ("capacity", "cube", "pe", "port", "sip", "space")
+
+    def __init__(
+        self, space: str, place: tuple[int, int, int], capacity: int, port: Link | None
+    ) -> None:
+        self.space = space
+        self.sip, self.cube, self.pe = place
+        self.capacity = capacity
+        self.port = port
+
+    @property
+    def name(self) -> str:
+        """For people and for the op log."""
+        if self.space == "host":
+            return "host"
+        return f"sip{self.sip}.cube{self.cube}.{self.space}{self.pe}"
+
+    def __repr__(self) -> str:
+        return f"<Memory {self.name}>"
+
+
+class Pe:
+    """One processing element: scratch memory, DMA, GEMM and math engine."""
+
+    def __init__(self, cube: "Cube", number: int) -> None:
+        machine = cube.machine
+        simulator, spec = machine.simulator, machine.topology.machine.pe
+        self.machine = machine
+        self.cube = cube
+        self.number = number
+        self.name = name = f"{cube.name}.pe{number}"
+        place = (cube.sip.number, cube.number, number)
+        tcm_port = machine.link(
+            f"{name}.tcm", Rate.of_gigabytes_per_second(spec.tcm.bandwidth), spec.tcm.latency_ns
+        )
+        self.tcm = Memory("tcm", place, spec.tcm.capacity, tcm_port)
+        self.dma_engine = machine.link(
+            f"{name}.dma", Rate.of_gigabytes_per_second(spec.dma.bandwidth), spec.dma.setup_ns
+        )
+        self.gemm_engine = GemmEngine(simulator, f"{name}.gemm", spec.gemm, machine.gemm_rates)
+        self.math_engine = MathEngine(
+            simulator, f"{name}.math", spec.math, machine.math_rates, machine.math_costs
+        )
+        machine.servers += [self.gemm_engine, self.math_engine]
+        port = machine.topology.machine.cube.pes.link
+        self.port_in = machine.link(f"{name}.in", port.rate, port.latency_ns)
+        self.port_out = machine.link(f"{name}.out", port.rate, port.latency_ns)
+
+    @property
+    def hbm(self) -> Memory:
+        """The HBM channel next to it."""
+        return self.cube.hbm(self.number % self.cube.hbm_channels)
+
+    def dma(
+        self, size: int, source: Memory | None = None, destination: Memory | None = None
+    ) -> Steps:
+        """Move bytes with this PE's DMA engine; by default from its HBM channel into its TCM."""
+        yield self.start_dma(size, source, destination)
+
+    def start_dma(
+        self, size: int, source: Memory | None = None, destination: Memory | None = None
+    ) -> Event:
+        """Begin a DMA; the event happens when it is done. Several overlap, and share links."""
+        source = source or self.hbm
+        destination = destination or self.tcm
+        path = [self.dma_engine, *self.machine.path(source, destination)]
+        return self.machine.start_flow(path, size, name=f"dma of {self.name}")
+
+    def gemm(self, m: int, n: int, k: int, dtype: str) -> Steps:
+        """Multiply m x k by k x n on the GEMM engine."""
+        return self.gemm_engine.multiply(m, n, k, dtype)
+
+    def math(self, elements: int, operation: str, dtype: str) -> Steps:
+        """Apply an operation to so many elements on the math engine."""
+        return self.math_engine.apply(elements, operation, dtype)
+
+    def __repr__(self) -> str:
+        return f"<Pe {self.name}>"
+
+
+class Cube:
+    """One die: PEs, HBM channels, and the crossbar between them."""
+
+    def __init__(self, sip: "Sip", number: int) -> None:
+        self.machine = sip.machine
+        self.sip = sip
+        self.number = number
+        self.name = f"{sip.name}.cube{number}"
+        spec = self.machine.topology.machine.cube
+        self.pe_count = spec.pes.count
+        self.hbm_channels = spec.hbm.channels
+        self._pes: dict[int, Pe] = {}
+        self._channels: dict[int, Memory] = {}
+
+    def pe(self, number: int) -> Pe:
+        """The PE of that number."""
+        if number not in self._pes:
+            _check_number("PE", number, self.pe_count, self.name)
+            self._pes[number] = Pe(self, number)
+        return self._pes[number]
+
+    def hbm(self, channel: int) -> Memory:
+        """The HBM channel of that number."""
+        if channel not in self._channels:
+            _check_number("HBM channel", channel, self.hbm_channels, self.name)
+            spec = self.machine.topology.machine.cube.hbm
+            port = self.machine.link(
+                f"{self.name}.hbm{channel}",
+                Rate.of_gigabytes_per_second(spec.bandwidth),
+                spec.latency_ns,
+            )
+            share = spec.capacity // spec.channels
+            self._channels[channel] = Memory(
+                "hbm", (self.sip.number, self.number, channel), share, port
+            )
+        return self._channels[channel]
+
+
+class Sip:
+    """One device: a mesh of cubes."""
+
+    def __init__(self, machine: "Machine", number: int) -> None:
+        self.machine = machine
+        self.number = number
+        self.name = f"sip{number}"
+        self.cube_count = machine.topology.machine.sip.cubes.count
+        self._cubes: dict[int, Cube] = {}
+
+    def cube(self, number: int) -> Cube:
+        """The cube of that number."""
+        if number not in self._cubes:
+            _check_number("cube", number, self.cube_count, self.name)
+            self._cubes[number] = Cube(self, number)
+        return self._cubes[number]
+
+    def pe(self, index: int) -> Pe:
+        """The PE of that index over all cubes, cube by cube."""
+        cube, number = divmod(index, self.machine.topology.machine.cube.pes.count)
+        return self.cube(cube).pe(number)
+
+    def pes(self) -> Iterator[Pe]:
+        """All PEs, cube by cube."""
+        return (self.pe(index) for index in range(self.machine.topology.pe_count))
+
+
+class Machine:
+    """All that takes time, for one simulation.
+
+    Attributes:
+        links: every link that has been used, in the order of first use.
+        servers: every GEMM and math engine that has been used, likewise.
+        messages: every message through a queue between PEs, as it arrives; None to keep none.
+    """
+
+    def __init__(self, simulator: Simulator, topology: "Topology") -> None:
+        self.simulator = simulator
+        self.topology = topology
+        spec = topology.machine
+        clock = spec.system.clock
+        self.links: list[Link] = []
+        self.servers: list[Server] = []
+        self.messages: list[Message] | None = None
+        self.gemm_rates = RateTable(spec.pe.gemm.flops_per_cycle, clock, "the GEMM engine")
+        self.math_rates = RateTable(spec.pe.math.elements_per_cycle, clock, "the math engine")
+        self.math_costs = {name: exactly(cost) for name, cost in spec.pe.math.cost.items()}
+        self.host = Memory("host", (-1, -1, -1), 0, None)
+        self._sips: dict[int, Sip] = {}
+        self._wires: dict[tuple[str, int, int, int], Link] = {}
+        self._paths: dict[tuple[Memory, Memory], list[Link]] = {}
+
+    def sip(self, number: int) -> Sip:
+        """The SIP of that number."""
+        if number not in self._sips:
+            _check_number("SIP", number, self.topology.sip_count, f"system {self.topology.name}")
+            self._sips[number] = Sip(self, number)
+        return self._sips[number]
+
+    def link(self, name: str, rate: Rate, latency_ns: float) -> Link:
+        """Make a link that the machine knows of."""
+        link = Link(self.simulator, name, rate, picoseconds(latency_ns))
+        self.links.append(link)
+        return link
+
+    def transfer(
+        self, source: Memory | Pe, destination: Memory | Pe, size: int, chunk: int | None = None
+    ) -> Steps:
+        """Move bytes between memories without a DMA engine; a PE stands for its TCM.
+
+        Takes, on otherwise idle links, the sum of the path's latencies + size / lowest bandwidth.
+        """
+        yield self.start_transfer(source, destination, size, chunk)
+
+    def start_transfer(
+        self, source: Memory | Pe, destination: Memory | Pe, size: int, chunk: int | None = None
+    ) -> Event:
+        """Begin a transfer; the event happens when the last byte has arrived."""
+        source = source.tcm if isinstance(source, Pe) else source
+        destination = destination.tcm if isinstance(destination, Pe) else destination
+        name = partial(_transfer_name, source, destination)
+        if source is destination:
+            size *= 2  # read and written through one port
+        return self.start_flow(self.path(source, destination), size, chunk, name=_Lazy(name))
+
+    def start_flow(
+        self, path: list[Link], size: int, chunk: int | None = None, name: object = ""
+    ) -> Event:
+        """Send bytes over links; the event happens when the last byte has arrived."""
+        chunk = chunk or self.topology.machine.system.chunk_bytes
+        return start_flow(self.simulator, path, size, chunk, name)
+
+    def path(self, source: Memory, destination: Memory) -> list[Link]:
+        """The links from one memory to another, the ports of both included."""
+        key = (source, destination)
+        path = self._paths.get(key)
+        if path is None:
+            path = self._paths[key] = self._find_path(source, destination)
+        return path
+
+    def _find_path(self, source: Memory, destination: Memory) -> list[Link]:
+        ends = [each.port for each in (source, destination) if each.port is not None]
+        if source is destination:
+            return ends[:1]
+        beside = self._are_beside(source, destination)
+        wires = [] if beside else self._wires_between(source, destination)
+        first = ends[:1] if source.port is not None else []
+        last = ends[-1:] if destination.port is not None else []
+        return [*first, *wires, *last]
+
+    def _are_beside(self, source: Memory, destination: Memory) -> bool:
+        """Whether they are a PE's TCM and its HBM channel, which need no crossbar."""
+        return (
+            (source.sip, source.cube) == (destination.sip, destination.cube)
+            and source.space != destination.space
+            and source.pe % self.topology.machine.cube.hbm.channels
+            == destination.pe % self.topology.machine.cube.hbm.channels
+        )
+
+    def _wires_between(self, source: Memory, destination: Memory) -> list[Link]:
+        wires = []
+        if source.space == "tcm":
+            wires.append(self.sip(source.sip).cube(source.cube).pe(source.pe).port_out)
+        if source.sip == destination.sip:
+            wires += self._between_cubes(source.sip, source.cube, destination.cube)
+        else:
+            if source.space == "host":
+                wires.append(self._wire("pcie", -1, -1, destination.sip))
+            else:
+                wires += self._between_cubes(source.sip, source.cube, 0)
+            if destination.space == "host":
+                wires.append(self._wire("pcie", -1, source.sip, -1))
+            else:
+                if source.space != "host":
+                    wires += self._between_sips(source.sip, destination.sip)
+                wires += self._between_cubes(destination.sip, 0, destination.cube)
+        if destination.space == "tcm":
+            wires.append(
+                self.sip(destination.sip).cube(destination.cube).pe(destination.pe).port_in
+            )
+        return wires
+
+    def _between_cubes(self, sip: int, source: int, destination: int) -> list[Link]:
+        nodes = mesh_route(source, destination, self.topology.machine.sip.cubes.shape[1])
+        pairs = zip([source, *nodes], nodes, strict=False)
+        return [self._wire("die", sip, one, other) for one, other in pairs]
+
+    def _between_sips(self, source: int, destination: int) -> list[Link]:
+        nodes = sip_route(self.topology.machine.system.sips, source, destination)
+        pairs = zip([source, *nodes], nodes, strict=False)
+        return [self._wire("sip", -1, one, other) for one, other in pairs]
+
+    def sip_links(self, source: int, destination: int) -> list[Link]:
+        """The links between two SIPs alone, in the order in which they are crossed."""
+        return self._between_sips(source, destination)
+
+    def _wire(self, kind: str, sip: int, source: int, destination: int) -> Link:
+        key = (kind, sip, source, destination)
+        wire = self._wires.get(key)
+        if wire is None:
+            spec: LinkSpec
+            match kind:
+                case "sip":
+                    spec = self.topology.machine.system.sips.link
+                    name = f"{self._node(source)}->{self._node(destination)}"
+                case "die":
+                    spec = self.topology.machine.sip.cubes.link
+                    name = f"sip{sip}.cube{source}->cube{destination}"
+                case _:
+                    spec = self.topology.machine.system.host.link
+                    name = f"sip{source}->host" if destination < 0 else f"host->sip{destination}"
+            wire = self._wires[key] = self.link(name, spec.rate, spec.latency_ns)
+        return wire
+
+    def _node(self, number: int) -> str:
+        return f"sip{number}" if number < self.topology.sip_count else "switch"
+
+    def utilisation(self) -> dict[str, float]:
+        """The share of the time up to now in which each used resource was busy, from 0 to 1."""
+        now = self.simulator.now
+        parts: list[Link | Server] = [*self.links, *self.servers]
+        return {part.name: part.busy / now if now else 0.0 for part in parts}
+
+
+class _Lazy:
+    """A name that is only made when somebody reads it."""
+
+    __slots__ = ("_make",)
+
+    def __init__(self, make: "partial[str]") -> None:
+        self._make = make
+
+    def __str__(self) -> str:
+        return self._make()
+
+
+def _transfer_name(source: Memory, destination: Memory) -> str:
+    return f"transfer from {source.name} to {destination.name}"
+
+
+def _check_number(what: str, number: int, count: int, where: str) -> None:
+    if not 0 <= number < count:
+        raise ConfigError(f"{where} has no {what} {number}: they are 0 to {count - 1}")

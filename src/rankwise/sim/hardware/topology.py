@@ -1,0 +1,182 @@
+"""Read topology files: YAML in, a validated `Topology` out, errors with file, line and field.
+
+The validation is msgspec's; this module only finds the line that its path belongs to, which YAML's
+own node tree knows, and the field that was probably meant.
+"""
+
+import difflib
+import re
+from importlib import resources
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import msgspec
+import yaml
+
+from rankwise.base.errors import ConfigError
+from rankwise.sim.hardware.specification import MachineSpec
+
+PRESETS = ("default", "pod64", "switch8", "torus16")
+
+_AT = re.compile(r"(.*) - at (?:`key` in )?`\$(.*)`$", re.DOTALL)
+_NO_CHOICE = re.compile(r"Invalid enum value '(.*)'")
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
+_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
+
+
+class Topology:
+    """A machine's description.
+
+    Attributes:
+        machine: the typed tree.
+        spec: the same as plain mappings and lists, defaults filled in.
+        source: the file or preset that it was read from.
+    """
+
+    def __init__(self, machine: MachineSpec, source: str) -> None:
+        self.machine = machine
+        self.source = source
+        self.spec: dict[str, Any] = msgspec.to_builtins(machine)
+
+    @property
+    def name(self) -> str:
+        """What the file calls the system, or else the file's own name."""
+        return self.machine.system.name or Path(self.source).stem
+
+    @property
+    def sip_count(self) -> int:
+        """How many devices the system has; ranks map to them."""
+        return self.machine.system.sips.count
+
+    @property
+    def pe_count(self) -> int:
+        """How many PEs one SIP has."""
+        return self.machine.sip.cubes.count * self.machine.cube.pes.count
+
+    def __repr__(self) -> str:
+        return f"<Topology {self.name}: {self.sip_count} SIPs, {self.machine.system.sips.graph}>"
+
+
+def load_topology(path_or_preset: str | Path) -> Topology:
+    """Read a topology file, or the preset of that name.
+
+    Raises:
+        ConfigError: there is no such file or preset, or something in it is wrong; the message
+            names the file, the line, the field, the value and what was expected.
+    """
+    name = str(path_or_preset)
+    if name in PRESETS:
+        text = resources.files(__package__).joinpath("presets", f"{name}.yaml").read_text("utf-8")
+        return parse_topology(text, name)
+    try:
+        text = Path(name).read_text("utf-8")
+    except FileNotFoundError:
+        raise ConfigError(
+            f"there is no topology file {name!r}, and no preset of that name",
+            hint=f"presets are {', '.join(PRESETS)}",
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"topology file {name!r} cannot be read: {error}") from error
+    return parse_topology(text, name)
+
+
+def parse_topology(text: str, source: str) -> Topology:
+    """Read a topology from YAML text; `source` is what errors call it."""
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        tree = yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise ConfigError(f"{source}:{line}: not YAML: {error.problem}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{source}: not YAML: {error}") from None
+    _refuse_repeated_keys(node, source)
+    try:
+        machine = msgspec.convert(tree, MachineSpec)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_located(str(error), node, source)) from None
+    return Topology(machine, source)
+
+
+def _refuse_repeated_keys(node: yaml.Node | None, source: str) -> None:
+    if isinstance(node, yaml.MappingNode):
+        seen: dict[str, int] = {}
+        for key, value in node.value:
+            line = key.start_mark.line + 1
+            if key.value in seen:
+                raise ConfigError(
+                    f"{source}:{line}: {key.value} is given twice, first in line {seen[key.value]}"
+                )
+            seen[key.value] = line
+            _refuse_repeated_keys(value, source)
+
+
+def _located(message: str, root: yaml.Node | None, source: str) -> str:
+    """Turn msgspec's message into one with a file, a line, a field and the value there."""
+    match = _AT.match(message)
+    problem, path = (match[1], match[2]) if match else (message, "")
+    keys = [key or index for key, index in _STEP.findall(path)]
+    node, line = _walk(root, keys)
+    unknown, no_choice = _UNKNOWN.match(problem), _NO_CHOICE.match(problem)
+    if unknown:
+        line = _walk_to_key(node, unknown[1], line)[1]
+        problem = f"there is no such field{_meant(unknown[1], _fields_at(keys))}"
+        keys.append(unknown[1])
+    elif no_choice:
+        line = _walk_to_key(node, no_choice[1], line)[1]
+        problem = f"there is no {no_choice[1]!r}{_meant(no_choice[1], _choices_at(keys))}"
+    else:
+        problem = problem[:1].lower() + problem[1:]
+        if isinstance(node, yaml.ScalarNode):
+            problem += f", found {node.value!r}"
+    field = ".".join(keys) or "the file"
+    return f"{source}:{line}: {field}: {problem}"
+
+
+def _walk(root: yaml.Node | None, keys: list[str]) -> tuple[yaml.Node | None, int]:
+    node, line = root, 1
+    for key in keys:
+        if isinstance(node, yaml.SequenceNode) and key.isdigit() and int(key) < len(node.value):
+            node = node.value[int(key)]
+            line = node.start_mark.line + 1
+        elif isinstance(node, yaml.MappingNode):
+            node, line = _walk_to_key(node, key, line)
+    return node, line
+
+
+def _walk_to_key(node: yaml.Node | None, wanted: str, line: int) -> tuple[yaml.Node | None, int]:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            if key.value == wanted:
+                return value, key.start_mark.line + 1
+    return node, line
+
+
+def _type_at(keys: list[str]) -> Any:
+    """What msgspec expects at a path; None where the path leaves the tree of structs."""
+    kind: Any = MachineSpec
+    for key in keys:
+        if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
+            return None
+        kind = {each.encode_name: each.type for each in msgspec.structs.fields(kind)}.get(key)
+    return kind
+
+
+def _fields_at(keys: list[str]) -> list[str]:
+    kind = _type_at(keys)
+    return [each.encode_name for each in msgspec.structs.fields(kind)] if kind else []
+
+
+def _choices_at(keys: list[str]) -> list[str]:
+    kind = _type_at(keys)
+    if get_origin(kind) is dict:
+        kind = get_args(kind)[0]
+    return [str(choice) for choice in get_args(kind)]
+
+
+def _meant(word: str, known: list[str]) -> str:
+    """Say which of the known words was probably meant."""
+    close = difflib.get_close_matches(word, known, n=1)
+    if close:
+        return f"; did you mean {close[0]}?"
+    return f"; expected one of {', '.join(known)}" if known else ""

@@ -1,0 +1,36 @@
+"""The discrete-event kernel: simulated time, processes, scarce things, greenlets.
+
+Knows nothing of accelerators. Time is an integer whose unit is the model's choice.
+"""
+
+from rankwise.base.errors import Deadlock, SimulationError, TimeLimit, Waiting
+from rankwise.sim.kernel.deadlock import deadlock_among, frames_of_stack, where_of
+from rankwise.sim.kernel.events import Event, Process, Steps, all_of, any_of
+from rankwise.sim.kernel.greenlets import Fiber, Rank, main_greenlet, park, start_fiber
+from rankwise.sim.kernel.resources import Channel, CreditPool, Resource, Server
+from rankwise.sim.kernel.simulator import Simulator
+
+__all__ = [
+    "Channel",
+    "CreditPool",
+    "Deadlock",
+    "Event",
+    "Fiber",
+    "Process",
+    "Rank",
+    "Resource",
+    "Server",
+    "SimulationError",
+    "Simulator",
+    "Steps",
+    "TimeLimit",
+    "Waiting",
+    "all_of",
+    "any_of",
+    "deadlock_among",
+    "frames_of_stack",
+    "main_greenlet",
+    "park",
+    "start_fiber",
+    "where_of",
+]

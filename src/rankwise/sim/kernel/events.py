@@ -1,0 +1,216 @@
+"""Things to wait for: events, processes, and combinations of them.
+
+An `Event` happens at most once, with a value or with an exception. Who waits for it is kept in a
+list of *items* in the very form that the agenda takes, so that firing an event is one
+`list.extend`, however many wait. A `Process` is a generator that the simulator resumes, and at the
+same time the event of its end.
+
+A process reads what it was waiting for when it is resumed, not when the event fires. So a waiting
+process needs no copy of the value, and cancelling one is to exchange what it waits for.
+
+Waiters are resumed in the order in which they began to wait, one wave of the agenda after the
+event fired and at the same instant: `succeed` never runs foreign code.
+"""
+
+from collections.abc import Callable, Generator, Iterable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from rankwise.base.errors import LocalProtocolError
+
+if TYPE_CHECKING:
+    from rankwise.sim.kernel.simulator import Simulator
+
+Steps: TypeAlias = Generator[Any, Any, Any]
+"""What a process runs: it yields delays (int) and events, and is sent the events' values."""
+
+AgendaItem: TypeAlias = "Process | tuple[Callable[..., object], tuple[Any, ...]]"
+
+
+class Event:
+    """Something that will happen at most once.
+
+    Yielding it from a process waits for it; the yield has its value, or raises its exception.
+    `name` is shown in deadlock reports, through `str`, so it may be an object that says more.
+    """
+
+    __slots__ = ("_failure", "_simulator", "_value", "_waiters", "is_done", "name")
+
+    def __init__(self, simulator: "Simulator", name: object = "") -> None:
+        self._simulator = simulator
+        self.name = name
+        self.is_done = False
+        self._value: Any = None
+        self._failure: BaseException | None = None
+        self._waiters: list[AgendaItem] = []
+
+    def succeed(self, value: Any = None) -> None:
+        """Let it happen now, and have those who wait go on with `value`."""
+        if self.is_done:
+            raise LocalProtocolError(f"{self} has already happened")
+        self.is_done = True
+        self._value = value
+        if self._waiters:
+            self._simulator._ready.extend(self._waiters)  # noqa: SLF001 (one module in two files)
+            self._waiters.clear()
+
+    def fail(self, exception: BaseException) -> None:
+        """Let it happen as a failure: the exception is raised in all who wait for it, or will."""
+        self._failure = exception
+        try:
+            self.succeed()
+        except LocalProtocolError:
+            self._failure = None
+            raise
+
+    @property
+    def value(self) -> Any:
+        """What it brought; raises its exception if it failed, and an error if it is not done."""
+        if not self.is_done:
+            raise LocalProtocolError(f"{self} has not happened yet")
+        if self._failure is not None:
+            raise self._failure
+        return self._value
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The exception that it failed with."""
+        return self._failure
+
+    def add_callback(self, callback: "Callable[[Event], object]") -> None:
+        """Have `callback(event)` called when it happens; soon, if it already has."""
+        item = (callback, (self,))
+        if self.is_done:
+            self._simulator._ready.append(item)  # noqa: SLF001
+        else:
+            self._waiters.append(item)
+
+    def __str__(self) -> str:
+        return str(self.name) or type(self).__name__.lower()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name} {'done' if self.is_done else 'pending'}>"
+
+
+class Process(Event):
+    """A generator that runs in simulated time, and the event of its end.
+
+    Its value is what the generator returns. An exception that leaves the generator is raised in
+    those who wait for the process; if nobody does, it leaves `Simulator.run`.
+    """
+
+    __slots__ = ("_generator", "_locate", "_send", "_since", "_waits_for", "is_daemon")
+
+    def __init__(
+        self,
+        simulator: "Simulator",
+        generator: Steps,
+        name: object = "",
+        *,
+        is_daemon: bool = False,
+        locate: Callable[[], str] | None = None,
+    ) -> None:
+        super().__init__(simulator, name)
+        self._generator = generator
+        self._send = generator.send
+        self._waits_for: Event | None = None
+        self._since = simulator.now
+        self._locate = locate
+        self.is_daemon = is_daemon
+
+    @property
+    def waits_for(self) -> Event | None:
+        """The event that it waits for; None while it is running or only letting time pass."""
+        return None if self.is_done else self._waits_for
+
+    def cancel(self, exception: BaseException) -> None:
+        """Raise `exception` where the process waits, at this instant. Nothing if it has ended."""
+        if self.is_done:
+            return
+        waited_for = self._waits_for
+        refusal = Event(self._simulator, "cancellation")
+        refusal.is_done, refusal._failure = True, exception  # noqa: SLF001
+        self._waits_for = refusal
+        if waited_for is not None and not waited_for.is_done:
+            waited_for._waiters.remove(self)  # noqa: SLF001
+            self._simulator._ready.append(self)  # noqa: SLF001
+        elif waited_for is None:
+            self._simulator._hasten(self)  # noqa: SLF001
+
+
+class _AllOf(Event):
+    """Happens when all of its parts have, or with the first failure among them."""
+
+    __slots__ = ("_missing", "_parts")
+
+    def __init__(self, simulator: "Simulator", parts: list[Event]) -> None:
+        super().__init__(simulator)
+        self._parts = parts
+        self._missing = 0
+        for part in parts:
+            if not part.is_done:
+                self._missing += 1
+                part.add_callback(self._on_part)
+            elif part.failure is not None and not self.is_done:
+                self.fail(part.failure)
+        if not self._missing and not self.is_done:
+            self.succeed([part.value for part in parts])
+
+    def _on_part(self, part: Event) -> None:
+        self._missing -= 1
+        if self.is_done:
+            return
+        if part.failure is not None:
+            self.fail(part.failure)
+        elif not self._missing:
+            self.succeed([each.value for each in self._parts])
+
+    def __str__(self) -> str:
+        pending = [str(part) for part in self._parts if not part.is_done]
+        shown = ", ".join(pending[:3]) + (", ..." if len(pending) > 3 else "")
+        return f"{len(pending)} of {len(self._parts)} events: {shown}"
+
+
+class _AnyOf(Event):
+    """Happens with the first of its parts; its value is that part."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, simulator: "Simulator", parts: list[Event]) -> None:
+        super().__init__(simulator)
+        self._parts = parts
+        for part in parts:
+            if part.is_done:
+                self._on_part(part)
+                return
+        for part in parts:
+            part.add_callback(self._on_part)
+
+    def _on_part(self, part: Event) -> None:
+        if self.is_done:
+            return
+        if part.failure is not None:
+            self.fail(part.failure)
+        else:
+            self.succeed(part)
+
+    def __str__(self) -> str:
+        return "any of " + ", ".join(str(part) for part in self._parts[:3])
+
+
+def all_of(events: Iterable[Event]) -> Event:
+    """Happen when all of `events` have, with the list of their values, in the given order.
+
+    The first failure among them is its failure; the others run on.
+    """
+    parts = list(events)
+    if not parts:
+        raise LocalProtocolError("all_of needs at least one event; skip the wait instead")
+    return _AllOf(parts[0]._simulator, parts)  # noqa: SLF001
+
+
+def any_of(events: Iterable[Event]) -> Event:
+    """Happen with the first of `events`, with that event as value; ties go to the earlier one."""
+    parts = list(events)
+    if not parts:
+        raise LocalProtocolError("any_of needs at least one event: it would never happen")
+    return _AnyOf(parts[0]._simulator, parts)  # noqa: SLF001

@@ -1,0 +1,1 @@
+"""What became of a simulated run: results, a table, a trace, a page."""

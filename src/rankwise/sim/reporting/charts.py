@@ -1,0 +1,210 @@
+"""The charts of the page, as SVG: how busy the engines were over time, and the roofline."""
+
+import math
+from collections.abc import Sequence
+from html import escape
+
+from rankwise.sim.hardware.engine import GraphEngine
+from rankwise.sim.hardware.topology import Topology
+from rankwise.sim.reporting.results import BenchResult, format_picoseconds, format_rate
+from rankwise.sim.reporting.timeline import ENGINES, busy_shares, by_place
+
+BINS = 160
+SIPS_SHOWN = 8
+_COLOURS = {
+    "host": "#8a63b8", "commands": "#7a8699", "kernels": "#2f6fb5", "collectives": "#c77d2e",
+    "dma": "#2b9a8b", "gemm": "#c2453f", "math": "#b08a1e",
+}  # fmt: skip
+_LEFT, _WIDTH, _ROW = 130, 880, 15
+
+
+def timeline_chart(engine: GraphEngine) -> str:
+    """A strip per SIP and kind of engine."""
+    end = engine.now
+    totals: dict[tuple[int, str], list[float]] = {}
+    counts: dict[tuple[int, str], int] = {}
+    for place, slices in by_place(engine.op_log).items():
+        if place.sip >= SIPS_SHOWN:
+            continue
+        key = (place.sip, place.engine)
+        shares = busy_shares([(each.start, each.end) for each in slices], end, BINS)
+        before = totals.get(key, [0.0] * BINS)
+        totals[key] = [one + other for one, other in zip(before, shares, strict=True)]
+        counts[key] = counts.get(key, 0) + 1
+    lines: list[str] = []
+    y = 8
+    for sip in sorted({sip for sip, _ in totals}):
+        for name in ENGINES:
+            if (sip, name) not in totals:
+                continue
+            shares = [share / counts[sip, name] for share in totals[sip, name]]
+            lines += _strip(f"SIP {sip} {name}", _COLOURS[name], shares, y)
+            y += _ROW
+        y += 6
+    lines += _time_axis(end, y)
+    hidden = engine.topology.sip_count - SIPS_SHOWN
+    if hidden > 0:
+        lines.append(f'<text x="0" y="{y + 34}">SIPs from {SIPS_SHOWN} on are not shown</text>')
+    return _svg(_LEFT + _WIDTH + 20, y + 40, lines, "How busy engines were over time")
+
+
+def _strip(name: str, colour: str, shares: Sequence[float], y: int) -> list[str]:
+    step = _WIDTH / BINS
+    lines = [
+        f'<text x="0" y="{y + 10}">{name}</text>',
+        (
+            f'<rect x="{_LEFT}" y="{y}" width="{_WIDTH}" height="{_ROW - 3}" fill="{colour}" '
+            'opacity="0.07"/>'
+        ),
+    ]
+    start = 0
+    while start < BINS:
+        stop = start + 1
+        level = round(shares[start], 2)
+        while stop < BINS and round(shares[stop], 2) == level:
+            stop += 1
+        if level:
+            lines.append(
+                f'<rect x="{_LEFT + start * step:.1f}" y="{y}" width="{(stop - start) * step:.1f}" '
+                f'height="{_ROW - 3}" fill="{colour}" opacity="{0.15 + 0.85 * level:.2f}">'
+                f"<title>{name}: {100 * level:.0f} % busy</title></rect>"
+            )
+        start = stop
+    return lines
+
+
+def _time_axis(end: int, y: int) -> list[str]:
+    lines = [f'<line x1="{_LEFT}" y1="{y}" x2="{_LEFT + _WIDTH}" y2="{y}" stroke="#8fa3bf"/>']
+    for fifth in range(6):
+        x = _LEFT + _WIDTH * fifth / 5
+        anchor = "start" if not fifth else "end" if fifth == 5 else "middle"
+        lines.append(f'<line x1="{x}" y1="{y}" x2="{x}" y2="{y + 5}" stroke="#8fa3bf"/>')
+        lines.append(
+            f'<text x="{x}" y="{y + 18}" text-anchor="{anchor}">'
+            f"{format_picoseconds(end * fifth // 5)}</text>"
+        )
+    return lines
+
+
+class _LogScale:
+    """From a range of positive numbers, by their logarithms, to coordinates."""
+
+    def __init__(self, low: float, high: float, start: float, end: float) -> None:
+        self.low, self.high = math.floor(math.log10(low)), math.ceil(math.log10(high))
+        self._start, self._per_decade = start, (end - start) / max(1, self.high - self.low)
+
+    def __call__(self, value: float) -> float:
+        return self._start + (math.log10(value) - self.low) * self._per_decade
+
+    def decades(self) -> list[float]:
+        return [10.0**power for power in range(self.low, self.high + 1)]
+
+
+_PLOT_LEFT, _PLOT_RIGHT, _PLOT_TOP, _PLOT_BOTTOM = 110, 1000, 20, 330
+
+
+def roofline_chart(topology: Topology, results: Sequence[BenchResult]) -> str:
+    """Operations per second over operations per byte, both logarithmic."""
+    spec, clock = topology.machine, topology.machine.system.clock
+    pes = topology.pe_count
+    peaks = [
+        (f"GEMM engines of a SIP, {dtype}", rate * clock * 1e9 * pes)
+        for dtype, rate in [_best(spec.pe.gemm.flops_per_cycle)]
+    ] + [
+        (f"math engines of a SIP, {dtype}", rate * clock * 1e9 * pes)
+        for dtype, rate in [_best(spec.pe.math.elements_per_cycle)]
+    ]
+    memory = spec.sip.cubes.count * spec.cube.hbm.channels * spec.cube.hbm.bandwidth * 1e9
+    points = [
+        (result.flops / result.bytes, result.flops_per_second, result)
+        for result in results
+        if result.flops and result.bytes and result.time_ps
+    ]
+    highest = max(peak for _, peak in peaks)
+    x = _LogScale(
+        min(0.1, *(point[0] for point in points)) * 0.9,
+        max(highest / memory * 4, *(point[0] for point in points)),
+        _PLOT_LEFT,
+        _PLOT_RIGHT,
+    )
+    y = _LogScale(
+        min(memory * 0.1, *(point[1] for point in points)), highest, _PLOT_BOTTOM, _PLOT_TOP
+    )
+    lines = _grid(x, y)
+    for name, peak in peaks:
+        # The slope begins where it enters the plot, from the left or from below.
+        start = max(10.0**x.low, 10.0**y.low / memory)
+        corner = max(peak / memory, start)
+        lines.append(
+            f'<path d="M{x(start):.1f},{y(min(peak, memory * start)):.1f} '
+            f'L{x(corner):.1f},{y(peak):.1f} L{_PLOT_RIGHT},{y(peak):.1f}" fill="none" '
+            'stroke="#2f6fb5" stroke-width="2"/>'
+        )
+        lines.append(
+            f'<text x="{_PLOT_RIGHT}" y="{y(peak) - 5:.1f}" text-anchor="end">{escape(name)}: '
+            f"{format_rate(peak, 'FLOP/s')}</text>"
+        )
+    taken: list[tuple[float, float]] = []
+    for intensity, rate, result in points:
+        px, py = x(intensity), y(rate)
+        lines.append(f'<circle cx="{px:.1f}" cy="{py:.1f}" r="5" fill="#c2453f"/>')
+        label = py + 4
+        while any(abs(px - tx) < 320 and abs(label - ty) < 13 for tx, ty in taken):
+            label += 13
+        taken.append((px, label))
+        is_right = px > 650
+        lines.append(
+            f'<text class="strong" x="{px + (-9 if is_right else 9):.1f}" y="{label:.1f}" '
+            f'text-anchor="{"end" if is_right else "start"}">{escape(result.bench)}: '
+            f"{escape(result.case)}</text>"
+        )
+    return _svg(1030, 380, lines, "Roofline")
+
+
+def _best(rates: dict[str, float] | object) -> tuple[str, float]:
+    """The float dtype with the highest rate; of all if there is none."""
+    assert isinstance(rates, dict), "rates are a mapping"
+    floats = {dtype: rate for dtype, rate in rates.items() if dtype[0] in "bf"} or rates
+    return max(floats.items(), key=lambda item: item[1])
+
+
+def _grid(x: _LogScale, y: _LogScale) -> list[str]:
+    lines = []
+    for value in x.decades():
+        lines.append(
+            f'<line x1="{x(value):.1f}" y1="{_PLOT_TOP}" x2="{x(value):.1f}" y2="{_PLOT_BOTTOM}" '
+            'stroke="#8fa3bf" opacity="0.3"/>'
+        )
+        lines.append(
+            f'<text x="{x(value):.1f}" y="{_PLOT_BOTTOM + 16}" text-anchor="middle">'
+            f"{value:g}</text>"
+        )
+    for value in y.decades():
+        lines.append(
+            f'<line x1="{_PLOT_LEFT}" y1="{y(value):.1f}" x2="{_PLOT_RIGHT}" y2="{y(value):.1f}" '
+            'stroke="#8fa3bf" opacity="0.3"/>'
+        )
+        lines.append(
+            f'<text x="{_PLOT_LEFT - 8}" y="{y(value) + 4:.1f}" text-anchor="end">'
+            f"{format_rate(value, 'FLOP/s')}</text>"
+        )
+    middle = (_PLOT_LEFT + _PLOT_RIGHT) / 2
+    lines.append(
+        f'<text x="{middle}" y="{_PLOT_BOTTOM + 36}" text-anchor="middle">'
+        "operations per byte</text>"
+    )
+    return lines
+
+
+def _svg(width: int, height: int, lines: Sequence[str], label: str) -> str:
+    return "\n".join(
+        [
+            (
+                f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+                f'role="img" aria-label="{label}" font-family="system-ui, sans-serif" '
+                'font-size="11">'
+            ),
+            *lines,
+            "</svg>",
+        ]
+    )

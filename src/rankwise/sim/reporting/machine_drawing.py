@@ -1,0 +1,232 @@
+"""A machine as a picture: its SIPs and what connects them, one SIP's cubes, one cube's parts."""
+
+import math
+from html import escape
+
+from rankwise.base.units import format_bytes
+from rankwise.sim.hardware.routing import sip_edges
+from rankwise.sim.hardware.topology import Topology
+from rankwise.sim.reporting.results import format_rate
+
+Point = tuple[float, float]
+
+
+def facts(topology: Topology) -> list[tuple[str, str]]:
+    """What there is to know about each level, in words: a name and a sentence."""
+    spec = topology.machine
+    sips, cubes, pes, hbm = spec.system.sips, spec.sip.cubes, spec.cube.pes, spec.cube.hbm
+    clock, pe = spec.system.clock, spec.pe
+    gemm = ", ".join(
+        f"{dtype} {format_rate(rate * clock * 1e9, 'FLOP/s')}"
+        for dtype, rate in pe.gemm.flops_per_cycle.items()
+    )
+    fastest = max(pe.gemm.flops_per_cycle.items(), key=lambda item: item[1])
+    whole_pes = sips.count * topology.pe_count
+    memory = sips.count * cubes.count * hbm.channels * hbm.bandwidth * 1e9
+    shape = f" {sips.shape[0]} x {sips.shape[1]}" if sips.shape else ""
+    return [
+        (
+            "system",
+            (
+                f"{sips.count} SIPs, {sips.graph}{shape}; links of {_link(sips.link)}; to the host "
+                f"{_link(spec.system.host.link)}"
+            ),
+        ),
+        ("SIP", f"{cubes.shape[0]} x {cubes.shape[1]} cubes; links of {_link(cubes.link)}"),
+        (
+            "cube",
+            (
+                f"{pes.count} PEs, each with a port of {_link(pes.link)}; {hbm.channels} HBM "
+                f"channels of {hbm.bandwidth:g} GB/s, {format_bytes(hbm.capacity)}"
+            ),
+        ),
+        (
+            "PE",
+            (
+                f"{format_bytes(pe.tcm.capacity)} TCM at {pe.tcm.bandwidth:g} GB/s; DMA at "
+                f"{pe.dma.bandwidth:g} GB/s; GEMM {gemm}; queues of {pe.ipcq.slots} slots of "
+                f"{format_bytes(pe.ipcq.slot_bytes)}"
+            ),
+        ),
+        (
+            "in all",
+            (
+                f"{whole_pes} PEs, {format_rate(whole_pes * fastest[1] * clock * 1e9, 'FLOP/s')} "
+                f"in {fastest[0]}; HBM of {format_rate(memory, 'B/s')}"
+            ),
+        ),
+    ]
+
+
+def _link(link: object) -> str:
+    return f"{getattr(link, 'bandwidth', 0):g} GB/s and {getattr(link, 'latency_ns', 0):g} ns"
+
+
+def as_text(topology: Topology) -> str:
+    """The machine for a terminal."""
+    sips, cubes = topology.machine.system.sips, topology.machine.sip.cubes
+    lines = [topology.name, ""]
+    if sips.shape and sips.graph in {"mesh_2d", "torus_2d"}:
+        note = "   (and around, in rows and columns)" if sips.graph == "torus_2d" else ""
+        grid = _text_grid(*sips.shape, "SIP")
+        lines += [*grid[:-1], grid[-1] + note]
+    elif sips.graph == "ring_1d":
+        lines += [" ── ".join(_ends([f"SIP {sip}" for sip in range(sips.count)])) + " ── SIP 0"]
+    else:
+        neighbours: dict[int, list[int]] = {}
+        for one, other in sip_edges(sips):
+            neighbours.setdefault(one, []).append(other)
+        for sip, others in neighbours.items():
+            shown = ["switch" if other == sips.count else f"SIP {other}" for other in others]
+            lines.append(f"SIP {sip} ── {', '.join(_ends(shown))}")
+    lines += ["", *_text_grid(*cubes.shape, "cube"), ""]
+    width = max(len(name) for name, _ in facts(topology))
+    lines += [f"{name:<{width}}  {sentence}" for name, sentence in facts(topology)]
+    return "\n".join(lines)
+
+
+def _ends(names: list[str]) -> list[str]:
+    return names if len(names) <= 12 else [*names[:6], "…", *names[-3:]]
+
+
+def _text_grid(rows: int, columns: int, word: str) -> list[str]:
+    width = len(f"{word} {rows * columns - 1}")
+    lines = []
+    for row in range(rows):
+        names = [f"{word} {row * columns + column}".ljust(width) for column in range(columns)]
+        lines.append(" ── ".join(names).rstrip())
+        if row + 1 < rows:
+            lines.append((" " * 4).join("│".center(width) for _ in range(columns)).rstrip())
+    return lines
+
+
+WIDTH, HEIGHT = 760, 360
+
+
+def as_svg(topology: Topology) -> str:
+    """The machine as a picture that stands by itself: the system and one SIP."""
+    sips, cubes = topology.machine.system.sips, topology.machine.sip.cubes
+    parts = [
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+            f'aria-label="{escape(topology.name)}" font-family="system-ui, sans-serif" '
+            'font-size="11">'
+        ),
+        (
+            f'<text x="10" y="18" fill="#7a8699">{escape(topology.name)}: {sips.count} SIPs, '
+            f"{sips.graph}</text>"
+        ),
+        *_system(topology),
+        (
+            f'<text x="400" y="18" fill="#7a8699">each SIP: {cubes.shape[0]} x {cubes.shape[1]} '
+            f"cubes of {topology.machine.cube.pes.count} PEs</text>"
+        ),
+        *_sip(topology),
+        "</svg>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _system(topology: Topology) -> list[str]:
+    sips = topology.machine.system.sips
+    points = _positions(topology)
+    radius = max(4.0, min(20.0, 420 / max(8, len(points) * (1 if sips.shape is None else 0.45))))
+    lines = []
+    for one, other in sip_edges(sips):
+        (x1, y1), (x2, y2) = points[one], points[other]
+        is_wrap = sips.graph == "torus_2d" and math.dist(points[one], points[other]) > 1.5 * _step(
+            topology
+        )
+        if is_wrap:
+            # Bent, so that it does not lie on the links between.
+            bend = 26 if y1 == y2 else 0, 26 if x1 == x2 else 0
+            lines.append(
+                f'<path d="M{x1:.1f},{y1:.1f} Q{(x1 + x2) / 2 + bend[1]:.1f},'
+                f'{(y1 + y2) / 2 + bend[0]:.1f} {x2:.1f},{y2:.1f}" fill="none" stroke="#8fa3bf" '
+                'stroke-dasharray="3 3"/>'
+            )
+        else:
+            lines.append(
+                f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" '
+                'stroke="#8fa3bf" stroke-width="1.5"/>'
+            )
+    for number, (x, y) in enumerate(points):
+        is_switch = number == sips.count
+        colour = "#c77d2e" if is_switch else "#2f6fb5"
+        lines.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}" fill="{colour}"/>')
+        if radius >= 8:
+            lines.append(
+                f'<text x="{x:.1f}" y="{y + 4:.1f}" text-anchor="middle" fill="#fff">'
+                f"{'sw' if is_switch else number}</text>"
+            )
+    return lines
+
+
+def _step(topology: Topology) -> float:
+    shape = topology.machine.system.sips.shape or (1, 1)
+    return 300 / max(1, *(length - 1 for length in shape))
+
+
+def _positions(topology: Topology) -> list[Point]:
+    """Where each node is drawn; a switch in the middle."""
+    sips = topology.machine.system.sips
+    if sips.shape is not None:
+        step = _step(topology)
+        return [
+            (30 + step * (sip % sips.shape[1]), 42 + step * (sip // sips.shape[1]) * 0.94)
+            for sip in range(sips.count)
+        ]
+    middle, radius = (185.0, 192.0), 140.0
+    if sips.count == 1:
+        return [middle]
+    around = [
+        (
+            middle[0] + radius * math.sin(2 * math.pi * sip / sips.count),
+            middle[1] - radius * math.cos(2 * math.pi * sip / sips.count),
+        )
+        for sip in range(sips.count)
+    ]
+    return [*around, middle] if sips.graph == "switch" else around
+
+
+def _sip(topology: Topology) -> list[str]:
+    rows, columns = topology.machine.sip.cubes.shape
+    count = topology.machine.cube.pes.count
+    size = min(290 / max(rows, columns), 120.0)
+    gap = size * 0.18
+    lines = []
+    for cube in range(rows * columns):
+        row, column = divmod(cube, columns)
+        x, y = 400 + column * (size + gap), 34 + row * (0.8 * size + gap)
+        width, height = size, size * 0.8
+        if column + 1 < columns:
+            lines.append(_bar(x + width, y + height / 2, gap, 0))
+        if row + 1 < rows:
+            lines.append(_bar(x + width / 2, y + height, 0, gap))
+        lines.append(
+            f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="4" '
+            'fill="#dfe8f3" stroke="#8fa3bf"/>'
+        )
+        across = math.ceil(math.sqrt(count * width / height))
+        down = math.ceil(count / across)
+        cell = min(width * 0.9 / across, height * 0.66 / down)
+        for pe in range(count):
+            px = x + width * 0.05 + cell * (pe % across)
+            py = y + height * 0.06 + cell * (pe // across)
+            lines.append(
+                f'<rect x="{px:.1f}" y="{py:.1f}" width="{cell * 0.82:.1f}" '
+                f'height="{cell * 0.82:.1f}" rx="1" fill="#2f6fb5"/>'
+            )
+        if size >= 55:
+            lines.append(
+                f'<text x="{x + width * 0.05:.1f}" y="{y + height * 0.92:.1f}" fill="#40516b" '
+                f'font-size="{min(11.0, size / 8):.1f}">cube {cube} + HBM</text>'
+            )
+    return lines
+
+
+def _bar(x: float, y: float, width: float, height: float) -> str:
+    return (
+        f'<line x1="{x:.1f}" y1="{y:.1f}" x2="{x + width:.1f}" y2="{y + height:.1f}" '
+        'stroke="#8fa3bf" stroke-width="4"/>'
+    )

@@ -1,0 +1,135 @@
+"""One self-contained HTML page about a run: results, timeline, utilisation, roofline, machine.
+
+Everything is inline, the pictures are SVG written here, and nothing is fetched: the page can be
+mailed. Equal runs give equal pages.
+"""
+
+from collections.abc import Sequence
+from html import escape
+
+from rankwise.sim.hardware.engine import GraphEngine
+from rankwise.sim.reporting.charts import roofline_chart, timeline_chart
+from rankwise.sim.reporting.files import write_text
+from rankwise.sim.reporting.machine_drawing import as_svg, facts
+from rankwise.sim.reporting.results import (
+    BenchResult,
+    cells_of,
+    column_names,
+    format_picoseconds,
+)
+
+UTILISATION_ROWS = 24
+
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1d2733; --soft: #5f6f84; --line: #d5dde8;
+  --paper: #ffffff; --card: #f6f8fb; --accent: #2f6fb5; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e4eaf2; --soft: #9aa9bd; --line: #344255;
+  --paper: #141b24; --card: #1c2530; --accent: #6ba5e4; } }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--paper); color: var(--ink);
+  font: 14px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; }
+main { max-width: 1080px; margin: 0 auto; padding: 32px 24px 64px; }
+h1 { font-size: 24px; margin: 0 0 4px; } h2 { font-size: 17px; margin: 36px 0 10px; }
+p.about, p.note { color: var(--soft); margin: 0 0 12px; max-width: 78ch; }
+.scroll { overflow-x: auto; background: var(--card); border: 1px solid var(--line);
+  border-radius: 8px; padding: 12px; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+th { text-align: left; color: var(--soft); font-weight: 600; }
+th, td { padding: 4px 10px; border-bottom: 1px solid var(--line); white-space: nowrap; }
+tr:last-child td { border-bottom: 0; } td.wrap { white-space: normal; }
+.bar { display: inline-block; height: 9px; background: var(--accent); border-radius: 2px;
+  min-width: 1px; vertical-align: middle; }
+.bar-cell { width: 45%; } svg { max-width: 100%; height: auto; display: block; }
+svg text:not([fill]) { fill: var(--soft); } svg .strong { fill: var(--ink); }
+"""
+
+
+def write_page(path: str, title: str, engine: GraphEngine, results: Sequence[BenchResult]) -> None:
+    """Write the page; packed if the name ends in .gz."""
+    write_text(path, page(title, engine, results))
+
+
+def page(title: str, engine: GraphEngine, results: Sequence[BenchResult]) -> str:
+    """The page as HTML."""
+    topology = engine.topology
+    sections = [
+        f"<h1>{escape(title)}</h1>",
+        (
+            f'<p class="about">Simulated on <b>{escape(topology.name)}</b> '
+            f"({topology.sip_count} SIPs, {escape(topology.machine.system.sips.graph)}): "
+            f"{format_picoseconds(engine.now)} of "
+            f"simulated time, {len(engine.op_log):,} operations.</p>"
+        ),
+    ]
+    if results:
+        sections += ["<h2>Results</h2>", _results(results)]
+    sections += [
+        "<h2>Timeline</h2>",
+        (
+            '<p class="note">How busy each kind of engine was: the darker, the more. A row of PE '
+            "engines is the mean over all PEs that were used.</p>"
+        ),
+        f'<div class="scroll">{timeline_chart(engine)}</div>',
+        "<h2>Utilisation</h2>",
+        _utilisation(engine),
+    ]
+    if any(result.flops for result in results):
+        sections += [
+            "<h2>Roofline</h2>",
+            (
+                '<p class="note">The slope is the memory of the devices, the flat parts are '
+                "their GEMM and math engines at the rate of the best dtype; each point is a "
+                "result, and one of several SIPs may lie above.</p>"
+            ),
+            f'<div class="scroll">{roofline_chart(topology, results)}</div>',
+        ]
+    sections += [
+        "<h2>Machine</h2>",
+        f'<div class="scroll">{as_svg(topology)}</div>',
+        _facts(engine),
+    ]
+    body = "\n".join(sections)
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}: simulated run</title>\n<style>{_STYLE}</style>\n</head>\n"
+        f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+    )
+
+
+def _results(results: Sequence[BenchResult]) -> str:
+    head = "".join(f"<th>{escape(name)}</th>" for name in column_names())
+    rows = "".join(
+        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells_of(result))}</tr>\n"
+        for result in results
+    )
+    checked = all(result.is_checked for result in results)
+    note = "All numbers were compared with numpy's." if checked else "Only time was simulated."
+    table = f'<div class="scroll"><table><tr>{head}</tr>\n{rows}</table></div>'
+    return f'{table}<p class="note">{note}</p>'
+
+
+def _utilisation(engine: GraphEngine) -> str:
+    """The busiest resources, and how many there are of the rest."""
+    used = {name: share for name, share in engine.machine.utilisation().items() if share > 0}
+    busiest = sorted(used.items(), key=lambda item: (-item[1], item[0]))
+    rows = "".join(
+        f'<tr><td>{escape(name)}</td><td>{100 * share:.1f} %</td><td class="bar-cell">'
+        f'<span class="bar" style="width:{100 * share:.1f}%"></span></td></tr>\n'
+        for name, share in busiest[:UTILISATION_ROWS]
+    )
+    rest = len(busiest) - UTILISATION_ROWS
+    more = f" {rest} more were used less." if rest > 0 else ""
+    return (
+        f'<p class="note">The busiest links and engines, as a share of the whole simulated time.'
+        f'{more}</p><div class="scroll"><table><tr><th>resource</th><th>busy</th><th></th></tr>\n'
+        f"{rows}</table></div>"
+    )
+
+
+def _facts(engine: GraphEngine) -> str:
+    rows = "".join(
+        f'<tr><th>{escape(name)}</th><td class="wrap">{escape(sentence)}</td></tr>\n'
+        for name, sentence in facts(engine.topology)
+    )
+    return f'<p></p><div class="scroll"><table>{rows}</table></div>'

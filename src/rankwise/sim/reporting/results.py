@@ -1,0 +1,155 @@
+"""What a bench measured, as a value, and the one function that shows such values as a table."""
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from rankwise.sim.hardware.quantities import PICOSECONDS_PER_SECOND
+
+_COLUMNS = ("bench", "case", "simulated", "FLOP/s", "bytes/s", "bound", "at best", "reached")
+_TEXT_COLUMNS = (0, 1, 5)
+_PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One measurement.
+
+    Attributes:
+        bench: the program's name.
+        case: what it was about: sizes, dtype, algorithm.
+        time_ps: simulated picoseconds.
+        flops: floating-point operations that the task needs, whoever carries them out.
+        bytes: bytes that the task has to move: to and from memory for kernels, of one rank's
+            operand for collectives.
+        bound: what limits the task on this machine: `compute`, `memory`, or `alpha-beta`.
+        bound_ps: how long it would take if nothing but that mattered.
+        is_checked: whether the numbers were compared with numpy's; not if only time was simulated.
+    """
+
+    bench: str
+    case: str
+    time_ps: int
+    flops: int
+    bytes: int
+    bound: str
+    bound_ps: int
+    is_checked: bool
+
+    @property
+    def seconds(self) -> float:
+        """Simulated seconds."""
+        return self.time_ps / PICOSECONDS_PER_SECOND
+
+    @property
+    def flops_per_second(self) -> float:
+        """Achieved."""
+        return self.flops / self.seconds if self.time_ps else 0.0
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Achieved."""
+        return self.bytes / self.seconds if self.time_ps else 0.0
+
+    @property
+    def ratio(self) -> float:
+        """The share of the bound that was reached: 1 is as fast as the model allows."""
+        return self.bound_ps / self.time_ps if self.time_ps else 1.0
+
+    def as_row(self) -> dict[str, str | int | float | bool]:
+        """All figures by name, the derived ones too: for CSV and JSON."""
+        fields: dict[str, str | int | float | bool] = msgspec.structs.asdict(self)
+        return {
+            **fields,
+            "seconds": self.seconds,
+            "flops_per_second": self.flops_per_second,
+            "bytes_per_second": self.bytes_per_second,
+            "ratio": self.ratio,
+        }
+
+
+def format_picoseconds(time: int) -> str:
+    """Write simulated time for people: `12.3 us`."""
+    for factor, unit in ((10**12, "s"), (10**9, "ms"), (10**6, "us"), (10**3, "ns")):
+        if time >= factor:
+            return f"{time / factor:.4g} {unit}"
+    return f"{time} ps"
+
+
+def format_rate(rate: float, unit: str) -> str:
+    """Write a rate for people: `1.25 TFLOP/s`; a dash for none."""
+    for factor, prefix in _PREFIXES:
+        if rate >= factor:
+            return f"{rate / factor:.4g} {prefix}{unit}"
+    return f"{rate:.4g} {unit}" if rate else "-"
+
+
+def cells_of(result: BenchResult) -> tuple[str, ...]:
+    """A result as the cells of a row, in the order of `column_names`."""
+    return (
+        result.bench,
+        result.case,
+        format_picoseconds(result.time_ps),
+        format_rate(result.flops_per_second, "FLOP/s"),
+        format_rate(result.bytes_per_second, "B/s"),
+        result.bound,
+        format_picoseconds(result.bound_ps),
+        f"{100 * result.ratio:.1f} %",
+    )
+
+
+def column_names() -> tuple[str, ...]:
+    """The heads of the table's columns."""
+    return _COLUMNS
+
+
+def result_table(
+    results: Iterable[BenchResult], labels: Sequence[tuple[str, Sequence[str]]] = ()
+) -> str:
+    """Show results in aligned columns, with a note about how they were checked.
+
+    Args:
+        results: one row each.
+        labels: columns to put in front: a head, and a cell for every result.
+    """
+    shown = list(results)
+    heads = (*(head for head, _ in labels), *_COLUMNS)
+    rows = [
+        (*(str(cells[index]) for _, cells in labels), *cells_of(result))
+        for index, result in enumerate(shown)
+    ]
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    texts = {*range(len(labels)), *(column + len(labels) for column in _TEXT_COLUMNS)}
+    lines = [
+        "  ".join(
+            cell.ljust(width) if column in texts else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in (heads, *rows)
+    ]
+    checked = sum(result.is_checked for result in shown)
+    if checked == len(shown):
+        lines.append("numbers: equal to numpy's")
+    elif not checked:
+        lines.append("numbers: none, only time was simulated")
+    else:
+        lines.append(f"numbers: {checked} of {len(shown)} results are equal to numpy's")
+    return "\n".join(lines)
+
+
+def as_csv(results: Sequence[BenchResult], labels: Sequence[tuple[str, Sequence[str]]] = ()) -> str:
+    """Results as CSV with all figures in base units, labels in front; no newline at the end."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*(head for head, _ in labels), *FIGURES])
+    for index, result in enumerate(results):
+        row = result.as_row()
+        writer.writerow([*(cells[index] for _, cells in labels), *(row[name] for name in FIGURES)])
+    return text.getvalue().rstrip("\n")
+
+
+FIGURES = (
+    *BenchResult.__struct_fields__, "seconds", "flops_per_second", "bytes_per_second", "ratio",
+)  # fmt: skip
+"""The names in `BenchResult.as_row`, in its order."""

@@ -1,0 +1,1 @@
+"""The torch-like runtime: contexts, tensors, collectives, and ranks that are spawned."""

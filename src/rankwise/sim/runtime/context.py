@@ -1,0 +1,335 @@
+"""The runtime context: what a program of ranks receives as `torch`.
+
+Everything that takes simulated time is a command to the engine, and everything that waits goes
+through `wait`. Outside of ranks, `wait` runs the simulation until the command is complete. Inside
+a rank it must not: a rank is a greenlet, the simulation is driven from one place, and other ranks
+have work to submit first. So there the wait is *deferred*: it is put on a list, the rank gives way
+to its parent, and whoever schedules the ranks completes the list before the rank goes on.
+"""
+
+import math
+import weakref
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+import numpy as np
+from greenlet import getcurrent
+
+from rankwise.base.errors import LocalProtocolError
+from rankwise.sim.ccl.configuration import CollectiveConfiguration, load_configuration
+from rankwise.sim.hardware.commands import Command, Handle, KernelLaunch, MmuMap
+from rankwise.sim.hardware.engine import GraphEngine
+from rankwise.sim.runtime import streams
+from rankwise.sim.runtime.creation import TensorCreation
+from rankwise.sim.runtime.distributed import Distributed
+from rankwise.sim.runtime.multiprocessing import Multiprocessing
+from rankwise.sim.runtime.placement import Device, DeviceSelector, DPPolicy, devices_for, layout_of
+from rankwise.sim.runtime.tensor import Tensor
+from rankwise.sim.triton.dtypes import dtype
+from rankwise.sim.triton.kernel_runner import KernelRunner
+
+_OPEN: "list[weakref.ref[RuntimeContext]]" = []
+"""The contexts that are open, the innermost last; weak, so that none is kept alive by it."""
+
+
+def active_context() -> "RuntimeContext":
+    """The innermost context that is open."""
+    while _OPEN:
+        context = _OPEN[-1]()
+        if context is not None:
+            return context
+        _OPEN.pop()
+    raise LocalProtocolError(
+        "no runtime context is open", hint="use it inside `with RuntimeContext(...) as torch:`"
+    )
+
+
+class RuntimeContext(TensorCreation):
+    """A machine, as programs see it.
+
+    Args:
+        engine: what carries commands out.
+        target_device: which SIPs are used; ranks are dealt to them.
+        correlation_id: a name for the run; it goes into the names of commands.
+        spec: the machine's description; the engine's unless given.
+        ccl: the configuration of collectives, a file or a mapping; `ccl.yaml` of the working
+            directory if there is one, unless given.
+        seed: what `rand` and `randn` draw from.
+
+    Attributes:
+        distributed: the collectives.
+        multiprocessing: `spawn`.
+    """
+
+    def __init__(
+        self,
+        engine: GraphEngine,
+        target_device: DeviceSelector | None = None,
+        correlation_id: str = "",
+        spec: Any = None,
+        *,
+        ccl: Any = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(seed)
+        self.engine = engine
+        self.target_device = target_device or DeviceSelector("all")
+        self.correlation_id = correlation_id
+        self.spec: Any = engine.topology.spec if spec is None else spec
+        self.ccl: CollectiveConfiguration = (
+            ccl if isinstance(ccl, CollectiveConfiguration) else load_configuration(ccl)
+        )
+        self.world_size = 1
+        self._completed: set[Any] = set()
+        self._failures: dict[Any, BaseException] = {}
+        self._pending_worker_waits: list[Any] = []
+        self._pending_collectives: list[Any] = []
+        self._is_ending_ranks = False
+        self._devices: dict[int, list[Device]] = {}
+        self._streams = streams.StreamRegistry(self, engine.topology.machine.sip.cubes.count)
+        self._tensor_count = 0
+        self.distributed = Distributed(self)
+        self.multiprocessing = Multiprocessing(self)
+        self.float16, self.bfloat16, self.float32 = "f16", "bf16", "f32"
+        self.int8, self.int32, self.int64 = "i8", "i32", "i64"
+
+    def __enter__(self) -> Self:
+        _OPEN.append(weakref.ref(self))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        _OPEN[:] = [ref for ref in _OPEN if ref() is not None and ref() is not self]
+        if kind is None:
+            self.synchronize()
+
+    def wait(self, handle: Any, *, _meta: Any = None) -> None:
+        """Wait until a command is complete; raise what it failed with.
+
+        A command that was waited for already is complete, and costs nothing. In a rank the wait is
+        deferred: the rank goes on when the scheduler has drained the waits of all ranks.
+        """
+        if handle in self._completed:
+            self._raise_failure(handle)
+            return
+        if getcurrent().parent is None:
+            self.complete(handle)
+        else:
+            if self._is_ending_ranks:
+                raise SystemExit("this rank is ended, because another one has failed")
+            self._pending_worker_waits.append(handle)
+            self.give_way()
+            while handle not in self._completed:
+                # Whoever took it off the list has seen to it; else we were woken too soon.
+                if handle not in self._pending_worker_waits:
+                    self._completed.add(handle)
+                    break
+                self.give_way()
+        self._raise_failure(handle)
+
+    def was_waited_for(self, handle: Any) -> bool:
+        """Whether a command is complete, and somebody has waited for it."""
+        return handle in self._completed
+
+    def complete(self, handle: Any) -> None:
+        """Run the simulation until a command is complete; only where it is driven from.
+
+        A failure of the command is kept for those who wait for it.
+        """
+        if handle in self._completed:
+            return
+        try:
+            self.engine.wait(handle)
+        except Exception as failure:
+            if not getattr(handle, "is_done", False):
+                raise
+            self._failures[handle] = failure
+        self._completed.add(handle)
+        if handle in self._pending_collectives:
+            self._pending_collectives.remove(handle)
+
+    def _raise_failure(self, handle: Any) -> None:
+        failure = self._failures.get(handle)
+        if failure is not None:
+            raise failure
+
+    def give_way(self) -> None:
+        """Leave the current rank for its parent, until the parent switches back."""
+        if self._is_ending_ranks:
+            raise SystemExit("this rank is ended, because another one has failed")
+        parent = getcurrent().parent
+        if parent is None:
+            raise LocalProtocolError("there is nobody to give way to outside of ranks")
+        parent.switch()
+
+    def drain_waits(self) -> None:
+        """Complete all deferred waits; only where the simulation is driven from."""
+        while self._pending_worker_waits:
+            for handle in list(self._pending_worker_waits):
+                self.complete(handle)
+                self._pending_worker_waits.remove(handle)
+
+    def drain_for_host_read(self) -> None:
+        """Begin the barrier of a host read: no deferred wait is left when the host sees the value.
+
+        Outside of ranks the waits are drained now. In a rank they are drained together with the
+        wait for the read itself, before the rank goes on, so that reads of several ranks take place
+        at the same time. Pending collectives are not part of the barrier.
+        """
+        if getcurrent().parent is None:
+            self.drain_waits()
+
+    def synchronize(self) -> None:
+        """Wait for everything that was submitted: by this rank, or outside of ranks by anybody."""
+        if getcurrent().parent is None:
+            self.drain_waits()
+            self._streams.synchronize()
+        else:
+            self._streams.synchronize(self.device)
+
+    @property
+    def rank(self) -> int:
+        """The rank that is running; 0 outside of ranks."""
+        return self.distributed.get_rank()
+
+    @property
+    def device(self) -> Device:
+        """The device of the rank that is running."""
+        return self.device_of(self.rank)
+
+    def device_of(self, rank: int) -> Device:
+        """The device of a rank."""
+        devices = self._devices.get(self.world_size)
+        if devices is None:
+            topology = self.engine.topology
+            devices = self._devices[self.world_size] = devices_for(
+                self.world_size,
+                self.target_device.sips(topology.sip_count),
+                topology.machine.sip.cubes.count,
+                topology.machine.cube.pes.count,
+            )
+        return devices[rank]
+
+    def Stream(self, device: Device | None = None) -> streams.Stream:  # noqa: N802 (torch's name)
+        """Make a stream of a device, this rank's by default."""
+        return self._streams.make(device or self.device)
+
+    def Event(self, *, enable_timing: bool = True) -> streams.Event:  # noqa: N802 (torch's name)
+        """Make an event to record in a stream."""
+        return streams.Event(self, enable_timing=enable_timing)
+
+    def current_stream(self) -> streams.Stream:
+        """The stream that this rank's commands go to."""
+        return self._streams.current(self.rank, self.device)
+
+    def default_stream(self, device: Device | None = None) -> streams.Stream:
+        """The default stream of a device, this rank's by default."""
+        return self._streams.default(device or self.device)
+
+    def collective_stream(self, device: Device, series: str) -> streams.Stream:
+        """The stream in which a device's collectives of one series run, in their order."""
+        return self._streams.for_collectives(device, series)
+
+    def stream(self, stream: streams.Stream) -> AbstractContextManager[streams.Stream]:
+        """Let this rank's commands go to a stream for a while."""
+        return self._streams.chosen(self.rank, stream)
+
+    def stream_number(self) -> int:
+        """What the engine calls the stream of this rank's commands."""
+        return self.current_stream().number
+
+    def everything_on(self, *devices: Device) -> tuple[Handle, ...]:
+        """The latest commands of all streams of devices: what a host access has to wait for."""
+        return self._streams.latest(devices)
+
+    def touch(self, device: Device, handle: Handle) -> None:
+        """Note that a command of another device's stream reads or writes this device's memory."""
+        self._streams.touch(device, handle)
+
+    def submit(self, command: Command, stream: streams.Stream | None = None) -> Handle:
+        """Give a command to the engine; it must be for the stream, by default the current one."""
+        stream = stream or self.current_stream()
+        if stream.pending_dependencies:
+            command = _with_dependencies(command, stream.pending_dependencies)
+            stream.pending_dependencies = []
+        handle = self.engine.submit(command)
+        stream.last = handle
+        return handle
+
+    def allocate(
+        self,
+        shape: Sequence[int],
+        kind: dtype,
+        dp: DPPolicy | None = None,
+        name: str | None = None,
+        device: Device | None = None,
+    ) -> Tensor:
+        """Map the addresses of a tensor; its values are zero. Waits for the mapping."""
+        lengths = tuple(int(length) for length in shape)
+        if any(length < 0 for length in lengths):
+            raise LocalProtocolError(f"a tensor cannot have shape {lengths}")
+        device = device or self.device
+        name = name or f"tensor{self._tensor_count}"
+        self._tensor_count += 1
+        layout = layout_of(lengths, kind.itemsize, dp, device)
+        places = tuple(tuple(piece) for piece in (*layout.pieces, *layout.copies))
+        size = sum(piece[0] for piece in places)
+        address = self.engine.space(device.sip).reserve(size)
+        if places:
+            stream = self.current_stream()
+            command = MmuMap(
+                sip=device.sip,
+                address=address,
+                size=size,
+                places=places,  # type: ignore[arg-type]
+                name=f"map {name}",
+                stream=stream.number,
+            )
+            self.wait(self.submit(command, stream))
+        return Tensor(self, lengths, kind, device=device, address=address, dp=dp, name=name)
+
+    def launch(self, kernel: Any, grid: Any, *args: Any, **meta: Any) -> Handle:
+        """Run a kernel on the PEs of this rank's device, once per point of the grid.
+
+        On the default stream, waits until it is complete; on another one, returns at once.
+
+        Args:
+            kernel: a function of the kernel language, under `triton.jit` or not.
+            grid: how many programs: a number, up to three of them, or a function of the
+                kernel's parameters by name that returns them.
+            args: the kernel's arguments: tensors, numbers.
+            meta: more of them, by name.
+        """
+        programs = [grid] if isinstance(grid, int | np.integer) else grid
+        shape = programs if callable(programs) else tuple(int(length) for length in programs)
+        stream = self.current_stream()
+        command = KernelLaunch(
+            sip=stream.device.sip,
+            stream=stream.number,
+            runner=KernelRunner(meta, shape),
+            kernel_fn=kernel,
+            kernel_args=args,
+            num_programs=1 if callable(shape) else math.prod(shape),
+            pes=stream.device.pes,
+            name=getattr(kernel, "__name__", "kernel"),
+        )
+        handle = self.submit(command, stream)
+        if stream is self.default_stream():
+            self.wait(handle)
+        return handle
+
+    @property
+    def now(self) -> int:
+        """The current instant of simulated time, in picoseconds."""
+        return self.engine.now
+
+
+def _with_dependencies(command: Command, handles: list[Handle]) -> Command:
+    return msgspec.structs.replace(command, after=(*command.after, *handles))

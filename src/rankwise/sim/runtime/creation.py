@@ -1,0 +1,146 @@
+"""Making tensors: torch's functions for it."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rankwise.base.seeds import derived_seed
+from rankwise.sim.runtime.placement import Device, DPPolicy
+from rankwise.sim.runtime.tensor import Tensor, element_type, encoded
+from rankwise.sim.triton.dtypes import Array, dtype
+
+if TYPE_CHECKING:
+    from rankwise.sim.hardware.engine import GraphEngine
+
+
+class TensorCreation:
+    """The functions of a context that make tensors.
+
+    Each maps the tensor's addresses, and then writes its values: two commands, two waits. Only what
+    nobody writes (`empty`) is mapped and no more.
+    """
+
+    engine: "GraphEngine"
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._random: dict[int, np.random.Generator] = {}
+
+    @property
+    def rank(self) -> int:
+        """The rank that is running."""
+        raise NotImplementedError
+
+    def allocate(
+        self,
+        shape: Sequence[int],
+        kind: dtype,
+        dp: DPPolicy | None = None,
+        name: str | None = None,
+        device: Device | None = None,
+    ) -> Tensor:
+        """Map the addresses of a tensor."""
+        raise NotImplementedError
+
+    def empty(
+        self, *shape: Any, dtype: Any = "f32", dp: DPPolicy | None = None, name: str | None = None
+    ) -> Tensor:
+        """A tensor whose values nobody has written; they read as zero."""
+        return self.allocate(_shape(shape), element_type(dtype), dp, name)
+
+    def full(
+        self,
+        shape: Any,
+        fill_value: float,
+        dtype: Any = "f32",
+        dp: DPPolicy | None = None,
+        name: str | None = None,
+    ) -> Tensor:
+        """A tensor with one value everywhere."""
+        lengths, kind = _shape((shape,)), element_type(dtype)
+        if not self.engine.enable_data:
+            return self._written(lengths, kind, None, dp, name)
+        return self._written(lengths, kind, np.broadcast_to(fill_value, lengths), dp, name)
+
+    def zeros(
+        self, *shape: Any, dtype: Any = "f32", dp: DPPolicy | None = None, name: str | None = None
+    ) -> Tensor:
+        """A tensor of zeros."""
+        return self.full(_shape(shape), 0, dtype, dp, name)
+
+    def ones(
+        self, *shape: Any, dtype: Any = "f32", dp: DPPolicy | None = None, name: str | None = None
+    ) -> Tensor:
+        """A tensor of ones."""
+        return self.full(_shape(shape), 1, dtype, dp, name)
+
+    def rand(
+        self, *shape: Any, dtype: Any = "f32", dp: DPPolicy | None = None, name: str | None = None
+    ) -> Tensor:
+        """Uniform values from 0 to 1; each rank has a stream of its own from the context's seed."""
+        lengths = _shape(shape)
+        values = self._drawn(lambda random: random.random(lengths, dtype=np.float32))
+        return self._written(lengths, element_type(dtype), values, dp, name)
+
+    def randn(
+        self, *shape: Any, dtype: Any = "f32", dp: DPPolicy | None = None, name: str | None = None
+    ) -> Tensor:
+        """Normal values; each rank has a stream of its own from the context's seed."""
+        lengths = _shape(shape)
+        values = self._drawn(lambda random: random.standard_normal(lengths, dtype=np.float32))
+        return self._written(lengths, element_type(dtype), values, dp, name)
+
+    def tensor(
+        self, data: Any, dtype: Any = None, dp: DPPolicy | None = None, name: str | None = None
+    ) -> Tensor:
+        """A tensor with the given values; floats of Python become f32, as in torch."""
+        values = data.numpy() if isinstance(data, Tensor) else np.asarray(data)
+        if dtype is None:
+            is_python_float = not hasattr(data, "dtype") and values.dtype == np.float64
+            dtype = "f32" if is_python_float else getattr(data, "dtype", values.dtype)
+        return self._written(values.shape, element_type(dtype), values, dp, name)
+
+    def from_numpy(
+        self, array: Array, dp: DPPolicy | None = None, name: str | None = None
+    ) -> Tensor:
+        """A tensor with the values and the type of an array; a copy, unlike torch's."""
+        return self.tensor(array, array.dtype, dp, name)
+
+    def zeros_like(self, other: Tensor) -> Tensor:
+        """Zeros in the shape, type and policy of another tensor."""
+        return self.full(other.shape, 0, other.kind, other.dp)
+
+    def empty_like(self, other: Tensor) -> Tensor:
+        """A tensor that nobody has written, like another."""
+        return self.allocate(other.shape, other.kind, other.dp)
+
+    def manual_seed(self, seed: int) -> None:
+        """Begin all ranks' random values anew."""
+        self._seed = seed
+        self._random.clear()
+
+    def _drawn(self, draw: Callable[[np.random.Generator], Array]) -> Array:
+        rank = self.rank
+        if rank not in self._random:
+            self._random[rank] = np.random.default_rng(derived_seed(self._seed, "tensors", rank))
+        return draw(self._random[rank])
+
+    def _written(
+        self,
+        shape: tuple[int, ...],
+        kind: dtype,
+        values: Array | None,
+        dp: DPPolicy | None,
+        name: str | None,
+    ) -> Tensor:
+        tensor = self.allocate(shape, kind, dp, name)
+        tensor.write(None if values is None else encoded(values, kind))
+        return tensor
+
+
+def _shape(given: tuple[Any, ...]) -> tuple[int, ...]:
+    """A shape given as one sequence, as one number, or as several numbers."""
+    if len(given) == 1 and not isinstance(given[0], int | np.integer):
+        given = tuple(given[0])
+    return tuple(int(length) for length in given)

@@ -1,0 +1,293 @@
+"""`spawn`: ranks as greenlets, scheduled in rounds.
+
+In each round every live rank runs, in the order of the ranks, to its next wait; then all deferred
+waits and all collectives that are complete are drained; then the next round begins. The simulation
+only moves in the drain, so all ranks have submitted what they can before any time passes.
+
+The signature is PyTorch's. There is no isolation: ranks share one process and its modules, and a
+rank must not block on anything but the simulation.
+
+A rank that raises ends the others: each gets `SystemExit` at its wait, so that its `finally` blocks
+run; waiting again there raises `SystemExit` once more. Then `SpawnException` tells the root causes.
+The rest of the round is run first, so that ranks which fail on their own in it are told, too.
+"""
+
+import random
+import traceback
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from greenlet import getcurrent
+
+from rankwise.base.errors import Deadlock, LocalProtocolError, SimulationError, Waiting
+from rankwise.base.seeds import derived_seed
+from rankwise.sim.kernel import Rank
+from rankwise.sim.kernel.deadlock import frames_of_stack, where_of
+from rankwise.sim.runtime.wall_limit import RealTimeLimit, wall_limit
+
+if TYPE_CHECKING:
+    from rankwise.sim.runtime.context import RuntimeContext
+    from rankwise.sim.runtime.meetings import Call
+
+_PATIENCE_WITH_ENDING = 64
+"""How often a rank that is being ended may wait again in its `finally` blocks."""
+
+
+class SpawnException(SimulationError):
+    """Ranks failed.
+
+    Attributes:
+        errors: the exception of every rank that failed on its own, by rank.
+    """
+
+    def __init__(
+        self, message: str, errors: dict[int, BaseException], *, hint: str | None = None
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.errors = errors
+
+
+class RanksStuck(SpawnException, Deadlock):
+    """Ranks wait for what cannot happen any more: for a rank that left, or for each other.
+
+    Attributes:
+        waiting: who waits for what, and where.
+        stacks: every waiting rank's stack as text, by rank.
+    """
+
+    def __init__(self, message: str, waiting: tuple[Waiting, ...], stacks: dict[int, str]) -> None:
+        SimulationError.__init__(self, message)
+        self.waiting = waiting
+        self.stacks = stacks
+        self.errors = dict.fromkeys(stacks, self)
+
+
+def _drain_pending(ctx: "RuntimeContext") -> None:
+    """Complete all deferred waits, then all pending collectives, until both lists are empty."""
+    while ctx._pending_worker_waits or ctx._pending_collectives:  # noqa: SLF001 (one part in files)
+        ctx.drain_waits()
+        for handle in list(ctx._pending_collectives):  # noqa: SLF001
+            ctx.complete(handle)  # which takes it off the list
+
+
+class SpawnContext:
+    """What `spawn(join=False)` gives: ranks that run when they are joined."""
+
+    def __init__(self, run: Callable[[], None]) -> None:
+        self._run = run
+        self._is_joined = False
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Run the ranks to their end; raises what `spawn` would have. `timeout` has no meaning."""
+        del timeout
+        if not self._is_joined:
+            self._is_joined = True
+            self._run()
+        return True
+
+
+class Multiprocessing:
+    """`torch.multiprocessing`, as far as it makes sense for ranks in one process."""
+
+    SpawnException = SpawnException
+
+    def __init__(self, context: "RuntimeContext") -> None:
+        # Weak, so that a context is gone as soon as nobody has it, and not at the next collection.
+        self._context: RuntimeContext = weakref.proxy(context)
+
+    def spawn(  # noqa: PLR0917 (the signature is torch's)
+        self,
+        fn: Callable[..., object],
+        args: Sequence[Any] = (),
+        nprocs: int = 1,
+        join: bool = True,
+        daemon: bool = False,
+        start_method: str = "spawn",
+        *,
+        schedule_seed: int | None = None,
+        wall_limit_s: float | None = None,
+    ) -> SpawnContext | None:
+        """Call `fn(rank, *args)` once per rank, in ranks 0 to `nprocs` - 1.
+
+        Args:
+            fn: what each rank runs.
+            args: what it is given after its rank.
+            nprocs: how many ranks.
+            join: run them to their end; else return something to join.
+            daemon: accepted, and without meaning: there are no processes.
+            start_method: the same.
+            schedule_seed: permutes the order of the ranks in every round; None keeps theirs.
+            wall_limit_s: seconds of real time after which the ranks are ended, even one that never
+                gives way; only in the main thread, because a signal does it.
+
+        Raises:
+            SpawnException: ranks raised; `.errors` has the root causes.
+            RanksStuck: ranks wait for a rank that left, or called different collectives. It is both
+                a `SpawnException` and a `Deadlock`.
+            TimeLimit: the wall limit is exceeded; names the rank and its line.
+        """
+        del daemon, start_method
+        if nprocs < 1:
+            raise LocalProtocolError(f"spawn was asked for {nprocs} ranks; expected 1 or more")
+        if getcurrent().parent is not None:
+            raise LocalProtocolError("spawn was called in a rank: ranks cannot have ranks")
+
+        def run() -> None:
+            with wall_limit(wall_limit_s):
+                _Schedule(self._context, fn, tuple(args), nprocs, schedule_seed).run()
+
+        if join:
+            run()
+            return None
+        return SpawnContext(run)
+
+
+class _Schedule:
+    """One run of ranks."""
+
+    def __init__(
+        self,
+        context: "RuntimeContext",
+        fn: Callable[..., object],
+        args: tuple[Any, ...],
+        nprocs: int,
+        seed: int | None,
+    ) -> None:
+        self._context = context
+        self._fn = fn
+        self._args = args
+        self._errors: dict[int, BaseException] = {}
+        self._interrupt: BaseException | None = None
+        self._is_ending = False
+        self._order = None if seed is None else random.Random(derived_seed(seed, "schedule"))  # noqa: S311 (a schedule, no secret)
+        self._ranks = [Rank(rank, self._body) for rank in range(nprocs)]
+
+    def run(self) -> None:
+        """Run all ranks to their end."""
+        context, distributed = self._context, self._context.distributed
+        _drain_pending(context)
+        world_before = context.world_size
+        context.world_size = len(self._ranks)
+        try:
+            context.device_of(0)  # refuses more ranks than there is room for, before any runs
+            distributed.begin_ranks(self._ranks)
+            self._run_rounds()
+        finally:
+            self._end_ranks()
+            distributed.end_ranks()
+            context._pending_worker_waits.clear()  # noqa: SLF001
+            context._pending_collectives.clear()  # noqa: SLF001
+            context.world_size = world_before
+        if self._interrupt is not None:
+            raise self._interrupt
+        if self._errors:
+            raise _spawn_exception(self._errors, len(self._ranks))
+
+    def _run_rounds(self) -> None:
+        live = self._ranks
+        while live and not self._errors:
+            order = list(live)
+            if self._order is not None:
+                self._order.shuffle(order)
+            for rank in order:
+                rank.switch(rank.rank)
+                if self._is_interrupted():
+                    return
+            live = [rank for rank in live if not rank.dead]
+            if self._errors:
+                return
+            self._refuse_hopeless(live, is_stuck=False)
+            had_work = bool(
+                self._context._pending_worker_waits or self._context._pending_collectives  # noqa: SLF001
+            )
+            try:
+                _drain_pending(self._context)
+            except Deadlock as deadlock:
+                raise self._stuck(live, str(deadlock), deadlock.waiting) from deadlock
+            if live and not had_work:
+                self._refuse_hopeless(live, is_stuck=True)
+
+    def _is_interrupted(self) -> bool:
+        """Whether the rank that ran last was interrupted: then no other one runs on."""
+        return self._interrupt is not None
+
+    def _body(self, rank: int) -> None:
+        """What runs in a rank's greenlet."""
+        try:
+            self._fn(rank, *self._args)
+        except SystemExit as leaving:
+            if not self._is_ending and leaving.code not in {None, 0}:
+                self._errors[rank] = leaving
+        except RealTimeLimit as limit:
+            if not self._is_ending:
+                self._interrupt = limit
+        except Exception as error:  # noqa: BLE001 (a rank's own failure: told by SpawnException)
+            if not self._is_ending:
+                self._errors[rank] = error
+        except BaseException as interrupt:  # noqa: BLE001 (raised again when the ranks have ended)
+            if not self._is_ending:
+                self._interrupt = interrupt
+
+    def _end_ranks(self) -> None:
+        """Raise `SystemExit` in every rank that is still there, until it has ended."""
+        self._is_ending = True
+        self._context._is_ending_ranks = True  # noqa: SLF001
+        try:
+            for rank in self._ranks:
+                for _ in range(_PATIENCE_WITH_ENDING):
+                    if not rank:  # it has not begun, or it has ended
+                        break
+                    rank.throw(SystemExit("this rank is ended, because another one has failed"))
+        finally:
+            self._context._is_ending_ranks = False  # noqa: SLF001
+
+    def _refuse_hopeless(self, live: list[Rank], *, is_stuck: bool) -> None:
+        """Report waits that cannot end: for ranks that have left, or that are elsewhere."""
+        alive = {rank.rank for rank in live}
+        reason = self._context.distributed.hopeless(alive)
+        if reason is None and is_stuck and self._context.distributed.are_all_waiting(alive):
+            reason = "every rank waits for another one"
+        if reason is not None:
+            raise self._stuck(live, reason, ())
+
+    def _stuck(self, live: list[Rank], reason: str, others: tuple[Waiting, ...]) -> RanksStuck:
+        now, waiting, lines, stacks = self._context.now, [], [], {}
+        for rank in self._ranks:
+            call = self._context.distributed.call_of(rank.rank)
+            if rank not in live:
+                lines.append(f"rank {rank.rank} has returned{_after(self._context, rank.rank)}")
+                continue
+            what = f"in {call}" if call is not None else "waiting for a command"
+            where = where_of(frames_of_stack(rank.gr_frame))
+            stacks[rank.rank] = "".join(traceback.format_stack(rank.gr_frame))
+            waiting.append(Waiting(f"rank {rank.rank}", what.removeprefix("in "), now, where))
+            lines.append(f"rank {rank.rank} is {what}, at {where}")
+        told = [f"stack of rank {rank}:\n{_users_part(stack)}" for rank, stack in stacks.items()]
+        message = "\n".join([f"{reason}: {'; '.join(lines)}", *told])
+        return RanksStuck(message, (*waiting, *others), stacks)
+
+
+def _after(context: "RuntimeContext", rank: int) -> str:
+    last: Call | None = context.distributed.last_call_of(rank)
+    return f" after {last}" if last is not None else " without calling any collective"
+
+
+def _users_part(stack: str) -> str:
+    """A stack without the frames of this package."""
+    entries = stack.split('  File "')[1:]
+    users = [entry for entry in entries if _PACKAGE not in entry.partition('"')[0]]
+    return "".join('  File "' + entry for entry in users or entries).rstrip("\n")
+
+
+_PACKAGE = __file__.removesuffix("sim/runtime/multiprocessing.py")
+
+
+def _spawn_exception(errors: dict[int, BaseException], nprocs: int) -> SpawnException:
+    told = "; ".join(
+        f"rank {rank}: {type(error).__name__}: {error}" for rank, error in sorted(errors.items())
+    )
+    failed = dict(sorted(errors.items()))
+    exception = SpawnException(f"{len(errors)} of {nprocs} ranks failed: {told}", failed)
+    exception.__cause__ = next(iter(failed.values()))
+    return exception

@@ -1,0 +1,73 @@
+"""A limit of real time for code that never gives the simulator a turn.
+
+The simulation looks at the clock between events. A rank that loops for ever in plain Python never
+lets it, so a signal has to interrupt it. Signals reach the main thread only: elsewhere there is no
+limit but the simulation's own.
+"""
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from greenlet import getcurrent
+
+from rankwise.base.errors import ConfigError, TimeLimit
+from rankwise.sim.kernel import Fiber, Rank
+from rankwise.sim.kernel.deadlock import frames_of_stack, where_of
+
+_INSIST_EVERY_S = 0.02
+"""What is interrupted may go on all the same, in a `finally` block for instance."""
+
+
+class RealTimeLimit(TimeLimit):
+    """Code of the user ran for longer than it was allowed to, in real time."""
+
+
+@contextmanager
+def wall_limit(seconds: float | None) -> Iterator[None]:
+    """Raise `RealTimeLimit` in whatever runs after so many seconds, and again if it goes on.
+
+    Raises:
+        RealTimeLimit: names the rank or the kernel's program that ran, and its line.
+    """
+    if seconds is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    if not seconds > 0:
+        raise ConfigError(f"a wall limit of {seconds!r} s; expected more than 0")
+
+    is_over = False
+
+    def interrupt(_signal: int, frame: FrameType | None) -> None:
+        nonlocal is_over
+        if is_over and not isinstance(getcurrent(), Rank | Fiber):
+            return  # the scheduler is ending the ranks, and must not be disturbed
+        is_over = True
+        raise RealTimeLimit(
+            f"{_running()} still ran after {seconds:g} s of real time,"
+            f" at {where_of(frames_of_stack(frame))}",
+            hint="it loops for ever, or needs a larger wall_limit_s",
+        )
+
+    begun = time.monotonic()
+    before = signal.signal(signal.SIGALRM, interrupt)
+    left, interval = signal.setitimer(signal.ITIMER_REAL, seconds, _INSIST_EVERY_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        if left:
+            rest = left - (time.monotonic() - begun)
+            signal.setitimer(signal.ITIMER_REAL, max(rest, _INSIST_EVERY_S), interval)
+
+
+def _running() -> str:
+    """Who runs, in words."""
+    current = getcurrent()
+    if isinstance(current, Rank):
+        return f"rank {current.rank}"
+    return current.name if isinstance(current, Fiber) else "the simulation"

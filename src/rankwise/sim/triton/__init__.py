@@ -1,0 +1,50 @@
+"""Triton's language, emulated: `import rankwise.sim.triton as triton`.
+
+Kernels written for Triton run unmodified on the CPU, with the accelerator's numerics. See
+`docs/sim/kernels.md`.
+"""
+
+from rankwise.sim.triton import language, runtime, testing, tools
+from rankwise.sim.triton.execution import (
+    DataRace,
+    DeviceAssertion,
+    KernelError,
+    KernelTypeError,
+    KernelValueError,
+    Operation,
+    OutOfBounds,
+    Unsupported,
+)
+from rankwise.sim.triton.functions import cdiv
+from rankwise.sim.triton.host import TypedArray, typed
+from rankwise.sim.triton.jit import JITFunction, jit
+from rankwise.sim.triton.runtime import next_power_of_2, set_allocator
+from rankwise.sim.triton.tuning import Config, autotune, heuristics
+
+__version__ = "3.7.0"
+"""The release of Triton whose language this is."""
+
+__all__ = [
+    "Config",
+    "DataRace",
+    "DeviceAssertion",
+    "JITFunction",
+    "KernelError",
+    "KernelTypeError",
+    "KernelValueError",
+    "Operation",
+    "OutOfBounds",
+    "TypedArray",
+    "Unsupported",
+    "autotune",
+    "cdiv",
+    "heuristics",
+    "jit",
+    "language",
+    "next_power_of_2",
+    "runtime",
+    "set_allocator",
+    "testing",
+    "tools",
+    "typed",
+]

@@ -1,0 +1,240 @@
+"""Load and store: from pointers and masks to accesses, and from memory's form to values."""
+
+from typing import Any
+
+import numpy as np
+
+from rankwise.sim.triton import casting
+from rankwise.sim.triton.arithmetic import in_type
+from rankwise.sim.triton.constants import plain
+from rankwise.sim.triton.dtypes import Array, dtype, int1, pointer_type
+from rankwise.sim.triton.execution import (
+    Execution,
+    KernelTypeError,
+    Operation,
+    active,
+    place,
+    site,
+    tokens_of,
+)
+from rankwise.sim.triton.memory import (
+    Access,
+    Buffer,
+    Scattered,
+    ScatteredStore,
+    Strided,
+    StridedStore,
+    Target,
+    aligned_index,
+    buffers_behind,
+    resolve_pattern,
+    resolve_scattered,
+)
+from rankwise.sim.triton.promotion import to_tensor
+from rankwise.sim.triton.shapes import broadcast_to
+from rankwise.sim.triton.tensor import broadcast_shape, padded, tensor
+
+
+def element_of(pointer: Any) -> dtype:
+    """The type that a pointer points to; an error if it is no pointer."""
+    if not isinstance(pointer, tensor) or not isinstance(pointer.dtype, pointer_type):
+        raise KernelTypeError(
+            f"{place()}: {pointer!r} is no pointer, or block of pointers",
+            hint="pass an array to the launch to get a pointer to its first element",
+        )
+    return pointer.dtype.element_ty
+
+
+def masked(pointer: tensor, mask: Any) -> tuple[tensor, tensor | None]:
+    """Pointer and mask in their common shape; a mask that is always true is none."""
+    mask = plain(mask)
+    if mask is None or mask is True:
+        return pointer, None
+    mask = to_tensor(mask)
+    if not mask.dtype.is_bool():
+        mask = tensor(mask.data != 0, int1, mask.shape, token=mask.token)
+    if not pointer.shape and mask.shape:
+        raise KernelTypeError(
+            f"{place()}: one address is masked by a block of shape {list(mask.shape)}"
+        )
+    shape = broadcast_shape(pointer.shape, mask.shape)
+    return broadcast_to(pointer, shape), broadcast_to(mask, shape)
+
+
+def _resolve(execution: Execution, target: Target, pointer: tensor, mask: tensor | None) -> Access:
+    pattern = pointer.as_affine()
+    if pattern is not None and (mask is None or mask.box is not None) and pointer.shape:
+        found = resolve_pattern(target, pattern, None if mask is None else mask.box)
+        if found is not None:
+            return found
+    del execution
+    return resolve_scattered(target, pointer.data, None if mask is None else mask.data)
+
+
+def load(pointer: tensor, mask: Any, other: Any, *, volatile: bool = False) -> tensor:
+    """Read a block; masked elements are `other`, or 0."""
+    element = element_of(pointer)
+    pointer, mask = masked(pointer, mask)
+    execution = active()
+    if pointer.buffer is None:
+        return _load_behind(execution, pointer, mask, other, element)
+    buffer = pointer.buffer
+    execution.before_reading(buffer)
+    target = Target("load", buffer, element, pointer.shape)
+    access = _resolve(execution, target, pointer, mask)
+    if execution.launch.races is not None:
+        execution.launch.races.on_load(execution, target, pointer, mask)
+    execution.launch.saw_block(pointer.numel)
+    if execution.observer is not None and (volatile or not pointer.shape):
+        execution.observer.settle()
+    if not execution.launch.computes and pointer.shape and element.is_floating():
+        data: Array = np.broadcast_to(np.zeros(1, element.compute), (1, *pointer.shape))
+    else:
+        data = _read(target, access, mask, other)
+    result = tensor(data, element, pointer.shape)
+    if execution.observer is not None:
+        _note(execution, "load", result, target, access, (pointer, mask))
+    if not pointer.shape and execution.interleaves and (mask is None or mask.data[0]):
+        where = (site(), buffer.address, int(pointer.data.reshape(-1)[0]))
+        execution.probe(where, data.tobytes())
+    return result
+
+
+def _note(
+    execution: Execution,
+    kind: str,
+    result: tensor | None,
+    target: Target,
+    access: Access,
+    operands: tuple[Any, ...],
+) -> None:
+    elements = -(-access.touched // execution.size)
+    token = execution.note(
+        Operation(
+            kind,
+            target.action,
+            target.element.name,
+            elements,
+            tuple(map(int, execution.programs)),
+            size_bytes=elements * target.element.itemsize,
+            buffer=target.buffer.name,
+            space=target.buffer.space,
+            address=target.buffer.address + access.first * target.element.itemsize,
+            after=tokens_of(operands),
+        )
+    )
+    if result is not None:
+        result.token = token
+
+
+def _plain_other(other: Any, element: dtype) -> Any:
+    other = plain(other)
+    if isinstance(other, tensor):
+        return in_type(other, element)
+    value = np.array([0 if other is None else other], dtype=element.compute)
+    return element.rounded(value)
+
+
+def _read(target: Target, access: Access, mask: tensor | None, other: Any) -> Array:
+    element = target.element
+    filling = _plain_other(other, element)
+    if isinstance(access, Strided):
+        data = _read_views(target, access, filling)
+    else:
+        stored = target.buffer.elements(element).take(access.elements)
+        data = stored if element.storage == element.compute else element.decode(stored)
+        if access.mask is not None and not isinstance(filling, tensor):
+            np.copyto(data, filling[0], where=~access.mask)
+    if mask is not None and isinstance(filling, tensor):
+        data = np.where(mask.data, data, padded(filling.data, len(target.shape)))
+    return data
+
+
+def _read_views(target: Target, access: Strided, filling: Any) -> Array:
+    element, shape = target.element, target.shape
+    if len(access.pieces) == 1:
+        within, view = access.pieces[0]
+        if view.shape == (access.rows, *shape):
+            return element.decode(view)
+    start = 0 if isinstance(filling, tensor) else filling[0]
+    if element.storage == element.compute:
+        data: Array = np.full((access.rows, *shape), start, element.compute)
+        for within, view in access.pieces:
+            data[within] = view
+        return data
+    first = element.encode(np.array([start], dtype=element.compute))[0]
+    stored: Array = np.full((access.rows, *shape), first, element.storage)
+    for within, view in access.pieces:
+        stored[within] = view
+    return element.decode(stored)
+
+
+def _load_behind(
+    execution: Execution, pointer: tensor, mask: tensor | None, other: Any, element: dtype
+) -> tensor:
+    """Load through bare addresses: from every buffer that they lie in."""
+    mask_data = None if mask is None else mask.data
+    result: tensor | None = None
+    filling = _plain_other(other, element)
+    for buffer, inside in buffers_behind(execution.launch.memory, pointer.data, mask_data):
+        index = aligned_index(buffer, element, pointer.data, inside)
+        there = tensor(index, pointer.dtype, pointer.shape, buffer=buffer, token=pointer.token)
+        part = tensor(inside, int1, pointer.shape)
+        before = filling if result is None else result
+        if not isinstance(before, tensor):
+            before = before[0]
+        result = load(there, part, before)
+    if result is None:
+        start = filling if isinstance(filling, tensor) else tensor(filling, element, ())
+        result = broadcast_to(start, pointer.shape)
+    return result
+
+
+def store(pointer: tensor, value: Any, mask: Any) -> None:
+    """Write a block where the mask holds."""
+    element = element_of(pointer)
+    value = to_tensor(value)
+    shape = pointer.shape
+    if value.shape and not shape:
+        raise KernelTypeError(
+            f"{place()}: a block of shape {list(value.shape)} is stored to a single address"
+        )
+    if broadcast_shape(shape, value.shape) != shape:
+        pointer = broadcast_to(pointer, broadcast_shape(shape, value.shape))
+    pointer, mask = masked(pointer, mask)
+    value = broadcast_to(casting.cast(value, element), pointer.shape)
+    execution = active()
+    if pointer.buffer is None:
+        mask_data = None if mask is None else mask.data
+        for buffer, inside in buffers_behind(execution.launch.memory, pointer.data, mask_data):
+            index = aligned_index(buffer, element, pointer.data, inside)
+            there = tensor(index, pointer.dtype, pointer.shape, buffer=buffer)
+            _store(execution, there, value, tensor(inside, int1, pointer.shape), element)
+        return
+    _store(execution, pointer, value, mask, element)
+
+
+def _store(
+    execution: Execution, pointer: tensor, value: tensor, mask: tensor | None, element: dtype
+) -> None:
+    buffer = pointer.buffer
+    assert buffer is not None
+    target = Target("store", buffer, element, pointer.shape)
+    _refuse_read_only(buffer)
+    access = _resolve(execution, target, pointer, mask)
+    if execution.launch.races is not None:
+        execution.launch.races.on_store(execution, target, pointer, mask)
+    execution.launch.saw_block(pointer.numel)
+    if execution.launch.computes or not element.is_floating():
+        stored = element.encode(value.data)
+        if isinstance(access, Scattered):
+            execution.store(ScatteredStore(buffer, element, access, stored))
+        else:
+            execution.store(StridedStore(buffer, access, stored))
+    if execution.observer is not None:
+        _note(execution, "store", None, target, access, (pointer, value, mask))
+
+
+def _refuse_read_only(buffer: Buffer) -> None:
+    if not buffer.flat.flags.writeable:
+        raise KernelTypeError(f'{place()}: buffer "{buffer.name}" is read-only')

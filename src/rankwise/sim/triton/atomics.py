@@ -1,0 +1,210 @@
+"""Atomic operations on memory.
+
+In a lockstep group the programs' operations take effect one program after the other, element by
+element, so that a sum of floats is the same in every run. What was there before an operation is its
+result. A compare-and-swap is how programs wait for one another: it ends the lockstep.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from rankwise.sim.triton.access import element_of, masked
+from rankwise.sim.triton.casting import cast
+from rankwise.sim.triton.dtypes import Array, dtype
+from rankwise.sim.triton.execution import (
+    Execution,
+    KernelTypeError,
+    KernelValueError,
+    MustInterleave,
+    Operation,
+    active,
+    place,
+    site,
+    tokens_of,
+)
+from rankwise.sim.triton.memory import Scattered, Target, resolve_scattered
+from rankwise.sim.triton.promotion import to_tensor
+from rankwise.sim.triton.shapes import broadcast_to
+from rankwise.sim.triton.tensor import tensor
+
+_Combine = Callable[[Array, Array], Array]
+_COMBINE: dict[str, _Combine] = {
+    "add": np.add,
+    "max": np.maximum,
+    "min": np.minimum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "xchg": lambda _old, new: new,
+}
+_ORDERS = (None, "acquire", "release", "acq_rel", "relaxed")
+_SCOPES = (None, "gpu", "cta", "sys")
+
+
+def atomic(
+    name: str,
+    pointer: Any,
+    value: Any,
+    mask: Any = None,
+    sem: str | None = None,
+    scope: str | None = None,
+) -> tensor:
+    """Combine a value into memory; what was there before is the result, or 0 where masked."""
+    element = element_of(pointer)
+    _check(name, element, sem, scope)
+    execution = active()
+    pointer, mask = masked(pointer, mask)
+    value = broadcast_to(cast(value, element), pointer.shape)
+    index, target = _addresses(execution, name, pointer, element)
+    mask_data = None if mask is None else mask.data
+    size = execution.size
+    access = resolve_scattered(target, _for_each(index, size), mask_data)
+    flat = target.buffer.elements(element)
+    values = _for_each(value.data, size)
+    if mask_data is None:
+        chosen: Any = slice(None)
+        where, operands = access.elements.reshape(-1), values.reshape(-1)
+    else:
+        chosen = _for_each(mask_data, size).reshape(-1)
+        where, operands = access.elements.reshape(-1)[chosen], values.reshape(-1)[chosen]
+    before = np.zeros(size * pointer.numel, element.compute)
+    before[chosen] = _combined(execution, flat, element, where, operands, _COMBINE[name])
+    result = tensor(before.reshape(size, *pointer.shape), element, pointer.shape)
+    _conclude(execution, target, access, result, (pointer, value, mask))
+    return result
+
+
+def compare_and_swap(
+    pointer: Any, expected: Any, value: Any, sem: str | None = None, scope: str | None = None
+) -> tensor:
+    """Store `value` where memory holds `expected`; what was there before is the result."""
+    element = element_of(pointer)
+    _check("cas", element, sem, scope)
+    execution = active()
+    if not execution.interleaves:
+        raise MustInterleave
+    expected = broadcast_to(cast(expected, element), pointer.shape)
+    value = broadcast_to(cast(value, element), pointer.shape)
+    index, target = _addresses(execution, "cas", pointer, element)
+    access = resolve_scattered(target, index, None)
+    flat = target.buffer.elements(element)
+    wanted, new = (np.broadcast_to(each.data, index.shape) for each in (expected, value))
+    wanted, new = element.encode(wanted).reshape(-1), element.encode(new).reshape(-1)
+    before = np.empty(index.size, element.storage)
+    for at, where in enumerate(access.elements.reshape(-1).tolist()):
+        before[at] = flat[where]
+        if before[at] == wanted[at]:
+            if flat[where] != new[at]:
+                execution.launch.memory.changes += 1
+            flat[where] = new[at]
+    result = tensor(element.decode(before).reshape(index.shape), element, pointer.shape)
+    _conclude(execution, target, access, result, (pointer, expected, value))
+    return result
+
+
+def _check(name: str, element: dtype, sem: str | None, scope: str | None) -> None:
+    if sem not in _ORDERS:
+        raise KernelValueError(
+            f"{place()}: sem={sem!r}: it is one of {', '.join(map(str, _ORDERS))}"
+        )
+    if scope not in _SCOPES:
+        raise KernelValueError(
+            f"{place()}: scope={scope!r}: it is one of {', '.join(map(str, _SCOPES))}"
+        )
+    if name in ("and", "or", "xor") and not element.is_int():
+        raise KernelTypeError(f"{place()}: atomic_{name} is for integers, not {element}")
+
+
+def _for_each(data: Array, size: int) -> Array:
+    """One row for each program, also where all have the same."""
+    return np.broadcast_to(data, (size, *data.shape[1:]))
+
+
+def _addresses(
+    execution: Execution, name: str, pointer: tensor, element: dtype
+) -> tuple[Array, Target]:
+    if pointer.buffer is None:
+        buffer = execution.launch.memory.buffer_at(int(pointer.data.reshape(-1)[0]))
+        if buffer is None:
+            raise KernelValueError(f"{place()}: atomic_{name} through an address in no buffer")
+        index = (pointer.data - buffer.address) // element.itemsize
+    else:
+        buffer, index = pointer.buffer, pointer.data
+    if execution.observer is not None:
+        # Others see the effect now: so everything before it has to have happened.
+        execution.observer.settle()
+    execution.before_reading(buffer)
+    return index, Target(f"atomic_{name}", buffer, element, pointer.shape)
+
+
+def _combined(
+    execution: Execution,
+    flat: Array,
+    element: dtype,
+    where: Array,
+    operands: Array,
+    combine: _Combine,
+) -> Array:
+    """Carry the operations out, in order, and return what each of them found."""
+    order = np.argsort(where, kind="stable")
+    in_order = where[order]
+    first = np.ones(len(where), np.bool_)
+    first[1:] = in_order[1:] != in_order[:-1]
+    starts = np.flatnonzero(first)
+    turn_in_order = np.arange(len(where)) - np.repeat(starts, np.diff([*starts, len(where)]))
+    unique = in_order[starts]
+    old = flat[unique]
+    found = np.empty(len(where), element.compute)
+    turns = int(turn_in_order.max(initial=-1)) + 1
+    if turns == 1:
+        found = element.decode(flat[where])
+        flat[where] = element.encode(element.rounded(combine(found, operands)))
+    else:
+        by_turn = np.argsort(turn_in_order, kind="stable")
+        edges = np.searchsorted(turn_in_order[by_turn], np.arange(turns + 1))
+        for turn in range(turns):
+            chosen = order[by_turn[edges[turn] : edges[turn + 1]]]
+            here = where[chosen]
+            current = element.decode(flat[here])
+            found[chosen] = current
+            flat[here] = element.encode(element.rounded(combine(current, operands[chosen])))
+    if execution.interleaves:
+        if not np.array_equal(old, flat[unique]):
+            execution.launch.memory.changes += 1
+    else:
+        execution.remember(lambda: flat.__setitem__(unique, old))
+    return found
+
+
+def _conclude(
+    execution: Execution,
+    target: Target,
+    access: Scattered,
+    result: tensor,
+    operands: tuple[Any, ...],
+) -> None:
+    launch = execution.launch
+    pointer = operands[0]
+    if launch.races is not None:
+        launch.races.on_atomic(execution, target, pointer)
+    if execution.observer is not None:
+        result.token = execution.note(
+            Operation(
+                "atomic",
+                target.action,
+                target.element.name,
+                access.touched,
+                tuple(map(int, execution.programs)),
+                size_bytes=access.touched * target.element.itemsize,
+                buffer=target.buffer.name,
+                space=target.buffer.space,
+                address=target.buffer.address + access.first * target.element.itemsize,
+                after=tokens_of(map(to_tensor, (each for each in operands if each is not None))),
+            )
+        )
+        execution.observer.settle()
+    if execution.interleaves and result.numel == 1:
+        where = (site(), target.buffer.address, int(pointer.data.reshape(-1)[0]))
+        execution.probe(where, result.data.tobytes())

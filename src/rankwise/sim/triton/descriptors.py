@@ -1,0 +1,224 @@
+"""Block pointers and tensor descriptors: a window onto a tensor, and where it stands.
+
+Both become ordinary pointers and masks when they are used, so that bounds, lockstep and timing are
+those of `access`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rankwise.sim.triton import dtypes as t
+from rankwise.sim.triton.access import element_of, load, store
+from rankwise.sim.triton.arithmetic import add, bit_and, compare, in_type, mul
+from rankwise.sim.triton.atomics import atomic
+from rankwise.sim.triton.constants import plain
+from rankwise.sim.triton.creation import arange
+from rankwise.sim.triton.execution import KernelTypeError, KernelValueError, place
+from rankwise.sim.triton.promotion import to_tensor
+from rankwise.sim.triton.shapes import broadcast_to
+from rankwise.sim.triton.tensor import plain_shape, tensor
+
+
+def _numbers(values: Any) -> list[tensor]:
+    return [in_type(to_tensor(value), t.int64) for value in plain(values)]
+
+
+def _window(
+    base: tensor, strides: list[tensor], offsets: list[tensor], block: tuple[int, ...]
+) -> tuple[tensor, list[tensor]]:
+    """Pointers to the elements of a block, and their index along each axis."""
+    rank = len(block)
+    indices = []
+    pointers = base
+    for axis, (size, stride, offset) in enumerate(zip(block, strides, offsets, strict=True)):
+        steps = in_type(arange(0, size), t.int64)
+        index = add(_along_axis(steps, axis, rank), offset)
+        indices.append(index)
+        pointers = add(pointers, mul(index, stride))
+    return broadcast_to(pointers, block), indices
+
+
+def _along_axis(steps: tensor, axis: int, rank: int) -> tensor:
+    """A row of numbers along one axis of a block."""
+    keys: list[Any] = [None] * rank
+    keys[axis] = slice(None)
+    return steps[tuple(keys)]
+
+
+def _inside(
+    indices: list[tensor], sizes: list[tensor], axes: Sequence[int], block: tuple[int, ...]
+) -> tensor | None:
+    mask: tensor | None = None
+    for axis in axes:
+        index = broadcast_to(indices[axis], block)
+        for each in (compare("<", index, sizes[axis]), compare(">=", index, 0)):
+            mask = each if mask is None else bit_and(mask, each)
+    return mask
+
+
+class BlockPointer:
+    """A window of fixed size onto a tensor; made by `make_block_ptr`, moved by `advance`."""
+
+    def __init__(
+        self,
+        base: tensor,
+        shape: list[tensor],
+        strides: list[tensor],
+        offsets: list[tensor],
+        block_shape: tuple[int, ...],
+    ) -> None:
+        self.base = base
+        self.tensor_shape = shape
+        self.strides = strides
+        self.offsets = offsets
+        self.shape = block_shape
+        self.dtype = t.pointer_type(element_of(base))
+
+    @property
+    def type(self) -> t.dtype:
+        """Pointer to a block."""
+        return t.pointer_type(self.dtype.element_ty)
+
+    def advanced(self, offsets: Any) -> "BlockPointer":
+        """The window moved by so many elements along each axis."""
+        steps = _numbers(offsets)
+        if len(steps) != len(self.offsets):
+            raise KernelValueError(
+                f"{place()}: a block pointer of {len(self.offsets)} axes is moved along "
+                f"{len(steps)}"
+            )
+        moved = [add(old, step) for old, step in zip(self.offsets, steps, strict=True)]
+        return BlockPointer(self.base, self.tensor_shape, self.strides, moved, self.shape)
+
+    def aimed(self, boundary_check: Any) -> tuple[tensor, tensor | None]:
+        """Pointers and mask of an access, bounded along the axes that are to be checked."""
+        pointers, indices = _window(self.base, self.strides, self.offsets, self.shape)
+        axes = plain(boundary_check)
+        axes = (axes,) if isinstance(axes, int) else tuple(map(plain, axes or ()))
+        return pointers, _inside(indices, self.tensor_shape, axes, self.shape)
+
+
+def make_block_ptr(
+    base: tensor, shape: Any, strides: Any, offsets: Any, block_shape: Any, order: Any
+) -> BlockPointer:
+    """A window of `block_shape` at `offsets` of a tensor."""
+    del order  # how the accelerator lays the block out changes nothing here
+    parts = [_numbers(each) for each in (shape, strides, offsets)]
+    block = plain_shape((plain(block_shape),))
+    if any(len(part) != len(block) for part in parts):
+        raise KernelValueError(
+            f"{place()}: shape, strides, offsets and block_shape have {len(parts[0])}, "
+            f"{len(parts[1])}, {len(parts[2])} and {len(block)} axes; they must have the same"
+        )
+    return BlockPointer(base, parts[0], parts[1], parts[2], block)
+
+
+def advance(base: BlockPointer, offsets: Any) -> BlockPointer:
+    """A block pointer moved along its axes."""
+    if not isinstance(base, BlockPointer):
+        raise KernelTypeError(f"{place()}: advance moves block pointers, not {base!r}")
+    return base.advanced(offsets)
+
+
+class tensor_descriptor:
+    """A tensor seen through blocks of one shape; loads beyond its end give zeros."""
+
+    def __init__(
+        self,
+        base: tensor,
+        shape: list[tensor],
+        strides: list[tensor],
+        block_shape: tuple[int, ...],
+        padding: str = "zero",
+    ) -> None:
+        self.base = base
+        self.shape = shape
+        self.strides = strides
+        self.block_shape = block_shape
+        self.dtype = element_of(base)
+        self.padding = padding
+
+    @property
+    def type(self) -> t.dtype:
+        """The type of a block."""
+        return t.block_type(self.dtype, self.block_shape)
+
+    def _aimed(self, offsets: Any) -> tuple[tensor, tensor | None]:
+        starts = _numbers(offsets)
+        if len(starts) != len(self.block_shape):
+            raise KernelValueError(
+                f"{place()}: a descriptor of {len(self.block_shape)} axes is used with "
+                f"{len(starts)} offsets"
+            )
+        pointers, indices = _window(self.base, self.strides, starts, self.block_shape)
+        axes = range(len(self.block_shape))
+        return pointers, _inside(indices, self.shape, axes, self.block_shape)
+
+    def load(self, offsets: Any) -> tensor:
+        """The block that starts at these offsets."""
+        pointers, mask = self._aimed(offsets)
+        return load(pointers, mask, float("nan") if self.padding == "nan" else None)
+
+    def store(self, offsets: Any, value: Any) -> None:
+        """Write a block; what lies beyond the end is left out."""
+        pointers, mask = self._aimed(offsets)
+        store(pointers, value, mask)
+
+    def _atomic(self, name: str, offsets: Any, value: Any) -> tensor:
+        pointers, mask = self._aimed(offsets)
+        return atomic(name, pointers, value, mask)
+
+    def atomic_add(self, offsets: Any, value: Any) -> tensor:
+        """Add a block to memory."""
+        return self._atomic("add", offsets, value)
+
+    def atomic_max(self, offsets: Any, value: Any) -> tensor:
+        """Keep the greater of memory and a block."""
+        return self._atomic("max", offsets, value)
+
+    def atomic_min(self, offsets: Any, value: Any) -> tensor:
+        """Keep the smaller of memory and a block."""
+        return self._atomic("min", offsets, value)
+
+    def gather(self, x_offsets: tensor, y_offset: Any) -> tensor:
+        """Rows picked by a block of row numbers, from one column on."""
+        pointers, mask = self._rows(x_offsets, y_offset)
+        return load(pointers, mask, None)
+
+    def scatter(self, value: Any, x_offsets: tensor, y_offset: Any) -> None:
+        """Write rows picked by a block of row numbers, from one column on."""
+        pointers, mask = self._rows(x_offsets, y_offset)
+        store(pointers, value, mask)
+
+    def _rows(self, x_offsets: tensor, y_offset: Any) -> tuple[tensor, tensor]:
+        rows = in_type(x_offsets, t.int64)[:, None]
+        columns = add(in_type(arange(0, self.block_shape[1]), t.int64), y_offset)[None, :]
+        block = (x_offsets.shape[0], self.block_shape[1])
+        pointers = add(add(self.base, mul(rows, self.strides[0])), mul(columns, self.strides[1]))
+        mask = _inside([rows, columns], self.shape, (0, 1), block)
+        assert mask is not None
+        return broadcast_to(pointers, block), mask
+
+
+def make_tensor_descriptor(
+    base: tensor, shape: Any, strides: Any, block_shape: Any, padding_option: str = "zero"
+) -> tensor_descriptor:
+    """A descriptor of a tensor, for blocks of one shape."""
+    sizes, steps = _numbers(shape), _numbers(strides)
+    block = plain_shape((plain(block_shape),))
+    if not len(sizes) == len(steps) == len(block):
+        raise KernelValueError(
+            f"{place()}: shape, strides and block_shape have {len(sizes)}, {len(steps)} and "
+            f"{len(block)} axes; they must have the same"
+        )
+    return tensor_descriptor(base, sizes, steps, block, plain(padding_option))
+
+
+def load_tensor_descriptor(desc: tensor_descriptor, offsets: Any) -> tensor:
+    """The block that starts at these offsets."""
+    return desc.load(offsets)
+
+
+def store_tensor_descriptor(desc: tensor_descriptor, offsets: Any, value: Any) -> None:
+    """Write a block."""
+    desc.store(offsets, value)

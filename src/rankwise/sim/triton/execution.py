@@ -1,0 +1,352 @@
+"""What a running kernel function is running for: a group of programs in lockstep.
+
+A kernel function is called once for a whole group of programs. Every value has a leading program
+axis, so one numpy operation does the work of all of them. Programs that decide differently, at an
+`if` or a loop bound, cannot go on together: the group ends with `GroupSplit`, what it has stored is
+taken back, and each part starts again on its own. Programs that wait for one another cannot run in
+lockstep at all: the group ends with `MustInterleave`, and every program gets a greenlet.
+
+So that taking back is rare and cheap, a group keeps its stores to itself until it ends or reads
+from a buffer that it has written.
+
+Exactly one execution is active in the process at a time; whoever switches greenlets sets it.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+import numpy as np
+
+from rankwise.base.errors import LocalProtocolError, SimulationError
+from rankwise.sim.triton.dtypes import Array
+
+if TYPE_CHECKING:
+    from rankwise.sim.triton.memory import Buffer, Memory
+    from rankwise.sim.triton.races import RaceDetector
+
+
+class KernelError(SimulationError):
+    """A kernel did what no kernel may do; the message names kernel, line and program."""
+
+
+class OutOfBounds(KernelError, IndexError):
+    """A load or store touched what lies outside its buffer."""
+
+
+class KernelTypeError(KernelError, TypeError):
+    """An operation was given types or shapes that it is not defined for."""
+
+
+class KernelValueError(KernelError, ValueError):
+    """An operation was given a value that it is not defined for."""
+
+
+class DeviceAssertion(KernelError, AssertionError):
+    """A `device_assert` or `static_assert` of the kernel did not hold."""
+
+
+class DataRace(KernelError):
+    """Two programs of a launch used the same element, unordered, and one of them wrote it."""
+
+
+class Unsupported(KernelError, NotImplementedError):
+    """A name of the language that is not emulated."""
+
+
+class GroupSplit(BaseException):
+    """Programs of the group decided differently.
+
+    Not an `Exception`: kernels must not catch it.
+
+    Attributes:
+        parts: positions in the group, one array per way of going on.
+    """
+
+    def __init__(self, parts: list[Array]) -> None:
+        super().__init__()
+        self.parts = parts
+
+
+class MustInterleave(BaseException):
+    """The kernel's programs may wait for one another."""
+
+
+class Operation(msgspec.Struct, frozen=True):
+    """One operation of a kernel, as an observer is told of it.
+
+    Sizes are those of one program. `programs` is who did it: in lockstep, several at once.
+
+    Attributes:
+        kind: `load`, `store`, `dot`, `math`, `atomic`, `send` or `receive`.
+        name: the operation itself: `add`, `exp`, `sum`.
+        dtype: the name of the type of what was moved or calculated.
+        elements: how many elements the result has (or, for a reduction, its operand).
+        size_bytes: bytes moved to or from memory; 0 for calculations.
+        shape: `(m, n, k)` of a dot, with the batch multiplied into `m`.
+        buffer: the buffer's name for an access to memory.
+        space: the memory that the buffer lies in.
+        address: the lowest byte that an access to memory touches.
+        programs: linear program ids.
+        after: tokens of the operations whose results this one reads.
+    """
+
+    kind: str
+    name: str
+    dtype: str
+    elements: int
+    programs: tuple[int, ...]
+    size_bytes: int = 0
+    shape: tuple[int, int, int] | None = None
+    buffer: str = ""
+    space: str = ""
+    address: int = 0
+    after: tuple[Any, ...] = ()
+
+
+class Observer(Protocol):
+    """Is told of every operation, in the order in which they are carried out."""
+
+    def operation(self, operation: Operation) -> Any:
+        """Take note; what is returned becomes the token of the operation's result."""
+        ...
+
+    def settle(self) -> None:
+        """Wait until everything noted so far has happened: the programs are about to meet."""
+        ...
+
+
+class Deferred(Protocol):
+    """A store that has been checked and not yet been made."""
+
+    buffer: "Buffer"
+
+    def make(self) -> None:
+        """Write."""
+        ...
+
+    def make_and_remember(self) -> Callable[[], None]:
+        """Write, and return what takes it back."""
+        ...
+
+
+class Launch:
+    """What all executions of one kernel launch share."""
+
+    def __init__(
+        self,
+        name: str,
+        grid: tuple[int, int, int],
+        memory: "Memory",
+        *,
+        observer: Observer | None = None,
+        races: "RaceDetector | None" = None,
+        computes: bool = True,
+        prints: Callable[[str], None] | None = None,
+    ) -> None:
+        self.name = name
+        self.grid = grid
+        self.memory = memory
+        self.observer = observer
+        self.races = races
+        self.computes = computes
+        self.prints = print if prints is None else prints
+        self.largest_block = 1
+        self.channels: Any = None
+
+    def saw_block(self, elements: int) -> None:
+        """Note how large a block is: how many programs go in lockstep is chosen by the largest."""
+        self.largest_block = max(self.largest_block, elements)
+
+
+class Execution:
+    """One call of a kernel function, for the programs `programs` (linear ids, ascending)."""
+
+    def __init__(
+        self, launch: Launch, programs: Array, *, wait: Callable[[], None] | None = None
+    ) -> None:
+        self.launch = launch
+        self.programs = programs
+        self.size = len(programs)
+        self.observer = launch.observer
+        self.wait = wait
+        self.changes_seen = -1
+        self._program_ids: dict[int, Array] = {}
+        self._last_probe: dict[tuple[Any, ...], Any] = {}
+        self.deferred: list[Deferred] = []
+        self._undo: list[Callable[[], None]] = []
+
+    @property
+    def interleaves(self) -> bool:
+        """Whether this is one program among others that run at the same time."""
+        return self.wait is not None
+
+    def program_id(self, axis: int) -> Array:
+        """The programs' positions in the grid along an axis."""
+        found = self._program_ids.get(axis)
+        if found is None:
+            width, height, _depth = self.launch.grid
+            divisor = (1, width, width * height)[axis]
+            found = (self.programs // divisor % self.launch.grid[axis]).astype(np.int32)
+            self._program_ids[axis] = found
+        return found
+
+    def coordinates(self, position: int) -> tuple[int, int, int]:
+        """The program id, in three parts, of the program at a position of the group."""
+        x, y, z = (int(self.program_id(axis)[position]) for axis in range(3))
+        return x, y, z
+
+    def store(self, store: Deferred) -> None:
+        """Make a store, now or when it matters."""
+        if self.interleaves:
+            self.launch.memory.changes += 1
+            store.make()
+        else:
+            self.deferred.append(store)
+
+    def before_reading(self, buffer: "Buffer") -> None:
+        """See to it that what the group has stored in a buffer is there."""
+        if self.deferred and any(store.buffer.region == buffer.region for store in self.deferred):
+            self.flush()
+
+    def flush(self) -> None:
+        """Make the deferred stores, and remember how to take them back."""
+        for store in self.deferred:
+            if self.size == 1:
+                store.make()
+            else:
+                self._undo.append(store.make_and_remember())
+        self.deferred.clear()
+
+    def remember(self, undo: Callable[[], None]) -> None:
+        """Keep what takes back a change that was made directly."""
+        if self.size > 1:
+            self._undo.append(undo)
+
+    def finish(self) -> None:
+        """Make what is left to store; the group's work is final."""
+        for store in self.deferred:
+            store.make()
+        self.deferred.clear()
+
+    def take_back(self) -> None:
+        """Undo every store that was made, the latest first, and forget the others."""
+        self.deferred.clear()
+        while self._undo:
+            self._undo.pop()()
+
+    def probe(self, site: tuple[Any, ...], value: Any) -> None:
+        """Note that a program looked at memory in a way in which programs wait.
+
+        Seeing the same at the same place again means that it waits: others go on first.
+        """
+        if self.wait is None:
+            return
+        if self._last_probe.get(site) == value:
+            self.wait()
+        else:
+            self._last_probe[site] = value
+
+    def decide(self, values: Array) -> Any:
+        """The one value that all programs of the group have; else the group ends here."""
+        first = values[0]
+        if len(values) == 1 or (values == first).all():
+            return first
+        raise GroupSplit(parts_by(values))
+
+    def note(self, operation: Operation) -> Any:
+        """Tell the observer; only called when there is one."""
+        assert self.observer is not None
+        return self.observer.operation(operation)
+
+
+def parts_by(values: Array) -> list[Array]:
+    """Positions grouped by their value, in the order in which the values appear first."""
+    _unique, first, inverse = np.unique(values, return_index=True, return_inverse=True)
+    return [np.flatnonzero(inverse == which) for which in np.argsort(first, kind="stable")]
+
+
+class _Active:
+    """The execution that is running."""
+
+    execution: Execution | None = None
+
+
+ACTIVE = _Active()
+KERNEL_CODE: set[CodeType] = set()
+"""Code of kernel functions: how a kernel's frames are told from ours."""
+
+
+def active() -> Execution:
+    """The execution that is running; an error outside a kernel."""
+    execution = ACTIVE.execution
+    if execution is None:
+        raise LocalProtocolError(
+            "an operation of the kernel language was used outside a kernel",
+            hint="call it from a function that is launched with kernel[grid](...)",
+        )
+    return execution
+
+
+def kernel_frames() -> Iterable[FrameType]:
+    """The frames of kernel code on the stack, innermost first."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 (there is no other way to the caller)
+    while frame is not None:
+        if frame.f_code in KERNEL_CODE:
+            yield frame
+        frame = frame.f_back
+
+
+def site() -> tuple[Any, ...]:
+    """Which instruction of the kernel is being carried out."""
+    for frame in kernel_frames():
+        return frame.f_code, frame.f_lasti
+    return ()
+
+
+def place() -> str:
+    """Where in the kernel we are: `kernel "add" (vector.py:12)`."""
+    name = ACTIVE.execution.launch.name if ACTIVE.execution is not None else "?"
+    for frame in kernel_frames():
+        return f'kernel "{name}" ({frame.f_code.co_filename}:{frame.f_lineno})'
+    return f'kernel "{name}"'
+
+
+def program_text(position: int) -> str:
+    """The program at a position of the group, in words."""
+    return f"program {active().coordinates(position)}"
+
+
+def tokens_of(operands: Iterable[Any]) -> tuple[Any, ...]:
+    """The tokens of the operations that gave these operands, without repetition."""
+    tokens: list[Any] = []
+    for operand in operands:
+        token = getattr(operand, "token", None)
+        if token is not None and not any(token is known for known in tokens):
+            tokens.append(token)
+    return tuple(tokens)
+
+
+def note_math(name: str, result: Any, operands: Sequence[Any], elements: int | None = None) -> None:
+    """Tell the observer of a calculation on blocks.
+
+    What concerns single numbers or addresses that follow a pattern is free: an accelerator's
+    scalar core and address generators do it on the side.
+    """
+    execution = active()
+    tokens = tokens_of(operands)
+    if result.shape == () and elements is None:
+        result.token = tokens[0] if len(tokens) == 1 else tokens or None
+        return
+    result.token = execution.note(
+        Operation(
+            "math",
+            name,
+            result.dtype.name,
+            result.numel if elements is None else elements,
+            tuple(map(int, execution.programs)),
+            after=tokens,
+        )
+    )

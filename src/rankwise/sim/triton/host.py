@@ -1,0 +1,197 @@
+"""Arguments of a launch: what a caller passes, as what a kernel sees.
+
+An array becomes a pointer to its first element, a number a scalar of the narrowest type that Triton
+would choose. Arrays of any library are taken by their shape: `__array_interface__`, or torch's
+`data_ptr`; torch itself is never imported. A strided view is seen through the whole run of elements
+between its first and its last, as on a device.
+"""
+
+import sys
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rankwise.base.errors import LocalProtocolError
+from rankwise.sim.triton import dtypes as t
+from rankwise.sim.triton.affine import Affine
+from rankwise.sim.triton.constants import plain
+from rankwise.sim.triton.descriptors import tensor_descriptor
+from rankwise.sim.triton.dtypes import Array, dtype
+from rankwise.sim.triton.memory import Buffer
+from rankwise.sim.triton.promotion import number_type
+from rankwise.sim.triton.tensor import scalar, tensor
+
+
+class TypedArray(NamedTuple):
+    """An array of bits with the type that numpy has no name for: bfloat16 or an eight-bit float."""
+
+    array: Array
+    dtype: dtype
+
+    def numpy(self) -> Array:
+        """The values, as float32."""
+        return self.dtype.decode(self.array)
+
+
+def typed(values: Any, type_: dtype) -> TypedArray:
+    """Values rounded to a type, in memory's form; for types that numpy has not."""
+    rounded = type_.rounded(np.asarray(values).astype(type_.compute))
+    return TypedArray(type_.encode(rounded), type_)
+
+
+class TensorDescriptor:
+    """A tensor seen through blocks of one shape, made on the host."""
+
+    def __init__(
+        self,
+        base: Any,
+        shape: list[int],
+        strides: list[int],
+        block_shape: list[int],
+        padding: str = "zero",
+    ) -> None:
+        if not len(shape) == len(strides) == len(block_shape):
+            raise LocalProtocolError(
+                f"a TensorDescriptor got {len(shape)} sizes, {len(strides)} strides and "
+                f"{len(block_shape)} block sizes: they must be equally many"
+            )
+        if strides and strides[-1] != 1:
+            raise LocalProtocolError(
+                f"the last axis of a TensorDescriptor has stride {strides[-1]}: it must be 1"
+            )
+        self.base = base
+        self.shape = list(shape)
+        self.strides = list(strides)
+        self.block_shape = list(block_shape)
+        self.padding = padding
+
+    @staticmethod
+    def from_tensor(
+        tensor: Any, block_shape: list[int], padding: str = "zero"
+    ) -> "TensorDescriptor":
+        """Describe a whole tensor."""
+        strides = tensor.stride() if hasattr(tensor, "stride") else _element_strides(tensor)
+        return TensorDescriptor(tensor, list(tensor.shape), list(strides), block_shape, padding)
+
+
+def _element_strides(array: Array) -> list[int]:
+    return [stride // array.itemsize for stride in np.asarray(array).strides]
+
+
+class Arguments:
+    """Turns a launch's arguments into what the kernel sees; keeps the buffers they brought."""
+
+    def __init__(self) -> None:
+        self.buffers: list[Buffer] = []
+
+    def adapted(self, name: str, value: Any) -> Any:
+        """An argument as the kernel sees it."""
+        value = plain(value)
+        if value is None or isinstance(value, (str, dtype, tensor)):
+            return value
+        if isinstance(value, (bool, int, float, np.number, np.bool_)):
+            return _number(value)
+        if isinstance(value, TensorDescriptor):
+            return self._descriptor(name, value)
+        if isinstance(value, (tuple, list)) and not isinstance(value, TypedArray):
+            parts = [self.adapted(f"{name}[{at}]", each) for at, each in enumerate(value)]
+            return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+        buffer = self._buffer(name, value)
+        if buffer is None:
+            if callable(value):
+                return value
+            raise LocalProtocolError(
+                f"argument {name!r} of a kernel is a {type(value).__name__}: it has to be an array "
+                "(numpy, torch on the CPU, __array_interface__), a number, a string or None"
+            )
+        return self.pointer_to(buffer)
+
+    def pointer_to(self, buffer: Buffer) -> tensor:
+        """A pointer to the first element of a buffer."""
+        self.buffers.append(buffer)
+        start = Affine(np.zeros(1, np.int64), ())
+        type_ = t.pointer_type(buffer.dtype)
+        return tensor(start.base, type_, (), affine=start, buffer=buffer)
+
+    def _descriptor(self, name: str, value: TensorDescriptor) -> Any:
+        buffer = self._buffer(name, value.base)
+        if buffer is None:
+            raise LocalProtocolError(f"the base of descriptor {name!r} is no array")
+        sizes = [scalar(size, t.int64) for size in value.shape]
+        strides = [scalar(stride, t.int64) for stride in value.strides]
+        return tensor_descriptor(
+            self.pointer_to(buffer), sizes, strides, tuple(value.block_shape), value.padding
+        )
+
+    def _buffer(self, name: str, value: Any) -> Buffer | None:
+        if isinstance(value, Buffer):
+            return value
+        kernel_buffer = getattr(value, "kernel_buffer", None)
+        if kernel_buffer is not None:
+            found = kernel_buffer()
+            assert isinstance(found, Buffer)
+            return found
+        if isinstance(value, TypedArray):
+            return _array_buffer(name, value.array, value.dtype)
+        if isinstance(value, np.ndarray):
+            return _array_buffer(name, value, _type_of(name, value))
+        if hasattr(value, "data_ptr"):
+            return _torch_buffer(name, value)
+        if hasattr(value, "__array_interface__"):
+            array = np.asarray(value)
+            return _array_buffer(name, array, _type_of(name, array))
+        return None
+
+
+def _number(value: Any) -> tensor:
+    if isinstance(value, np.generic):
+        value = value.item()
+    type_ = number_type(value)
+    if type_ is t.uint32:
+        type_ = t.int64
+    if type_ is t.float64:
+        type_ = t.float32
+    return scalar(value, type_)
+
+
+def _type_of(name: str, array: Array) -> dtype:
+    try:
+        return t.dtype_of_numpy(array.dtype)
+    except TypeError:
+        raise LocalProtocolError(
+            f"argument {name!r} is an array of {array.dtype}, which kernels cannot use"
+        ) from None
+
+
+def _array_buffer(name: str, array: Array, type_: dtype) -> Buffer:
+    if array.flags.c_contiguous:
+        flat = array.reshape(-1)
+    else:
+        if min(array.strides, default=0) < 0:
+            raise LocalProtocolError(
+                f"argument {name!r} is an array with a negative stride: copy it"
+            )
+        reach = sum(
+            (size - 1) * stride for size, stride in zip(array.shape, array.strides, strict=True)
+        )
+        length = reach // array.itemsize + 1 if array.size else 0
+        flat = np.lib.stride_tricks.as_strided(
+            array, (length,), (array.itemsize,), writeable=array.flags.writeable
+        )
+    return Buffer(name, flat, type_, int(array.__array_interface__["data"][0]))
+
+
+def _torch_buffer(name: str, value: Any) -> Buffer:
+    """A torch tensor on the CPU; types that numpy has not are read as integers of their size."""
+    device = getattr(getattr(value, "device", None), "type", "cpu")
+    if device != "cpu":
+        raise LocalProtocolError(
+            f"argument {name!r} is a tensor on {device!r}: kernels are emulated on the CPU",
+            hint="move it with .cpu()",
+        )
+    type_ = t.dtype_named(str(value.dtype))
+    bits = value.detach() if hasattr(value, "detach") else value
+    if type_.is_bf16() or type_.is_fp8():
+        torch = sys.modules[type(value).__module__.partition(".")[0]]
+        bits = bits.view(torch.uint8 if type_.is_fp8() else torch.int16)
+    return _array_buffer(name, bits.numpy().view(type_.storage), type_)

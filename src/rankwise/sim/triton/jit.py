@@ -1,0 +1,290 @@
+"""`jit`: a Python function as a kernel.
+
+The function runs as it is, under two names of Python's that a kernel means differently: `range`
+counts in the language's integers and over bounds that differ between programs, and `min`, `max` and
+`print` take tensors. Its globals are copied for that, anew at each launch, so that the user's
+module stays as it is.
+"""
+
+import ast
+import builtins
+import inspect
+import textwrap
+from collections.abc import Callable, Mapping
+from tokenize import TokenError
+from types import FunctionType, SimpleNamespace
+from typing import Any
+
+from rankwise.base.errors import LocalProtocolError
+from rankwise.sim.triton import creation, debug, functions
+from rankwise.sim.triton.constants import constexpr, plain
+from rankwise.sim.triton.execution import ACTIVE, KERNEL_CODE, Launch, Observer
+from rankwise.sim.triton.host import Arguments
+from rankwise.sim.triton.launching import run_launch
+from rankwise.sim.triton.memory import Memory
+from rankwise.sim.triton.races import RaceDetector
+from rankwise.sim.triton.tensor import tensor
+
+_OPTIONS = frozenset({
+    "num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion", "debug", "arch", "kpack",
+    "allow_fp8e4nv", "launch_cooperative_grid", "launch_pdl", "waves_per_eu", "cluster_dims",
+    "matrix_instr_nonkdim", "sanitize_overflow", "ir_override", "instrumentation_mode",
+})  # fmt: skip
+"""Options of compilers, which change nothing here."""
+
+_WAITING_CALLS = frozenset({"load", "atomic_add", "atomic_xchg", "atomic_or", "atomic_and",
+                            "atomic_max", "atomic_min", "atomic_cas", "atomic_load"})  # fmt: skip
+
+
+def _extremum(own: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
+    def extremum(*args: Any, **kwargs: Any) -> Any:
+        if kwargs or not any(isinstance(plain(arg), tensor) for arg in args):
+            return own(*map(plain, args), **kwargs)
+        result = args[0]
+        for arg in args[1:]:
+            result = ours(result, arg)
+        return result
+
+    return extremum
+
+
+_KERNEL_BUILTINS: dict[str, Any] = {
+    **vars(builtins),
+    "range": creation.range,
+    "min": _extremum(builtins.min, functions.minimum),
+    "max": _extremum(builtins.max, functions.maximum),
+    "print": lambda *args, **_kwargs: debug.device_print(*args),
+}
+
+
+class _Generation:
+    """Counts launches: globals are copied anew for each."""
+
+    number = 0
+
+
+class KernelFunction:
+    """A function under the kernel's builtins."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        if not isinstance(function, FunctionType):
+            raise LocalProtocolError(f"{function!r} is no function: a kernel has to be one")
+        self._source = function
+        self._globals: dict[str, Any] = {"__builtins__": _KERNEL_BUILTINS}
+        self._function = FunctionType(
+            function.__code__,
+            self._globals,
+            function.__name__,
+            function.__defaults__,
+            function.__closure__,
+        )
+        self._function.__kwdefaults__ = function.__kwdefaults__
+        self._generation = -1
+        KERNEL_CODE.add(function.__code__)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it, with its module's globals as they were at its first use in this launch."""
+        if self._generation != _Generation.number:
+            self._generation = _Generation.number
+            self._globals.update(self._source.__globals__)
+            self._globals["__builtins__"] = _KERNEL_BUILTINS
+        return self._function(*args, **kwargs)
+
+
+class GridLauncher:
+    """What `kernel[grid]` gives: call it with the kernel's arguments."""
+
+    def __getitem__(self, grid: Any) -> Callable[..., Any]:
+        """A launch over a grid: a tuple, a number, or a function of the kernel's parameters."""
+        return lambda *args, **kwargs: self.run(*args, grid=grid, warmup=False, **kwargs)
+
+    def run(self, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        """Launch the kernel."""
+        raise NotImplementedError
+
+    def warmup(self, *args: Any, grid: Any = (1,), **kwargs: Any) -> Any:
+        """What compiling would have given, without running anything."""
+        return self.run(*args, grid=grid, warmup=True, **kwargs)
+
+
+class CompiledKernel:
+    """Stands for the binary that a compiler would have made.
+
+    Its figures are those of a kernel that uses little, so that programs which choose their grid by
+    occupancy get a sensible one.
+    """
+
+    def __init__(self, name: str, num_warps: int) -> None:
+        self.name = name
+        self.n_regs = 32
+        self.n_spills = 0
+        self.n_max_threads = 1024
+        self.metadata = SimpleNamespace(
+            name=name, shared=0, num_warps=num_warps, num_ctas=1, num_stages=1
+        )
+        self.asm: dict[str, str] = {}
+        self.kernel = name
+
+    def _init_handles(self) -> None:
+        """Nothing has to be loaded."""
+
+
+class JITFunction(GridLauncher):
+    """A kernel, or a function that kernels call."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        *,
+        observer: Observer | None = None,
+        detect_races: bool = False,
+    ) -> None:
+        self.fn = fn
+        self.kernel_function = KernelFunction(fn)
+        self.__name__ = fn.__name__
+        self.__qualname__ = fn.__qualname__
+        self.__doc__ = fn.__doc__
+        self.__module__ = fn.__module__
+        self.signature = inspect.signature(fn)
+        self.arg_names = list(self.signature.parameters)
+        self.constants = frozenset(
+            name
+            for name, parameter in self.signature.parameters.items()
+            if "constexpr" in str(parameter.annotation) or parameter.annotation is constexpr
+        )
+        self.observer = observer
+        self.detect_races = detect_races
+        self._waits: bool | None = None
+
+    @property
+    def src(self) -> str:
+        """Its source."""
+        return textwrap.dedent(inspect.getsource(self.fn))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it from another kernel."""
+        if ACTIVE.execution is None:
+            raise LocalProtocolError(
+                f"{self.__name__} is a kernel: call it from another kernel, or launch it with "
+                f"{self.__name__}[grid](...)"
+            )
+        return self.kernel_function(*args, **kwargs)
+
+    def waits(self) -> bool:
+        """Whether its source shows a loop that waits for memory to change."""
+        if self._waits is None:
+            self._waits = _has_waiting_loop(self.fn)
+        return self._waits
+
+    def bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The kernel's parameters by name, without the options meant for a compiler."""
+        own = {
+            name: value
+            for name, value in kwargs.items()
+            if name in self.signature.parameters or name not in _OPTIONS
+        }
+        try:
+            bound = self.signature.bind(*args, **own)
+        except TypeError as error:
+            raise TypeError(f"kernel {self.__name__}: {error}") from None
+        bound.apply_defaults()
+        return dict(bound.arguments)
+
+    def run(self, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        """Launch the kernel; with `warmup`, only look at its arguments."""
+        kwargs.pop("warmup", None)
+        given = self.bound(args, kwargs)
+        compiled = CompiledKernel(self.__name__, int(kwargs.get("num_warps", 4)))
+        if warmup:
+            return compiled
+        sizes = grid_sizes(grid, given)
+        launch, body = self.prepared(given, sizes)
+        if 0 not in sizes:
+            alone = launch.observer is not None or launch.races is not None or self.waits()
+            run_launch(launch, body, interleave=alone)
+        return compiled
+
+    def prepared(
+        self, given: Mapping[str, Any], grid: tuple[int, int, int]
+    ) -> tuple[Launch, Callable[[], Any]]:
+        """A launch that is ready to run, and the kernel's body with its arguments."""
+        arguments = Arguments()
+        seen = {
+            name: plain(value) if name in self.constants else arguments.adapted(name, value)
+            for name, value in given.items()
+        }
+        memory = Memory(arguments.buffers)
+        races = RaceDetector(grid[0] * grid[1] * grid[2]) if self.detect_races else None
+        launch = Launch(self.__name__, grid, memory, observer=self.observer, races=races)
+        _Generation.number += 1
+        return launch, lambda: self.kernel_function(**seen)
+
+
+def grid_sizes(grid: Any, given: Mapping[str, Any]) -> tuple[int, int, int]:
+    """The grid as three numbers; a function gets the kernel's parameters by name."""
+    if callable(grid):
+        grid = grid({name: plain(value) for name, value in given.items()})
+    if not isinstance(grid, (tuple, list)):
+        grid = (grid,)
+    if not 1 <= len(grid) <= 3:
+        raise ValueError(f"a grid has one to three axes, not {len(grid)}: {grid!r}")
+    sizes = [int(plain(size)) for size in grid]
+    if any(size < 0 for size in sizes):
+        raise ValueError(f"a grid cannot have a negative size: {tuple(sizes)}")
+    width, height, depth = sizes + [1] * (3 - len(sizes))
+    return width, height, depth
+
+
+def _has_waiting_loop(function: Callable[..., Any]) -> bool:
+    """Whether a `while` of the function looks at memory and decides by it whether to go on."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, SyntaxError, TokenError):  # no source: a compare-and-swap still tells
+        return False
+    for loop in ast.walk(tree):
+        if isinstance(loop, ast.While):
+            if _looks_at_memory(loop.test):
+                return True
+            names = {node.id for node in ast.walk(loop.test) if isinstance(node, ast.Name)}
+            for statement in ast.walk(loop):
+                if isinstance(statement, ast.Assign) and _looks_at_memory(statement.value):
+                    targets = {
+                        node.id
+                        for target in statement.targets
+                        for node in ast.walk(target)
+                        if isinstance(node, ast.Name)
+                    }
+                    if targets & names:
+                        return True
+    return False
+
+
+def _looks_at_memory(expression: ast.AST) -> bool:
+    return any(
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in _WAITING_CALLS
+        for node in ast.walk(expression)
+    )
+
+
+def jit(
+    fn: Callable[..., Any] | None = None,
+    *,
+    observer: Observer | None = None,
+    detect_races: bool = False,
+    **_options: Any,
+) -> Any:
+    """Make a kernel of a function.
+
+    Args:
+        fn: the function; without it, `jit(...)` is a decorator.
+        observer: is told of each operation.
+        detect_races: report two programs that use an element unordered, one of them writing.
+        _options: what a compiler would want to know (`noinline`, `do_not_specialize`, …).
+    """
+    if fn is None:
+        return lambda function: jit(function, observer=observer, detect_races=detect_races)
+    if isinstance(fn, JITFunction):
+        return fn
+    return JITFunction(fn, observer=observer, detect_races=detect_races)

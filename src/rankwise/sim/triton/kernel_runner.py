@@ -1,0 +1,313 @@
+"""`KernelRunner`: a kernel on the processing elements of a simulated machine.
+
+Each program is a fiber on the PE that its number gives. What it calculates is real; what that costs
+is told to the PE's engines (`timing`), and its messages go through the modelled queues (`queues`).
+Kernels are children of the main greenlet, which drives the agenda, never of the rank that happened
+to launch them: when a rank dies, its kernels do not die in the middle with it.
+
+A program that looks at memory twice and sees the same waits for the next store or atomic of any
+kernel on the machine. If none can come, the simulation itself finds the deadlock, and names the
+line.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import msgspec
+import numpy as np
+
+from rankwise.base.errors import LocalProtocolError
+from rankwise.sim.hardware.op_log import Operand
+from rankwise.sim.kernel import (
+    Event,
+    Process,
+    Simulator,
+    Steps,
+    all_of,
+    main_greenlet,
+    park,
+    start_fiber,
+)
+from rankwise.sim.triton.dtypes import Array, dtype, dtype_named
+from rankwise.sim.triton.execution import ACTIVE, Execution, Launch, Operation
+from rankwise.sim.triton.jit import JITFunction, grid_sizes
+from rankwise.sim.triton.memory import Buffer, Memory
+from rankwise.sim.triton.queues import PeQueues, ProgramQueues
+from rankwise.sim.triton.timing import ProgramClock
+from rankwise.sim.triton.tuning import Autotuner, Heuristics
+
+if TYPE_CHECKING:
+    from greenlet import greenlet
+
+    from rankwise.sim.hardware.environment import KernelEnvironment
+    from rankwise.sim.hardware.machine import Machine
+
+
+class DevicePointer(msgspec.Struct, frozen=True):
+    """An argument that lies in simulated memory.
+
+    Attributes:
+        address: the virtual address of its first byte, on the SIP of the launch.
+        dtype: the type of its elements, or its name.
+        elements: how many it has; up to the end of the mapping if None.
+        name: how messages call it.
+    """
+
+    address: int
+    dtype: Any
+    elements: int | None = None
+    name: str = ""
+
+
+class _SharedState:
+    """What the launches on one machine have in common."""
+
+    def __init__(self, machine: "Machine") -> None:
+        self.queues = PeQueues(machine)
+        self.changed = Event(machine.simulator, "memory to change")
+
+    def memory_changed(self, simulator: Simulator) -> None:
+        """Wake who waits for memory to change."""
+        before, self.changed = self.changed, Event(simulator, "memory to change")
+        before.succeed()
+
+
+_SHARED: "WeakKeyDictionary[Machine, _SharedState]" = WeakKeyDictionary()
+
+
+class KernelRunner:
+    """Runs kernels on a simulated machine; one runner may serve any number of launches.
+
+    Args:
+        meta: the kernel's compile-time parameters by name, and whatever arguments are passed so.
+        grid: the shape of the grid; a row of `num_programs` if None.
+        ahead: how many operations a program may run ahead of simulated time.
+
+    Attributes:
+        _parent: the greenlet above all kernels of the latest launch: the main one.
+    """
+
+    def __init__(
+        self,
+        meta: Mapping[str, Any] | None = None,
+        grid: tuple[int, ...] | None = None,
+        *,
+        ahead: int = 16,
+    ) -> None:
+        self._parent: greenlet | None = None
+        self.meta = dict(meta or {})
+        self.grid = grid
+        self.ahead = ahead
+
+    def run(
+        self,
+        env: "KernelEnvironment",
+        kernel_fn: Callable[..., Any],
+        kernel_args: Sequence[Any],
+        num_programs: int,
+    ) -> Steps:
+        """Run all programs of a launch; a process of the simulation, which ends when they all have.
+
+        The first step only says who the parent is: nothing of the kernel runs in the greenlet that
+        happens to make it.
+        """
+        self._parent = main_greenlet()
+        yield 0
+        launching = _Launching(env, self.ahead)
+        grid: Any = self.grid or num_programs
+        processes = launching.start(kernel_fn, kernel_args, dict(self.meta), grid)
+        if processes:
+            try:
+                yield all_of(processes)
+            except BaseException as exception:
+                _end(processes, exception)
+                raise
+        launching.log_results()
+
+
+def _end(processes: list[Process], cause: BaseException) -> None:
+    """End the programs that are left when one has failed."""
+    for process in processes:
+        if not process.is_done:
+            process.add_callback(lambda _event: None)  # its end is nobody's surprise
+            process.cancel(LocalProtocolError(f"another program of the launch failed: {cause}"))
+
+
+class _Launching:
+    """One launch on a simulated machine."""
+
+    def __init__(self, env: "KernelEnvironment", ahead: int) -> None:
+        self._env = env
+        self._ahead = ahead
+        self._simulator = env.simulator
+        self._stored: dict[str, Buffer] = {}
+        self._buffers: dict[str, Buffer] = {}
+        self._memory: Memory | None = None
+        self._changes_announced = 0
+        shared = _SHARED.get(env.machine)
+        if shared is None:
+            shared = _SHARED[env.machine] = _SharedState(env.machine)
+        self._shared = shared
+
+    def start(
+        self, kernel_fn: Any, kernel_args: Sequence[Any], meta: dict[str, Any], grid: Any
+    ) -> list[Process]:
+        """Start a fiber for each program."""
+        function, given = _bound(kernel_fn, kernel_args, meta)
+        given = {name: self._argument(name, value) for name, value in given.items()}
+        sizes = grid_sizes(grid, given)
+        launch, body = function.prepared(given, sizes)
+        launch.computes = self._env.enable_data
+        self._memory = launch.memory
+        count = sizes[0] * sizes[1] * sizes[2]
+        launch.channels = ProgramQueues(
+            self._shared.queues, self._env.machine, self._env.pe_of, count, _wait_for
+        )
+        return [
+            start_fiber(
+                self._simulator,
+                self._program,
+                launch,
+                body,
+                number,
+                name=f"{launch.name}[{number}] on {self._env.pe_of(number).name}",
+            )
+            for number in range(count)
+        ]
+
+    def _program(self, launch: Launch, body: Callable[[], Any], number: int) -> None:
+        execution = Execution(launch, np.array([number], np.int64), wait=self._wait_for_change)
+        pe = self._env.pe_of(number)
+
+        def start_dma(address: int, size: int, *, is_load: bool) -> Event:
+            size = min(size, self._env.mapping_at(address).end - address)
+            start = self._env.start_load if is_load else self._env.start_store
+            return start(pe, address, size)
+
+        clock = ProgramClock(
+            self._simulator, pe, start_dma, lambda event: _wait_for(execution, event),
+            self._log, self._ahead,
+        )  # fmt: skip
+        execution.observer = clock
+        ACTIVE.execution = execution
+        try:
+            with np.errstate(all="ignore"):
+                body()
+                clock.settle()
+        finally:
+            ACTIVE.execution = None
+
+    def _wait_for_change(self) -> None:
+        execution = ACTIVE.execution
+        assert execution is not None, "only a running program waits"
+        _wait_for(execution, self._shared.changed)
+
+    def _log(self, operation: Operation, place: str, start: int, end: int) -> None:
+        env = self._env
+        at = (Operand("hbm", f"sip{env.sip}", operation.address, operation.size_bytes),)
+        writes = operation.kind in ("store", "atomic")
+        reads = operation.kind in ("load", "atomic")
+        m, n, k = operation.shape or (0, 0, 0)
+        env.op_log.append(
+            operation.kind,
+            f"{env.name}.{operation.name}",
+            place,
+            start,
+            end,
+            size=operation.size_bytes,
+            flops=2 * m * n * k or (operation.elements if operation.kind == "math" else 0),
+            reads=at if reads else (),
+            writes=at if writes else (),
+        )
+        if writes:
+            self._announce_changes()
+            self._stored[operation.buffer] = self._buffers[operation.buffer]
+
+    def _announce_changes(self) -> None:
+        """Wake who waits for memory, if it has changed: who only looks must not wake the others."""
+        assert self._memory is not None, "programs store only once they run"
+        if self._memory.changes != self._changes_announced:
+            self._changes_announced = self._memory.changes
+            self._shared.memory_changed(self._simulator)
+
+    def log_results(self) -> None:
+        """Give the op log the bytes of what the kernel has stored, for its replay."""
+        env = self._env
+        if not env.op_log.keeps_data:
+            return
+        for name, buffer in self._stored.items():
+            content = buffer.flat.view(np.uint8).copy()
+            env.op_log.append(
+                "result",
+                f"{env.name}.{name}",
+                f"sip{env.sip}",
+                self._simulator.now,
+                self._simulator.now,
+                size=buffer.size_bytes,
+                writes=(Operand("hbm", f"sip{env.sip}", buffer.address, buffer.size_bytes),),
+                compute=partial(_constant, content),
+            )
+
+    def _argument(self, name: str, value: Any) -> Any:
+        """A tensor of the runtime or a device pointer as a buffer; anything else as it is."""
+        if isinstance(value, DevicePointer):
+            buffer = self._buffer(value.name or name, value.address, value.dtype, value.elements)
+        elif hasattr(value, "address") and hasattr(value, "kind") and hasattr(value, "numel"):
+            buffer = self._buffer(value.name or name, value.address, value.kind, value.numel())
+        else:
+            return value
+        if buffer.name in self._buffers:
+            buffer.name = f"{buffer.name} ({name})"
+        self._buffers[buffer.name] = buffer
+        return buffer
+
+    def _buffer(self, name: str, address: int, named: Any, elements: int | None) -> Buffer:
+        type_ = named if isinstance(named, dtype) else dtype_named(str(named))
+        mapping = self._env.mapping_at(address)
+        size = mapping.end - address if elements is None else elements * type_.itemsize
+        if address + size > mapping.end:
+            raise LocalProtocolError(
+                f"argument {name!r} has {size} bytes at {address:#x}, beyond the end of its "
+                f"mapping at {mapping.end:#x}"
+            )
+        size = size // type_.itemsize * type_.itemsize
+        if mapping.has_data:
+            start = address - mapping.start
+            flat = mapping.data[start : start + size].view(type_.storage)
+        else:
+            # Never touched, so it takes no memory: it only has the right size.
+            flat = np.zeros(size // type_.itemsize, type_.storage)
+        return Buffer(name, flat, type_, address)
+
+
+def _bound(
+    kernel_fn: Any, kernel_args: Sequence[Any], meta: dict[str, Any]
+) -> tuple[JITFunction, dict[str, Any]]:
+    """The kernel under its decorators, and its arguments by name."""
+    args = tuple(kernel_args)
+    while isinstance(kernel_fn, (Autotuner, Heuristics)):
+        if isinstance(kernel_fn, Autotuner):
+            kernel_fn.nargs = dict(zip(kernel_fn.arg_names, args, strict=False))
+            meta.update(kernel_fn.candidates(args, (1,), meta)[0].all_kwargs())
+        else:
+            named = {**dict(zip(kernel_fn.arg_names, args, strict=False)), **meta}
+            for name, rule in kernel_fn.values.items():
+                meta[name] = named[name] = rule(named)
+        kernel_fn = kernel_fn.fn
+    function = kernel_fn if isinstance(kernel_fn, JITFunction) else JITFunction(kernel_fn)
+    return function, function.bound(args, meta)
+
+
+def _constant(content: Array, _operands: list[Array]) -> list[Array]:
+    return [content]
+
+
+def _wait_for(execution: Execution, event: Event) -> Any:
+    """Leave a program's fiber until an event has happened."""
+    ACTIVE.execution = None
+    try:
+        return park(event)
+    finally:
+        ACTIVE.execution = execution

@@ -1,0 +1,48 @@
+"""`tl.math`: the mathematical functions under a name of their own."""
+
+from rankwise.sim.triton.functions import (
+    abs,
+    ceil,
+    cos,
+    div_rn,
+    erf,
+    exp,
+    exp2,
+    fdiv,
+    floor,
+    fma,
+    log,
+    log2,
+    maximum,
+    minimum,
+    rsqrt,
+    sin,
+    sqrt,
+    sqrt_rn,
+    umulhi,
+)
+from rankwise.sim.triton.reductions import max, min
+
+__all__ = [
+    "abs",
+    "ceil",
+    "cos",
+    "div_rn",
+    "erf",
+    "exp",
+    "exp2",
+    "fdiv",
+    "floor",
+    "fma",
+    "log",
+    "log2",
+    "max",
+    "maximum",
+    "min",
+    "minimum",
+    "rsqrt",
+    "sin",
+    "sqrt",
+    "sqrt_rn",
+    "umulhi",
+]

@@ -1,0 +1,157 @@
+"""Carrying a launch out: groups of programs in lockstep, or each program in a greenlet.
+
+Lockstep is tried first. A few programs run to see how large the kernel's blocks are; the rest go in
+groups whose blocks fit a cache. A group whose programs part ways is run again in parts. When a
+kernel asks for it (a compare-and-swap, a volatile load), or from the start when its programs
+visibly wait in a loop or when somebody wants to see each program by itself, the programs that are
+left run as greenlets: each goes on until it has looked at memory twice and seen the same, then the
+next one.
+
+Both are orders in which an accelerator could have run the programs, and the same in every run.
+"""
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterable
+
+import numpy as np
+from greenlet import greenlet
+
+from rankwise.base.errors import Deadlock, Waiting
+from rankwise.sim.triton.dtypes import Array
+from rankwise.sim.triton.execution import (
+    ACTIVE,
+    KERNEL_CODE,
+    Execution,
+    GroupSplit,
+    Launch,
+    MustInterleave,
+)
+
+_GROUP_ELEMENTS = 1 << 18
+"""Elements of the largest block over a group: a megabyte of fp32, which a cache holds."""
+_FIRST_GROUP = 4
+_GROUP_LARGEST = 1 << 14
+_IDLE_ROUNDS = 1000
+"""Rounds without a change before it counts as a deadlock: programs may count their tries."""
+
+
+def run_launch(launch: Launch, body: Callable[[], object], *, interleave: bool = False) -> None:
+    """Run `body` for every program of the launch's grid."""
+    width, height, depth = launch.grid
+    programs = np.arange(width * height * depth, dtype=np.int64)
+    outer = ACTIVE.execution
+    try:
+        with np.errstate(all="ignore"):
+            rest = programs if interleave else _run_in_lockstep(launch, body, programs)
+            if len(rest):
+                _run_interleaved(launch, body, rest)
+    finally:
+        ACTIVE.execution = outer
+
+
+def _run_in_lockstep(launch: Launch, body: Callable[[], object], programs: Array) -> Array:
+    """Run groups until all are done; return the programs that have to be interleaved."""
+    waiting = deque([programs])
+    size = _FIRST_GROUP
+    ways = 1
+    while waiting:
+        group = waiting.popleft()
+        if len(group) > size:
+            waiting.appendleft(group[size:])
+            group = group[:size]
+        execution = Execution(launch, group)
+        ACTIVE.execution = execution
+        try:
+            body()
+        except GroupSplit as split:
+            execution.take_back()
+            ways = max(ways, len(split.parts))
+            waiting.extendleft(group[part] for part in reversed(split.parts))
+        except MustInterleave:
+            execution.take_back()
+            return np.sort(np.concatenate([group, *waiting]))
+        else:
+            execution.finish()
+        fitting = _GROUP_ELEMENTS // launch.largest_block
+        # Groups that will be split again may be larger: each part is what has to fit.
+        size = min(max(1, fitting) * min(ways, 64), _GROUP_LARGEST)
+    return programs[:0]
+
+
+class _Program:
+    """One program in a greenlet of its own."""
+
+    def __init__(self, launch: Launch, number: int, body: Callable[[], object]) -> None:
+        self.execution = Execution(launch, np.array([number], np.int64), wait=self.wait)
+        self.greenlet = greenlet(self._run)
+        self._body = body
+
+    def _run(self) -> None:
+        with np.errstate(all="ignore"):
+            self._body()
+
+    def wait(self) -> None:
+        """Let the others go on."""
+        parent = self.greenlet.parent
+        assert parent is not None, "a program always has the greenlet that runs the launch above it"
+        parent.switch()
+
+    def go_on(self) -> bool:
+        """Run until the program waits or ends; whether it is still there."""
+        ACTIVE.execution = self.execution
+        self.greenlet.switch()
+        return not self.greenlet.dead
+
+    def where(self) -> str:
+        """The line of the kernel at which it waits."""
+        frame = self.greenlet.gr_frame
+        while frame is not None and frame.f_code not in KERNEL_CODE:
+            frame = frame.f_back
+        return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _run_interleaved(launch: Launch, body: Callable[[], object], numbers: Array) -> None:
+    live: deque[_Program] = deque()
+    idle_rounds = 0
+    try:
+        for number in numbers.tolist():
+            live.append(_Program(launch, number, body))
+            if not live[-1].go_on():
+                live.pop()
+        while live:
+            changes, before = launch.memory.changes, len(live)
+            for _turn in range(before):
+                if live[0].go_on():
+                    live.rotate(-1)
+                else:
+                    live.popleft()
+            idle = launch.memory.changes == changes and len(live) == before
+            idle_rounds = idle_rounds + 1 if idle else 0
+            if idle_rounds > _IDLE_ROUNDS:
+                raise _deadlock(launch, live)
+    finally:
+        for program in live:
+            with contextlib.suppress(Exception):  # what a kernel's `finally` raises comes too late
+                program.greenlet.throw()
+
+
+def _deadlock(launch: Launch, live: Iterable[_Program]) -> Deadlock:
+    waiting = tuple(
+        Waiting(
+            f"program {program.execution.coordinates(0)}",
+            "memory to change",
+            0,
+            program.where(),
+        )
+        for program in live
+    )
+    shown = "; ".join(f"{each.who} at {each.where}" for each in waiting[:8])
+    more = f"; and {len(waiting) - 8} more" if len(waiting) > 8 else ""
+    count = np.prod(launch.grid)
+    return Deadlock(
+        f'kernel "{launch.name}": {len(waiting)} of {count} programs wait for memory '
+        f"to change, which nobody is left to do: {shown}{more}",
+        waiting,
+        hint="a lock is never released, or a flag is never set",
+    )

@@ -1,0 +1,139 @@
+"""Functions that join the parts: loads of every kind of pointer, atomics by name."""
+
+from collections.abc import Callable
+from typing import Any
+
+from rankwise.sim.triton import access
+from rankwise.sim.triton.arithmetic import add, mul, sub
+from rankwise.sim.triton.atomics import atomic, compare_and_swap
+from rankwise.sim.triton.constants import plain
+from rankwise.sim.triton.descriptors import BlockPointer
+from rankwise.sim.triton.execution import KernelValueError, MustInterleave, active, place
+from rankwise.sim.triton.tensor import tensor
+
+
+def load(
+    pointer: Any,
+    mask: Any = None,
+    other: Any = None,
+    boundary_check: Any = (),
+    padding_option: str = "",
+    cache_modifier: str = "",
+    eviction_policy: str = "",
+    volatile: bool = False,
+) -> tensor:
+    """Read from memory: one address, a block of them, or a block pointer."""
+    del cache_modifier, eviction_policy
+    if plain(volatile) and not active().interleaves:
+        # What is read anew each time is written by somebody else meanwhile.
+        raise MustInterleave
+    if isinstance(pointer, BlockPointer):
+        _refuse_mask(mask, other)
+        pointers, inside = pointer.aimed(boundary_check)
+        padding = float("nan") if plain(padding_option) == "nan" else None
+        return access.load(pointers, inside, padding)
+    if plain(other) is not None and plain(mask) is None:
+        raise KernelValueError(f"{place()}: load has `other` but no `mask`")
+    return access.load(pointer, mask, other, volatile=bool(plain(volatile)))
+
+
+def store(
+    pointer: Any,
+    value: Any,
+    mask: Any = None,
+    boundary_check: Any = (),
+    cache_modifier: str = "",
+    eviction_policy: str = "",
+) -> None:
+    """Write to memory: one address, a block of them, or a block pointer."""
+    del cache_modifier, eviction_policy
+    if isinstance(pointer, BlockPointer):
+        _refuse_mask(mask, None)
+        pointers, inside = pointer.aimed(boundary_check)
+        access.store(pointers, value, inside)
+        return
+    access.store(pointer, value, mask)
+
+
+def _refuse_mask(mask: Any, other: Any) -> None:
+    if plain(mask) is not None or plain(other) is not None:
+        raise KernelValueError(
+            f"{place()}: a block pointer takes boundary_check and padding_option, no mask or other"
+        )
+
+
+def _named(name: str) -> Callable[..., tensor]:
+    def operation(
+        pointer: Any, val: Any, mask: Any = None, sem: Any = None, scope: Any = None
+    ) -> tensor:
+        return atomic(name, pointer, val, mask, plain(sem), plain(scope))
+
+    operation.__name__ = f"atomic_{name}"
+    operation.__doc__ = f"`{name}` into memory, atomically; what was there before is the result."
+    return operation
+
+
+atomic_add = _named("add")
+atomic_max = _named("max")
+atomic_min = _named("min")
+atomic_and = _named("and")
+atomic_or = _named("or")
+atomic_xor = _named("xor")
+atomic_xchg = _named("xchg")
+
+
+def atomic_cas(pointer: Any, cmp: Any, val: Any, sem: Any = None, scope: Any = None) -> tensor:
+    """Store `val` where memory holds `cmp`, atomically; what was there before is the result."""
+    return compare_and_swap(pointer, cmp, val, plain(sem), plain(scope))
+
+
+def atomic_load(pointer: Any, mask: Any = None, sem: Any = None, scope: Any = None) -> tensor:
+    """Read what other programs write meanwhile."""
+    return atomic(
+        "or" if access.element_of(pointer).is_int() else "add",
+        pointer,
+        0,
+        mask,
+        plain(sem),
+        plain(scope),
+    )
+
+
+def atomic_store(
+    pointer: Any, value: Any, mask: Any = None, sem: Any = None, scope: Any = None
+) -> None:
+    """Write what other programs read meanwhile."""
+    atomic("xchg", pointer, value, mask, plain(sem), plain(scope))
+
+
+def add_numbers(x: Any, y: Any, sanitize_overflow: bool = True) -> Any:
+    """`x + y`."""
+    del sanitize_overflow
+    return add(x, y) if _any_tensor(x, y) else plain(x) + plain(y)
+
+
+def sub_numbers(x: Any, y: Any, sanitize_overflow: bool = True) -> Any:
+    """`x - y`."""
+    del sanitize_overflow
+    return sub(x, y) if _any_tensor(x, y) else plain(x) - plain(y)
+
+
+def mul_numbers(x: Any, y: Any, sanitize_overflow: bool = True) -> Any:
+    """`x * y`."""
+    del sanitize_overflow
+    return mul(x, y) if _any_tensor(x, y) else plain(x) * plain(y)
+
+
+def _any_tensor(*values: Any) -> bool:
+    return any(isinstance(plain(value), tensor) for value in values)
+
+
+def condition(value: Any) -> bool:
+    """The truth of a number, for `while`."""
+    return bool(value)
+
+
+def map_elementwise(scalar_fn: Callable[..., Any], *args: Any, pack: int = 1) -> Any:
+    """A function of elements, applied to whole blocks."""
+    del pack
+    return scalar_fn(*args)

@@ -1,0 +1,64 @@
+"""The host's view of the device: `triton.runtime.driver.active`, and what programs ask of it."""
+
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from rankwise.sim.triton.jit import JITFunction
+
+__all__ = ["JITFunction", "driver", "next_power_of_2", "set_allocator"]
+
+
+def next_power_of_2(n: int) -> int:
+    """The smallest power of two that is at least `n`."""
+    return 1 if n <= 1 else 1 << (n - 1).bit_length()
+
+
+def set_allocator(allocator: Callable[[int, int, Any], Any]) -> None:
+    """Accepted and not needed: descriptors made in kernels take no memory here."""
+    del allocator
+
+
+class _Target:
+    """What is being run on."""
+
+    backend = "rankwise"
+    arch = 0
+    warp_size = 32
+
+
+class _Driver:
+    """Stands for a device driver, so that programs can choose their grid by its figures."""
+
+    utils = SimpleNamespace(
+        get_device_properties=lambda _device: {
+            "multiprocessor_count": 32,
+            "max_shared_mem": 228 * 1024,
+            "max_num_regs": 65536,
+            "warpSize": 32,
+            "sm_clock_rate": 1_000_000,
+            "mem_clock_rate": 1_000_000,
+            "mem_bus_width": 1024,
+        }
+    )
+
+    def get_active_torch_device(self) -> Any:
+        """Where tensors have to be: on the CPU. As torch's object if torch is there."""
+        torch = sys.modules.get("torch")
+        return "cpu" if torch is None else torch.device("cpu")
+
+    def get_current_target(self) -> _Target:
+        """What is being run on."""
+        return _Target()
+
+    def get_current_device(self) -> int:
+        """The device's number."""
+        return 0
+
+    def get_device_interface(self) -> Any:
+        """A device's queue: everything in it is done when a launch returns."""
+        return SimpleNamespace(synchronize=lambda: None)
+
+
+driver = SimpleNamespace(active=_Driver())

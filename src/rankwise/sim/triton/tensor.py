@@ -1,0 +1,374 @@
+"""The value that kernels calculate with: a block of one type, for all programs of a group.
+
+Its array has the group's programs as first axis; the length of that axis is one where all programs
+have the same value. Blocks of indices, addresses and masks stay symbolic for as long as they follow
+a pattern (see `affine`); their array is made when somebody asks for it. Values never change.
+
+A pointer is an element offset into its buffer. It is a bare byte address, with no buffer, only
+where it was made from an integer or chosen from different buffers.
+
+The operators are in `arithmetic`, `casting` and `shapes`, which build on this class, and which
+enter themselves into `OPERATORS` when they are imported: the class and its operators need each
+other.
+"""
+
+import operator
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rankwise.sim.triton.affine import Affine, Box
+from rankwise.sim.triton.dtypes import Array, block_type, dtype
+from rankwise.sim.triton.execution import KernelTypeError, active, place
+
+if TYPE_CHECKING:
+    from rankwise.sim.triton.memory import Buffer
+
+
+class Operators:
+    """The modules that implement what the methods of a tensor promise."""
+
+    arithmetic: Any
+    casting: Any
+    shapes: Any
+
+
+OPERATORS = Operators()
+
+
+class tensor:
+    """A block of values, or a single one (shape `()`)."""
+
+    __slots__ = ("_data", "affine", "box", "buffer", "dtype", "shape", "token")
+    __array_ufunc__ = None  # numpy's numbers leave the operators to us
+
+    def __init__(
+        self,
+        data: Array | None,
+        type_: dtype,
+        shape: tuple[int, ...],
+        *,
+        affine: Affine | None = None,
+        box: Box | None = None,
+        buffer: "Buffer | None" = None,
+        token: Any = None,
+    ) -> None:
+        self._data = data
+        self.dtype = type_
+        self.shape = shape
+        self.affine = affine
+        self.box = box
+        self.buffer = buffer
+        self.token = token
+
+    @property
+    def data(self) -> Array:
+        """The plain values, of shape `(programs or 1, *shape)`; not to be written."""
+        if self._data is None:
+            if self.affine is not None:
+                self._data = self.affine.values(self.shape).astype(self.dtype.compute, copy=False)
+            else:
+                assert self.box is not None, "a block has values, a pattern, or is a box"
+                self._data = self.box.values(self.shape)
+        return self._data
+
+    def as_affine(self) -> Affine | None:
+        """The pattern of its values if they are integers or addresses that follow one."""
+        if self.affine is None and self.shape == () and self.dtype.letter in "iup":
+            self.affine = Affine(self.data.astype(np.int64), ())
+        return self.affine
+
+    @property
+    def numel(self) -> int:
+        """How many elements a program's block has."""
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+    @property
+    def ndim(self) -> int:
+        """How many axes a program's block has."""
+        return len(self.shape)
+
+    @property
+    def type(self) -> dtype:
+        """The type of the whole: of the block if it is one, else of the number."""
+        return block_type(self.dtype, self.shape) if self.shape else self.dtype
+
+    def numpy(self) -> Array:
+        """The values with the program axis in front, for debugging; a copy."""
+        return np.array(self.data)
+
+    def to(
+        self, dtype: dtype, fp_downcast_rounding: str | None = None, bitcast: bool = False
+    ) -> "tensor":
+        """The values in another type; with `bitcast`, their bits as if of that type."""
+        result: tensor = OPERATORS.casting.cast(self, dtype, fp_downcast_rounding, bitcast)
+        return result
+
+    cast = to
+
+    @property
+    def T(self) -> "tensor":
+        """The matrix transposed."""
+        result: tensor = OPERATORS.shapes.trans(self)
+        return result
+
+    def trans(self, *dims: Any) -> "tensor":
+        """The axes in another order; the last two exchanged by default."""
+        result: tensor = OPERATORS.shapes.trans(self, *dims)
+        return result
+
+    def permute(self, *dims: Any) -> "tensor":
+        """The axes in another order."""
+        result: tensor = OPERATORS.shapes.permute(self, *dims)
+        return result
+
+    def reshape(self, *shape: Any) -> "tensor":
+        """The same elements in another shape."""
+        result: tensor = OPERATORS.shapes.reshape(self, *shape)
+        return result
+
+    view = reshape
+
+    def split(self) -> tuple["tensor", "tensor"]:
+        """Two blocks from a last axis of length two."""
+        result: tuple[tensor, tensor] = OPERATORS.shapes.split(self)
+        return result
+
+    def expand_dims(self, axis: Any) -> "tensor":
+        """With axes of length one put in."""
+        result: tensor = OPERATORS.shapes.expand_dims(self, axis)
+        return result
+
+    def broadcast_to(self, *shape: Any) -> "tensor":
+        """Repeated along axes of length one."""
+        result: tensor = OPERATORS.shapes.broadcast_to(self, *shape)
+        return result
+
+    def __getitem__(self, keys: Any) -> "tensor":
+        result: tensor = OPERATORS.shapes.subscript(self, keys)
+        return result
+
+    def __add__(self, other: Any) -> "tensor":
+        result: tensor = OPERATORS.arithmetic.add(self, other)
+        return result
+
+    def __radd__(self, other: Any) -> "tensor":
+        result: tensor = OPERATORS.arithmetic.add(other, self)
+        return result
+
+    def __sub__(self, other: Any) -> "tensor":
+        result: tensor = OPERATORS.arithmetic.sub(self, other)
+        return result
+
+    def __rsub__(self, other: Any) -> "tensor":
+        result: tensor = OPERATORS.arithmetic.sub(other, self)
+        return result
+
+    def __mul__(self, other: Any) -> "tensor":
+        result: tensor = OPERATORS.arithmetic.mul(self, other)
+        return result
+
+    def __rmul__(self, other: Any) -> "tensor":
+        result: tensor = OPERATORS.arithmetic.mul(other, self)
+        return result
+
+    def __truediv__(self, other: Any) -> "tensor":
+        result: tensor = OPERATORS.arithmetic.truediv(self, other)
+        return result
+
+    def __rtruediv__(self, other: Any) -> "tensor":
+        result: tensor = OPERATORS.arithmetic.truediv(other, self)
+        return result
+
+    def __floordiv__(self, other: Any) -> "tensor":
+        result: tensor = OPERATORS.arithmetic.floordiv(self, other)
+        return result
+
+    def __rfloordiv__(self, other: Any) -> "tensor":
+        result: tensor = OPERATORS.arithmetic.floordiv(other, self)
+        return result
+
+    def __mod__(self, other: Any) -> "tensor":
+        result: tensor = OPERATORS.arithmetic.mod(self, other)
+        return result
+
+    def __rmod__(self, other: Any) -> "tensor":
+        result: tensor = OPERATORS.arithmetic.mod(other, self)
+        return result
+
+    def __and__(self, other: Any) -> "tensor":
+        result: tensor = OPERATORS.arithmetic.bit_and(self, other)
+        return result
+
+    def __rand__(self, other: Any) -> "tensor":
+        result: tensor = OPERATORS.arithmetic.bit_and(other, self)
+        return result
+
+    def __or__(self, other: Any) -> "tensor":
+        result: tensor = OPERATORS.arithmetic.bit_or(self, other)
+        return result
+
+    def __ror__(self, other: Any) -> "tensor":
+        result: tensor = OPERATORS.arithmetic.bit_or(other, self)
+        return result
+
+    def __xor__(self, other: Any) -> "tensor":
+        result: tensor = OPERATORS.arithmetic.bit_xor(self, other)
+        return result
+
+    def __rxor__(self, other: Any) -> "tensor":
+        result: tensor = OPERATORS.arithmetic.bit_xor(other, self)
+        return result
+
+    def __lshift__(self, other: Any) -> "tensor":
+        result: tensor = OPERATORS.arithmetic.shift_left(self, other)
+        return result
+
+    def __rlshift__(self, other: Any) -> "tensor":
+        result: tensor = OPERATORS.arithmetic.shift_left(other, self)
+        return result
+
+    def __rshift__(self, other: Any) -> "tensor":
+        result: tensor = OPERATORS.arithmetic.shift_right(self, other)
+        return result
+
+    def __rrshift__(self, other: Any) -> "tensor":
+        result: tensor = OPERATORS.arithmetic.shift_right(other, self)
+        return result
+
+    def __neg__(self) -> "tensor":
+        result: tensor = OPERATORS.arithmetic.negative(self)
+        return result
+
+    def __pos__(self) -> "tensor":
+        return self
+
+    def __invert__(self) -> "tensor":
+        result: tensor = OPERATORS.arithmetic.invert(self)
+        return result
+
+    def __abs__(self) -> "tensor":
+        result: tensor = OPERATORS.arithmetic.absolute(self)
+        return result
+
+    def __lt__(self, other: Any) -> "tensor":
+        result: tensor = OPERATORS.arithmetic.compare("<", self, other)
+        return result
+
+    def __le__(self, other: Any) -> "tensor":
+        result: tensor = OPERATORS.arithmetic.compare("<=", self, other)
+        return result
+
+    def __gt__(self, other: Any) -> "tensor":
+        result: tensor = OPERATORS.arithmetic.compare(">", self, other)
+        return result
+
+    def __ge__(self, other: Any) -> "tensor":
+        result: tensor = OPERATORS.arithmetic.compare(">=", self, other)
+        return result
+
+    def __eq__(self, other: object) -> "tensor":  # type: ignore[override]
+        result: tensor = OPERATORS.arithmetic.compare("==", self, other)
+        return result
+
+    def __ne__(self, other: object) -> "tensor":  # type: ignore[override]
+        result: tensor = OPERATORS.arithmetic.compare("!=", self, other)
+        return result
+
+    __hash__ = object.__hash__
+
+    def logical_and(self, other: Any) -> "tensor":
+        """Where both are true."""
+        result: tensor = OPERATORS.arithmetic.logical("and", self, other)
+        return result
+
+    def logical_or(self, other: Any) -> "tensor":
+        """Where one of them is true."""
+        result: tensor = OPERATORS.arithmetic.logical("or", self, other)
+        return result
+
+    def __bool__(self) -> bool:
+        return bool(self._single("the truth of a block decides nothing: reduce it, or use where"))
+
+    def __index__(self) -> int:
+        if not self.dtype.is_int():
+            raise KernelTypeError(f"{place()}: {self!r} is used as an integer")
+        return operator.index(self._single("a block cannot be used as one integer").item())
+
+    def __int__(self) -> int:
+        return int(self._single("a block cannot be used as one number"))
+
+    def __float__(self) -> float:
+        return float(self._single("a block cannot be used as one number"))
+
+    def _single(self, complaint: str) -> Any:
+        if self.numel != 1:
+            raise KernelTypeError(f"{place()}: {complaint}: {self!r}")
+        execution = active()
+        if execution.observer is not None and self.token is not None:
+            execution.observer.settle()
+        return execution.decide(self.data.reshape(-1))
+
+    def __repr__(self) -> str:
+        return f"tensor(shape={list(self.shape)}, dtype={self.dtype})"
+
+    def __getattr__(self, name: str) -> Any:
+        """Functions of the language that may be written as methods: `x.sum(0)` for `sum(x, 0)`."""
+        function = METHODS.get(name)
+        if function is None:
+            raise AttributeError(
+                f"{place()}: a tensor has no attribute {name!r} in the emulated kernel language"
+            )
+
+        def method(*args: Any, **kwargs: Any) -> Any:
+            return function(self, *args, **kwargs)
+
+        return method
+
+
+METHODS: dict[str, Any] = {}
+"""Functions of the language that are methods as well; `language` enters them."""
+
+
+def scalar(value: Any, type_: dtype) -> tensor:
+    """One number, the same for all programs."""
+    return tensor(np.array([value], dtype=type_.compute), type_, ())
+
+
+def broadcast_shape(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that two blocks have in common when axes of length one are repeated."""
+    if left == right:
+        return left
+    rank = max(len(left), len(right))
+    left = (1,) * (rank - len(left)) + left
+    right = (1,) * (rank - len(right)) + right
+    both = []
+    for axis, (mine, theirs) in enumerate(zip(left, right, strict=True)):
+        if mine != theirs and 1 not in (mine, theirs):
+            raise KernelTypeError(
+                f"{place()}: blocks of shapes {list(left)} and {list(right)} do not fit together: "
+                f"axis {axis} is {mine} long in one and {theirs} in the other"
+            )
+        both.append(theirs if mine == 1 else mine)
+    return tuple(both)
+
+
+def padded(data: Array, rank: int) -> Array:
+    """An array with block axes of length one put after the program axis, up to `rank` of them."""
+    missing = rank + 1 - data.ndim
+    if missing <= 0:
+        return data
+    return data.reshape(data.shape[0], *(1,) * missing, *data.shape[1:])
+
+
+def plain_shape(shape: Sequence[Any]) -> tuple[int, ...]:
+    """A shape given as one sequence or as several numbers, constexpr or not."""
+    if len(shape) == 1 and not isinstance(shape[0], int):
+        first = getattr(shape[0], "value", shape[0])
+        if isinstance(first, Sequence):
+            shape = first
+    return tuple(operator.index(getattr(size, "value", size)) for size in shape)

@@ -1,0 +1,133 @@
+"""From a kernel's operations to the work of a processing element's engines, in simulated time.
+
+A program calculates its values as it goes, and runs ahead of simulated time: each operation is
+handed to its engine (DMA, GEMM or math) as soon as the results that it reads are there in simulated
+time, and operations that do not depend on each other overlap as far as the engines allow. The
+program itself stops where the future could change what it does: at atomics, at loads of single
+numbers, at messages, and wherever it decides by a value that had to be loaded or calculated. And it
+runs ahead by no more than a fixed number of operations, as a real kernel does by the size of its
+scratch memory.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from rankwise.sim.kernel import Event, Simulator, Steps, all_of
+from rankwise.sim.triton.execution import Operation
+
+DTYPE_NAMES = {
+    "fp64": "f64", "fp32": "f32", "fp16": "f16", "bf16": "bf16", "fp8e5": "f8e5",
+    "fp8e4nv": "f8e4", "int64": "i64", "int32": "i32", "int16": "i16", "int8": "i8",
+    "uint64": "u64", "uint32": "u32", "uint16": "u16", "uint8": "u8", "int1": "bool",
+}  # fmt: skip
+"""What the machine calls the types of the kernel language."""
+
+
+class ProcessingElement(Protocol):
+    """What a program runs on: the engines, each a generator that takes the time of its work."""
+
+    name: str
+
+    def gemm(self, m: int, n: int, k: int, dtype: str) -> Steps:
+        """Multiply an m x k by a k x n matrix."""
+        ...
+
+    def math(self, elements: int, operation: str, dtype: str) -> Steps:
+        """Apply an operation to so many elements."""
+        ...
+
+
+class StartDma(Protocol):
+    """Begins to move bytes between a virtual address and scratch memory."""
+
+    def __call__(self, address: int, size: int, *, is_load: bool) -> Event:
+        """The event happens when they have arrived."""
+        ...
+
+
+class Log(Protocol):
+    """Takes note of an operation that has just ended."""
+
+    def __call__(self, operation: Operation, place: str, start: int, end: int) -> None:
+        """Record it."""
+        ...
+
+
+class ProgramClock:
+    """The observer of one program: hands its operations to the engines of its PE.
+
+    Args:
+        simulator: the simulation.
+        pe: the processing element that the program runs on.
+        start_dma: begins to move bytes: address, size, whether into scratch memory.
+        wait: leaves the program's greenlet until an event has happened.
+        log: takes note of each operation when it ends.
+        ahead: how many operations the program may run ahead.
+    """
+
+    def __init__(
+        self,
+        simulator: Simulator,
+        pe: ProcessingElement,
+        start_dma: StartDma,
+        wait: Callable[[Event], Any],
+        log: Log,
+        ahead: int,
+    ) -> None:
+        self._simulator = simulator
+        self._pe = pe
+        self._start_dma = start_dma
+        self._wait = wait
+        self._log = log
+        self._ahead = ahead
+        self._under_way: deque[Event] = deque()
+
+    def operation(self, operation: Operation) -> Event | None:
+        """Hand an operation to its engine; the token is the event of its end."""
+        if operation.kind in ("load", "store", "atomic") and not operation.size_bytes:
+            return None
+        while len(self._under_way) >= self._ahead:
+            self._wait(self._under_way.popleft())
+        before = [event for event in _flattened(operation.after) if not event.is_done]
+        name = f"{operation.name} on {self._pe.name}"
+        work = self._simulator.process(self._carry_out(operation, before), name)
+        self._under_way.append(work)
+        return work
+
+    def settle(self) -> None:
+        """Wait until everything that the program has begun is done."""
+        pending = [event for event in self._under_way if not event.is_done]
+        self._under_way.clear()
+        if pending:
+            self._wait(all_of(pending))
+
+    def _carry_out(self, operation: Operation, before: list[Event]) -> Steps:
+        if before:
+            yield all_of(before)
+        start = self._simulator.now
+        dtype = DTYPE_NAMES[operation.dtype]
+        match operation.kind:
+            case "load":
+                yield self._start_dma(operation.address, operation.size_bytes, is_load=True)
+            case "store":
+                yield self._start_dma(operation.address, operation.size_bytes, is_load=False)
+            case "atomic":
+                for is_load in (True, False):
+                    yield self._start_dma(operation.address, operation.size_bytes, is_load=is_load)
+            case "dot":
+                assert operation.shape is not None, "a dot has sizes"
+                yield from self._pe.gemm(*operation.shape, dtype)
+            case _:
+                yield from self._pe.math(operation.elements, operation.name, dtype)
+        self._log(operation, self._pe.name, start, self._simulator.now)
+
+
+def _flattened(tokens: tuple[Any, ...]) -> list[Event]:
+    events: list[Event] = []
+    for token in tokens:
+        if isinstance(token, tuple):
+            events.extend(_flattened(token))
+        elif isinstance(token, Event):
+            events.append(token)
+    return events

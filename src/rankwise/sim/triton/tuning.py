@@ -1,0 +1,262 @@
+"""`autotune` and `heuristics`: choosing a kernel's compile-time parameters.
+
+How fast a configuration is emulated says nothing about an accelerator, and a choice by wall clock
+would differ from run to run. So the first configuration that compiles and runs is taken, unless the
+caller gives a model (`prune_configs_by["perf_model"]`) or a stopwatch (`do_bench`) to choose by. A
+configuration whose `static_assert` fails, or that is out of bounds of what the language allows, is
+passed over as one that did not compile.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rankwise.base.errors import ConfigError
+from rankwise.sim.triton.debug import StaticAssertion
+from rankwise.sim.triton.execution import KernelTypeError, KernelValueError
+from rankwise.sim.triton.jit import GridLauncher, JITFunction
+
+_DOES_NOT_COMPILE = (StaticAssertion, KernelTypeError, KernelValueError)
+
+
+class Config:
+    """A choice of compile-time parameters, and of options for a compiler."""
+
+    def __init__(
+        self,
+        kwargs: Mapping[str, Any],
+        num_warps: int = 4,
+        num_stages: int = 3,
+        num_ctas: int = 1,
+        maxnreg: int | None = None,
+        pre_hook: Callable[[dict[str, Any]], Any] | None = None,
+        ir_override: str | None = None,
+    ) -> None:
+        self.kwargs = dict(kwargs)
+        self.num_warps = num_warps
+        self.num_stages = num_stages
+        self.num_ctas = num_ctas
+        self.maxnreg = maxnreg
+        self.pre_hook = pre_hook
+        self.ir_override = ir_override
+
+    def all_kwargs(self) -> dict[str, Any]:
+        """Parameters and options together."""
+        options = {
+            "num_warps": self.num_warps, "num_ctas": self.num_ctas,
+            "num_stages": self.num_stages, "maxnreg": self.maxnreg,
+        }  # fmt: skip
+        return {**self.kwargs, **{name: each for name, each in options.items() if each is not None}}
+
+    def _key(self) -> tuple[Any, ...]:
+        return tuple(self.all_kwargs().items())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Config) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}: {value}" for name, value in self.all_kwargs().items())
+
+
+class Autotuner(GridLauncher):
+    """A kernel with configurations to choose from."""
+
+    def __init__(
+        self,
+        fn: Any,
+        configs: Sequence[Config],
+        key: Sequence[str],
+        *,
+        reset_to_zero: Iterable[str] = (),
+        restore_value: Iterable[str] = (),
+        pre_hook: Callable[..., Any] | None = None,
+        post_hook: Callable[..., Any] | None = None,
+        prune_configs_by: Mapping[str, Any] | None = None,
+        do_bench: Callable[..., Any] | None = None,
+    ) -> None:
+        self.fn = fn
+        self.configs = list(configs) or [Config({})]
+        self.keys = list(key)
+        self.arg_names: list[str] = fn.arg_names
+        self.cache: dict[tuple[Any, ...], Config] = {}
+        self.best_config: Config | None = None
+        self.nargs: dict[str, Any] = {}
+        self._reset_to_zero = list(reset_to_zero)
+        self._restore_value = list(restore_value)
+        self._pre_hook = pre_hook
+        self._post_hook = post_hook
+        self._pruning = dict(prune_configs_by or {})
+        self._do_bench = do_bench
+        self.__name__ = getattr(fn, "__name__", "kernel")
+
+    @property
+    def base_fn(self) -> JITFunction:
+        """The kernel itself."""
+        fn = self.fn
+        while not isinstance(fn, JITFunction):
+            fn = fn.fn
+        return fn
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it from another kernel."""
+        return self.fn(*args, **kwargs)
+
+    def run(self, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        """Launch with the configuration chosen for these arguments; choose one if there is none."""
+        self.nargs = dict(zip(self.arg_names, args, strict=False))
+        given = {**self.nargs, **kwargs}
+        key = self._key_of(given)
+        chosen = self.cache.get(key)
+        if chosen is not None or warmup:
+            chosen = chosen or self._pruned(kwargs)[0]
+            self.best_config = chosen
+            return self._launch(chosen, args, grid, kwargs, warmup=warmup)
+        complaints = []
+        for config in self.candidates(args, grid, kwargs):
+            try:
+                result = self._launch(config, args, grid, kwargs, warmup=False)
+            except _DOES_NOT_COMPILE as error:
+                complaints.append((config, error))
+                continue
+            self.cache[key] = self.best_config = config
+            return result
+        if len(complaints) == 1:
+            raise complaints[0][1]
+        raise ConfigError(
+            f"none of the {len(complaints)} configurations of kernel {self.__name__} runs: "
+            + "; ".join(f"({config}): {error}" for config, error in complaints[:4])
+        )
+
+    def _key_of(self, given: Mapping[str, Any]) -> tuple[Any, ...]:
+        key = [given[name] for name in self.keys if name in given]
+        key += [str(each.dtype) for each in given.values() if hasattr(each, "dtype")]
+        return tuple(key)
+
+    def _pruned(self, kwargs: Mapping[str, Any]) -> list[Config]:
+        configs = self.configs
+        early = self._pruning.get("early_config_prune")
+        if early is not None:
+            configs = list(early(configs, self.nargs, **kwargs))
+            if not configs:
+                raise ConfigError(f"early_config_prune left no configuration of {self.__name__}")
+        return configs
+
+    def candidates(self, args: Any, grid: Any, kwargs: Mapping[str, Any]) -> list[Config]:
+        """Configurations in the order in which they are to be tried, the best first."""
+        configs = self._pruned(kwargs)
+        model = self._pruning.get("perf_model")
+        if model is not None:
+            configs = sorted(
+                configs,
+                key=lambda config: float(model(**{**self.nargs, **kwargs, **config.all_kwargs()})),
+            )
+        if self._do_bench is not None and len(configs) > 1:
+            times = [self._time_of(config, args, grid, kwargs) for config in configs]
+            configs = [configs[at] for at in sorted(range(len(configs)), key=times.__getitem__)]
+        return configs
+
+    def _time_of(self, config: Config, args: Any, grid: Any, kwargs: Mapping[str, Any]) -> float:
+        """What the caller's stopwatch says; arrays that are to be kept have their values back."""
+        assert self._do_bench is not None
+        given = {**self.nargs, **kwargs}
+        kept = [(given[name], np.array(given[name])) for name in self._restore_value]
+        try:
+            took = self._do_bench(
+                lambda: self._launch(config, args, grid, kwargs, warmup=False),
+                quantiles=(0.5, 0.2, 0.8),
+            )
+        except _DOES_NOT_COMPILE:
+            return float("inf")
+        finally:
+            for array, before in kept:
+                np.asarray(array)[...] = before
+        return float(took[0] if isinstance(took, (list, tuple)) else took)
+
+    def _launch(
+        self, config: Config, args: Any, grid: Any, kwargs: Mapping[str, Any], *, warmup: bool
+    ) -> Any:
+        clash = sorted(set(config.kwargs) & set(kwargs))
+        if clash:
+            raise ConfigError(
+                f"kernel {self.__name__} is autotuned over {', '.join(clash)}, and got it as well",
+                hint="leave it out of the launch, or out of the configurations",
+            )
+        everything = {**self.nargs, **kwargs, **config.all_kwargs()}
+        for name in self._reset_to_zero:
+            _fill_with_zeros(everything[name])
+        if config.pre_hook is not None:
+            config.pre_hook(everything)
+        if self._pre_hook is not None:
+            self._pre_hook(everything)
+        result = self.fn.run(*args, grid=grid, warmup=warmup, **kwargs, **config.all_kwargs())
+        if self._post_hook is not None:
+            self._post_hook(everything, None)
+        return result
+
+
+def _fill_with_zeros(array: Any) -> None:
+    if hasattr(array, "zero_"):
+        array.zero_()
+    else:
+        array[...] = 0
+
+
+class Heuristics(GridLauncher):
+    """A kernel some of whose parameters follow from the others."""
+
+    def __init__(self, fn: Any, values: Mapping[str, Callable[[dict[str, Any]], Any]]) -> None:
+        self.fn = fn
+        self.values = dict(values)
+        self.arg_names: list[str] = fn.arg_names
+        self.__name__ = getattr(fn, "__name__", "kernel")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it from another kernel."""
+        return self.fn(*args, **kwargs)
+
+    def run(self, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        """Launch, with the parameters that follow from the arguments filled in."""
+        for name, rule in self.values.items():
+            given = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
+            kwargs[name] = rule(given)
+        return self.fn.run(*args, grid=grid, warmup=warmup, **kwargs)
+
+
+def autotune(
+    configs: Sequence[Config],
+    key: Sequence[str],
+    prune_configs_by: Mapping[str, Any] | None = None,
+    reset_to_zero: Iterable[str] | None = None,
+    restore_value: Iterable[str] | None = None,
+    pre_hook: Callable[..., Any] | None = None,
+    post_hook: Callable[..., Any] | None = None,
+    do_bench: Callable[..., Any] | None = None,
+    **_options: Any,
+) -> Callable[[Any], Autotuner]:
+    """Choose a kernel's parameters among configurations, anew for each value of `key`."""
+
+    def decorator(fn: Any) -> Autotuner:
+        return Autotuner(
+            fn,
+            configs,
+            key,
+            reset_to_zero=reset_to_zero or (),
+            restore_value=restore_value or (),
+            pre_hook=pre_hook,
+            post_hook=post_hook,
+            prune_configs_by=prune_configs_by,
+            do_bench=do_bench,
+        )
+
+    return decorator
+
+
+def heuristics(
+    values: Mapping[str, Callable[[dict[str, Any]], Any]],
+) -> Callable[[Any], Heuristics]:
+    """Calculate some of a kernel's parameters from the others."""
+    return lambda fn: Heuristics(fn, values)

@@ -1,0 +1,1 @@
+"""What tests are made of, for rankwise's own and for those of plug-in authors."""

@@ -1,0 +1,76 @@
+"""Collective times against those that ASTRA-sim gave for the same systems.
+
+Its double binary tree is left out: it is not one of our message-level algorithms.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankwise.sim.ccl.message_timing import (
+    Algorithm,
+    Dimension,
+    MessageCosts,
+    collective_time,
+)
+from rankwise.sim.hardware.specification import Graph
+
+GRAPHS: dict[str, Graph] = {
+    "Ring": "ring_1d",
+    "FullyConnected": "fully_connected",
+    "Switch": "switch",
+}
+ALGORITHMS: dict[str, Algorithm] = {
+    "ring": "ring",
+    "direct": "direct",
+    "halvingDoubling": "halving_doubling",
+}
+ITS_GIGABYTE = 2**30 / 10**9
+RUNS = [
+    run
+    for run in json.loads(Path(__file__).with_name("astra_sim_times.json").read_text())["runs"]
+    if set(run["algorithm"]) <= set(ALGORITHMS)
+]
+
+
+def name_of(run: dict[str, Any]) -> str:
+    shape = "x".join(
+        f"{graph}{count}" for graph, count in zip(run["topology"], run["counts"], strict=True)
+    )
+    model = run["model"].split()[0].removeprefix("Congestion_")
+    return f"{run['collective']}-{shape}-{run['algorithm'][0]}-{run['chunks']}-{model}"
+
+
+@pytest.mark.parametrize("run", RUNS, ids=name_of)
+def test_a_collective_takes_as_long_as_in_astra_sim(run: dict[str, Any]) -> None:
+    fields = zip(
+        run["counts"],
+        run["topology"],
+        run["algorithm"],
+        run["bandwidth_GBps"],
+        run["latency_ns"],
+        strict=True,
+    )
+    dimensions = [
+        Dimension(
+            count=count,
+            graph=GRAPHS[graph],
+            algorithm=ALGORITHMS[algorithm],
+            bandwidth_gbps=bandwidth * ITS_GIGABYTE,
+            latency_ns=latency,
+        )
+        for count, graph, algorithm, bandwidth, latency in fields
+    ]
+    costs = MessageCosts(
+        endpoint_ns=10, memory_gbps=1600, contention=run["model"].startswith("Congestion_Aware")
+    )
+
+    time = collective_time(
+        run["collective"], run["megabytes"] << 20, dimensions, chunks=run["chunks"], costs=costs
+    )
+
+    # It charges the reduction of a halving step with the size of the next step.
+    tolerance = 0.035 if "halvingDoubling" in run["algorithm"] else 0.005
+    assert time.picoseconds / 1_000 == pytest.approx(run["time_ns"], rel=tolerance)

@@ -1,0 +1,100 @@
+"""The conformance suite of process hosts, for the simulated one and for the real one."""
+
+import os
+import sys
+import threading
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+import leftovers
+import pytest
+
+from rankwise.base.failure import Outcome
+from rankwise.base.units import SECOND, Duration
+from rankwise.core.gang.machine import Gang
+from rankwise.core.gang.vocabulary import GangSpec
+from rankwise.drivers.sim.world import SimulatedWorld
+from rankwise.launch.job import Job, LogPlan, Script, StartMethod
+from rankwise.launch.supervision import Supervision
+from rankwise.testing.conformance import PROCESS_HOST_BEHAVIOURS, check_process_host
+from rankwise.testing.programs import WORKER_SCRIPT, Lives, Program, script_arguments
+
+SIGTERM = 15
+REAL_METHODS = [StartMethod.SUBPROCESS, StartMethod.FORKSERVER]
+
+
+@dataclass(frozen=True)
+class RealRecord:
+    outcome: Outcome
+    journal: bytes
+    left_behind: tuple[int, ...]
+
+
+class RealWorld:
+    """Real workers, supervised as `rankwise run` supervises them."""
+
+    def __init__(self, directory: Path, start_method: StartMethod) -> None:
+        self._directory = directory
+        self._start_method = start_method
+
+    def run(
+        self, spec: GangSpec, programs: Lives, stop_after: Duration | None = None
+    ) -> RealRecord:
+        job = Job(
+            program=Script(str(WORKER_SCRIPT), script_arguments(programs)),
+            gang=spec,
+            run_id=uuid.uuid4().hex,
+            start_method=self._start_method,
+            preload=(),
+            python=sys.executable,
+            logs=LogPlan(directory=str(self._directory), console_ranks=frozenset()),
+            handle_signals=False,
+            console=False,
+        )
+        supervision = Supervision(job)
+        supervision.start_in_thread()
+        assert supervision.wait_begun(60)
+        if stop_after is not None:
+            timer = threading.Timer(stop_after / SECOND, supervision.stop, [SIGTERM])
+            timer.start()
+        outcome = supervision.wait(60)
+        assert outcome is not None
+        left = leftovers.marked_processes(os.environ[leftovers.MARK_VARIABLE])
+        (journal,) = self._directory.rglob("journal.jsonl")
+        return RealRecord(outcome, journal.read_bytes(), tuple(left))
+
+
+@pytest.mark.parametrize("name", PROCESS_HOST_BEHAVIOURS)
+def test_the_simulated_host_keeps_what_is_expected(name: str) -> None:
+    PROCESS_HOST_BEHAVIOURS[name](SimulatedWorld())
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("name", PROCESS_HOST_BEHAVIOURS)
+@pytest.mark.parametrize("start_method", REAL_METHODS)
+def test_the_real_host_keeps_what_is_expected(
+    name: str, start_method: StartMethod, tmp_path: Path
+) -> None:
+    PROCESS_HOST_BEHAVIOURS[name](RealWorld(tmp_path, start_method))
+
+
+def test_the_whole_suite_is_one_call() -> None:
+    check_process_host(SimulatedWorld)
+
+
+def test_the_suite_says_what_was_expected() -> None:
+    class ForgetsItsSignal(Gang):
+        @property
+        def _stop_signal(self) -> int:
+            return 2
+
+    with pytest.raises(AssertionError) as caught:
+        check_process_host(lambda: SimulatedWorld(make_gang=ForgetsItsSignal))
+
+    assert caught.value.__notes__ == ["expected of a process host: an exit code stops the others"]
+
+
+def test_what_only_a_simulation_can_do_is_refused_for_real_workers() -> None:
+    with pytest.raises(ValueError, match="worker 1 in attempt 0 can only be simulated"):
+        script_arguments([[Program(), Program(refusal="no")]])

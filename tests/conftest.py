@@ -1,0 +1,52 @@
+"""What all tests share: hypothesis profiles, and the proof that a system test cleaned up."""
+
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import leftovers
+import pytest
+
+hypothesis.settings.register_profile("dev", deadline=None)
+# The same examples on every run, so that a red build is about the change and can be repeated.
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+@pytest.fixture
+def no_leftovers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    """Fail the test if processes, shared memory or `rankwise_*` directories outlive it.
+
+    The test gets a directory of its own for temporary files, in this process and (TMPDIR) in
+    those that it starts. Its path is short, so that sockets fit in.
+    """
+    # Decided now, or pytest would put its own directories into the test's.
+    tmp_path_factory.getbasetemp()
+    directory = Path(tempfile.mkdtemp(prefix="rwt-"))
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv("TMPDIR", str(directory))
+    monkeypatch.setattr(tempfile, "tempdir", str(directory))
+    monkeypatch.setenv(leftovers.MARK_VARIABLE, mark)
+    processes_before = frozenset(leftovers.marked_processes(mark))
+    names_before = leftovers.shared_memory_names()
+
+    yield
+
+    found = [str(process) for process in leftovers.wait_until_gone(mark, processes_before)]
+    found += [f"/dev/shm/{name}" for name in leftovers.new_shared_memory(names_before)]
+    found += [str(path) for path in sorted(directory.glob("rankwise_*"))]
+    shutil.rmtree(directory, ignore_errors=True)
+    if found:
+        pytest.fail("the test left behind:\n  " + "\n  ".join(found), pytrace=False)
+
+
+@pytest.fixture(autouse=True)
+def _system_tests_leave_nothing_behind(request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("system"):
+        request.getfixturevalue("no_leftovers")

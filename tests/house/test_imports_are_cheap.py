@@ -1,0 +1,59 @@
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.system
+
+EXPENSIVE = (
+    "torch",
+    "numpy",
+    "asyncio",
+    "logging",
+    "multiprocessing",
+    "rich",
+    "importlib.metadata",
+)
+
+
+def imported_by(statement: str) -> set[str]:
+    """The modules that a fresh interpreter has after a statement, without those of `site`."""
+    source = (
+        f"import sys; before = set(sys.modules); {statement}; print(*set(sys.modules) - before)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, check=True
+    )
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import rankwise",
+        "import rankwise.cli.main",
+        "import rankwise.cli.run",
+        "import rankwise.cli.sim",
+        "import rankwise.launch.supervision",
+    ],
+)
+def test_launching_imports_nothing_expensive(statement: str) -> None:
+    assert imported_by(statement).isdisjoint(EXPENSIVE)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "rankwise.compat.torch.elastic.multiprocessing",
+        "rankwise.compat.torch.elastic.multiprocessing.errors",
+        "rankwise.compat.torch.elastic.events",
+        "rankwise.compat.torch.elastic.metrics",
+        "rankwise.collectives",
+    ],
+)
+def test_torchs_names_and_collectives_do_without_torch(module: str) -> None:
+    assert "torch" not in imported_by(f"import {module}")
+
+
+def test_importing_the_package_loads_nothing_but_itself() -> None:
+    assert imported_by("import rankwise") == {"rankwise"}

@@ -1,0 +1,120 @@
+"""tools/setup keeps a virtual environment that works, and replaces one that does not.
+
+Without any package index, so that what is seen is its judgement and not pip's success: it gets as
+far as the first thing that it would have to download, and says so.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.system
+
+ROOT = Path(__file__).parents[2]
+NO_INDEX = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": ""}
+
+
+def run_setup(
+    checkout: Path, *arguments: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(checkout / "tools" / "setup"), *arguments],
+        env={**os.environ, **NO_INDEX, **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def copy_checkout(folder: Path) -> Path:
+    (folder / "tools").mkdir()
+    shutil.copy(ROOT / "tools" / "setup", folder / "tools")
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkout, in a folder with a blank in its name, where setup has run without network."""
+    folder = copy_checkout(tmp_path_factory.mktemp("a checkout"))
+    first = run_setup(folder, "--python", sys.executable, "demo")
+    assert "Creating .venv with Python" in first.stderr
+    return folder
+
+
+def test_what_pip_cannot_get_is_one_clear_line_and_a_failure(checkout: Path) -> None:
+    done = run_setup(checkout, "demo")
+
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("error: pip could not install the package")
+    assert "PIP_INDEX_URL" in done.stderr
+
+
+def test_an_environment_that_works_is_kept_after_a_failed_installation(checkout: Path) -> None:
+    marker = checkout / ".venv" / "still-the-same"
+    marker.touch()
+
+    done = run_setup(checkout, "demo")
+
+    assert "Creating" not in done.stderr
+    assert marker.exists()
+
+
+def interpreter_gone(venv: Path) -> None:
+    (venv / "bin" / "python").unlink()
+
+
+def interpreter_is_no_python(venv: Path) -> None:
+    (venv / "bin" / "python").unlink()
+    (venv / "bin" / "python").symlink_to(shutil.which("true") or "/bin/true")
+
+
+def configuration_truncated(venv: Path) -> None:
+    (venv / "pyvenv.cfg").write_text("")
+
+
+def python_upgraded(venv: Path) -> None:
+    (packages,) = (venv / "lib").iterdir()
+    packages.rename(packages.with_name("python3.4"))
+
+
+@pytest.mark.parametrize(
+    ("break_it", "reason"),
+    [
+        (interpreter_gone, "its interpreter is gone"),
+        (interpreter_is_no_python, "its interpreter does nothing"),
+        (configuration_truncated, "its pyvenv.cfg is damaged"),
+        (python_upgraded, "it has lost pip, or its Python was upgraded"),
+    ],
+)
+def test_a_broken_environment_is_named_and_built_anew(
+    checkout: Path, break_it: Callable[[Path], None], reason: str
+) -> None:
+    venv = checkout / ".venv"
+    (venv / "old").touch()
+    break_it(venv)
+
+    done = run_setup(checkout, "--python", sys.executable, "demo")
+
+    assert f".venv cannot be used ({reason}): building it anew." in done.stderr
+    assert not (venv / "old").exists()
+    subprocess.run([venv / "bin" / "python", "-c", "import pip"], check=True)
+
+
+def test_without_a_python_that_is_new_enough_it_says_what_to_install(tmp_path: Path) -> None:
+    checkout = copy_checkout(tmp_path)
+    commands = tmp_path / "commands"
+    commands.mkdir()
+    for command in ("bash", "dirname", "env", "flock"):
+        (commands / command).symlink_to(shutil.which(command) or command)
+
+    done = run_setup(checkout, "demo", PATH=str(commands))
+
+    assert done.returncode == 1
+    assert "no Python 3.11 or newer found in PATH" in done.stderr.splitlines()[-1]

@@ -1,0 +1,138 @@
+"""Thousands of simulated gangs, each checked after every step.
+
+A seed that fails here prints the command that replays it. `RANKWISE_SEEDS=50000` runs more of them,
+`RANKWISE_FIRST_SEED` others.
+"""
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from rankwise.base.errors import SimulationError
+from rankwise.base.failure import FailureCause, OutcomeStatus
+from rankwise.base.units import Instant
+from rankwise.core.gang.machine import Gang
+from rankwise.core.gang.vocabulary import Effect
+from rankwise.drivers.sim.checkers import InvariantBroken
+from rankwise.drivers.sim.plans import GangPlan, random_plan
+from rankwise.drivers.sim.replay import command_for
+from rankwise.drivers.sim.replay import main as replay_main
+from rankwise.drivers.sim.story import read_journal
+from rankwise.drivers.sim.world import SimulatedRun
+
+SEED_COUNT = int(os.environ.get("RANKWISE_SEEDS", "3000"))
+FIRST_SEED = int(os.environ.get("RANKWISE_FIRST_SEED", "0"))
+SEEDS = range(FIRST_SEED, FIRST_SEED + SEED_COUNT)
+
+DIGEST_PROGRAM = """
+import hashlib, sys
+from rankwise.drivers.sim.plans import random_plan
+digest = hashlib.sha256()
+for seed in range(int(sys.argv[1])):
+    digest.update(random_plan(seed).run().journal)
+print(digest.hexdigest())
+"""
+
+
+class Forgetful(Gang):
+    """Forgets to sweep."""
+
+    def _begin_sweep(self, now: Instant) -> list[Effect]:
+        del now
+        return []
+
+
+def run_seed(seed: int, make_gang: type[Gang] = Gang) -> tuple[GangPlan, SimulatedRun]:
+    plan = random_plan(seed)
+    try:
+        return plan, plan.run(make_gang)
+    except (SimulationError, AssertionError) as error:
+        error.add_note(f"replay it: {command_for(seed)}")
+        raise
+
+
+def test_a_journal_is_enough_to_replay_a_gang() -> None:
+    for seed in SEEDS[:300]:
+        plan, run = run_seed(seed)
+        entries = read_journal(run.journal)
+
+        gang, ordered = Gang(plan.spec), []
+        for entry in entries:
+            if entry.stimulus is not None:
+                ordered += gang.handle(entry.stimulus, entry.at)
+
+        assert ordered == [entry.effect for entry in entries if entry.effect is not None], seed
+
+
+def test_every_invariant_holds_for_every_seed_and_the_seeds_see_it_all() -> None:
+    seen: Counter[str] = Counter()
+
+    for seed in SEEDS:
+        plan, run = run_seed(seed)
+        outcome = run.outcome
+        seen[f"size {plan.spec.size}"] += 1
+        seen[outcome.status] += 1
+        seen[f"attempts {outcome.attempts}"] += 1
+        seen["survivors"] += bool(outcome.survivors)
+        seen["detail"] += bool(outcome.detail)
+        seen[outcome.failures[0].cause if outcome.failures else "no failure"] += 1
+
+    expected = [*OutcomeStatus, *FailureCause, "size 1", "size 64", "attempts 1", "attempts 4"]
+    expected += ["survivors", "detail", "no failure"]
+    rare = {name: seen[name] for name in expected if seen[name] * 1000 < SEED_COUNT}
+    assert not rare, f"the plans hardly ever lead to {rare}"
+
+
+def test_equal_seeds_give_equal_journals() -> None:
+    for seed in range(100):
+        assert random_plan(seed).run().journal == random_plan(seed).run().journal
+
+
+def test_other_seeds_give_other_journals() -> None:
+    journals = {random_plan(seed).run().journal for seed in range(100)}
+
+    assert len(journals) == 100
+
+
+@pytest.mark.parametrize("hash_seed", ["0", "1", "4242"])
+def test_journals_do_not_depend_on_the_hash_seed_of_the_process(hash_seed: str) -> None:
+    here = hashlib.sha256()
+    for seed in range(100):
+        here.update(random_plan(seed).run().journal)
+
+    there = subprocess.run(
+        [sys.executable, "-c", DIGEST_PROGRAM, "100"],
+        env={**os.environ, "PYTHONHASHSEED": hash_seed},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+
+    assert there == here.hexdigest()
+
+
+def test_a_failing_seed_prints_the_command_that_replays_it() -> None:
+    with pytest.raises(InvariantBroken) as caught:
+        run_seed(17, Forgetful)
+
+    assert caught.value.__notes__ == ["replay it: python -m rankwise.drivers.sim.replay --seed 17"]
+
+
+def test_that_command_tells_the_story_of_the_seed() -> None:
+    command = command_for(17).split()[1:]
+
+    replay = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=True)
+
+    assert replay.stdout.startswith("seed 17\nspec {")
+    assert "0.000000 s  < started\n" in replay.stdout
+    assert replay.stdout.endswith(f"the gang {random_plan(17).run().outcome.status}\n")
+
+
+def test_a_replay_can_print_the_bare_journal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert replay_main(["--seed", "17", "--journal"]) == 0
+
+    assert capsys.readouterr().out.encode() == random_plan(17).run().journal

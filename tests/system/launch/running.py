@@ -1,0 +1,194 @@
+"""Commands that run while a test looks on: their output is read as it comes, never slept for."""
+
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import IO, Self
+
+PATIENCE_S = 60.0
+"""No test waits this long: it is the deadline after which something is wrong."""
+
+RANKWISE = (sys.executable, "-m", "rankwise")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What became of a command."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def lines(self) -> list[str]:
+        return self.stdout.splitlines()
+
+
+class Running:
+    """A command that has been started, with pipes for its output."""
+
+    def __init__(
+        self,
+        *command: str,
+        environment: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> None:
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **(environment or {})},
+            cwd=cwd,
+            # As a job of a shell, so that a test can send it what a terminal sends.
+            process_group=0,
+        )
+        self._received = {"stdout": bytearray(), "stderr": bytearray()}
+        self._open: dict[int, tuple[str, IO[bytes]]] = {}
+        for name in self._received:
+            pipe = getattr(self.process, name)
+            os.set_blocking(pipe.fileno(), False)
+            self._open[pipe.fileno()] = (name, pipe)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self.process.returncode is None:
+            self.process.kill()
+            self.process.wait()
+        for pipe in (self.process.stdout, self.process.stderr):
+            assert pipe is not None
+            pipe.close()
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def stdout(self) -> str:
+        return self._received["stdout"].decode(errors="replace")
+
+    @property
+    def stderr(self) -> str:
+        return self._received["stderr"].decode(errors="replace")
+
+    def wait_for(self, text: str, *, count: int = 1, stream: str = "stdout") -> str:
+        """Read until `text` has appeared `count` times; return all that has come so far."""
+        deadline = time.monotonic() + PATIENCE_S
+        while self._received[stream].count(text.encode()) < count:
+            assert self._open, f"{text!r} never came\n{self.stdout}\n{self.stderr}"
+            assert self._read(deadline), f"{text!r} has not come\n{self.stdout}\n{self.stderr}"
+        return self._received[stream].decode(errors="replace")
+
+    def signal(self, signum: int) -> None:
+        """Send a signal to the command alone."""
+        self.process.send_signal(signum)
+
+    def signal_group(self, signum: int) -> None:
+        """Send a signal to its whole process group, as a terminal does at Ctrl-C."""
+        os.killpg(self.process.pid, signum)
+
+    def finish(self, patience_s: float = PATIENCE_S) -> Finished:
+        """Read to the end of both streams and wait for the command."""
+        deadline = time.monotonic() + patience_s
+        while self._open:
+            assert self._read(deadline), f"it does not end\n{self.stdout}\n{self.stderr}"
+        code = self.process.wait(max(0.1, deadline - time.monotonic()))
+        return Finished(code, self.stdout, self.stderr)
+
+    def wait_over(self, patience_s: float = PATIENCE_S) -> int:
+        """Wait for the command's own end, whoever still holds its streams."""
+        return self.process.wait(patience_s)
+
+    def _read(self, deadline: float) -> bool:
+        remaining = max(0.0, deadline - time.monotonic())
+        ready = select.select(list(self._open), [], [], remaining)[0]
+        for fd in ready:
+            name, _ = self._open[fd]
+            data = os.read(fd, 1 << 20)
+            self._received[name] += data
+            if not data:
+                del self._open[fd]
+        return bool(ready)
+
+
+def start(
+    *words: str | Path,
+    environment: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> Running:
+    """Start `rankwise` with these words."""
+    return Running(*RANKWISE, *map(str, words), environment=environment, cwd=cwd)
+
+
+def run(
+    *words: str | Path, environment: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> Finished:
+    """Run `rankwise` with these words to its end."""
+    with start(*words, environment=environment, cwd=cwd) as running:
+        return running.finish()
+
+
+def run_program(text: str, directory: Path, *arguments: str) -> Finished:
+    """Run a Python program, given as text, to its end."""
+    with start_program(text, directory, *arguments) as running:
+        return running.finish()
+
+
+def start_program(text: str, directory: Path, *arguments: str) -> Running:
+    """Start a Python program, given as text."""
+    return Running(sys.executable, str(write_program(directory, text)), *arguments)
+
+
+def write_program(directory: Path, text: str, name: str = "program.py") -> Path:
+    path = directory / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+class Deaths:
+    """Watches processes by pid, so that a test can tell when all of them are gone."""
+
+    def __init__(self, pids: Iterable[int]) -> None:
+        self._pidfds: dict[int, int] = {}
+        for pid in pids:
+            with suppress(ProcessLookupError):  # gone already
+                self._pidfds[os.pidfd_open(pid)] = pid
+
+    def survivors(self, within_s: float) -> list[int]:
+        """Wait until all have died, or for this long; return who lives."""
+        deadline = time.monotonic() + within_s
+        while self._pidfds:
+            remaining = max(0.0, deadline - time.monotonic())
+            dead = select.select(list(self._pidfds), [], [], remaining)[0]
+            if not dead:
+                break
+            for pidfd in dead:
+                del self._pidfds[pidfd]
+                os.close(pidfd)
+        left = sorted(self._pidfds.values())
+        for pidfd in self._pidfds:
+            os.close(pidfd)
+        self._pidfds.clear()
+        return left
+
+
+def numbers_after(word: str, text: str) -> list[int]:
+    """The numbers that follow a word: `numbers_after("pid", "[0]:pid 12")` is `[12]`."""
+    words = text.split()
+    return [
+        int(following) for first, following in pairwise(words) if first.rpartition(":")[2] == word
+    ]
+
+
+def plain(lines: Sequence[str]) -> list[str]:
+    """Lines without their ranks, sorted: the order between ranks means nothing."""
+    return sorted(line.partition("]:")[2] for line in lines)

@@ -1,0 +1,173 @@
+"""`rankwise.run` raises one exception that tells everything about every rank that failed."""
+
+import os
+import signal
+import traceback
+
+import pytest
+
+import rankwise
+from rankwise import FailureCause, WorkersFailed
+from rankwise.collectives import barrier
+
+pytestmark = pytest.mark.system
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_the_real_exception_is_the_cause(method: str) -> None:
+    def divide(number: int) -> float:
+        if rankwise.rank() == 1:
+            return number / 0
+        signal.pause()
+        return 0
+
+    with pytest.raises(WorkersFailed) as caught:
+        rankwise.run(divide, (3,), nprocs=3, start_method=method)
+
+    root, *others = caught.value.failures
+    assert (root.rank, root.cause, root.exit) == (1, FailureCause.RAISED, rankwise.ExitStatus(1))
+    assert [failure.cause for failure in others] == [FailureCause.STOPPED] * 2
+    assert root.error is not None
+    assert root.error.type == "ZeroDivisionError"
+    assert "return number / 0" in root.error.traceback
+    assert "rankwise/drivers" not in root.error.traceback
+    cause = caught.value.__cause__
+    assert type(cause) is ZeroDivisionError
+    assert cause is caught.value.exceptions[1]
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "raised on rank 1:" in shown
+    assert "return number / 0" in shown
+
+
+def test_every_failure_is_carried(server: rankwise.ForkServer) -> None:
+    def fail_together() -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        barrier()
+        raise KeyError(rankwise.rank())
+
+    with pytest.raises(WorkersFailed) as caught:
+        rankwise.run(fail_together, nprocs=3, server=server)
+
+    assert sorted(failure.rank for failure in caught.value.failures) == [0, 1, 2]
+    assert {rank: error.args for rank, error in caught.value.exceptions.items()} == {
+        0: (0,),
+        1: (1,),
+        2: (2,),
+    }
+
+
+def test_an_exception_that_cannot_travel_is_told_in_text(server: rankwise.ForkServer) -> None:
+    class TwoArguments(Exception):
+        def __init__(self, one: int, two: int) -> None:
+            super().__init__(f"{one} and {two}")
+            self.lock = __import__("threading").Lock()
+
+    def fail() -> None:
+        raise TwoArguments(1, 2)
+
+    with pytest.raises(WorkersFailed, match="TwoArguments: 1 and 2") as caught:
+        rankwise.run(fail, nprocs=1, server=server)
+
+    assert caught.value.__cause__ is None
+    assert caught.value.exceptions == {}
+    (failure,) = caught.value.failures
+    assert failure.error is not None
+    assert "raise TwoArguments(1, 2)" in failure.error.traceback
+
+
+def test_a_return_value_that_cannot_travel_is_a_failure_which_names_it(
+    server: rankwise.ForkServer,
+) -> None:
+    with pytest.raises(
+        WorkersFailed, match=r"returned a _thread.lock, which cannot be sent"
+    ) as caught:
+        rankwise.run(lambda: __import__("threading").Lock(), nprocs=1, server=server)
+
+    assert isinstance(caught.value.__cause__, TypeError)
+
+
+def test_a_return_value_that_only_the_worker_understands_is_an_error_which_says_so(
+    server: rankwise.ForkServer,
+) -> None:
+    class Odd:
+        def __reduce__(self) -> tuple[object, ...]:
+            return (exec, ("raise LookupError('not here')",))
+
+    with pytest.raises(
+        rankwise.GangError, match=r"result of rank 0 cannot be unpickled: LookupError"
+    ):
+        rankwise.run(Odd, nprocs=1, server=server)
+
+
+@pytest.mark.parametrize(
+    ("how", "cause", "code"),
+    [
+        ("__import__('os').kill(__import__('os').getpid(), 11)", FailureCause.SIGNALED, -11),
+        ("__import__('os')._exit(7)", FailureCause.EXITED, 7),
+        ("__import__('sys').exit(5)", FailureCause.EXITED, 5),
+        ("__import__('sys').exit('a last word')", FailureCause.EXITED, 1),
+    ],
+)
+def test_a_death_without_exception_is_told(
+    how: str, cause: FailureCause, code: int, server: rankwise.ForkServer
+) -> None:
+    with pytest.raises(WorkersFailed) as caught:
+        rankwise.run(eval, (how,), nprocs=1, server=server)
+
+    (failure,) = caught.value.failures
+    assert (failure.cause, failure.exit) == (cause, rankwise.ExitStatus(code))
+    assert caught.value.__cause__ is None
+    if code == 1:
+        assert failure.stderr_tail == ("a last word",)
+    if code == -11:
+        assert "Segmentation fault" in failure.stacks
+
+
+def test_a_server_that_was_killed_is_told_and_cannot_be_used_again() -> None:
+    with rankwise.ForkServer() as server:
+        with pytest.raises(
+            WorkersFailed, match="the fork server has ended with signal 9"
+        ) as caught:
+            rankwise.run(lambda: os.kill(os.getppid(), signal.SIGKILL), nprocs=2, server=server)
+        with pytest.raises(rankwise.SpawnFailed, match="cannot be used any more"):
+            rankwise.run(rankwise.rank, nprocs=1, server=server)
+
+    assert {failure.cause for failure in caught.value.failures} == {FailureCause.GUARDIAN_LOST}
+
+
+def test_a_server_can_be_used_after_a_failure(server: rankwise.ForkServer) -> None:
+    with pytest.raises(WorkersFailed):
+        rankwise.run(lambda: 1 / 0, nprocs=2, server=server)
+
+    assert rankwise.run(rankwise.rank, nprocs=2, server=server) == [0, 1]
+
+
+def test_a_closed_server_is_told() -> None:
+    server = rankwise.ForkServer()
+    server.close()
+    server.close()
+
+    with pytest.raises(rankwise.RankwiseError, match="has been closed"):
+        rankwise.run(rankwise.rank, nprocs=1, server=server)
+
+
+def test_signal_handlers_are_as_before_after_a_failure(server: rankwise.ForkServer) -> None:
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    before = [signal.getsignal(number) for number in signals]
+
+    with pytest.raises(WorkersFailed):
+        rankwise.run(lambda: 1 / 0, nprocs=1, server=server)
+
+    assert [signal.getsignal(number) for number in signals] == before
+
+
+def test_a_module_that_the_server_cannot_import_is_told(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert rankwise.run(rankwise.rank, nprocs=1, preload=["no_such_module"]) == [0]
+
+    told = capfd.readouterr().err
+    assert told == (
+        "rankwise: the fork server could not import no_such_module: "
+        "ModuleNotFoundError: No module named 'no_such_module'\n"
+    )

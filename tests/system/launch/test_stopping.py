@@ -1,0 +1,265 @@
+"""A stop is obeyed at once, also by those who are busy, stuck, or only now being made."""
+
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import leftovers
+import pytest
+from running import (
+    PATIENCE_S,
+    Deaths,
+    Running,
+    numbers_after,
+    run,
+    start,
+    start_program,
+    write_program,
+)
+
+from rankwise.base.failure import OutcomeStatus
+from rankwise.base.units import MILLISECOND, Duration
+from rankwise.core.gang.vocabulary import GangSpec
+from rankwise.drivers.real.hosting import connection
+from rankwise.launch.control.addresses import socket_name
+from rankwise.launch.job import Job, LogPlan, Script
+from rankwise.launch.supervision import Supervision
+
+pytestmark = pytest.mark.system
+
+WITHIN_S = 1.0
+
+SLOW_MODULE = """
+import os
+print("importing", os.getpid(), flush=True)
+with open(os.environ["GATE"]) as gate:
+    gate.read()
+"""
+
+
+@pytest.fixture
+def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What a module waits for that is found as `slowmod`."""
+    write_program(tmp_path, SLOW_MODULE, "slowmod.py")
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    monkeypatch.setenv("GATE", str(gate))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return gate
+
+
+def everybody() -> list[int]:
+    return list(leftovers.marked_processes(os.environ[leftovers.MARK_VARIABLE]))
+
+
+def test_an_import_that_hangs_in_the_fork_server_is_a_hang(gate: Path, tmp_path: Path) -> None:
+    script = write_program(tmp_path, "print('never')")
+    options = ("--start-method=forkserver", "--preload=slowmod", "--hang-timeout=1s")
+    with start("run", "--nproc-per-node=2", *options, script) as running:
+        done = running.finish()
+
+    assert done.code != 0
+    assert "no rank could start: the fork server is still importing slowmod" in done.stderr
+    assert "could not be started: it did not start within 1 s" in done.stderr
+
+
+def test_whoever_waits_for_stubborn_ranks_is_told_how_long_and_what_helps(tmp_path: Path) -> None:
+    script = write_program(
+        tmp_path,
+        "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "print('up', flush=True)\ntime.sleep(1000)",
+    )
+    with start("run", "--nproc-per-node=2", "--shutdown-timeout=31s", script) as running:
+        running.wait_for("up", count=2)
+        running.signal(signal.SIGINT)
+        running.wait_for(
+            "rankwise: stopping 2 ranks (SIGINT) for up to 30 s; once more kills them now\n",
+            stream="stderr",
+        )
+        running.signal(signal.SIGINT)
+        assert running.finish().code == 128 + signal.SIGINT
+
+
+@pytest.mark.parametrize("files_max", [5, 6, 7, 8, 9, 10, 12, 14, 16, 20])
+def test_too_few_files_are_told_in_words(files_max: int, tmp_path: Path) -> None:
+    script = write_program(tmp_path, "print('ran')")
+    command = f'ulimit -n {files_max}; exec "$0" -m rankwise run --nproc-per-node=2 "$1"'
+    with Running("sh", "-c", command, sys.executable, str(script)) as running:
+        done = running.finish()
+
+    assert done.code != 0
+    assert "Traceback" not in done.stderr
+    assert "files" in done.stderr
+
+
+def test_a_low_limit_that_may_be_raised_is_in_nobodys_way(tmp_path: Path) -> None:
+    script = write_program(
+        tmp_path, "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
+    )
+    command = 'ulimit -Sn 20; exec "$0" -m rankwise run --nproc-per-node=12 "$1"'
+    with Running("sh", "-c", command, sys.executable, str(script)) as running:
+        done = running.finish()
+
+    assert done.code == 0
+    assert [line.partition("]:")[2] for line in done.lines] == ["20"] * 12
+
+
+@pytest.mark.parametrize("interrupts", [1, 2])
+@pytest.mark.parametrize(("size", "padding"), [(2, 0), (32, 0), (32, 100_000)])
+def test_a_fork_server_that_imports_is_not_waited_for(
+    size: int, padding: int, interrupts: int, gate: Path, tmp_path: Path
+) -> None:
+    """With much environment, the orders do not fit into the socket that nobody reads."""
+    script = write_program(tmp_path, "open('ran', 'w')")
+    options = ("--start-method=forkserver", "--preload=slowmod", f"--nproc-per-node={size}")
+    with start(
+        "run", *options, script, environment={"PADDING": "x" * padding}, cwd=tmp_path
+    ) as running:
+        running.wait_for("importing")
+        deaths = Deaths(everybody())
+        asked_at = time.monotonic()
+        for _ in range(interrupts):
+            running.signal(signal.SIGINT)
+        done = running.finish()
+        took = time.monotonic() - asked_at
+
+    assert done.code == 128 + signal.SIGINT
+    assert took < WITHIN_S
+    assert deaths.survivors(within_s=0) == []
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+def test_no_rank_runs_after_an_interrupt_and_a_warm_server_is_of_no_more_use(
+    gate: Path, tmp_path: Path
+) -> None:
+    program = """
+import os, sys
+import rankwise
+
+def work():
+    open("ran", "w").close()
+
+with rankwise.ForkServer(preload=["slowmod"]) as server:
+    try:
+        rankwise.run(work, nprocs=2, server=server)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+    sys.stdin = os.fdopen(os.open(os.environ["GATE"] + "2", os.O_RDONLY))
+    sys.stdin.read()
+    try:
+        rankwise.run(work, nprocs=2, server=server)
+    except rankwise.SpawnFailed as error:
+        print(error)
+"""
+    os.mkfifo(f"{gate}2")
+    with start_program(f"import os\nos.chdir({str(tmp_path)!r})\n{program}", tmp_path) as running:
+        running.wait_for("importing")
+        running.signal(signal.SIGINT)
+        running.wait_for("interrupted")
+        server_deaths = Deaths(numbers_after("importing", running.stdout))
+        Path(f"{gate}2").write_text("go on")
+        done = running.finish()
+
+    assert server_deaths.survivors(WITHIN_S) == []
+    assert not (tmp_path / "ran").exists()
+    assert done.lines[-1] == (
+        "this fork server cannot be used any more: it was ended with a run that was stopped while "
+        "it imported (make another rankwise.ForkServer)"
+    )
+
+
+def test_a_guardian_that_is_stopped_holds_up_nobody_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "GUARDIAN_PATIENCE", Duration(100 * MILLISECOND))
+    script = write_program(
+        tmp_path,
+        """
+import os, signal, time
+if not os.fork():
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+time.sleep(1000)
+""",
+    )
+    spec = GangSpec(size=2, sweep_timeout=Duration(100 * MILLISECOND))
+    logs = LogPlan(directory=os.devnull, console_ranks=frozenset())
+    job = Job(program=Script(str(script)), gang=spec, run_id="stuck", logs=logs, console=False)
+    before = set(everybody())
+    supervision = Supervision(job)
+    supervision.start_in_thread()
+    assert supervision.wait_begun(PATIENCE_S)
+    worker = supervision.pids()[0]
+    guardian = int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(guardian, signal.SIGSTOP)
+    deaths = Deaths(set(everybody()) - before)
+
+    asked_at = time.monotonic()
+    supervision.stop(signal.SIGINT)
+    supervision.stop(signal.SIGINT)
+    outcome = supervision.wait(PATIENCE_S)
+
+    assert outcome is not None
+    assert outcome.status is OutcomeStatus.STOPPED
+    # The kill and the sweep are given up, then strays' output, then the guardian: no more.
+    assert time.monotonic() - asked_at < 5
+    assert deaths.survivors(WITHIN_S) == []
+
+
+def ask_for_stacks(running: Running, name: str) -> socket.socket:
+    client = socket.socket(socket.AF_UNIX)
+    client.connect(socket_name(name, running.pid))
+    client.sendall(b'{"ask": "stacks"}\n')
+    return client
+
+
+def answer_of(client: socket.socket) -> str:
+    with client, client.makefile("rb") as lines:
+        return lines.read().decode()
+
+
+def test_two_that_ask_for_stacks_at_once_both_get_them_all(tmp_path: Path) -> None:
+    script = write_program(
+        tmp_path, "import threading\nprint('up', flush=True)\nthreading.Event().wait()\n"
+    )
+    name = f"asked-{os.getpid()}"
+    with start("run", "--nproc-per-node=3", "--rdzv-id", name, script) as running:
+        running.wait_for("up", count=3)
+
+        clients = [ask_for_stacks(running, name) for _ in range(2)]
+        answers = [answer_of(client) for client in clients]
+        running.signal(signal.SIGTERM)
+        running.finish()
+
+    for answer in answers:
+        assert answer.count(f"{script}") == 3, answer
+
+
+def test_a_worker_that_has_become_another_program_survives_being_asked(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    script = write_program(
+        tmp_path,
+        f"""
+import os
+os.execv("/bin/sh", ["sh", "-c", "echo up; read line < {gate}; echo $line"])
+""",
+    )
+    name = f"became-{os.getpid()}"
+    with start("run", "--rdzv-id", name, script) as running:
+        running.wait_for("up")
+
+        asked = run("stacks", name)
+        writer = os.open(gate, os.O_WRONLY)
+        os.write(writer, b"alive\n")
+        os.close(writer)
+        done = running.finish()
+
+    assert "(no answer)" in asked.stdout
+    assert done.code == 0
+    assert done.lines == ["[default0]:up", "[default0]:alive"]

@@ -1,0 +1,206 @@
+"""`rankwise sim` as a user runs it: exit codes, output, files."""
+
+import contextlib
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.system
+
+PATIENCE_S = 60
+
+
+def rankwise(*words: str, cwd: Path, **environment: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "rankwise", "sim", *words],
+        cwd=cwd,
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+
+
+def test_a_bench_shows_a_table_and_leaves_a_trace_and_a_report(tmp_path: Path) -> None:
+    done = rankwise(
+        "bench", "ccl_allreduce", "--trace", "t.json", "--report", "r.html", cwd=tmp_path
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "ring_allreduce_tcm, 4 ranks" in done.stdout
+    assert done.stdout.endswith("numbers: equal to numpy's\n")
+    assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
+
+
+def test_two_runs_leave_the_same_bytes_whatever_the_hash_seed(tmp_path: Path) -> None:
+    written = []
+    for seed in ("1", "2"):
+        folder = tmp_path / seed
+        folder.mkdir()
+        done = rankwise(
+            "bench", "tp_mlp", "--set", "tokens=8", "--trace", "t.json", "--report", "r.html",
+            cwd=folder, PYTHONHASHSEED=seed,
+        )  # fmt: skip
+        files = [(folder / name).read_bytes() for name in ("t.json", "r.html")]
+        written.append((done.returncode, done.stdout, files))
+
+    assert written[0][0] == 0
+    assert written[0] == written[1]
+
+
+def test_a_sweep_gives_every_combination_in_order_as_csv(tmp_path: Path) -> None:
+    done = rankwise(
+        "bench", "ccl_allreduce", "--sweep", "elements=256,512", "--sweep", "system.sips.count=2,3",
+        "--format", "csv", cwd=tmp_path,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    rows = list(csv.DictReader(io.StringIO(done.stdout)))
+    points = [(row["elements"], row["system.sips.count"]) for row in rows]
+    assert points == [("256", "2"), ("256", "3"), ("512", "2"), ("512", "3")]
+
+
+def test_a_point_that_fails_is_told_and_the_others_are_shown(tmp_path: Path) -> None:
+    done = rankwise(
+        "bench", "ccl_allreduce", "--sweep", "elements=256,many", "--format", "json", cwd=tmp_path
+    )
+
+    assert done.returncode == 1
+    assert [row["elements"] for row in json.loads(done.stdout)] == ["256"]
+    assert "at elements=many:" in done.stderr
+
+
+def test_a_sweep_of_a_program_without_results_shows_the_simulated_times(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def run(torch, *, n=1):\n    torch.ones(n)\n")
+
+    done = rankwise("run", "mine.py", "--sweep", "n=1,1000000", cwd=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert first.startswith("n=1  simulated time: ")
+    assert second.startswith("n=1000000  simulated time: ")
+    assert first.split()[-2:] != second.split()[-2:]
+
+
+def test_a_terminal_sees_how_far_a_run_has_come(tmp_path: Path) -> None:
+    ours, theirs = os.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "rankwise", "sim", "bench", "ccl_allreduce"],
+        cwd=tmp_path,
+        env={**os.environ, "TERM": "xterm"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=theirs,
+    ) as process:
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # the other end has been closed
+            while piece := os.read(ours, 4096):
+                shown += piece
+        os.close(ours)
+
+    assert process.returncode == 0
+    assert b"simulated" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["bench", "gem"], "there is no bench 'gem' (did you mean gemm?)"),
+        (["bench", "gemm", "--topology", "nope"], "there is no topology file 'nope'"),
+        (["bench", "gemm", "--ccl", "nope.yaml"], "no collective configuration 'nope.yaml'"),
+        (["bench", "gemm", "--set", "m"], "--set is 'm', expected key=value"),
+        (["bench", "gemm", "--set", "m=1", "--set", "m=2"], "--set gives m twice"),
+        (["bench", "gemm", "--max-time", "soon"], "--max-time is 'soon'"),
+        (["bench", "gemm", "--trace", "no/where.json"], "there is no directory 'no'"),
+        (["bench", "gemm", "--sweep", "m=1,2", "--trace", "t.json"], "--sweep makes several"),
+        (["run", "nope.py"], "there is no program 'nope.py'"),
+        (["topology", "nope"], "there is no topology file 'nope'"),
+    ],
+)
+def test_what_cannot_be_used_is_told_in_one_line(
+    words: list[str], message: str, tmp_path: Path
+) -> None:
+    done = rankwise(*words, cwd=tmp_path)
+
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_ranks_that_call_different_collectives_are_reported(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def worker(rank, world_size, torch):\n"
+        "    x = torch.ones(4, dtype='f16')\n"
+        "    if rank == 0:\n"
+        "        torch.distributed.all_reduce(x)\n"
+        "    else:\n"
+        "        torch.distributed.broadcast(x, src=1)\n"
+    )
+
+    done = rankwise("run", "mine.py", cwd=tmp_path)
+
+    assert done.returncode == 1
+    assert "rank 0 is in all_reduce #1 of (4,) f16" in done.stderr
+    assert "mine.py:6" in done.stderr
+
+
+def test_a_program_that_raises_shows_its_own_lines_only(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def run(torch):\n    raise ValueError('no luck')\n")
+
+    done = rankwise("run", "mine.py", cwd=tmp_path)
+
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "ValueError: no luck"
+    assert "rankwise/" not in done.stderr.replace(str(tmp_path), "")
+
+
+def test_a_program_that_raises_in_a_rank_shows_the_line(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def worker(rank, world_size, torch):\n    return 1 // (rank - 2)\n"
+    )
+
+    done = rankwise("run", "mine.py", cwd=tmp_path)
+
+    assert done.returncode == 1
+    assert 'mine.py", line 2' in done.stderr
+    assert "1 of 4 ranks failed: rank 2: ZeroDivisionError" in done.stderr
+
+
+def test_a_program_without_results_shows_the_simulated_time(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def run(torch):\n    torch.ones(4)\n")
+
+    done = rankwise("run", "mine.py", cwd=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("simulated time: ")
+
+
+def test_a_machine_is_drawn(tmp_path: Path) -> None:
+    drawn = rankwise("topology", "torus16", "--svg", "m.svg", cwd=tmp_path)
+    told = rankwise("topology", "switch8", cwd=tmp_path)
+
+    assert drawn.returncode == 0
+    assert (tmp_path / "m.svg").read_text().startswith("<svg")
+    assert "8 SIPs, switch" in told.stdout
+
+
+def test_asking_for_help_does_not_load_the_simulator(tmp_path: Path) -> None:
+    code = (
+        "import sys; from rankwise.cli.main import invoke; invoke(['sim', 'bench', '--help']);"
+        "assert not {'numpy', 'rankwise.sim'} & set(sys.modules), 'loaded'"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], check=False, timeout=PATIENCE_S)
+
+    assert done.returncode == 0

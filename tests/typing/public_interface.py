@@ -1,0 +1,67 @@
+"""How users write against the public interface; mypy reads it, nobody runs it.
+
+`assert_type` fails the check when an interface becomes vaguer or stricter than it was.
+"""
+
+from typing import Any, assert_type
+
+import numpy as np
+from numpy.typing import NDArray
+
+import rankwise
+from rankwise import collectives
+
+
+def square(offset: int) -> int:
+    return rankwise.rank() ** 2 + offset
+
+
+def greet(index: int, greeting: str) -> None:
+    print(index, greeting)
+
+
+def run_functions() -> None:
+    rankwise.run(square, args=(1,), nprocs=4)
+    rankwise.run(lambda: rankwise.world_size() + 1)
+    rankwise.run(square, [1], 2, start_method="spawn", max_restarts=3, grace=5.0, tee="0:3")
+    with rankwise.ForkServer(preload=["numpy"]) as server:
+        rankwise.run(square, args=(1,), server=server)
+
+
+def spawn_like_torch() -> None:
+    rankwise.spawn(greet, ("hello",), 2)
+    context = rankwise.spawn(greet, ("hello",), nprocs=2, join=False)
+    assert_type(context, rankwise.SpawnContext)
+    assert_type(context.join(timeout=1.0), bool)
+    assert_type(context.pids(), list[int])
+
+
+def know_the_place() -> None:
+    assert_type(rankwise.rank(), int)
+    assert_type(rankwise.local_rank(), int)
+    assert_type(rankwise.world_size(), int)
+    assert_type(rankwise.restart_count(), int)
+    assert_type(rankwise.run_id(), str)
+
+
+def handle_failures() -> None:
+    try:
+        rankwise.run(square, args=(1,))
+    except rankwise.WorkersFailed as failed:
+        root: rankwise.Failure = failed.failures[0]
+        assert_type(failed.failures, tuple[rankwise.Failure, ...])
+        assert_type(failed.exceptions, dict[int, BaseException])
+        assert_type(root.exit, rankwise.ExitStatus | None)
+        assert_type(root.cause, rankwise.FailureCause)
+    except rankwise.ConfigError as error:
+        assert_type(error.hint, str | None)
+
+
+def combine_arrays() -> None:
+    array: NDArray[np.float64] = np.zeros(3)
+    assert_type(collectives.all_reduce(array), NDArray[Any])
+    collectives.all_reduce(array, op="max", out=array)
+    collectives.broadcast(array, root=1)
+    collectives.all_gather([1.0, 2.0])
+    collectives.reduce_scatter(np.zeros((collectives.size(), 3)))
+    collectives.barrier(timeout=5.0)

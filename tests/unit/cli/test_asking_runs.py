@@ -1,0 +1,191 @@
+"""`rankwise ps`, `rankwise stacks` and `rankwise doctor` in this process."""
+
+import json
+import os
+import select
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from rankwise.cli import doctor
+from rankwise.cli.doctor import Verdict
+from rankwise.cli.main import invoke
+from rankwise.cli.stacks import RunNotFound, choose_run, render
+from rankwise.launch.control import ControlServer, Reply, Request, RunSummary
+
+STATUS = {"nproc": 2, "state": "running", "age_s": 65.0, "program": "train.py"}
+
+
+@pytest.fixture
+def run_id() -> Iterator[str]:
+    """The name of a run that answers while the test lasts."""
+    name = f"test-{uuid.uuid4().hex[:12]}"
+
+    def on_request(request: Request, reply: Reply) -> None:
+        if request.ask == "status":
+            reply.send(STATUS)
+        else:
+            for rank in (1, 0):
+                stacks = f'Thread 0x{rank:x} (most recent call first):\n  File "a.py", line 7 in f'
+                reply.send({"rank": rank, "pid": 100 + rank, "stacks": stacks})
+        reply.finish()
+
+    end, until = os.pipe()
+    with ControlServer(name, on_request) as server:
+
+        def turn() -> None:
+            while end not in select.select([server.fileno(), end], [], [])[0]:
+                server.on_readable()
+
+        thread = threading.Thread(target=turn)
+        thread.start()
+        yield name
+        os.write(until, b"x")
+        thread.join(10)
+    os.close(end)
+    os.close(until)
+
+
+def test_runs_are_listed_with_their_state(run_id: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["ps"]) == 0
+
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.split() == ["RUN", "PID", "NPROC", "STATE", "AGE", "PROGRAM"]
+    (line,) = [line for line in lines if run_id in line]
+    assert line.split() == [
+        run_id, str(os.getpid()), "2", "running", "1", "min", "5", "s", "train.py"
+    ]  # fmt: skip
+
+
+def test_runs_are_listed_for_programs(run_id: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["ps", "--json"]) == 0
+
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {"run_id": run_id, "pid": os.getpid(), **STATUS} in rows
+
+
+@pytest.mark.parametrize("by", ["name", "beginning"])
+def test_stacks_are_shown_and_equal_ones_once(
+    run_id: str, by: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke(["stacks", run_id if by == "name" else run_id[:-2]]) == 0
+
+    assert capsys.readouterr().out == (
+        "ranks 0, 1 (pids 100, 101)\n"
+        "Thread 0x0 (most recent call first):\n"
+        '  File "a.py", line 7 in f\n'
+    )
+
+
+def test_stacks_are_shown_for_programs(run_id: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["stacks", "--json", run_id]) == 0
+
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(row["rank"], row["pid"]) for row in rows] == [(0, 100), (1, 101)]
+
+
+def test_an_unknown_run_is_told_with_those_there_are(
+    run_id: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke(["stacks", "nothing-like-it"]) == 1
+
+    told = capsys.readouterr().err
+    assert told.startswith("rankwise stacks: error: no run is called 'nothing-like-it', there are:")
+    assert run_id in told
+
+
+ALPHA, BETA, BEST = (
+    RunSummary(name, 10 + n, 0) for n, name in enumerate(["alpha", "beta", "best"])
+)
+
+
+def test_a_run_is_chosen_by_name_beginning_or_pid_or_for_want_of_others() -> None:
+    runs = [ALPHA, BETA, BEST]
+
+    assert choose_run(runs, "alpha") == ALPHA
+    assert choose_run(runs, "bet") == BETA
+    assert choose_run(runs, "12") == BEST
+    assert choose_run([BETA], None) == BETA
+
+
+def test_an_exact_name_is_never_ambiguous() -> None:
+    longer = RunSummary("alpha-2", 20, 0)
+
+    assert choose_run([ALPHA, longer], "alpha") == ALPHA
+
+
+def test_no_choice_is_made_for_the_user() -> None:
+    with pytest.raises(click.UsageError, match=r"several runs.*alpha \(pid 10\), beta \(pid 11\)"):
+        choose_run([ALPHA, BETA], None)
+    with pytest.raises(
+        RunNotFound, match=r"'be' could be any of: beta \(pid 11\), best \(pid 12\)"
+    ):
+        choose_run([ALPHA, BETA, BEST], "be")
+    with pytest.raises(RunNotFound, match="no run of yours is active"):
+        choose_run([], None)
+
+
+def test_a_rank_without_answer_is_shown_as_such() -> None:
+    assert render([{"rank": 3, "pid": 9, "stacks": ""}]) == "rank 3 (pid 9)\n  (no answer)"
+
+
+def test_the_doctor_finds_this_machine_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["doctor"]) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(doctor.CHECKS)
+    assert all(line.split()[0] in ("ok", "warning") for line in lines)
+
+
+def test_the_doctor_exits_with_1_when_there_is_a_problem(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "CHECKS", (lambda: doctor.check_kernel("4.9.0"),))
+
+    assert invoke(["doctor"]) == 1
+    assert capsys.readouterr().out == "problem  kernel  Linux 4.9.0; 5.4 or newer is needed\n"
+
+
+def test_the_doctor_says_what_to_do(tmp_path: Path) -> None:
+    findings = [
+        doctor.check_python((3, 9)),
+        doctor.check_proc(tmp_path),
+        doctor.check_open_files(256),
+        doctor.check_processes(100),
+        doctor.check_shared_memory(tmp_path / "gone"),
+        doctor.check_memory_accounting(tmp_path / "cgroup", tmp_path),
+    ]
+
+    assert [finding.verdict for finding in findings] == [
+        Verdict.PROBLEM,
+        Verdict.PROBLEM,
+        Verdict.WARNING,
+        Verdict.WARNING,
+        Verdict.WARNING,
+        Verdict.WARNING,
+    ]
+    assert findings[2].text == "at most 256; many ranks may need more: ulimit -n 4096"
+
+
+@pytest.mark.parametrize(
+    ("line", "folder", "name"),
+    [
+        ("0::/user/run", "user/run", "memory.events"),
+        ("5:memory:/user", "memory/user", "memory.oom_control"),
+        ("5:memory:/elsewhere", "memory", "memory.oom_control"),
+    ],
+)
+def test_the_doctor_finds_memory_accounting_in_both_hierarchies(
+    tmp_path: Path, line: str, folder: str, name: str
+) -> None:
+    (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / folder / name).touch()
+    (tmp_path / "cgroup").write_text(f"7:cpu,cpuacct:/x\n{line}\n")
+
+    found = doctor.check_memory_accounting(tmp_path / "cgroup", tmp_path)
+
+    assert found.verdict is Verdict.OK

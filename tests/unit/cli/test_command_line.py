@@ -1,0 +1,168 @@
+"""The `rankwise` command in this process: help, errors, completion. No worker is started."""
+
+import os
+
+import pytest
+from click.shell_completion import ShellComplete
+
+from rankwise.base.failure import ExitStatus, Failure, FailureCause, Outcome, OutcomeStatus
+from rankwise.base.units import Instant
+from rankwise.cli.main import SUBCOMMANDS, command_line, invoke
+from rankwise.cli.run import exit_code
+from rankwise.cli.run_options import GROUPS, OPTIONS
+
+
+def completions(*words: str) -> list[str]:
+    completer = ShellComplete(command_line, {}, "rankwise", "_RANKWISE_COMPLETE")
+    return [
+        item.value if item.type == "plain" else f"<{item.type}>"
+        for item in completer.get_completions(list(words[:-1]), words[-1])
+    ]
+
+
+def test_the_help_lists_every_subcommand(capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["--help"]) == 0
+
+    shown = capsys.readouterr().out
+    assert all(f"  {name} " in shown for name in SUBCOMMANDS)
+
+
+@pytest.mark.parametrize("name", list(SUBCOMMANDS))
+def test_every_subcommand_can_be_loaded_and_tells_its_use(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke([name, "--help"]) == 0
+
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"Usage: rankwise {name}")
+
+
+def test_nothing_but_the_name_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke([]) == 2
+
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("Usage: rankwise ")
+    assert "error" not in told.err
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("rankwise 0.")
+
+
+def test_the_help_of_run_shows_all_groups_options_and_variables(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    invoke(["run", "--help"])
+
+    shown = " ".join(capsys.readouterr().out.split())
+    assert all(f"{group}:" in shown for group in GROUPS)
+    for option in OPTIONS:
+        assert option.flag.long in shown
+        assert all(variable in shown for variable in option.variables)
+    assert "rankwise run --nproc-per-node 4 train.py --epochs 3" in shown
+
+
+def test_an_error_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["run", "--nproc-per-node", "x y", "a.py"]) == 2
+
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err == (
+        "rankwise run: error: --nproc-per-node is 'x y', expected a number, auto, cpu, gpu or xpu\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["rnu"], "rankwise: error: no such command 'rnu'"),
+        (["run"], "rankwise run: error: no script given (try 'rankwise run --help')\n"),
+        (["run", "--max-r", "x", "a"], "rankwise run: error: --max-restarts: 'x' is not a valid "),
+        (["run", "--frob", "a"], "rankwise run: error: no such option: --frob"),
+        (["ps", "--frob"], "rankwise ps: error: no such option"),
+        (["completion", "tcsh"], "rankwise completion: error: SHELL: 'tcsh' is not one of"),
+    ],
+)
+def test_errors_name_the_command_and_exit_with_2(
+    words: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke(words) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(line)
+    assert told.count("\n") == 1
+
+
+def test_an_error_is_one_line_whatever_a_name_is_made_of(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert invoke(["run", "--rdzv-id", "a/b", os.fsdecode(b"caf\xe9\x1b[31m\n.py")]) == 2
+
+    assert capfd.readouterr().err.startswith(
+        r"rankwise run: error: script 'caf\xe9\x0a.py' does not exist in"
+    )
+
+
+def test_options_are_completed_with_dashes_and_once() -> None:
+    assert completions("run", "--nproc") == ["--nproc-per-node"]
+    assert completions("run", "--rdzv") == [
+        "--rdzv-id",
+        "--rdzv-backend",
+        "--rdzv-endpoint",
+        "--rdzv-conf",
+    ]
+
+
+def test_choices_are_completed() -> None:
+    assert completions("run", "--start-method", "s") == ["subprocess", "spawn"]
+    assert completions("run", "--nproc-per-node", "2", "--numa-binding", "e") == ["exclusive"]
+    assert completions("completion", "z") == ["zsh"]
+
+
+def test_subcommands_scripts_and_their_arguments_are_completed() -> None:
+    assert completions("r") == ["run"]
+    assert completions("run", "--tee", "3", "tr") == ["<file>"]
+    assert completions("run", "train.py", "da") == ["<file>"]
+    assert completions("run", "--log-dir", "lo") == ["<dir>"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts_call_the_command(
+    shell: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke(["completion", shell]) == 0
+    assert "_RANKWISE_COMPLETE" in capsys.readouterr().out
+
+
+def outcome(status: OutcomeStatus, code: int | None = None, stop: int | None = None) -> Outcome:
+    failure = Failure(
+        local_rank=0,
+        attempt=0,
+        cause=FailureCause.EXITED,
+        at=Instant(0),
+        exit=None if code is None else ExitStatus(code),
+    )
+    failures = () if status is OutcomeStatus.SUCCEEDED else (failure,)
+    return Outcome(status=status, attempts=1, failures=failures, stop_signal=stop)
+
+
+@pytest.mark.parametrize(
+    ("became", "code"),
+    [
+        (outcome(OutcomeStatus.SUCCEEDED), 0),
+        (outcome(OutcomeStatus.FAILED, code=7), 7),
+        (outcome(OutcomeStatus.FAILED, code=-9), 137),
+        (outcome(OutcomeStatus.FAILED, code=0), 1),
+        (outcome(OutcomeStatus.FAILED, code=None), 1),
+        (outcome(OutcomeStatus.STOPPED, code=-15, stop=15), 143),
+        (outcome(OutcomeStatus.STOPPED, code=0, stop=2), 130),
+        (outcome(OutcomeStatus.STOPPED), 1),
+    ],
+)
+def test_the_exit_code_tells_what_became_of_the_run(became: Outcome, code: int) -> None:
+    assert exit_code(became) == code
+
+
+def test_completion_survives_words_that_cannot_be_read() -> None:
+    assert completions("run", "--frob", "x", "--nnod") == ["--nnodes"]

@@ -1,0 +1,148 @@
+"""The gang machine when nobody shows a sign of life."""
+
+import pytest
+
+from rankwise.base.failure import FailureCause, OutcomeStatus
+from rankwise.base.units import SECOND, Duration, Instant
+from rankwise.core.gang.machine import Gang
+from rankwise.core.gang.state import Phase
+from rankwise.core.gang.vocabulary import (
+    DumpStacks,
+    LookForProgress,
+    ProgressLooked,
+    StacksDumped,
+    Sweep,
+    Swept,
+)
+from rankwise.testing.gangs import exited, pid_of, running_gang, signal_orders, spawned
+
+SIGTERM = 15
+PATIENCE = Duration(60 * SECOND)
+STACKS = Duration(2 * SECOND)
+
+
+def hanging_gang(size: int = 2, *, restarts_max: int = 0) -> Gang:
+    """A gang that has just ordered its workers to print their stacks."""
+    gang = running_gang(
+        size, hang_timeout=PATIENCE, stacks_timeout=STACKS, restarts_max=restarts_max
+    )
+    gang.tick(Instant(PATIENCE))
+    gang.handle(ProgressLooked(0, Instant(0)), Instant(PATIENCE))
+    assert gang.phase is Phase.DUMPING
+    return gang
+
+
+def test_a_gang_that_nobody_timed_never_asks() -> None:
+    gang = running_gang(hang_timeout=None)
+
+    assert gang.next_deadline is None
+    assert gang.tick(Instant(10**18)) == []
+
+
+def test_it_asks_when_the_timeout_could_have_passed() -> None:
+    gang = running_gang(hang_timeout=PATIENCE)
+
+    assert gang.next_deadline == Instant(PATIENCE)
+    assert gang.tick(Instant(PATIENCE - 1)) == []
+    assert gang.tick(Instant(PATIENCE)) == [LookForProgress(0)]
+    assert gang.next_deadline is None
+
+
+def test_a_sign_of_life_moves_the_deadline_behind_it() -> None:
+    gang = running_gang(hang_timeout=PATIENCE)
+    gang.tick(Instant(PATIENCE))
+
+    assert gang.handle(ProgressLooked(0, Instant(SECOND)), Instant(PATIENCE)) == []
+
+    assert gang.next_deadline == SECOND + PATIENCE
+    assert gang.phase is Phase.RUNNING
+
+
+def test_silence_makes_every_running_worker_print_its_stacks() -> None:
+    gang = running_gang(hang_timeout=PATIENCE, stacks_timeout=STACKS)
+    gang.tick(Instant(PATIENCE))
+
+    effects = gang.handle(ProgressLooked(0, Instant(0)), Instant(PATIENCE))
+
+    assert effects == [DumpStacks(0)]
+    assert gang.next_deadline == PATIENCE + STACKS
+
+
+def test_they_are_stopped_when_they_have_printed() -> None:
+    gang = hanging_gang()
+
+    effects = gang.handle(StacksDumped(0), Instant(PATIENCE + 1))
+
+    assert effects == signal_orders(SIGTERM, [0, 1])
+
+
+def test_they_are_stopped_when_printing_takes_too_long() -> None:
+    gang = hanging_gang()
+
+    assert gang.tick(Instant(PATIENCE + STACKS)) == signal_orders(SIGTERM, [0, 1])
+
+
+@pytest.mark.parametrize("code", [0, -15, 1])
+def test_those_that_hung_are_told_as_hung_however_they_end(code: int) -> None:
+    gang = hanging_gang(size=1)
+    gang.handle(StacksDumped(0), Instant(PATIENCE + 1))
+
+    assert gang.handle(exited(0, code, at=PATIENCE + 2), Instant(PATIENCE + 2)) == [Sweep(0)]
+    gang.handle(Swept(0), Instant(PATIENCE + 3))
+
+    assert gang.outcome is not None
+    assert gang.outcome.status is OutcomeStatus.FAILED
+    (failure,) = gang.outcome.failures
+    assert failure.cause is FailureCause.HUNG
+    assert failure.at == Instant(PATIENCE)
+    assert failure.detail == "no sign of life for 1 min"
+    assert failure.pid == pid_of(0)
+
+
+def test_one_that_had_ended_well_did_not_hang() -> None:
+    gang = running_gang(size=2, hang_timeout=PATIENCE)
+    gang.handle(exited(1, 0, at=1), Instant(1))
+    gang.tick(Instant(PATIENCE))
+    gang.handle(ProgressLooked(0, Instant(0)), Instant(PATIENCE))
+
+    assert gang.handle(StacksDumped(0), Instant(PATIENCE)) == signal_orders(SIGTERM, [0])
+    gang.handle(exited(0, -15, at=PATIENCE), Instant(PATIENCE))
+    gang.handle(Swept(0), Instant(PATIENCE))
+
+    assert gang.outcome is not None
+    assert [failure.local_rank for failure in gang.outcome.failures] == [0]
+
+
+def test_all_of_them_ending_while_they_print_goes_straight_to_the_sweep() -> None:
+    gang = hanging_gang(size=2)
+
+    assert gang.handle(exited(0, 1, at=PATIENCE), Instant(PATIENCE)) == []
+    assert gang.handle(exited(1, 0, at=PATIENCE), Instant(PATIENCE)) == [Sweep(0)]
+
+
+def test_a_hang_spends_a_restart() -> None:
+    gang = hanging_gang(size=1, restarts_max=1)
+    gang.handle(StacksDumped(0), Instant(PATIENCE))
+    gang.handle(exited(0, -15, at=PATIENCE), Instant(PATIENCE))
+    gang.handle(Swept(0), Instant(PATIENCE))
+
+    assert (gang.attempt, gang.restarts_left) == (1, 0)
+
+
+def test_an_answer_that_comes_after_the_attempt_began_to_end_is_ignored() -> None:
+    gang = running_gang(size=2, hang_timeout=PATIENCE)
+    gang.tick(Instant(PATIENCE))
+    gang.handle(exited(0, 1, at=PATIENCE), Instant(PATIENCE))
+
+    assert gang.handle(ProgressLooked(0, Instant(0)), Instant(PATIENCE)) == []
+    assert gang.handle(StacksDumped(0), Instant(PATIENCE)) == []
+
+
+def test_the_restarted_gang_is_timed_from_its_own_start() -> None:
+    gang = hanging_gang(size=1, restarts_max=1)
+    gang.handle(exited(0, 1, at=PATIENCE), Instant(PATIENCE))
+    gang.handle(Swept(0), Instant(PATIENCE))
+
+    gang.handle(spawned(0, attempt=1), Instant(2 * PATIENCE))
+
+    assert gang.next_deadline == 3 * PATIENCE

@@ -1,0 +1,90 @@
+"""Which of several failures explains the others."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankwise.base.failure import ExitStatus, Failure, FailureCause
+from rankwise.base.units import MILLISECOND, Instant
+from rankwise.core.gang.root_cause import root_cause_first
+from rankwise.core.gang.vocabulary import HEAD_START
+
+SIGABRT, SIGKILL, SIGSEGV, SIGPIPE = 6, 9, 11, 13
+
+
+def failure(
+    rank: int, at: int, cause: FailureCause = FailureCause.RAISED, code: int = 1
+) -> Failure:
+    return Failure(local_rank=rank, attempt=0, cause=cause, at=Instant(at), exit=ExitStatus(code))
+
+
+def killed(rank: int, at: int, signal: int = SIGKILL) -> Failure:
+    return failure(rank, at, FailureCause.SIGNALED, -signal)
+
+
+def order_of(*failures: Failure) -> list[int]:
+    return [failure.local_rank for failure in root_cause_first(failures)]
+
+
+def test_the_earliest_failure_comes_first() -> None:
+    assert order_of(failure(0, at=30), failure(1, at=10), failure(2, at=20)) == [1, 2, 0]
+
+
+def test_ties_go_to_the_lower_rank() -> None:
+    assert order_of(failure(2, at=5), failure(0, at=5), failure(1, at=5)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("signal", [SIGKILL, SIGSEGV])
+def test_a_violent_death_explains_an_exception_raised_just_before_it_was_seen(signal: int) -> None:
+    assert order_of(failure(0, at=100 * MILLISECOND), killed(1, 149 * MILLISECOND, signal)) == [
+        1,
+        0,
+    ]
+
+
+def test_it_does_not_explain_one_raised_long_before() -> None:
+    assert order_of(failure(0, at=100 * MILLISECOND), killed(1, 151 * MILLISECOND)) == [0, 1]
+
+
+@pytest.mark.parametrize("signal", [SIGABRT, SIGPIPE])
+def test_an_abort_gets_no_head_start_over_the_exception_that_may_have_caused_it(
+    signal: int,
+) -> None:
+    assert order_of(failure(0, at=100), killed(1, 101, signal)) == [0, 1]
+
+
+def test_two_violent_deaths_are_compared_as_they_happened() -> None:
+    assert order_of(killed(0, at=20), killed(1, at=10)) == [1, 0]
+
+
+def test_what_was_told_to_stop_explains_nothing() -> None:
+    stopped = failure(0, at=1, cause=FailureCause.STOPPED, code=-15)
+
+    assert order_of(stopped, failure(1, at=50)) == [1, 0]
+
+
+def test_nothing_is_the_cause_of_nothing() -> None:
+    assert root_cause_first(()) == ()
+
+
+@given(
+    st.lists(
+        st.builds(
+            failure,
+            st.integers(0, 63),
+            st.integers(0, 2 * HEAD_START),
+            st.sampled_from(sorted(FailureCause)),
+            st.sampled_from([-9, -6, 1, 0]),
+        ),
+        unique_by=lambda failure: failure.local_rank,
+    )
+)
+def test_the_order_does_not_depend_on_the_order_in_which_failures_are_told(
+    failures: list[Failure],
+) -> None:
+    told = root_cause_first(failures)
+
+    assert sorted(f.local_rank for f in told) == sorted(f.local_rank for f in failures)
+    assert root_cause_first(reversed(failures)) == told
+    is_stopped = [f.cause is FailureCause.STOPPED for f in told]
+    assert is_stopped == sorted(is_stopped)

@@ -1,0 +1,93 @@
+"""The agent's side of a connection never waits for the other side."""
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rankwise.base.units import SECOND, Duration, after
+from rankwise.drivers.real.clock import SystemClock
+from rankwise.drivers.real.hosting.connection import Connection
+from rankwise.drivers.real.hosting.wire import FrameReader
+from rankwise.drivers.real.reactor import Reactor
+
+WORKERS = 64
+ENVIRONMENT = {"PADDING": "x" * 100_000}
+
+
+@pytest.fixture
+def reactor() -> Iterator[Reactor]:
+    with Reactor(SystemClock()) as reactor:
+        yield reactor
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def spawn_all(connection: Connection) -> None:
+    """Order workers, each with a pipe that holds its number; close our ends of the pipes."""
+    for worker in range(WORKERS):
+        read_fd, write_fd = os.pipe()
+        os.write(write_fd, b"%d" % worker)
+        os.close(write_fd)
+        connection.spawn(worker, {"env": ENVIRONMENT, "fds": [0]}, [read_fd])
+        os.close(read_fd)
+
+
+def test_orders_that_nobody_reads_are_kept_with_their_descriptors_and_sent_later(
+    reactor: Reactor,
+) -> None:
+    files_before = open_files()
+    ours, theirs = socket.socketpair()
+    with theirs:
+        theirs.setblocking(False)  # noqa: FBT003  # the standard library's signature
+        connection = Connection("fork server", ours)
+
+        spawn_all(connection)
+        connection.signal(7, 15, group=True)
+        assert open_files() > files_before + 2 + WORKERS // 2, "most of them wait"
+
+        connection.watch(reactor)
+        reader = FrameReader()
+        heard: list[tuple[object, ...]] = []
+        deadline = after(SystemClock().now(), Duration(10 * SECOND))
+        while len(heard) <= WORKERS:
+            assert SystemClock().now() < deadline
+            reactor.run_once(SystemClock().now())
+            for message, fds in reader.receive(theirs):
+                heard.append((*message[:2], *(os.read(fd, 10) for fd in fds)))
+                for fd in fds:
+                    os.close(fd)
+        connection.close()
+
+    orders = [("spawn", worker, b"%d" % worker) for worker in range(WORKERS)]
+    assert heard == [*orders, ("signal", 7)]
+    assert open_files() == files_before
+
+
+def test_closing_forgets_what_nobody_has_read(reactor: Reactor) -> None:
+    files_before = open_files()
+    ours, theirs = socket.socketpair()
+    with theirs:
+        connection = Connection("fork server", ours)
+        connection.watch(reactor)
+        spawn_all(connection)
+
+        connection.close()
+
+    assert open_files() == files_before
+
+
+def test_orders_to_somebody_who_has_died_are_dropped() -> None:
+    files_before = open_files()
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    connection = Connection("fork server", ours)
+
+    spawn_all(connection)
+    connection.close()
+
+    assert open_files() == files_before

@@ -1,0 +1,119 @@
+"""A stream on its way to the console: prefix, colour, duplicates."""
+
+import os
+import pty
+import tty
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rankwise.base.units import Instant
+from rankwise.drivers.real.logs.channel import ConsoleChannel, DuplicateFilter
+from rankwise.drivers.real.logs.console import Outlet
+from rankwise.drivers.real.logs.file import DiskComplaints, LogFile
+from rankwise.drivers.real.logs.terminal import RESET, colour_of
+
+NOW = Instant(0)
+
+
+@pytest.fixture
+def console_file(tmp_path: Path) -> Iterator[tuple[Outlet, Path]]:
+    path = tmp_path / "console.txt"
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT)
+    outlet = Outlet(fd)
+    yield outlet, path
+    outlet.close()
+    os.close(fd)
+
+
+def duplicates_in(path: Path, *needles: str) -> DuplicateFilter:
+    return DuplicateFilter(needles, LogFile(str(path), DiskComplaints(pytest.fail)))
+
+
+def test_every_line_has_the_prefix_directly_in_front(console_file: tuple[Outlet, Path]) -> None:
+    outlet, path = console_file
+    channel = ConsoleChannel(outlet, prefix="[default0]:")
+
+    channel.take(b"one\ntwo\nno newline", NOW)
+    channel.end(NOW)
+
+    assert path.read_bytes() == b"[default0]:one\n[default0]:two\n[default0]:no newline\n"
+
+
+def test_binary_bytes_reach_a_file_unharmed(console_file: tuple[Outlet, Path]) -> None:
+    outlet, path = console_file
+    channel = ConsoleChannel(outlet, prefix="")
+
+    channel.take(b"\0\x07\xff\x1bP\n", NOW)
+
+    assert path.read_bytes() == b"\0\x07\xff\x1bP\n"
+
+
+def test_a_prefix_can_be_coloured_and_duplicates_are_not(
+    console_file: tuple[Outlet, Path], tmp_path: Path
+) -> None:
+    outlet, path = console_file
+    duplicates = duplicates_in(tmp_path / "filtered.log", "[3]:")
+    channel = ConsoleChannel(outlet, prefix="[3]:", colour=colour_of(3), duplicates=duplicates)
+
+    channel.take(b"one\n", NOW)
+
+    assert path.read_bytes() == colour_of(3) + b"[3]:" + RESET + b"one\n"
+    assert (tmp_path / "filtered.log").read_bytes() == b"[3]:one\n"
+
+
+def test_lines_with_any_of_the_words_are_duplicated_whole(
+    console_file: tuple[Outlet, Path], tmp_path: Path
+) -> None:
+    outlet, path = console_file
+    duplicates = duplicates_in(tmp_path / "filtered.log", "loss", "acc")
+    channels = [
+        ConsoleChannel(outlet, prefix=f"[{rank}]:", duplicates=duplicates) for rank in range(2)
+    ]
+
+    channels[0].take(b"start\nlo", NOW)
+    channels[1].take(b"accuracy 1\nnothing\n", NOW)
+    channels[0].take(b"ss 0.5\nend", NOW)
+    channels[0].end(NOW)
+
+    assert (tmp_path / "filtered.log").read_bytes() == b"[1]:accuracy 1\n[0]:loss 0.5\n"
+    assert path.read_bytes().count(b"\n") == 5
+
+
+def test_words_are_found_within_lines_only(
+    console_file: tuple[Outlet, Path], tmp_path: Path
+) -> None:
+    outlet, _ = console_file
+    duplicates = duplicates_in(tmp_path / "filtered.log", "a\nb")
+    channel = ConsoleChannel(outlet, duplicates=duplicates)
+
+    channel.take(b"a\nb\n", NOW)
+
+    assert (tmp_path / "filtered.log").read_bytes() == b""
+
+
+def test_a_terminal_is_spared_what_would_wedge_it() -> None:
+    reader, terminal = pty.openpty()
+    tty.setraw(terminal)
+    outlet = Outlet(terminal)
+    channel = ConsoleChannel(outlet, prefix="[0]:")
+
+    channel.take(b"\x0egarbage\x1bPmore\n", NOW)
+
+    assert os.read(reader, 1000) == b"[0]:^Ngarbage^[Pmore\n"
+    outlet.close()
+    os.close(reader)
+    os.close(terminal)
+
+
+def test_a_very_long_line_passes_in_pieces_with_a_prefix_each(
+    console_file: tuple[Outlet, Path],
+) -> None:
+    outlet, path = console_file
+    channel = ConsoleChannel(outlet, prefix="[0]:", line_limit=10)
+
+    for chunk in (b"a" * 11, b"b" * 5, b"c" * 6, b"d\nnext\n"):
+        channel.take(chunk, NOW)
+
+    assert path.read_bytes() == b"[0]:" + b"a" * 11 + b"\n[0]:bbbbbcccccc\n[0]:d\n[0]:next\n"

@@ -1,0 +1,33 @@
+"""A journal that cannot be written is told of once, and the run goes on."""
+
+from pathlib import Path
+
+from rankwise.base.units import Instant
+from rankwise.core.gang.vocabulary import Started, Sweep
+from rankwise.drivers.real.journal import FileJournal
+
+
+def test_what_is_told_and_ordered_is_a_line_each(tmp_path: Path) -> None:
+    told: list[tuple[str, OSError]] = []
+    journal = FileJournal(str(tmp_path / "j"), lambda path, error: told.append((path, error)))
+
+    journal.stimulus("gang", Started(), Instant(1))
+    journal.effect("gang", Sweep(0), Instant(2))
+    journal.close()
+
+    assert (tmp_path / "j").read_text().splitlines() == [
+        '{"at":1,"machine":"gang","stimulus":{"type":"Started"}}',
+        '{"at":2,"machine":"gang","effect":{"type":"Sweep","attempt":0}}',
+    ]
+    assert told == []
+
+
+def test_a_disk_that_refuses_it_is_told_of_once() -> None:
+    told: list[str] = []
+    journal = FileJournal("/dev/full", lambda path, error: told.append(f"{path} {error.strerror}"))
+
+    for _ in range(3):
+        journal.stimulus("gang", Started(), Instant(1))
+    journal.close()
+
+    assert told == ["/dev/full No space left on device"]

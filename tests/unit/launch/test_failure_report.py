@@ -1,0 +1,319 @@
+"""The report as a whole: what is told and folded, and that no outcome and no terminal break it."""
+
+import datetime as dt
+import io
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from rankwise.base.failure import (
+    ErrorRecord,
+    ExitStatus,
+    Failure,
+    FailureCause,
+    Outcome,
+    OutcomeStatus,
+)
+from rankwise.base.units import Duration, Instant
+from rankwise.launch.failure_report import (
+    Look,
+    ReportContext,
+    boxed_text,
+    compose_report,
+    look_of,
+    plain_text,
+    write_report,
+)
+
+CONTEXT = ReportContext(program="train.py", nprocs=4, timezone=dt.UTC)
+anything = st.text(st.characters(exclude_categories=()), max_size=60)
+paths = st.lists(anything, max_size=3).map(tuple)
+error_records = st.builds(
+    ErrorRecord,
+    type=anything,
+    message=anything,
+    traceback=anything,
+    raised_at=st.integers().map(Instant),
+    wall_ns=st.integers(),
+)
+failures = st.builds(
+    Failure,
+    local_rank=st.integers(0, 9),
+    rank=st.integers(-1, 99),
+    attempt=st.integers(0, 3),
+    cause=st.sampled_from(FailureCause),
+    at=st.integers().map(Instant),
+    exit=st.none() | st.integers(-70, 300).map(ExitStatus),
+    pid=st.none() | st.integers(1, 99999),
+    error=st.none() | error_records,
+    detail=anything,
+    host=anything,
+    role=anything,
+    wall_ns=st.integers(),
+    out_of_memory=st.none() | st.booleans(),
+    stacks=anything,
+    stderr_tail=paths,
+    log_paths=paths,
+    error_file=anything,
+)
+outcomes = st.builds(
+    Outcome,
+    status=st.sampled_from(OutcomeStatus),
+    attempts=st.integers(0, 5),
+    failures=st.lists(failures, max_size=12).map(tuple),
+    stop_signal=st.none() | st.integers(0, 70),
+    survivors=st.lists(st.integers(1, 99), max_size=20).map(tuple),
+    detail=anything,
+)
+contexts = st.builds(
+    ReportContext,
+    program=anything,
+    nprocs=st.integers(1, 64),
+    run_id=anything,
+    duration=st.none() | st.integers(0, 10**15).map(Duration),
+    attempts_max=st.integers(1, 4),
+    log_directory=anything,
+    timezone=st.none() | st.just(dt.UTC),
+)
+
+
+def raised(rank: int, message: str = "bad shape") -> Failure:
+    return Failure(
+        local_rank=rank,
+        rank=rank,
+        attempt=0,
+        cause=FailureCause.RAISED,
+        at=Instant(rank),
+        error=ErrorRecord(
+            type="ValueError",
+            message=message,
+            traceback=f"Traceback (most recent call last):\nValueError: {message}\n",
+            raised_at=Instant(rank),
+            wall_ns=1_000_000_000_000_000_000,
+        ),
+    )
+
+
+def report_of(*failures: Failure, context: ReportContext = CONTEXT, attempts: int = 1) -> str:
+    outcome = Outcome(status=OutcomeStatus.FAILED, attempts=attempts, failures=failures)
+    return plain_text(compose_report(outcome, context))
+
+
+@given(outcomes, contexts, st.integers(20, 200), st.booleans())
+@settings(max_examples=200)
+def test_every_outcome_can_be_shown_on_every_terminal(
+    outcome: Outcome, context: ReportContext, width: int, unicode: bool
+) -> None:
+    report = compose_report(outcome, context)
+
+    box = boxed_text(report, Look(width=width, unicode=unicode))
+    coloured = boxed_text(report, Look(width=width, unicode=unicode, colour=True))
+    plain = plain_text(report)
+
+    assert re.sub(r"\x1b\[[0-9;]+m", "", coloured) == box
+    for text in (box, plain):
+        controls = [char for char in text if ord(char) < 32 or 127 <= ord(char) < 160]
+        assert set(controls) <= {"\n"}
+        text.encode("utf-8")
+
+
+@given(outcomes, contexts, st.integers(20, 200))
+def test_what_the_plain_lines_tell_the_box_tells_too(
+    outcome: Outcome, context: ReportContext, width: int
+) -> None:
+    report = compose_report(outcome, context)
+
+    words = boxed_text(report, Look(width=width)).split()
+
+    for line in plain_text(report).split("\n"):
+        for word in line.split():
+            # The plain lines say with colons what the box says with rules.
+            assert word in words or word.rstrip(":") in words or word == "root"
+
+
+@given(st.integers(20, 200), st.integers(1, 300))
+def test_paths_and_quoted_lines_are_never_broken(width: int, length: int) -> None:
+    path = "/" + "p" * length
+    failure = Failure(
+        local_rank=0,
+        attempt=0,
+        cause=FailureCause.EXITED,
+        at=Instant(0),
+        exit=ExitStatus(1),
+        log_paths=(path,),
+        stderr_tail=("words " * length,),
+    )
+    outcome = Outcome(status=OutcomeStatus.FAILED, attempts=1, failures=(failure,))
+
+    lines = boxed_text(compose_report(outcome, CONTEXT), Look(width=width)).split("\n")
+
+    assert any(line.endswith(path) for line in lines)
+    assert ("words " * length).rstrip() in lines
+
+
+@given(st.integers(20, 200))
+def test_the_sentences_and_rules_of_the_box_fit_the_terminal(width: int) -> None:
+    report = compose_report(
+        Outcome(status=OutcomeStatus.FAILED, attempts=1, failures=(raised(0, "is " * 90),)),
+        ReportContext(program="a b c d " * 20, nprocs=1),
+    )
+
+    lines = boxed_text(report, Look(width=width)).split("\n")
+    ours = lines[: lines.index(next(line for line in lines if line.startswith("├")))]
+
+    assert max(map(len, [line for line in ours if "time" not in line])) <= min(width, 110)
+
+
+def test_wide_characters_count_for_two_columns() -> None:
+    report = compose_report(
+        Outcome(status=OutcomeStatus.FAILED, attempts=1, failures=(raised(0, "漢字 " * 20),)),
+        CONTEXT,
+    )
+
+    lines = boxed_text(report, Look(width=40)).split("\n")
+
+    assert all(len(line) + line.count("漢") * 2 <= 40 for line in lines if line.startswith("│ 漢"))
+
+
+def test_outcomes_that_are_no_failures_are_told_in_a_line() -> None:
+    succeeded = Outcome(status=OutcomeStatus.SUCCEEDED, attempts=1)
+    stopped = Outcome(status=OutcomeStatus.STOPPED, attempts=1)
+
+    assert plain_text(compose_report(succeeded, CONTEXT)) == "train.py succeeded"
+    assert plain_text(compose_report(stopped, CONTEXT)) == "train.py was stopped"
+
+
+def test_what_is_left_alive_and_why_restarts_were_not_used_is_told() -> None:
+    outcome = Outcome(
+        status=OutcomeStatus.FAILED,
+        attempts=1,
+        failures=(raised(0),),
+        survivors=tuple(range(100, 120)),
+        detail="not restarted: a process lives on",
+    )
+
+    text = plain_text(compose_report(outcome, CONTEXT))
+
+    assert "  not restarted: a process lives on\n" in text
+    assert "not even SIGKILL has ended these processes: 100, 101," in text
+    assert "115, ...\n" in text
+
+
+def test_failures_alike_are_one_line_even_when_another_came_between() -> None:
+    text = report_of(raised(5), raised(6), raised(7, "other"), raised(8), raised(9, "other"))
+
+    assert text.count("same traceback on ranks 6, 8") == 1
+    assert text.count("2 ns later") == 0
+    assert "rank 7 failed: ValueError: other; the same on rank 9" in text
+
+
+def test_failures_without_traceback_are_folded_by_how_they_ended() -> None:
+    def exited(rank: int, code: int) -> Failure:
+        return Failure(
+            local_rank=rank,
+            attempt=0,
+            cause=FailureCause.EXITED,
+            at=Instant(0),
+            exit=ExitStatus(code),
+        )
+
+    text = report_of(exited(0, 3), exited(1, 3), exited(2, 4))
+
+    assert "  the same happened to rank 1\n  rank 2 exited with code 4\n" in text
+
+
+def test_an_exception_that_came_before_the_root_cause_says_so() -> None:
+    text = report_of(replace(raised(0), at=Instant(5_000_000)), raised(1, "other"))
+
+    assert "5 ms earlier rank 1 failed: ValueError: other" in text
+
+
+def test_a_broken_clock_in_a_record_leaves_the_time_out() -> None:
+    assert "time:" in report_of(raised(0))
+    assert "time:" not in report_of(replace(raised(0), wall_ns=10**30))
+
+
+def test_a_lone_attempt_is_not_counted_and_several_are() -> None:
+    many = ReportContext(program="train.py", nprocs=4, attempts_max=4, timezone=dt.UTC)
+
+    assert "attempt" not in report_of(raised(0))
+    text = report_of(replace(raised(0), attempt=1), context=many, attempts=2)
+    assert "in attempt 2 of 4" in text
+    assert "attempt: 2 of 4" in text
+
+
+class Terminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+class AsciiTerminal(Terminal):
+    encoding = "ascii"
+
+
+def test_a_pipe_gets_plain_lines_and_a_terminal_gets_the_box() -> None:
+    report = compose_report(
+        Outcome(status=OutcomeStatus.FAILED, attempts=1, failures=(raised(0),)), CONTEXT
+    )
+    pipe, terminal = io.StringIO(), Terminal()
+
+    write_report(report, pipe, {"TERM": "xterm"})
+    write_report(report, terminal, {"TERM": "xterm", "COLUMNS": "60"})
+
+    assert pipe.getvalue() == plain_text(report) + "\n"
+    assert terminal.getvalue() == boxed_text(report, Look(width=60, colour=True))
+
+
+def test_a_terminal_without_unicode_gets_a_box_that_it_can_show() -> None:
+    report = compose_report(
+        Outcome(status=OutcomeStatus.FAILED, attempts=1, failures=(raised(0, "ümläut"),)), CONTEXT
+    )
+    terminal = AsciiTerminal()
+
+    write_report(report, terminal, {"TERM": "vt100", "NO_COLOR": "1"})
+
+    assert terminal.getvalue().isascii()
+    assert "\x1b" not in terminal.getvalue()
+    assert "ValueError: \\xfcml\\xe4ut" in terminal.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("environment", "colour", "width"),
+    [
+        ({"TERM": "xterm"}, True, 80),
+        ({"TERM": "xterm", "NO_COLOR": "1"}, False, 80),
+        ({"TERM": "xterm", "NO_COLOR": ""}, True, 80),
+        ({"TERM": "dumb"}, False, 80),
+        ({}, False, 80),
+        ({"TERM": "xterm", "COLUMNS": "132"}, True, 132),
+        ({"TERM": "xterm", "COLUMNS": "wide"}, True, 80),
+    ],
+)
+def test_the_wishes_of_the_environment_are_heeded(
+    environment: dict[str, str], *, colour: bool, width: int
+) -> None:
+    look = look_of(Terminal(), environment)
+
+    assert (look.colour, look.width, look.unicode) == (colour, width, True)
+
+
+def test_a_worker_that_raised_and_had_to_be_ended_is_told_as_such() -> None:
+    failure = Failure(
+        local_rank=1,
+        attempt=0,
+        cause=FailureCause.RAISED,
+        at=Instant(0),
+        exit=ExitStatus(-15),
+        detail="it had not ended 10 s after its exception",
+        rank=1,
+    )
+    outcome = Outcome(status=OutcomeStatus.FAILED, attempts=1, failures=(failure,))
+
+    text = plain_text(compose_report(outcome, CONTEXT))
+
+    assert re.search(r"ended: +signal 15: SIGTERM .*: it had not ended 10 s after its exc", text)

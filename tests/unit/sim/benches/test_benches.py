@@ -1,0 +1,143 @@
+"""The programs that ship: right numbers, honest bounds, small sizes."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rankwise.base.errors import ConfigError
+from rankwise.sim import GraphEngine, RuntimeContext, SpawnException
+from rankwise.sim.benches import NAMES, all_collectives, ccl_allreduce
+from rankwise.sim.benches.checking import CheckFailed, check_close
+from rankwise.sim.benches.programs import shipped_program, summaries
+from rankwise.sim.benches.session import Settings, simulate
+from rankwise.sim.ccl.configuration import SHIPPED
+from rankwise.sim.reporting.results import BenchResult
+
+SMALL = {
+    "gemm": {"m": "70", "n": "64", "k": "40", "tile": "32"},
+    "softmax": {"rows": "9", "columns": "100"},
+    "attention": {"heads": "1", "length": "40", "width": "16", "block": "32"},
+    "memory_bandwidth": {"elements": "20000", "block": "1024"},
+    "tp_mlp": {"tokens": "8", "hidden": "32", "inner": "64"},
+    "ccl_allreduce": {"elements": "4096"},
+    "all_collectives": {"elements": "512"},
+}
+
+
+def measured(name: str, *, has_data: bool = True, **fields: str) -> list[BenchResult]:
+    settings = Settings(program=name, fields={**SMALL[name], **fields}, has_data=has_data)
+    return simulate(settings).results
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_bench_is_right_and_never_faster_than_its_bound(name: str) -> None:
+    results = measured(name)
+
+    assert results
+    for result in results:
+        assert result.bench == name
+        assert result.is_checked
+        assert result.time_ps > 0
+        assert 0 < result.ratio <= 1
+
+
+@pytest.mark.parametrize("name", ["gemm", "ccl_allreduce", "tp_mlp"])
+def test_time_is_the_same_without_numbers(name: str) -> None:
+    with_numbers, without = measured(name), measured(name, has_data=False)
+
+    assert [each.time_ps for each in without] == [each.time_ps for each in with_numbers]
+    assert not any(each.is_checked for each in without)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32"])
+def test_a_product_is_right_in_every_float_type(dtype: str) -> None:
+    (result,) = measured("gemm", dtype=dtype)
+
+    assert dtype in result.case
+
+
+def test_every_shipped_algorithm_with_data_is_among_the_collectives() -> None:
+    names = {result.case.partition(",")[0] for result in measured("all_collectives")}
+
+    without = {"ring_allreduce_tcm", "dissemination_barrier", "point_to_point"}
+    assert names == set(SHIPPED) - without
+
+
+def test_a_large_ring_comes_near_its_bound() -> None:
+    (result,) = measured("ccl_allreduce", elements=str(1 << 20), has_data=False)
+
+    assert result.bound == "alpha-beta"
+    assert result.ratio > 0.9
+
+
+def test_memory_bandwidth_comes_near_the_memory_of_a_device() -> None:
+    results = measured("memory_bandwidth", elements=str(1 << 19), has_data=False)
+
+    assert all(result.bound == "memory" for result in results)
+    assert all(result.ratio > 0.7 for result in results)
+
+
+def test_run_is_one_spawn_of_the_worker_that_the_module_has_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[Any] = []
+    spawning = SimpleNamespace(spawn=lambda *args, **options: calls.append((args, options)))
+    torch = SimpleNamespace(multiprocessing=spawning, spec={"system": {"sips": {"count": 7}}})
+
+    def other_worker(rank: int, world_size: int, torch: Any) -> None:
+        raise NotImplementedError
+
+    monkeypatch.setattr(ccl_allreduce, "worker", other_worker)
+    ccl_allreduce.run(torch)
+
+    assert calls == [((other_worker,), {"args": (7, torch), "nprocs": 7})]
+
+
+def test_the_configuration_of_collectives_may_set_the_world_size() -> None:
+    seen = []
+    context = RuntimeContext(GraphEngine("default"), ccl={"defaults": {"world_size": 3}})
+    with context as torch, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ccl_allreduce, "worker", lambda rank, size, _torch: seen.append((rank, size)))
+        ccl_allreduce.run(torch)
+
+    assert seen == [(0, 3), (1, 3), (2, 3)]
+
+
+def test_a_rank_with_wrong_numbers_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(
+        all_collectives._PROGRAMS,
+        "broadcast",
+        lambda torch, _rank, _name, elements, dtype: (
+            torch.zeros(elements, dtype=dtype),
+            np.ones(elements),
+        ),
+    )
+
+    with pytest.raises(SpawnException, match="tree_broadcast, rank 0: 512 of 512") as failed:
+        measured("all_collectives", only="tree_broadcast")
+
+    assert isinstance(failed.value.errors[0], CheckFailed)
+
+
+def test_a_check_names_the_worst_element() -> None:
+    actual = np.array([[1.0, 2.0], [3.0, 4.5]])
+
+    with pytest.raises(CheckFailed, match=r"1 of 4 .* at \(1, 1\), is 4.5, expected 4"):
+        check_close("it", actual, np.array([[1.0, 2.0], [3.0, 4.0]]), tolerance=1e-3)
+
+
+def test_not_a_number_is_never_close() -> None:
+    with pytest.raises(CheckFailed, match="1 of 2"):
+        check_close("it", np.array([1.0, np.nan]), np.array([1.0, 1.0]), tolerance=1.0)
+
+
+def test_every_bench_says_what_it_is() -> None:
+    assert [name for name, _ in summaries()] == list(NAMES)
+    assert all(summary.endswith((".", "numpy's")) for _, summary in summaries())
+
+
+def test_an_unknown_bench_is_refused_with_the_likely_one() -> None:
+    with pytest.raises(ConfigError, match="did you mean gemm"):
+        shipped_program("gem")

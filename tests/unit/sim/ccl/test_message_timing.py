@@ -1,0 +1,151 @@
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rankwise.base.errors import ConfigError
+from rankwise.sim.ccl.message_timing import (
+    _ROUNDS,
+    Algorithm,
+    Collective,
+    Dimension,
+    MessageCosts,
+    collective_time,
+)
+from rankwise.sim.hardware.routing import sip_route
+from rankwise.sim.hardware.specification import Graph, LinkSpec, SipsSpec
+from rankwise.sim.kernel import Server, Simulator, all_of
+
+Steps = Generator[Any, Any, Any]
+
+
+@pytest.mark.parametrize("count", [2, 3, 8, 64])
+def test_a_ring_all_reduce_takes_the_time_of_its_closed_form(count: int) -> None:
+    size = 1_000 * count
+    ring = Dimension(count=count, bandwidth_gbps=100, latency_ns=700)
+
+    time = collective_time("all_reduce", size, [ring])
+
+    alpha, part_time = 700_000, 1_000 * 10  # 100 GB/s are a tenth of a byte per picosecond
+    assert time.picoseconds == 2 * (count - 1) * (alpha + part_time)
+    assert time.messages == 2 * (count - 1) * count
+
+
+@pytest.mark.parametrize("count", [2, 5, 16])
+def test_bytes_on_every_link_of_a_ring_equal_the_formula(count: int) -> None:
+    ring = Dimension(count=count, bandwidth_gbps=50, latency_ns=500)
+
+    time = collective_time("all_reduce", 600 * count, [ring], chunks=3)
+
+    per_link = 2 * (count - 1) * 600
+    assert time.bytes_per_link[0].tolist() == [per_link] * count
+
+
+def test_doubling_the_bandwidth_of_a_dimension_that_is_not_used_changes_nothing() -> None:
+    def time(bandwidth: float) -> int:
+        lonely = Dimension(count=1, bandwidth_gbps=bandwidth, latency_ns=100)
+        ring = Dimension(count=4, bandwidth_gbps=50, latency_ns=100)
+        return collective_time("all_reduce", 4_096, [lonely, ring]).picoseconds
+
+    assert time(10) == time(20)
+
+
+def test_chunks_follow_each_other_through_the_dimensions() -> None:
+    inner = Dimension(count=2, bandwidth_gbps=100, latency_ns=100)
+    outer = Dimension(count=4, bandwidth_gbps=25, latency_ns=1_000)
+    size = 1 << 20
+
+    pipelined = collective_time("all_reduce", size, [inner, outer], chunks=4).picoseconds
+
+    parts = [
+        collective_time("reduce_scatter", size // 4, [inner]).picoseconds,
+        4 * collective_time("all_reduce", size // 8, [outer]).picoseconds,
+        collective_time("all_gather", size // 8, [inner]).picoseconds,
+    ]
+    assert pipelined == sum(parts)
+
+
+def event_driven(algorithm: Algorithm, kind: Collective, sips: SipsSpec, size: int) -> int:
+    """The same model, told to the event kernel: a process per rank and per message."""
+    simulator = Simulator()
+    rate, latency = sips.link.rate, sips.link.latency
+    links: dict[tuple[int, int], Server] = {}
+    ranks = range(sips.count)
+    rounds = list(_ROUNDS[algorithm](kind, sips.count, size))
+    ready = [[simulator.event() for _ in ranks] for _ in range(len(rounds) + 1)]
+
+    def message(number: int, source: int, destination: int) -> Steps:
+        yield ready[number][source]
+        node = source
+        for following in sip_route(sips, source, destination):
+            link = links.setdefault((node, following), Server(simulator))
+            yield link.occupy(rate.time_for(rounds[number].size)) + latency
+            node = following
+
+    def turn(number: int, rank: int, messages: list[Any]) -> Steps:
+        yield all_of([ready[number][rank], *messages])
+        ready[number + 1][rank].succeed()
+
+    for number, each in enumerate(rounds):
+        inboxes: list[list[Any]] = [[] for _ in ranks]
+        for targets in each.targets:
+            for source, destination in enumerate(targets):
+                inboxes[destination].append(simulator.process(message(number, source, destination)))
+        for rank in ranks:
+            simulator.process(turn(number, rank, inboxes[rank]))
+    for first in ready[0]:
+        first.succeed()
+    simulator.run(all_of(ready[-1]))
+    return simulator.now
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    st.tuples(
+        st.sampled_from(["ring", "direct", "halving_doubling"]),
+        st.sampled_from(["all_reduce", "all_gather", "reduce_scatter"]),
+        st.sampled_from(["ring_1d", "fully_connected", "switch"]),
+    ),
+    st.integers(1, 3),
+    st.integers(1, 5_000),
+    st.integers(0, 800),
+)
+def test_the_recurrence_gives_what_an_event_queue_gives(
+    case: tuple[Algorithm, Collective, Graph], power: int, size: int, latency: int
+) -> None:
+    algorithm, kind, graph = case
+    count = 2**power
+    link = LinkSpec(bandwidth=64, latency_ns=latency)
+    dimension = Dimension(
+        count=count, graph=graph, algorithm=algorithm, bandwidth_gbps=64, latency_ns=latency
+    )
+
+    time = collective_time(kind, size, [dimension])
+
+    expected = event_driven(algorithm, kind, SipsSpec(count=count, graph=graph, link=link), size)
+    assert time.picoseconds == expected
+
+
+def test_reductions_and_endpoints_cost_what_they_are_said_to_cost() -> None:
+    pair = Dimension(count=2, bandwidth_gbps=1_000, latency_ns=0)
+    costs = MessageCosts(endpoint_ns=10, memory_gbps=100)
+
+    time = collective_time("all_reduce", 2_000, [pair], costs=costs)
+
+    # One to hand out, two messages taken in; 3,000 bytes of memory traffic; 2,000 on the wire.
+    assert time.picoseconds == 3 * 10_000 + 30_000 + 2_000
+
+
+@pytest.mark.parametrize(("size", "chunks"), [(0, 1), (8, 0)])
+def test_nothing_cannot_be_timed(size: int, chunks: int) -> None:
+    ring = Dimension(count=2, bandwidth_gbps=1, latency_ns=1)
+
+    with pytest.raises(ConfigError):
+        collective_time("all_reduce", size, [ring], chunks=chunks)
+
+
+def test_halving_needs_a_power_of_two() -> None:
+    with pytest.raises(ValueError, match="power of two of ranks, not 6"):
+        Dimension(count=6, algorithm="halving_doubling", bandwidth_gbps=1, latency_ns=1)

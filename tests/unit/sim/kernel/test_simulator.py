@@ -1,0 +1,319 @@
+import subprocess
+import sys
+import threading
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+from rankwise.base.errors import Deadlock, LocalProtocolError, TimeLimit
+from rankwise.sim.kernel import Event, Simulator, all_of, any_of
+
+Steps = Generator[Any, Any, Any]
+
+
+def test_things_of_one_instant_happen_in_the_order_in_which_they_were_asked_for() -> None:
+    simulator = Simulator()
+    seen: list[Any] = []
+    for name in "cab":
+        simulator.call_at(5, seen.append, name)
+    simulator.call_at(3, seen.append, "first")
+
+    simulator.run()
+
+    assert seen == ["first", "c", "a", "b"]
+    assert simulator.now == 5
+
+
+def test_what_is_asked_for_at_this_instant_happens_after_what_was_already_due() -> None:
+    simulator = Simulator()
+    seen: list[Any] = []
+
+    def spawn() -> None:
+        seen.append("one")
+        simulator.call_at(simulator.now, seen.append, "three")
+
+    simulator.call_at(2, spawn)
+    simulator.call_at(2, seen.append, "two")
+
+    simulator.run()
+
+    assert seen == ["one", "two", "three"]
+
+
+def test_a_process_waits_for_delays_events_and_other_processes() -> None:
+    simulator = Simulator()
+
+    def child() -> Steps:
+        yield 7
+        return "grown"
+
+    def parent(event: Event) -> Steps:
+        yield 3
+        first = yield event
+        second = yield simulator.process(child(), "child")
+        return first, second, simulator.now
+
+    event = simulator.event("post")
+    simulator.call_at(10, event.succeed, "letter")
+
+    assert simulator.run(simulator.process(parent(event))) == ("letter", "grown", 17)
+
+
+def test_waiting_for_what_has_happened_costs_no_time_and_still_gives_the_value() -> None:
+    simulator = Simulator()
+    done = simulator.event()
+    done.succeed(4)
+
+    def process() -> Steps:
+        total = 0
+        for _ in range(5_000):  # more than may be passed over in one turn
+            total += yield done
+        return total
+
+    assert simulator.run(simulator.process(process())) == 20_000
+    assert simulator.now == 0
+
+
+def test_a_failure_is_raised_where_somebody_waits_for_it() -> None:
+    simulator = Simulator()
+
+    def child() -> Steps:
+        yield 1
+        raise ValueError("broken")
+
+    def parent() -> Steps:
+        try:
+            yield simulator.process(child())
+        except ValueError as error:
+            return str(error)
+
+    assert simulator.run(simulator.process(parent())) == "broken"
+
+
+def test_a_failure_that_nobody_waits_for_leaves_run_and_the_rest_can_go_on() -> None:
+    simulator = Simulator()
+    seen: list[Any] = []
+
+    def broken() -> Steps:
+        yield 4
+        raise ValueError("unattended")
+
+    simulator.process(broken())
+    simulator.call_at(4, seen.append, "due at the same instant")
+
+    with pytest.raises(ValueError, match="unattended"):
+        simulator.run()
+    simulator.run()
+
+    assert seen == ["due at the same instant"]
+
+
+def test_an_event_happens_once() -> None:
+    event = Simulator().event("door")
+    event.succeed()
+
+    with pytest.raises(LocalProtocolError, match="door has already happened"):
+        event.succeed()
+    with pytest.raises(LocalProtocolError, match="door has already happened"):
+        event.fail(ValueError())
+    assert event.value is None
+
+
+def test_all_of_gives_the_values_in_order_and_any_of_the_first_event() -> None:
+    simulator = Simulator()
+    slow, fast = simulator.timer(9, "slow"), simulator.timer(2, "fast")
+
+    def process() -> Steps:
+        first = yield any_of([slow, fast])
+        assert (first is fast, simulator.now) == (True, 2)
+        return (yield all_of([slow, fast]))
+
+    assert simulator.run(simulator.process(process())) == ["slow", "fast"]
+
+
+def test_all_of_fails_with_the_first_failure_among_its_parts() -> None:
+    simulator = Simulator()
+    good, bad = simulator.timer(5), simulator.event()
+    simulator.call_at(3, bad.fail, KeyError("lost"))
+
+    with pytest.raises(KeyError, match="lost"):
+        simulator.run(all_of([good, bad]))
+    assert simulator.now == 3
+
+
+def test_waiting_for_what_never_happens_is_a_deadlock_that_names_lines_of_user_code() -> None:
+    simulator = Simulator()
+    never = simulator.event("the bell")
+
+    def inner() -> Steps:
+        yield never
+
+    def waiter() -> Steps:
+        yield 6
+        yield from inner()
+
+    simulator.process(waiter(), "rank 3")
+
+    with pytest.raises(Deadlock, match="rank 3 waits for the bell since instant 6") as caught:
+        simulator.run(never)
+
+    (waiting,) = caught.value.waiting
+    assert (waiting.who, waiting.what, waiting.since) == ("rank 3", "the bell", 6)
+    line = inner.__code__.co_firstlineno + 1
+    assert waiting.where == f"{__file__}:{line} in inner"
+
+
+def test_running_dry_while_a_process_waits_is_a_deadlock_unless_it_is_a_daemon() -> None:
+    simulator = Simulator()
+
+    def serve() -> Steps:
+        yield simulator.event("work")
+
+    simulator.process(serve(), "server", is_daemon=True)
+    simulator.run()
+    simulator.process(serve(), "client")
+
+    with pytest.raises(Deadlock) as caught:
+        simulator.run()
+    assert [each.who for each in caught.value.waiting] == ["client", "server"]
+
+
+def test_running_until_an_instant_stops_after_it() -> None:
+    simulator = Simulator()
+    seen: list[Any] = []
+    for instant in (5, 10, 11):
+        simulator.call_at(instant, seen.append, instant)
+
+    simulator.run(10)
+
+    assert (seen, simulator.now) == ([5, 10], 10)
+    simulator.run()
+    assert seen == [5, 10, 11]
+
+
+def test_the_limit_of_simulated_time_ends_a_program_that_never_ends() -> None:
+    simulator = Simulator(time_limit=100)
+
+    def forever() -> Steps:
+        while True:
+            yield 7
+
+    simulator.process(forever())
+
+    with pytest.raises(TimeLimit, match="limit of 100: the next event is at 105"):
+        simulator.run()
+    assert simulator.now == 98
+
+
+def test_the_limit_of_real_time_also_ends_a_program_that_stands_still() -> None:
+    simulator = Simulator(wall_limit_s=0.05)
+
+    def forever() -> Steps:
+        while True:
+            yield 0
+
+    simulator.process(forever())
+
+    with pytest.raises(TimeLimit, match=r"more than 0\.05 s of real time"):
+        simulator.run()
+
+
+def test_a_cancelled_process_gets_its_exception_where_it_waits_at_that_instant() -> None:
+    simulator = Simulator()
+    seen: list[Any] = []
+
+    def sleeper(target: Any) -> Steps:
+        try:
+            yield target
+        except InterruptedError:
+            seen.append(simulator.now)
+
+    sleepers = [
+        simulator.process(sleeper(target)) for target in (1_000, simulator.event("never"), 3)
+    ]
+    for sleeping in sleepers:
+        simulator.call_at(3, sleeping.cancel, InterruptedError())
+
+    simulator.run()
+
+    assert seen == [3, 3, 3]
+    assert simulator.now == 3
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.5, "soon", None])
+def test_yielding_nonsense_is_an_error_on_the_line_that_yields_it(wrong: object) -> None:
+    simulator = Simulator()
+
+    def process() -> Steps:
+        yield wrong
+
+    with pytest.raises(LocalProtocolError):
+        simulator.run(simulator.process(process()))
+
+
+def test_the_past_cannot_be_planned() -> None:
+    simulator = Simulator()
+    simulator.call_at(5, lambda: None)
+    simulator.run()
+
+    with pytest.raises(LocalProtocolError, match="instant 4 is in the past: it is 5"):
+        simulator.call_at(4, lambda: None)
+
+
+def test_a_simulator_belongs_to_its_thread() -> None:
+    simulator = Simulator()
+    errors = []
+
+    def elsewhere() -> None:
+        try:
+            simulator.run()
+        except LocalProtocolError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join(timeout=10)
+
+    assert "belongs to the thread that made it" in errors[0]
+
+
+def test_run_inside_of_run_is_refused() -> None:
+    simulator = Simulator()
+    simulator.call_at(1, simulator.run)
+
+    with pytest.raises(LocalProtocolError, match="from inside the simulation"):
+        simulator.run()
+
+
+TRACE = """
+from rankwise.sim.kernel import Simulator, Channel, Resource
+simulator, trace = Simulator(), []
+places, mail = Resource(simulator, 2, "places"), {name: Channel(simulator) for name in "abcdefgh"}
+def worker(name, other):
+    for step in range(20):
+        yield places.acquire()
+        yield (ord(name) * 7 + step) % 5
+        places.release()
+        mail[other].put((name, step))
+        trace.append((simulator.now, name, (yield mail[name].get())))
+for name, other in zip("abcdefgh", "bcdefgha"):
+    simulator.process(worker(name, other), name)
+simulator.run()
+print(trace)
+"""
+
+
+def test_two_runs_are_the_same_under_different_hash_seeds() -> None:
+    traces = [
+        subprocess.run(
+            [sys.executable, "-c", TRACE],
+            env={"PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+            timeout=60,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+
+    assert traces[0] == traces[1] != b""

@@ -1,0 +1,70 @@
+"""Results as values, as a table, as CSV."""
+
+import csv
+import io
+
+import pytest
+
+from rankwise.sim.reporting.results import (
+    FIGURES,
+    BenchResult,
+    as_csv,
+    format_picoseconds,
+    format_rate,
+    result_table,
+)
+
+
+def result(**changes: object) -> BenchResult:
+    fields: dict[str, object] = {
+        "bench": "gemm", "case": "2 x 2", "time_ps": 2_000_000, "flops": 4_000_000, "bytes": 1_000,
+        "bound": "compute", "bound_ps": 500_000, "is_checked": True,
+    }  # fmt: skip
+    return BenchResult(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def test_rates_and_the_share_of_the_bound_follow_from_the_time() -> None:
+    found = result()
+
+    assert found.seconds == pytest.approx(2e-6)
+    assert found.flops_per_second == pytest.approx(2e12)
+    assert found.bytes_per_second == pytest.approx(5e8)
+    assert found.ratio == pytest.approx(0.25)
+
+
+def test_a_table_has_aligned_columns_and_says_how_the_numbers_were_checked() -> None:
+    head, first, second, note = result_table([result(), result(case="20000 x 2")]).splitlines()
+
+    assert first.split()[-2:] == ["25.0", "%"]
+    assert head.index("bound") == first.index("compute") == second.index("compute")
+    assert note == "numbers: equal to numpy's"
+
+
+@pytest.mark.parametrize(
+    ("checked", "note"),
+    [
+        ([False, False], "numbers: none, only time was simulated"),
+        ([True, False], "numbers: 1 of 2 results are equal to numpy's"),
+    ],
+)
+def test_a_table_does_not_claim_checks_that_were_not_made(checked: list[bool], note: str) -> None:
+    table = result_table([result(is_checked=each) for each in checked])
+
+    assert table.splitlines()[-1] == note
+
+
+def test_labels_of_a_sweep_come_first_in_csv_and_every_figure_has_its_column() -> None:
+    text = as_csv([result(), result(time_ps=1)], [("m", ["8", "16"])])
+
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert [row["m"] for row in rows] == ["8", "16"]
+    assert set(FIGURES) == set(result().as_row()) == set(rows[0]) - {"m"}
+    assert rows[0]["time_ps"] == "2000000"
+
+
+def test_times_and_rates_are_written_for_people() -> None:
+    assert format_picoseconds(999) == "999 ps"
+    assert format_picoseconds(7_869_520) == "7.87 us"
+    assert format_picoseconds(2 * 10**12) == "2 s"
+    assert format_rate(1.5e12, "FLOP/s") == "1.5 TFLOP/s"
+    assert format_rate(0, "B/s") == "-"

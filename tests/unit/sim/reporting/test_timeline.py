@@ -1,0 +1,68 @@
+"""Operations on tracks: nothing overlaps in a lane, nothing is counted twice."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankwise.sim.hardware.op_log import OpLog
+from rankwise.sim.reporting.timeline import Place, busy_shares, by_place, lanes_of
+
+intervals = st.lists(
+    st.tuples(st.integers(0, 50), st.integers(0, 20)).map(lambda each: (each[0], sum(each))),
+    max_size=40,
+).map(sorted)
+
+
+@given(intervals)
+def test_what_is_in_one_lane_does_not_overlap(given_intervals: list[tuple[int, int]]) -> None:
+    lanes = lanes_of(given_intervals)
+
+    ends: dict[int, int] = {}
+    for (start, end), lane in zip(given_intervals, lanes, strict=True):
+        assert start >= ends.get(lane, 0)
+        ends[lane] = max(end, start + 1)
+
+
+@given(intervals)
+def test_no_more_lanes_are_used_than_things_happen_at_once(
+    given_intervals: list[tuple[int, int]],
+) -> None:
+    lanes = lanes_of(given_intervals)
+
+    at_once = max(
+        (
+            sum(start <= instant < max(end, start + 1) for start, end in given_intervals)
+            for instant in range(75)
+        ),
+        default=0,
+    )
+    assert len(set(lanes)) == at_once
+
+
+@given(intervals)
+def test_shares_add_up_to_the_time_in_which_something_went_on(
+    given_intervals: list[tuple[int, int]],
+) -> None:
+    shares = busy_shares(given_intervals, 100, 7)
+
+    busy = {instant for start, end in given_intervals for instant in range(start, end)}
+    assert abs(sum(shares) * 100 / 7 - len(busy)) < 1e-6
+    assert all(0 <= share <= 1 for share in shares)
+
+
+def test_operations_go_to_the_engine_that_carries_them_out() -> None:
+    log = OpLog()
+    for kind, place in (
+        ("dot", "sip1.cube0.pe10"), ("load", "sip1.cube0.pe2"), ("math", "sip1.cube0.pe2"),
+        ("MemoryWrite", "sip0"), ("KernelLaunch", "sip0"), ("all_reduce", "sip0"),
+        ("result", "sip0"),
+    ):  # fmt: skip
+        log.append(kind, kind, place, 0, 5)
+
+    assert list(by_place(log)) == [
+        Place(0, "", "host"),
+        Place(0, "", "kernels"),
+        Place(0, "", "collectives"),
+        Place(1, "cube0.pe2", "dma"),
+        Place(1, "cube0.pe2", "math"),
+        Place(1, "cube0.pe10", "gemm"),
+    ]

@@ -1,0 +1,121 @@
+"""What never gives the simulator a turn is ended all the same, and named with its line."""
+
+import signal
+import threading
+from typing import Any
+
+import pytest
+
+import rankwise.sim.triton.language as tl
+from rankwise.base.errors import ConfigError, TimeLimit
+from rankwise.sim import GraphEngine, RuntimeContext
+
+
+@pytest.fixture
+def ctx() -> RuntimeContext:
+    return RuntimeContext(GraphEngine("default"), ccl={})
+
+
+def test_a_rank_that_loops_for_ever_is_named_with_its_line(ctx: RuntimeContext) -> None:
+    endings: list[int] = []
+
+    def worker(rank: int) -> None:
+        try:
+            if rank == 1:
+                while True:
+                    pass
+            ctx.distributed.barrier()
+        finally:
+            endings.append(rank)
+
+    with pytest.raises(TimeLimit, match=r"rank 1 still ran after 0\.1 s.*test_wall_limit\.py:\d+"):
+        ctx.multiprocessing.spawn(worker, nprocs=3, wall_limit_s=0.1)
+
+    assert endings == [1, 0]
+    assert ctx._pending_worker_waits == []
+
+
+def test_ranks_that_all_loop_for_ever_end_at_the_first(ctx: RuntimeContext) -> None:
+    begun: list[int] = []
+
+    def worker(rank: int) -> None:
+        begun.append(rank)
+        while True:
+            pass
+
+    with pytest.raises(TimeLimit, match="rank 0 still ran"):
+        ctx.multiprocessing.spawn(worker, nprocs=4, wall_limit_s=0.1)
+
+    assert begun == [0]
+
+
+def test_a_rank_that_goes_on_for_ever_while_it_is_ended_is_interrupted_again(
+    ctx: RuntimeContext,
+) -> None:
+    def worker(rank: int) -> None:
+        try:
+            if rank == 1:
+                while True:
+                    pass
+            ctx.distributed.barrier()
+        finally:
+            while rank == 0:
+                pass
+
+    with pytest.raises(TimeLimit, match="rank 1 still ran"):
+        ctx.multiprocessing.spawn(worker, nprocs=2, wall_limit_s=0.1)
+
+
+def test_a_kernel_that_loops_for_ever_is_named_with_its_line(ctx: RuntimeContext) -> None:
+    def endless(x: Any) -> None:
+        tl.load(x)
+        while True:
+            pass
+
+    with pytest.raises(TimeLimit, match=r"endless\[0\] on .*test_wall_limit\.py:\d+"):
+        ctx.multiprocessing.spawn(
+            lambda _rank: ctx.launch(endless, 1, ctx.zeros(4)), nprocs=2, wall_limit_s=0.3
+        )
+
+
+def test_ranks_within_their_limit_leave_no_timer_behind(ctx: RuntimeContext) -> None:
+    before = signal.getsignal(signal.SIGALRM)
+    of_pytest = signal.setitimer(signal.ITIMER_REAL, 0)
+    try:
+        ctx.multiprocessing.spawn(lambda _rank: ctx.zeros(4), nprocs=2, wall_limit_s=60)
+
+        assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+        assert signal.getsignal(signal.SIGALRM) is before
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *of_pytest)
+
+
+def test_an_outer_timer_goes_on_afterwards(ctx: RuntimeContext) -> None:
+    before = signal.signal(signal.SIGALRM, lambda _signal, _frame: None)
+    of_pytest = signal.setitimer(signal.ITIMER_REAL, 1_000)
+    try:
+        ctx.multiprocessing.spawn(lambda _rank: None, nprocs=2, wall_limit_s=60)
+
+        assert 900 < signal.getitimer(signal.ITIMER_REAL)[0] <= 1_000
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, *of_pytest)
+
+
+def test_a_limit_of_nothing_is_refused(ctx: RuntimeContext) -> None:
+    with pytest.raises(ConfigError, match="a wall limit of 0 s; expected more than 0"):
+        ctx.multiprocessing.spawn(lambda _rank: None, wall_limit_s=0)
+
+
+def test_another_thread_has_no_signals_and_runs_without_the_limit() -> None:
+    ended: list[int] = []
+
+    def simulate() -> None:
+        context = RuntimeContext(GraphEngine("default"), ccl={})
+        context.multiprocessing.spawn(ended.append, nprocs=2, wall_limit_s=60)
+
+    thread = threading.Thread(target=simulate)
+    thread.start()
+    thread.join()
+
+    assert ended == [0, 1]

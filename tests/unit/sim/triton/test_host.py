@@ -1,0 +1,226 @@
+"""The host's side: arguments, grids, jit, autotune, heuristics, testing."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rankwise.sim.triton as triton
+import rankwise.sim.triton.language as tl
+from rankwise.base.errors import ConfigError
+
+SCALE = tl.constexpr(3)
+
+
+@triton.jit
+def scale_kernel(x: Any, o: Any, n: Any, B: tl.constexpr) -> None:
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(o + i, tl.load(x + i, mask=i < n, other=0) * SCALE, mask=i < n)
+
+
+def test_a_global_constexpr_is_read_anew_at_each_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, out = np.arange(8, dtype=np.int32), np.zeros(8, np.int32)
+
+    scale_kernel[(1,)](x, out, 8, B=8)
+    first = out.copy()
+    monkeypatch.setitem(globals(), "SCALE", tl.constexpr(5))
+    scale_kernel[1](x, out, 8, 8)
+
+    np.testing.assert_array_equal(first, x * 3)
+    np.testing.assert_array_equal(out, x * 5)
+
+
+def test_torch_tensors_are_used_in_place_and_strided_ones_by_their_strides() -> None:
+    torch = pytest.importorskip("torch")
+    base = torch.arange(64, dtype=torch.float32).reshape(8, 8)
+    column = base[:, 2]
+
+    @triton.jit
+    def kernel(x: Any, stride: Any, B: tl.constexpr) -> None:
+        at = x + tl.arange(0, B) * stride
+        tl.store(at, -tl.load(at))
+
+    kernel[(1,)](column, column.stride(0), B=8)
+
+    assert torch.equal(base[:, 2], -torch.arange(2, 66, 8).float())
+    assert base[0, 1] == 1
+
+
+def test_any_array_with_an_interface_will_do() -> None:
+    array = np.arange(8, dtype=np.int32)
+    foreign = SimpleNamespace(__array_interface__=array.__array_interface__, keeps=array)
+
+    scale_kernel[(1,)](foreign, foreign, 8, B=8)
+
+    np.testing.assert_array_equal(array, np.arange(8) * 3)
+
+
+def test_a_tuple_of_arrays_arrives_as_a_tuple_of_pointers() -> None:
+    @triton.jit
+    def kernel(parts: Any, o: Any, B: tl.constexpr) -> None:
+        i = tl.arange(0, B)
+        total = tl.zeros((B,), tl.float32)
+        for part in tl.static_range(len(parts)):
+            total += tl.load(parts[part] + i)
+        tl.store(o + i, total)
+
+    out = np.zeros(4, np.float32)
+
+    kernel[(1,)]((np.ones(4, np.float32), np.full(4, 2, np.float32)), out, B=4)
+
+    np.testing.assert_array_equal(out, 3)
+
+
+def test_a_configuration_that_does_not_compile_is_passed_over() -> None:
+    tried: list[int] = []
+
+    @triton.autotune(
+        configs=[triton.Config({"B": size}, num_warps=2) for size in (64, 16, 8)], key=["n"]
+    )
+    @triton.jit
+    def kernel(o: Any, n: Any, B: tl.constexpr) -> None:
+        tl.static_assert(B <= 16, "too large for this device")
+        i = tl.program_id(0) * B + tl.arange(0, B)
+        tl.store(o + i, B, mask=i < n)
+
+    def grid(meta: dict[str, Any]) -> tuple[int]:
+        tried.append(meta["B"])
+        return (triton.cdiv(30, meta["B"]),)
+
+    out = np.zeros(30, np.int32)
+    kernel[grid](out, 30)
+    kernel[grid](out, 30)
+
+    assert (out == 16).all()
+    assert tried == [64, 16, 16]
+    assert kernel.best_config is not None
+    assert kernel.best_config.kwargs == {"B": 16}
+
+
+def test_when_no_configuration_compiles_all_complaints_are_shown() -> None:
+    @triton.autotune(configs=[triton.Config({"B": 1}), triton.Config({"B": 2})], key=[])
+    @triton.jit
+    def kernel(o: Any, B: tl.constexpr) -> None:
+        tl.static_assert(B > 2, f"B is {B}")
+
+    with pytest.raises(ConfigError, match=r"none of the 2 configurations .*B is 1.*B is 2"):
+        kernel[(1,)](np.zeros(1))
+
+
+def test_configurations_are_pruned_and_ordered_by_a_model() -> None:
+    @triton.autotune(
+        configs=[triton.Config({"B": size}) for size in (2, 4, 8, 16)],
+        key=["n"],
+        prune_configs_by={
+            "early_config_prune": lambda configs, _nargs, **_kw: [
+                config for config in configs if config.kwargs["B"] > 2
+            ],
+            "perf_model": lambda **meta: abs(meta["B"] - meta["n"]),
+        },
+    )
+    @triton.jit
+    def kernel(o: Any, n: Any, B: tl.constexpr) -> None:
+        tl.store(o, B)
+
+    out = np.zeros(1, np.int32)
+
+    kernel[(1,)](out, 9)
+
+    assert out[0] == 8
+
+
+def test_a_stopwatch_of_the_callers_own_decides_and_leaves_kept_arrays_as_they_were() -> None:
+    def stopwatch(launch: Any, **_options: Any) -> float:
+        launch()
+        return -float(out[0])
+
+    @triton.autotune(
+        configs=[triton.Config({"B": size}) for size in (1, 3, 2)],
+        key=[],
+        restore_value=["o"],
+        do_bench=stopwatch,
+    )
+    @triton.jit
+    def kernel(o: Any, B: tl.constexpr) -> None:
+        tl.store(o, tl.load(o) + B)
+
+    out = np.full(1, 10, np.int32)
+
+    kernel[(1,)](out)
+
+    assert out[0] == 13
+
+
+def test_heuristics_see_the_arguments_and_autotuned_parameters() -> None:
+    @triton.autotune(configs=[triton.Config({"B": 16})], key=[])
+    @triton.heuristics({"EVEN": lambda args: args["n"] % args["B"] == 0})
+    @triton.jit
+    def kernel(o: Any, n: Any, B: tl.constexpr, EVEN: tl.constexpr) -> None:
+        if EVEN:
+            tl.store(o, 1)
+        else:
+            tl.store(o, 2)
+
+    out = np.zeros(1, np.int32)
+
+    kernel[(1,)](out, 32)
+    even = out[0]
+    kernel[(1,)](out, 33)
+
+    assert (even, out[0]) == (1, 2)
+
+
+def test_warmup_runs_nothing_and_gives_what_an_occupancy_is_calculated_from() -> None:
+    out = np.zeros(8, np.int32)
+
+    compiled = scale_kernel.warmup(out, out, 8, B=8, num_warps=8, grid=(1,))
+    compiled._init_handles()
+
+    assert compiled.n_regs > 0
+    assert compiled.metadata.shared == 0
+    assert not out.any()
+
+
+def test_an_empty_grid_runs_nothing() -> None:
+    scale_kernel[(0,)](np.zeros(1), np.zeros(1), 1, B=1)
+
+
+@pytest.mark.parametrize("grid", [(1, 1, 1, 1), (-1,)])
+def test_a_grid_that_is_none_is_refused(grid: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="grid"):
+        scale_kernel[grid](np.zeros(1), np.zeros(1), 1, B=1)
+
+
+def test_figures_of_the_host_side() -> None:
+    assert [triton.next_power_of_2(n) for n in (0, 1, 2, 3, 1000)] == [1, 1, 2, 4, 1024]
+    assert triton.cdiv(7, 3) == 3
+    active = triton.runtime.driver.active
+    device = active.get_active_torch_device()
+    assert active.utils.get_device_properties(device)["multiprocessor_count"] > 0
+
+
+def test_a_report_measures_every_point_on_every_line() -> None:
+    benchmark = triton.testing.Benchmark(
+        x_names=["size"], x_vals=[1, 2], line_arg="by", line_vals=[10, 100],
+        line_names=["ten", "hundred"], plot_name="products", args={},
+    )  # fmt: skip
+
+    @triton.testing.perf_report(benchmark)
+    def measure(size: int, by: int) -> int:
+        return size * by
+
+    assert measure.run(print_data=False) == [[(1, 10, 100), (2, 20, 200)]]
+
+
+def test_prints_go_to_the_console_with_their_program(capsys: pytest.CaptureFixture[str]) -> None:
+    @triton.jit
+    def kernel(o: Any) -> None:
+        tl.static_print("compiling for", tl.int32)
+        tl.device_print("half is", tl.program_id(0) // 2)
+
+    kernel[(2,)](np.zeros(1))
+
+    assert capsys.readouterr().out.splitlines() == [
+        "compiling for int32", "pid (0, 0, 0) half is 0", "pid (1, 0, 0) half is 0",
+    ]  # fmt: skip

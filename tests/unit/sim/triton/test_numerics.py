@@ -1,0 +1,261 @@
+"""Formats, promotion and integer arithmetic, against numpy and torch."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rankwise.sim.triton as triton
+import rankwise.sim.triton.language as tl
+from rankwise.sim.triton import formats
+
+torch = pytest.importorskip("torch")
+RANDOM = np.random.default_rng(3)
+
+
+def spread(size: int, low: int, high: int) -> Any:
+    scale = np.exp2(RANDOM.integers(low, high, size))
+    return (RANDOM.standard_normal(size) * scale).astype(np.float32)
+
+
+def test_every_half_is_read_and_written_as_numpy_does() -> None:
+    halves = np.arange(65536, dtype=np.uint16).view(np.float16)
+
+    values = formats.HALF.decode(halves)
+
+    np.testing.assert_array_equal(values, halves.astype(np.float32))
+    finite = halves[np.isfinite(halves)]
+    bits = formats.HALF.encode(finite.astype(np.float32)).view(np.uint16)
+    np.testing.assert_array_equal(bits, finite.view(np.uint16))
+
+
+def test_rounding_to_half_is_to_the_nearest_and_at_ties_to_even() -> None:
+    halves = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float64)
+    ties = ((halves[:-1] + halves[1:]) / 2).astype(np.float32)
+    values = np.concatenate([spread(100_000, -30, 14), ties, -ties])
+
+    with np.errstate(over="ignore"):
+        expected = values.astype(np.float16).astype(np.float32)
+
+    np.testing.assert_array_equal(
+        formats.HALF.rounded(values).view(np.uint32), expected.view(np.uint32)
+    )
+
+
+def test_what_a_half_cannot_hold_becomes_infinite() -> None:
+    values = np.array([65519.0, 65520.0, -1e30, np.inf, np.nan, 1.0], np.float32)
+
+    with np.errstate(over="ignore", invalid="ignore"):
+        rounded = formats.HALF.rounded(values)
+
+    np.testing.assert_array_equal(rounded, [65504.0, np.inf, -np.inf, np.inf, np.nan, 1.0])
+
+
+def test_bfloat16_rounds_as_torch_does() -> None:
+    values = np.concatenate([spread(100_000, -100, 100), [np.nan, np.inf, -np.inf, 0.0, -0.0]])
+    values = values.astype(np.float32)
+
+    expected = torch.tensor(values).bfloat16()
+
+    np.testing.assert_array_equal(formats.BRAIN.rounded(values), expected.float().numpy())
+
+
+@pytest.mark.parametrize(
+    ("form", "name", "greatest"),
+    [(formats.E5M2, "float8_e5m2", 57344), (formats.E4M3, "float8_e4m3fn", 448)],
+)
+def test_eight_bit_floats_round_as_torch_does_and_saturate(
+    form: Any, name: str, greatest: float
+) -> None:
+    values = spread(50_000, -20, 16)
+    values = values[np.abs(values) <= greatest]
+
+    expected = torch.tensor(values).to(getattr(torch, name))
+
+    np.testing.assert_array_equal(form.rounded(values), expected.float().numpy())
+    np.testing.assert_array_equal(form.encode(values), expected.view(torch.uint8).numpy())
+    assert form.rounded(np.array([1e9], np.float32))[0] == greatest
+
+
+@triton.jit
+def bfloat_kernel(x: Any, y: Any, o: Any, OP: tl.constexpr, B: tl.constexpr) -> None:
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    a, b = tl.load(x + i), tl.load(y + i)
+    if OP == "add":
+        r = a + b
+    elif OP == "mul":
+        r = a * b
+    elif OP == "sub":
+        r = a - b
+    else:
+        r = (a.to(tl.float32) * 3).to(tl.bfloat16)
+    tl.static_assert(r.dtype == tl.bfloat16)
+    tl.store(o + i, r)
+
+
+@pytest.mark.parametrize("operation", ["add", "mul", "sub", "cast"])
+def test_bfloat16_arithmetic_is_torchs_to_the_bit(operation: str) -> None:
+    x, y = torch.randn(512).bfloat16(), torch.randn(512).bfloat16()
+    out = torch.zeros(512, dtype=torch.bfloat16)
+
+    bfloat_kernel[(4,)](x, y, out, OP=operation, B=128)
+
+    expected = {"add": x + y, "mul": x * y, "sub": x - y, "cast": (x.float() * 3).bfloat16()}
+    assert torch.equal(out, expected[operation])
+
+
+def test_bfloat16_without_torch_lies_in_uint16() -> None:
+    x = triton.typed([1.0, 2.5, 3.14159, -7.0], tl.bfloat16)
+    out = triton.typed(np.zeros(4), tl.bfloat16)
+
+    bfloat_kernel[(1,)](x, x, out, OP="add", B=4)
+
+    assert x.array.dtype == np.uint16
+    np.testing.assert_array_equal(out.numpy(), [2.0, 5.0, 6.28125, -14.0])
+
+
+@triton.jit
+def product_kernel(
+    x: Any, y: Any, o: Any, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr
+) -> None:
+    a = tl.load(x + tl.arange(0, M)[:, None] * K + tl.arange(0, K)[None, :])
+    b = tl.load(y + tl.arange(0, K)[:, None] * N + tl.arange(0, N)[None, :])
+    tl.store(o + tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :], tl.dot(a, b))
+
+
+def test_products_of_narrow_floats_are_accumulated_in_fp32() -> None:
+    x, y = torch.randn(16, 64).bfloat16(), torch.randn(64, 32).bfloat16()
+    out = torch.zeros(16, 32)
+
+    product_kernel[(1,)](x, y, out, M=16, N=32, K=64)
+
+    assert torch.allclose(out, x.float() @ y.float(), rtol=1e-6, atol=1e-5)
+
+
+def test_products_of_int8_are_exact() -> None:
+    x = RANDOM.integers(-128, 127, (16, 64), np.int8)
+    y = RANDOM.integers(-128, 127, (64, 16), np.int8)
+    out = np.zeros((16, 16), np.int32)
+
+    product_kernel[(1,)](x, y, out, M=16, N=16, K=64)
+
+    np.testing.assert_array_equal(out, x.astype(np.int32) @ y.astype(np.int32))
+
+
+@triton.jit
+def integer_kernel(x: Any, o: Any, B: tl.constexpr) -> None:
+    i = tl.arange(0, B)
+    a = tl.load(x + i)
+    tl.store(o + i, a // 3)
+    tl.store(o + B + i, a % 3)
+    tl.store(o + 2 * B + i, a * 2_000_000_000)
+    tl.store(o + 3 * B + i, (a >> 1) ^ (a << 2))
+
+
+def test_integers_divide_towards_zero_and_wrap_around() -> None:
+    x = np.array([-7, -3, -1, 0, 1, 5, 7, 100], np.int32)
+    out = np.zeros((4, 8), np.int32)
+
+    integer_kernel[(1,)](x, out, B=8)
+
+    np.testing.assert_array_equal(out[0], np.trunc(x / 3))
+    np.testing.assert_array_equal(out[1], np.fmod(x, 3))
+    np.testing.assert_array_equal(out[2], (x.astype(np.int64) * 2_000_000_000).astype(np.int32))
+    np.testing.assert_array_equal(out[3], (x >> 1) ^ (x << 2))
+
+
+@triton.jit
+def index_kernel(o: Any, stride: Any, B: tl.constexpr) -> None:
+    wide = (tl.program_id(0) + tl.arange(0, B)) * stride
+    tl.store(o + tl.program_id(0) * B + tl.arange(0, B), wide.to(tl.int64))
+
+
+def test_an_index_that_leaves_32_bits_wraps_even_while_it_is_symbolic() -> None:
+    out = np.zeros((3, 4), np.int64)
+
+    index_kernel[(3,)](out, 1_500_000_000, B=4)
+
+    index = np.arange(3)[:, None] + np.arange(4)
+    expected = (index.astype(np.int64) * 1_500_000_000).astype(np.int32).astype(np.int64)
+    np.testing.assert_array_equal(out, expected)
+
+
+@triton.jit
+def add_pairs(first_a: Any, second_a: Any, first_b: Any, second_b: Any) -> Any:
+    return first_a * first_b, first_b * second_a + second_b
+
+
+@triton.jit
+def recurrence_kernel(f: Any, x: Any, o: Any, B: tl.constexpr) -> None:
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    _, h = tl.associative_scan((tl.load(f + i), tl.load(x + i)), 0, add_pairs)
+    tl.store(o + i, h)
+
+
+def test_a_scan_with_a_function_that_does_not_commute_keeps_the_order() -> None:
+    f, x = RANDOM.random((3, 64), np.float32), RANDOM.random((3, 64), np.float32)
+    out = np.zeros_like(x)
+
+    recurrence_kernel[(3,)](f, x, out, B=64)
+
+    state, expected = np.zeros(3), np.zeros((3, 64))
+    for at in range(64):
+        state = f[:, at] * state + x[:, at]
+        expected[:, at] = state
+    np.testing.assert_allclose(out, expected, rtol=1e-4)
+
+
+@triton.jit
+def larger(value_a: Any, index_a: Any, value_b: Any, index_b: Any) -> Any:
+    take = value_a >= value_b
+    return tl.where(take, value_a, value_b), tl.where(take, index_a, index_b)
+
+
+@triton.jit
+def reduce_kernel(x: Any, values: Any, places: Any, B: tl.constexpr) -> None:
+    row = tl.program_id(0)
+    i = tl.arange(0, B)
+    best, where = tl.reduce((tl.load(x + row * B + i), i), 0, larger)
+    tl.store(values + row, best)
+    tl.store(places + row, where)
+
+
+def test_a_reduction_with_a_users_function_over_two_blocks_is_an_argmax() -> None:
+    x = RANDOM.standard_normal((9, 128)).astype(np.float32)
+    values, places = np.zeros(9, np.float32), np.zeros(9, np.int32)
+
+    reduce_kernel[(9,)](x, values, places, B=128)
+
+    np.testing.assert_array_equal(values, x.max(1))
+    np.testing.assert_array_equal(places, x.argmax(1))
+
+
+@triton.jit
+def histogram_kernel(x: Any, counts: Any, B: tl.constexpr) -> None:
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    tl.atomic_add(counts + tl.load(x + i), 1)
+
+
+@pytest.mark.parametrize("bins", [3, 500])
+def test_atomic_sums_count_every_program_and_every_duplicate(bins: int) -> None:
+    x = RANDOM.integers(0, bins, 4096, np.int32)
+    counts = np.zeros(bins, np.int32)
+
+    histogram_kernel[(16,)](x, counts, B=256)
+
+    np.testing.assert_array_equal(counts, np.bincount(x, minlength=bins))
+
+
+@triton.jit
+def eight_bit_kernel(x: Any, o: Any, B: tl.constexpr) -> None:
+    i = tl.arange(0, B)
+    tl.store(o + i, (tl.load(x + i).to(tl.float32) * 2).to(tl.float8e4nv))
+
+
+def test_eight_bit_floats_are_loaded_and_stored() -> None:
+    x = torch.randn(64).to(torch.float8_e4m3fn)
+    out = torch.zeros(64).to(torch.float8_e4m3fn)
+
+    eight_bit_kernel[(1,)](x, out, B=64)
+
+    assert torch.equal(out.float(), (x.float() * 2).to(torch.float8_e4m3fn).float())
