@@ -136,6 +136,7 @@ def test_a_fork_server_that_imports_is_not_waited_for(
 def test_no_rank_runs_after_an_interrupt_and_a_warm_server_is_of_no_more_use(
     gate: Path, tmp_path: Path
 ) -> None:
+    # Of an interrupt that comes earlier, only the caller hears: the server would go on importing.
     program = """
 import os, sys
 import rankwise
@@ -143,6 +144,11 @@ import rankwise
 def work():
     open("ran", "w").close()
 
+def tell_that_it_has_begun(event, _):
+    if event == "socket.bind":  # a run's, which it makes when signals are its own already
+        print("begun", flush=True)
+
+sys.addaudithook(tell_that_it_has_begun)
 with rankwise.ForkServer(preload=["slowmod"]) as server:
     try:
         rankwise.run(work, nprocs=2, server=server)
@@ -158,6 +164,7 @@ with rankwise.ForkServer(preload=["slowmod"]) as server:
     os.mkfifo(f"{gate}2")
     with start_program(f"import os\nos.chdir({str(tmp_path)!r})\n{program}", tmp_path) as running:
         running.wait_for("importing")
+        running.wait_for("begun")
         running.signal(signal.SIGINT)
         running.wait_for("interrupted")
         server_deaths = Deaths(numbers_after("importing", running.stdout))
