@@ -65,6 +65,46 @@ class WorkersFailed(GangError):
         self.exceptions = dict(exceptions or {})
 
 
+class StoreError(RankwiseError):
+    """The store that the nodes share could not do what it was asked for."""
+
+
+class StoreUnavailable(StoreError):
+    """Nobody answers at the store's addresses; the message names them, and how long was tried."""
+
+
+class StoreRefused(StoreError):
+    """The store answers, but will not let us in: password, token, certificate or version."""
+
+
+class LeaseLost(StoreError):
+    """A lease has ended, and the entries that were bound to it are gone."""
+
+
+class Compacted(StoreError):
+    """The store has forgotten changes that a watch had not told yet.
+
+    Attributes:
+        revision: the oldest revision from which a watch could still begin.
+    """
+
+    def __init__(self, message: str, revision: int = 0, *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.revision = revision
+
+
+class RendezvousError(RankwiseError):
+    """The nodes of a run could not come to an agreement."""
+
+
+class RendezvousClosed(RendezvousError):
+    """The run is over, or was never open to this node; the message says why."""
+
+
+class RendezvousTimeout(RendezvousError, TimeoutError):
+    """Too few nodes came in time; the message says which ones did."""
+
+
 class CollectiveError(RankwiseError):
     """A collective operation between ranks could not be completed."""
 

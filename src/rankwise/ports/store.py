@@ -1,0 +1,95 @@
+"""The door to what nodes share: revisioned keys with transactions, watches and leases.
+
+The model is etcd's (`rankwise.base.keys` has the words). Calls block, at most for the store's own
+request timeout, and may come from any thread; whoever must not block gives them to a thread.
+Every implementation proves itself with `rankwise.testing.conformance.check_store`.
+"""
+
+from typing import Protocol, Self
+
+from rankwise.base.keys import (
+    Change,
+    Committed,
+    Conflict,
+    LeaseId,
+    Revision,
+    Snapshot,
+    Transaction,
+)
+from rankwise.base.units import Duration
+
+
+class Watch(Protocol):
+    """The changes under some prefixes, in order, none missing, none twice."""
+
+    def next(self, patience: Duration) -> tuple[Change, ...]:
+        """Wait for the next changes; empty when there were none for `patience`.
+
+        All changes of one transaction come together.
+
+        Raises:
+            Compacted: the store has forgotten changes that were not yet told; read anew.
+            StoreUnavailable: no member answers; the watch stays good and may be asked again.
+        """
+        ...
+
+    def close(self) -> None:
+        """End the watch and wake a thread that waits in `next`, which then returns nothing."""
+        ...
+
+
+class Store(Protocol):
+    """A store that several nodes share.
+
+    Every call raises `StoreUnavailable` if nobody answers, naming who was tried and for how long,
+    and `StoreRefused` if somebody answers but will not let us in.
+    """
+
+    def read(self, prefix: str) -> Snapshot:
+        """All entries whose keys begin with `prefix`."""
+        ...
+
+    def commit(self, transaction: Transaction) -> Committed | Conflict:
+        """Try a transaction.
+
+        After `StoreUnavailable` it may or may not have taken place: read before trying again.
+
+        Raises:
+            LeaseLost: a lease that a put names does not exist any more.
+        """
+        ...
+
+    def watch(self, prefixes: tuple[str, ...], after: Revision) -> Watch:
+        """Tell every change under `prefixes` that is later than `after`."""
+        ...
+
+    def grant_lease(self, ttl: Duration) -> LeaseId:
+        """A new lease that ends `ttl` after its last renewal, by the store's own clock.
+
+        A store may round `ttl` up to its own grain (etcd: whole seconds).
+        """
+        ...
+
+    def renew_lease(self, lease: LeaseId) -> None:
+        """Let the lease live for its whole time to live again.
+
+        Raises:
+            LeaseLost: it has ended, and its entries with it.
+        """
+        ...
+
+    def revoke_lease(self, lease: LeaseId) -> None:
+        """End the lease and delete its entries, now; nothing happens if it has ended."""
+        ...
+
+    def close(self) -> None:
+        """Let go of connections and threads; leases are left to end by themselves."""
+        ...
+
+    def __enter__(self) -> Self:
+        """The store itself; it is closed on leaving."""
+        ...
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Close the store."""
+        ...
