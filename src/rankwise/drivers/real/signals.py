@@ -29,29 +29,26 @@ class SignalPipe:
         self._signals = tuple(signals)
         self._previous: dict[int, Any] = {}
         self._previous_wakeup_fd = -1
-        self._read_fd = -1
-        self._write_fd = -1
+        self._pipe: list[int] = []
+        """The reading and the writing end, while signals arrive."""
 
     @property
     def is_active(self) -> bool:
         """Whether signals arrive here."""
-        return self._read_fd >= 0
+        return bool(self._pipe)
 
     def fileno(self) -> int:
         """The descriptor to watch for reading."""
-        return self._read_fd
+        return self._pipe[0]
 
     def __enter__(self) -> Self:
         if threading.current_thread() is not threading.main_thread():
             return self
-        self._read_fd, self._write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._previous_wakeup_fd = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
-        for signum in self._signals:
-            handler = signal.getsignal(signum)
-            # None: installed by C code that we could not restore.
-            if handler is not signal.SIG_IGN and handler is not None:
-                self._previous[signum] = handler
-                signal.signal(signum, _ignore)
+        try:
+            self._take_over()
+        except BaseException:  # an interrupt that came before it was ours
+            self._restore()
+            raise
         return self
 
     def __exit__(
@@ -60,15 +57,32 @@ class SignalPipe:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        try:
+            self._restore()
+        finally:
+            # A handler that is back may have raised, with others still to be restored.
+            self._restore()
+
+    def _take_over(self) -> None:
+        self._pipe[:] = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._previous_wakeup_fd = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
+        for signum in self._signals:
+            handler = signal.getsignal(signum)
+            # None: installed by C code that we could not restore.
+            if handler is not signal.SIG_IGN and handler is not None:
+                self._previous[signum] = handler
+                signal.signal(signum, _ignore)
+
+    def _restore(self) -> None:
+        """Put everything back, each part at most once, so that it can be called again."""
         if not self.is_active:
             return
-        for signum, handler in self._previous.items():
+        for signum, handler in list(self._previous.items()):
             signal.signal(signum, handler)
-        self._previous.clear()
+            del self._previous[signum]
         signal.set_wakeup_fd(self._previous_wakeup_fd)
-        os.close(self._read_fd)
-        os.close(self._write_fd)
-        self._read_fd = self._write_fd = -1
+        while self._pipe:
+            os.close(self._pipe.pop())
 
     def take(self) -> list[int]:
         """The caught signals in the order of their arrival.
@@ -77,7 +91,7 @@ class SignalPipe:
         wake-up descriptor before us, are passed on to them.
         """
         try:
-            numbers = os.read(self._read_fd, 4096)
+            numbers = os.read(self._pipe[0], 4096)
         except BlockingIOError:
             return []
         foreign = bytes(signum for signum in numbers if signum not in self._previous)

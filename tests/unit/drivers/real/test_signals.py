@@ -1,13 +1,19 @@
 """Signals arrive as bytes and leave no trace."""
 
+import itertools
 import os
 import select
 import signal
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Self
 
 import pytest
 
+from rankwise.drivers.real import signals
 from rankwise.drivers.real.signals import SignalPipe, deliver_to_self
 
 
@@ -61,6 +67,53 @@ def test_somebody_elses_signal_is_passed_on_to_the_previous_owner() -> None:
         signal.set_wakeup_fd(previous_fd)
         os.close(read_fd)
         os.close(write_fd)
+
+
+def test_an_interrupt_may_come_at_any_moment_of_coming_and_going() -> None:
+    """An interrupt before every line that is run, one after another, until there is none left."""
+    watched = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    before = [signal.getsignal(signum) for signum in watched]
+    files_before = open_files()
+    raised = set()
+    for line in itertools.count():
+        interrupt = InterruptAtLine(line)
+        is_raised = False
+        try:
+            sys.settrace(interrupt)
+            with SignalPipe(watched):
+                pass
+        except KeyboardInterrupt:
+            is_raised = True
+        finally:
+            sys.settrace(None)
+        raised.add(is_raised)
+
+        assert [signal.getsignal(signum) for signum in watched] == before, line
+        assert signal.set_wakeup_fd(-1) == -1, line
+        assert open_files() == files_before, line
+        if interrupt.lines_left >= 0:
+            break
+    assert raised == {False, True}
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+class InterruptAtLine:
+    """A trace function that interrupts this process before a line of `signals.py` is run."""
+
+    def __init__(self, lines: int) -> None:
+        self.lines_left = lines
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> Self | None:
+        if frame.f_code.co_filename != signals.__file__:
+            return None
+        if event == "line":
+            self.lines_left -= 1
+            if self.lines_left == -1:
+                signal.raise_signal(signal.SIGINT)
+        return self
 
 
 def test_outside_the_main_thread_nothing_is_touched() -> None:
