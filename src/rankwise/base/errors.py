@@ -7,7 +7,7 @@ optionally a `hint` that says what to do next.
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from rankwise.base.failure import Failure
 
@@ -117,6 +117,30 @@ class CollectiveTimeout(CollectiveError, TimeoutError):
     """A rank that this rank was waiting for did not come before the deadline."""
 
 
+class TreeError(RankwiseError):
+    """A tree of chip workers could not do what it was asked to."""
+
+
+class BootstrapFailed(TreeError, RuntimeError):
+    """A child of a worker did not come up; nothing that was started is left."""
+
+
+class WorkerDied(TreeError, RuntimeError):
+    """A child of a worker ended while it was needed."""
+
+
+class TaskFailed(TreeError, RuntimeError):
+    """A task failed, and its own exception could not travel."""
+
+
+class MailboxError(RankwiseError):
+    """A message between a worker and its child could not be used."""
+
+
+class MailboxCorrupt(MailboxError, RemoteProtocolError):
+    """A message is cut, damaged, or of another version."""
+
+
 class SimulationError(RankwiseError):
     """A simulated world came to something that no world may come to."""
 
@@ -137,8 +161,12 @@ class Waiting(NamedTuple):
     where: str
 
     def __str__(self) -> str:
+        return self.told()
+
+    def told(self, written: "Callable[[int], str]" = str) -> str:
+        """Say it in words; `written` writes an instant."""
         place = f" at {self.where}" if self.where else ""
-        return f"{self.who} waits for {self.what} since instant {self.since}{place}"
+        return f"{self.who} waits for {self.what} since instant {written(self.since)}{place}"
 
 
 class Deadlock(SimulationError):
