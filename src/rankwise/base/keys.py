@@ -9,6 +9,8 @@ from typing import NewType
 
 import msgspec
 
+from rankwise.base.errors import LocalProtocolError
+
 Revision = NewType("Revision", int)
 """The store's counter of changes; grows, and never comes back."""
 
@@ -52,11 +54,26 @@ class Put(msgspec.Struct, frozen=True):
 
 
 class Transaction(msgspec.Struct, frozen=True, kw_only=True):
-    """All puts and deletes at once if every condition holds, else none. No key occurs twice."""
+    """All puts and deletes at once if every condition holds, else none.
+
+    Raises:
+        LocalProtocolError: a key is empty, or is written twice.
+    """
 
     conditions: tuple[Unchanged, ...] = ()
     puts: tuple[Put, ...] = ()
     deletes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        written = [put.key for put in self.puts]
+        written += self.deletes
+        if len(set(written)) < len(written):
+            twice = next(key for key in written if written.count(key) > 1)
+            raise LocalProtocolError(f"a transaction writes the key {twice!r} twice, expected once")
+        if "" in written or any(not condition.key for condition in self.conditions):
+            raise LocalProtocolError(
+                "a transaction names an empty key, expected one character or more"
+            )
 
 
 class Committed(msgspec.Struct, frozen=True, tag=True):

@@ -1,0 +1,1 @@
+"""The model of a store as a machine: revisioned keys, transactions, history, leases."""

@@ -1,0 +1,228 @@
+"""The keyspace machine: what a store keeps, without the store's threads, sockets and clock.
+
+Theory of operation
+===================
+
+One counter of revisions belongs to the whole keyspace. A transaction that changes anything raises
+it by exactly one, whatever number of keys it writes; one that changes nothing (it only asked, or
+deleted what was not there) leaves it alone. The changes of one revision are one *batch*, and the
+last batches are the *history*: a watch is nothing but a revision up to which somebody has been
+told, and `changes_after` tells the rest, whole batches only. What the history has dropped is
+compacted: a watch that is further behind is told so (`Compacted`), reads anew, and goes on from
+there.
+
+A lease is a deadline, and a set of keys that vanish with it, in one batch of its own. Leases end in
+`tick`, and nowhere else: until then one can still be renewed, however late it is. So a driver that
+was itself stopped takes in what it finds waiting before it ticks, and calls `prolong_leases` if it
+was away for long: nobody could have renewed while there was nobody to hear it.
+
+Nothing here waits or calls back. Whoever drives the machine asks after each call whether `revision`
+has risen, and if so tells those who watch. The same machine lies beneath the memory store, the
+embedded store's server, the simulated store, and every client of a c10d store, which replays a log
+of calls: so equal calls make equal keyspaces, lease numbers are counted, and nothing is random.
+"""
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Iterator
+from heapq import heapify, heappop, heappush
+
+from rankwise.base.errors import Compacted, LeaseLost, LocalProtocolError
+from rankwise.base.keys import (
+    ABSENT,
+    Change,
+    Committed,
+    Conflict,
+    Entry,
+    LeaseId,
+    Revision,
+    Snapshot,
+    Transaction,
+)
+from rankwise.base.units import Duration, Instant, after
+
+HISTORY_MAX = 10_000
+"""How many batches are remembered for watches that lag behind."""
+
+
+class Lease:
+    """A promise of life that somebody keeps by renewing it."""
+
+    __slots__ = ("deadline", "keys", "lease", "ttl")
+
+    def __init__(self, lease: LeaseId, ttl: Duration, deadline: Instant) -> None:
+        self.lease = lease
+        self.ttl = ttl
+        self.deadline = deadline
+        self.keys: set[str] = set()
+
+
+class Keyspace:
+    """Revisioned keys, transactions, history and leases. See the module's text."""
+
+    def __init__(self, *, history_max: int = HISTORY_MAX) -> None:
+        self._revision = Revision(0)
+        self._entries: dict[str, Entry] = {}
+        self._keys: list[str] = []  # sorted; code points sort as their UTF-8 does
+        self._history: deque[tuple[Change, ...]] = deque()
+        self._history_max = history_max
+        self._leases: dict[LeaseId, Lease] = {}
+        self._leases_granted = 0
+        # Every lease stands here once; a renewed one is put right when it comes to the top.
+        self._deadlines: list[tuple[Instant, LeaseId]] = []
+
+    @property
+    def revision(self) -> Revision:
+        """The number of the last batch; 0 when nothing was ever written."""
+        return self._revision
+
+    @property
+    def compacted(self) -> Revision:
+        """The last revision that is forgotten: a watch may begin after it, not before."""
+        return Revision(self._revision - len(self._history))
+
+    @property
+    def next_deadline(self) -> Instant | None:
+        """When the next lease ends if nobody renews it; None while there are no leases."""
+        while self._deadlines:
+            instant, number = self._deadlines[0]
+            lease = self._leases.get(number)
+            if lease is not None and lease.deadline == instant:
+                return instant
+            heappop(self._deadlines)
+            if lease is not None:
+                heappush(self._deadlines, (lease.deadline, number))
+        return None
+
+    def tick(self, now: Instant) -> None:
+        """End every lease whose deadline has passed, the earliest first. Too early is harmless."""
+        while (deadline := self.next_deadline) is not None and deadline <= now:
+            self.revoke_lease(self._deadlines[0][1])
+
+    def read(self, prefix: str) -> Snapshot:
+        """All entries whose keys begin with `prefix`, in the order of their keys."""
+        found = tuple(self._entries[key] for key in self._keys_under(prefix))
+        return Snapshot(found, self._revision)
+
+    def commit(self, transaction: Transaction) -> Committed | Conflict:
+        """Do all of the transaction, or nothing.
+
+        Raises:
+            LeaseLost: every condition holds, but a put names a lease that does not exist.
+        """
+        for condition in transaction.conditions:
+            entry = self._entries.get(condition.key)
+            if condition.revision != (ABSENT if entry is None else entry.revision):
+                return Conflict(self._revision)
+        for put in transaction.puts:
+            if put.lease is not None:
+                self._lease(put.lease)
+        revision = Revision(self._revision + 1)
+        batch = [Change(put.key, put.value, revision, put.lease) for put in transaction.puts]
+        batch += [
+            Change(key, None, revision) for key in transaction.deletes if key in self._entries
+        ]
+        self._apply(batch)
+        return Committed(self._revision)
+
+    def grant_lease(self, ttl: Duration, now: Instant) -> LeaseId:
+        """Begin a lease that ends `ttl` from now, and so long after every renewal."""
+        if ttl <= 0:
+            raise LocalProtocolError(f"a lease's time to live is {ttl} ns, expected more than 0")
+        self._leases_granted += 1
+        lease = Lease(LeaseId(self._leases_granted), ttl, after(now, ttl))
+        self._leases[lease.lease] = lease
+        heappush(self._deadlines, (lease.deadline, lease.lease))
+        return lease.lease
+
+    def renew_lease(self, lease: LeaseId, now: Instant) -> None:
+        """Let the lease end `ttl` from now.
+
+        Raises:
+            LeaseLost: it has ended.
+        """
+        held = self._lease(lease)
+        held.deadline = after(now, held.ttl)
+
+    def revoke_lease(self, lease: LeaseId) -> None:
+        """End the lease and delete its keys, as one batch; harmless when it has ended."""
+        held = self._leases.pop(lease, None)
+        if held is None:
+            return
+        revision = Revision(self._revision + 1)
+        self._apply([Change(key, None, revision) for key in sorted(held.keys)])
+
+    def prolong_leases(self, now: Instant) -> None:
+        """Let every lease live for its whole time from now, or longer if it does already."""
+        for lease in self._leases.values():
+            lease.deadline = max(lease.deadline, after(now, lease.ttl))
+        self._deadlines = [(lease.deadline, number) for number, lease in self._leases.items()]
+        heapify(self._deadlines)
+
+    def changes_after(self, revision: Revision, prefixes: tuple[str, ...]) -> tuple[Change, ...]:
+        """What was changed under `prefixes` later than `revision`, in order, up to now.
+
+        A watch asks again after `self.revision`, not after the last change that it was told.
+
+        Raises:
+            Compacted: some of it is forgotten.
+        """
+        if revision < self.compacted:
+            raise Compacted(
+                f"the store has forgotten the changes from {revision + 1} to {self.compacted}",
+                self.compacted,
+                hint="read anew, and watch after the snapshot's revision",
+            )
+        # By index, since a deque is quick at its ends: most ask for the last batch alone.
+        return tuple(
+            change
+            for index in range(revision - self.compacted, len(self._history))
+            for change in self._history[index]
+            if change.key.startswith(prefixes)
+        )
+
+    def compact(self, revision: Revision) -> None:
+        """Forget the changes up to and with `revision`; entries stay as they are."""
+        while self._history and self.compacted < revision:
+            self._history.popleft()
+
+    def _lease(self, lease: LeaseId) -> Lease:
+        held = self._leases.get(lease)
+        if held is None:
+            raise LeaseLost(
+                f"lease {lease} has ended, or was never granted",
+                hint="whoever held it was cut off from the store for longer than its time to live",
+            )
+        return held
+
+    def _keys_under(self, prefix: str) -> Iterator[str]:
+        for index in range(bisect_left(self._keys, prefix), len(self._keys)):
+            key = self._keys[index]
+            if not key.startswith(prefix):
+                return
+            yield key
+
+    def _apply(self, batch: list[Change]) -> None:
+        if not batch:
+            return
+        self._revision = batch[0].revision
+        for change in batch:
+            self._set(change)
+        self._history.append(tuple(batch))
+        if len(self._history) > self._history_max:
+            self._history.popleft()
+
+    def _set(self, change: Change) -> None:
+        key = change.key
+        before = self._entries.get(key)
+        if before is None:
+            insort(self._keys, key)
+        elif before.lease is not None and before.lease in self._leases:
+            self._leases[before.lease].keys.discard(key)
+        if change.value is None:
+            del self._entries[key]
+            del self._keys[bisect_left(self._keys, key)]
+            return
+        self._entries[key] = Entry(key, change.value, change.revision, change.lease)
+        if change.lease is not None:
+            self._leases[change.lease].keys.add(key)
