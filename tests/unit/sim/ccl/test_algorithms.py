@@ -304,9 +304,7 @@ def test_halving_doubling_sends_no_more_than_a_ring() -> None:
 def test_every_rank_is_a_leaf_in_one_of_the_two_trees() -> None:
     for size in range(2, 17, 2):
         for rank in range(size):
-            children = [
-                tree_allreduce.family((rank + shift) % size + 1, size)[1] for shift in (0, 1)
-            ]
+            children = [tree_allreduce.place_in_tree(rank, size, tree)[1] for tree in (0, 1)]
             assert [] in children
 
 

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankwise.base.errors import ConfigError
+from rankwise.sim.ccl.message_rounds import ROUNDS
 from rankwise.sim.ccl.message_timing import (
-    _ROUNDS,
     Algorithm,
     Collective,
     Dimension,
@@ -73,7 +73,7 @@ def event_driven(algorithm: Algorithm, kind: Collective, sips: SipsSpec, size: i
     rate, latency = sips.link.rate, sips.link.latency
     links: dict[tuple[int, int], Server] = {}
     ranks = range(sips.count)
-    rounds = list(_ROUNDS[algorithm](kind, sips.count, size))
+    rounds = list(ROUNDS[algorithm](kind, sips.count, size))
     ready = [[simulator.event() for _ in ranks] for _ in range(len(rounds) + 1)]
 
     def message(number: int, source: int, destination: int) -> Steps:
@@ -149,3 +149,113 @@ def test_nothing_cannot_be_timed(size: int, chunks: int) -> None:
 def test_halving_needs_a_power_of_two() -> None:
     with pytest.raises(ValueError, match="power of two of ranks, not 6"):
         Dimension(count=6, algorithm="halving_doubling", bandwidth_gbps=1, latency_ns=1)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 6, 8])
+def test_every_chunk_goes_once_up_and_once_down_each_edge_of_its_tree(count: int) -> None:
+    trees = Dimension(
+        count=count, graph="fully_connected", algorithm="double_binary_tree",
+        bandwidth_gbps=50, latency_ns=500,
+    )  # fmt: skip
+
+    time = collective_time("all_reduce", 8_000, [trees], chunks=4)
+
+    assert time.messages == 4 * 2 * (count - 1)
+    assert int(time.bytes_per_link[0].sum()) == 4 * 2 * (count - 1) * 2_000
+
+
+def test_a_chunk_takes_the_depth_of_its_tree_up_and_down_again() -> None:
+    trees = Dimension(
+        count=8, graph="fully_connected", algorithm="double_binary_tree",
+        bandwidth_gbps=100, latency_ns=700,
+    )  # fmt: skip
+    costs = MessageCosts(endpoint_ns=10, memory_gbps=300)
+
+    time = collective_time("all_reduce", 1_000, [trees], costs=costs)
+
+    hop, endpoint, reduction = 700_000 + 10_000, 10_000, 10_000
+    up, down = 3 * (hop + endpoint + reduction), 3 * (hop + endpoint)
+    assert time.picoseconds == endpoint + up + down
+
+
+def test_two_chunks_of_a_double_tree_overlap_since_its_root_is_a_leaf_of_the_other() -> None:
+    trees = Dimension(
+        count=64, graph="switch", algorithm="double_binary_tree",
+        bandwidth_gbps=50, latency_ns=500,
+    )  # fmt: skip
+
+    one = collective_time("all_reduce", 1 << 20, [trees]).picoseconds
+    two = collective_time("all_reduce", 2 << 20, [trees], chunks=2).picoseconds
+
+    assert two < 1.9 * one
+
+
+def test_a_message_that_comes_earlier_is_served_earlier_even_if_its_chunk_is_later() -> None:
+    def time(chunks: int, *extra: Dimension) -> int:
+        trees = Dimension(
+            count=8, graph="switch", algorithm="double_binary_tree",
+            bandwidth_gbps=50, latency_ns=500,
+        )  # fmt: skip
+        size = (1 << 18) * chunks
+        return collective_time("all_reduce", size, [*extra, trees], chunks=chunks).picoseconds
+
+    alone = Dimension(count=1, bandwidth_gbps=1, latency_ns=0)
+
+    # With another dimension, chunks go through one at a time, and cannot overtake on a link.
+    assert time(4) < time(4, alone)
+    assert time(2) == time(2, alone)
+
+
+@pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter", "all_to_all"])
+def test_trees_only_all_reduce(kind: Collective) -> None:
+    trees = Dimension(count=4, algorithm="double_binary_tree", bandwidth_gbps=1, latency_ns=1)
+
+    with pytest.raises(ConfigError, match=f"double_binary_tree has no {kind}"):
+        collective_time(kind, 64, [trees])
+
+
+def test_trees_may_be_the_last_of_several_dimensions() -> None:
+    ring = Dimension(count=4, bandwidth_gbps=100, latency_ns=100)
+    trees = Dimension(
+        count=4, graph="switch", algorithm="double_binary_tree", bandwidth_gbps=25, latency_ns=1_000
+    )
+    size = 1 << 20
+
+    both = collective_time("all_reduce", size, [ring, trees]).picoseconds
+
+    parts = [
+        collective_time("reduce_scatter", size, [ring]),
+        collective_time("all_reduce", size // 4, [trees]),
+        collective_time("all_gather", size // 4, [ring]),
+    ]
+    assert both == sum(part.picoseconds for part in parts)
+    with pytest.raises(ConfigError, match="last dimension only"):
+        collective_time("all_reduce", size, [trees, ring])
+
+
+def test_halving_charges_reductions_by_what_was_received_unless_told_otherwise() -> None:
+    pairs = Dimension(
+        count=4, graph="fully_connected", algorithm="halving_doubling",
+        bandwidth_gbps=1_000, latency_ns=0,
+    )  # fmt: skip
+
+    received = collective_time(
+        "reduce_scatter", 4_000, [pairs], costs=MessageCosts(memory_gbps=1_000)
+    )
+    as_astra_sim = collective_time(
+        "reduce_scatter", 4_000, [pairs],
+        costs=MessageCosts(memory_gbps=1_000, reductions="astra_sim"),
+    )  # fmt: skip
+
+    wires = 2_000 + 1_000
+    assert received.picoseconds == wires + 3 * (2_000 + 1_000)
+    assert as_astra_sim.picoseconds == wires + 3 * 1_000
+
+
+def test_halving_sends_the_largest_part_to_the_neighbour() -> None:
+    ring = Dimension(count=8, algorithm="halving_doubling", bandwidth_gbps=50, latency_ns=500)
+
+    carried = collective_time("reduce_scatter", 800, [ring]).bytes_per_link[0]
+
+    # Neighbours exchange 400 bytes over one link each way, then 200 over two, 100 over four.
+    assert int(carried.sum()) == 8 * (400 * 1 + 200 * 2 + 100 * 4)

@@ -40,16 +40,20 @@ def family(number: int, count: int) -> tuple[int | None, list[int]]:
     return parent, children
 
 
+def place_in_tree(rank: int, count: int, tree: int) -> tuple[int | None, list[int]]:
+    """The parent and the children of a rank in the first (0) or the second (1) tree."""
+    parent, children = family((rank + tree) % count + 1, count)
+    ranks = [(child - 1 - tree) % count for child in children]
+    return None if parent is None else (parent - 1 - tree) % count, ranks
+
+
 def program(task: Task) -> Program:
     """What one rank does in both trees."""
     everything = Span(0, task.elements)
-    roles = []
-    for shift in (0, 1):
-        number = (task.rank + shift) % task.size + 1
-        parent, children = family(number, task.size)
-        ranks = [(child - 1 - shift) % task.size for child in children]
-        above = None if parent is None else (parent - 1 - shift) % task.size
-        roles.append((above, ranks, part_of(everything, shift, 2)))
+    roles = [
+        (*place_in_tree(task.rank, task.size, tree), part_of(everything, tree, 2))
+        for tree in (0, 1)
+    ]
     for above, below, half in roles:
         for child in below:
             yield Receive(child, half, combines=True)

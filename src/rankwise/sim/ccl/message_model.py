@@ -1,0 +1,126 @@
+"""The words of the message level: dimensions of a system, what messages cost, and their wires."""
+
+from typing import Literal, Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from rankwise.sim.hardware.quantities import Rate, picoseconds
+from rankwise.sim.hardware.routing import sip_route
+from rankwise.sim.hardware.specification import Graph, LinkSpec, SipsSpec
+
+Picoseconds = npt.NDArray[np.int64]
+Indexes = npt.NDArray[np.int64]
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+Algorithm = Literal["ring", "direct", "halving_doubling", "double_binary_tree"]
+
+
+class Dimension(msgspec.Struct, frozen=True, kw_only=True):
+    """One dimension of a system: how many ranks, what connects them, and how they go about it."""
+
+    count: int
+    graph: Graph = "ring_1d"
+    shape: tuple[int, int] | None = None
+    algorithm: Algorithm = "ring"
+    bandwidth_gbps: float
+    """10**9 bytes per second, link and direction."""
+    latency_ns: float
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ValueError(f"a dimension of {self.count} ranks")
+        if self.algorithm == "halving_doubling" and self.count & (self.count - 1):
+            raise ValueError(f"halving_doubling needs a power of two of ranks, not {self.count}")
+
+
+class MessageCosts(msgspec.Struct, frozen=True, kw_only=True):
+    """What messages cost besides the links.
+
+    Attributes:
+        endpoint_ns: added when a message is taken in, and once when a chunk is handed out.
+        memory_gbps: bandwidth at which received data is reduced: two reads and a write per byte.
+        contention: links serve one message at a time; without, hops only add their latency.
+        reductions: what is charged as a reduction. `received`: every message that is combined, by
+            its size. `astra_sim`: as ASTRA-sim does, for comparisons: in halving, a message by the
+            size of the one that is sent next, so that the last one is free; in a tree, also what an
+            inner node gets from its parent and only hands down.
+    """
+
+    endpoint_ns: float = 0.0
+    memory_gbps: float | None = None
+    contention: bool = True
+    reductions: Literal["received", "astra_sim"] = "received"
+
+
+class Chunk:
+    """A piece of the data on its way through the dimensions; `ready` is per rank."""
+
+    def __init__(self, size: int, ready: Picoseconds) -> None:
+        self.size = size
+        self.ready = ready
+        self.phase = 0
+
+
+class Network(Protocol):
+    """One dimension with its algorithm: takes chunks through it."""
+
+    wiring: "Wiring"
+
+    def could_start(self, ready: Picoseconds) -> int:
+        """When a chunk could start here on its last rank."""
+        ...
+
+    def run_phase(self, kind: Collective, chunks: list[Chunk]) -> None:
+        """Take chunks through, one after the other; sets when their ranks are ready, and sizes."""
+        ...
+
+
+class Wiring:
+    """The links of one dimension, in all of its groups, and what the dimension's messages cost.
+
+    Attributes:
+        dimension: which.
+        member: for each rank, its position in its group.
+        group_start: for each rank, the rank at position 0 of its group.
+        stride: how many ranks lie between neighbours of a group.
+        link_free: for each link, when it has served all that it was given.
+        link_bytes: for each link, what it has carried.
+        messages: how many were sent.
+    """
+
+    def __init__(
+        self, dimension: Dimension, stride: int, rank_count: int, costs: MessageCosts
+    ) -> None:
+        self.dimension = dimension
+        self.stride = stride
+        self.costs = costs
+        link = LinkSpec(bandwidth=dimension.bandwidth_gbps, latency_ns=dimension.latency_ns)
+        self._sips = SipsSpec(
+            count=dimension.count, graph=dimension.graph, shape=dimension.shape, link=link
+        )
+        self.rate, self.latency = link.rate, link.latency
+        self.endpoint = picoseconds(costs.endpoint_ns)
+        self._memory = (
+            None if costs.memory_gbps is None else Rate.of_gigabytes_per_second(costs.memory_gbps)
+        )
+        ranks = np.arange(rank_count)
+        self.member = ranks // stride % dimension.count
+        self.group_start = ranks - self.member * stride
+        group = self.group_start % stride + ranks // (stride * dimension.count) * stride
+        self._nodes = dimension.count + (dimension.graph == "switch")
+        self.first_link = group * self._nodes * self._nodes
+        links = rank_count // dimension.count * self._nodes * self._nodes
+        self.link_free = np.zeros(links, np.int64)
+        self.link_bytes = np.zeros(links, np.int64)
+        self.messages = 0
+
+    def reduction(self, size: int) -> int:
+        """How long it takes to combine so many received bytes with what is there."""
+        return self._memory.time_for(3 * size) if self._memory is not None and size else 0
+
+    def links_between(self, source: int, destination: int) -> list[int]:
+        """The links from one position to another, counted within the group."""
+        nodes = sip_route(self._sips, source, destination)
+        pairs = zip([source, *nodes], nodes, strict=False)
+        return [one * self._nodes + other for one, other in pairs]

@@ -1,0 +1,245 @@
+"""Collectives in rounds, in which all ranks of a dimension do the same at once.
+
+An algorithm is a sequence of *rounds*, and all messages of a round are computed together:
+
+    start on a link = max(arrival at the link, end of the message before it)
+    arrival         = start + size / bandwidth + latency          (store and forward)
+    rank goes on    = its last arrival + endpoint + reduction
+
+That is the same recurrence that an event queue would work off, evaluated in numpy: exact in integer
+picoseconds, at tens of nanoseconds per message. On a link that several messages of a round want,
+they are served by arrival, then in the order in which the algorithm sends. Messages of a later
+round never overtake those of an earlier one, nor later hops of a round its earlier hops: among
+ranks that all do the same they do not get the chance.
+
+Halving begins with the neighbour: what is largest has the shortest way.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from rankwise.base.errors import ConfigError
+from rankwise.sim.ccl.message_model import (
+    Algorithm,
+    Chunk,
+    Collective,
+    Indexes,
+    Picoseconds,
+    Wiring,
+)
+
+
+class Round(NamedTuple):
+    """Messages that are sent together: from every member `i` of a group to `targets[d][i]`."""
+
+    targets: tuple[tuple[int, ...], ...]
+    size: int
+    reduces: bool
+
+
+class _Paths(NamedTuple):
+    """Where messages of a round go, for all ranks: links hop by hop, -1 after the last."""
+
+    sources: Indexes
+    destinations: Indexes
+    hops: tuple[Indexes, ...]
+    is_exclusive: tuple[bool, ...]
+
+
+class RoundNetwork:
+    """One dimension whose algorithm goes in rounds."""
+
+    def __init__(self, wiring: Wiring) -> None:
+        self.wiring = wiring
+        self._free = np.zeros(len(wiring.member), np.int64)
+        self._paths: dict[tuple[tuple[int, ...], ...], _Paths] = {}
+
+    def could_start(self, ready: Picoseconds) -> int:
+        """When a chunk could start here on its last rank."""
+        return int(np.maximum(ready, self._free).max())
+
+    def run_phase(self, kind: Collective, chunks: list[Chunk]) -> None:
+        """Take chunks through, one after the other; sets when their ranks are ready, and sizes."""
+        for chunk in chunks:
+            self._run_chunk(kind, chunk)
+
+    def _run_chunk(self, kind: Collective, chunk: Chunk) -> None:
+        wiring = self.wiring
+        count = wiring.dimension.count
+        ready = np.maximum(chunk.ready, self._free) + wiring.endpoint
+        rounds = list(ROUNDS[wiring.dimension.algorithm](kind, count, chunk.size))
+        for number, each in enumerate(rounds):
+            following = rounds[number + 1] if number + 1 < len(rounds) else None
+            ready = self._run_round(each, self._reduced_bytes(each, following), ready)
+        chunk.ready = self._free = ready
+        if kind == "reduce_scatter":
+            chunk.size = -(-chunk.size // count)
+        elif kind == "all_gather":
+            chunk.size *= count
+
+    def _reduced_bytes(self, each: Round, following: Round | None) -> int:
+        if not each.reduces:
+            return 0
+        is_halving = self.wiring.dimension.algorithm == "halving_doubling"
+        if is_halving and self.wiring.costs.reductions == "astra_sim":
+            return following.size if following is not None and following.reduces else 0
+        return each.size
+
+    def _run_round(self, each: Round, reduced: int, ready: Picoseconds) -> Picoseconds:
+        wiring = self.wiring
+        paths = self._paths.get(each.targets)
+        if paths is None:
+            paths = self._paths[each.targets] = self._find_paths(each.targets)
+        wiring.messages += len(paths.sources)
+        duration = wiring.rate.time_for(each.size)
+        arrival = ready[paths.sources]
+        for links, is_exclusive in zip(paths.hops, paths.is_exclusive, strict=True):
+            arrival = self._cross(links, arrival, duration, each.size, is_exclusive=is_exclusive)
+        if not wiring.costs.contention:
+            arrival += duration
+        taken_in = wiring.endpoint + wiring.reduction(reduced)
+        result = ready.copy()
+        if len(each.targets) == 1:
+            targets = paths.destinations
+            result[targets] = np.maximum(result[targets], arrival + taken_in)
+        else:
+            np.maximum.at(result, paths.destinations, arrival + taken_in)
+        return result
+
+    def _cross(
+        self, links: Indexes, arrival: Picoseconds, duration: int, size: int, *, is_exclusive: bool
+    ) -> Picoseconds:
+        wiring = self.wiring
+        crossing = links >= 0
+        everyone = bool(crossing.all())
+        chosen = links if everyone else links[crossing]
+        came = arrival if everyone else arrival[crossing]
+        if not wiring.costs.contention:
+            left = came + wiring.latency
+        elif is_exclusive:
+            end = np.maximum(came, wiring.link_free[chosen]) + duration
+            wiring.link_free[chosen] = end
+            left = end + wiring.latency
+        else:
+            end = _queue(chosen, np.maximum(came, wiring.link_free[chosen]), duration)
+            np.maximum.at(wiring.link_free, chosen, end)
+            left = end + wiring.latency
+        if is_exclusive:
+            wiring.link_bytes[chosen] += size
+        else:
+            np.add.at(wiring.link_bytes, chosen, size)
+        if everyone:
+            return left
+        result = arrival.copy()
+        result[crossing] = left
+        return result
+
+    def _find_paths(self, targets: tuple[tuple[int, ...], ...]) -> _Paths:
+        wiring = self.wiring
+        sources, destinations, rows = [], [], []
+        ranks = np.arange(len(wiring.member))
+        for each in targets:
+            routes = [wiring.links_between(member, each[member]) for member in range(len(each))]
+            longest = max(len(route) for route in routes)
+            table = np.full((len(routes), longest), -1, np.int64)
+            for member, route in enumerate(routes):
+                table[member, : len(route)] = route
+            links = table[wiring.member]
+            rows.append(np.where(links >= 0, links + wiring.first_link[:, None], -1))
+            sources.append(ranks)
+            targets_here = np.asarray(each)[wiring.member]
+            destinations.append(wiring.group_start + targets_here * wiring.stride)
+        longest = max(row.shape[1] for row in rows)
+        padded = [
+            np.pad(row, ((0, 0), (0, longest - row.shape[1])), constant_values=-1) for row in rows
+        ]
+        hops = np.concatenate(padded)
+        columns = tuple(np.ascontiguousarray(hops[:, hop]) for hop in range(longest))
+        return _Paths(
+            np.concatenate(sources),
+            np.concatenate(destinations),
+            columns,
+            tuple(_are_distinct(column) for column in columns),
+        )
+
+
+def _are_distinct(links: Indexes) -> bool:
+    used = links[links >= 0]
+    return bool(np.unique(used).size == used.size)
+
+
+def _queue(links: Indexes, came: Picoseconds, duration: int) -> Picoseconds:
+    """When each message has left its link, if those of one link are served by arrival."""
+    order = np.lexsort((came, links))
+    links, came = links[order], came[order]
+    first = np.flatnonzero(np.concatenate(([True], links[1:] != links[:-1])))
+    segment = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(links))))
+    position = np.arange(len(links)) - first[segment]
+    # Message p of a queue ends at the latest of: came of j + (p - j + 1) durations, over j <= p.
+    slack = came - position * duration
+    span = int(slack.max() - slack.min()) + 1
+    lifted = np.maximum.accumulate(slack - slack.min() + segment * span)
+    end = lifted - segment * span + slack.min() + (position + 1) * duration
+    result: Picoseconds = np.empty_like(end)
+    result[order] = end
+    return result
+
+
+@lru_cache(maxsize=256)
+def _shifted(count: int, by: int) -> tuple[int, ...]:
+    return tuple((member + by) % count for member in range(count))
+
+
+def _ring_rounds(kind: Collective, count: int, size: int) -> Iterator[Round]:
+    """To the next neighbour, count - 1 times; each block of an all-to-all travels by itself."""
+    following = (_shifted(count, 1),)
+    part = -(-size // count)
+    if kind in {"all_reduce", "reduce_scatter"}:
+        for _ in range(count - 1):
+            yield Round(following, part, reduces=True)
+    if kind in {"all_reduce", "all_gather"}:
+        for _ in range(count - 1):
+            yield Round(following, part if kind == "all_reduce" else size, reduces=False)
+    if kind == "all_to_all":
+        for _ in range(count * (count - 1) // 2):
+            yield Round(following, part, reduces=False)
+
+
+def _direct_rounds(kind: Collective, count: int, size: int) -> Iterator[Round]:
+    """To all others at once."""
+    if count == 1:
+        return
+    others = tuple(_shifted(count, by) for by in range(1, count))
+    part = -(-size // count)
+    if kind in {"all_reduce", "reduce_scatter"}:
+        yield Round(others, part, reduces=True)
+    if kind in {"all_reduce", "all_to_all"}:
+        yield Round(others, part, reduces=False)
+    if kind == "all_gather":
+        yield Round(others, size, reduces=False)
+
+
+def _halving_doubling_rounds(kind: Collective, count: int, size: int) -> Iterator[Round]:
+    """With the partner at distance 1, then 2, 4, …; gathering goes back."""
+    if kind == "all_to_all":
+        raise ConfigError("halving_doubling has no all_to_all", hint="use ring or direct")
+    steps = count.bit_length() - 1
+    partners = [tuple(member ^ (1 << step) for member in range(count)) for step in range(steps)]
+    if kind in {"all_reduce", "reduce_scatter"}:
+        for step, partner in enumerate(partners):
+            yield Round((partner,), -(-size // (2 << step)), reduces=True)
+    if kind in {"all_reduce", "all_gather"}:
+        whole = size if kind == "all_reduce" else size * count
+        for step in reversed(range(steps)):
+            yield Round((partners[step],), -(-whole // (2 << step)), reduces=False)
+
+
+ROUNDS: dict[Algorithm, Callable[[Collective, int, int], Iterator[Round]]] = {
+    "ring": _ring_rounds,
+    "direct": _direct_rounds,
+    "halving_doubling": _halving_doubling_rounds,
+}
+"""The algorithms that go in rounds."""
