@@ -16,6 +16,7 @@ from rankwise.drivers.real.process_host import RealProcessHost, WorkerLink
 from rankwise.launch.error_file import read_error_file
 from rankwise.launch.job import Job
 from rankwise.launch.log_layout import Destinations
+from rankwise.launch.planning import JobPlanner
 
 SIGKILL, SIGXCPU = 9, 24
 TAIL_LINES = 60
@@ -28,6 +29,7 @@ class FailureDecorator:
     Args:
         job: whose role and program they belong to.
         host: knows each worker's streams.
+        planner: knows each worker's files and its place in the world.
         wall_offset: nanoseconds from the monotonic clock to the calendar.
         keeps_files: whether error files survive the run, so that a report may point to them.
     """
@@ -36,12 +38,14 @@ class FailureDecorator:
         self,
         job: Job,
         host: RealProcessHost,
+        planner: JobPlanner,
         wall_offset: int,
         *,
         keeps_files: bool,
     ) -> None:
         self._job = job
         self._host = host
+        self._planner = planner
         self._oom = OomWatch()
         self._wall_offset = wall_offset
         self._keeps_files = keeps_files
@@ -57,18 +61,17 @@ class FailureDecorator:
         """Keep the stacks that were printed when the gang was found hanging."""
         self._stacks = stacks
 
-    def decorate_outcome(self, outcome: Outcome, destinations: Destinations) -> Outcome:
+    def decorate_outcome(self, outcome: Outcome) -> Outcome:
         """The same outcome with decorated failures."""
-        failures = self.decorate(outcome.failures, destinations)
+        failures = self.decorate(outcome.failures)
         return msgspec.structs.replace(outcome, failures=failures)
 
-    def decorate(
-        self, failures: tuple[Failure, ...], destinations: Destinations
-    ) -> tuple[Failure, ...]:
+    def decorate(self, failures: tuple[Failure, ...]) -> tuple[Failure, ...]:
         """The same failures, in the same order, with all that can be found out about them."""
-        return tuple(self._decorate(failure, destinations) for failure in failures)
+        return tuple(self._decorate(failure) for failure in failures)
 
-    def _decorate(self, failure: Failure, destinations: Destinations) -> Failure:
+    def _decorate(self, failure: Failure) -> Failure:
+        destinations = self._planner.destinations
         rank = failure.local_rank
         link = self._host.links.get(rank)
         error_file = destinations.error_files.get(rank, "")
@@ -76,7 +79,7 @@ class FailureDecorator:
         out_of_memory, evidence = self._memory_verdict(failure)
         return msgspec.structs.replace(
             failure,
-            rank=rank,
+            rank=self._planner.world.rank(rank),
             host=self._hostname,
             role=self._job.role,
             error=error,

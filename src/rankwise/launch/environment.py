@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from rankwise.base.errors import ConfigError
 from rankwise.launch.job import Job
+from rankwise.launch.world import World
 
 DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
 VARIABLES_OF_RANKS = frozenset(
@@ -37,10 +38,10 @@ VARIABLES_OF_RANKS = frozenset(
 
 def worker_environment(
     job: Job,
+    world: World,
     *,
     local_rank: int,
     attempt: int,
-    master_port: int,
     inherited: Mapping[str, str],
 ) -> dict[str, str]:
     """The whole environment of one worker: what is inherited, what the job adds, the ranks.
@@ -48,30 +49,29 @@ def worker_environment(
     Raises:
         ConfigError: virtual local ranks were asked for and there are fewer devices than workers.
     """
-    size = str(job.gang.size)
-    rank = str(local_rank)
+    rank = str(world.rank(local_rank))
     environment = {
         **inherited,
         **job.environment,
         **job.environment_by_rank.get(local_rank, {}),
         "RANKWISE_RUN_ID": job.run_id,
-        "RANKWISE_LOCAL_RANK": rank,  # whatever the program is told about LOCAL_RANK
+        "RANKWISE_LOCAL_RANK": str(local_rank),  # whatever the program is told about LOCAL_RANK
     }
     if not job.rank_variables:
         return environment
     environment |= {
-        "LOCAL_RANK": rank,
+        "LOCAL_RANK": str(local_rank),
         "RANK": rank,
-        "GROUP_RANK": "0",
+        "GROUP_RANK": str(world.node_rank),
         "ROLE_RANK": rank,
         "ROLE_NAME": job.role,
-        "LOCAL_WORLD_SIZE": size,
-        "WORLD_SIZE": size,
-        "GROUP_WORLD_SIZE": "1",
-        "ROLE_WORLD_SIZE": size,
-        "MASTER_ADDR": job.master_addr,
-        "MASTER_PORT": str(master_port),
-        "TORCHELASTIC_RESTART_COUNT": str(attempt),
+        "LOCAL_WORLD_SIZE": str(job.gang.size),
+        "WORLD_SIZE": str(world.size),
+        "GROUP_WORLD_SIZE": str(world.node_count),
+        "ROLE_WORLD_SIZE": str(world.size),
+        "MASTER_ADDR": world.master_addr,
+        "MASTER_PORT": str(world.master_port),
+        "TORCHELASTIC_RESTART_COUNT": str(attempt if world.restarts is None else world.restarts),
         "TORCHELASTIC_MAX_RESTARTS": str(job.gang.restarts_max),
         "TORCHELASTIC_RUN_ID": job.run_id,
         "TORCHELASTIC_USE_AGENT_STORE": "False",

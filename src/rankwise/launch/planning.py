@@ -26,6 +26,7 @@ from rankwise.launch.environment import inherited_environment, worker_environmen
 from rankwise.launch.job import Executable, Function, Job, Streams
 from rankwise.launch.log_layout import Destinations, LogPlaces, console_streams, line_prefix
 from rankwise.launch.private_places import NESTED_RUNS_VARIABLE
+from rankwise.launch.world import World
 
 if TYPE_CHECKING:
     from rankwise.drivers.real.logs.sink import Sink
@@ -39,9 +40,9 @@ class JobPlanner:
         layout: where their files go.
         console: where the rest goes.
         complaints: tells of disks that are full.
-        master_port: where rank 0 listens.
         mark: what finds stray processes of this run.
         nested_runs: where runs inside the workers put their private directories.
+        world: where this node stands among the others; changed between attempts.
     """
 
     def __init__(
@@ -51,15 +52,15 @@ class JobPlanner:
         layout: LogPlaces,
         console: Console,
         complaints: DiskComplaints,
-        master_port: int,
         mark: str,
         nested_runs: str,
+        world: World,
     ) -> None:
+        self.world = world
         self._job = job
         self._layout = layout
         self._console = console
         self._complaints = complaints
-        self._master_port = master_port
         self._mark = mark
         self._nested_runs = nested_runs
         self._inherited = inherited_environment()
@@ -111,9 +112,9 @@ class JobPlanner:
         job = self._job
         environment = worker_environment(
             job,
+            self.world,
             local_rank=local_rank,
             attempt=attempt,
-            master_port=self._master_port,
             inherited=self._inherited,
         )
         environment[MARK_VARIABLE] = self._mark
@@ -192,7 +193,7 @@ class JobPlanner:
                 self._job.logs,
                 role=self._job.role,
                 local_rank=local_rank,
-                rank=local_rank,
+                rank=self.world.rank(local_rank),
                 stream=stream,
             ),
             colour=colour_of(local_rank) if self._colours and outlet.is_terminal else b"",

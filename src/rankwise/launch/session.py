@@ -41,6 +41,7 @@ from rankwise.launch.log_layout import LogPlaces
 from rankwise.launch.master_port import ReservedPort
 from rankwise.launch.planning import JobPlanner
 from rankwise.launch.private_places import new_private_path, remove_tree
+from rankwise.launch.world import World
 
 STRAY_PATIENCE = Duration(1 * SECOND)
 """How long output is awaited from processes that survived the sweep and hold a pipe open."""
@@ -108,10 +109,14 @@ class Session:
                 layout=places,
                 console=self._console,
                 complaints=self._complaints,
-                master_port=job.master_port
-                or stack.enter_context(ReservedPort(job.master_addr)).number,
                 mark=hosting.guardian.mark,
                 nested_runs=self._nested_runs,
+                world=World(
+                    size=job.gang.size,
+                    master_addr=job.master_addr,
+                    master_port=job.master_port
+                    or stack.enter_context(ReservedPort(job.master_addr)).number,
+                ),
             )
         )
         self._host = RealProcessHost(
@@ -137,6 +142,7 @@ class Session:
         self._decorator = FailureDecorator(
             job,
             self._host,
+            self._planner,
             clock.wall_ns() - clock.now(),
             keeps_files=places.keep,
         )
@@ -158,7 +164,7 @@ class Session:
             self._is_interrupted = True
             self.late_signals.append(self.caught_signal)
         self._read_to_the_end(outcome)
-        return self._decorator.decorate_outcome(outcome, self._planner.destinations)
+        return self._decorator.decorate_outcome(outcome)
 
     def pids(self) -> dict[int, int]:
         """The processes of the present attempt; callable from any thread."""
@@ -304,9 +310,7 @@ class Session:
 
         match announcement:
             case AnnounceRestart():
-                failures = self._decorator.decorate(
-                    announcement.failures, self._planner.destinations
-                )
+                failures = self._decorator.decorate(announcement.failures)
                 self._say(restart_line(announcement, failures, self._job.gang.restarts_max))
                 details = details_of(failures[0])
                 if details:
