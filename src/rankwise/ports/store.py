@@ -20,16 +20,19 @@ from rankwise.base.units import Duration
 
 
 class Watch(Protocol):
-    """The changes under some prefixes, in order, none missing, none twice."""
+    """The changes under a prefix, in order, none missing, none twice."""
 
     def next(self, patience: Duration) -> tuple[Change, ...]:
-        """Wait for the next changes; empty when there were none for `patience`.
+        """Wait for the next changes; empty when there were none for `patience`, or it is closed.
 
-        All changes of one transaction come together.
+        All changes of one transaction come together. After an error the watch stays good, and may
+        be asked again from where it was; only `Compacted` ends it.
 
         Raises:
-            Compacted: the store has forgotten changes that were not yet told; read anew.
-            StoreUnavailable: no member answers; the watch stays good and may be asked again.
+            Compacted: the store has forgotten changes that were not yet told; read anew, and watch
+                after that.
+            StoreUnavailable: no member answers.
+            StoreRefused: a member answers, and does not let us in any more.
         """
         ...
 
@@ -42,7 +45,8 @@ class Store(Protocol):
     """A store that several nodes share.
 
     Every call raises `StoreUnavailable` if nobody answers, naming who was tried and for how long,
-    and `StoreRefused` if somebody answers but will not let us in.
+    or if the store was closed; and `StoreRefused` if somebody answers but will not let us in. Keys
+    are not empty; a prefix may be, and then means everything.
     """
 
     def read(self, prefix: str) -> Snapshot:
@@ -59,8 +63,11 @@ class Store(Protocol):
         """
         ...
 
-    def watch(self, prefixes: tuple[str, ...], after: Revision) -> Watch:
-        """Tell every change under `prefixes` that is later than `after`."""
+    def watch(self, prefix: str, after: Revision) -> Watch:
+        """Tell every change under `prefix` that is later than `after`.
+
+        It is not asked whether anybody answers: `Watch.next` tells.
+        """
         ...
 
     def grant_lease(self, ttl: Duration) -> LeaseId:
@@ -83,7 +90,10 @@ class Store(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of connections and threads; leases are left to end by themselves."""
+        """Let go of connections and threads; leases are left to end by themselves.
+
+        Whoever waits in another thread, in a watch too, is woken.
+        """
         ...
 
     def __enter__(self) -> Self:

@@ -159,8 +159,8 @@ class Keyspace:
         self._deadlines = [(lease.deadline, number) for number, lease in self._leases.items()]
         heapify(self._deadlines)
 
-    def changes_after(self, revision: Revision, prefixes: tuple[str, ...]) -> tuple[Change, ...]:
-        """What was changed under `prefixes` later than `revision`, in order, up to now.
+    def changes_after(self, revision: Revision, prefix: str) -> tuple[Change, ...]:
+        """What was changed under `prefix` later than `revision`, in order, up to now.
 
         A watch asks again after `self.revision`, not after the last change that it was told.
 
@@ -178,7 +178,7 @@ class Keyspace:
             change
             for index in range(revision - self.compacted, len(self._history))
             for change in self._history[index]
-            if change.key.startswith(prefixes)
+            if change.key.startswith(prefix)
         )
 
     def compact(self, revision: Revision) -> None:

@@ -109,7 +109,7 @@ class KeyspaceAgainstModel(RuleBasedStateMachine):
     @rule()
     def watch(self) -> None:
         revision = self.told
-        for change in self.keyspace.changes_after(self.told, ("",)):
+        for change in self.keyspace.changes_after(self.told, ""):
             assert revision <= change.revision <= self.keyspace.revision
             assert change.revision > self.told
             revision = change.revision
