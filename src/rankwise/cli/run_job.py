@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from rankwise.base.backoff import Backoff
 from rankwise.base.errors import ConfigError
 from rankwise.base.units import SECOND, Duration
 from rankwise.cli.one_node import check_nodes, check_rendezvous, master_address
@@ -22,7 +23,7 @@ from rankwise.cli.programs import (
     python_script,
 )
 from rankwise.cli.run_names import random_run_name
-from rankwise.core.gang.vocabulary import Backoff, GangSpec
+from rankwise.core.gang.vocabulary import GangSpec
 from rankwise.launch.job import (
     Executable,
     Function,

@@ -6,12 +6,12 @@ from its rank and attempt (`pid_of`), so that expected values can be written dow
 
 from typing import TypedDict, Unpack
 
+from rankwise.base.backoff import Backoff
 from rankwise.base.failure import ErrorRecord, ExitStatus
 from rankwise.base.units import Duration, Instant
 from rankwise.core.gang.machine import Gang
 from rankwise.core.gang.state import Phase
 from rankwise.core.gang.vocabulary import (
-    Backoff,
     Effect,
     GangSpec,
     SignalWorker,

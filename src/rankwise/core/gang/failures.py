@@ -9,8 +9,8 @@ anybody was told to stop is the worker's own, however it then ended.
 from collections.abc import Iterable
 
 from rankwise.base.failure import Failure, FailureCause
+from rankwise.base.root_cause import root_cause_first
 from rankwise.base.units import Instant, format_duration
-from rankwise.core.gang.root_cause import root_cause_first
 from rankwise.core.gang.state import WorkerLife
 from rankwise.core.gang.vocabulary import GangSpec
 

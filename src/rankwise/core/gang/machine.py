@@ -75,12 +75,19 @@ SIGKILL = 9
 
 
 class Gang:
-    """One gang from start to outcome. See the module's text for its life."""
+    """One gang from start to outcome. See the module's text for its life.
 
-    def __init__(self, spec: GangSpec) -> None:
+    Args:
+        spec: what the gang is.
+        first_attempt: the number of its first life. Whoever makes one gang after another on one
+            process host goes on counting, so that facts about the last gang do not touch the next.
+    """
+
+    def __init__(self, spec: GangSpec, first_attempt: int = 0) -> None:
         self.spec = spec
         self.phase = Phase.IDLE
-        self.attempt = 0
+        self.attempt = first_attempt
+        self._first_attempt = first_attempt
         self.restarts_left = spec.restarts_max
         self.outcome: Outcome | None = None
         self._attempts_begun = 0
@@ -164,7 +171,7 @@ class Gang:
         return self._begin_attempt(now)
 
     def _begin_attempt(self, now: Instant) -> list[Effect]:
-        self.attempt = self._attempts_begun
+        self.attempt = self._first_attempt + self._attempts_begun
         self._attempts_begun += 1
         self.phase = Phase.STARTING
         self._workers = self._new_workers()

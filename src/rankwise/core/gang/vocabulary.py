@@ -7,30 +7,9 @@ travels with every fact, so that a late one about an earlier life can be told ap
 
 import msgspec
 
+from rankwise.base.backoff import Backoff
 from rankwise.base.failure import ErrorRecord, ExitStatus, Failure, Outcome
-from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant
-
-
-class Backoff(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How long to wait before restart 1, 2, 3 …: nothing, `initial`, then `factor` times more."""
-
-    initial: Duration = Duration(1 * SECOND)
-    factor: int = 2
-    longest: Duration = Duration(60 * SECOND)
-
-    def __post_init__(self) -> None:
-        if self.initial < 0 or self.longest < 0:
-            raise ValueError("a back-off cannot be negative")
-        if self.factor < 1:
-            raise ValueError(f"the back-off factor is {self.factor}, expected 1 or more")
-
-    def before_restart(self, restart: int) -> Duration:
-        """The pause before restart number `restart`, counted from 1; the first is immediate."""
-        if restart <= 1:
-            return Duration(0)
-        # Bounded before it is raised to a power, so that restart 10,000 costs nothing.
-        exponent = min(restart - 2, 64)
-        return Duration(min(self.longest, self.initial * self.factor**exponent))
+from rankwise.base.units import SECOND, Duration, Instant
 
 
 class GangSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -77,10 +56,6 @@ class GangSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if self.hang_timeout is None:
             return self.spawn_timeout
         return min(self.spawn_timeout, self.hang_timeout)
-
-
-HEAD_START = Duration(50 * MILLISECOND)
-"""How much earlier a violent death counts than anything else (see root_cause.py)."""
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):

@@ -9,9 +9,10 @@ from random import Random
 
 import msgspec
 
+from rankwise.base.backoff import Backoff
 from rankwise.base.units import MICROSECOND, MILLISECOND, SECOND, ZERO, Duration, Instant
 from rankwise.core.gang.machine import Gang
-from rankwise.core.gang.vocabulary import Backoff, GangSpec
+from rankwise.core.gang.vocabulary import GangSpec
 from rankwise.drivers.sim.faults import Faults, StopOrder
 from rankwise.drivers.sim.programs import Dies, Ending, Exits, Program, Raises, RunsForever
 from rankwise.drivers.sim.streams import stream

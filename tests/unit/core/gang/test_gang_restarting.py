@@ -2,10 +2,11 @@
 
 import pytest
 
+from rankwise.base.backoff import Backoff
 from rankwise.base.failure import ExitStatus, Failure, FailureCause, OutcomeStatus
 from rankwise.base.units import SECOND, Duration, Instant
 from rankwise.core.gang.state import Phase
-from rankwise.core.gang.vocabulary import AnnounceRestart, Backoff, GangSpec, Swept
+from rankwise.core.gang.vocabulary import AnnounceRestart, GangSpec, Swept
 from rankwise.testing.gangs import pid_of, spawn_orders, starting_gang, sweeping_gang
 
 PATIENCE = Duration(10 * SECOND)

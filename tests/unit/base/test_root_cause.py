@@ -5,9 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwise.base.failure import ExitStatus, Failure, FailureCause
+from rankwise.base.root_cause import HEAD_START, root_cause_first
 from rankwise.base.units import MILLISECOND, Instant
-from rankwise.core.gang.root_cause import root_cause_first
-from rankwise.core.gang.vocabulary import HEAD_START
 
 SIGABRT, SIGKILL, SIGSEGV, SIGPIPE = 6, 9, 11, 13
 

@@ -13,8 +13,10 @@ never explains anything and comes last.
 from collections.abc import Iterable
 
 from rankwise.base.failure import Failure, FailureCause
-from rankwise.core.gang.vocabulary import HEAD_START
+from rankwise.base.units import MILLISECOND, Duration
 
+HEAD_START = Duration(50 * MILLISECOND)
+"""How much earlier a violent death counts than anything else."""
 SELF_INFLICTED_SIGNALS = (6, 13)
 """SIGABRT and SIGPIPE."""
 
