@@ -1,0 +1,1 @@
+"""The life of a node: joins rounds, runs a gang in each, tells what became of the job."""

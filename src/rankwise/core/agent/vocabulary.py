@@ -1,0 +1,200 @@
+"""What an agent is told (stimuli) and what it orders (effects).
+
+An agent composes a rendezvous and, for each round, a gang, so most of its words are theirs: facts
+about workers and orders for them are those of `core/gang/vocabulary.py`, with the round's number as
+`attempt`; answers of the store and orders for it are those of `core/rendezvous/requests.py`. The
+words here are what is left between the agent and its driver.
+
+`Started`, `StopRequested` and `Ticked` are the gang's words with the agent's meaning: the agent's
+life begins; somebody wants this node to end, a second time at once; the agent's deadline has come.
+"""
+
+import msgspec
+
+from rankwise.base.failure import Failure, Outcome
+from rankwise.core.gang import vocabulary as gang
+from rankwise.core.rendezvous import vocabulary as rendezvous
+from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig
+from rankwise.core.rendezvous.records import Verdict
+from rankwise.core.rendezvous.requests import Answer, Order
+from rankwise.core.rendezvous.vocabulary import World
+
+
+class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an agent is.
+
+    Attributes:
+        run_id: names the run; all that the nodes share lies under it.
+        rendezvous: who may join, and for how long anybody waits.
+        offer: what this node brings along.
+        gang: the workers of this node; it has no restarts of its own, the policy of the rendezvous
+            counts those of the job.
+        leaves_alone: whether a request to stop this node (SIGTERM) concerns it alone, so that the
+            others go on without it; otherwise the whole job stops at one step.
+    """
+
+    run_id: str
+    rendezvous: RendezvousConfig
+    offer: NodeOffer
+    gang: gang.GangSpec
+    leaves_alone: bool = False
+
+    def __post_init__(self) -> None:
+        if self.gang.restarts_max:
+            raise ValueError("the gang of an agent has restarts of its own, expected none")
+        if self.gang.size != self.offer.slots:
+            raise ValueError(
+                f"the gang has {self.gang.size} workers and the offer says {self.offer.slots} slots"
+            )
+        if not self.run_id or not self.run_id.isprintable() or "/" in self.run_id:
+            raise ValueError(f"run_id is {self.run_id!r}, expected printable characters and no '/'")
+
+
+class RoundPrepared(msgspec.Struct, frozen=True, tag=True):
+    """The answer to `PrepareRound`: this node can take part in it.
+
+    `port` is what its worker 0 would listen on, bound or reserved by the driver.
+    """
+
+    round: int
+    port: int
+
+
+class PreparationFailed(msgspec.Struct, frozen=True, tag=True):
+    """The other answer to `PrepareRound`: this node is not fit, as a check has shown."""
+
+    round: int
+    reason: str
+    hint: str = ""
+
+
+class FailuresDescribed(msgspec.Struct, frozen=True, tag=True):
+    """The answer to `DescribeFailures`: the same failures in the same order, with their world."""
+
+    round: int
+    failures: tuple[Failure, ...]
+
+
+class StepTold(msgspec.Struct, frozen=True, tag=True):
+    """How far the workers of that round have come. Tell it when it is asked for, not more often.
+
+    The driver tells the last one before the last `WorkerExited` of a round.
+    """
+
+    round: int
+    step: int
+
+
+class RanksStood(msgspec.Struct, frozen=True, tag=True):
+    """All ranks of this node have been asked to stop, and wait to learn the step.
+
+    `step` is the largest count of `should_stop` calls among them.
+    """
+
+    round: int
+    step: int
+
+
+class LeaveRequested(msgspec.Struct, frozen=True, tag=True):
+    """This node shall leave the job, and the others go on without it (scale down)."""
+
+
+Stimulus = (
+    gang.Started
+    | gang.StopRequested
+    | gang.Ticked
+    | gang.WorkerSpawned
+    | gang.WorkerRefused
+    | gang.WorkerReported
+    | gang.WorkerExited
+    | gang.Swept
+    | gang.ProgressLooked
+    | gang.StacksDumped
+    | gang.GuardianLost
+    | Answer
+    | RoundPrepared
+    | PreparationFailed
+    | FailuresDescribed
+    | StepTold
+    | RanksStood
+    | LeaveRequested
+)
+
+
+class PrepareRound(msgspec.Struct, frozen=True, tag=True):
+    """Make this node fit for a round: check it, reserve a port. `RoundPrepared` or its opposite."""
+
+    round: int
+
+
+class BeginAttempt(msgspec.Struct, frozen=True, tag=True):
+    """The workers that are ordered next live in this world. Comes before their `SpawnWorker`s."""
+
+    world: World
+
+
+class AskRanksToStop(msgspec.Struct, frozen=True, tag=True):
+    """Let `should_stop` gather the ranks; answer `RanksStood` when all of them stand, if ever."""
+
+    round: int
+    signal: int | None
+
+
+class StopRanksAt(msgspec.Struct, frozen=True, tag=True):
+    """Let the ranks go on to that step and stop there."""
+
+    round: int
+    step: int
+
+
+class DescribeFailures(msgspec.Struct, frozen=True, tag=True):
+    """Find out what only the world knows about these failures; answer `FailuresDescribed`."""
+
+    round: int
+    failures: tuple[Failure, ...]
+
+
+class AnnounceRoundEnd(msgspec.Struct, frozen=True, tag=True):
+    """Tell people that the round is over for this node, and why; its gang is being ended."""
+
+    round: int
+    why: str
+
+
+class FinishRun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The agent's life is over: nothing more will be ordered.
+
+    Attributes:
+        verdict: what became of the job, the same on every node; None if this node never learned.
+        outcome: what became of this node's last gang; None if it never had one.
+        refusal: why this node may not take part; None if it may, or if the job was over first.
+        detail: one sentence more: why there is no verdict.
+    """
+
+    verdict: Verdict | None = None
+    outcome: Outcome | None = None
+    refusal: rendezvous.Refused | None = None
+    detail: str = ""
+
+
+Announcement = (
+    rendezvous.AnnounceWaiting
+    | rendezvous.AnnounceRound
+    | rendezvous.MadeSpare
+    | AnnounceRoundEnd
+    | gang.AnnounceKill
+)
+GangOrder = (
+    gang.SpawnWorker | gang.SignalWorker | gang.LookForProgress | gang.DumpStacks | gang.Sweep
+)
+Effect = (
+    GangOrder
+    | Order
+    | PrepareRound
+    | BeginAttempt
+    | AskRanksToStop
+    | StopRanksAt
+    | DescribeFailures
+    | Announcement
+    | FinishRun
+)

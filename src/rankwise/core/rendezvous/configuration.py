@@ -1,0 +1,145 @@
+"""What a rendezvous is told once, before it begins: who may join, how long, what a node offers."""
+
+import msgspec
+
+from rankwise.base.backoff import Backoff
+from rankwise.base.units import MILLISECOND, SECOND, Duration
+from rankwise.core.rendezvous.records import Charter
+
+
+class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which failures a job survives. Changes of membership are no failures and cost nothing.
+
+    Attributes:
+        restarts_max: how many failures of the whole job are followed by another round.
+        backoff: the pauses before restarts.
+        final_exceptions: exceptions after which no restart helps, by qualified name as Python
+            writes it (`ValueError`, `mypackage.ConfigError`).
+        final_exit_codes: the same by exit code; minus the number for a signal.
+        retries_startup_errors: whether workers that could not even be started are tried again.
+        fruitless_max: after so many failed rounds in a row without progress the job is over; None
+            for never. Progress is a step farther than any before; where no worker tells its
+            steps, a round that ran for `progress_after` counts as progress.
+        progress_after: see there.
+        strikes_max: a host on which so many root causes happened is left out, provided that enough
+            nodes remain without it; None for never.
+    """
+
+    restarts_max: int = 0
+    backoff: Backoff = Backoff()
+    final_exceptions: tuple[str, ...] = ()
+    final_exit_codes: tuple[int, ...] = ()
+    retries_startup_errors: bool = False
+    fruitless_max: int | None = None
+    progress_after: Duration = Duration(300 * SECOND)
+    strikes_max: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.restarts_max < 0:
+            raise ValueError(f"restarts_max is {self.restarts_max}, expected 0 or more")
+        for name in ("fruitless_max", "strikes_max"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}, expected 1 or more")
+        if self.progress_after < 0:
+            raise ValueError(f"progress_after is {self.progress_after} ns, expected 0 or more")
+
+
+class RendezvousConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who may join a round, and for how long anybody waits.
+
+    Attributes:
+        nodes_min, nodes_max: how few nodes may run, and how many at most.
+        spares: how many nodes to keep in reserve rather than run, when more than `nodes_min` come.
+        is_static: each node has a seat, and the round begins when all `nodes_max` seats are taken.
+        policy: which failures the job survives.
+        settings: what else must be equal on all nodes, by option.
+        last_call: how long the leader waits for more nodes once `nodes_min` are ready.
+        last_call_min: cut short to this if no newcomer has come for so long, and all who are here
+            are ready.
+        settle_delay: how long a newcomer to a running job waits for others, before all begin
+            again in a larger round.
+        join_timeout: how long a round may take to gather `nodes_min` nodes.
+        close_timeout: how long a node that is done waits for a verdict that does not come.
+        lease_ttl: how long a node that is not heard of is believed to live.
+        fence: how long after a node was lost its workers may still be alive. It kills them when its
+            lease must have ended by its own clock; nobody else gets its ranks before.
+        request_timeout: after which a request to the store has failed.
+        retry_pause: before it is repeated.
+        announce_every: how often people are told on whom is being waited.
+    """
+
+    nodes_min: int
+    nodes_max: int
+    spares: int = 0
+    is_static: bool = False
+    policy: RestartPolicy = RestartPolicy()
+    settings: dict[str, str] = {}
+    last_call: Duration = Duration(30 * SECOND)
+    last_call_min: Duration = Duration(50 * MILLISECOND)
+    settle_delay: Duration = Duration(3 * SECOND)
+    join_timeout: Duration = Duration(600 * SECOND)
+    close_timeout: Duration = Duration(30 * SECOND)
+    lease_ttl: Duration = Duration(5 * SECOND)
+    fence: Duration = Duration(1 * SECOND)
+    request_timeout: Duration = Duration(2 * SECOND)
+    retry_pause: Duration = Duration(500 * MILLISECOND)
+    announce_every: Duration = Duration(10 * SECOND)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.nodes_min <= self.nodes_max:
+            raise ValueError(
+                f"nodes are {self.nodes_min}:{self.nodes_max}, expected 1 <= min <= max"
+            )
+        if self.spares < 0:
+            raise ValueError(f"spares is {self.spares}, expected 0 or more")
+        if self.is_static and (self.spares or self.nodes_min != self.nodes_max):
+            raise ValueError("a static rendezvous has a fixed number of nodes and no spares")
+        for name in ("last_call", "last_call_min", "settle_delay", "fence", "retry_pause"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)} ns, expected 0 or more")
+        for name in (
+            "join_timeout", "close_timeout", "lease_ttl", "request_timeout", "announce_every",
+        ):  # fmt: skip
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} is {getattr(self, name)} ns, expected more than 0")
+
+    @property
+    def charter(self) -> Charter:
+        """What this node wants, and all others must want too."""
+        return Charter(
+            nodes_min=self.nodes_min,
+            nodes_max=self.nodes_max,
+            spares=self.spares,
+            restarts_max=self.policy.restarts_max,
+            is_static=self.is_static,
+            settings=self.settings,
+        )
+
+
+class NodeOffer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a node brings along.
+
+    Attributes:
+        node_id: names this life of the agent; short, since the round lists all of them, and made
+            anew by every agent. Letters, digits and `-_.`, at most 16.
+        host, address, slots, topology, seat: see `NodeRecord`.
+    """
+
+    node_id: str
+    host: str
+    address: str
+    slots: int
+    topology: str = ""
+    seat: int | None = None
+
+    def __post_init__(self) -> None:
+        plain = self.node_id.replace("-", "").replace("_", "").replace(".", "")
+        if not 1 <= len(self.node_id) <= 16 or not (plain.isalnum() and plain.isascii()):
+            raise ValueError(
+                f"node_id is {self.node_id!r}, expected 1 to 16 letters, digits and -_."
+            )
+        if self.slots < 1:
+            raise ValueError(f"slots is {self.slots}, expected at least one worker")
+        if self.seat is not None and self.seat < 0:
+            raise ValueError(f"seat is {self.seat}, expected 0 or more")

@@ -1,0 +1,190 @@
+"""What nodes write into the store for each other: the charter, node records, the round.
+
+Each record has one writer (ADR 0007): a node its own `NodeRecord`, the leader the `Round`, whoever
+comes first the `Charter`. They are JSON in the store (`codec.py`), so that a person with the
+store's own tool can read them; what has its default is left out. Round numbers count from 0, and -1
+means none yet.
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+from rankwise.base.failure import Failure, OutcomeStatus
+from rankwise.base.units import ZERO, Duration
+
+PROTOCOL_VERSION = 1
+"""Raised when a record changes in a way that an older node would misread."""
+
+
+class Charter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What all nodes of a run must want alike; a node that wants something else is refused.
+
+    Attributes:
+        version: of the protocol.
+        nodes_min, nodes_max: how few nodes may run, and how many at most.
+        spares: how many nodes are kept in reserve rather than run.
+        restarts_max: how many failures the job survives.
+        is_static: whether each node has a seat of its own.
+        settings: what else must be equal, by the name of its option.
+    """
+
+    version: int = PROTOCOL_VERSION
+    nodes_min: int
+    nodes_max: int
+    spares: int = 0
+    restarts_max: int = 0
+    is_static: bool = False
+    settings: dict[str, str] = {}
+
+
+class Departure(StrEnum):
+    """Whether, and how, a node is about to go."""
+
+    STAYS = "stays"
+    LEAVES = "leaves"
+    """It goes, and the others go on without it."""
+    PREEMPTED = "preempted"
+    """It is being taken away, and the whole job stops at one step."""
+
+
+class FailureNote(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A failure, and how old it was when its node wrote it down: no clocks are compared."""
+
+    failure: Failure
+    age: Duration = ZERO
+
+
+class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One node, as it describes itself. Rewritten by it alone, and only when something changes.
+
+    Attributes:
+        version: of the protocol.
+        host: the machine's name, for people.
+        address: where peers reach the machine.
+        port: what its worker 0 would listen on, should it have rank 0 in the round it is ready for.
+        slots: how many workers it runs.
+        topology: where it stands in the network, as `rack7/switch2`: ranks follow its order.
+        seat: the node rank that it must have (static only).
+        ready: the first round that it could take part in; none of its earlier workers lives.
+        ended: the last round of which none of its workers lives any more.
+        is_done: whether its workers of round `ended` all succeeded.
+        failing: the last round in which a worker of its own failed.
+        failures: of round `failing`, the root cause first.
+        ran: how long its gang of round `ended` lived.
+        step: the last step that its workers told of in round `ended`.
+        departure: whether, and how, it is about to go.
+        signal: the signal by which it was told to.
+        arrived_at: the largest step at which its ranks stand, once all of them stand and wait
+            for the step at which everybody stops.
+    """
+
+    version: int = PROTOCOL_VERSION
+    host: str
+    address: str
+    slots: int
+    port: int = 0
+    topology: str = ""
+    seat: int | None = None
+    ready: int = -1
+    ended: int = -1
+    is_done: bool = False
+    failing: int = -1
+    failures: tuple[FailureNote, ...] = ()
+    ran: Duration = ZERO
+    step: int | None = None
+    departure: Departure = Departure.STAYS
+    signal: int | None = None
+    arrived_at: int | None = None
+
+
+class Phase(StrEnum):
+    """Where in its life a round is."""
+
+    GATHERING = "gathering"
+    """It is being put together; the members of the round before must end first."""
+    RUNNING = "running"
+    """Its members run."""
+    ENDING = "ending"
+    """It is the last one: its members stop, and tell how they ended."""
+    CLOSED = "closed"
+    """The job is over, and the verdict is known."""
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What became of the whole job; every node shows the same one.
+
+    Attributes:
+        status: succeeded, failed or stopped.
+        detail: one sentence for people: why it ended, why restarts that were left were not used.
+        root: the failure that came first and explains the others, with its global rank.
+        node: the id of the node on which it happened.
+        host: that node's machine.
+        failure_count: how many workers of the last round failed by themselves.
+        signal: the signal that stopped the job, if one did.
+        restarts: how many restarts were spent.
+    """
+
+    status: OutcomeStatus
+    detail: str = ""
+    root: Failure | None = None
+    node: str = ""
+    host: str = ""
+    failure_count: int = 0
+    signal: int | None = None
+    restarts: int = 0
+
+
+class Suspect(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The failure that ended a round, as first heard of; kept in case that its node vanishes."""
+
+    failure: Failure
+    node: str
+    host: str
+
+
+class Round(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The one decision that all nodes share. Written by the leader alone.
+
+    Attributes:
+        version: of the protocol.
+        number: counts the rounds of the run.
+        phase: where in its life it is.
+        members: node ids in the order of node ranks. While GATHERING: those of the round before.
+        slots: how many workers each member has; one number if all have equally many.
+        master_address, master_port: where rank 0 can be reached.
+        restarts: how many restarts are spent.
+        fruitless: how many rounds in a row have failed without progress.
+        best_step: the farthest step that was ever told.
+        strikes: for each host, how many root causes happened there.
+        refusals: for each node that may not take part (again), why.
+        why: what ended the round before, for people; empty for the first.
+        is_failure: whether that was a failure, so that a restart is spent when the next round runs.
+        suspect: that failure.
+        signal: the signal by which the job was told to stop (ENDING).
+        stop_at: the step at which all ranks stop, once agreed (ENDING).
+        verdict: what became of the job (CLOSED).
+    """
+
+    version: int = PROTOCOL_VERSION
+    number: int
+    phase: Phase
+    members: tuple[str, ...] = ()
+    slots: tuple[int, ...] = ()
+    master_address: str = ""
+    master_port: int = 0
+    restarts: int = 0
+    fruitless: int = 0
+    best_step: int | None = None
+    strikes: dict[str, int] = {}
+    refusals: dict[str, str] = {}
+    why: str = ""
+    is_failure: bool = False
+    suspect: Suspect | None = None
+    signal: int | None = None
+    stop_at: int | None = None
+    verdict: Verdict | None = None
+
+    def slots_of(self, node_rank: int) -> int:
+        """How many workers that member has."""
+        return self.slots[0] if len(self.slots) == 1 else self.slots[node_rank]

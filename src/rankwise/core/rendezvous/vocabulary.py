@@ -1,0 +1,222 @@
+"""What a rendezvous is told (stimuli) and what it answers (effects).
+
+Stimuli come from two sides: from the agent (what becomes of its gang), and from the store. Effects
+go to the same two: *tidings* to the agent, and *orders* to the store; what concerns the store is in
+`requests.py`. All are frozen and tagged, so that the journal is their JSON.
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+from rankwise.base.failure import Failure
+from rankwise.base.units import ZERO, Duration
+from rankwise.core.rendezvous.records import Departure, Verdict
+from rankwise.core.rendezvous.requests import Answer, Order
+
+
+class World(msgspec.Struct, frozen=True, kw_only=True):
+    """A settled round, as one of its members sees it.
+
+    Attributes:
+        round: its number; also the attempt number of the gang that runs in it.
+        node_rank: this node's place among the members.
+        members: all node ids in the order of their ranks.
+        first_rank: the global rank of this node's local rank 0.
+        slots: how many workers this node has.
+        size: how many workers all nodes have together.
+        master_address, master_port: where rank 0 can be reached.
+        restarts: how many restarts the job has spent so far.
+    """
+
+    round: int
+    node_rank: int
+    members: tuple[str, ...]
+    first_rank: int
+    slots: int
+    size: int
+    master_address: str
+    master_port: int
+    restarts: int = 0
+
+
+class Joined(msgspec.Struct, frozen=True, tag=True):
+    """The agent has begun, and wants to take part. Comes first, and once."""
+
+
+class NodeReady(msgspec.Struct, frozen=True, tag=True):
+    """No worker of this node lives, and it can take part in round `round` or any later one."""
+
+    round: int
+    port: int = 0
+    """What its worker 0 would listen on, should the node have rank 0."""
+
+
+class GangFailing(msgspec.Struct, frozen=True, tag=True):
+    """A worker has failed by itself, and its siblings are being stopped."""
+
+    round: int
+    failures: tuple[Failure, ...]
+    """As far as known yet, the root cause first; with global ranks."""
+
+
+class GangEnded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """None of the workers of that round lives any more, in whatever way they ended.
+
+    Attributes:
+        round: of which round.
+        is_done: whether all of them succeeded.
+        failures: those that failed by themselves, the root cause first; with global ranks.
+        ran: how long the gang lived.
+        step: the last step that its workers told of.
+    """
+
+    round: int
+    is_done: bool
+    failures: tuple[Failure, ...] = ()
+    ran: Duration = ZERO
+    step: int | None = None
+
+
+class DepartureRequested(msgspec.Struct, frozen=True, tag=True):
+    """This node shall go: alone, or (PREEMPTED) together with the whole job."""
+
+    departure: Departure
+    signal: int | None = None
+
+
+class RanksArrived(msgspec.Struct, frozen=True, tag=True):
+    """All ranks of this node stand and wait for the step to stop at; `step` is the largest."""
+
+    round: int
+    step: int
+
+
+class Left(msgspec.Struct, frozen=True, tag=True):
+    """The agent is at its end: say goodbye. Comes last, and none of its workers lives."""
+
+
+class DeadlinePassed(msgspec.Struct, frozen=True, tag=True):
+    """The machine's next deadline has come: `tick` as a fact, so that a journal tells of it."""
+
+
+FromAgent = (
+    Joined
+    | NodeReady
+    | GangFailing
+    | GangEnded
+    | DepartureRequested
+    | RanksArrived
+    | Left
+    | DeadlinePassed
+)
+Stimulus = FromAgent | Answer
+
+
+class Settled(msgspec.Struct, frozen=True, tag=True):
+    """A round runs, and this node is a member."""
+
+    world: World
+
+
+class MadeSpare(msgspec.Struct, frozen=True, tag=True):
+    """A round runs without this node, which waits in reserve."""
+
+    round: int
+    why: str
+
+
+class Dissolved(msgspec.Struct, frozen=True, tag=True):
+    """The round that this node was a member of is over: end its gang, and get ready for the next.
+
+    `at_once` means that there is no time for a grace: others may soon have this node's ranks.
+    """
+
+    round: int
+    next_round: int
+    why: str
+    at_once: bool = False
+
+
+class StopAgreed(msgspec.Struct, frozen=True, tag=True):
+    """The job shall end with this round: ask the ranks to stop, then end the gang."""
+
+    round: int
+    why: str
+    signal: int | None = None
+    is_failure: bool = False
+    """Whether a failure that forbids another round is the reason; otherwise a preemption."""
+
+
+class StopStepAgreed(msgspec.Struct, frozen=True, tag=True):
+    """All ranks stop at that step."""
+
+    round: int
+    step: int
+
+
+class Closed(msgspec.Struct, frozen=True, tag=True):
+    """The job is over, and this is what every node is told."""
+
+    verdict: Verdict
+
+
+class RefusalKind(StrEnum):
+    """Why a node may not take part."""
+
+    VERSION = "version"
+    """Another version of rankwise wrote what lies in the store."""
+    CHARTER = "charter"
+    """The other nodes want another job: numbers of nodes, restarts, settings."""
+    SEAT = "seat"
+    """Two nodes want one seat, or a seat does not exist."""
+    EXCLUDED = "excluded"
+    """Too many failures began on its host."""
+    IDENTITY = "identity"
+    """Another node has the same id."""
+    TIMEOUT = "timeout"
+    """It could not register in time, since the store does not answer."""
+    STORE = "store"
+    """The store does not let it in, or holds what cannot be understood."""
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """This node will never take part, or never again."""
+
+    kind: RefusalKind
+    why: str
+    hint: str = ""
+
+
+class LeaveSettled(msgspec.Struct, frozen=True, tag=True):
+    """The goodbye is said, or nobody is there to hear it; nothing more will come."""
+
+
+class AnnounceWaiting(msgspec.Struct, frozen=True, tag=True):
+    """Tell people on whom is being waited, and since when."""
+
+    round: int
+    text: str
+    waited: Duration
+
+
+class AnnounceRound(msgspec.Struct, frozen=True, tag=True):
+    """Tell people that the membership has changed: who came, who went, and why."""
+
+    round: int
+    text: str
+
+
+Tidings = (
+    Settled
+    | MadeSpare
+    | Dissolved
+    | StopAgreed
+    | StopStepAgreed
+    | Closed
+    | Refused
+    | LeaveSettled
+    | AnnounceWaiting
+    | AnnounceRound
+)
+Effect = Order | Tidings
