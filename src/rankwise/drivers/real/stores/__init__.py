@@ -1,0 +1,1 @@
+"""Stores for nodes that share no memory: one port, several engines."""
