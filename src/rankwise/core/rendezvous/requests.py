@@ -28,13 +28,13 @@ class Commit(msgspec.Struct, frozen=True, tag=True):
 
 
 class WatchKeys(msgspec.Struct, frozen=True, tag=True):
-    """Tell every change under `prefixes` later than `after`: `KeysChanged`, again and again.
+    """Tell every change under `prefix` later than `after`: `KeysChanged`, again and again.
 
-    A store that does not answer for a while is no end of a watch: it goes on where it was.
+    All changes of one transaction come together. A store that does not answer for a while is no end of a watch: it goes on where it was.
     """
 
     token: int
-    prefixes: tuple[str, ...]
+    prefix: str
     after: Revision
 
 
