@@ -28,7 +28,7 @@ class ConfigError(RankwiseError, ValueError):
     """A value that the user gave cannot be used; the message names the option and the value."""
 
 
-class LocalProtocolError(RankwiseError):
+class LocalProtocolError(RankwiseError, RuntimeError):
     """The caller used an object in a way that its life cycle does not allow."""
 
 
@@ -139,6 +139,10 @@ class MailboxError(RankwiseError):
 
 class MailboxCorrupt(MailboxError, RemoteProtocolError):
     """A message is cut, damaged, or of another version."""
+
+
+class WindowError(RankwiseError):
+    """The system has no memory or no descriptors for windows that ranks are to share."""
 
 
 class SimulationError(RankwiseError):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from rankwise.base.errors import ConfigError, RankwiseError
+from rankwise.base.errors import ConfigError, RankwiseError, SimulationError
 from rankwise.cli.main import CONTEXT_SETTINGS
 from rankwise.cli.sim_options import (
     assignments,
@@ -113,12 +113,21 @@ def _simulate(
 
             return run_sweep(settings, points_of(swept), style)
         return _run_one(settings, style, trace, report)
-    except (RankwiseError, click.ClickException) as error:
-        for of_rank in getattr(error, "errors", {}).values():
-            if not isinstance(of_rank, RankwiseError):
-                _show_failure(of_rank)
-                break
+    except RankwiseError as error:
+        failures = getattr(error, "errors", {}).values()
+        foreign = next((each for each in failures if not isinstance(each, RankwiseError)), None)
+        if foreign is not None:
+            _show_failure(foreign)
+        elif not failures:
+            _add_place(error)
         raise
+    except (click.ClickException, BrokenPipeError):
+        raise
+    except MemoryError as error:
+        raise SimulationError(
+            f"there is not enough memory to simulate this: {error}",
+            hint="take smaller sizes; --timing-only keeps no data",
+        ) from None
     except Exception as error:  # noqa: BLE001  # the user's program failed: show where, not us
         _show_failure(error)
         return 1
@@ -137,7 +146,7 @@ def _run_one(settings: "Settings", style: str, trace: str | None, report: str | 
     if finished.results or style != "table":
         _show(finished.results, style)
     else:
-        from rankwise.sim.reporting.results import format_picoseconds  # noqa: PLC0415  # the same
+        from rankwise.sim.hardware.quantities import format_picoseconds  # noqa: PLC0415  # the same
 
         click.echo(f"simulated time: {format_picoseconds(finished.engine.now)}")
     if trace:
@@ -190,10 +199,24 @@ def _settings(
     )
 
 
-def _show_failure(error: Exception) -> None:
+def _add_place(error: RankwiseError) -> None:
+    """Tell the line of the user's code that it came through, unless the message has one."""
+    from rankwise.sim.kernel import line_of  # noqa: PLC0415  # not for --help
+
+    line = line_of(error)
+    if line is not None and line.file not in error.message:
+        error.message = f"{error.message}, at {line}"
+
+
+def _show_failure(error: BaseException) -> None:
     """The traceback from where the user's code begins, as Python would have shown it."""
-    entries = traceback.extract_tb(error.__traceback__)
-    users = [entry for entry in entries if "/rankwise/" not in entry.filename]
-    lines = traceback.format_list(users) if users else traceback.format_list(entries)
-    sys.stderr.write("Traceback (most recent call last):\n" + "".join(lines))
-    sys.stderr.write("".join(traceback.format_exception_only(error)))
+    from rankwise.sim.kernel.places import lines_of_traceback  # noqa: PLC0415  # not for --help
+
+    users = [line.is_users for line in lines_of_traceback(error.__traceback__)]
+    shown = traceback.TracebackException.from_exception(error)
+    if any(users):
+        entries = zip(shown.stack, users, strict=True)
+        shown.stack = traceback.StackSummary.from_list(
+            [entry for entry, is_users in entries if is_users]
+        )
+    sys.stderr.write("".join(shown.format()))

@@ -28,7 +28,7 @@ def watched(engine: "GraphEngine", name: str) -> Iterator[None]:
     )
     from rich.text import Text  # noqa: PLC0415  # the same
 
-    from rankwise.sim.reporting.results import format_picoseconds  # noqa: PLC0415  # the same
+    from rankwise.sim.hardware.quantities import format_picoseconds  # noqa: PLC0415  # the same
 
     class SimulatedTime(ProgressColumn):
         def render(self, task: Task) -> Text:

@@ -15,10 +15,10 @@ import msgspec
 
 from rankwise.cli.sim_progress import counted
 from rankwise.sim.benches.session import Outcome, Settings, measure_or_tell
+from rankwise.sim.hardware.quantities import format_picoseconds
 from rankwise.sim.reporting.results import (
     BenchResult,
     as_csv,
-    format_picoseconds,
     result_table,
 )
 

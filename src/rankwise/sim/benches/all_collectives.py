@@ -5,8 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from rankwise.base.errors import ConfigError
 from rankwise.sim.benches.checking import TOLERANCES, check_close
 from rankwise.sim.benches.measuring import collective_result, span_of
+from rankwise.sim.benches.parameters import Number, Size
 from rankwise.sim.benches.planning import bound_of, world_size_of
 from rankwise.sim.ccl.configuration import SHIPPED
 from rankwise.sim.reporting.results import BenchResult
@@ -14,7 +16,7 @@ from rankwise.sim.runtime.tensor import element_type
 
 
 def run(
-    torch: Any, *, elements: int = 8192, dtype: str = "f16", only: str = ""
+    torch: Any, *, elements: Size = 8192, dtype: Number = "f16", only: str = ""
 ) -> list[BenchResult]:
     """Run each algorithm, or those whose name has `only` in it, with `elements` per block."""
     size = world_size_of(torch)
@@ -39,7 +41,13 @@ def run(
 def _algorithms(torch: Any, only: str) -> list[tuple[str, str]]:
     names = [name for name in sorted(SHIPPED) if only in name and name != "ring_allreduce_tcm"]
     pairs = [(name, torch.ccl.algorithms[name].collective) for name in names]
-    return [pair for pair in pairs if pair[1] in _PROGRAMS]
+    wanted = [pair for pair in pairs if pair[1] in _PROGRAMS]
+    if not wanted:
+        raise ConfigError(
+            f"all_collectives: no algorithm that ships has {only!r} in its name",
+            hint=f"there are {', '.join(sorted(SHIPPED))}",
+        )
+    return wanted
 
 
 def _combined(collective: str, size: int) -> int:

@@ -12,12 +12,13 @@ from rankwise.sim.benches.bounds import roofline_of
 from rankwise.sim.benches.checking import TOLERANCES, check_close
 from rankwise.sim.benches.kernels import attention_kernel
 from rankwise.sim.benches.measuring import kernel_result
+from rankwise.sim.benches.parameters import Float, Size, Tile
 from rankwise.sim.reporting.results import BenchResult
 
 
 def run(
-    torch: Any, *, heads: int = 4, length: int = 256, width: int = 64, dtype: str = "f16",
-    block: int = 64,
+    torch: Any, *, heads: Size = 4, length: Size = 256, width: Tile = 64,
+    dtype: Float = "f16", block: Tile = 64,
 ) -> list[BenchResult]:  # fmt: skip
     """Attention of some heads; `block` queries and keys at a time."""
     shape, scale = (heads, length, width), width**-0.5

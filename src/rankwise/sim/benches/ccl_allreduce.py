@@ -9,6 +9,7 @@ import numpy as np
 
 from rankwise.sim.benches.checking import TOLERANCES, check_close
 from rankwise.sim.benches.measuring import collective_result, span_of
+from rankwise.sim.benches.parameters import Number, Size
 from rankwise.sim.benches.planning import bound_of, devices_of, world_size_of
 from rankwise.sim.reporting.results import BenchResult
 from rankwise.sim.runtime.tensor import element_type
@@ -18,7 +19,7 @@ ELEMENTS_PER_PE = 2048
 
 
 def worker(
-    rank: int, world_size: int, torch: Any, elements: int | None = None, dtype: str = "f16"
+    rank: int, world_size: int, torch: Any, elements: Size | None = None, dtype: Number = "f16"
 ) -> None:
     """What each rank does."""
     torch.distributed.init_process_group(rank=rank, world_size=world_size)
@@ -30,14 +31,16 @@ def worker(
         check_close(f"rank {rank}", tensor.numpy(), expected, tolerance=TOLERANCES[dtype])
 
 
-def run(torch: Any, *, elements: int | None = None, dtype: str = "f16") -> None:
+def run(torch: Any, *, elements: Size | None = None, dtype: Number = "f16") -> None:
     """Run `worker`, which is looked up now, in every rank."""
     world_size = world_size_of(torch)
     options = () if elements is None and dtype == "f16" else (elements, dtype)
     torch.multiprocessing.spawn(worker, args=(world_size, torch, *options), nprocs=world_size)
 
 
-def results(torch: Any, *, elements: int | None = None, dtype: str = "f16") -> list[BenchResult]:
+def results(
+    torch: Any, *, elements: Size | None = None, dtype: Number = "f16"
+) -> list[BenchResult]:
     """What the run took."""
     size = world_size_of(torch)
     count = _elements(torch, size) if elements is None else elements

@@ -9,11 +9,18 @@ from rankwise.sim.benches.bounds import roofline_of
 from rankwise.sim.benches.checking import TOLERANCES, check_close
 from rankwise.sim.benches.kernels import gemm_kernel
 from rankwise.sim.benches.measuring import kernel_result
+from rankwise.sim.benches.parameters import Float, Size, Tile
 from rankwise.sim.reporting.results import BenchResult
 
 
 def run(
-    torch: Any, *, m: int = 512, n: int = 512, k: int = 512, dtype: str = "f16", tile: int = 64
+    torch: Any,
+    *,
+    m: Size = 512,
+    n: Size = 512,
+    k: Size = 512,
+    dtype: Float = "f16",
+    tile: Tile = 64,
 ) -> list[BenchResult]:
     """Multiply m x k by k x n; tiles of C are `tile` x `tile`."""
     a = torch.rand(m, k, dtype=dtype, name="a")

@@ -7,6 +7,7 @@ from rankwise.sim.benches.bounds import roofline_of
 from rankwise.sim.benches.checking import TOLERANCES, check_close
 from rankwise.sim.benches.kernels import stream_kernel
 from rankwise.sim.benches.measuring import kernel_result
+from rankwise.sim.benches.parameters import Block, Number, Size
 from rankwise.sim.reporting.results import BenchResult
 
 FACTOR = 3.0
@@ -14,7 +15,7 @@ _KINDS = ("copy", "scale", "add", "triad")
 
 
 def run(
-    torch: Any, *, elements: int = 1 << 20, dtype: str = "f32", block: int = 4096
+    torch: Any, *, elements: Size = 1 << 20, dtype: Number = "f32", block: Block = 4096
 ) -> list[BenchResult]:
     """The four kinds, over `elements` elements in blocks of `block`."""
     a = torch.rand(elements, dtype=dtype, name="a")

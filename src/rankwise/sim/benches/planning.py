@@ -2,8 +2,10 @@
 
 from typing import Any
 
+from rankwise.base.errors import ConfigError
+from rankwise.base.units import format_bytes
 from rankwise.sim.benches.bounds import Bound, alpha_beta_bound
-from rankwise.sim.ccl.plan import Plan, Request, plan
+from rankwise.sim.ccl.plan import plan, requested
 from rankwise.sim.runtime.placement import Device, devices_for
 from rankwise.sim.runtime.tensor import element_type
 
@@ -35,21 +37,22 @@ def bound_of(
     """The alpha-beta bound of a collective, by the algorithm that it would get."""
     homes = tuple(device.sip for device in devices_of(torch, size))
     chosen = torch.ccl.algorithm(collective, algorithm)
-    is_grid = chosen.topology in {"mesh_2d", "torus_2d"}
-    ring = _snake(torch, homes) if is_grid else ()
-    request = Request(chosen.module, collective, size, elements, 0, ring, homes)
-    planned: Plan = plan(request)
+    grid = torch.engine.topology.machine.system.sips.shape
+    planned = plan(requested(chosen, collective, elements, 0, homes, grid))
     return alpha_beta_bound(torch.engine.machine, planned, homes, element_type(dtype).itemsize)
 
 
-def _snake(torch: Any, homes: tuple[int, ...]) -> tuple[int, ...]:
-    """The ranks along the rows of the grid of SIPs, every other row backwards."""
-    shape = torch.engine.topology.machine.system.sips.shape
-    if shape is None:
-        return ()
+def check_fits(torch: Any, size: int, what: str) -> None:
+    """Refuse a program that would need more memory of a device than there is, before it runs.
 
-    def place(rank: int) -> tuple[int, int, int]:
-        row, column = divmod(homes[rank], shape[1])
-        return row, -column if row % 2 else column, rank
-
-    return tuple(sorted(range(len(homes)), key=place))
+    Raises:
+        ConfigError: says how much is needed, and how much there is.
+    """
+    spec = torch.engine.topology.machine
+    there_is = spec.sip.cubes.count * spec.cube.hbm.capacity
+    if size > there_is:
+        raise ConfigError(
+            f"{what} needs {format_bytes(size)} of memory on each device, which has"
+            f" {format_bytes(there_is)}",
+            hint="take smaller sizes, or a topology with more",
+        )

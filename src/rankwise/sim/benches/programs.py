@@ -1,26 +1,31 @@
 """Finding programs and calling them: those that ship by name, a user's own by path.
 
 A program is a module with `run(torch)` or `worker(rank, world_size, torch)`. What it takes besides,
-by name and with a default, are its parameters: `--set m=512` sets them, and the default's type says
-how the text is read.
+by name and with a default, are its parameters: `--set m=512` sets them (`parameters`).
+
+A user's file is looked at before it is executed: what is no Python, or can define neither function,
+is refused without running a line of it.
 """
 
+import ast
 import difflib
-import inspect
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from typing import Any
 
 from rankwise.base.errors import ConfigError
 from rankwise.sim.benches import NAMES
+from rankwise.sim.benches.parameters import Parameters, signature_of
 from rankwise.sim.benches.planning import world_size_of
 from rankwise.sim.reporting.results import BenchResult
 
-_SWITCHES = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+_ENTRIES = {"run": "run(torch)", "worker": "worker(rank, world_size, torch)"}
+_EXPECTED = "define run(torch), or worker(rank, world_size, torch), at the top level"
 
 
 class Program:
@@ -28,25 +33,26 @@ class Program:
 
     Attributes:
         name: how messages call it.
-        parameters: what it takes by name, with the defaults.
+        parameters: what it takes by name.
     """
 
     def __init__(self, name: str, module: Any) -> None:
         self.name = name
         self._module = module
-        run, worker = getattr(module, "run", None), getattr(module, "worker", None)
-        self._has_run = callable(run)
-        called = run if self._has_run else worker
-        if not callable(called):
-            raise ConfigError(
-                f"{name} has neither run(torch) nor worker(rank, world_size, torch)",
-                hint="define one of them",
-            )
-        self.parameters = _parameters(called)
+        found = [entry for entry in _ENTRIES if callable(getattr(module, entry, None))]
+        if not found:
+            raise _without_entry(name)
+        self._has_run = found[0] == "run"
+        called = getattr(module, found[0])
+        _check_signature(name, found[0], called)
+        self.parameters = Parameters(name, called)
 
-    def run(self, torch: Any, values: Mapping[str, str]) -> list[BenchResult]:
-        """Run it in a context; return what it measured, if it measures anything."""
-        options = {name: self._converted(name, text) for name, text in values.items()}
+    def run(self, torch: Any, options: Mapping[str, Any]) -> list[BenchResult]:
+        """Run it in a context, with values for some of its parameters.
+
+        Returns:
+            What it measured, if it measures anything.
+        """
         if self._has_run:
             measured = self._module.run(torch, **options)
         else:
@@ -55,34 +61,9 @@ class Program:
             measured = torch.multiprocessing.spawn(worker, args=(size, torch), nprocs=size)
         if callable(getattr(self._module, "results", None)):
             measured = self._module.results(torch, **options)
-        return [each for each in measured or () if isinstance(each, BenchResult)]
-
-    def _converted(self, name: str, text: str) -> Any:
-        if name not in self.parameters:
-            close = difflib.get_close_matches(name, self.parameters, n=1)
-            known = ", ".join(self.parameters) or "none"
-            hint = f"did you mean {close[0]}?" if close else f"its parameters are: {known}"
-            raise ConfigError(f"{self.name} has no parameter {name!r}", hint=hint)
-        default = self.parameters[name]
-        try:
-            if isinstance(default, bool):
-                return _SWITCHES[text.lower()]
-            # No default value, but None: in the programs that ship that is a number to be found.
-            kind = int if default is None else type(default)
-            return kind(text)
-        except (ValueError, KeyError):
-            wanted = "a number" if default is None else f"a value like {default!r}"
-            raise ConfigError(
-                f"parameter {name} of {self.name} is {text!r}, expected {wanted}"
-            ) from None
-
-
-def _parameters(called: Callable[..., Any]) -> dict[str, Any]:
-    return {
-        parameter.name: parameter.default
-        for parameter in inspect.signature(called).parameters.values()
-        if parameter.default is not inspect.Parameter.empty
-    }
+        if not isinstance(measured, list | tuple):
+            return []
+        return [each for each in measured if isinstance(each, BenchResult)]
 
 
 def shipped_program(name: str) -> Program:
@@ -90,25 +71,37 @@ def shipped_program(name: str) -> Program:
     if name not in NAMES:
         close = difflib.get_close_matches(name, NAMES, n=1)
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(NAMES)}"
+        if Path(name).is_file():
+            hint = f"to run a file: rankwise sim run {name}"
         raise ConfigError(f"there is no bench {name!r}", hint=hint)
     return Program(name, import_module(f"rankwise.sim.benches.{name}"))
 
 
 def program_from_file(path: str) -> Program:
-    """A user's own program; what stands beside it can be imported by it."""
+    """A user's own program; what stands beside it can be imported by it.
+
+    Raises:
+        ConfigError: it cannot be read, is no Python, or has neither entry.
+    """
     file = Path(path)
-    if not file.is_file():
-        raise ConfigError(f"there is no program {path!r}")
-    spec = spec_from_file_location("rankwise_simulated_program", file)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{path!r} is no Python program", hint="its name should end in .py")
+    try:
+        source = file.read_bytes()
+    except FileNotFoundError:
+        hint = f"to run what ships: rankwise sim bench {path}" if path in NAMES else None
+        raise ConfigError(f"there is no program {path!r}", hint=hint) from None
+    except OSError as error:
+        raise ConfigError(f"program {path!r} cannot be read: {error.strerror}") from error
+    _check_source(path, source)
     folder = str(file.resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
+    loader = SourceFileLoader("rankwise_simulated_program", str(file))
+    spec = spec_from_loader(loader.name, loader)
+    assert spec is not None, "a loader of our own makes a spec"
     module = module_from_spec(spec)
     # Under its name, so that what it defines can be found again: by pickle, by inspect.
     sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    loader.exec_module(module)
     return Program(path, module)
 
 
@@ -116,3 +109,59 @@ def summaries() -> list[tuple[str, str]]:
     """Every bench that ships, with the first line of what it says about itself."""
     modules = [(name, import_module(f"rankwise.sim.benches.{name}")) for name in NAMES]
     return [(name, (module.__doc__ or "").partition("\n")[0]) for name, module in modules]
+
+
+def _without_entry(path: str) -> ConfigError:
+    entries = " nor ".join(_ENTRIES.values())
+    return ConfigError(f"{path} has neither {entries}", hint=_EXPECTED)
+
+
+def _check_signature(program: str, entry: str, called: Callable[..., Any]) -> None:
+    """Refuse a function that cannot be called with what every program is given."""
+    given = [None] * (1 + _ENTRIES[entry].count(","))
+    try:
+        signature_of(called).bind(*given)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{program}: {entry} is called as {_ENTRIES[entry]}, but: {error}",
+            hint="what it takes besides needs a default",
+        ) from None
+
+
+def _check_source(path: str, source: bytes) -> None:
+    """Refuse what is no Python, and what certainly defines no entry."""
+    try:
+        tree = ast.parse(source, path)
+    except SyntaxError as error:
+        place = f"{path}:{error.lineno}" if error.lineno else path
+        raise ConfigError(f"{place}: this is no Python: {error.msg}") from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: this is no Python: {error}") from None
+    names = _top_level_names(tree)
+    if "*" not in names and not names & set(_ENTRIES):
+        raise _without_entry(path)
+
+
+def _top_level_names(tree: ast.Module) -> set[str]:
+    """Names that a module may bind; `*` if it may bind others, too."""
+    names: set[str] = set()
+    remaining: list[ast.AST] = list(tree.body)
+    while remaining:
+        node = remaining.pop()
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                names.add(name)
+                continue  # what stands inside is the function's own
+            case ast.ClassDef(name=name):
+                names.add(name)
+                continue
+            case ast.alias(name=name, asname=asname):
+                names.add(asname or name.partition(".")[0])
+            case ast.Name(id=name, ctx=ast.Store()):
+                names.add(name)
+            case ast.Name(id="globals" | "exec" | "setattr" | "vars"):
+                names.add("*")
+            case _:
+                pass
+        remaining.extend(ast.iter_child_nodes(node))
+    return names

@@ -6,13 +6,11 @@ Settings are values: a sweep sends them to other processes, and a report can sho
 the defaults of the collectives.
 """
 
-import signal
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import sys
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from copy import deepcopy
 from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -31,11 +29,10 @@ from rankwise.sim.hardware.topology import Topology, load_topology, parse_topolo
 from rankwise.sim.reporting.results import BenchResult
 from rankwise.sim.runtime.context import RuntimeContext
 from rankwise.sim.runtime.multiprocessing import SpawnException
+from rankwise.sim.runtime.wall_limit import wall_limit
 
 _TOPOLOGY_SECTIONS = ("system", "sip", "cube", "pe")
 _COLLECTIVE_DEFAULTS = (*Queues.__struct_fields__, "algorithm", "world_size")
-_INSIST_EVERY_S = 0.02
-"""Each rank of a round has to be interrupted by itself."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,13 +95,15 @@ class Session:
 
     def __init__(self, settings: Settings, *, with_messages: bool = False) -> None:
         self._settings = settings
-        self._program = (
-            program_from_file(settings.program)
-            if settings.is_file
-            else shipped_program(settings.program)
-        )
-        topology, ccl, self._parameters = _sorted_fields(settings.fields, self._program)
-        self._ccl = _collectives(settings.ccl, ccl)
+        with self._limited():
+            self._program = (
+                program_from_file(settings.program)
+                if settings.is_file
+                else shipped_program(settings.program)
+            )
+            topology, ccl, parameters = _sorted_fields(settings.fields, self._program)
+            self._options = self._program.parameters.read(parameters)
+            self._ccl = _collectives(settings.ccl, ccl)
         self.engine = GraphEngine(
             _topology(settings.topology, topology),
             settings.has_data,
@@ -118,14 +117,18 @@ class Session:
         """Run the program to its end."""
         context = RuntimeContext(self.engine, ccl=self._ccl, seed=self._settings.seed)
         try:
-            with _real_time_limit(self._settings.real_limit_s), context as torch:
-                results = self._program.run(torch, self._parameters)
+            with self._limited(), context as torch:
+                results = self._program.run(torch, self._options)
         except SpawnException as failed:
             for rank, error in failed.errors.items():
                 if isinstance(error, TimeLimit):
                     raise TimeLimit(f"rank {rank}: {error.message}", hint=error.hint) from None
             raise
         return Finished(self.engine, results)
+
+    def _limited(self) -> AbstractContextManager[None]:
+        """Code of the user may run for so long, also if it never gives the simulator a turn."""
+        return wall_limit(self._settings.real_limit_s, remedy="a larger --max-time real:…")
 
 
 def simulate(settings: Settings) -> Finished:
@@ -173,6 +176,10 @@ def _topology(source: str, fields: Mapping[str, str]) -> Topology:
 
 
 def _collectives(source: str | None, fields: Mapping[str, str]) -> CollectiveConfiguration:
+    # Algorithms of the user's own are modules beside the file; what is installed goes first.
+    folder = str(Path(source or FILE_NAME).resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
     if not fields:
         return load_configuration(source)
     load_configuration(source)  # what is wrong with the file itself is told first
@@ -199,26 +206,3 @@ def _set(tree: dict[str, Any], key: str, text: str) -> None:
 
 def _shown(fields: Mapping[str, str]) -> str:
     return ", ".join(f"{key}={text}" for key, text in fields.items())
-
-
-@contextmanager
-def _real_time_limit(seconds: float | None) -> Iterator[None]:
-    """Interrupt code that takes too long, even code that never gives the simulator a turn."""
-    if seconds is None or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(_signal: int, frame: FrameType | None) -> None:
-        where = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else "an unknown place"
-        raise TimeLimit(
-            f"the run took more than {seconds:g} s of real time; it was at {where}",
-            hint="let it have more: --max-time real:…",
-        )
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, seconds, _INSIST_EVERY_S)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)

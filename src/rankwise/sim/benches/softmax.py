@@ -9,6 +9,7 @@ from rankwise.sim.benches.bounds import roofline_of
 from rankwise.sim.benches.checking import TOLERANCES, check_close
 from rankwise.sim.benches.kernels import softmax_kernel
 from rankwise.sim.benches.measuring import kernel_result
+from rankwise.sim.benches.parameters import Float, Size
 from rankwise.sim.reporting.results import BenchResult
 
 OPERATIONS_PER_ELEMENT = 5
@@ -16,7 +17,7 @@ OPERATIONS_PER_ELEMENT = 5
 
 
 def run(
-    torch: Any, *, rows: int = 256, columns: int = 1024, dtype: str = "f16"
+    torch: Any, *, rows: Size = 256, columns: Size = 1024, dtype: Float = "f16"
 ) -> list[BenchResult]:
     """Softmax of every row."""
     x = torch.randn(rows, columns, dtype=dtype, name="x")

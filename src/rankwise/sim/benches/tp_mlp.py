@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from rankwise.base.errors import ConfigError
 from rankwise.base.seeds import derived_seed
 from rankwise.sim import parallel
 from rankwise.sim.benches.bounds import Bound, roofline_of
 from rankwise.sim.benches.checking import check_close
 from rankwise.sim.benches.kernels import relu_kernel
 from rankwise.sim.benches.measuring import collective_result, span_of
-from rankwise.sim.benches.planning import bound_of, world_size_of
+from rankwise.sim.benches.parameters import Size
+from rankwise.sim.benches.planning import bound_of, check_fits, world_size_of
 from rankwise.sim.reporting.results import BenchResult
 from rankwise.sim.triton.dtypes import Array
 
@@ -26,10 +28,16 @@ _MEASURED = ("KernelLaunch", "all_reduce")
 
 
 def run(
-    torch: Any, *, tokens: int = 64, hidden: int = 128, inner: int = 256, seed: int = 0
+    torch: Any, *, tokens: Size = 64, hidden: Size = 128, inner: Size = 256, seed: int = 0
 ) -> list[BenchResult]:
     """`relu(X A^T) B^T` for X of tokens x hidden, A of inner x hidden, B of hidden x inner."""
     size, begun = world_size_of(torch), len(torch.engine.op_log)
+    if inner % size:
+        raise ConfigError(
+            f"tp_mlp: an inner of {inner} cannot be cut into {size} equal parts, one per rank",
+            hint="take a multiple, or another world_size",
+        )
+    check_fits(torch, 2 * hidden * (2 * inner // size + tokens), "tp_mlp")
     shapes = ((tokens, hidden), (inner, hidden), (hidden, inner))
     # Made once, since all ranks share this process, and what they cut out is their own.
     values = _values(shapes, seed) if torch.engine.enable_data else _nothing(shapes)

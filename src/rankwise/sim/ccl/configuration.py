@@ -13,7 +13,7 @@ import msgspec
 import yaml
 
 from rankwise.base.errors import ConfigError
-from rankwise.sim.ccl.plan import algorithm_module
+from rankwise.sim.ccl.algorithm_modules import algorithm_module
 
 FILE_NAME = "ccl.yaml"
 
@@ -224,7 +224,7 @@ def _algorithm(name: str, fields: dict[str, Any], source: str, where: str) -> Al
     try:
         algorithm_module(entry.module)
     except ConfigError as error:
-        raise ConfigError(f"{source}: {where}.module: {error}") from None
+        raise ConfigError(f"{source}: {where}.module: {error.message}", hint=error.hint) from error
     queues = {field: getattr(entry, field) for field in Queues.__struct_fields__}
     return Algorithm(
         name=name, module=entry.module, topology=entry.topology, queues=Queues(**queues)

@@ -5,29 +5,17 @@ Plans depend on sizes alone, so they are kept and used again.
 
 from collections.abc import Sequence
 from functools import lru_cache
-from importlib import import_module
-from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
 
 from rankwise.base.errors import ConfigError
+from rankwise.sim.ccl.algorithm_modules import algorithm_module, instructions_of, scratch_of
+from rankwise.sim.ccl.configuration import Algorithm
 from rankwise.sim.ccl.program import Instruction, Receive, Send, Span, Task
 from rankwise.sim.ccl.reductions import ReduceOp, finish
 from rankwise.sim.ccl.rehearsal import check_programs, rehearse
 from rankwise.sim.triton.dtypes import Array, dtype
-
-COLLECTIVES = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "broadcast",
-    "reduce",
-    "barrier",
-    "send_receive",
-)
-"""What an algorithm can be for."""
 
 _BLOCKS_IN = {"reduce_scatter", "all_to_all"}
 _BLOCKS_OUT = {"all_gather", "all_to_all"}
@@ -58,6 +46,30 @@ class Request(NamedTuple):
     def task(self, rank: int) -> Task:
         """What the program of one rank is given."""
         return Task(rank, self.size, self.elements, self.root, self.ring, self.homes)
+
+
+def requested(  # noqa: PLR0917 (what a call says, in its order)
+    algorithm: Algorithm,
+    collective: str,
+    elements: int,
+    root: int,
+    homes: tuple[int, ...],
+    grid: tuple[int, int] | None,
+) -> Request:
+    """What ranks on the given devices want of an algorithm; `grid` is the shape of the SIPs."""
+    follows_grid = algorithm.topology in {"mesh_2d", "torus_2d"}
+    ring = _snake(homes, grid[1]) if follows_grid and grid else ()
+    return Request(algorithm.module, collective, len(homes), elements, root, ring, homes)
+
+
+def _snake(homes: tuple[int, ...], columns: int) -> tuple[int, ...]:
+    """The ranks along the rows of the grid of SIPs, every other row backwards."""
+
+    def place(rank: int) -> tuple[int, int, int]:
+        row, column = divmod(homes[rank], columns)
+        return row, -column if row % 2 else column, rank
+
+    return tuple(sorted(range(len(homes)), key=place))
 
 
 class Plan(NamedTuple):
@@ -151,38 +163,13 @@ def _frame_elements(request: Request) -> int:
     return request.elements * request.size * blocks if blocks else request.elements
 
 
-def algorithm_module(name: str) -> ModuleType:
-    """Import an algorithm and see that it is one.
-
-    Raises:
-        ConfigError: it cannot be imported, or lacks what every algorithm has.
-    """
-    try:
-        module = import_module(name)
-    except ImportError as error:
-        raise ConfigError(
-            f"the algorithm's module {name!r} cannot be imported: {error}",
-            hint="module names any importable module, as in an import statement",
-        ) from error
-    if not callable(getattr(module, "program", None)):
-        raise ConfigError(
-            f"module {name!r} is no collective algorithm: it has no function program(task)"
-        )
-    collective = getattr(module, "COLLECTIVE", None)
-    if collective not in COLLECTIVES:
-        raise ConfigError(
-            f"module {name!r} has COLLECTIVE = {collective!r};"
-            f" expected one of {', '.join(COLLECTIVES)}"
-        )
-    return module
-
-
 @lru_cache(maxsize=256)
 def plan(request: Request) -> Plan:
     """Have an algorithm write the programs of all ranks, and check that they fit.
 
     Raises:
-        ConfigError: the algorithm is for another collective, or its programs do not fit.
+        ConfigError: the algorithm is for another collective, has failed (with the line of its
+            module), or its programs do not fit.
     """
     module = algorithm_module(request.module)
     if request.collective != module.COLLECTIVE:
@@ -191,12 +178,12 @@ def plan(request: Request) -> Plan:
         )
     if not 0 <= request.root < request.size:
         raise ConfigError(f"root {request.root} is none of ranks 0 to {request.size - 1}")
-    scratch = getattr(module, "scratch_elements", None)
     programs, lengths = [], []
     for rank in range(request.size):
         task = request.task(rank)
-        programs.append(tuple(each for each in module.program(task) if not _is_empty(each)))
-        lengths.append(_frame_elements(request) + (scratch(task) if scratch else 0))
+        instructions = instructions_of(module, task)
+        programs.append(tuple(each for each in instructions if not _is_empty(each)))
+        lengths.append(_frame_elements(request) + scratch_of(module, task))
     try:
         check_programs(programs, lengths)
     except ConfigError as error:

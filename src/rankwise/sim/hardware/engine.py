@@ -26,7 +26,7 @@ from rankwise.sim.hardware.environment import DealtPes, KernelEnvironment
 from rankwise.sim.hardware.machine import Machine
 from rankwise.sim.hardware.memory import AddressSpace, BadAddress, Bytes, as_bytes
 from rankwise.sim.hardware.op_log import Operand, OpLog
-from rankwise.sim.hardware.quantities import picoseconds
+from rankwise.sim.hardware.quantities import exact_picoseconds, picoseconds
 from rankwise.sim.hardware.topology import Topology, load_topology
 from rankwise.sim.kernel import Event, Simulator, Steps, all_of
 
@@ -53,7 +53,9 @@ class GraphEngine:
     ) -> None:
         self.topology = load_topology(topology) if isinstance(topology, str) else topology
         self.enable_data = enable_data
-        self.simulator = Simulator(time_limit=time_limit, wall_limit_s=wall_limit_s)
+        self.simulator = Simulator(
+            time_limit=time_limit, wall_limit_s=wall_limit_s, written=exact_picoseconds
+        )
         self.machine = Machine(self.simulator, self.topology)
         self.op_log = OpLog(keeps_data=replayable and enable_data)
         self._spaces: dict[int, AddressSpace] = {}

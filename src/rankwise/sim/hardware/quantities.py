@@ -31,6 +31,19 @@ def picoseconds(nanoseconds: float) -> int:
     return round(exactly(nanoseconds) * PICOSECONDS_PER_NANOSECOND)
 
 
+def format_picoseconds(time: int, digits: int = 4) -> str:
+    """Write simulated time for people: `12.3 us`."""
+    for factor, unit in ((10**12, "s"), (10**9, "ms"), (10**6, "us"), (10**3, "ns")):
+        if time >= factor:
+            return f"{time / factor:.{digits}g} {unit}"
+    return f"{time} ps"
+
+
+def exact_picoseconds(time: int) -> str:
+    """Write simulated time in a unit for people, to the picosecond: `12.345678 us`."""
+    return format_picoseconds(time, digits=15)
+
+
 class Rate:
     """How much of something happens per picosecond, as an exact fraction."""
 

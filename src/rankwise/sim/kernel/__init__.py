@@ -4,9 +4,10 @@ Knows nothing of accelerators. Time is an integer whose unit is the model's choi
 """
 
 from rankwise.base.errors import Deadlock, SimulationError, TimeLimit, Waiting
-from rankwise.sim.kernel.deadlock import deadlock_among, frames_of_stack, where_of
+from rankwise.sim.kernel.deadlock import deadlock_among
 from rankwise.sim.kernel.events import Event, Process, Steps, all_of, any_of
 from rankwise.sim.kernel.greenlets import Fiber, Rank, main_greenlet, park, start_fiber
+from rankwise.sim.kernel.places import frames_of_stack, line_of, where_of
 from rankwise.sim.kernel.resources import Channel, CreditPool, Resource, Server
 from rankwise.sim.kernel.simulator import Simulator
 
@@ -29,6 +30,7 @@ __all__ = [
     "any_of",
     "deadlock_among",
     "frames_of_stack",
+    "line_of",
     "main_greenlet",
     "park",
     "start_fiber",

@@ -16,8 +16,8 @@ from typing import Any
 from greenlet import getcurrent, greenlet
 
 from rankwise.base.errors import LocalProtocolError
-from rankwise.sim.kernel.deadlock import frames_of_stack, where_of
 from rankwise.sim.kernel.events import Event, Process, Steps
+from rankwise.sim.kernel.places import frames_of_stack, where_of
 from rankwise.sim.kernel.simulator import Simulator
 
 

@@ -1,10 +1,12 @@
 """The event loop of a simulation: what happens next, in integer time.
 
-The agenda is a heap of instants and, for each of them, a list of what happens then, in the order
-in which it was asked for; that order is the sequence number. What is asked for at the current
-instant goes to the list `_ready`, which is taken as the next *wave* of the same instant. So ties
-need no comparison, nothing is ordered by a hash or an address, and many things at one instant,
-which is what symmetrical machines do, cost next to nothing.
+The agenda is a heap of instants and, for each of them, what happens then: one item, or a list of
+them in the order in which they were asked for; that order is the sequence number. What is asked for
+at the current instant goes to the list `_ready`, which is taken as the next *wave* of the same
+instant. So ties need no comparison, nothing is ordered by a hash or an address, and many things at
+one instant, which is what symmetrical machines do, cost next to nothing. Where a process is alone
+at its instant and asks for another delay, which is what asymmetrical machines do, its old instant
+is exchanged for the new one in one pass over the heap.
 
 An item of the agenda is either a process to resume or a pair of callback and arguments. Resuming
 is written out in the loop itself: it is the inner loop of everything else in `rankwise.sim`.
@@ -20,14 +22,15 @@ decides anything but whether to give up.
 import threading
 import time
 from collections.abc import Callable, Iterator
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
+from itertools import repeat
 from typing import Any
 
 from rankwise.base.errors import LocalProtocolError, TimeLimit
 from rankwise.sim.kernel.deadlock import deadlock_of
 from rankwise.sim.kernel.events import AgendaItem, Event, Process, Steps
 
-_NEVER = float("inf")
+_NEVER = 1 << 256
 _PATIENCE = 1_000
 _WAVES_PER_LOOK_AT_THE_CLOCK = 4_096
 
@@ -39,14 +42,22 @@ class Simulator:
         now: the current instant. Its unit is the model's business.
         time_limit: the last instant that may be reached; None for no limit.
         wall_limit_s: how many seconds one `run` may take in the real world; None for no limit.
+        written: how messages write an instant, for models whose instants have a unit.
     """
 
-    def __init__(self, *, time_limit: int | None = None, wall_limit_s: float | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        time_limit: int | None = None,
+        wall_limit_s: float | None = None,
+        written: Callable[[int], str] = str,
+    ) -> None:
         self.now = 0
+        self.written = written
         self.time_limit = time_limit
         self.wall_limit_s = wall_limit_s
         self._instants: list[int] = []
-        self._agenda: dict[int, list[AgendaItem]] = {}
+        self._agenda: dict[int, AgendaItem | list[AgendaItem]] = {}
         self._ready: list[AgendaItem] = []
         self._living: dict[Process, None] = {}
         self._thread = threading.get_ident()
@@ -113,13 +124,13 @@ class Simulator:
                     until.add_callback(_nothing)
                 self._carry_out(until, None)
                 if not until.is_done:
-                    raise deadlock_of(self._living, self.now, str(until))
+                    raise deadlock_of(self._living, self.now, str(until), self.written)
                 return until.value
             self._carry_out(None, until)
             if until is not None:
                 self.now = max(self.now, until)
             elif any(process.waits_for and not process.is_daemon for process in self._living):
-                raise deadlock_of(self._living, self.now)
+                raise deadlock_of(self._living, self.now, written=self.written)
             return None
         finally:
             self._is_running = False
@@ -132,85 +143,115 @@ class Simulator:
         """
         instants, agenda = self._instants, self._agenda
         last = _NEVER if last_instant is None else last_instant
-        limit = _NEVER if self.time_limit is None else self.time_limit
+        horizon = last if self.time_limit is None else min(last, self.time_limit)
         wall_end = None if self.wall_limit_s is None else time.monotonic() + self.wall_limit_s
-        waves_left = _WAVES_PER_LOOK_AT_THE_CLOCK
         items: Iterator[AgendaItem] = iter(())
         now = self.now
         try:
-            while stop is None or not stop.is_done:
-                if self._ready:
-                    items = iter(self._ready)
-                    self._ready = []
-                elif instants:
-                    instant = instants[0]
-                    if instant > last or instant > limit:
-                        if instant > last:
+            while True:
+                for _ in repeat(None, _WAVES_PER_LOOK_AT_THE_CLOCK):
+                    if stop is not None and stop.is_done:
+                        return
+                    if self._ready:
+                        items = iter(self._ready)
+                        self._ready = []
+                    elif instants:
+                        instant = instants[0]
+                        if instant > horizon:
+                            self._refuse_beyond(last, instant)
                             return
-                        raise TimeLimit(  # noqa: TRY301 (the handler puts items back)
-                            f"simulated time exceeds its limit of {limit}:"
-                            f" the next event is at {instant}"
-                        )
-                    heappop(instants)
-                    items = iter(agenda.pop(instant))
-                    self.now = now = instant
-                else:
-                    return
-                waves_left -= 1
-                if not waves_left:
-                    waves_left = _WAVES_PER_LOOK_AT_THE_CLOCK
-                    if wall_end is not None and time.monotonic() > wall_end:
-                        raise TimeLimit(  # noqa: TRY301 (the same)
-                            f"the simulation took more than {self.wall_limit_s} s of real time,"
-                            f" and has come to instant {now}"
-                        )
-                for item in items:
-                    if item.__class__ is tuple:
-                        item[0](*item[1])
-                        continue
-                    process: Process = item  # type: ignore[assignment]
-                    awaited = process._waits_for  # noqa: SLF001 (the kernel is one module in files)
-                    try:
-                        if awaited is None:
-                            target = process._send(None)  # noqa: SLF001
-                        else:
-                            process._waits_for = None  # noqa: SLF001
-                            if awaited._failure is None:  # noqa: SLF001
-                                target = process._send(awaited._value)  # noqa: SLF001
+                        wave = agenda.pop(instant)
+                        self.now = now = instant
+                        if wave.__class__ is Process:
+                            alone: Process = wave
+                            # Nobody else asks for this instant, so it is still the first.
+                            try:
+                                target = alone._send(None)  # noqa: SLF001 (the kernel is one module in files)
+                                if target.__class__ is int and target > 0:
+                                    instant = now + target
+                                    if instant not in agenda:
+                                        agenda[instant] = alone
+                                        heapreplace(instants, instant)
+                                        continue
+                                heappop(instants)
+                                self._settle(alone, target)
+                            except BaseException as end:  # noqa: BLE001 (sorted out in `_end`)
+                                if instants and instants[0] == now:
+                                    heappop(instants)
+                                self._end(alone, end)
+                            continue
+                        heappop(instants)
+                        items = iter(wave) if wave.__class__ is list else iter((wave,))  # type: ignore[arg-type]
+                    else:
+                        return
+                    for item in items:
+                        if item.__class__ is tuple:
+                            item[0](*item[1])
+                            continue
+                        process: Process = item  # type: ignore[assignment]
+                        awaited = process._waits_for  # noqa: SLF001
+                        try:
+                            if awaited is None:
+                                target = process._send(None)  # noqa: SLF001
                             else:
-                                target = process._generator.throw(awaited._failure)  # noqa: SLF001
-                        if target.__class__ is int and target > 0:
-                            instant = now + target
-                            if instant in agenda:
-                                agenda[instant].append(process)
+                                process._waits_for = None  # noqa: SLF001
+                                if awaited._failure is None:  # noqa: SLF001
+                                    target = process._send(awaited._value)  # noqa: SLF001
+                                else:
+                                    target = process._generator.throw(awaited._failure)  # noqa: SLF001
+                            if target.__class__ is int and target > 0:
+                                instant = now + target
+                                if instant in agenda:
+                                    self._put(process, instant)
+                                else:
+                                    agenda[instant] = process
+                                    heappush(instants, instant)
+                            elif isinstance(target, Event) and not target.is_done:
+                                process._waits_for = target  # noqa: SLF001
+                                process._since = now  # noqa: SLF001
+                                target._waiters.append(process)  # noqa: SLF001
                             else:
-                                agenda[instant] = [process]
-                                heappush(instants, instant)
-                        elif isinstance(target, Event) and not target.is_done:
-                            process._waits_for = target  # noqa: SLF001
-                            process._since = now  # noqa: SLF001
-                            target._waiters.append(process)  # noqa: SLF001
-                        else:
-                            self._settle(process, target)
-                    except StopIteration as end:
-                        del self._living[process]
-                        process.succeed(end.value)
-                    except BaseException as exception:
-                        del self._living[process]
-                        is_awaited = bool(process._waiters)  # noqa: SLF001
-                        process.fail(exception)
-                        if not is_awaited or not isinstance(exception, Exception):
-                            raise
+                                self._settle(process, target)
+                        except BaseException as end:  # noqa: BLE001 (the same)
+                            self._end(process, end)
+                if wall_end is not None and time.monotonic() > wall_end:
+                    raise TimeLimit(  # noqa: TRY301 (the handler puts items back)
+                        f"the simulation took more than {self.wall_limit_s:g} s of real time,"
+                        f" and has come to instant {self.written(now)}"
+                    )
         except BaseException:
             self._ready = [*items, *self._ready]
             raise
 
+    def _end(self, process: Process, how: BaseException) -> None:
+        """A process has returned or failed; a failure that nobody waits for leaves the loop."""
+        del self._living[process]
+        if isinstance(how, StopIteration):
+            process.succeed(how.value)
+            return
+        is_awaited = bool(process._waiters)  # noqa: SLF001 (the kernel is one module in files)
+        process.fail(how)
+        if not is_awaited or not isinstance(how, Exception):
+            raise how
+
+    def _refuse_beyond(self, last: int, instant: int) -> None:
+        """Raise if the next instant is beyond the time limit, and not only beyond `last`."""
+        if instant <= last:
+            assert self.time_limit is not None, "something else than `last` is in the way"
+            raise TimeLimit(
+                f"simulated time exceeds its limit of {self.written(self.time_limit)}:"
+                f" the next event is at {self.written(instant)}"
+            )
+
     def _put(self, item: AgendaItem, instant: int) -> None:
-        if instant in self._agenda:
-            self._agenda[instant].append(item)
-        else:
-            self._agenda[instant] = [item]
+        there = self._agenda.get(instant)
+        if there is None:
+            self._agenda[instant] = item
             heappush(self._instants, instant)
+        elif isinstance(there, list):
+            there.append(item)
+        else:
+            self._agenda[instant] = [there, item]
 
     def _settle(self, process: Process, target: Any) -> None:
         """Take what a process yielded that is neither a delay nor an event still to come."""
@@ -252,10 +293,11 @@ class Simulator:
 
     def _hasten(self, process: Process) -> None:
         """Resume a process that lets time pass at this instant, instead of when it wanted to."""
-        for instant, items in self._agenda.items():
-            if process in items:
-                items.remove(process)
-                if not items:
+        for instant, there in self._agenda.items():
+            if there is process or (isinstance(there, list) and process in there):
+                if isinstance(there, list):
+                    there.remove(process)
+                if there is process or not there:
                     del self._agenda[instant]
                     self._instants.remove(instant)
                     heapify(self._instants)

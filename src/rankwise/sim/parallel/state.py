@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 from rankwise.base.errors import ConfigError, LocalProtocolError
 from rankwise.sim.runtime.context import RuntimeContext, active_context
-from rankwise.sim.runtime.distributed import ProcessGroup
+from rankwise.sim.runtime.process_groups import ProcessGroup
 
 
 class _Groups(NamedTuple):

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from html import escape
 
 from rankwise.sim.hardware.engine import GraphEngine
+from rankwise.sim.hardware.quantities import format_picoseconds
 from rankwise.sim.hardware.topology import Topology
-from rankwise.sim.reporting.results import BenchResult, format_picoseconds, format_rate
+from rankwise.sim.reporting.results import BenchResult, format_rate
 from rankwise.sim.reporting.timeline import ENGINES, busy_shares, by_place
 
 BINS = 160

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from html import escape
 
 from rankwise.sim.hardware.engine import GraphEngine
+from rankwise.sim.hardware.quantities import format_picoseconds
 from rankwise.sim.reporting.charts import roofline_chart, timeline_chart
 from rankwise.sim.reporting.files import write_text
 from rankwise.sim.reporting.machine_drawing import as_svg, facts
@@ -15,7 +16,6 @@ from rankwise.sim.reporting.results import (
     BenchResult,
     cells_of,
     column_names,
-    format_picoseconds,
 )
 
 UTILISATION_ROWS = 24

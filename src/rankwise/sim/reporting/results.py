@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from rankwise.sim.hardware.quantities import PICOSECONDS_PER_SECOND
+from rankwise.sim.hardware.quantities import PICOSECONDS_PER_SECOND, format_picoseconds
 
 _COLUMNS = ("bench", "case", "simulated", "FLOP/s", "bytes/s", "bound", "at best", "reached")
 _TEXT_COLUMNS = (0, 1, 5)
@@ -67,14 +67,6 @@ class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
             "bytes_per_second": self.bytes_per_second,
             "ratio": self.ratio,
         }
-
-
-def format_picoseconds(time: int) -> str:
-    """Write simulated time for people: `12.3 us`."""
-    for factor, unit in ((10**12, "s"), (10**9, "ms"), (10**6, "us"), (10**3, "ns")):
-        if time >= factor:
-            return f"{time / factor:.4g} {unit}"
-    return f"{time} ps"
 
 
 def format_rate(rate: float, unit: str) -> str:

@@ -47,7 +47,7 @@ def active_context() -> "RuntimeContext":
     )
 
 
-class RuntimeContext(TensorCreation):
+class RuntimeContext:
     """A machine, as programs see it.
 
     Args:
@@ -74,7 +74,6 @@ class RuntimeContext(TensorCreation):
         ccl: Any = None,
         seed: int = 0,
     ) -> None:
-        super().__init__(seed)
         self.engine = engine
         self.target_device = target_device or DeviceSelector("all")
         self.correlation_id = correlation_id
@@ -91,6 +90,13 @@ class RuntimeContext(TensorCreation):
         self._devices: dict[int, list[Device]] = {}
         self._streams = streams.StreamRegistry(self, engine.topology.machine.sip.cubes.count)
         self._tensor_count = 0
+        creation = TensorCreation(self, seed)
+        self.empty, self.empty_like = creation.empty, creation.empty_like
+        self.zeros, self.zeros_like = creation.zeros, creation.zeros_like
+        self.ones, self.full = creation.ones, creation.full
+        self.rand, self.randn = creation.rand, creation.randn
+        self.tensor, self.from_numpy = creation.tensor, creation.from_numpy
+        self.manual_seed = creation.manual_seed
         self.distributed = Distributed(self)
         self.multiprocessing = Multiprocessing(self)
         self.float16, self.bfloat16, self.float32 = "f16", "bf16", "f32"

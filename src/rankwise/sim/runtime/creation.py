@@ -1,53 +1,38 @@
-"""Making tensors: torch's functions for it."""
+"""Making tensors: torch's functions for it, which a context offers as its own."""
 
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rankwise.base.seeds import derived_seed
-from rankwise.sim.runtime.placement import Device, DPPolicy
+from rankwise.sim.runtime.placement import DPPolicy
 from rankwise.sim.runtime.tensor import Tensor, element_type, encoded
 from rankwise.sim.triton.dtypes import Array, dtype
 
 if TYPE_CHECKING:
-    from rankwise.sim.hardware.engine import GraphEngine
+    from rankwise.sim.runtime.context import RuntimeContext
 
 
 class TensorCreation:
     """The functions of a context that make tensors.
 
     Each maps the tensor's addresses, and then writes its values: two commands, two waits. Only what
-    nobody writes (`empty`) is mapped and no more.
+    nobody writes (`empty`) is mapped and no more. Values are made when there is room for them.
     """
 
-    engine: "GraphEngine"
-
-    def __init__(self, seed: int) -> None:
+    def __init__(self, context: "RuntimeContext", seed: int) -> None:
+        # Weak, so that a context is gone as soon as nobody has it, and not at the next collection.
+        self._context: RuntimeContext = weakref.proxy(context)
         self._seed = seed
         self._random: dict[int, np.random.Generator] = {}
-
-    @property
-    def rank(self) -> int:
-        """The rank that is running."""
-        raise NotImplementedError
-
-    def allocate(
-        self,
-        shape: Sequence[int],
-        kind: dtype,
-        dp: DPPolicy | None = None,
-        name: str | None = None,
-        device: Device | None = None,
-    ) -> Tensor:
-        """Map the addresses of a tensor."""
-        raise NotImplementedError
 
     def empty(
         self, *shape: Any, dtype: Any = "f32", dp: DPPolicy | None = None, name: str | None = None
     ) -> Tensor:
         """A tensor whose values nobody has written; they read as zero."""
-        return self.allocate(_shape(shape), element_type(dtype), dp, name)
+        return self._context.allocate(_shape(shape), element_type(dtype), dp, name)
 
     def full(
         self,
@@ -59,9 +44,7 @@ class TensorCreation:
     ) -> Tensor:
         """A tensor with one value everywhere."""
         lengths, kind = _shape((shape,)), element_type(dtype)
-        if not self.engine.enable_data:
-            return self._written(lengths, kind, None, dp, name)
-        return self._written(lengths, kind, np.broadcast_to(fill_value, lengths), dp, name)
+        return self._written(lengths, kind, dp, name, lambda: np.broadcast_to(fill_value, lengths))
 
     def zeros(
         self, *shape: Any, dtype: Any = "f32", dp: DPPolicy | None = None, name: str | None = None
@@ -79,17 +62,19 @@ class TensorCreation:
         self, *shape: Any, dtype: Any = "f32", dp: DPPolicy | None = None, name: str | None = None
     ) -> Tensor:
         """Uniform values from 0 to 1; each rank has a stream of its own from the context's seed."""
-        lengths = _shape(shape)
-        values = self._drawn(lambda random: random.random(lengths, dtype=np.float32))
-        return self._written(lengths, element_type(dtype), values, dp, name)
+        return self._random_tensor(
+            _shape(shape), element_type(dtype), dp, name,
+            lambda random, lengths: random.random(lengths, dtype=np.float32),
+        )  # fmt: skip
 
     def randn(
         self, *shape: Any, dtype: Any = "f32", dp: DPPolicy | None = None, name: str | None = None
     ) -> Tensor:
         """Normal values; each rank has a stream of its own from the context's seed."""
-        lengths = _shape(shape)
-        values = self._drawn(lambda random: random.standard_normal(lengths, dtype=np.float32))
-        return self._written(lengths, element_type(dtype), values, dp, name)
+        return self._random_tensor(
+            _shape(shape), element_type(dtype), dp, name,
+            lambda random, lengths: random.standard_normal(lengths, dtype=np.float32),
+        )  # fmt: skip
 
     def tensor(
         self, data: Any, dtype: Any = None, dp: DPPolicy | None = None, name: str | None = None
@@ -99,7 +84,7 @@ class TensorCreation:
         if dtype is None:
             is_python_float = not hasattr(data, "dtype") and values.dtype == np.float64
             dtype = "f32" if is_python_float else getattr(data, "dtype", values.dtype)
-        return self._written(values.shape, element_type(dtype), values, dp, name)
+        return self._written(values.shape, element_type(dtype), dp, name, lambda: values)
 
     def from_numpy(
         self, array: Array, dp: DPPolicy | None = None, name: str | None = None
@@ -113,29 +98,41 @@ class TensorCreation:
 
     def empty_like(self, other: Tensor) -> Tensor:
         """A tensor that nobody has written, like another."""
-        return self.allocate(other.shape, other.kind, other.dp)
+        return self._context.allocate(other.shape, other.kind, other.dp)
 
     def manual_seed(self, seed: int) -> None:
         """Begin all ranks' random values anew."""
         self._seed = seed
         self._random.clear()
 
-    def _drawn(self, draw: Callable[[np.random.Generator], Array]) -> Array:
-        rank = self.rank
+    def _random_tensor(
+        self,
+        shape: tuple[int, ...],
+        kind: dtype,
+        dp: DPPolicy | None,
+        name: str | None,
+        draw: Callable[[np.random.Generator, tuple[int, ...]], Array],
+    ) -> Tensor:
+        return self._written(shape, kind, dp, name, lambda: draw(self._stream(), shape))
+
+    def _stream(self) -> np.random.Generator:
+        """The random numbers of the rank that is running."""
+        rank = self._context.rank
         if rank not in self._random:
             self._random[rank] = np.random.default_rng(derived_seed(self._seed, "tensors", rank))
-        return draw(self._random[rank])
+        return self._random[rank]
 
     def _written(
         self,
         shape: tuple[int, ...],
         kind: dtype,
-        values: Array | None,
         dp: DPPolicy | None,
         name: str | None,
+        values: Callable[[], Array],
     ) -> Tensor:
-        tensor = self.allocate(shape, kind, dp, name)
-        tensor.write(None if values is None else encoded(values, kind))
+        tensor = self._context.allocate(shape, kind, dp, name)
+        has_data = self._context.engine.enable_data
+        tensor.write(encoded(values(), kind) if has_data else None)
         return tensor
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from rankwise.sim.ccl.configuration import Algorithm, check_against
 from rankwise.sim.ccl.execution import Execution, lane_count, queues_per_pe
-from rankwise.sim.ccl.plan import Plan, Request, plan
+from rankwise.sim.ccl.plan import Plan, plan, requested
 from rankwise.sim.ccl.reductions import ReduceOp
 from rankwise.sim.hardware.commands import Handle, Run
 from rankwise.sim.hardware.environment import KernelEnvironment
@@ -87,6 +87,12 @@ class Call:
         about = (
             f" of {asked.shape} {short_name(asked.kind)}" if self.operands or self.results else ""
         )
+        if asked.op is not ReduceOp.SUM:
+            about += f" ({asked.op.value})"
+        if asked.root:
+            about += f" with root {asked.root}"
+        if asked.algorithm is not None:
+            about += f" by {asked.algorithm}"
         return f"{asked.operation} #{self.number}{about}"
 
 
@@ -147,28 +153,9 @@ class Collective:
         self._all_started: Event = context.engine.simulator.event("all ranks of the collective")
 
     def _planned(self, algorithm: Algorithm, asked: Signature) -> Plan:
-        size = len(self._calls)
         homes = tuple(device.sip for device in self._devices)
-        is_grid = algorithm.topology in {"mesh_2d", "torus_2d"}
-        ring = self._snake(homes) if is_grid else ()
-        return plan(
-            Request(
-                algorithm.module, asked.collective, size, asked.elements, asked.root, ring, homes
-            )
-        )
-
-    def _snake(self, homes: tuple[int, ...]) -> tuple[int, ...]:
-        """The ranks along the rows of the grid of SIPs, every other row backwards."""
-        shape = self._context.engine.topology.machine.system.sips.shape
-        if shape is None:
-            return ()
-        columns = shape[1]
-
-        def place(rank: int) -> tuple[int, int, int]:
-            row, column = divmod(homes[rank], columns)
-            return row, -column if row % 2 else column, rank
-
-        return tuple(sorted(range(len(homes)), key=place))
+        grid = self._context.engine.topology.machine.system.sips.shape
+        return plan(requested(algorithm, asked.collective, asked.elements, asked.root, homes, grid))
 
     def _prepared(self, algorithm: Algorithm, asked: Signature) -> Execution:
         machine, queues = self._context.engine.machine, algorithm.queues

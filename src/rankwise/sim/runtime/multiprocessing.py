@@ -23,7 +23,7 @@ from greenlet import getcurrent
 from rankwise.base.errors import Deadlock, LocalProtocolError, SimulationError, Waiting
 from rankwise.base.seeds import derived_seed
 from rankwise.sim.kernel import Rank
-from rankwise.sim.kernel.deadlock import frames_of_stack, where_of
+from rankwise.sim.kernel.places import frames_of_stack, line_of, where_of
 from rankwise.sim.runtime.wall_limit import RealTimeLimit, wall_limit
 
 if TYPE_CHECKING:
@@ -245,8 +245,12 @@ class _Schedule:
     def _refuse_hopeless(self, live: list[Rank], *, is_stuck: bool) -> None:
         """Report waits that cannot end: for ranks that have left, or that are elsewhere."""
         alive = {rank.rank for rank in live}
-        reason = self._context.distributed.hopeless(alive)
-        if reason is None and is_stuck and self._context.distributed.are_all_waiting(alive):
+        reason = self._context.distributed.gatherings.hopeless(alive)
+        if (
+            reason is None
+            and is_stuck
+            and self._context.distributed.gatherings.are_all_waiting(alive)
+        ):
             reason = "every rank waits for another one"
         if reason is not None:
             raise self._stuck(live, reason, ())
@@ -254,7 +258,7 @@ class _Schedule:
     def _stuck(self, live: list[Rank], reason: str, others: tuple[Waiting, ...]) -> RanksStuck:
         now, waiting, lines, stacks = self._context.now, [], [], {}
         for rank in self._ranks:
-            call = self._context.distributed.call_of(rank.rank)
+            call = self._context.distributed.gatherings.call_of(rank.rank)
             if rank not in live:
                 lines.append(f"rank {rank.rank} has returned{_after(self._context, rank.rank)}")
                 continue
@@ -269,7 +273,7 @@ class _Schedule:
 
 
 def _after(context: "RuntimeContext", rank: int) -> str:
-    last: Call | None = context.distributed.last_call_of(rank)
+    last: Call | None = context.distributed.gatherings.last_call_of(rank)
     return f" after {last}" if last is not None else " without calling any collective"
 
 
@@ -283,11 +287,31 @@ def _users_part(stack: str) -> str:
 _PACKAGE = __file__.removesuffix("sim/runtime/multiprocessing.py")
 
 
+def _failure(error: BaseException) -> str:
+    """What a rank failed with, and on which line of the user's code."""
+    line = line_of(error)
+    place = f", at {line}" if line and line.file not in str(error) else ""
+    return f"{type(error).__name__}: {error}{place}"
+
+
+def _ranks(which: list[int]) -> str:
+    """Name some ranks, consecutive ones as a range."""
+    runs: list[list[int]] = []
+    for rank in which:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    names = [f"{first}" if first == last else f"{first}-{last}" for first, last in runs]
+    return f"{'rank' if len(which) == 1 else 'ranks'} {', '.join(names)}"
+
+
 def _spawn_exception(errors: dict[int, BaseException], nprocs: int) -> SpawnException:
-    told = "; ".join(
-        f"rank {rank}: {type(error).__name__}: {error}" for rank, error in sorted(errors.items())
-    )
     failed = dict(sorted(errors.items()))
+    ranks: dict[str, list[int]] = {}
+    for rank, error in failed.items():
+        ranks.setdefault(_failure(error), []).append(rank)
+    told = "; ".join(f"{_ranks(which)}: {what}" for what, which in ranks.items())
     exception = SpawnException(f"{len(errors)} of {nprocs} ranks failed: {told}", failed)
     exception.__cause__ = next(iter(failed.values()))
     return exception

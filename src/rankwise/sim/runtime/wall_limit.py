@@ -16,10 +16,14 @@ from greenlet import getcurrent
 
 from rankwise.base.errors import ConfigError, TimeLimit
 from rankwise.sim.kernel import Fiber, Rank
-from rankwise.sim.kernel.deadlock import frames_of_stack, where_of
+from rankwise.sim.kernel.places import frames_of_stack, where_of
 
 _INSIST_EVERY_S = 0.02
 """What is interrupted may go on all the same, in a `finally` block for instance."""
+
+
+_ENDS: list[float] = []
+"""When the limits that are in force end, on the monotonic clock; the innermost last."""
 
 
 class RealTimeLimit(TimeLimit):
@@ -27,8 +31,15 @@ class RealTimeLimit(TimeLimit):
 
 
 @contextmanager
-def wall_limit(seconds: float | None) -> Iterator[None]:
+def wall_limit(seconds: float | None, *, remedy: str = "a larger wall_limit_s") -> Iterator[None]:
     """Raise `RealTimeLimit` in whatever runs after so many seconds, and again if it goes on.
+
+    Limits may be nested: the one that comes first holds. A timer of somebody else's goes on
+    afterwards.
+
+    Args:
+        seconds: of real time; None for no limit.
+        remedy: what the message says to take if it needs longer.
 
     Raises:
         RealTimeLimit: names the rank or the kernel's program that ran, and its line.
@@ -39,6 +50,10 @@ def wall_limit(seconds: float | None) -> Iterator[None]:
     if not seconds > 0:
         raise ConfigError(f"a wall limit of {seconds!r} s; expected more than 0")
 
+    begun = time.monotonic()
+    if _ENDS and _ENDS[-1] <= begun + seconds:
+        yield
+        return
     is_over = False
 
     def interrupt(_signal: int, frame: FrameType | None) -> None:
@@ -49,16 +64,17 @@ def wall_limit(seconds: float | None) -> Iterator[None]:
         raise RealTimeLimit(
             f"{_running()} still ran after {seconds:g} s of real time,"
             f" at {where_of(frames_of_stack(frame))}",
-            hint="it loops for ever, or needs a larger wall_limit_s",
+            hint=f"it loops for ever, or needs {remedy}",
         )
 
-    begun = time.monotonic()
     before = signal.signal(signal.SIGALRM, interrupt)
     left, interval = signal.setitimer(signal.ITIMER_REAL, seconds, _INSIST_EVERY_S)
+    _ENDS.append(begun + seconds)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+        _ENDS.pop()
         signal.signal(signal.SIGALRM, before)
         if left:
             rest = left - (time.monotonic() - begun)

@@ -91,20 +91,16 @@ class KernelFunction:
         return self._function(*args, **kwargs)
 
 
-class GridLauncher:
+class OnGrid:
     """What `kernel[grid]` gives: call it with the kernel's arguments."""
 
-    def __getitem__(self, grid: Any) -> Callable[..., Any]:
-        """A launch over a grid: a tuple, a number, or a function of the kernel's parameters."""
-        return lambda *args, **kwargs: self.run(*args, grid=grid, warmup=False, **kwargs)
+    def __init__(self, run: Callable[..., Any], grid: Any) -> None:
+        self._run = run
+        self._grid = grid
 
-    def run(self, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-        """Launch the kernel."""
-        raise NotImplementedError
-
-    def warmup(self, *args: Any, grid: Any = (1,), **kwargs: Any) -> Any:
-        """What compiling would have given, without running anything."""
-        return self.run(*args, grid=grid, warmup=True, **kwargs)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Launch the kernel over the grid: a tuple, a number, or a function of its parameters."""
+        return self._run(*args, grid=self._grid, warmup=False, **kwargs)
 
 
 class CompiledKernel:
@@ -129,7 +125,7 @@ class CompiledKernel:
         """Nothing has to be loaded."""
 
 
-class JITFunction(GridLauncher):
+class JITFunction:
     """A kernel, or a function that kernels call."""
 
     def __init__(
@@ -169,6 +165,14 @@ class JITFunction(GridLauncher):
                 f"{self.__name__}[grid](...)"
             )
         return self.kernel_function(*args, **kwargs)
+
+    def __getitem__(self, grid: Any) -> OnGrid:
+        """A launch over a grid: a tuple, a number, or a function of the kernel's parameters."""
+        return OnGrid(self.run, grid)
+
+    def warmup(self, *args: Any, grid: Any = (1,), **kwargs: Any) -> Any:
+        """What compiling would have given, without running anything."""
+        return self.run(*args, grid=grid, warmup=True, **kwargs)
 
     def waits(self) -> bool:
         """Whether its source shows a loop that waits for memory to change."""

@@ -15,7 +15,7 @@ import numpy as np
 from rankwise.base.errors import ConfigError
 from rankwise.sim.triton.debug import StaticAssertion
 from rankwise.sim.triton.execution import KernelTypeError, KernelValueError
-from rankwise.sim.triton.jit import GridLauncher, JITFunction
+from rankwise.sim.triton.jit import JITFunction, OnGrid
 
 _DOES_NOT_COMPILE = (StaticAssertion, KernelTypeError, KernelValueError)
 
@@ -62,7 +62,7 @@ class Config:
         return ", ".join(f"{name}: {value}" for name, value in self.all_kwargs().items())
 
 
-class Autotuner(GridLauncher):
+class Autotuner:
     """A kernel with configurations to choose from."""
 
     def __init__(
@@ -104,6 +104,14 @@ class Autotuner(GridLauncher):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it from another kernel."""
         return self.fn(*args, **kwargs)
+
+    def __getitem__(self, grid: Any) -> OnGrid:
+        """A launch over a grid: a tuple, a number, or a function of the kernel's parameters."""
+        return OnGrid(self.run, grid)
+
+    def warmup(self, *args: Any, grid: Any = (1,), **kwargs: Any) -> Any:
+        """What compiling would have given, without running anything."""
+        return self.run(*args, grid=grid, warmup=True, **kwargs)
 
     def run(self, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         """Launch with the configuration chosen for these arguments; choose one if there is none."""
@@ -205,7 +213,7 @@ def _fill_with_zeros(array: Any) -> None:
         array[...] = 0
 
 
-class Heuristics(GridLauncher):
+class Heuristics:
     """A kernel some of whose parameters follow from the others."""
 
     def __init__(self, fn: Any, values: Mapping[str, Callable[[dict[str, Any]], Any]]) -> None:
@@ -217,6 +225,14 @@ class Heuristics(GridLauncher):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it from another kernel."""
         return self.fn(*args, **kwargs)
+
+    def __getitem__(self, grid: Any) -> OnGrid:
+        """A launch over a grid: a tuple, a number, or a function of the kernel's parameters."""
+        return OnGrid(self.run, grid)
+
+    def warmup(self, *args: Any, grid: Any = (1,), **kwargs: Any) -> Any:
+        """What compiling would have given, without running anything."""
+        return self.run(*args, grid=grid, warmup=True, **kwargs)
 
     def run(self, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         """Launch, with the parameters that follow from the arguments filled in."""

@@ -5,11 +5,11 @@ import io
 
 import pytest
 
+from rankwise.sim.hardware.quantities import format_picoseconds
 from rankwise.sim.reporting.results import (
     FIGURES,
     BenchResult,
     as_csv,
-    format_picoseconds,
     format_rate,
     result_table,
 )

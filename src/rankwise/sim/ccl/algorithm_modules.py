@@ -1,0 +1,150 @@
+"""The modules that collective algorithms are written in, ours and users': the boundary to them.
+
+Whatever goes wrong inside one, at its import or in its functions, becomes one error that names the
+module, what it raised, and the line of its file.
+"""
+
+from collections.abc import Iterator
+from importlib import import_module
+from itertools import islice
+from types import ModuleType
+from typing import Any, SupportsIndex
+
+from rankwise.base.errors import ConfigError
+from rankwise.sim.ccl.program import Copy, Fold, Instruction, Receive, Send, Span, Task
+from rankwise.sim.kernel import line_of
+
+COLLECTIVES = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "reduce",
+    "barrier",
+    "send_receive",
+)
+"""What an algorithm can be for."""
+
+INSTRUCTIONS_MOST = 1 << 20
+"""A program of one rank that is longer does not end: 1,024 ranks that send to all have 2,046."""
+
+_OURS = __package__ + ".algorithms."
+
+
+def algorithm_module(name: str) -> ModuleType:
+    """Import an algorithm and see that it is one.
+
+    Raises:
+        ConfigError: it cannot be imported, or lacks what every algorithm has.
+    """
+    try:
+        module = import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise _failed(name, "cannot be imported", error) from error
+        raise ConfigError(
+            f"the algorithm's module {name!r} cannot be imported: {error}",
+            hint="module names any importable module, as in an import statement",
+        ) from error
+    except (Exception, SystemExit) as error:  # the user's module: anything may come out of it
+        raise _failed(name, "cannot be imported", error) from error
+    if not callable(getattr(module, "program", None)):
+        raise ConfigError(
+            f"module {name!r} is no collective algorithm: it has no function program(task)"
+        )
+    collective = getattr(module, "COLLECTIVE", None)
+    if collective not in COLLECTIVES:
+        raise ConfigError(
+            f"module {name!r} has COLLECTIVE = {collective!r};"
+            f" expected one of {', '.join(COLLECTIVES)}"
+        )
+    return module
+
+
+def instructions_of(module: ModuleType, task: Task) -> Iterator[Instruction]:
+    """What an algorithm has one rank do, instruction by instruction.
+
+    Raises:
+        ConfigError: its `program` fails, gives what is no instruction, or does not end.
+    """
+    if module.__name__.startswith(_OURS):  # tested, and long where there are many ranks
+        yield from module.program(task)
+        return
+    whose = f"failed for rank {task.rank} of {task.size}"
+    count = 0
+    try:
+        for given in islice(module.program(task), INSTRUCTIONS_MOST + 1):
+            _check(module, task, count, given)
+            count += 1
+            yield given
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:  # the user's code, and called for the first time
+        raise _failed(module.__name__, whose, error, module.__file__) from error
+    if count > INSTRUCTIONS_MOST:
+        raise ConfigError(
+            f"algorithm {module.__name__}: program(task) gives rank {task.rank} more than"
+            f" {INSTRUCTIONS_MOST:,} instructions, and does not seem to end"
+        )
+
+
+def scratch_of(module: ModuleType, task: Task) -> int:
+    """How many elements behind its operands an algorithm wants.
+
+    Raises:
+        ConfigError: its `scratch_elements` fails, or gives no such number.
+    """
+    ask = getattr(module, "scratch_elements", None)
+    if ask is None:
+        return 0
+    try:
+        wanted = ask(task)
+    except (Exception, SystemExit) as error:  # the user's code
+        what = f"failed to tell the scratch of rank {task.rank}"
+        raise _failed(module.__name__, what, error, module.__file__) from error
+    if not isinstance(wanted, int) or wanted < 0:
+        raise ConfigError(
+            f"algorithm {module.__name__}: scratch_elements(task) of rank {task.rank} is"
+            f" {wanted!r}, expected a count of elements"
+        )
+    return wanted
+
+
+def _check(module: ModuleType, task: Task, step: int, given: Any) -> None:
+    """Refuse what nobody can carry out; whether it fits the others is the rehearsal's business."""
+    if not isinstance(given, Send | Receive | Copy | Fold):
+        problem = f"{given!r}, expected Send, Receive, Copy or Fold"
+    elif not isinstance(getattr(given, "peer", 0), SupportsIndex):
+        problem = f"{given!r}, whose peer is no rank"
+    elif not all(map(_is_span, _spans_of(given))):
+        problem = f"{given!r}, expected spans of whole elements: Span(start, stop)"
+    else:
+        return
+    raise ConfigError(
+        f"algorithm {module.__name__}: instruction {step} of rank {task.rank} is {problem}"
+    )
+
+
+def _spans_of(instruction: Any) -> list[Any]:
+    match instruction:
+        case Send() | Receive():
+            return [instruction.span]
+        case Copy(source, target):
+            return [source, target]
+        case Fold(sources, target) if isinstance(sources, tuple | list):
+            return [*sources, target]
+        case _:
+            return [None]
+
+
+def _is_span(given: object) -> bool:
+    return isinstance(given, Span) and all(isinstance(end, SupportsIndex) for end in given)
+
+
+def _failed(module: str, what: str, error: BaseException, file: str | None = None) -> ConfigError:
+    line = line_of(error, file) or line_of(error)
+    place = f", at {line}" if line else ""
+    return ConfigError(
+        f"the algorithm's module {module!r} {what}: {type(error).__name__}: {error}{place}"
+    )

@@ -1,0 +1,84 @@
+"""Where in the user's code? Lines are told of stacks, of suspended generators and of exceptions.
+
+Code of this package and of the import system lies between the user and whatever goes wrong; it is
+named only where there is nothing else.
+"""
+
+import os.path
+from collections.abc import Iterable, Iterator
+from types import FrameType, TracebackType
+from typing import NamedTuple
+
+from rankwise.sim.kernel.events import Steps
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep  # noqa: PTH100, PTH120 (compared as text with file names of code objects)
+_NOT_THE_USERS = (_PACKAGE, "<frozen ")
+
+
+class Line(NamedTuple):
+    """A line of source."""
+
+    file: str
+    number: int
+    function: str
+
+    @property
+    def is_users(self) -> bool:
+        """Whether the user wrote it, or at least not we."""
+        return not self.file.startswith(_NOT_THE_USERS)
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.number} in {self.function}"
+
+
+def where_of(frames: Iterable[FrameType]) -> str:
+    """Name the innermost line of user code among `frames`, which come innermost first."""
+    lines = [Line(each.f_code.co_filename, each.f_lineno, each.f_code.co_name) for each in frames]
+    users = next((line for line in lines if line.is_users), None)
+    return str(users or (lines[0] if lines else ""))
+
+
+def line_of(error: BaseException, file: str | None = None) -> Line | None:
+    """The innermost line of user code that an exception came through; None if it met none.
+
+    With `file`, only lines of that file count: what its author can see, if a library has raised.
+    """
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        return Line(error.filename, error.lineno, "the module")
+    lines = [
+        line
+        for line in lines_of_traceback(error.__traceback__)
+        if line.is_users and file in {None, line.file}
+    ]
+    return lines[-1] if lines else None
+
+
+def lines_of_traceback(trace: TracebackType | None) -> Iterator[Line]:
+    """The lines that an exception came through, outermost first."""
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        yield Line(code.co_filename, trace.tb_lineno, code.co_name)
+        trace = trace.tb_next
+
+
+def frames_of_stack(innermost: FrameType | None) -> list[FrameType]:
+    """List a stack's frames, innermost first."""
+    frames = []
+    while innermost is not None:
+        frames.append(innermost)
+        innermost = innermost.f_back
+    return frames
+
+
+def frames_of_generator(generator: Steps) -> list[FrameType]:
+    """List the frames of a suspended generator and of those that it delegates to."""
+    frames: list[FrameType] = []
+    inner: object = generator
+    while inner is not None:
+        frame = getattr(inner, "gi_frame", None)
+        if frame is None:
+            break
+        frames.append(frame)
+        inner = getattr(inner, "gi_yieldfrom", None)
+    frames.reverse()
+    return frames

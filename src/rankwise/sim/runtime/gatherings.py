@@ -1,0 +1,233 @@
+"""Who is in which meeting: every rank's calls, from the first to the one that it waits in.
+
+A group's collectives are numbered per rank, and the messages of a pair, too; calls with one number
+are for one meeting (`meetings`). A rank that waits gives way until all have come, and then until
+its part is complete; what can never take place is found here, and told by the scheduler.
+"""
+
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from greenlet import getcurrent
+
+from rankwise.base.errors import LocalProtocolError
+from rankwise.sim.ccl.reductions import ReduceOp, check_reduction
+from rankwise.sim.runtime.meetings import Call, Meeting, Signature, Work
+from rankwise.sim.runtime.process_groups import ProcessGroup
+from rankwise.sim.runtime.tensor import Tensor, element_type
+
+if TYPE_CHECKING:
+    from rankwise.sim.runtime.context import RuntimeContext
+
+Tensors = Tensor | Sequence[Tensor]
+
+
+class Gatherings:
+    """The calls of all ranks of a context."""
+
+    def __init__(self, context: "RuntimeContext") -> None:
+        # Weak, so that a context is gone as soon as nobody has it, and not at the next collection.
+        self._context: RuntimeContext = weakref.proxy(context)
+        self._numbers: dict[tuple[str, int], int] = {}
+        self._meetings: dict[tuple[str, int], Meeting] = {}
+        self._waiting: dict[int, Call] = {}
+        self._last: dict[int, Call] = {}
+
+    def clear(self) -> None:
+        """Forget all calls: the ranks have gone."""
+        for each in (self._numbers, self._meetings, self._waiting, self._last):
+            each.clear()
+
+    def call_of(self, rank: int) -> Call | None:
+        """The collective that a rank is in."""
+        return self._waiting.get(rank)
+
+    def last_call_of(self, rank: int) -> Call | None:
+        """The latest collective that a rank called."""
+        return self._last.get(rank)
+
+    def hopeless(self, alive: set[int]) -> str | None:
+        """Why a meeting can never take place, if there is such a one."""
+        for meeting in self._meetings.values():
+            if meeting.disagrees:
+                return "ranks called different collectives"
+            gone = [rank for rank in meeting.missing() if rank not in alive]
+            if gone and any(
+                self._waiting.get(rank) is call for rank, call in meeting.calls.items()
+            ):
+                return f"rank {gone[0]} has left, and others wait for it"
+        return None
+
+    def are_all_waiting(self, alive: set[int]) -> bool:
+        """Whether every live rank waits for a meeting that has not taken place."""
+        return all(rank in self._waiting and self._waiting[rank].handle is None for rank in alive)
+
+    def collective(
+        self,
+        collective: str,
+        operands: Tensors,
+        results: Tensors,
+        group: ProcessGroup,
+        is_async: bool,
+        *,
+        op: ReduceOp = ReduceOp.SUM,
+        root: int | None = None,
+        algorithm: str | None = None,
+    ) -> Work | None:
+        """Let the rank that is running take part in a collective; `root` is one of all ranks.
+
+        Raises:
+            LocalProtocolError: the rank or the root is no member, or the tensors do not fit.
+        """
+        rank = self._context.rank
+        if rank not in group.ranks:
+            raise LocalProtocolError(
+                f"rank {rank} called {collective} of {group}, but is no member"
+            )
+        if root is not None and root not in group.ranks:
+            raise LocalProtocolError(f"{collective}: root {root} is no member of {group}")
+        taken = [operands] if isinstance(operands, Tensor) else list(operands)
+        given = [results] if isinstance(results, Tensor) else list(results)
+        root_place = group.ranks.index(root) if root is not None else 0
+        signature = self._signature(
+            collective,
+            taken=taken,
+            given=given,
+            size=group.size(),
+            op=op,
+            root=root_place,
+            algorithm=algorithm,
+        )
+        # A root broadcasts what it has, and nobody else's values count.
+        if collective == "broadcast" and rank != root:
+            taken = []
+        number = self._next_number(group.name, rank)
+        call = Call(
+            signature,
+            number,
+            rank,
+            operands=taken,
+            results=given,
+            stream=self._context.current_stream(),
+        )
+        return self._take_part((group.name, number), group.ranks, call, is_async)
+
+    def _signature(
+        self,
+        collective: str,
+        *,
+        taken: list[Tensor],
+        given: list[Tensor],
+        size: int,
+        op: ReduceOp,
+        root: int,
+        algorithm: str | None,
+    ) -> Signature:
+        first = (taken or given)[0] if taken or given else None
+        kind = element_type("i8") if first is None else first.kind
+        for tensor in (*taken, *given):
+            if not isinstance(tensor, Tensor):
+                raise LocalProtocolError(f"{collective} takes tensors, not {tensor!r}")
+            if tensor.kind != kind:
+                raise LocalProtocolError(
+                    f"{collective}: {tensor.name} is {tensor.dtype}, {first.name} is {first.dtype}"  # type: ignore[union-attr]
+                )
+        if collective in {"all_reduce", "reduce", "reduce_scatter"}:
+            check_reduction(op, kind)
+        if collective != "barrier":
+            _check_lengths(collective, taken, given, size)
+        total = sum(tensor.numel() for tensor in taken)
+        in_blocks = collective in {"reduce_scatter", "all_to_all"}
+        elements = 1 if first is None else total // size if in_blocks else total
+        shape = first.shape if first is not None else ()
+        # Early, so that a mistake in the configuration is told where the call is.
+        self._context.ccl.algorithm(collective, algorithm)
+        return Signature(collective, collective, shape, kind, elements, op, root, algorithm)
+
+    def message(
+        self, tensor: Tensor, source: int, target: int, group: ProcessGroup, *, is_async: bool
+    ) -> Work | None:
+        """Let the rank that is running send a tensor, or receive one.
+
+        Raises:
+            LocalProtocolError: the other rank is no other member.
+        """
+        rank = self._context.rank
+        peer = target if rank == source else source
+        if peer not in group.ranks or peer == rank:
+            raise LocalProtocolError(f"rank {rank} cannot exchange messages with rank {peer}")
+        is_sender = rank == source
+        way = f"{source} to {target} of {group.name}"
+        number = self._next_number(way, rank)
+        signature = Signature(
+            f"message from rank {source} to rank {target}", "send_receive", tensor.shape,
+            tensor.kind, tensor.numel(), ReduceOp.SUM, 0, None,
+        )  # fmt: skip
+        sent, received = ([tensor], []) if is_sender else ([], [tensor])
+        call = Call(
+            signature,
+            number,
+            rank,
+            operands=sent,
+            results=received,
+            stream=self._context.current_stream(),
+        )
+        return self._take_part((way, number), (source, target), call, is_async)
+
+    def _next_number(self, series: str, rank: int) -> int:
+        number = self._numbers.get((series, rank), 0) + 1
+        self._numbers[series, rank] = number
+        return number
+
+    def _take_part(
+        self, key: tuple[str, int], ranks: tuple[int, ...], call: Call, is_async: bool
+    ) -> Work | None:
+        meeting = self._meetings.get(key)
+        if meeting is None:
+            meeting = self._meetings[key] = Meeting(self._context, key[0], ranks)
+        self._last[call.rank] = call
+        call.is_awaited = not is_async
+        meeting.join(call)
+        if meeting.is_complete and not meeting.disagrees:
+            del self._meetings[key]
+        if is_async:
+            return Work(lambda: self._wait_for(call), call)
+        self._wait_for(call)
+        return None
+
+    def _wait_for(self, call: Call) -> None:
+        """Wait until all have come, and then until this rank's part is complete."""
+        context = self._context
+        self._waiting[call.rank] = call
+        try:
+            while call.handle is None:
+                if getcurrent().parent is None:
+                    raise LocalProtocolError(
+                        f"{call} waits for other ranks, but was called outside of ranks"
+                    )
+                context.give_way()
+            if getcurrent().parent is not None:
+                while call.handle in context._pending_collectives:  # noqa: SLF001 (one part in files)
+                    context.give_way()
+            context.wait(call.handle)
+        finally:
+            self._waiting.pop(call.rank, None)
+
+
+def _check_lengths(collective: str, taken: list[Tensor], given: list[Tensor], size: int) -> None:
+    """Refuse tensors whose numbers of elements do not fit each other."""
+    operand = sum(tensor.numel() for tensor in taken)
+    result = sum(tensor.numel() for tensor in given) if given else None
+    if collective in {"reduce_scatter", "all_to_all"} and operand % size:
+        raise LocalProtocolError(
+            f"{collective} between {size} ranks: {operand} elements are no {size} equal blocks"
+        )
+    expected = {"all_gather": operand * size, "reduce_scatter": operand // size}.get(
+        collective, operand
+    )
+    if result is not None and result != expected:
+        raise LocalProtocolError(
+            f"{collective} between {size} ranks: the result of {operand} elements has {expected},"
+            f" but there is room for {result}"
+        )
