@@ -7,10 +7,103 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_HOMES: dict[str, str] = {}
+    from rankwise.core.mailbox.tasks import ChipCallConfig
+    from rankwise.core.mailbox.tensors import (
+        CONTINUOUS_TENSOR_MAX_DIMS,
+        ContinuousTensor,
+        DataType,
+        TensorArgType,
+        get_dtype_name,
+        get_element_size,
+    )
+    from rankwise.workers.arguments import (
+        ChipStorageTaskArgs,
+        TaskArgs,
+        read_args_from_blob,
+        scalar_to_uint64,
+    )
+    from rankwise.workers.arrays import array_at
+    from rankwise.workers.callables import (
+        ArgDirection,
+        ChipCallable,
+        CoreCallable,
+        Parameter,
+        arg_direction_name,
+    )
+    from rankwise.workers.states import (
+        DEFAULT_HEAP_RING_SIZE,
+        MAILBOX_ERROR_MSG_SIZE,
+        MAILBOX_OFF_ERROR_MSG,
+        MAILBOX_SIZE,
+        MAX_RING_DEPTH,
+        MAX_SCOPE_DEPTH,
+        SubmitResult,
+        TaskState,
+        WorkerType,
+    )
+    from rankwise.workers.torch_bridge import make_tensor_arg, torch_dtype_to_datatype
+_HOMES: dict[str, str] = {
+    "ArgDirection": "rankwise.workers.callables",
+    "CONTINUOUS_TENSOR_MAX_DIMS": "rankwise.core.mailbox.tensors",
+    "ChipCallConfig": "rankwise.core.mailbox.tasks",
+    "ChipCallable": "rankwise.workers.callables",
+    "ChipStorageTaskArgs": "rankwise.workers.arguments",
+    "ContinuousTensor": "rankwise.core.mailbox.tensors",
+    "CoreCallable": "rankwise.workers.callables",
+    "DEFAULT_HEAP_RING_SIZE": "rankwise.workers.states",
+    "DataType": "rankwise.core.mailbox.tensors",
+    "MAILBOX_ERROR_MSG_SIZE": "rankwise.workers.states",
+    "MAILBOX_OFF_ERROR_MSG": "rankwise.workers.states",
+    "MAILBOX_SIZE": "rankwise.workers.states",
+    "MAX_RING_DEPTH": "rankwise.workers.states",
+    "MAX_SCOPE_DEPTH": "rankwise.workers.states",
+    "Parameter": "rankwise.workers.callables",
+    "SubmitResult": "rankwise.workers.states",
+    "TaskArgs": "rankwise.workers.arguments",
+    "TaskState": "rankwise.workers.states",
+    "TensorArgType": "rankwise.core.mailbox.tensors",
+    "WorkerType": "rankwise.workers.states",
+    "arg_direction_name": "rankwise.workers.callables",
+    "array_at": "rankwise.workers.arrays",
+    "get_dtype_name": "rankwise.core.mailbox.tensors",
+    "get_element_size": "rankwise.core.mailbox.tensors",
+    "make_tensor_arg": "rankwise.workers.torch_bridge",
+    "read_args_from_blob": "rankwise.workers.arguments",
+    "scalar_to_uint64": "rankwise.workers.arguments",
+    "torch_dtype_to_datatype": "rankwise.workers.torch_bridge",
+}
 """Which module a name lives in."""
 
-__all__: list[str] = []
+__all__ = [  # spelled out, since type checkers read this list and cannot run code
+    "ArgDirection",
+    "CONTINUOUS_TENSOR_MAX_DIMS",
+    "ChipCallConfig",
+    "ChipCallable",
+    "ChipStorageTaskArgs",
+    "ContinuousTensor",
+    "CoreCallable",
+    "DEFAULT_HEAP_RING_SIZE",
+    "DataType",
+    "MAILBOX_ERROR_MSG_SIZE",
+    "MAILBOX_OFF_ERROR_MSG",
+    "MAILBOX_SIZE",
+    "MAX_RING_DEPTH",
+    "MAX_SCOPE_DEPTH",
+    "Parameter",
+    "SubmitResult",
+    "TaskArgs",
+    "TaskState",
+    "TensorArgType",
+    "WorkerType",
+    "arg_direction_name",
+    "array_at",
+    "get_dtype_name",
+    "get_element_size",
+    "make_tensor_arg",
+    "read_args_from_blob",
+    "scalar_to_uint64",
+    "torch_dtype_to_datatype",
+]
 
 
 def __getattr__(name: str) -> "Any":

@@ -1,0 +1,128 @@
+"""Between tensors that are named by address and numpy arrays that show their elements.
+
+`array_at` gives a view of host memory at an address. An address that nothing is mapped to would
+end the process, so it is looked up first; an address that lies in somebody else's memory of the
+same process cannot be told from a right one.
+"""
+
+import ctypes
+import errno
+import mmap
+import os
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankwise.base.errors import ConfigError
+from rankwise.core.mailbox.tensors import ContinuousTensor, DataType
+from rankwise.workers.errors import BadPointer
+
+Array = NDArray[Any]
+Bytes = NDArray[np.uint8]
+
+_NUMPY_NAMES = {
+    DataType.FLOAT32: "float32", DataType.FLOAT16: "float16", DataType.INT32: "int32",
+    DataType.INT16: "int16", DataType.INT8: "int8", DataType.UINT8: "uint8",
+    DataType.BFLOAT16: "uint16", DataType.INT64: "int64", DataType.UINT64: "uint64",
+    DataType.UINT16: "uint16", DataType.UINT32: "uint32",
+}  # fmt: skip
+"""The numpy type in which elements are stored; numpy has no bfloat16, so its bits are shown."""
+
+_DATA_TYPES = {name: kind for kind, name in _NUMPY_NAMES.items() if kind != DataType.BFLOAT16} | {
+    "bfloat16": DataType.BFLOAT16  # what packages that add it to numpy call it
+}
+_MS_ASYNC = 1
+
+
+def numpy_type(kind: DataType) -> "np.dtype[Any]":
+    """The numpy type in which elements of this kind are stored."""
+    return np.dtype(_NUMPY_NAMES[kind])
+
+
+def data_type_of(numpy_kind: Any) -> DataType:
+    """The data type that a numpy type is.
+
+    Raises:
+        ConfigError: there is none; the message lists what there is.
+    """
+    name = np.dtype(numpy_kind).name
+    if name not in _DATA_TYPES:
+        raise ConfigError(
+            f"arrays of {name} cannot be given to a task",
+            hint=f"convert it with astype to one of {', '.join(_DATA_TYPES)}",
+        )
+    return _DATA_TYPES[name]
+
+
+def describe_array(array: Any) -> ContinuousTensor:
+    """Describe a numpy array, which stays the owner of its memory.
+
+    Raises:
+        ConfigError: it is no array, not dense and row-major, or of a type without `DataType`.
+    """
+    if not isinstance(array, np.ndarray):
+        raise ConfigError(
+            f"a tensor is given as {type(array).__name__}, expected a ContinuousTensor, a numpy "
+            "array or a torch tensor"
+        )
+    kind = data_type_of(array.dtype)
+    if not array.flags.c_contiguous:
+        raise ConfigError(
+            f"an array of shape {array.shape} has strides {array.strides}, and is not dense",
+            hint="numpy.ascontiguousarray makes a dense copy",
+        )
+    if not array.dtype.isnative:
+        raise ConfigError(f"an array has elements of type {array.dtype}, not in native byte order")
+    return ContinuousTensor(array.ctypes.data, array.shape, kind)
+
+
+def array_at(tensor: ContinuousTensor, name: str = "a tensor") -> Array:
+    """The elements of a tensor in host memory, to be read and written in place.
+
+    The view does not keep the memory alive: whoever owns it has to.
+
+    Raises:
+        BadPointer: nothing is mapped there, or it is a pointer of a chip.
+    """
+    if tensor.child_memory:
+        raise BadPointer(
+            f"{name} lies in a chip's memory at {tensor.data:#x}: the host cannot look at it",
+            hint="copy_from brings it to the host",
+        )
+    flat = host_bytes(tensor.data, tensor.nbytes(), name)
+    return flat.view(numpy_type(tensor.dtype)).reshape(tensor.shapes)
+
+
+def host_bytes(address: int, size: int, name: str = "a tensor") -> Bytes:
+    """Memory of this process from an address on, as an array of bytes.
+
+    Raises:
+        BadPointer: not all of it is mapped.
+    """
+    if size < 0:
+        raise ConfigError(f"{name} has {size} bytes, expected 0 or more")
+    if size == 0:
+        return np.empty(0, np.uint8)
+    _check_mapped(address, size, name)
+    return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
+
+
+def _check_mapped(address: int, size: int, name: str) -> None:
+    """Ask the kernel whether a range is mapped: an msync that writes nothing says so."""
+    start = address // mmap.PAGESIZE * mmap.PAGESIZE
+    if address == 0 or address + size > 1 << 63:
+        problem = "a null pointer" if address == 0 else "no address of the host"
+        raise BadPointer(f"{name} has {size} bytes at {address:#x}, which is {problem}")
+    if _msync(start, address + size - start, _MS_ASYNC):
+        number = ctypes.get_errno()
+        reason = "is not mapped here" if number == errno.ENOMEM else os.strerror(number)
+        raise BadPointer(
+            f"{name} has {size} bytes at {address:#x}, which {reason}",
+            hint="tensors of tasks must lie in memory that the worker shares: what alloc gives, "
+            "or what was mapped before the worker was started",
+        )
+
+
+_msync = ctypes.CDLL(None, use_errno=True).msync
+_msync.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)

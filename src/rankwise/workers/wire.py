@@ -1,0 +1,44 @@
+"""Tasks and commands as frames; the layouts are those of `rankwise.core.mailbox.tasks`."""
+
+from rankwise.core.mailbox.tasks import (
+    ChipCallConfig,
+    Command,
+    ControlCode,
+    decode_command,
+    decode_task,
+    encode_command,
+    encode_task,
+)
+from rankwise.workers.arguments import TaskArgs
+
+__all__ = [
+    "Command",
+    "ControlCode",
+    "decode_command",
+    "encode_command",
+    "pack_task",
+    "unpack_task",
+]
+
+_BARE_TASK = encode_task((), ())
+
+
+def pack_task(args: TaskArgs | None, config: ChipCallConfig | None = None) -> bytes:
+    """A task's frame: its configuration and arguments, however many; tags do not travel."""
+    if config is None and not args:
+        return _BARE_TASK
+    if args is None:
+        return encode_task((), (), config)
+    return encode_task(args.tensors, args.scalars, config)
+
+
+def unpack_task(frame: bytes | bytearray | memoryview) -> tuple[TaskArgs, ChipCallConfig]:
+    """Read a task's frame; every tag is INPUT, `child_memory` and all options are as they were.
+
+    Raises:
+        MailboxCorrupt: it was cut, comes from another release, or is no task.
+    """
+    if frame == _BARE_TASK:
+        return TaskArgs(), ChipCallConfig()
+    tensors, scalars, config = decode_task(frame)
+    return TaskArgs.of(tensors, scalars), config

@@ -1,0 +1,220 @@
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankwise.base.errors import ConfigError, MailboxCorrupt
+from rankwise.base.failure import ErrorRecord
+from rankwise.base.units import Instant
+from rankwise.core.mailbox.failures import RemoteFailure, decode_failure, encode_failure
+from rankwise.core.mailbox.frames import (
+    HEADER_BYTES,
+    VERSION,
+    Frame,
+    FrameDecoder,
+    FrameKind,
+    Lane,
+    decode_frame,
+    encode_frame,
+)
+from rankwise.core.mailbox.tasks import (
+    ChipCallConfig,
+    Command,
+    ControlCode,
+    decode_command,
+    decode_task,
+    encode_command,
+    encode_task,
+)
+from rankwise.core.mailbox.tensors import ContinuousTensor, DataType
+
+FRAMES = st.builds(
+    Frame,
+    st.sampled_from(FrameKind),
+    st.sampled_from(Lane),
+    st.integers(0, 2**64 - 1),
+    st.binary(max_size=60),
+)
+
+
+@given(FRAMES)
+def test_a_frame_survives_the_wire(frame: Frame) -> None:
+    assert decode_frame(encode_frame(frame)) == frame
+
+
+@given(st.lists(FRAMES, max_size=5), st.data())
+def test_frames_are_found_in_a_stream_however_it_is_cut_into_pieces(
+    frames: list[Frame], data: st.DataObject
+) -> None:
+    stream = b"".join(map(encode_frame, frames))
+    decoder = FrameDecoder()
+    found: list[Frame] = []
+
+    while stream:
+        size = data.draw(st.integers(1, len(stream)))
+        found += decoder.feed(stream[:size])
+        stream = stream[size:]
+    decoder.end()
+
+    assert found == frames
+
+
+@given(FRAMES, st.data())
+def test_a_cut_frame_is_corrupt_and_says_that_it_was_cut(frame: Frame, data: st.DataObject) -> None:
+    encoded = encode_frame(frame)
+    cut = encoded[: data.draw(st.integers(0, len(encoded) - 1))]
+
+    with pytest.raises(MailboxCorrupt, match="was cut"):
+        decode_frame(cut)
+    if cut:
+        decoder = FrameDecoder()
+        assert list(decoder.feed(cut)) == []
+        with pytest.raises(MailboxCorrupt, match="ended within a message"):
+            decoder.end()
+
+
+def test_what_follows_a_frame_is_corrupt() -> None:
+    with pytest.raises(MailboxCorrupt, match="3 bytes that are not its own"):
+        decode_frame(encode_frame(Frame(FrameKind.HELLO, Lane.TASK, 0)) + b"abc")
+
+
+def test_a_frame_of_another_release_says_so_and_what_to_do() -> None:
+    encoded = bytearray(encode_frame(Frame(FrameKind.HELLO, Lane.TASK, 0)))
+    struct.pack_into("=H", encoded, 4, VERSION + 1)
+
+    with pytest.raises(MailboxCorrupt, match=rf"version {VERSION + 1}, expected.*same release"):
+        decode_frame(encoded)
+
+
+@pytest.mark.parametrize(
+    ("form", "offset", "value", "message"),
+    [
+        ("=I", 0, 7, "begins with 0x00000007"),
+        ("=B", 6, 99, "kind 99"),
+        ("=B", 7, 9, "lane 9"),
+        ("=Q", 16, 2**63, "says that its body has"),
+    ],
+)
+def test_a_header_that_cannot_be_meant_is_corrupt(
+    form: str, offset: int, value: int, message: str
+) -> None:
+    encoded = bytearray(encode_frame(Frame(FrameKind.HELLO, Lane.TASK, 0)))
+    struct.pack_into(form, encoded, offset, value)
+
+    with pytest.raises(MailboxCorrupt, match=message):
+        list(FrameDecoder().feed(encoded))
+
+
+@given(st.binary(max_size=100))
+def test_bytes_that_nobody_framed_are_corrupt(data: bytes) -> None:
+    with pytest.raises(MailboxCorrupt):
+        decode_frame(data)
+
+
+CONFIGS = st.builds(
+    ChipCallConfig, st.integers(1, 2**31 - 1), st.integers(1, 64), st.booleans(), st.booleans()
+)
+
+
+@given(CONFIGS, st.integers(0, 100))
+def test_a_task_keeps_every_option_and_every_tensor(config: ChipCallConfig, count: int) -> None:
+    tensors = [
+        ContinuousTensor.make(64 * place, (place,), DataType.INT8, place % 2 == 1)
+        for place in range(count)
+    ]
+
+    assert decode_task(encode_task(tensors, [count], config)) == (tensors, [count], config)
+
+
+def test_a_task_without_options_has_the_default_ones() -> None:
+    assert decode_task(encode_task([], [])) == ([], [], ChipCallConfig())
+
+
+@given(st.data())
+def test_a_cut_task_is_corrupt(data: st.DataObject) -> None:
+    frame = encode_task([ContinuousTensor.make(8, (1,), DataType.INT8)], [3])
+
+    with pytest.raises(MailboxCorrupt):
+        decode_task(frame[: data.draw(st.integers(0, len(frame) - 1))])
+
+
+def test_a_task_whose_arguments_are_missing_says_how_long_it_would_be() -> None:
+    short = encode_frame(Frame(FrameKind.REQUEST, Lane.TASK, 0, b"\0" * 16))
+
+    with pytest.raises(MailboxCorrupt, match="has 40 bytes, expected at least 48"):
+        decode_task(short)
+
+
+def test_a_command_is_no_task_and_a_task_no_command() -> None:
+    with pytest.raises(MailboxCorrupt, match="REQUEST on lane CONTROL came where a task"):
+        decode_task(encode_command(ControlCode.MALLOC, 4096))
+    with pytest.raises(MailboxCorrupt, match="REQUEST on lane TASK came where a command"):
+        decode_command(encode_task([], []))
+
+
+def test_a_task_with_an_impossible_option_is_corrupt() -> None:
+    frame = bytearray(encode_task([], []))
+    struct.pack_into("=i", frame, HEADER_BYTES, -1)
+
+    with pytest.raises(MailboxCorrupt, match="block_dim is -1"):
+        decode_task(frame)
+
+
+@given(*[st.integers(0, 2**64 - 1)] * 4)
+def test_a_command_survives_the_wire(code: int, first: int, second: int, third: int) -> None:
+    frame = encode_command(code, first, second, third)
+
+    assert decode_command(frame) == Command(code, first, second, third)
+
+
+def test_a_command_with_a_word_that_has_no_place_is_refused() -> None:
+    with pytest.raises(ConfigError, match="-1"):
+        encode_command(ControlCode.FREE, -1)
+
+
+def test_a_long_command_is_corrupt() -> None:
+    frame = encode_frame(Frame(FrameKind.REQUEST, Lane.CONTROL, 0, b"\0" * 33))
+
+    with pytest.raises(MailboxCorrupt, match="33 bytes, expected 32"):
+        decode_command(frame)
+
+
+@pytest.mark.parametrize("name", ["block_dim", "aicpu_thread_num"])
+@pytest.mark.parametrize("value", [0, -3, 1.5, "8", 2**31])
+def test_an_option_that_cannot_be_meant_is_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is"):
+        ChipCallConfig().changed(**{name: value})
+
+
+def test_an_option_set_to_nonsense_later_is_refused_when_it_travels() -> None:
+    config = ChipCallConfig()
+    config.enable_profiling = 7  # type: ignore[assignment]
+
+    with pytest.raises(ConfigError, match="enable_profiling is 7"):
+        encode_task([], [], config)
+
+
+def test_an_unknown_option_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"no call option 'blockdim'.*block_dim"):
+        ChipCallConfig().changed(blockdim=3)
+
+
+def test_a_failure_travels_whole_however_long_it_is() -> None:
+    record = ErrorRecord(
+        type="ValueError", message="x" * 5000, traceback="t" * 9000, raised_at=Instant(5), wall_ns=7
+    )
+    failure = RemoteFailure(error=record, pickled=b"p" * 3000, task="add", through=("chip 1",))
+
+    arrived = decode_failure(encode_failure(failure.passed_on_by("worker 0")))
+
+    assert arrived.error == record
+    assert arrived.pickled == failure.pickled
+    assert arrived.through == ("chip 1", "worker 0")
+    assert str(arrived).startswith("chip 1 in worker 0 while doing add: ValueError: xxx")
+
+
+@given(st.binary(max_size=40))
+def test_bytes_that_are_no_failure_are_corrupt(body: bytes) -> None:
+    with pytest.raises(MailboxCorrupt):
+        decode_failure(body)
