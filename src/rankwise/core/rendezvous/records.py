@@ -105,8 +105,8 @@ class Phase(StrEnum):
     """It is being put together; the members of the round before must end first."""
     RUNNING = "running"
     """Its members run."""
-    ENDING = "ending"
-    """It is the last one: its members stop, and tell how they ended."""
+    STOPPING = "stopping"
+    """The job was asked to stop: the members agree on a step, end, and tell how."""
     CLOSED = "closed"
     """The job is over, and the verdict is known."""
 
@@ -161,8 +161,8 @@ class Round(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         why: what ended the round before, for people; empty for the first.
         is_failure: whether that was a failure, so that a restart is spent when the next round runs.
         suspect: that failure.
-        signal: the signal by which the job was told to stop (ENDING).
-        stop_at: the step at which all ranks stop, once agreed (ENDING).
+        signal: the signal by which the job was told to stop (STOPPING).
+        stop_at: the step at which all ranks stop, once agreed (STOPPING).
         verdict: what became of the job (CLOSED).
     """
 

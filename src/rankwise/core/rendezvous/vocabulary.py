@@ -139,13 +139,11 @@ class Dissolved(msgspec.Struct, frozen=True, tag=True):
 
 
 class StopAgreed(msgspec.Struct, frozen=True, tag=True):
-    """The job shall end with this round: ask the ranks to stop, then end the gang."""
+    """Somebody has asked the job to stop: let the ranks agree on a step, then end the gang."""
 
     round: int
     why: str
     signal: int | None = None
-    is_failure: bool = False
-    """Whether a failure that forbids another round is the reason; otherwise a preemption."""
 
 
 class StopStepAgreed(msgspec.Struct, frozen=True, tag=True):

@@ -1,0 +1,82 @@
+"""Records as bytes in the store: JSON, with the protocol's version in each.
+
+What cannot be read is never guessed at. The error names the key and who writes it, because that is
+where a person has to look: a node with another version of rankwise, or somebody else's use of the
+same keys.
+"""
+
+from functools import lru_cache
+from typing import TypeVar
+
+import msgspec
+
+from rankwise.base.errors import RemoteProtocolError
+from rankwise.core.rendezvous.records import PROTOCOL_VERSION, Charter, NodeRecord, Round
+
+Record = Charter | NodeRecord | Round
+RecordT = TypeVar("RecordT", Charter, NodeRecord, Round)
+
+SHOWN_MAX = 60
+_ENCODER = msgspec.json.Encoder()
+
+
+class _Versioned(msgspec.Struct):
+    """The part of a record that all versions have."""
+
+    version: int = PROTOCOL_VERSION
+
+
+_VERSION = msgspec.json.Decoder(_Versioned)
+
+
+def encode(record: Record) -> bytes:
+    """Write a record as it lies in the store."""
+    return _ENCODER.encode(record)
+
+
+def decode_charter(value: bytes, key: str) -> Charter:
+    """Read the charter.
+
+    Raises:
+        RemoteProtocolError: it is of another version, or no charter.
+    """
+    return _decode(value, Charter, key, "the first node of the run")
+
+
+def decode_node(value: bytes, key: str, node_id: str) -> NodeRecord:
+    """Read a node's record.
+
+    Raises:
+        RemoteProtocolError: it is of another version, or no node record.
+    """
+    return _decode(value, NodeRecord, key, f"node {node_id}")
+
+
+# A round reaches every node; where many live in one process, as in a simulation, it is read once.
+@lru_cache(maxsize=8)
+def decode_round(value: bytes, key: str) -> Round:
+    """Read the round.
+
+    Raises:
+        RemoteProtocolError: it is of another version, or no round.
+    """
+    return _decode(value, Round, key, "the leader of the run")
+
+
+def _decode(value: bytes, kind: type[RecordT], key: str, writer: str) -> RecordT:
+    try:
+        version = _VERSION.decode(value).version
+        if version == PROTOCOL_VERSION:
+            return msgspec.json.decode(value, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        shown = value[:SHOWN_MAX].decode("utf-8", "backslashreplace")
+        dots = "…" if len(value) > SHOWN_MAX else ""
+        raise RemoteProtocolError(
+            f"the key {key}, which {writer} writes, holds {shown!r}{dots}: {error}",
+            hint="does something else use this store under the same run id?",
+        ) from error
+    raise RemoteProtocolError(
+        f"the key {key}, which {writer} writes, has protocol version {version}, and this rankwise "
+        f"speaks version {PROTOCOL_VERSION}",
+        hint="run the same version of rankwise on every node",
+    )
