@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 from rankwise.sim.ccl.execution import dependencies
 from rankwise.sim.ccl.plan import Plan
 from rankwise.sim.ccl.program import Receive, Send
-from rankwise.sim.hardware.engines import RateTable
+from rankwise.sim.hardware.cost_models import RateTable
 from rankwise.sim.hardware.machine import Machine
 from rankwise.sim.hardware.quantities import PICOSECONDS_PER_SECOND
 from rankwise.sim.hardware.topology import Topology

@@ -13,9 +13,10 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from rankwise.base.errors import ConfigError
-from rankwise.sim.hardware.engines import GemmEngine, MathEngine, RateTable
+from rankwise.sim.hardware.cost_models import cost_model
+from rankwise.sim.hardware.engines import GemmEngine, MathEngine
 from rankwise.sim.hardware.links import Link, start_flow
-from rankwise.sim.hardware.quantities import Rate, exactly, picoseconds
+from rankwise.sim.hardware.quantities import Rate, picoseconds
 from rankwise.sim.hardware.routing import mesh_route, sip_route
 from rankwise.sim.kernel import Event, Server, Simulator, Steps
 
@@ -87,10 +88,8 @@ class Pe:
         self.dma_engine = machine.link(
             f"{name}.dma", Rate.of_gigabytes_per_second(spec.dma.bandwidth), spec.dma.setup_ns
         )
-        self.gemm_engine = GemmEngine(simulator, f"{name}.gemm", spec.gemm, machine.gemm_rates)
-        self.math_engine = MathEngine(
-            simulator, f"{name}.math", spec.math, machine.math_rates, machine.math_costs
-        )
+        self.gemm_engine = GemmEngine(simulator, f"{name}.gemm", machine.costs)
+        self.math_engine = MathEngine(simulator, f"{name}.math", machine.costs)
         machine.servers += [self.gemm_engine, self.math_engine]
         port = machine.topology.machine.cube.pes.link
         self.port_in = machine.link(f"{name}.in", port.rate, port.latency_ns)
@@ -199,20 +198,17 @@ class Machine:
     Attributes:
         links: every link that has been used, in the order of first use.
         servers: every GEMM and math engine that has been used, likewise.
+        costs: how long work takes on the engines.
         messages: every message through a queue between PEs, as it arrives; None to keep none.
     """
 
     def __init__(self, simulator: Simulator, topology: "Topology") -> None:
         self.simulator = simulator
         self.topology = topology
-        spec = topology.machine
-        clock = spec.system.clock
         self.links: list[Link] = []
         self.servers: list[Server] = []
         self.messages: list[Message] | None = None
-        self.gemm_rates = RateTable(spec.pe.gemm.flops_per_cycle, clock, "the GEMM engine")
-        self.math_rates = RateTable(spec.pe.math.elements_per_cycle, clock, "the math engine")
-        self.math_costs = {name: exactly(cost) for name, cost in spec.pe.math.cost.items()}
+        self.costs = cost_model(topology.machine)
         self.host = Memory("host", (-1, -1, -1), 0, None)
         self._sips: dict[int, Sip] = {}
         self._wires: dict[tuple[str, int, int, int], Link] = {}

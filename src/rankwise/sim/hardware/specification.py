@@ -214,6 +214,8 @@ class PeSpec(_Part, frozen=True, kw_only=True):
     dma: DmaSpec
     gemm: GemmSpec
     math: MathSpec
+    cost_model: str = "table"
+    """How long work takes on both engines: by the figures above, or by a plug-in's model."""
     ipcq: IpcqSpec = msgspec.field(default_factory=IpcqSpec)
 
 

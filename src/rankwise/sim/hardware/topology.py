@@ -6,6 +6,7 @@ own node tree knows, and the field that was probably meant.
 
 import difflib
 import re
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -14,9 +15,13 @@ import msgspec
 import yaml
 
 from rankwise.base.errors import ConfigError
+from rankwise.sim.hardware.plugins import load_plugin, plugin_failed, plugin_names
 from rankwise.sim.hardware.specification import MachineSpec
 
 PRESETS = ("default", "pod64", "switch8", "torus16")
+
+GROUP = "rankwise.topologies"
+"""The entry points of packages that offer machines."""
 
 _AT = re.compile(r"(.*) - at (?:`key` in )?`\$(.*)`$", re.DOTALL)
 _NO_CHOICE = re.compile(r"Invalid enum value '(.*)'")
@@ -58,11 +63,11 @@ class Topology:
 
 
 def load_topology(path_or_preset: str | Path) -> Topology:
-    """Read a topology file, or the preset of that name.
+    """Read a topology: a preset, a file, or what an installed package offers under that name.
 
     Raises:
-        ConfigError: there is no such file or preset, or something in it is wrong; the message
-            names the file, the line, the field, the value and what was expected.
+        ConfigError: there is no such file or name, or something in it is wrong; the message names
+            the file, the line, the field, the value and what was expected.
     """
     name = str(path_or_preset)
     if name in PRESETS:
@@ -71,13 +76,40 @@ def load_topology(path_or_preset: str | Path) -> Topology:
     try:
         text = Path(name).read_text("utf-8")
     except FileNotFoundError:
-        raise ConfigError(
-            f"there is no topology file {name!r}, and no preset of that name",
-            hint=f"presets are {', '.join(PRESETS)}",
-        ) from None
+        return _plugged_topology(name)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"topology file {name!r} cannot be read: {error}") from error
     return parse_topology(text, name)
+
+
+def _plugged_topology(name: str) -> Topology:
+    """What an installed package offers: a mapping or a file's `Path`, or a function giving one."""
+    offered = load_plugin(GROUP, name)
+    if offered is None:
+        installed = plugin_names(GROUP)
+        more = f"; installed packages offer {', '.join(installed)}" if installed else ""
+        raise ConfigError(
+            f"there is no topology file {name!r}, and no preset of that name",
+            hint=f"presets are {', '.join(PRESETS)}{more}",
+        )
+    if callable(offered):
+        try:
+            offered = offered()
+        except Exception as error:
+            raise plugin_failed(GROUP, name, "failed", error) from error
+    if isinstance(offered, Mapping):
+        try:
+            return parse_topology(yaml.safe_dump(dict(offered)), name)
+        except yaml.YAMLError as error:
+            raise plugin_failed(GROUP, name, "has values that YAML lacks", error) from error
+    if not isinstance(offered, Path):
+        raise ConfigError(
+            f"{name!r} of {GROUP} is {offered!r}, expected a mapping or the Path of a topology file"
+        )
+    try:
+        return parse_topology(offered.read_text("utf-8"), str(offered))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{name!r} of {GROUP}: {offered} cannot be read: {error}") from error
 
 
 def parse_topology(text: str, source: str) -> Topology:
