@@ -12,9 +12,9 @@ import numpy as np
 from rankwise.base.errors import ConfigError
 from rankwise.sim.ccl.algorithm_modules import algorithm_module, instructions_of, scratch_of
 from rankwise.sim.ccl.configuration import Algorithm
-from rankwise.sim.ccl.program import Instruction, Receive, Send, Span, Task
+from rankwise.sim.ccl.program import Instruction, Send, Span, Task
 from rankwise.sim.ccl.reductions import ReduceOp, finish
-from rankwise.sim.ccl.rehearsal import check_programs, rehearse
+from rankwise.sim.ccl.rehearsal import Schedule, rehearse, schedule_of
 from rankwise.sim.triton.dtypes import Array, dtype
 
 _BLOCKS_IN = {"reduce_scatter", "all_to_all"}
@@ -73,11 +73,12 @@ def _snake(homes: tuple[int, ...], columns: int) -> tuple[int, ...]:
 
 
 class Plan(NamedTuple):
-    """The programs of all ranks, and the lengths of their workspaces."""
+    """The programs of all ranks, the lengths of their workspaces, and what is calculated there."""
 
     request: Request
     programs: tuple[tuple[Instruction, ...], ...]
     lengths: tuple[int, ...]
+    schedule: Schedule
 
     def results(
         self,
@@ -102,7 +103,7 @@ class Plan(NamedTuple):
                 space = np.zeros(length, kind.compute)
                 space[place.start : place.stop] = operand
             workspaces.append(space)
-        rehearse(self.programs, workspaces, op, kind)
+        rehearse(self.schedule, workspaces, op, kind)
         results: list[Array | None] = []
         for rank, space in enumerate(workspaces):
             lies = self.result(rank)
@@ -185,14 +186,13 @@ def plan(request: Request) -> Plan:
         programs.append(tuple(each for each in instructions if not _is_empty(each)))
         lengths.append(_frame_elements(request) + scratch_of(module, task))
     try:
-        check_programs(programs, lengths)
+        schedule = schedule_of(programs, lengths)
     except ConfigError as error:
         raise ConfigError(f"{request.module} with {request.size} ranks: {error}") from None
-    return Plan(request, tuple(programs), tuple(lengths))
+    return Plan(request, tuple(programs), tuple(lengths), schedule)
 
 
 def _is_empty(instruction: Instruction) -> bool:
     """Whether nothing moves: both ends leave such a message out, because lengths agree."""
-    if isinstance(instruction, Send | Receive):
-        return not instruction.span.length
-    return not instruction.target.length
+    start, stop = instruction[1]  # of every instruction, where it writes or what it sends
+    return start == stop

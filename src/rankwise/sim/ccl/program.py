@@ -30,6 +30,7 @@ to the dtype; since that is commutative, the order in which a rank receives is t
 """
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 
@@ -112,7 +113,14 @@ class Task(NamedTuple):
 
     def part(self, index: int) -> Span:
         """Part `index`, modulo the size, of `elements` cut in as many parts as there are ranks."""
-        return part_of(Span(0, self.elements), index % self.size, self.size)
+        return _parts(self.elements, self.size)[index % self.size]
+
+
+@lru_cache(maxsize=64)
+def _parts(elements: int, count: int) -> tuple[Span, ...]:
+    """All parts at once: every rank of a collective asks for the same ones, over and over."""
+    everything = Span(0, elements)
+    return tuple(part_of(everything, index, count) for index in range(count))
 
 
 Program: TypeAlias = Iterator[Instruction]

@@ -5,13 +5,19 @@ are in order, and messages of a pair stay in order. So the arithmetic is done he
 messages, and the executor moves sizes only. That is why results do not depend on the order of
 simultaneous events, nor on chunks, slots and credits.
 
+Everything but the arithmetic depends on the programs alone. So they are played once, without
+numbers, into a *schedule*: one row of calculations, in an order that the messages allow. A received
+message is read where it lies, in the sender's own workspace; only one whose elements are about to
+change before it is received is copied, and becomes a space of its own. The numbers are then a loop
+over the row, as often as they are wanted.
+
 A collective whose ranks do not fit each other (a message that nobody takes, a rank that waits for
 one that is never sent, lengths that differ) is refused before anything runs.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import cast
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -20,169 +26,230 @@ from rankwise.sim.ccl.program import Copy, Fold, Instruction, Receive, Send, Spa
 from rankwise.sim.ccl.reductions import ReduceOp, combine, fold
 from rankwise.sim.triton.dtypes import Array, dtype
 
+_MESSAGES = (Send, Receive)
+_COPY, _COMBINE, _FOLD, _KEEP = range(4)
 
-def check_programs(programs: Sequence[Sequence[Instruction]], lengths: Sequence[int]) -> None:
-    """Refuse programs that do not fit each other or leave their workspaces.
+_Calculation: TypeAlias = tuple[int, int, int, int, int, int, int]
+"""What, then space, start and stop of the target, then those of the source."""
+
+
+class Schedule(NamedTuple):
+    """What the programs calculate, in order.
+
+    Attributes:
+        row: the calculations. Spaces are the ranks' workspaces, then the copied messages; the
+            source of a fold is a number in `folds`.
+        folds: what is folded, as spans of the target's space.
+        space_count: how many spaces there are.
+    """
+
+    row: tuple[_Calculation, ...]
+    folds: tuple[tuple[Span, ...], ...]
+    space_count: int
+
+
+def schedule_of(programs: Sequence[Sequence[Instruction]], lengths: Sequence[int]) -> Schedule:
+    """Play programs without numbers.
 
     Args:
         programs: the instructions of every rank.
         lengths: how many elements the workspace of every rank has.
+
+    Raises:
+        ConfigError: the programs do not fit each other, or leave their workspaces.
     """
     for rank, (program, length) in enumerate(zip(programs, lengths, strict=True)):
         for step, instruction in enumerate(program):
-            _check_instruction(rank, step, instruction, length, len(programs))
-    _play(programs, lambda _rank, span: span.length, _take_note)
+            if not _is_inside(rank, instruction, length, len(programs)):
+                _refuse(rank, step, instruction, length, len(programs))
+    return _Rehearsal(programs).played()
 
 
-def _check_instruction(
-    rank: int, step: int, instruction: Instruction, length: int, size: int
-) -> None:
-    where = f"instruction {step} of rank {rank}, {instruction}"
+def _is_inside(rank: int, instruction: Instruction, length: int, size: int) -> bool:
+    """Whether an instruction touches its workspace and speaks to other ranks only."""
+    if isinstance(instruction, _MESSAGES):
+        start, stop = instruction.span
+        peer = instruction.peer
+        return 0 <= start <= stop <= length and 0 <= peer < size and peer != rank
+    spans = _spans_of(instruction)
+    return all(
+        0 <= start <= stop <= length and stop - start == spans[0].length for start, stop in spans
+    )
+
+
+def _spans_of(instruction: Instruction) -> list[Span]:
     match instruction:
-        case Send(peer, span) | Receive(peer, span):
-            if peer == rank or not 0 <= peer < size:
-                raise ConfigError(f"{where}: rank {peer} is no other rank of 0 to {size - 1}")
-            spans = [span]
+        case Send() | Receive():
+            return [instruction.span]
         case Copy(source, target):
-            spans = [source, target]
+            return [source, target]
         case Fold(sources, target):
-            spans = [*sources, target]
-    for span in spans:
+            return [*sources, target]
+
+
+def _refuse(rank: int, step: int, instruction: Instruction, length: int, size: int) -> None:
+    where = f"instruction {step} of rank {rank}, {instruction}"
+    if isinstance(instruction, _MESSAGES):
+        peer = instruction.peer
+        if peer == rank or not 0 <= peer < size:
+            raise ConfigError(f"{where}: rank {peer} is no other rank of 0 to {size - 1}")
+    for span in _spans_of(instruction):
         if not 0 <= span.start <= span.stop <= length:
             raise ConfigError(f"{where}: {span} is outside the workspace of {length} elements")
-        if span.length != spans[0].length:
-            raise ConfigError(f"{where}: the spans differ in length")
+    raise ConfigError(f"{where}: the spans differ in length")
 
 
 class _Message:
-    """A message on its way: the sender's own elements, copied only if they are about to change."""
+    """A message on its way: where its elements lie."""
 
-    __slots__ = ("is_kept", "span", "values")
+    __slots__ = ("sender", "space", "start", "stop")
 
-    def __init__(self, span: Span, values: Array) -> None:
-        self.span = span
-        self.values = values
-        self.is_kept = False
-
-    def __len__(self) -> int:
-        return self.span[1] - self.span[0]
-
-    def keep(self) -> None:
-        """Hold on to the values as they are now."""
-        if not self.is_kept:
-            self.values = self.values.copy()
-            self.is_kept = True
+    def __init__(self, sender: int, start: int, stop: int) -> None:
+        self.sender = self.space = sender
+        self.start = start
+        self.stop = stop
 
 
-def rehearse(
-    programs: Sequence[Sequence[Instruction]],
-    workspaces: Sequence[Array],
-    op: ReduceOp,
-    kind: dtype,
-) -> None:
-    """Carry the programs out on workspaces, which are changed in place."""
-    unread: list[list[_Message]] = [[] for _ in programs]
+class _Unread:
+    """Messages of one rank that still lie in its workspace."""
 
-    def read(rank: int, span: Span) -> _Message:
-        message = _Message(span, workspaces[rank][span.start : span.stop])
-        unread[rank].append(message)
-        return message
+    __slots__ = ("_messages", "_start", "_stop")
 
-    def will_change(rank: int, start: int, stop: int) -> None:
-        for message in unread[rank]:
-            if message.span.start < stop and start < message.span.stop:
-                message.keep()
+    def __init__(self) -> None:
+        self._messages: dict[_Message, None] = {}
+        self._start = self._stop = 0
+        """All of them lie between these: what is written elsewhere need not look at each."""
 
-    def write(rank: int, instruction: Instruction, message: _Message | None) -> None:
-        space = workspaces[rank]
-        match instruction:
-            case Receive(peer, (start, stop), combines):
-                assert message is not None, "a message was received"
-                unread[peer].remove(message)
-                will_change(rank, start, stop)
-                if combines:
-                    combine(op, kind, space[start:stop], message.values)
-                else:
-                    space[start:stop] = message.values
-            case Copy(source, target):
-                will_change(rank, target.start, target.stop)
-                space[target.start : target.stop] = space[source.start : source.stop]
-            case Fold(sources, target):
-                parts = [space[each.start : each.stop] for each in sources]
-                will_change(rank, target.start, target.stop)
-                space[target.start : target.stop] = fold(op, kind, parts)
-            case Send():
-                pass
+    def add(self, message: _Message) -> None:
+        """A message was sent."""
+        if self._messages:
+            self._start = min(self._start, message.start)
+            self._stop = max(self._stop, message.stop)
+        else:
+            self._start, self._stop = message.start, message.stop
+        self._messages[message] = None
 
-    with np.errstate(over="ignore", invalid="ignore"):
-        _play(programs, read, write)
+    def discard(self, message: _Message) -> None:
+        """It was received, or is kept elsewhere."""
+        self._messages.pop(message, None)
+
+    def between(self, start: int, stop: int) -> list[_Message]:
+        """Those some of whose elements lie there."""
+        if not self._messages or stop <= self._start or self._stop <= start:
+            return []
+        return [each for each in self._messages if each.start < stop and start < each.stop]
 
 
-def _play(
-    programs: Sequence[Sequence[Instruction]],
-    read: Callable[[int, Span], _Message] | Callable[[int, Span], int],
-    write: Callable[[int, Instruction, object], None] | Callable[..., None],
-) -> None:
-    """Let every rank go on until it waits, over and over, until all have finished."""
-    mail: dict[tuple[int, int], deque[object]] = {}
-    places = [0] * len(programs)
-    runnable = deque(range(len(programs)))
-    waiting: dict[tuple[int, int], int] = {}
-    while runnable:
-        rank = runnable.popleft()
-        program = programs[rank]
-        while places[rank] < len(program):
-            instruction = program[places[rank]]
-            message = None
-            if isinstance(instruction, Send):
-                way = (rank, instruction.peer)
-                if way not in mail:
-                    mail[way] = deque()
-                mail[way].append(read(rank, instruction.span))
-                if way in waiting:
-                    runnable.append(waiting.pop(way))
-            elif isinstance(instruction, Receive):
-                way = (instruction.peer, rank)
-                box = mail.get(way)
-                if not box:
-                    waiting[way] = rank
-                    break
-                message = box.popleft()
-                _check_length(message, instruction, rank)
-            write(rank, instruction, message)
-            places[rank] += 1
-    _check_end(programs, places, waiting, mail)
+class _Rehearsal:
+    """Programs on their way into a schedule: every rank goes on until it waits, over and over."""
 
+    def __init__(self, programs: Sequence[Sequence[Instruction]]) -> None:
+        self._programs = programs
+        self._mail: dict[tuple[int, int], deque[_Message]] = {}
+        self._unread = [_Unread() for _ in programs]
+        self._places = [0] * len(programs)
+        self._runnable = deque(range(len(programs)))
+        self._waiting: dict[tuple[int, int], int] = {}
+        self._row: list[_Calculation] = []
+        self._folds: list[tuple[Span, ...]] = []
+        self._space_count = len(programs)
 
-def _check_length(message: object, instruction: Receive, rank: int) -> None:
-    length = message if isinstance(message, int) else len(cast("_Message", message))
-    if length != instruction.span.length:
-        raise ConfigError(
-            f"rank {instruction.peer} sends {length} elements where rank {rank} receives"
-            f" {instruction.span.length} into {instruction.span}"
-        )
+    def played(self) -> Schedule:
+        """Play to the end."""
+        while self._runnable:
+            rank = self._runnable.popleft()
+            place, program = self._places[rank], self._programs[rank]
+            while place < len(program) and self._carry_out(rank, program[place]):
+                place += 1
+            self._places[rank] = place
+        self._check_end()
+        return Schedule(tuple(self._row), tuple(self._folds), self._space_count)
 
+    def _carry_out(self, rank: int, instruction: Instruction) -> bool:
+        """Play one instruction; False if it has to wait for a message."""
+        if isinstance(instruction, Send):
+            self._send(rank, instruction)
+            return True
+        if isinstance(instruction, Receive):
+            return self._receive(rank, instruction)
+        start, stop = instruction.target
+        self._will_change(rank, start, stop)
+        if isinstance(instruction, Copy):
+            self._row.append((_COPY, rank, start, stop, rank, *instruction.source))
+        else:
+            self._row.append((_FOLD, rank, start, stop, len(self._folds), 0, 0))
+            self._folds.append(instruction.sources)
+        return True
 
-def _check_end(
-    programs: Sequence[Sequence[Instruction]],
-    places: list[int],
-    waiting: dict[tuple[int, int], int],
-    mail: dict[tuple[int, int], deque[object]],
-) -> None:
-    if waiting:
-        (source, target), rank = next(iter(waiting.items()))
-        raise ConfigError(
-            f"the programs do not fit: rank {target} waits at instruction {places[rank]} for a"
-            f" message of rank {source} that is never sent"
-            f" ({len(waiting)} of {len(programs)} ranks wait)"
-        )
-    for (source, target), box in mail.items():
-        if box:
+    def _send(self, rank: int, instruction: Send) -> None:
+        way = (rank, instruction.peer)
+        message = _Message(rank, *instruction.span)
+        self._unread[rank].add(message)
+        box = self._mail.get(way)
+        if box is None:
+            box = self._mail[way] = deque()
+        box.append(message)
+        if way in self._waiting:
+            self._runnable.append(self._waiting.pop(way))
+
+    def _receive(self, rank: int, instruction: Receive) -> bool:
+        way = (instruction.peer, rank)
+        box = self._mail.get(way)
+        if not box:
+            self._waiting[way] = rank
+            return False
+        message = box.popleft()
+        self._unread[message.sender].discard(message)
+        start, stop = instruction.span
+        if message.stop - message.start != stop - start:
             raise ConfigError(
-                f"the programs do not fit: rank {target} leaves {len(box)} messages of"
-                f" rank {source} unread"
+                f"rank {instruction.peer} sends {message.stop - message.start} elements where rank"
+                f" {rank} receives {stop - start} into {instruction.span}"
             )
+        self._will_change(rank, start, stop)
+        what = _COMBINE if instruction.combines else _COPY
+        self._row.append((what, rank, start, stop, message.space, message.start, message.stop))
+        return True
+
+    def _will_change(self, rank: int, start: int, stop: int) -> None:
+        """Copy the messages that would no longer say what they said when they were sent."""
+        for message in self._unread[rank].between(start, stop):
+            self._unread[rank].discard(message)
+            space, length = self._space_count, message.stop - message.start
+            self._row.append((_KEEP, space, 0, length, rank, message.start, message.stop))
+            message.space, message.start, message.stop = space, 0, length
+            self._space_count += 1
+
+    def _check_end(self) -> None:
+        if self._waiting:
+            (source, target), rank = next(iter(self._waiting.items()))
+            raise ConfigError(
+                f"the programs do not fit: rank {target} waits at instruction"
+                f" {self._places[rank]} for a message of rank {source} that is never sent"
+                f" ({len(self._waiting)} of {len(self._programs)} ranks wait)"
+            )
+        for (source, target), box in self._mail.items():
+            if box:
+                raise ConfigError(
+                    f"the programs do not fit: rank {target} leaves {len(box)} messages of"
+                    f" rank {source} unread"
+                )
 
 
-def _take_note(_rank: int, _instruction: Instruction, _message: object) -> None:
-    """Nothing is computed while programs are only checked."""
+def rehearse(schedule: Schedule, workspaces: Sequence[Array], op: ReduceOp, kind: dtype) -> None:
+    """Carry a schedule out on the workspaces of the ranks, which are changed in place."""
+    spaces = [*workspaces, *[_NOTHING] * (schedule.space_count - len(workspaces))]
+    with np.errstate(over="ignore", invalid="ignore"):
+        for what, space, start, stop, source, low, high in schedule.row:
+            if what == _COMBINE:
+                combine(op, kind, spaces[space][start:stop], spaces[source][low:high])
+            elif what == _COPY:
+                spaces[space][start:stop] = spaces[source][low:high]
+            elif what == _KEEP:
+                spaces[space] = spaces[source][low:high].copy()
+            else:
+                parts = [spaces[space][each.start : each.stop] for each in schedule.folds[source]]
+                spaces[space][start:stop] = fold(op, kind, parts)
+
+
+_NOTHING: Array = np.zeros(0)

@@ -202,7 +202,11 @@ class Simulator:
                             if target.__class__ is int and target > 0:
                                 instant = now + target
                                 if instant in agenda:
-                                    self._put(process, instant)
+                                    there = agenda[instant]
+                                    if isinstance(there, list):
+                                        there.append(process)
+                                    else:
+                                        agenda[instant] = [there, process]
                                 else:
                                     agenda[instant] = process
                                     heappush(instants, instant)

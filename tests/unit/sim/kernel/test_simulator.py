@@ -5,6 +5,8 @@ from collections.abc import Generator
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rankwise.base.errors import Deadlock, LocalProtocolError, TimeLimit
 from rankwise.sim.kernel import Event, Simulator, all_of, any_of
@@ -39,6 +41,88 @@ def test_what_is_asked_for_at_this_instant_happens_after_what_was_already_due() 
     simulator.run()
 
     assert seen == ["one", "two", "three"]
+
+
+@given(st.lists(st.lists(st.integers(0, 3), max_size=6), max_size=6))
+def test_processes_go_on_by_instant_and_then_in_the_order_in_which_they_asked(
+    delays: list[list[int]],
+) -> None:
+    simulator = Simulator()
+    seen: list[tuple[int, int]] = []
+
+    def worker(number: int) -> Steps:
+        for delay in delays[number]:
+            seen.append((simulator.now, number))
+            yield delay
+        seen.append((simulator.now, number))
+
+    for number in range(len(delays)):
+        simulator.process(worker(number))
+    simulator.run()
+
+    expected = []
+    waiting = [(0, number, number, 0) for number in range(len(delays))]
+    asked = len(waiting)
+    while waiting:
+        waiting.sort()
+        instant, _order, number, step = waiting.pop(0)
+        expected.append((instant, number))
+        if step < len(delays[number]):
+            waiting.append((instant + delays[number][step], asked, number, step + 1))
+            asked += 1
+    assert seen == expected
+    assert not simulator._agenda
+    assert not simulator._instants
+
+
+@pytest.mark.parametrize("others", [0, 1, 2])
+def test_after_a_failure_the_rest_goes_on_however_many_shared_its_instant(others: int) -> None:
+    simulator = Simulator()
+    seen = []
+
+    def fails() -> Steps:
+        yield 2
+        raise ArithmeticError("one step too far")
+
+    def worker(number: int) -> Steps:
+        yield 2
+        yield 5
+        seen.append((simulator.now, number))
+
+    simulator.process(fails())
+    for number in range(others):
+        simulator.process(worker(number))
+    simulator.call_at(4, seen.append, "later")
+
+    with pytest.raises(ArithmeticError):
+        simulator.run()
+    assert simulator.now == 2
+    simulator.run()
+
+    assert seen == ["later", *[(7, number) for number in range(others)]]
+
+
+@pytest.mark.parametrize("others", [0, 1, 2])
+def test_a_cancelled_delay_leaves_its_instant_to_the_others(others: int) -> None:
+    simulator = Simulator()
+    seen: list[Any] = []
+
+    def worker(number: int) -> Steps:
+        try:
+            yield 9
+        except KeyError:
+            seen.append((simulator.now, "cancelled"))
+            return
+        seen.append((simulator.now, number))
+
+    cancelled = simulator.process(worker(-1))
+    for number in range(others):
+        simulator.process(worker(number))
+    simulator.call_at(3, cancelled.cancel, KeyError())
+    simulator.run()
+
+    assert seen == [(3, "cancelled"), *[(9, number) for number in range(others)]]
+    assert simulator.now == (9 if others else 3)
 
 
 def test_a_process_waits_for_delays_events_and_other_processes() -> None:
