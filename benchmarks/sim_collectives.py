@@ -2,8 +2,8 @@
 
 - **rankwise**: `rankwise.sim.ccl.message_timing`.
 - **SimPy**: the same model, a process per rank and a store per mailbox. At 1,024 ranks, which take
-  it minutes, it does one chunk only (half a minute), and its figure is four times that, unless --long is
-  given: chunks follow each other, so neither its work nor its simulated time changes by it.
+  it minutes, it does one chunk only (half a minute), and its figure is four times that, unless
+  --long is given: chunks follow each other, so neither work nor simulated time changes by it.
 - ASTRA-sim, measured apart, took 0.03 s at 64 ranks and 9.6 s at 1,024 for the same system.
 
 All of them must give the same time: SimPy to the picosecond; the last column says by how much ours
