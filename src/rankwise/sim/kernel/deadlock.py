@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 from rankwise.base.errors import Deadlock, Waiting
 from rankwise.sim.kernel.events import Process
-from rankwise.sim.kernel.places import frames_of_generator, where_of
+from rankwise.sim.kernel.places import frames_of_generator, users_line_among
 
 _SHOWN_IN_MESSAGE = 16
 
@@ -21,7 +21,7 @@ def waiting_of(process: Process) -> Waiting:
         who=str(process),
         what=str(process.waits_for),
         since=process._since,  # noqa: SLF001
-        where=locate() if locate is not None else where_of(frames_of_generator(generator)),
+        where=locate() if locate is not None else users_line_among(frames_of_generator(generator)),
     )
 
 

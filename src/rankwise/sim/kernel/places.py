@@ -33,9 +33,18 @@ class Line(NamedTuple):
 
 def where_of(frames: Iterable[FrameType]) -> str:
     """Name the innermost line of user code among `frames`, which come innermost first."""
-    lines = [Line(each.f_code.co_filename, each.f_lineno, each.f_code.co_name) for each in frames]
+    lines = [_line_at(frame) for frame in frames]
     users = next((line for line in lines if line.is_users), None)
     return str(users or (lines[0] if lines else ""))
+
+
+def users_line_among(frames: Iterable[FrameType]) -> str:
+    """The same; empty if there is no user code among them."""
+    return next((str(line) for line in map(_line_at, frames) if line.is_users), "")
+
+
+def _line_at(frame: FrameType) -> Line:
+    return Line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
 
 
 def line_of(error: BaseException, file: str | None = None) -> Line | None:

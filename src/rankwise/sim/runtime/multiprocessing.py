@@ -268,7 +268,8 @@ class _Schedule:
             waiting.append(Waiting(f"rank {rank.rank}", what.removeprefix("in "), now, where))
             lines.append(f"rank {rank.rank} is {what}, at {where}")
         told = [f"stack of rank {rank}:\n{_users_part(stack)}" for rank, stack in stacks.items()]
-        message = "\n".join([f"{reason}: {'; '.join(lines)}", *told])
+        head, *more = reason.splitlines()
+        message = "\n".join([f"{head.removesuffix(':')}: {'; '.join(lines)}", *more, *told])
         return RanksStuck(message, (*waiting, *others), stacks)
 
 
