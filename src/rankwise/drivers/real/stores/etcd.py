@@ -1,0 +1,348 @@
+"""etcd, version 3, by way of its JSON gateway: the store for real clusters.
+
+The gateway speaks plain HTTP with JSON, so nothing needs to be installed and a forked process
+inherits no broken channel; see ADR 0009. Each call is one request on a connection that is kept. A
+watch has a connection of its own, on which etcd tells changes as they happen; when that ends, for
+whatever reason, the watch continues from the last revision that it was told, at whichever member is
+current. No thread is ours: whoever calls, waits.
+
+What happens when etcd is away: calls repeat until `request_timeout` and raise `StoreUnavailable`;
+the watch does the same, and can be asked again. When a majority is back, leases are counted anew by
+etcd's new leader, so none ends because of the outage alone.
+"""
+
+import socket
+import ssl
+from contextlib import suppress
+from http.client import HTTPException
+from select import POLLIN, poll
+from threading import Lock
+from time import monotonic
+from typing import Self
+
+import msgspec
+
+from rankwise.base.errors import (
+    Compacted,
+    LeaseLost,
+    RemoteProtocolError,
+    StoreRefused,
+    StoreUnavailable,
+)
+from rankwise.base.keys import (
+    Change,
+    Committed,
+    Conflict,
+    LeaseId,
+    Revision,
+    Snapshot,
+    Transaction,
+)
+from rankwise.base.units import SECOND, Duration
+from rankwise.drivers.real.stores.etcd_members import (
+    HINT_UNAVAILABLE,
+    EtcdConfig,
+    Member,
+    Members,
+    NotAuthenticated,
+    NotReached,
+    NotServing,
+    hang_up,
+)
+from rankwise.drivers.real.stores.etcd_messages import (
+    GrantReply,
+    KeepAliveReply,
+    RangeReply,
+    TransactionReply,
+    WatchLine,
+    WatchReply,
+    decoded,
+    range_of,
+    transaction_body,
+    watch_body,
+    whole_seconds,
+)
+from rankwise.drivers.real.stores.etcd_stream import ResponseLines
+
+PROBE_AFTER_S = 5.0
+"""A watch asks its member for a sign of life when nobody else has heard of it for so long."""
+RECEIVED_AT_ONCE = 256 * 1024
+STREAM_IS_OVER = (OSError, HTTPException, NotServing, NotReached, RemoteProtocolError)
+
+
+class EtcdStore:
+    """A client of an etcd cluster; a `rankwise.ports.store.Store`."""
+
+    def __init__(self, config: EtcdConfig) -> None:
+        self._members = Members(config)
+        self._watches: set[EtcdWatch] = set()
+        self._lock = Lock()
+
+    def read(self, prefix: str) -> Snapshot:
+        """All entries whose keys begin with `prefix`; etcd returns them in the order of keys."""
+        reply = self._members.ask("/kv/range", range_of(prefix), RangeReply)
+        return Snapshot(
+            tuple(key_value.entry() for key_value in reply.kvs), Revision(reply.header.revision)
+        )
+
+    def commit(self, transaction: Transaction) -> Committed | Conflict:
+        """Try a transaction; sent once, since etcd may carry out what it does not answer."""
+        reply = self._members.ask(
+            "/kv/txn", transaction_body(transaction), TransactionReply, repeats=False
+        )
+        revision = Revision(reply.header.revision)
+        return Committed(revision) if reply.succeeded else Conflict(revision)
+
+    def watch(self, prefix: str, after: Revision) -> "EtcdWatch":
+        """Tell every change under `prefix` that is later than `after`."""
+        watch = EtcdWatch(self._members, prefix, after)
+        with self._lock:
+            self._watches = {one for one in self._watches if not one.is_closed} | {watch}
+        return watch
+
+    def grant_lease(self, ttl: Duration) -> LeaseId:
+        """A new lease, of whole seconds rounded up, and of at least etcd's own minimum."""
+        reply = self._members.ask("/lease/grant", {"TTL": whole_seconds(ttl)}, GrantReply)
+        return LeaseId(reply.lease)
+
+    def renew_lease(self, lease: LeaseId) -> None:
+        """Let the lease live for its whole time to live again."""
+        reply = self._members.ask("/lease/keepalive", {"ID": lease}, KeepAliveReply)
+        if reply.error is not None and "lease not found" not in reply.error.message:
+            raise StoreUnavailable(
+                f"{self._members.who} did not renew lease {lease}: {reply.error.message}",
+                hint=HINT_UNAVAILABLE,
+            )
+        if reply.result is None or not reply.result.ttl:
+            raise LeaseLost(
+                f"lease {lease} has ended",
+                hint="this node was cut off from etcd for longer than the lease's time to live",
+            )
+
+    def revoke_lease(self, lease: LeaseId) -> None:
+        """End the lease and delete its entries, now; nothing happens if it has ended."""
+        with suppress(LeaseLost):
+            self._members.ask("/lease/revoke", {"ID": lease}, object)
+
+    def close(self) -> None:
+        """Close all connections; leases are left to end by themselves."""
+        self._members.close()
+        with self._lock:
+            watches, self._watches = self._watches, set()
+        for watch in watches:
+            watch.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+class EtcdWatch:
+    """The changes under a prefix; a `rankwise.ports.store.Watch`."""
+
+    def __init__(self, members: Members, prefix: str, after: Revision) -> None:
+        self._members = members
+        self._prefix = prefix
+        self._told = after
+        self._stream: _Stream | None = None
+        self._lock = Lock()
+        self._is_waiting = False
+        self.is_closed = False
+
+    def next(self, patience: Duration) -> tuple[Change, ...]:
+        """Wait for the next changes; empty when there were none for `patience`.
+
+        While no connection stands it takes as long as making one takes, at most the request
+        timeout.
+        """
+        with self._lock:
+            self._is_waiting = True
+        try:
+            return self._next(monotonic() + patience / SECOND)
+        finally:
+            with self._lock:
+                self._is_waiting = False
+            if self._is_over:
+                self._hang_up()
+
+    def close(self) -> None:
+        """End the watch and wake a thread that waits in `next`."""
+        with self._lock:
+            self.is_closed = True
+            if self._stream is not None and self._is_waiting:
+                self._stream.wake()  # who waits lets go of it
+                return
+        self._hang_up()
+
+    def _next(self, ends_at: float) -> tuple[Change, ...]:
+        while not self._is_over:
+            try:
+                stream = self._stream or self._connect()
+                reply = stream.next(ends_at)
+                if reply is None:
+                    return ()
+                if changes := self._changes_of(reply):
+                    return changes
+            except STREAM_IS_OVER:
+                self._hang_up()
+            except StoreUnavailable:
+                if not self._is_over:
+                    raise
+        return ()
+
+    @property
+    def _is_over(self) -> bool:
+        return self.is_closed or self._members.closed.is_set()
+
+    def _connect(self) -> "_Stream":
+        """A stream on which etcd has confirmed the watch."""
+        patience = self._members.patience()
+        last_error: BaseException | None = None
+        for _ in patience.attempts():
+            if self.is_closed:
+                break
+            member = self._members.current
+            try:
+                return self._open(member, monotonic() + patience.left_s)
+            except NotAuthenticated as error:
+                # An expired token and a missing permission look alike; a new token tells.
+                if isinstance(last_error, NotAuthenticated):
+                    raise StoreRefused(
+                        f"{member.endpoint} does not let user {self._members.config.user!r} watch"
+                        f" {self._prefix!r}: {error}",
+                        hint="check the roles that etcd grants to that user",
+                    ) from error
+                self._members.forget_token()
+                last_error = error
+            except STREAM_IS_OVER as error:
+                last_error = error
+                self._members.suspect(member)
+        raise patience.exhausted(last_error, HINT_UNAVAILABLE) from last_error
+
+    def _open(self, member: Member, ends_at: float) -> "_Stream":
+        sock = self._members.open_stream(member, "/watch", watch_body(self._prefix, self._told))
+        stream = _Stream(self._members, member, sock)
+        with self._lock:
+            self._stream = stream
+            if self.is_closed:
+                stream.wake()
+        try:
+            # Has no changes: it says that the watch is created, or why not.
+            self._changes_of(stream.confirmation(ends_at))
+        except BaseException:
+            self._hang_up()
+            raise
+        return stream
+
+    def _changes_of(self, reply: WatchReply) -> tuple[Change, ...]:
+        if reply.compact_revision:
+            self._hang_up()
+            raise Compacted(
+                f"etcd has forgotten the changes up to {reply.compact_revision}, the watch of"
+                f" {self._prefix!r} was told those up to {self._told}",
+                reply.compact_revision,
+                hint="read anew, and watch after the snapshot's revision",
+            )
+        if "permission denied" in reply.cancel_reason:
+            raise NotAuthenticated(reply.cancel_reason)
+        if reply.canceled:
+            # A member without a leader does that, and one that restarts.
+            raise NotServing(reply.cancel_reason or "the watch was ended by etcd")
+        changes = tuple(
+            event.change() for event in reply.events if event.kv.mod_revision > self._told
+        )
+        if changes:
+            self._told = changes[-1].revision
+        elif not reply.created:
+            # A sign of progress: everything up to it has been told.
+            self._told = max(self._told, Revision(reply.header.revision))
+        return changes
+
+    def _hang_up(self) -> None:
+        with self._lock:
+            stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.close()
+
+
+class _Stream:
+    """One connection of a watch."""
+
+    def __init__(self, members: Members, member: Member, sock: socket.socket) -> None:
+        self._members = members
+        self._member = member
+        self._sock = sock
+        self._sock.settimeout(0)
+        self._lines = ResponseLines()
+        self._waiting: list[bytes] = []
+        self._poll = poll()
+        self._poll.register(sock, POLLIN)
+
+    def next(self, ends_at: float) -> WatchReply | None:
+        """The next message; None when there was none until `ends_at`.
+
+        Raises:
+            OSError, NotServing, NotAuthenticated, RemoteProtocolError: the stream is over.
+            StoreRefused: etcd does not let us watch.
+        """
+        while not self._waiting:
+            data = self._receive()
+            if data is None:
+                if not self._wait(ends_at):
+                    return None
+                continue
+            if not data:
+                raise ConnectionResetError("the member has hung up")
+            self._waiting += self._lines.feed(data)
+            if self._lines.status not in (None, 200) and self._waiting:
+                assert self._lines.status is not None
+                self._members.raise_fault(self._lines.status, self._waiting[0], self._member)
+        try:
+            line = decoded(self._waiting.pop(0), WatchLine)
+        except msgspec.MsgspecError as error:
+            raise RemoteProtocolError(f"{self._member.endpoint} says no message: {error}") from None
+        if line.error is not None or line.result is None:
+            raise NotServing("no message" if line.error is None else line.error.message)
+        return line.result
+
+    def confirmation(self, ends_at: float) -> WatchReply:
+        """The first message.
+
+        Raises:
+            TimeoutError: it did not come.
+        """
+        reply = self.next(min(ends_at, monotonic() + self._members.attempt_s))
+        if reply is None:
+            raise TimeoutError(f"{self._member.endpoint} does not confirm a watch")
+        return reply
+
+    def wake(self) -> None:
+        """End it from another thread, which then sees that its member has hung up."""
+        hang_up(self._sock)
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._members.close_stream(self._member, self._sock)
+
+    def _receive(self) -> bytes | None:
+        """What has come; None when there is nothing yet, empty at the end."""
+        try:
+            return self._sock.recv(RECEIVED_AT_ONCE)
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return None
+
+    def _wait(self, ends_at: float) -> bool:
+        """Wait for bytes, and look after the member while there are none; False: time is over."""
+        while True:
+            now = monotonic()
+            silent_until = self._member.answered_at + PROBE_AFTER_S
+            if now >= ends_at:
+                return False
+            if now >= silent_until:
+                self._members.probe(self._member)
+                silent_until = monotonic() + PROBE_AFTER_S
+            wait_s = max(0.0, min(ends_at, silent_until) - monotonic())
+            if self._poll.poll(min(wait_s, 86_400.0) * 1000):
+                return True

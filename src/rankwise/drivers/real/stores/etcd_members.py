@@ -1,0 +1,470 @@
+"""The members of an etcd cluster: connections, fail-over, TLS, users.
+
+One member at a time is the *current* one: requests and watches go there. A member that refuses, is
+silent for longer than an attempt may take, or says that it cannot serve, is *suspected*: the next
+one becomes current, and every watch that hangs on the suspect is woken, so that it moves too. That
+is how a stopped machine is noticed, whose kernel goes on acknowledging what nobody reads.
+
+Connections that carry no request are kept, at most as many as there were requests at the same time;
+one on which the member has hung up meanwhile is found out before it is used. A request that changes
+something is sent once: when its answer does not come, it may have been carried out, and only the
+caller knows how to find out. All others are repeated, with the next member, until the time is over.
+"""
+
+import socket
+import ssl
+from contextlib import suppress
+from http.client import BadStatusLine, HTTPConnection, HTTPException, RemoteDisconnected
+from http.client import HTTPSConnection as TlsConnection
+from random import randrange
+from select import POLLIN, poll
+from threading import Event, Lock
+from time import monotonic
+from typing import Any, TypeVar
+
+import msgspec
+
+from rankwise.base.errors import LeaseLost, StoreError, StoreRefused, StoreUnavailable
+from rankwise.base.units import SECOND, Duration
+from rankwise.drivers.real.stores.etcd_messages import AuthenticateReply, Fault, decoded
+from rankwise.drivers.real.stores.patience import Patience, closed_error, describe
+
+T = TypeVar("T")
+
+API_PATHS = ("/v3", "/v3beta")
+"""Where the gateway is: etcd 3.4 and later, and 3.3."""
+ATTEMPT_SHARE = 3
+"""An attempt may take this part of the request's time when there is another member to try."""
+HINT_UNAVAILABLE = "check --rdzv-endpoint, and whether etcd runs there and has a quorum"
+
+
+class EtcdConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How to reach an etcd cluster.
+
+    Attributes:
+        endpoints: `(host, port)` of its members, at least one.
+        use_tls: whether to speak TLS; implied by `cacert` and `cert`.
+        cacert: file with the authorities that its certificate must come from; None: the system's.
+        cert, key: files with the certificate of this client, and with its key.
+        user, password: if etcd asks for them.
+        request_timeout: how long one call may take, with all its attempts.
+    """
+
+    endpoints: tuple[tuple[str, int], ...]
+    use_tls: bool = False
+    cacert: str | None = None
+    cert: str | None = None
+    key: str | None = None
+    user: str | None = None
+    password: str | None = None
+    request_timeout: Duration = Duration(2 * SECOND)
+
+
+class NotReached(Exception):
+    """No connection could be made, so nothing was asked; the cause says why."""
+
+
+class NotServing(Exception):
+    """A member answers that it cannot serve now; another one may."""
+
+
+class NotAuthenticated(Exception):
+    """A token is missing, or not good any more."""
+
+
+class Member:
+    """One member of the cluster."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.host = host
+        self.port = port
+        self.idle: list[HTTPConnection] = []
+        self.watching: set[socket.socket] = set()
+        self.answered_at = 0.0
+        """When it last answered a request, on the clock of `monotonic`."""
+
+    @property
+    def endpoint(self) -> str:
+        """As people write it."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class Members:
+    """All members, and which one is current. Any thread may call."""
+
+    def __init__(self, config: EtcdConfig) -> None:
+        self.config = config
+        self.closed = Event()
+        self.members = [Member(host, port) for host, port in config.endpoints]
+        self.who = "etcd at " + ", ".join(member.endpoint for member in self.members)
+        self._tls = _tls_context(config)
+        # Spread over the members, since watches of all nodes stay where they begin.
+        self._current = randrange(len(self.members))  # noqa: S311 -- no secret
+        self._api_path = API_PATHS[0]
+        self._token: str | None = None
+        self._lock = Lock()
+        self._busy: set[HTTPConnection] = set()
+
+    @property
+    def timeout_s(self) -> float:
+        """How long one call may take."""
+        return self.config.request_timeout / SECOND
+
+    @property
+    def attempt_s(self) -> float:
+        """How long one attempt may take."""
+        return self.timeout_s / (1 if len(self.members) == 1 else ATTEMPT_SHARE)
+
+    @property
+    def current(self) -> Member:
+        """The member that is asked."""
+        return self.members[self._current]
+
+    def patience(self) -> Patience:
+        """For one call."""
+        return Patience(self.timeout_s, self.closed, self.who)
+
+    def ask(self, path: str, body: dict[str, Any], kind: type[T], *, repeats: bool = True) -> T:
+        """Send a request and return its answer.
+
+        Args:
+            path: below the API's, as `/kv/range`.
+            body: the request.
+            kind: what the answer is read as.
+            repeats: whether it may be sent again when its answer does not come.
+
+        Raises:
+            StoreUnavailable, StoreRefused, LeaseLost: see the port.
+        """
+        patience = self.patience()
+        last_error: BaseException | None = None
+        for _ in patience.attempts():
+            member = self.current
+            try:
+                return self._ask_authenticated(member, path, body, kind, patience)
+            except NotReached as error:
+                last_error = error.__cause__
+            except (OSError, HTTPException, NotServing) as error:
+                _raise_if_not_etcd(error, member)
+                last_error = error
+                if not repeats:
+                    self.suspect(member)
+                    raise self._unanswered(member, error) from error
+            self.suspect(member)
+        raise patience.exhausted(last_error, HINT_UNAVAILABLE) from last_error
+
+    def probe(self, member: Member) -> None:
+        """Find out whether a member still serves; suspect it if not."""
+        patience = Patience(self.attempt_s, self.closed, member.endpoint)
+        body = {"key": "AA==", "count_only": True}
+        try:
+            self._ask_authenticated(member, "/kv/range", body, object, patience)
+        except (OSError, HTTPException, NotReached, NotServing):
+            self.suspect(member)
+
+    def suspect(self, member: Member) -> None:
+        """Go on with the next member, and wake the watches that hang on this one."""
+        with self._lock:
+            if self.current is member:
+                self._current = (self._current + 1) % len(self.members)
+            idle, member.idle = member.idle, []
+            for sock in member.watching:
+                hang_up(sock)
+        for connection in idle:
+            connection.close()
+
+    def open_stream(self, member: Member, path: str, body: dict[str, Any]) -> socket.socket:
+        """Send a request whose answer is a stream; its socket belongs to the caller.
+
+        Raises:
+            OSError, NotReached, NotServing: it could not be sent.
+        """
+        patience = Patience(self.attempt_s, self.closed, member.endpoint)
+        token = self._token_for(member, patience)
+        connection = self._connect(member, patience.left_s)
+        sock = connection.sock
+        payload = msgspec.json.encode(body)
+        lines = [
+            f"POST {self._api_path}{path} HTTP/1.1",
+            f"Host: {member.endpoint}",
+            f"Content-Length: {len(payload)}",
+            # Told to etcd itself: end the stream when this member is cut off from the others.
+            "Grpc-Metadata-Hasleader: true",
+        ]
+        if token is not None:
+            lines.append(f"Authorization: {token}")
+        try:
+            sock.sendall("\r\n".join(lines).encode() + b"\r\n\r\n" + payload)
+        except BaseException:
+            sock.close()
+            raise
+        with self._lock:
+            member.watching.add(sock)
+            if self.closed.is_set():
+                hang_up(sock)
+        return sock
+
+    def close_stream(self, member: Member, sock: socket.socket) -> None:
+        """Let go of a stream's socket."""
+        with self._lock:
+            member.watching.discard(sock)
+        sock.close()
+
+    def close(self) -> None:
+        """Close all connections, and wake who waits on them."""
+        with self._lock:
+            self.closed.set()
+            for member in self.members:
+                for connection in member.idle:
+                    connection.close()
+                member.idle.clear()
+                for sock in member.watching:
+                    hang_up(sock)
+            for connection in self._busy:
+                if connection.sock is not None:
+                    hang_up(connection.sock)
+
+    def raise_fault(self, status: int, body: bytes, member: Member) -> None:
+        """Raise what an answer other than 200 means.
+
+        Raises:
+            StoreRefused, LeaseLost, NotServing, NotAuthenticated, StoreError: what it means.
+        """
+        try:
+            text = decoded(body, Fault).text
+        except msgspec.MsgspecError:
+            raise _not_etcd(body, member) from None
+        if "lease not found" in text:
+            raise LeaseLost("the lease has ended", hint=f"{member.endpoint} says: {text}")
+        if status == 401 or "invalid auth token" in text or "revision in auth header" in text:
+            raise NotAuthenticated(text)
+        if "user name is empty" in text:
+            raise StoreRefused(
+                f"{member.endpoint} asks for a user",
+                hint="give user and password in --rdzv-conf",
+            )
+        if status == 403 or "authentication failed" in text or "permission denied" in text:
+            raise StoreRefused(
+                f"{member.endpoint} refuses user {self.config.user!r}: {text}",
+                hint="check user and password, and the roles that etcd grants to that user",
+            )
+        if status >= 500 or status in (408, 412, 429):
+            raise NotServing(f"{member.endpoint} says: {text}")
+        raise StoreError(f"{member.endpoint} refuses a request: {text}")
+
+    def forget_token(self) -> None:
+        """Ask for a new one when the next is needed."""
+        self._token = None
+
+    def _ask_authenticated(
+        self, member: Member, path: str, body: dict[str, Any], kind: type[T], patience: Patience
+    ) -> T:
+        try:
+            return self._ask_once(member, path, body, kind, patience)
+        except NotAuthenticated:
+            # It has expired, or users have been changed; etcd has not looked at the request.
+            self.forget_token()
+        try:
+            return self._ask_once(member, path, body, kind, patience)
+        except NotAuthenticated as error:
+            raise NotServing(describe(error)) from error
+
+    def _ask_once(
+        self, member: Member, path: str, body: dict[str, Any], kind: type[T], patience: Patience
+    ) -> T:
+        token = self._token_for(member, patience)
+        return self._exchange(member, path, body, kind, patience, token=token)
+
+    def _token_for(self, member: Member, patience: Patience) -> str | None:
+        user, password = self.config.user, self.config.password
+        if user is None:
+            return None
+        if self._token is None:
+            body = {"name": user, "password": password or ""}
+            try:
+                self._token = self._exchange(
+                    member, "/auth/authenticate", body, AuthenticateReply, patience
+                ).token
+            except NotServing as error:
+                if "authentication is not enabled" in describe(error):
+                    return None
+                raise
+        return self._token
+
+    def _exchange(
+        self,
+        member: Member,
+        path: str,
+        body: dict[str, Any],
+        kind: type[T],
+        patience: Patience,
+        *,
+        token: str | None = None,
+    ) -> T:
+        """One request, one answer, on a connection of their own while it lasts."""
+        headers = {} if token is None else {"Authorization": token}
+        payload = msgspec.json.encode(body)
+        timeout_s = min(self.attempt_s, patience.left_s)
+        connection = self._take(member, timeout_s)
+        try:
+            status, answer = self._send(connection, path, payload, headers)
+            if status == 404 and path != "/auth/authenticate" and answer[:1] != b"{":
+                status, answer = self._send_to_older(connection, path, payload, headers)
+        except BaseException:
+            self._drop(connection)
+            raise
+        self._give_back(member, connection)
+        if status != 200:
+            self.raise_fault(status, answer, member)
+        try:
+            return decoded(answer, kind)
+        except msgspec.MsgspecError:
+            raise _not_etcd(answer, member) from None
+
+    def _send(
+        self, connection: HTTPConnection, path: str, payload: bytes, headers: dict[str, str]
+    ) -> tuple[int, bytes]:
+        # Without the header that http.client adds by itself: bytes count, with many nodes.
+        connection.putrequest("POST", self._api_path + path, skip_accept_encoding=True)
+        connection.putheader("Content-Length", str(len(payload)))
+        for name, value in headers.items():
+            connection.putheader(name, value)
+        connection.endheaders(payload)
+        response = connection.getresponse()
+        return response.status, response.read()
+
+    def _send_to_older(
+        self, connection: HTTPConnection, path: str, payload: bytes, headers: dict[str, str]
+    ) -> tuple[int, bytes]:
+        """There is no such page: ask where older versions have it, and remember what worked."""
+        before = self._api_path
+        self._api_path = next(other for other in API_PATHS if other != before)
+        status, answer = self._send(connection, path, payload, headers)
+        if status == 404 and answer[:1] != b"{":
+            self._api_path = before
+        return status, answer
+
+    def _take(self, member: Member, timeout_s: float) -> HTTPConnection:
+        while True:
+            with self._lock:
+                if self.closed.is_set():
+                    raise closed_error(self.who)
+                connection = member.idle.pop() if member.idle else None
+            if connection is None:
+                connection = self._connect(member, timeout_s)
+                break
+            if not _has_hung_up(connection.sock):
+                connection.sock.settimeout(timeout_s)
+                break
+            connection.close()
+        with self._lock:
+            self._busy.add(connection)
+            if self.closed.is_set():
+                hang_up(connection.sock)
+        return connection
+
+    def _connect(self, member: Member, timeout_s: float) -> HTTPConnection:
+        if self._tls is None:
+            connection = HTTPConnection(member.host, member.port, timeout=timeout_s)
+        else:
+            connection = TlsConnection(
+                member.host, member.port, timeout=timeout_s, context=self._tls
+            )
+        try:
+            connection.connect()
+        except OSError as error:
+            _raise_if_not_etcd(error, member)
+            raise NotReached(describe(error)) from error
+        _notice_dead_hosts(connection.sock)
+        return connection
+
+    def _give_back(self, member: Member, connection: HTTPConnection) -> None:
+        member.answered_at = monotonic()
+        with self._lock:
+            self._busy.discard(connection)
+            if connection.sock is not None and not self.closed.is_set():
+                member.idle.append(connection)
+                return
+        connection.close()
+
+    def _drop(self, connection: HTTPConnection) -> None:
+        with self._lock:
+            self._busy.discard(connection)
+        connection.close()
+
+    def _unanswered(self, member: Member, error: BaseException) -> StoreUnavailable:
+        if self.closed.is_set():
+            return closed_error(self.who)
+        return StoreUnavailable(
+            f"{member.endpoint} did not answer a transaction: {describe(error)}",
+            hint="it may have taken place: read before trying again",
+        )
+
+
+def _tls_context(config: EtcdConfig) -> ssl.SSLContext | None:
+    if not (config.use_tls or config.cacert or config.cert):
+        return None
+    context = ssl.create_default_context(cafile=config.cacert)
+    if config.cert is not None:
+        context.load_cert_chain(config.cert, config.key)
+    return context
+
+
+def _raise_if_not_etcd(error: BaseException, member: Member) -> None:
+    """A certificate that is not good now, or no HTTP, will not be good in a second.
+
+    Raises:
+        StoreRefused: who refuses whom.
+    """
+    if isinstance(error, BadStatusLine) and not isinstance(error, RemoteDisconnected):
+        raise _not_etcd(str(error).encode(), member) from error
+    if isinstance(error, ssl.SSLCertVerificationError):
+        raise StoreRefused(
+            f"the certificate of {member.endpoint} is not good: {error.verify_message}",
+            hint="check cacert, and that the certificate names the host of the endpoint",
+        ) from error
+    if isinstance(error, ssl.SSLError) and not isinstance(
+        error, ssl.SSLEOFError | ssl.SSLZeroReturnError | ssl.SSLSyscallError
+    ):
+        reason = error.reason or str(error)
+        if "WRONG_VERSION_NUMBER" in reason or "HTTP_REQUEST" in reason:
+            raise StoreRefused(
+                f"{member.endpoint} does not speak TLS", hint="leave out protocol=https and cacert"
+            ) from error
+        raise StoreRefused(
+            f"{member.endpoint} refuses TLS: {reason.lower().replace('_', ' ')}",
+            hint="if it asks for a client's certificate, give cert and key",
+        ) from error
+
+
+def _not_etcd(body: bytes, member: Member) -> StoreRefused:
+    if b"HTTPS server" in body:
+        return StoreRefused(
+            f"{member.endpoint} speaks TLS only", hint="give protocol=https, and cacert if needed"
+        )
+    start = body[:60].decode(errors="replace").strip()
+    return StoreRefused(
+        f"{member.endpoint} is no etcd with a JSON gateway: it says {start!r}",
+        hint="etcd 3.3 or later has one unless it runs with --enable-grpc-gateway=false",
+    )
+
+
+def _notice_dead_hosts(sock: socket.socket) -> None:
+    """Let the kernel end a connection to a machine that has vanished without a word."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _has_hung_up(sock: socket.socket) -> bool:
+    """Whether an idle connection has something to say: only a farewell is possible."""
+    waiter = poll()
+    waiter.register(sock, POLLIN)
+    return bool(waiter.poll(0))
+
+
+def hang_up(sock: socket.socket) -> None:
+    """Wake whoever waits on a connection; beneath TLS, whose state belongs to the thread in it."""
+    with suppress(OSError):  # it has been closed already
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)

@@ -1,0 +1,185 @@
+"""Real etcd servers for tests: one or three members, to be stopped, killed and started again.
+
+A member's ports are chosen by binding port 0 and letting go of it; should somebody else take one
+before etcd does, the cluster is started anew on others. Nothing is polled: a member is up when it
+says so in its log, which is kept beside its data and named when something goes wrong.
+"""
+
+import contextlib
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PATIENCE_S = 60.0
+ATTEMPTS = 5
+
+
+def find_etcd() -> str | None:
+    """The program, from PATH or from where tools/setup has unpacked it."""
+    return shutil.which("etcd") or shutil.which("etcd", path=f"{sys.prefix}/etcd/usr/bin")
+
+
+needs_etcd = pytest.mark.skipif(
+    find_etcd() is None,
+    reason="there is no etcd: install it, or let tools/setup test unpack Debian's",
+)
+
+
+class AddressTaken(Exception):
+    """Somebody else has bound a port that was free a moment ago."""
+
+
+class EtcdMember:
+    """One server, which keeps its data and its ports when it is started again."""
+
+    def __init__(self, name: str, folder: Path, tls_arguments: list[str]) -> None:
+        self.name = name
+        self.log_path = folder / f"{name}.log"
+        self.client_port, self.peer_port = free_ports(2)
+        self._data = folder / name
+        self._tls_arguments = tls_arguments
+        self._scheme = "https" if tls_arguments else "http"
+        self._process: subprocess.Popen[str] | None = None
+        self._is_serving = threading.Event()
+        self._has_ended = threading.Event()
+        self._reader: threading.Thread | None = None
+
+    @property
+    def peer_url(self) -> str:
+        return f"http://127.0.0.1:{self.peer_port}"
+
+    @property
+    def endpoint(self) -> tuple[str, int]:
+        return "127.0.0.1", self.client_port
+
+    def start(self, cluster: str, *extra: str) -> None:
+        program = find_etcd()
+        assert program is not None
+        client_url = f"{self._scheme}://127.0.0.1:{self.client_port}"
+        command = [
+            *(["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []),
+            program,
+            *("--name", self.name, "--data-dir", str(self._data), "--logger", "zap"),
+            *("--listen-client-urls", client_url, "--advertise-client-urls", client_url),
+            *("--listen-peer-urls", self.peer_url, "--initial-cluster", cluster),
+            *("--initial-advertise-peer-urls", self.peer_url),
+            *self._tls_arguments,
+            *extra,
+        ]
+        self._is_serving.clear()
+        self._has_ended.clear()
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        self._reader = threading.Thread(target=self._read_log, args=[self._process], daemon=True)
+        self._reader.start()
+
+    def wait_serving(self) -> None:
+        assert self._is_serving.wait(PATIENCE_S), f"etcd is not up: see {self.log_path}"
+        if self._has_ended.is_set():
+            log = self.log_path.read_text()
+            if "address already in use" in log:
+                raise AddressTaken(str(self.client_port))
+            raise AssertionError(f"etcd has ended, see {self.log_path}:\n{log[-2000:]}")
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """End it without a word, as the loss of its machine would."""
+        if self._process is None:
+            return
+        process, self._process = self._process, None
+        process.kill()
+        process.wait()
+        assert self._reader is not None
+        self._reader.join()
+        assert process.stdout is not None
+        process.stdout.close()
+
+    def _read_log(self, process: "subprocess.Popen[str]") -> None:
+        assert process.stdout is not None
+        with self.log_path.open("a") as log:
+            for line in process.stdout:
+                log.write(line)
+                log.flush()
+                if "serving client traffic" in line:
+                    self._is_serving.set()
+        self._has_ended.set()
+        self._is_serving.set()
+
+
+class EtcdCluster:
+    """One or three members that know each other."""
+
+    def __init__(
+        self, folder: Path, size: int = 1, *, tls_arguments: list[str] | None = None
+    ) -> None:
+        self.members = [
+            EtcdMember(f"member{number}", folder, tls_arguments or []) for number in range(size)
+        ]
+        self._initial = ",".join(f"{one.name}={one.peer_url}" for one in self.members)
+
+    @property
+    def endpoints(self) -> tuple[tuple[str, int], ...]:
+        return tuple(member.endpoint for member in self.members)
+
+    def start(self, *extra: str) -> None:
+        for member in self.members:
+            member.start(self._initial, *extra)
+        for member in self.members:
+            member.wait_serving()
+
+    def restart(self, member: EtcdMember) -> None:
+        member.start(self._initial)
+        member.wait_serving()
+
+    def kill(self) -> None:
+        for member in self.members:
+            member.kill()
+
+
+@contextlib.contextmanager
+def etcd_cluster(
+    folder: Path,
+    size: int = 1,
+    *,
+    tls_arguments: list[str] | None = None,
+    extra: tuple[str, ...] = (),
+) -> Iterator[EtcdCluster]:
+    """A cluster that is up."""
+    for attempt in range(ATTEMPTS):
+        place = folder / f"etcd-{attempt}"
+        place.mkdir()
+        cluster = EtcdCluster(place, size, tls_arguments=tls_arguments)
+        try:
+            cluster.start(*extra)
+        except AddressTaken:
+            cluster.kill()
+            continue
+        except BaseException:
+            cluster.kill()
+            raise
+        try:
+            yield cluster
+        finally:
+            cluster.kill()
+        return
+    pytest.fail(f"etcd found its ports taken {ATTEMPTS} times")
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on at the moment, all different."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
