@@ -16,6 +16,7 @@ more work in total and half the latency. The ranks then fold with equal calls on
 memory, so that they cannot differ by a bit even where numpy picks its loops by alignment.
 """
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -26,7 +27,7 @@ from rankwise.base.units import Duration
 from rankwise.collectives.calls import Call
 from rankwise.collectives.reductions import Reduction, fold
 from rankwise.collectives.transport import Flat
-from rankwise.collectives.turnstile import Turnstile
+from rankwise.collectives.turnstile import Turnstile, plain_fate
 from rankwise.drivers.real.segments import BUFFER_COUNT, Segment
 
 _SMALL_BYTES_OF_ALL = 1 << 18
@@ -41,7 +42,13 @@ class SharedMemoryTransport:
     cannot be the same rank.
     """
 
-    def __init__(self, segment: Segment, rank: int, pid: int) -> None:
+    def __init__(
+        self,
+        segment: Segment,
+        rank: int,
+        pid: int,
+        fate_of: Callable[[int], str] = plain_fate,
+    ) -> None:
         if not 0 <= rank < segment.worker_count:
             raise ConfigError(
                 f"rank is {rank}, expected 0 to {segment.worker_count - 1}: "
@@ -51,7 +58,7 @@ class SharedMemoryTransport:
         self.size = segment.worker_count
         self._segment = segment
         self._layout = segment.layout
-        self._turnstile = Turnstile(segment, rank, pid)
+        self._turnstile = Turnstile(segment, rank, pid, fate_of)
         self._small_bytes = min(_SMALL_BYTES_OF_ALL // self.size, self._layout.buffer_bytes)
         scratch = np.empty(self._small_bytes + _ALIGNMENT, np.uint8)
         self._scratch = scratch[-scratch.ctypes.data % _ALIGNMENT :]

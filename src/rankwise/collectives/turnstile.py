@@ -27,6 +27,7 @@ row of the turn's buffer, and reads the whole row after the meeting.
 """
 
 import time
+from collections.abc import Callable
 
 from rankwise.base.errors import (
     CollectiveError,
@@ -54,17 +55,26 @@ _COUNT_MASK = (1 << FutexWord.RING_BIT) - 1
 _HALF = 1 << (FutexWord.RING_BIT - 1)
 
 
+def plain_fate(rank: int) -> str:
+    """What became of a rank that is marked dead, when nobody has said more."""
+    del rank
+    return "has ended"
+
+
 class Turnstile:
     """One rank's way through the turns of a segment."""
 
-    def __init__(self, segment: Segment, rank: int, pid: int) -> None:
+    def __init__(
+        self, segment: Segment, rank: int, pid: int, fate_of: Callable[[int], str] = plain_fate
+    ) -> None:
+        """Take the place of `rank`; `fate_of` says what became of one that is marked dead."""
         layout = segment.layout
+        self._fate_of = fate_of
         self.rank = rank
         self.size = layout.worker_count
         self._layout = layout
         self._memory = segment.memory
-        # Native words: an item is loaded and stored whole, which single bytes would not be.
-        self._ledgers = memoryview(self._memory)[layout.ledgers : layout.last_words].cast("Q")
+        self._ledgers = segment.ledgers
         self._fates = slice(layout.deaths, layout.deaths + 8 * self.size)
         self._all_well = bytes(8 * self.size)
         self._arrivals = segment.arrivals
@@ -207,7 +217,8 @@ class Turnstile:
         return PeerDied(
             f"{self._describe_own()} cannot be completed on rank {self.rank}: "
             + "; ".join(
-                f"rank {rank} has ended, it {self._describe_last_of(rank)}" for rank in silent
+                f"rank {rank} {self._fate_of(rank)}, it {self._describe_last_of(rank)}"
+                for rank in silent
             )
         )
 

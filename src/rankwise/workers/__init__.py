@@ -7,7 +7,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from rankwise.core.mailbox.tasks import ChipCallConfig
+    from rankwise.core.mailbox.tasks import (
+        ChipCallConfig,
+    )
     from rankwise.core.mailbox.tensors import (
         CONTINUOUS_TENSOR_MAX_DIMS,
         ContinuousTensor,
@@ -16,19 +18,35 @@ if TYPE_CHECKING:
         get_dtype_name,
         get_element_size,
     )
+    from rankwise.drivers.real.windows import (
+        PeerWatch,
+        WindowRegion,
+    )
     from rankwise.workers.arguments import (
         ChipStorageTaskArgs,
         TaskArgs,
         read_args_from_blob,
         scalar_to_uint64,
     )
-    from rankwise.workers.arrays import array_at
+    from rankwise.workers.arrays import (
+        array_at,
+    )
     from rankwise.workers.callables import (
         ArgDirection,
         ChipCallable,
         CoreCallable,
         Parameter,
         arg_direction_name,
+    )
+    from rankwise.workers.domains import (
+        DomainSpec,
+        create_domain,
+        place_domain,
+        plan_domain,
+    )
+    from rankwise.workers.member import (
+        Member,
+        Window,
     )
     from rankwise.workers.states import (
         DEFAULT_HEAP_RING_SIZE,
@@ -41,7 +59,10 @@ if TYPE_CHECKING:
         TaskState,
         WorkerType,
     )
-    from rankwise.workers.torch_bridge import make_tensor_arg, torch_dtype_to_datatype
+    from rankwise.workers.torch_bridge import (
+        make_tensor_arg,
+        torch_dtype_to_datatype,
+    )
 _HOMES: dict[str, str] = {
     "ArgDirection": "rankwise.workers.callables",
     "CONTINUOUS_TENSOR_MAX_DIMS": "rankwise.core.mailbox.tensors",
@@ -52,22 +73,30 @@ _HOMES: dict[str, str] = {
     "CoreCallable": "rankwise.workers.callables",
     "DEFAULT_HEAP_RING_SIZE": "rankwise.workers.states",
     "DataType": "rankwise.core.mailbox.tensors",
+    "DomainSpec": "rankwise.workers.domains",
     "MAILBOX_ERROR_MSG_SIZE": "rankwise.workers.states",
     "MAILBOX_OFF_ERROR_MSG": "rankwise.workers.states",
     "MAILBOX_SIZE": "rankwise.workers.states",
     "MAX_RING_DEPTH": "rankwise.workers.states",
     "MAX_SCOPE_DEPTH": "rankwise.workers.states",
+    "Member": "rankwise.workers.member",
     "Parameter": "rankwise.workers.callables",
+    "PeerWatch": "rankwise.drivers.real.windows",
     "SubmitResult": "rankwise.workers.states",
     "TaskArgs": "rankwise.workers.arguments",
     "TaskState": "rankwise.workers.states",
     "TensorArgType": "rankwise.core.mailbox.tensors",
+    "Window": "rankwise.workers.member",
+    "WindowRegion": "rankwise.drivers.real.windows",
     "WorkerType": "rankwise.workers.states",
     "arg_direction_name": "rankwise.workers.callables",
     "array_at": "rankwise.workers.arrays",
+    "create_domain": "rankwise.workers.domains",
     "get_dtype_name": "rankwise.core.mailbox.tensors",
     "get_element_size": "rankwise.core.mailbox.tensors",
     "make_tensor_arg": "rankwise.workers.torch_bridge",
+    "place_domain": "rankwise.workers.domains",
+    "plan_domain": "rankwise.workers.domains",
     "read_args_from_blob": "rankwise.workers.arguments",
     "scalar_to_uint64": "rankwise.workers.arguments",
     "torch_dtype_to_datatype": "rankwise.workers.torch_bridge",
@@ -75,31 +104,39 @@ _HOMES: dict[str, str] = {
 """Which module a name lives in."""
 
 __all__ = [  # spelled out, since type checkers read this list and cannot run code
-    "ArgDirection",
     "CONTINUOUS_TENSOR_MAX_DIMS",
-    "ChipCallConfig",
-    "ChipCallable",
-    "ChipStorageTaskArgs",
-    "ContinuousTensor",
-    "CoreCallable",
     "DEFAULT_HEAP_RING_SIZE",
-    "DataType",
     "MAILBOX_ERROR_MSG_SIZE",
     "MAILBOX_OFF_ERROR_MSG",
     "MAILBOX_SIZE",
     "MAX_RING_DEPTH",
     "MAX_SCOPE_DEPTH",
+    "ArgDirection",
+    "ChipCallConfig",
+    "ChipCallable",
+    "ChipStorageTaskArgs",
+    "ContinuousTensor",
+    "CoreCallable",
+    "DataType",
+    "DomainSpec",
+    "Member",
     "Parameter",
+    "PeerWatch",
     "SubmitResult",
     "TaskArgs",
     "TaskState",
     "TensorArgType",
+    "Window",
+    "WindowRegion",
     "WorkerType",
     "arg_direction_name",
     "array_at",
+    "create_domain",
     "get_dtype_name",
     "get_element_size",
     "make_tensor_arg",
+    "place_domain",
+    "plan_domain",
     "read_args_from_blob",
     "scalar_to_uint64",
     "torch_dtype_to_datatype",

@@ -24,7 +24,9 @@ process may have the segment mapped elsewhere.
 import ctypes
 import errno
 import os
+from functools import cache
 from mmap import mmap
+from typing import Any
 
 from rankwise.base.errors import ConfigError
 from rankwise.base.units import SECOND, Instant
@@ -45,6 +47,29 @@ def _encode_addition(argument: int, *, shifted: bool = False) -> int:
     return encoded - (1 << 32) if encoded >= 1 << 31 else encoded
 
 
+@cache
+def _system_calls() -> tuple[int, Any, Any]:
+    """The number of the system call, and two ways to make it: one that sleeps, one that is brief.
+
+    A call that sleeps lets other Python threads run meanwhile (CDLL). One that returns at once
+    keeps the interpreter's lock (PyDLL), since getting it back may take milliseconds.
+    """
+    machine = os.uname().machine
+    if machine not in _FUTEX_NUMBERS:
+        raise ConfigError(
+            f"shared memory between workers needs the futex system call, whose number is "
+            f"known here for {' and '.join(_FUTEX_NUMBERS)}; this machine is {machine}"
+        )
+    calls = ctypes.CDLL(None, use_errno=True).syscall, ctypes.PyDLL(None, use_errno=True).syscall
+    for call in calls:
+        call.argtypes = (
+            ctypes.c_long, ctypes.c_void_p, ctypes.c_long, ctypes.c_long, ctypes.c_void_p,
+            ctypes.c_void_p, ctypes.c_long,
+        )  # fmt: skip
+        call.restype = ctypes.c_long
+    return _FUTEX_NUMBERS[machine], *calls
+
+
 class FutexWord:
     """One such word, at `offset` in `memory`; it wraps around at 2**32.
 
@@ -56,40 +81,25 @@ class FutexWord:
     """`ring` adds 1 << 20: the value changes, the count in the bits below does not."""
 
     def __init__(self, memory: mmap, offset: int, quiet_offset: int) -> None:
-        machine = os.uname().machine
-        if machine not in _FUTEX_NUMBERS:
-            raise ConfigError(
-                f"shared memory between workers needs the futex system call, whose number is "
-                f"known here for {' and '.join(_FUTEX_NUMBERS)}; this machine is {machine}"
-            )
-        arguments = (
-            ctypes.c_long, ctypes.c_void_p, ctypes.c_long, ctypes.c_long, ctypes.c_void_p,
-            ctypes.c_void_p, ctypes.c_long,
-        )  # fmt: skip
-        # A call that sleeps lets other Python threads run meanwhile (CDLL). One that returns at
-        # once keeps the interpreter's lock (PyDLL), since getting it back may take milliseconds.
-        self._sleeping_call = ctypes.CDLL(None, use_errno=True).syscall
-        self._brief_call = ctypes.PyDLL(None, use_errno=True).syscall
-        for call in (self._sleeping_call, self._brief_call):
-            call.argtypes = arguments
-            call.restype = ctypes.c_long
-        self._number = _FUTEX_NUMBERS[machine]
+        self._number, self._sleeping_call, self._brief_call = _system_calls()
         self._cell = ctypes.c_uint32.from_buffer(memory, offset)
         self._quiet_cell = ctypes.c_uint32.from_buffer(memory, quiet_offset)
         self._address = ctypes.addressof(self._cell)
         self._quiet_address = ctypes.addressof(self._quiet_cell)
-        self._deadline = (ctypes.c_int64 * 2)()
-        self._deadline_address = ctypes.addressof(self._deadline)
-        self._needs_fence = machine != "x86_64"
+        self._needs_fence = os.uname().machine != "x86_64"
         self._one = _encode_addition(1)
         self._ring = _encode_addition(self.RING_BIT, shifted=True)
 
     def look(self) -> int:
         """The value now. Loads that come later see at least what its writers had stored."""
         value = self._cell.value
+        self.fence()
+        return value
+
+    def fence(self) -> None:
+        """Keep the caller's loads and stores on their side of this point."""
         if self._needs_fence:
             self._brief_call(self._number, self._quiet_address, _WAKE, 1, 0, 0, 0)
-        return value
 
     def add(self) -> None:
         """Add one and wake nobody. A full memory barrier."""
@@ -122,9 +132,10 @@ class FutexWord:
         May return early for no reason at all (a signal handler ran, somebody else's wake-up): the
         caller looks again, at the word and at the clock.
         """
-        self._deadline[0], self._deadline[1] = divmod(deadline, SECOND)
+        # Its own for each sleep: several threads may sleep on one word.
+        until = (ctypes.c_int64 * 2)(*divmod(deadline, SECOND))
         status = self._sleeping_call(
-            self._number, self._address, _WAIT_BITSET, seen, self._deadline_address, 0, _ANY_BIT
+            self._number, self._address, _WAIT_BITSET, seen, ctypes.addressof(until), 0, _ANY_BIT
         )
         if status < 0 and ctypes.get_errno() not in (
             errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT

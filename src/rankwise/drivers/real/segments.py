@@ -57,6 +57,8 @@ caches: among 128 KiB to 2 MiB the fastest for arrays of 64 MiB, for 2 and 4 ran
 
 LEDGER_WORDS = 8
 LEDGER_PID, LEDGER_TURNS, LEDGER_OPERATIONS, LEDGER_OPENING_TURN, LEDGER_MOVED_AT = range(5)
+LEDGER_PLACE = 5
+"""Where in its window a rank's array lies, plus one; 0 when it lies elsewhere (windows only)."""
 
 _IDENTITY = struct.Struct("=8sIIQQ")
 _CACHE_LINE = 64
@@ -73,25 +75,27 @@ class Layout(msgspec.Struct, frozen=True):
     Attributes:
         worker_count: how many workers share it.
         buffer_bytes: size of each of a slot's buffers; a whole number of pages.
+        base: where it begins in the memory that it is a part of; a whole number of pages.
     """
 
     worker_count: int
     buffer_bytes: int
+    base: int = 0
 
     @property
     def arrivals(self) -> int:
         """The word that all count up."""
-        return _CACHE_LINE
+        return self.base + _CACHE_LINE
 
     @property
     def quiet(self) -> int:
         """The word that nobody sleeps on."""
-        return 2 * _CACHE_LINE
+        return self.base + 2 * _CACHE_LINE
 
     @property
     def deaths(self) -> int:
         """One u32 per worker, directly followed by `withdrawals`."""
-        return 3 * _CACHE_LINE
+        return self.base + 3 * _CACHE_LINE
 
     @property
     def withdrawals(self) -> int:
@@ -122,7 +126,7 @@ class Layout(msgspec.Struct, frozen=True):
     @property
     def total_bytes(self) -> int:
         """Size of the whole segment."""
-        return self.slots + BUFFER_COUNT * self.buffer_bytes * self.worker_count
+        return self.slots + BUFFER_COUNT * self.buffer_bytes * self.worker_count - self.base
 
     def header(self, buffer: int, local_rank: int) -> int:
         """Offset of a header; those of all workers for one buffer lie next to each other."""
@@ -134,13 +138,16 @@ class Layout(msgspec.Struct, frozen=True):
 
 
 class Segment:
-    """Memory shared by the workers of one node; made with `create` or `attach`."""
+    """Memory shared by the workers of one node; made with `create`, `attach` or `within`."""
 
-    def __init__(self, fd: int, layout: Layout, *, owns_fd: bool) -> None:
+    def __init__(
+        self, fd: int, layout: Layout, *, owns_fd: bool, memory: mmap | None = None
+    ) -> None:
         self.fd = fd
         self.layout = layout
         self._owns_fd = owns_fd
-        self._memory: mmap | None = None
+        self._memory = memory
+        self._is_part = memory is not None
         self._arrivals: FutexWord | None = None
 
     @classmethod
@@ -156,9 +163,7 @@ class Segment:
             )
         if buffer_bytes < 1:
             raise ConfigError(f"buffer_bytes is {buffer_bytes}, expected at least 1")
-        layout = Layout(
-            worker_count, _round_up(max(buffer_bytes, _CACHE_LINE * worker_count), _PAGE)
-        )
+        layout = Layout(worker_count, cls.buffer_bytes_for(worker_count, buffer_bytes))
         fd = os.memfd_create("rankwise-segment", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, layout.total_bytes)
@@ -172,6 +177,19 @@ class Segment:
             os.close(fd)
             raise
         return cls(fd, layout, owns_fd=True)
+
+    @classmethod
+    def within(cls, memory: mmap, layout: Layout) -> Self:
+        """The part of larger memory that begins at `layout.base`; the memory stays its owner's.
+
+        It has no identity: who lays out the larger memory says where a segment is, and how large.
+        """
+        return cls(-1, layout, owns_fd=False, memory=memory)
+
+    @staticmethod
+    def buffer_bytes_for(worker_count: int, wanted: int) -> int:
+        """`wanted`, rounded up to whole pages, and to what leaves every worker a part of it."""
+        return _round_up(max(wanted, _CACHE_LINE * worker_count), _PAGE)
 
     @classmethod
     def attach(cls, fd: int) -> Self:
@@ -218,6 +236,11 @@ class Segment:
         return self._memory
 
     @property
+    def ledgers(self) -> "memoryview[int]":
+        """All ledgers as native words: one is loaded and stored whole; single bytes are not."""
+        return memoryview(self.memory)[self.layout.ledgers : self.layout.last_words].cast("Q")
+
+    @property
     def arrivals(self) -> "FutexWord":
         """The word that all ranks count up and sleep on."""
         if self._arrivals is None:
@@ -238,7 +261,11 @@ class Segment:
             raise ConfigError(
                 f"local rank {local_rank} is not one of the segment's {self.worker_count} workers"
             )
-        os.pwrite(self.fd, struct.pack("=I", 1), self.layout.deaths + 4 * local_rank)
+        word, offset = struct.pack("=I", 1), self.layout.deaths + 4 * local_rank
+        if self._is_part:
+            self.memory[offset : offset + len(word)] = word
+        else:
+            os.pwrite(self.fd, word, offset)
         if any(ledger[LEDGER_PID] for ledger in self._read_ledgers()):
             self.arrivals.ring()
 
@@ -251,7 +278,10 @@ class Segment:
 
     def _read_ledgers(self) -> Iterator[tuple[int, ...]]:
         """Every worker's ledger, read without mapping the segment."""
-        ledgers = os.pread(self.fd, 8 * LEDGER_WORDS * self.worker_count, self.layout.ledgers)
+        if self._is_part:
+            ledgers = self.memory[self.layout.ledgers : self.layout.last_words]
+        else:
+            ledgers = os.pread(self.fd, 8 * LEDGER_WORDS * self.worker_count, self.layout.ledgers)
         return struct.iter_unpack("=8Q", ledgers)
 
     def close(self) -> None:
@@ -262,7 +292,8 @@ class Segment:
         if self._memory is not None:
             # A traceback may still hold views; the mapping then goes when they go.
             with suppress(BufferError):
-                self._memory.close()
+                if not self._is_part:
+                    self._memory.close()
             self._memory = None
         if self._owns_fd and self.fd >= 0:
             os.close(self.fd)
