@@ -7,6 +7,7 @@ that a host may answer from within an order.
 
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
 from rankwise.base.failure import Outcome
 from rankwise.base.units import Instant
@@ -20,6 +21,7 @@ from rankwise.core.gang.vocabulary import (
     LookForProgress,
     SignalWorker,
     SpawnWorker,
+    Started,
     Stimulus,
     Sweep,
     Ticked,
@@ -31,6 +33,37 @@ from rankwise.ports.processes import ProcessHost
 Announcement = AnnounceRestart | AnnounceKill
 
 MACHINE_NAME = "gang"
+
+
+class Dispatch(Protocol):
+    """What turns a node's machine: a gang's, or an agent's with one gang per round."""
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """What became of this node's workers, once the machine has finished."""
+        ...
+
+    @property
+    def next_deadline(self) -> Instant | None:
+        """When `tick` wants to be called next."""
+        ...
+
+    @property
+    def gang(self) -> Gang | None:
+        """The gang of the present attempt; None between two."""
+        ...
+
+    def begin(self) -> None:
+        """Let the machine begin its life."""
+        ...
+
+    def deliver(self, stimulus: Stimulus) -> None:
+        """Tell it a fact of a gang."""
+        ...
+
+    def tick(self) -> None:
+        """Let a deadline that has passed take effect."""
+        ...
 
 
 class GangDispatch:
@@ -69,6 +102,15 @@ class GangDispatch:
     def next_deadline(self) -> Instant | None:
         """When `tick` wants to be called next."""
         return self._gang.next_deadline
+
+    @property
+    def gang(self) -> Gang | None:
+        """The gang."""
+        return self._gang
+
+    def begin(self) -> None:
+        """Let the gang begin its life."""
+        self.deliver(Started())
 
     def deliver(self, stimulus: Stimulus) -> None:
         """Tell the gang a fact and carry out its answer."""

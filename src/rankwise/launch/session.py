@@ -6,25 +6,15 @@ everything down again in reverse order, on every path. What each part does when 
 told in docs/architecture.md. `Supervision` makes one, in whatever thread the run is to live.
 """
 
-import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 
 from rankwise.base.failure import Outcome, OutcomeStatus
-from rankwise.base.units import SECOND, Duration, Instant, after, format_duration
-from rankwise.core.gang.machine import Gang
-from rankwise.core.gang.vocabulary import (
-    AnnounceKill,
-    AnnounceRestart,
-    Started,
-    Stimulus,
-    StopRequested,
-)
-from rankwise.drivers.dispatch import Announcement, GangDispatch
+from rankwise.base.units import SECOND, Duration, Instant, after
+from rankwise.core.gang.vocabulary import Stimulus, StopRequested
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.hosting.hosting import Hosting
-from rankwise.drivers.real.journal import FileJournal, NullJournal
 from rankwise.drivers.real.logs.console import Console
 from rankwise.drivers.real.logs.file import DiskComplaints
 from rankwise.drivers.real.logs.flow import LogFlow
@@ -37,10 +27,12 @@ from rankwise.launch.control.answers import ControlAnswers
 from rankwise.launch.decoration import FailureDecorator
 from rankwise.launch.fork_server import hosting_for
 from rankwise.launch.job import Job
+from rankwise.launch.journal_file import open_journal
 from rankwise.launch.log_layout import LogPlaces
 from rankwise.launch.master_port import ReservedPort
 from rankwise.launch.planning import JobPlanner
 from rankwise.launch.private_places import new_private_path, remove_tree
+from rankwise.launch.stage import Conductor, Stage, conduct_one_gang
 from rankwise.launch.world import World
 
 STRAY_PATIENCE = Duration(1 * SECOND)
@@ -62,6 +54,7 @@ class Session:
         places: where log files go.
         hosting: a warm guardian and fork server to borrow; None makes one for this run.
         clock: tells the time to all parts.
+        conductor: makes what turns this node's machine, once the parts are there.
         on_begun: is called once every worker's process has been made.
 
     Attributes:
@@ -82,6 +75,7 @@ class Session:
         hosting: Hosting | None,
         clock: SystemClock,
         on_begun: Callable[[], None],
+        conductor: Conductor = conduct_one_gang,
     ) -> None:
         self.caught_signal: int | None = None
         self.late_signals: list[int] = []
@@ -135,10 +129,6 @@ class Session:
         self._guard_files(hosting)
         # Now, so that a log directory which cannot be made stops us before any worker exists.
         self._planner.prepare_attempt(0)
-        gang = Gang(job.gang)
-        self._dispatch = GangDispatch(
-            gang, self._host, clock, self._open_journal(stack), self._on_announcement
-        )
         self._decorator = FailureDecorator(
             job,
             self._host,
@@ -146,16 +136,29 @@ class Session:
             clock.wall_ns() - clock.now(),
             keeps_files=places.keep,
         )
+        self._dispatch = conductor(
+            Stage(
+                job=job,
+                stack=stack,
+                clock=clock,
+                reactor=self.reactor,
+                host=self._host,
+                planner=self._planner,
+                decorator=self._decorator,
+                journal=open_journal(job, places, self._complaints, stack),
+                say=self._say,
+            )
+        )
         hosting.attach(self.reactor, self._host)
         stack.callback(self._leave, hosting)
         if signals is not None:
             self.reactor.watch_readable(signals.fileno(), lambda: self._on_signals(signals.take()))
             stack.callback(self.reactor.unwatch_readable, signals.fileno())
-        self._open_control(stack, ControlAnswers(job, gang, self._host, clock))
+        self._open_control(stack, ControlAnswers(job, self._dispatch, self._host, clock))
 
     def run(self) -> Outcome:
         """Turn until the gang has finished and all that was written is out."""
-        self._dispatch.deliver(Started())
+        self._dispatch.begin()
         self._turn_until(lambda: self._dispatch.outcome is not None)
         outcome = self._dispatch.outcome
         assert outcome is not None, "the loop above ends with an outcome"
@@ -256,22 +259,6 @@ class Session:
         if self._job.preload is not None and module in self._job.preload:
             self._say(f"the fork server could not import {module}: {error}")
 
-    def _open_journal(self, stack: ExitStack) -> FileJournal | NullJournal:
-        """A journal beside the logs, when the user has named a place for logs."""
-        if not self._job.logs.directory or self._job.logs.directory == os.devnull:
-            return NullJournal()
-        directory = self._places.directory
-        if directory is None:
-            return NullJournal()
-        path = os.path.join(directory, "journal.jsonl")  # pathlib costs milliseconds
-        try:
-            journal = FileJournal(path, self._complaints.complain)
-        except OSError as error:
-            self._complaints.complain(path, error)
-            return NullJournal()
-        stack.callback(journal.close)
-        return journal
-
     def _guard_files(self, hosting: Hosting) -> None:
         """Have the guardian remove private directories, yet to be made, if we are killed."""
         paths = [self._nested_runs]
@@ -300,25 +287,6 @@ class Session:
         self._say(hang_line(self._job.gang.hang_timeout, stacks))
         for rank, text in sorted(stacks.items()):
             self._say(stacks_of_rank(rank, text))
-
-    def _on_announcement(self, announcement: Announcement) -> None:
-        from rankwise.launch.announcements import (  # noqa: PLC0415  # rare
-            details_of,
-            kill_line,
-            restart_line,
-        )
-
-        match announcement:
-            case AnnounceRestart():
-                failures = self._decorator.decorate(announcement.failures)
-                self._say(restart_line(announcement, failures, self._job.gang.restarts_max))
-                details = details_of(failures[0])
-                if details:
-                    self._say(details)
-                self._decorator.begin_attempt()
-            case AnnounceKill():
-                grace = format_duration(self._job.gang.grace)
-                self._say(kill_line(announcement, grace))
 
     def _say(self, sentence: str) -> None:
         """Tell the user something, between the workers' lines and never inside one."""

@@ -1,7 +1,7 @@
 """What a running agent answers: its status, and where its ranks stand."""
 
 from rankwise.base.units import SECOND
-from rankwise.core.gang.machine import Gang
+from rankwise.drivers.dispatch import Dispatch
 from rankwise.drivers.real.process_host import RealProcessHost
 from rankwise.launch.control.server import Reply, Request
 from rankwise.launch.job import Job, program_name
@@ -11,9 +11,9 @@ from rankwise.ports.clock import Clock
 class ControlAnswers:
     """Answers questions about one run."""
 
-    def __init__(self, job: Job, gang: Gang, host: RealProcessHost, clock: Clock) -> None:
+    def __init__(self, job: Job, dispatch: Dispatch, host: RealProcessHost, clock: Clock) -> None:
         self._job = job
-        self._gang = gang
+        self._dispatch = dispatch
         self._host = host
         self._clock = clock
         self._began_at = clock.now()
@@ -28,12 +28,13 @@ class ControlAnswers:
                 self._host.collect_stacks(lambda stacks: self._reply_stacks(stacks, reply))
 
     def _status(self) -> dict[str, object]:
+        gang = self._dispatch.gang
         return {
             "nproc": self._job.gang.size,
-            "state": str(self._gang.phase),
+            "state": "meeting" if gang is None else str(gang.phase),
             "age_s": (self._clock.now() - self._began_at) / SECOND,
             "program": program_name(self._job),
-            "attempt": self._gang.attempt,
+            "attempt": 0 if gang is None else gang.attempt,
         }
 
     def _reply_stacks(self, stacks: dict[int, str], reply: Reply) -> None:
