@@ -1,26 +1,32 @@
-"""A machine's orders for the store become calls of a blocking store, in threads of this client.
+"""Carries out the orders of a rendezvous on a store, in threads, and posts answers to a reactor.
 
-Who owns what: the client owns the store, from its opening to its end, and its threads: one that
-makes the calls, in the order of the orders; and one for each watch that is open. Answers come from
-these threads, through `tell`, which must be callable from any thread; whoever has a reactor posts
-them into it.
+A store's calls block, and the agent's thread must not; so there is one thread that makes requests,
+one after another, and one for each watch, of which an agent has one. Answers are delivered in the
+reactor's thread. Nothing is polled: a thread sleeps until there is an order, or in the store.
 
-- The store does not answer: the order's answer is `RequestFailed`; the next order tries again. The
-  opening of the store is part of the first order that needs it, so a store that is not there yet
-  delays nobody else.
-- A watch meets an error: it goes on where it was after `RETRY_PAUSE`, since nobody else would; only
-  forgotten changes end it (`WatchLost`).
-- `close` ends every wait; answers that were still under way are not told any more.
+- Renewals overtake everything else that waits: a lease must not end because others are slow.
+- An order that has waited for longer than a request may take is answered `RequestFailed` without
+  being tried: its answer would come too late for the machine to believe in.
+- A watch whose store does not answer goes on trying for as long as it is wanted.
+- What a store should never raise (a bug of ours, or of a plug-in) is raised in the reactor's
+  thread, where it ends the run with its traceback instead of one thread in silence.
+- `close` closes the store, which wakes every thread, and joins them.
 """
 
-import threading
+from collections import deque
 from collections.abc import Callable
-from queue import SimpleQueue
-from typing import Self
+from functools import partial
+from threading import Condition, Event, Thread
+from typing import NamedTuple, Protocol, Self
 
-from rankwise.base.errors import Compacted, LeaseLost, StoreError, StoreRefused, StoreUnavailable
+from rankwise.base.errors import (
+    Compacted,
+    LeaseLost,
+    StoreError,
+    StoreRefused,
+)
 from rankwise.base.keys import Committed
-from rankwise.base.units import MILLISECOND, SECOND, Duration
+from rankwise.base.units import SECOND, Duration, Instant, after, format_duration
 from rankwise.core.rendezvous.requests import (
     Answer,
     Commit,
@@ -43,34 +49,83 @@ from rankwise.core.rendezvous.requests import (
     WatchKeys,
     WatchLost,
 )
+from rankwise.ports.clock import Clock
 from rankwise.ports.store import Store, Watch
 
-WATCH_PATIENCE = Duration(60 * SECOND)
-"""How long one call of `Watch.next` waits; closing the watch wakes it earlier."""
-RETRY_PAUSE = Duration(500 * MILLISECOND)
-JOIN_PATIENCE_S = 3.0
-"""How long `close` waits for threads; they are daemons, so that a stuck one keeps nobody."""
+Request = ReadKeys | Commit | GrantLease | RenewLease | RevokeLease
+
+WATCH_PATIENCE = Duration(3600 * SECOND)
+"""A watch is woken when it is closed, so it may as well wait for long."""
+RETRY_PAUSE = Duration(SECOND // 2)
+
+
+class Posts(Protocol):
+    """What is needed of a reactor."""
+
+    def post(self, callback: Callable[[], None]) -> None:
+        """Call back in the reactor's thread."""
+        ...
+
+
+class _Waiting(NamedTuple):
+    request: Request
+    useless_at: Instant
+
+
+class _Followed:
+    """A watch with its thread."""
+
+    def __init__(self, token: int, watch: Watch) -> None:
+        self.token = token
+        self.watch = watch
+        self._ended = Event()
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether anybody still listens."""
+        return not self._ended.is_set()
+
+    def end(self) -> None:
+        """Let its thread end by itself, telling nothing any more."""
+        self._ended.set()
+        self.watch.close()
+
+    def give_way(self) -> None:
+        """Pause before the store is asked again."""
+        self._ended.wait(RETRY_PAUSE / SECOND)
 
 
 class StoreClient:
-    """Carries out the orders of one machine.
+    """The agent's end of its store. `submit` and `close` are for the reactor's thread.
 
     Args:
-        open_store: makes the store; called in a thread of the client, and again after it failed.
-        tell: takes the answers, from any thread.
+        store: belongs to the client from now on.
+        reactor: in whose thread answers are delivered.
+        clock: tells how long an order has waited.
+        deliver: takes an answer.
+        request_timeout: see the module's text.
     """
 
-    def __init__(self, open_store: Callable[[], Store], tell: Callable[[Answer], None]) -> None:
-        self._open_store = open_store
-        self._tell = tell
-        self._store: Store | None = None
-        self._orders: SimpleQueue[Order | None] = SimpleQueue()
-        self._watches: dict[int, Watch] = {}
-        self._lock = threading.Lock()
-        self._closing = threading.Event()
-        self._caller = threading.Thread(target=self._work, name="rankwise-store", daemon=True)
-        self._watchers: list[threading.Thread] = []
-        self._caller.start()
+    def __init__(
+        self,
+        store: Store,
+        *,
+        reactor: Posts,
+        clock: Clock,
+        deliver: Callable[[Answer], None],
+        request_timeout: Duration,
+    ) -> None:
+        self._store = store
+        self._reactor = reactor
+        self._clock = clock
+        self._deliver = deliver
+        self._request_timeout = request_timeout
+        self._waiting: deque[_Waiting] = deque()
+        self._changed = Condition()
+        self._is_closed = False
+        self._is_serving = False
+        self._followed: dict[int, _Followed] = {}
+        self._threads: list[Thread] = []
 
     def __enter__(self) -> Self:
         return self
@@ -78,112 +133,147 @@ class StoreClient:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def carry_out(self, order: Order) -> None:
-        """Take an order; its answer comes through `tell`."""
-        self._orders.put(order)
+    def submit(self, order: Order) -> None:
+        """Carry out an order soon; its answer is delivered from the reactor."""
+        match order:
+            case WatchKeys():
+                self._begin_watch(order)
+            case EndWatch(token):
+                self._end_watch(token)
+            case RenewLease():
+                self._enqueue(order, first=True)
+            case _:
+                self._enqueue(order, first=False)
 
     def close(self) -> None:
-        """End all calls and watches, and close the store. Harmless the second time."""
-        if self._closing.is_set():
-            return
-        self._closing.set()
-        self._orders.put(None)
-        with self._lock:
-            watches = list(self._watches.values())
-            self._watches.clear()
-            store = self._store
-        for watch in watches:
-            watch.close()
-        if store is not None:
-            store.close()
-        for thread in (self._caller, *self._watchers):
-            thread.join(JOIN_PATIENCE_S)
+        """Close the store and end all threads; no answer is delivered any more."""
+        with self._changed:
+            self._is_closed = True
+            self._waiting.clear()
+            self._changed.notify_all()
+        for followed in self._followed.values():
+            followed.end()
+        self._store.close()
+        for thread in self._threads:
+            thread.join()
 
-    def _work(self) -> None:
-        while (order := self._orders.get()) is not None and not self._closing.is_set():
-            answer = self._answer_to(order)
-            if answer is not None and not self._closing.is_set():
-                self._tell(answer)
-
-    def _answer_to(self, order: Order) -> Answer | None:
-        if isinstance(order, EndWatch):
-            self._end_watch(order.token)
-            return None
-        try:
-            return self._call(self._opened(), order)
-        except LeaseLost:
-            return LeaseEnded(order.token)
-        except StoreRefused as error:
-            return StoreDenied(order.token, error.message, error.hint or "")
-        except StoreError as error:
-            return RequestFailed(order.token, str(error))
-
-    def _opened(self) -> Store:
-        if self._store is None:
-            store = self._open_store()
-            with self._lock:
-                self._store = store
-            if self._closing.is_set():
-                store.close()
-                raise StoreUnavailable("the client was closed")
-        return self._store
-
-    def _call(self, store: Store, order: Order) -> Answer | None:
-        match order:
-            case ReadKeys():
-                return KeysRead(order.token, store.read(order.prefix))
-            case Commit():
-                result = store.commit(order.transaction)
-                if isinstance(result, Committed):
-                    return TransactionCommitted(order.token, result.revision)
-                return TransactionConflicted(order.token, result.revision)
-            case GrantLease():
-                return LeaseGranted(order.token, store.grant_lease(order.ttl))
-            case RenewLease():
-                store.renew_lease(order.lease)
-                return LeaseRenewed(order.token)
-            case RevokeLease():
-                store.revoke_lease(order.lease)
-                return LeaseRevoked(order.token)
-            case WatchKeys():
-                self._begin_watch(store, order)
-                return None
-            case EndWatch():
-                raise AssertionError("ended before a store is needed")
-
-    def _begin_watch(self, store: Store, order: WatchKeys) -> None:
-        watch = store.watch(order.prefix, order.after)
-        with self._lock:
-            self._watches[order.token] = watch
-        thread = threading.Thread(
-            target=self._follow, args=(order.token, watch), name="rankwise-watch", daemon=True
-        )
-        self._watchers = [other for other in self._watchers if other.is_alive()]
-        self._watchers.append(thread)
-        thread.start()
-
-    def _follow(self, token: int, watch: Watch) -> None:
-        while self._is_watching(token):
-            try:
-                changes = watch.next(WATCH_PATIENCE)
-            except Compacted as error:
-                if self._is_watching(token):
-                    self._tell(WatchLost(token, error.message))
-                self._end_watch(token)
+    def _enqueue(self, request: Request, *, first: bool) -> None:
+        waiting = _Waiting(request, after(self._clock.now(), self._request_timeout))
+        with self._changed:
+            if self._is_closed:
                 return
-            except StoreError:
-                # Requests meet the same error and tell of it; a watch only has to come back.
-                self._closing.wait(RETRY_PAUSE / SECOND)
-                continue
-            if changes and self._is_watching(token):
-                self._tell(KeysChanged(token, changes))
+            if first:
+                self._waiting.appendleft(waiting)
+            else:
+                self._waiting.append(waiting)
+            self._changed.notify_all()
+        if not self._is_serving:
+            self._is_serving = True
+            self._start("rankwise-store", self._serve)
 
-    def _is_watching(self, token: int) -> bool:
-        with self._lock:
-            return token in self._watches
+    def _begin_watch(self, order: WatchKeys) -> None:
+        if self._is_closed:
+            return
+        followed = _Followed(order.token, self._store.watch(order.prefix, order.after))
+        self._followed[order.token] = followed
+        self._start("rankwise-watch", partial(self._follow, followed))
 
     def _end_watch(self, token: int) -> None:
-        with self._lock:
-            watch = self._watches.pop(token, None)
-        if watch is not None:
-            watch.close()
+        followed = self._followed.pop(token, None)
+        if followed is not None:
+            followed.end()
+
+    def _start(self, name: str, work: Callable[[], None]) -> None:
+        def guarded() -> None:
+            try:
+                work()
+            except Exception as error:  # noqa: BLE001 -- raised again where it can be seen
+                self._reactor.post(partial(_raise, error))
+
+        # A daemon, so that an agent that dies of an exception is not kept by its store.
+        thread = Thread(target=guarded, name=name, daemon=True)
+        self._threads = [one for one in self._threads if one.is_alive()]
+        self._threads.append(thread)
+        thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            with self._changed:
+                while not self._waiting and not self._is_closed:
+                    self._changed.wait()
+                if self._is_closed:
+                    return
+                request, useless_at = self._waiting.popleft()
+            self._post(self._answer(request, useless_at))
+
+    def _answer(self, request: Request, useless_at: Instant) -> Answer:
+        token = request.token
+        if self._clock.now() >= useless_at:
+            waited = format_duration(self._request_timeout)
+            return RequestFailed(token, f"other requests kept the store busy for {waited}")
+        try:
+            return self._carry_out(request)
+        except LeaseLost:
+            return LeaseEnded(token)
+        except StoreRefused as error:
+            return StoreDenied(token, error.message, error.hint or "")
+        except StoreError as error:
+            return RequestFailed(token, str(error))
+
+    def _carry_out(self, request: Request) -> Answer:
+        token = request.token
+        match request:
+            case ReadKeys():
+                return KeysRead(token, self._store.read(request.prefix))
+            case Commit():
+                result = self._store.commit(request.transaction)
+                if isinstance(result, Committed):
+                    return TransactionCommitted(token, result.revision)
+                return TransactionConflicted(token, result.revision)
+            case GrantLease():
+                return LeaseGranted(token, self._store.grant_lease(request.ttl))
+            case RenewLease():
+                self._store.renew_lease(request.lease)
+                return LeaseRenewed(token)
+            case RevokeLease():
+                self._store.revoke_lease(request.lease)
+                return LeaseRevoked(token)
+
+    def _follow(self, followed: _Followed) -> None:
+        """Tell the changes of a watch until it is not wanted any more, or lost."""
+        while followed.is_wanted:
+            began = self._clock.now()
+            try:
+                changes = followed.watch.next(WATCH_PATIENCE)
+            except Compacted as error:
+                self._tell(followed, WatchLost(followed.token, str(error)))
+                return
+            except StoreRefused as error:
+                self._tell(followed, StoreDenied(followed.token, error.message, error.hint or ""))
+                return
+            except StoreError:
+                # Requests tell of it. A store tries for its whole request timeout, and pauses while
+                # it does; one that does not shall not keep a core busy.
+                if self._clock.now() < after(began, RETRY_PAUSE):
+                    followed.give_way()
+                continue
+            if changes:
+                self._tell(followed, KeysChanged(followed.token, changes))
+
+    def _tell(self, followed: _Followed, answer: Answer) -> None:
+        def deliver() -> None:
+            if followed.is_wanted:
+                self._deliver(answer)
+
+        self._reactor.post(deliver)
+
+    def _post(self, answer: Answer) -> None:
+        def deliver() -> None:
+            if not self._is_closed:
+                self._deliver(answer)
+
+        self._reactor.post(deliver)
+
+
+def _raise(error: Exception) -> None:
+    raise error
