@@ -23,14 +23,16 @@ SELF_INFLICTED_SIGNALS = (6, 13)
 
 def root_cause_first(failures: Iterable[Failure]) -> tuple[Failure, ...]:
     """Order failures so that the first explains the others; ties go to the lower rank."""
-    return tuple(sorted(failures, key=_likely_order))
+    return tuple(sorted(failures, key=likely_order))
 
 
-def _likely_order(failure: Failure) -> tuple[bool, int, int]:
+def likely_order(failure: Failure) -> tuple[bool, int, int, int]:
+    """A key that sorts failures so that the first explains the others."""
     head_start = HEAD_START if _died_a_violent_death(failure) else 0
     return (
         failure.cause is FailureCause.STOPPED,
         failure.at - head_start,
+        failure.rank,
         failure.local_rank,
     )
 

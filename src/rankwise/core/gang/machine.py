@@ -110,6 +110,11 @@ class Gang:
         """What is known of each worker of the present attempt, by local rank."""
         return tuple(self._workers)
 
+    @property
+    def failures_so_far(self) -> tuple[Failure, ...]:
+        """The failures of the present attempt, as far as they are known, the likely root first."""
+        return self._failures()
+
     def handle(self, stimulus: Stimulus, now: Instant) -> list[Effect]:
         """Take in a fact; return what is to be done, in this order."""
         match stimulus:

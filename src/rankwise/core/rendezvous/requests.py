@@ -30,7 +30,8 @@ class Commit(msgspec.Struct, frozen=True, tag=True):
 class WatchKeys(msgspec.Struct, frozen=True, tag=True):
     """Tell every change under `prefix` later than `after`: `KeysChanged`, again and again.
 
-    All changes of one transaction come together. A store that does not answer for a while is no end of a watch: it goes on where it was.
+    All changes of one transaction come together. A store that does not answer for a while is no
+    end of a watch: it goes on where it was.
     """
 
     token: int
@@ -144,7 +145,7 @@ class StoreDenied(msgspec.Struct, frozen=True, tag=True):
     hint: str = ""
 
 
-Answer = (
+Reply = (
     KeysRead
     | TransactionCommitted
     | TransactionConflicted
@@ -152,8 +153,9 @@ Answer = (
     | LeaseRenewed
     | LeaseRevoked
     | LeaseEnded
-    | KeysChanged
-    | WatchLost
     | RequestFailed
     | StoreDenied
 )
+"""The end of a request."""
+Answer = Reply | KeysChanged | WatchLost
+"""Whatever the store says."""

@@ -1,0 +1,470 @@
+"""The leader's duties: from what it knows of the nodes to the next round, or to none.
+
+`decide` is a pure function of the view and the time, but for two notes that it leaves in the view:
+since when enough nodes are ready, and since when all members of the last round have ended.
+
+```
+             enough ready nodes, last call over or everybody here
+ GATHERING ────────────────────────────────────────────────────→ RUNNING
+   │ ↑                                                             │ │
+   │ └──member failed, lost or leaving, or more nodes wanted───────┘ │ a member is preempted
+   │    (number + 1)                                                 ↓
+   │ no budget, too few nodes                                     STOPPING
+   ↓                                                                 ↓ all ended
+ CLOSED ←──────────────────────────────all members done, or ended────┘
+```
+
+- No round runs before every member of the last one has ended: told so itself, or vanished and been
+  given the time that it needs to kill its workers (the *fence*).
+- What a failure means is judged when all have ended, and all have told (`judgement.py`). Until then
+  the next round is gathered: a lost node, which costs no restart, shows itself by failures first.
+- A member that is preempted stops the whole job. One that leaves is a change of membership.
+"""
+
+from typing import NamedTuple
+
+import msgspec
+
+from rankwise.base.failure import OutcomeStatus
+from rankwise.base.units import Duration, Instant, after, format_duration
+from rankwise.core.rendezvous.judgement import first_suspect, judge, verdict_on_failure
+from rankwise.core.rendezvous.ranking import active_count, ranked, seated
+from rankwise.core.rendezvous.records import Departure, NodeRecord, Phase, Round, Verdict
+from rankwise.core.rendezvous.view import View
+
+SHOWN_MAX = 8
+"""How many nodes a sentence names before it counts the rest."""
+FIRST_ROUND = Round(number=0, phase=Phase.GATHERING)
+
+
+class Decision(NamedTuple):
+    """What the leader does now, and when it looks again if nothing happens.
+
+    Attributes:
+        round: the record to write; None to leave it as it is.
+        wake_at: when time alone changes the answer; None if it does not.
+        waiting: on whom is being waited, for people; empty while nobody is.
+    """
+
+    round: Round | None = None
+    wake_at: Instant | None = None
+    waiting: str = ""
+
+
+def decide(view: View, now: Instant) -> Decision:
+    """What the view demands at `now`."""
+    decision = _decide(view, now)
+    if not view.config.is_static or decision.round is not None:
+        return decision
+    conflict_at = _next_conflict_at(view, now)
+    wakings = [each for each in (decision.wake_at, conflict_at) if each is not None]
+    return decision._replace(wake_at=min(wakings, default=None))
+
+
+def _decide(view: View, now: Instant) -> Decision:
+    round_ = FIRST_ROUND if view.round is None else view.round
+    match round_.phase:
+        case Phase.GATHERING:
+            return _gather(view, round_, now)
+        case Phase.RUNNING:
+            return _watch_over(view, round_, now)
+        case Phase.STOPPING:
+            return _see_off(view, round_)
+        case Phase.CLOSED:
+            return Decision()
+
+
+def named(view: View, nodes: list[str]) -> str:
+    """Nodes for people: the first few by id and host, and how many more."""
+    shown = ", ".join(view.named(node) for node in nodes[:SHOWN_MAX])
+    more = len(nodes) - SHOWN_MAX
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def _gather(view: View, round_: Round, now: Instant) -> Decision:
+    blockers = view.blockers()
+    refusing = _refusing(view, round_, now)
+    if refusing is not None:
+        return Decision(refusing)
+    if blockers:
+        return Decision(waiting=f"until the workers of {named(view, blockers)} have ended")
+    if view.ended_since is None:
+        view.ended_since = now
+    closing = _closing(view, round_)
+    if closing is not None:
+        return Decision(closing)
+    candidates = _without_struck(view, round_)
+    enough = active_count(view.config, len(candidates))
+    if enough == 0 or (view.config.is_static and seated(candidates, enough) is None):
+        view.enough_since = None
+        return _wait_for_more(view, round_, candidates, now)
+    if view.enough_since is None:
+        view.enough_since = now
+    settle_at = max(
+        view.fenced_until or now, _pause_ends(view, round_), _last_call_ends(view, candidates, now)
+    )
+    if now < settle_at:
+        return Decision(wake_at=settle_at, waiting=_why_not_yet(view, candidates))
+    return Decision(_settled(view, round_, candidates, enough))
+
+
+def _closing(view: View, round_: Round) -> Round | None:
+    """The end of the job, if the round before was its last one."""
+    preempted = _departing(view, Departure.PREEMPTED)
+    if preempted:
+        return _stopped(view, round_, preempted)
+    if not round_.members:
+        return None
+    judgement = judge(view, round_)
+    if judgement.obstacle is None:
+        return None
+    return _closed(round_, verdict_on_failure(judgement, round_))
+
+
+def _stopped(view: View, round_: Round, preempted: list[str]) -> Round:
+    records = [heard.record for node, heard in view.last_words() if node == preempted[0]]
+    signal = next((record.signal for record in records if record is not None), None)
+    verdict = Verdict(
+        status=OutcomeStatus.STOPPED,
+        detail=f"node {view.named(preempted[0])} was told to stop",
+        signal=signal if round_.signal is None else round_.signal,
+        restarts=round_.restarts,
+    )
+    return _closed(round_, verdict)
+
+
+def _closed(round_: Round, verdict: Verdict) -> Round:
+    return msgspec.structs.replace(round_, phase=Phase.CLOSED, verdict=verdict, refusals={})
+
+
+def _departing(view: View, departure: Departure) -> list[str]:
+    return [
+        node
+        for node, heard in view.last_words()
+        if heard.record is not None and heard.record.departure is departure
+    ]
+
+
+def _refusing(view: View, round_: Round, now: Instant) -> Round | None:
+    """The same round with the refusals that are due; None if none is new."""
+    found = _unreadable(view)
+    if view.config.is_static:
+        found |= _badly_seated(view, now)
+    found = {node: why for node, why in found.items() if node not in round_.refusals}
+    if not found:
+        return None
+    # Those who have gone need not be told any more.
+    kept = {node: why for node, why in round_.refusals.items() if node in view.nodes}
+    return msgspec.structs.replace(round_, refusals=kept | found)
+
+
+def _unreadable(view: View) -> dict[str, str]:
+    return {node: heard.problem for node, heard in view.nodes.items() if heard.record is None}
+
+
+def _badly_seated(view: View, now: Instant) -> dict[str, str]:
+    """Nodes whose seat does not exist, or is claimed by another node too.
+
+    A claim is given the time in which the lease of a node that is dead ends: an agent that was
+    killed and started again claims what its former self still seems to hold.
+    """
+    seats = view.config.nodes_max
+    claims: dict[int, list[str]] = {}
+    refusals = {}
+    for node, heard in sorted(view.nodes.items()):
+        if heard.record is None or node in view.refusals:
+            continue
+        seat = heard.record.seat
+        if seat is None or seat >= seats:
+            what = "no node rank" if seat is None else f"node rank {seat}"
+            refusals[node] = f"{what} was given, and this run has node ranks 0 to {seats - 1}"
+        else:
+            claims.setdefault(seat, []).append(node)
+    members = set(view.members)
+    for seat, nodes in claims.items():
+        if len(nodes) < 2 or now < _conflict_is_true_at(view, nodes):
+            continue
+        for node in nodes:
+            if node in members:
+                continue  # it holds the seat; only those who come later are told
+            others = [other for other in nodes if other != node]
+            refusals[node] = f"node rank {seat} is claimed by {named(view, others)} too"
+    return refusals
+
+
+def _conflict_is_true_at(view: View, nodes: list[str]) -> Instant:
+    latest = max(view.since[node] for node in nodes)
+    return after(latest, Duration(view.config.lease_ttl + view.config.fence))
+
+
+def _next_conflict_at(view: View, now: Instant) -> Instant | None:
+    """When two claims of one seat that are here now will be believed."""
+    claims: dict[int, list[str]] = {}
+    for node, heard in view.nodes.items():
+        if heard.record is not None and heard.record.seat is not None:
+            claims.setdefault(heard.record.seat, []).append(node)
+    due = [_conflict_is_true_at(view, nodes) for nodes in claims.values() if len(nodes) > 1]
+    return min((instant for instant in due if instant > now), default=None)
+
+
+def _without_struck(view: View, round_: Round) -> dict[str, NodeRecord]:
+    """The candidates without those on hosts where too many failures began, if enough are left."""
+    candidates = view.candidates()
+    struck = _struck_hosts(view, round_)
+    if not struck:
+        return candidates
+    sound = {node: record for node, record in candidates.items() if record.host not in struck}
+    return sound if active_count(view.config, len(sound)) else candidates
+
+
+def _struck_hosts(view: View, round_: Round) -> set[str]:
+    strikes_max = view.config.policy.strikes_max
+    if strikes_max is None or view.config.is_static:
+        return set()
+    strikes = judge(view, round_).strikes if round_.members else round_.strikes
+    return {host for host, count in strikes.items() if count >= strikes_max}
+
+
+def _wait_for_more(
+    view: View, round_: Round, candidates: dict[str, NodeRecord], now: Instant
+) -> Decision:
+    config = view.config
+    give_up_at = after(max(view.round_since, view.ended_since or now), config.join_timeout)
+    present = named(view, sorted(candidates)) or "none"
+    here = f"{len(candidates)} of at least {config.nodes_min} nodes are ready ({present})"
+    if config.is_static:
+        seats = {record.seat for record in candidates.values()}
+        missing = [str(seat) for seat in range(config.nodes_max) if seat not in seats]
+        here += f"; missing node ranks {', '.join(missing[:SHOWN_MAX])}" if missing else ""
+    if now < give_up_at:
+        return Decision(wake_at=give_up_at, waiting=f"for more nodes: {here}")
+    reason = f"; the last round ended because {round_.why}" if round_.why else ""
+    patience = format_duration(config.join_timeout)
+    verdict = Verdict(
+        status=OutcomeStatus.FAILED,
+        detail=f"too few nodes came within {patience}: {here}{reason}",
+        restarts=round_.restarts,
+    )
+    return Decision(_closed(round_, verdict))
+
+
+def _pause_ends(view: View, round_: Round) -> Instant:
+    """When the back-off before a restart is over."""
+    assert view.ended_since is not None, "asked when all members have ended"
+    if not round_.is_failure or view.lost:
+        return view.ended_since
+    pause = view.config.policy.backoff.before_restart(round_.restarts + 1)
+    return after(view.ended_since, pause)
+
+
+def _last_call_ends(view: View, candidates: dict[str, NodeRecord], now: Instant) -> Instant:
+    """When nobody is waited for any more, now that there are enough."""
+    config = view.config
+    assert view.enough_since is not None, "asked when there are enough"
+    if config.is_static or len(candidates) >= config.nodes_max + config.spares:
+        return now
+    last = after(view.enough_since, config.last_call)
+    if any(_may_become_ready(view, node, candidates) for node in view.nodes):
+        return last
+    if view.run_number >= 0:
+        return now  # everybody who was there is back or gone; newcomers are taken in while it runs
+    return min(last, after(view.newcomer_at, config.last_call_min))
+
+
+def _may_become_ready(view: View, node: str, candidates: dict[str, NodeRecord]) -> bool:
+    record = view.nodes[node].record
+    return (
+        record is not None
+        and node not in candidates
+        and node not in view.refusals
+        and record.departure is Departure.STAYS
+        and not view.is_ready(node, record)
+    )
+
+
+def _why_not_yet(view: View, candidates: dict[str, NodeRecord]) -> str:
+    late = [node for node in view.nodes if _may_become_ready(view, node, candidates)]
+    if late:
+        return f"until {named(view, late)} are ready"
+    return f"for the last call, the back-off or a lost node's fence: {len(candidates)} are ready"
+
+
+def _settled(view: View, round_: Round, candidates: dict[str, NodeRecord], count: int) -> Round:
+    if view.config.is_static:
+        members = seated(candidates, count)
+        assert members is not None, "settled only when every seat is taken"
+    else:
+        members = ranked(candidates, round_.members, count)
+    slots = tuple(candidates[node].slots for node in members)
+    first = candidates[members[0]]
+    judgement = judge(view, round_) if round_.members else None
+    struck = _struck_hosts(view, round_)
+    excluded = {
+        node: f"too many failures began on its host {heard.record.host}"
+        for node, heard in view.nodes.items()
+        if heard.record is not None and heard.record.host in struck and node not in members
+    }
+    kept = {node: why for node, why in round_.refusals.items() if node in view.nodes}
+    return Round(
+        number=round_.number,
+        phase=Phase.RUNNING,
+        members=members,
+        slots=slots[:1] if len(set(slots)) == 1 else slots,
+        master_address=first.address,
+        master_port=first.port,
+        restarts=round_.restarts + (judgement is not None and judgement.is_failure),
+        fruitless=round_.fruitless if judgement is None else judgement.fruitless,
+        best_step=round_.best_step if judgement is None else judgement.best_step,
+        strikes=round_.strikes if judgement is None else judgement.strikes,
+        refusals=kept | excluded,
+        why=round_.why,
+    )
+
+
+def _watch_over(view: View, round_: Round, now: Instant) -> Decision:
+    number = round_.number
+    done = 0
+    failing, gone, preempted, leaving = [], [], [], []
+    for node in round_.members:
+        heard = view.nodes.get(node)
+        record = heard.record if heard is not None else _last_record_if_done(view, node)
+        if record is None or record.ready > number or node in view.returned:
+            gone.append(node)
+        elif record.departure is Departure.PREEMPTED:
+            preempted.append(node)
+        elif record.failing == number:
+            failing.append(node)
+        elif record.departure is Departure.LEAVES:
+            leaving.append(node)
+        elif record.ended >= number:
+            if record.is_done:
+                done += 1
+            else:
+                gone.append(node)
+    if done == len(round_.members):
+        success = Verdict(status=OutcomeStatus.SUCCEEDED, restarts=round_.restarts)
+        return Decision(_closed(round_, success))
+    if preempted:
+        return Decision(_stopping(view, round_, preempted[0]))
+    if failing:
+        return Decision(_dissolved_by_failure(view, round_, failing[0]))
+    if gone:
+        return Decision(_dissolved(round_, f"{_nodes(gone)} {named(view, gone)} was lost"))
+    if leaving:
+        return Decision(_dissolved(round_, f"{_nodes(leaving)} {named(view, leaving)} leaves"))
+    refusing = _refusing(view, round_, now)
+    if refusing is not None:
+        return Decision(refusing)
+    # A job that is about to be done does not begin again for somebody who comes late.
+    return Decision() if done else _look_for_newcomers(view, round_, now)
+
+
+def _nodes(nodes: list[str]) -> str:
+    return "node" if len(nodes) == 1 else "nodes"
+
+
+def _last_record_if_done(view: View, node: str) -> NodeRecord | None:
+    gone = view.gone.get(node)
+    if gone is None or gone.last is None or gone.last.record is None:
+        return None
+    record = gone.last.record
+    return record if gone.has_ended and record.is_done else None
+
+
+def _stopping(view: View, round_: Round, node: str) -> Round:
+    record = view.nodes[node].record
+    return msgspec.structs.replace(
+        round_,
+        phase=Phase.STOPPING,
+        why=f"node {view.named(node)} was told to stop",
+        signal=None if record is None else record.signal,
+    )
+
+
+def _dissolved_by_failure(view: View, round_: Round, node: str) -> Round:
+    suspect = first_suspect(view, round_.number)
+    if suspect is None:
+        why = f"workers of node {view.named(node)} failed"
+    else:
+        failure = suspect.failure
+        what = failure.error.type if failure.error is not None else str(failure.exit or "")
+        why = f"rank {failure.rank} on {suspect.host} failed"
+        why += f": {what}" if what else f": {failure.detail}" if failure.detail else ""
+    return msgspec.structs.replace(_dissolved(round_, why), is_failure=True, suspect=suspect)
+
+
+def _dissolved(round_: Round, why: str) -> Round:
+    return msgspec.structs.replace(
+        round_,
+        number=round_.number + 1,
+        phase=Phase.GATHERING,
+        master_address="",
+        master_port=0,
+        why=why,
+        is_failure=False,
+        suspect=None,
+    )
+
+
+def _look_for_newcomers(view: View, round_: Round, now: Instant) -> Decision:
+    config = view.config
+    if config.is_static or len(round_.members) >= config.nodes_max:
+        return Decision()
+    struck = _struck_now(view, round_)
+    newcomers = [
+        node
+        for node, record in view.candidates().items()
+        if node not in round_.members and record.host not in struck
+    ]
+    wanted = active_count(config, len(round_.members) + len(newcomers)) - len(round_.members)
+    if wanted <= 0:
+        return Decision()
+    settle_at = after(max(view.newcomer_at, view.round_since), config.settle_delay)
+    if now < settle_at:
+        return Decision(wake_at=settle_at)
+    come = newcomers[:wanted]
+    return Decision(_dissolved(round_, f"{_nodes(come)} {named(view, come)} joins"))
+
+
+def _struck_now(view: View, round_: Round) -> set[str]:
+    strikes_max = view.config.policy.strikes_max
+    if strikes_max is None:
+        return set()
+    return {host for host, count in round_.strikes.items() if count >= strikes_max}
+
+
+def _see_off(view: View, round_: Round) -> Decision:
+    """STOPPING: agree on the step as soon as all stand; close when all have ended."""
+    pending = view.blockers()
+    if not pending:
+        records = [heard.record for _, heard in view.last_words()]
+        if len(records) >= len(round_.members) and all(
+            record is not None and record.is_done and record.ended == round_.number
+            for record in records
+        ):
+            success = Verdict(status=OutcomeStatus.SUCCEEDED, restarts=round_.restarts)
+            return Decision(_closed(round_, success))
+        stopped = Verdict(
+            status=OutcomeStatus.STOPPED,
+            detail=round_.why,
+            signal=round_.signal,
+            restarts=round_.restarts,
+        )
+        return Decision(_closed(round_, stopped))
+    waiting = f"until the workers of {named(view, pending)} have stopped"
+    if round_.stop_at is not None:
+        return Decision(waiting=waiting)
+    steps = [_step_of(view.nodes[node].record) for node in pending]
+    told = [step for step in steps if step is not None]
+    if len(told) < len(steps):
+        return Decision(waiting=waiting)
+    gone_steps = [
+        heard.record.arrived_at
+        for _, heard in view.last_words()
+        if heard.record is not None and heard.record.arrived_at is not None
+    ]
+    return Decision(msgspec.structs.replace(round_, stop_at=max([*told, *gone_steps])))
+
+
+def _step_of(record: NodeRecord | None) -> int | None:
+    return None if record is None else record.arrived_at
