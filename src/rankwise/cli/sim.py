@@ -16,6 +16,9 @@ from rankwise.base.errors import ConfigError, RankwiseError, SimulationError
 from rankwise.cli.main import CONTEXT_SETTINGS
 from rankwise.cli.sim_options import (
     assignments,
+    complete_benches,
+    complete_files,
+    complete_machines,
     points_of,
     simulation_options,
     time_limits,
@@ -35,7 +38,7 @@ def sim() -> None:
 
 
 @sim.command("bench", context_settings=CONTEXT_SETTINGS)
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=complete_benches)
 @simulation_options
 def bench(name: str | None, **options: Any) -> int:
     """Run the bench NAME; without a name, list them.
@@ -49,7 +52,7 @@ def bench(name: str | None, **options: Any) -> int:
 
 
 @sim.command("run", context_settings=CONTEXT_SETTINGS)
-@click.argument("program", metavar="PROGRAM.py")
+@click.argument("program", metavar="PROGRAM.py", shell_complete=complete_files)
 @simulation_options
 def run(program: str, **options: Any) -> int:
     """Run a program of your own.
@@ -60,16 +63,19 @@ def run(program: str, **options: Any) -> int:
 
 
 @sim.command("topology", context_settings=CONTEXT_SETTINGS)
-@click.argument("file")
-@click.option("--svg", metavar="FILE", help="Write the drawing as SVG instead.")
+@click.argument("file", shell_complete=complete_machines)
+@click.option(
+    "--svg", metavar="FILE", shell_complete=complete_files, help="Write the drawing as SVG instead."
+)
 def topology(file: str, svg: str | None) -> None:
     """Draw the machine that FILE, or a preset, describes."""
-    from rankwise.sim.hardware.topology import load_topology  # noqa: PLC0415  # not for --help
+    from rankwise.cli.sim_progress import terminal_width  # noqa: PLC0415  # not for --help
+    from rankwise.sim.hardware.topology import load_topology  # noqa: PLC0415  # the same
     from rankwise.sim.reporting.machine_drawing import as_svg, as_text  # noqa: PLC0415  # the same
 
     machine = load_topology(file)
     if svg is None:
-        click.echo(as_text(machine))
+        click.echo(as_text(machine, terminal_width()))
     else:
         from rankwise.sim.reporting.files import write_text  # noqa: PLC0415  # the same
 
@@ -163,13 +169,16 @@ def _run_one(settings: "Settings", style: str, trace: str | None, report: str | 
 
 
 def _show(results: list[Any], style: str) -> None:
-    from rankwise.sim.reporting.results import as_csv, result_table  # noqa: PLC0415  # the same
+    from rankwise.cli.sim_progress import terminal_width  # noqa: PLC0415  # the same
+    from rankwise.sim.reporting.results import as_csv  # noqa: PLC0415  # the same
+    from rankwise.sim.reporting.table import result_table  # noqa: PLC0415  # the same
 
     if style == "json":
         rows = [result.as_row() for result in results]
         click.echo(msgspec.json.format(msgspec.json.encode(rows)).decode())
     else:
-        click.echo(as_csv(results) if style == "csv" else result_table(results))
+        is_csv = style == "csv"
+        click.echo(as_csv(results) if is_csv else result_table(results, width=terminal_width()))
 
 
 def _settings(

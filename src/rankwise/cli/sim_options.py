@@ -3,6 +3,7 @@
 import itertools
 import re
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, NamedTuple, TypeVar
 
 import click
@@ -82,22 +83,42 @@ def simulation_options(command: Command) -> Command:
     return command
 
 
+def _lazily(name: str) -> Callable[..., Any]:
+    """A function of `sim_completion`, which is imported when a shell asks."""
+
+    def complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> Any:
+        return getattr(import_module("rankwise.cli.sim_completion"), name)(
+            ctx, parameter, incomplete
+        )
+
+    return complete
+
+
+complete_benches, complete_machines = _lazily("benches"), _lazily("machines")
+complete_files, complete_fields = _lazily("files"), _lazily("fields")
+
+
 _OPTIONS = (
     click.option(
         "--topology",
         default="default",
         show_default=True,
         metavar="FILE",
+        shell_complete=complete_machines,
         help="The machine: a preset (default, torus16, pod64, switch8) or a YAML file.",
     ),
     click.option(
-        "--ccl", metavar="FILE", help="The collectives' configuration.  [default: ./ccl.yaml]"
+        "--ccl",
+        metavar="FILE",
+        shell_complete=complete_files,
+        help="The collectives' configuration.  [default: ./ccl.yaml]",
     ),
     click.option(
         "--set",
         "fields",
         multiple=True,
         metavar="KEY=VALUE",
+        shell_complete=complete_fields,
         help="Set a parameter of the program (m=512), a field of the topology "
         "(system.sips.count=8) or of the collectives (n_slots=8, ccl.algorithms.NAME.FIELD=…).",
     ),
@@ -105,6 +126,7 @@ _OPTIONS = (
         "--sweep",
         multiple=True,
         metavar="KEY=A,B,C",
+        shell_complete=complete_fields,
         help="Run once per value, on all cores; several sweeps give every combination.",
     ),
     click.option("--seed", default=0, show_default=True, help="What random tensors come from."),
@@ -127,7 +149,15 @@ _OPTIONS = (
         help="How results are printed.",
     ),
     click.option(
-        "--trace", metavar="FILE", help="Write a timeline for ui.perfetto.dev (.json or .json.gz)."
+        "--trace",
+        metavar="FILE",
+        shell_complete=complete_files,
+        help="Write a timeline for ui.perfetto.dev (.json or .json.gz).",
     ),
-    click.option("--report", metavar="FILE", help="Write a page about the run (.html)."),
+    click.option(
+        "--report",
+        metavar="FILE",
+        shell_complete=complete_files,
+        help="Write a page about the run (.html).",
+    ),
 )

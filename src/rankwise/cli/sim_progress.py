@@ -1,5 +1,6 @@
-"""A sign of life on a terminal while a simulation runs: simulated time, commands, patience."""
+"""What is for terminals: signs of life while a simulation runs, and how wide tables may be."""
 
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,6 +8,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rankwise.sim.hardware.engine import GraphEngine
+
+
+def terminal_width() -> int | None:
+    """How many characters a line of a terminal has; None where nobody looks at one."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 @contextmanager

@@ -13,14 +13,14 @@ from multiprocessing import get_context
 import click
 import msgspec
 
-from rankwise.cli.sim_progress import counted
+from rankwise.cli.sim_progress import counted, terminal_width
 from rankwise.sim.benches.session import Outcome, Settings, measure_or_tell
 from rankwise.sim.hardware.quantities import format_picoseconds
 from rankwise.sim.reporting.results import (
     BenchResult,
     as_csv,
-    result_table,
 )
+from rankwise.sim.reporting.table import result_table
 
 Point = Mapping[str, str]
 
@@ -71,4 +71,4 @@ def _show(first: Point, rows: list[tuple[Point, BenchResult]], style: str) -> No
     elif style == "csv":
         click.echo(as_csv(results, labels))
     else:
-        click.echo(result_table(results, labels))
+        click.echo(result_table(results, labels, terminal_width()))

@@ -65,6 +65,13 @@ class Parameter(NamedTuple):
         return text
 
     @property
+    def choices(self) -> tuple[Any, ...]:
+        """All its values, if they can be listed."""
+        if self.kind is bool:
+            return ("true", "false")
+        return get_args(self.kind) if get_origin(self.kind) is Literal else ()
+
+    @property
     def expected(self) -> str:
         """What its values are, in words."""
         kinds = [kind for kind in _members(self.kind) if kind is not NoneType]
@@ -95,6 +102,11 @@ class Parameters:
     def names(self) -> tuple[str, ...]:
         """Their names, in the order in which they are taken."""
         return tuple(self._by_name)
+
+    @property
+    def all(self) -> tuple[Parameter, ...]:
+        """All of them, likewise."""
+        return tuple(self._by_name.values())
 
     def read(self, texts: Mapping[str, str]) -> dict[str, Any]:
         """The values of the parameters that are given.

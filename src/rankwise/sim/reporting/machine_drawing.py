@@ -2,6 +2,7 @@
 
 import math
 from html import escape
+from textwrap import wrap
 
 from rankwise.base.units import format_bytes
 from rankwise.sim.hardware.routing import sip_edges
@@ -62,14 +63,14 @@ def _link(link: object) -> str:
     return f"{getattr(link, 'bandwidth', 0):g} GB/s and {getattr(link, 'latency_ns', 0):g} ns"
 
 
-def as_text(topology: Topology) -> str:
-    """The machine for a terminal."""
+def as_text(topology: Topology, columns: int | None = None) -> str:
+    """The machine for a terminal, its sentences folded to so many columns."""
     sips, cubes = topology.machine.system.sips, topology.machine.sip.cubes
     lines = [topology.name, ""]
     if sips.shape and sips.graph in {"mesh_2d", "torus_2d"}:
-        note = "   (and around, in rows and columns)" if sips.graph == "torus_2d" else ""
-        grid = _text_grid(*sips.shape, "SIP")
-        lines += [*grid[:-1], grid[-1] + note]
+        lines += _text_grid(*sips.shape, "SIP")
+        if sips.graph == "torus_2d":
+            lines.append("(and around, in rows and columns)")
     elif sips.graph == "ring_1d":
         lines += [" ── ".join(_ends([f"SIP {sip}" for sip in range(sips.count)])) + " ── SIP 0"]
     else:
@@ -81,7 +82,14 @@ def as_text(topology: Topology) -> str:
             lines.append(f"SIP {sip} ── {', '.join(_ends(shown))}")
     lines += ["", *_text_grid(*cubes.shape, "cube"), ""]
     width = max(len(name) for name, _ in facts(topology))
-    lines += [f"{name:<{width}}  {sentence}" for name, sentence in facts(topology)]
+    indent = " " * (width + 2)
+    for name, sentence in facts(topology):
+        line = f"{name:<{width}}  {sentence}"
+        lines += (
+            [line]
+            if columns is None
+            else wrap(line, max(columns, 40), subsequent_indent=indent, drop_whitespace=True)
+        )
     return "\n".join(lines)
 
 

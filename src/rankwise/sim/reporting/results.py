@@ -1,15 +1,14 @@
-"""What a bench measured, as a value, and the one function that shows such values as a table."""
+"""What a bench measured, as a value; as cells of a table, and as CSV."""
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from rankwise.sim.hardware.quantities import PICOSECONDS_PER_SECOND, format_picoseconds
 
 _COLUMNS = ("bench", "case", "simulated", "FLOP/s", "bytes/s", "bound", "at best", "reached")
-_TEXT_COLUMNS = (0, 1, 5)
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -94,40 +93,6 @@ def cells_of(result: BenchResult) -> tuple[str, ...]:
 def column_names() -> tuple[str, ...]:
     """The heads of the table's columns."""
     return _COLUMNS
-
-
-def result_table(
-    results: Iterable[BenchResult], labels: Sequence[tuple[str, Sequence[str]]] = ()
-) -> str:
-    """Show results in aligned columns, with a note about how they were checked.
-
-    Args:
-        results: one row each.
-        labels: columns to put in front: a head, and a cell for every result.
-    """
-    shown = list(results)
-    heads = (*(head for head, _ in labels), *_COLUMNS)
-    rows = [
-        (*(str(cells[index]) for _, cells in labels), *cells_of(result))
-        for index, result in enumerate(shown)
-    ]
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    texts = {*range(len(labels)), *(column + len(labels) for column in _TEXT_COLUMNS)}
-    lines = [
-        "  ".join(
-            cell.ljust(width) if column in texts else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in (heads, *rows)
-    ]
-    checked = sum(result.is_checked for result in shown)
-    if checked == len(shown):
-        lines.append("numbers: equal to numpy's")
-    elif not checked:
-        lines.append("numbers: none, only time was simulated")
-    else:
-        lines.append(f"numbers: {checked} of {len(shown)} results are equal to numpy's")
-    return "\n".join(lines)
 
 
 def as_csv(results: Sequence[BenchResult], labels: Sequence[tuple[str, Sequence[str]]] = ()) -> str:

@@ -27,7 +27,8 @@ from rankwise.base.errors import RankwiseError
 from rankwise.sim import DPPolicy, GraphEngine, RuntimeContext, triton
 from rankwise.sim.benches.session import Session, Settings
 from rankwise.sim.reporting.page import write_page
-from rankwise.sim.reporting.results import as_csv, result_table
+from rankwise.sim.reporting.results import as_csv
+from rankwise.sim.reporting.table import result_table
 from rankwise.sim.reporting.trace import write_trace
 
 GOLDEN = Path(__file__).with_name("golden_digests.txt")

@@ -38,9 +38,7 @@ def run_in(name: str, folder: Path) -> Path:
         [sys.executable, str(PROGRAM), str(folder / name)],
         cwd=home if name == "strange" else folder,
         env={**os.environ, **SURROUNDINGS[name], "HOME": str(home), "TMPDIR": str(home)},
-        preexec_fn=(lambda: os.sched_setaffinity(0, one_cpu))
-        if name == "strange"
-        else None,  # no threads here
+        preexec_fn=confine,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 
 import pytest
 
@@ -11,8 +12,8 @@ from rankwise.sim.reporting.results import (
     BenchResult,
     as_csv,
     format_rate,
-    result_table,
 )
+from rankwise.sim.reporting.table import result_table
 
 
 def result(**changes: object) -> BenchResult:
@@ -38,6 +39,34 @@ def test_a_table_has_aligned_columns_and_says_how_the_numbers_were_checked() -> 
     assert first.split()[-2:] == ["25.0", "%"]
     assert head.index("bound") == first.index("compute") == second.index("compute")
     assert note == "numbers: equal to numpy's"
+
+
+LONG = "hierarchical_allreduce, 1024 ranks x 65536 f16"
+
+
+@pytest.mark.parametrize("width", [200, 100, 80, 60, 40, 30])
+def test_a_table_fits_the_terminal_and_loses_no_figure(width: int) -> None:
+    results = [result(bench="ccl_allreduce", case=LONG, bound="alpha-beta"), result(case="2 x 2")]
+    labels = [("system.sips.link.bandwidth_GBps", ["50", "100"]), ("algorithm", ["one", "two"])]
+
+    table = result_table(results, labels, width)
+
+    assert max(map(len, table.splitlines())) <= width
+    shown = table.replace("\n", " ")
+    for figure in ("2 us", "500 ns", "25.0 %", "compute", "100", "two"):
+        assert re.search(re.escape(figure).replace("\\ ", r"\s+"), shown), figure
+
+
+def test_a_table_of_one_bench_fits_eighty_columns_with_a_row_per_result() -> None:
+    table = result_table([result(case=LONG), result(case=LONG)], width=80)
+
+    title, head, *rows = table.splitlines()
+    assert title == "gemm:"
+    assert head.split() == [
+        "case", "simulated", "FLOP/s", "bytes/s", "bound", "at", "best", "reached",
+    ]  # fmt: skip
+    assert sum("25.0 %" in row for row in rows) == 2
+    assert max(map(len, table.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(
