@@ -1,0 +1,561 @@
+"""The task graph: in which order tasks may run, where they run, and what became of them.
+
+Theory of operation
+===================
+
+A task is PENDING while it waits for producers, READY when only room is missing, RUNNING when it
+is in a child's queue, and then COMPLETED, FAILED or SKIPPED. Which tasks it waits for follows from
+the bytes that it touches (see `hazards`).
+
+*Queues.* A child takes its words in order, one at a time, so a queue is a promise: what stands
+behind something runs after it. Words are sent at once to a child that has nothing, and otherwise
+in batches, for which they wait no longer than `hold`.
+
+*Ahead.* A task whose unfinished producers are all in one child's queue goes there too, behind
+them. If a producer fails, it must not run. So each child counts its *disturbances*: words that
+have raised and words that it has returned. A word that is sent ahead carries how many disturbances
+the graph knew of; the child returns it unless that is still the number. Returning counts too,
+because what stands behind a returned word may depend on it. The counter has eight bits, and fewer
+words than 256 can be in a queue, so no number is taken for an older one.
+
+*Poison.* A producer that did not complete spoils those that need its data; a spoiled task is
+skipped, but only when all its producers have ended, since others may rely on it for their place in
+the order. Tasks that only wait for their turn are not spoiled.
+
+*Balance.* While the caller waits and one child is idle, what another has not taken yet is
+recalled and handed out again. The order is answered before anything else happens.
+
+*Death.* A child counts what it has begun and done, where others can see it when it is dead. What
+was done and not reported has completed (failures are reported before they are counted); what was
+begun and not done is the task that it died in; the rest never ran, and goes elsewhere. Members of
+a group are meant to run together, so a group does not survive the death of one of its children.
+
+*Memory.* A slab of the heap is held by the scope in which it was made and by every unfinished
+task that touches it (see `memory`).
+
+Nothing here iterates over a set or asks a clock, so equal stimuli give equal effects.
+"""
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from rankwise.base.errors import ConfigError, LocalProtocolError, RemoteProtocolError
+from rankwise.base.units import Instant, after
+from rankwise.core.tree.hazards import Hazards
+from rankwise.core.tree.heap import Heap
+from rankwise.core.tree.memory import Memory
+from rankwise.core.tree.queues import Queues, Team
+from rankwise.core.tree.state import Child, Task, TaskState, root_of
+from rankwise.core.tree.vocabulary import (
+    FAILED_BIT,
+    Access,
+    AllocationAbandoned,
+    AllocationRequested,
+    ChildDied,
+    ChildJoined,
+    ChildrenReported,
+    DrainBegan,
+    Drained,
+    Effect,
+    EndCause,
+    Granted,
+    GraphSpec,
+    GroupSubmitted,
+    Pool,
+    Recalled,
+    RunAbandoned,
+    ScopeClosed,
+    ScopeOpened,
+    Stimulus,
+    TaskSubmitted,
+    Unfinished,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_POOL_NAMES = {Pool.NEXT_LEVEL: "next-level worker", Pool.SUB: "sub worker"}
+_PENDING, _READY, _RUNNING = TaskState.PENDING, TaskState.READY, TaskState.RUNNING
+_COMPLETED, _FAILED, _SKIPPED = TaskState.COMPLETED, TaskState.FAILED, TaskState.SKIPPED
+_SLOT_MASK = FAILED_BIT - 1
+
+
+class TaskGraph:
+    """The machine; one serves a worker for all its runs, one after the other."""
+
+    def __init__(self, spec: GraphSpec) -> None:
+        self.spec = spec
+        self._effects: list[Effect] = []
+        self._queues = Queues(spec, self._effects)
+        self._memory = Memory(Heap(spec.heap_start, spec.heap_bytes), self._effects)
+        self._hazards = Hazards()
+        self._by_slot: list[Task | None] = [None] * spec.ring_depth
+        self._free = list(range(spec.ring_depth - 1, -1, -1))
+        self._released: deque[Task] = deque()
+        """Tasks that wait for nobody any more, and for which room is to be found."""
+        self._spoiled: list[Task] = []
+        """Tasks that were spoiled while they stood in a queue."""
+        self._is_draining = False
+        self._is_abandoned = False
+        self._task_count = 0
+        self._unfinished_count = 0
+        self._not_completed: list[Unfinished] = []
+        self._handlers: dict[type, Callable[[Any, Instant], None]] = {
+            TaskSubmitted: self._on_task,
+            GroupSubmitted: self._on_group,
+            ChildrenReported: self._on_report,
+            Recalled: self._on_recalled,
+            ChildDied: self._on_death,
+            ChildJoined: self._on_join,
+            ScopeOpened: lambda _, __: self._memory.open_scope(),
+            ScopeClosed: lambda _, __: self._memory.close_scope(),
+            AllocationRequested: self._on_allocation_requested,
+            AllocationAbandoned: self._on_allocation_abandoned,
+            DrainBegan: self._on_drain,
+            RunAbandoned: self._on_abandoned,
+        }
+
+    # What a driver asks
+
+    @property
+    def next_deadline(self) -> Instant | None:
+        """When words that are held back for others must be sent."""
+        held_since = self._queues.held_since
+        return None if held_since is None else after(held_since, self.spec.hold)
+
+    @property
+    def unfinished_count(self) -> int:
+        """How many tasks of this run have not ended."""
+        return self._unfinished_count
+
+    def next_slots(self, count: int = 1) -> list[int]:
+        """The slots that the next submission of `count` members takes, one for each.
+
+        Empty when the ring has no room at present: wait for reports, and ask again.
+        """
+        if count > self.spec.ring_depth:
+            raise ConfigError(
+                f"a group has {count} members, more than the ring's {self.spec.ring_depth} slots",
+                hint="make the group smaller, or the ring deeper: ring_depth=…",
+            )
+        return self._free[: -count - 1 : -1] if len(self._free) >= count else []
+
+    def task_in(self, slot: int) -> tuple[int, str]:
+        """Number and name of the task that has this slot."""
+        task = self._task_in(slot)
+        return task.number, task.name
+
+    def handle(self, stimulus: Stimulus, now: Instant) -> list[Effect]:
+        """Take in a fact; return what is to be done, in this order.
+
+        Raises:
+            ConfigError: a task that no child could ever take was submitted. It was not taken in.
+            LocalProtocolError: the driver broke the rules, or the caller did with scopes.
+            RemoteProtocolError: a child reports what was not queued there.
+        """
+        self._handlers[type(stimulus)](stimulus, now)
+        return self._orders()
+
+    def tick(self, now: Instant) -> list[Effect]:
+        """Send what has been held back for long enough."""
+        deadline = self.next_deadline
+        if deadline is not None and now >= deadline:
+            self._queues.send_all()
+        return self._orders()
+
+    def _orders(self) -> list[Effect]:
+        orders = self._effects.copy()
+        self._effects.clear()  # the parts hold this very list
+        return orders
+
+    # Submitting
+
+    def _on_task(self, stimulus: TaskSubmitted, now: Instant) -> None:
+        pool, pinned = stimulus.pool, stimulus.child
+        if pinned is not None:
+            self._check_child(pool, pinned)
+        elif not self._queues.teams[pool].children:
+            self._refuse_width(pool, 1)
+        task = Task(self._task_count, pool, stimulus.name, pinned)
+        self._take_slot(task)
+        self._task_count += 1
+        self._unfinished_count += 1
+        producers = self._enter(task, stimulus.accesses) if stimulus.accesses else None
+        if not producers:
+            self._make_ready(task)
+            if self._released:
+                self._settle()
+        elif task.spoiled_by is None:
+            child = self._queues.common_child(task, producers)
+            if child is not None:
+                self._queues.append(child, task)
+        self._send(now)
+
+    def _on_group(self, stimulus: GroupSubmitted, now: Instant) -> None:
+        self._check_group(stimulus)
+        group = Task(self._task_count, stimulus.pool, stimulus.name, None)
+        group.members = [
+            Task(self._task_count, stimulus.pool, stimulus.name, index)
+            for index in stimulus.children
+        ]
+        for member in group.members:
+            member.group = group
+            self._take_slot(member)
+        self._task_count += 1
+        self._unfinished_count += 1
+        if not self._enter(group, stimulus.accesses):
+            self._make_ready(group)
+            self._settle()
+        self._send(now)
+
+    def _take_slot(self, task: Task) -> None:
+        if not self._free:
+            raise LocalProtocolError("a task was submitted although the ring is full")
+        task.slot = slot = self._free.pop()
+        self._by_slot[slot] = task
+
+    def _check_group(self, stimulus: GroupSubmitted) -> None:
+        width = len(stimulus.children)
+        if width == 0:
+            raise ConfigError("a group has no members", hint="give one TaskArgs per member")
+        if width > len(self._queues.teams[stimulus.pool].children):
+            self._refuse_width(stimulus.pool, width)
+        pinned = [index for index in stimulus.children if index is not None]
+        for index in pinned:
+            self._check_child(stimulus.pool, index)
+        if len(set(pinned)) != len(pinned):
+            raise ConfigError(
+                f"two members of a group are for the same child: {pinned}",
+                hint="members run at the same time, so each needs a child of its own",
+            )
+        if len(self._free) < width:
+            raise LocalProtocolError("a group was submitted although the ring has no room for it")
+
+    def _check_child(self, pool: Pool, index: int) -> None:
+        children = self._queues.children
+        if not 0 <= index < len(children) or children[index].pool is not pool:
+            raise ConfigError(f"child {index} is no {_POOL_NAMES[pool]}")
+
+    def _refuse_width(self, pool: Pool, width: int) -> None:
+        count = len(self._queues.teams[pool].children)
+        what = f"a group of {width} members" if width > 1 else "a task"
+        raise ConfigError(
+            f"{what} for {_POOL_NAMES[pool]}s can never run: this worker has {count} of them",
+            hint="start more of them, or submit less at once",
+        )
+
+    def _enter(self, task: Task, accesses: tuple[Access, ...]) -> dict[Task, bool]:
+        producers = self._hazards.enter(task, accesses)
+        for producer, needs_data in producers.items():
+            if producer.consumers is None:
+                producer.consumers = []
+            producer.consumers.append((task, needs_data))
+        task.waiting_for = len(producers)
+        if not self._memory.is_empty:
+            task.slabs = self._memory.hold(accesses) or None
+        return producers
+
+    # From pending to a queue
+
+    def _make_ready(self, task: Task) -> None:
+        """Find room for a task that waits for nobody any more."""
+        if self._is_abandoned:
+            self._end_unrun(task, EndCause.CANCELLED)
+        elif task.spoiled_by is not None:
+            self._end_unrun(task, EndCause.SKIPPED)
+        elif task.members is not None:
+            self._place_group(task, task.members)
+        elif task.pinned is not None:
+            self._place_pinned(task, self._queues.children[task.pinned])
+        else:
+            self._place(task, self._queues.teams[task.pool])
+
+    def _place(self, task: Task, team: Team) -> None:
+        child = self._queues.choose(team)
+        if child is not None:
+            self._queues.append(child, task)
+        elif team.has_hope:
+            task.state = _READY
+            team.ready.append(task)
+        else:
+            self._end_unrun(task, EndCause.LOST)
+
+    def _place_pinned(self, task: Task, child: Child) -> None:
+        if child.is_alive and len(child.queue) < self.spec.depth:
+            self._queues.append(child, task)
+        elif child.is_alive or child.is_awaited:
+            task.state = _READY
+            child.pinned_ready.append(task)
+        else:
+            self._end_unrun(task, EndCause.LOST)
+
+    def _place_group(self, group: Task, members: list[Task]) -> None:
+        """Queue all members at once, so that two groups never wait for each other.
+
+        Their words may exceed the depth: a group that waited for room would starve.
+        """
+        team = self._queues.teams[group.pool]
+        pinned = [self._queues.children[m.pinned] for m in members if m.pinned is not None]
+        others = sorted(
+            (child for child in team.children if child.is_alive and child not in pinned),
+            key=lambda child: len(child.queue),
+        )
+        if len(others) + len(pinned) < len(members) or not all(c.is_alive for c in pinned):
+            if any(child.is_awaited for child in team.children):
+                group.state = _READY
+                team.ready.append(group)
+            else:
+                self._end_unrun(group, EndCause.LOST)
+            return
+        group.state = _RUNNING
+        group.waiting_for = len(members)
+        free = iter(others)
+        for member in members:
+            own = member.pinned
+            self._queues.append(next(free) if own is None else self._queues.children[own], member)
+        # None may be held back, or the others would wait for it in the middle.
+        self._queues.send_all()
+
+    def _send(self, now: Instant) -> None:
+        is_waited_for = self._is_draining or not self._free
+        if not is_waited_for and self._memory.wanted_bytes is None:
+            self._queues.send_some(now)
+            return
+        self._queues.send_all()
+        if self._unfinished_count and not self._is_abandoned:
+            for team in self._queues.teams.values():
+                if team.idle and not team.ready:
+                    self._queues.balance(team)
+
+    # From a queue to an end
+
+    def _on_report(self, stimulus: ChildrenReported, now: Instant) -> None:
+        for end in stimulus.ends:
+            slot = end & _SLOT_MASK
+            task = self._task_in(slot)
+            child = self._queues.take_first(task)
+            if end < FAILED_BIT:
+                if task.consumers is None and task.slabs is None and task.group is None:
+                    # What `_end_run` comes to for most tasks, in a third of the time.
+                    task.state = _COMPLETED
+                    self._by_slot[slot] = None
+                    self._free.append(slot)
+                    self._unfinished_count -= 1
+                else:
+                    self._end_run(task, None)
+                continue
+            child.epoch = (child.epoch + 1) % 256
+            if end & FAILED_BIT:
+                self._end_run(task, EndCause.RAISED)
+                continue
+            self._take_from_queue(task)
+            # It will be queued again behind them, so they must not rely on its place.
+            for other in self._queues.take_back_ahead(child):
+                self._take_from_queue(other)
+        self._settle()
+        self._send(now)
+
+    def _task_in(self, slot: int) -> Task:
+        task = self._by_slot[slot] if 0 <= slot < len(self._by_slot) else None
+        if task is None:
+            raise RemoteProtocolError(f"a child reported slot {slot}, which is free")
+        return task
+
+    def _take_from_queue(self, task: Task) -> None:
+        """Put a task that has left a queue without having run back among those that wait."""
+        task.state = _PENDING
+        task.child = None
+        if task.waiting_for == 0:
+            self._released.append(task)
+
+    def _end_run(self, task: Task, cause: EndCause | None) -> None:
+        """End a task, or a member of a group, that was in a queue."""
+        self._free_slot(task)
+        group = task.group
+        if group is None:
+            self._end(task, _COMPLETED if cause is None else _FAILED, cause)
+            return
+        task.state = _COMPLETED if cause is None else _FAILED
+        if cause is not None and group.spoiled_by is None:
+            # The first member's failure is the group's, which ends when the last member has.
+            group.spoiled_by = group.number
+            self._not_completed.append(_told(group, cause, task.child))
+        group.waiting_for -= 1
+        if group.waiting_for == 0:
+            self._end(group, _COMPLETED if group.spoiled_by is None else _FAILED, None)
+
+    def _end_unrun(self, task: Task, cause: EndCause) -> None:
+        """End a task that is in no queue."""
+        task.child = None
+        for member in task.members or [task]:
+            self._free_slot(member)
+        self._end(task, _SKIPPED, cause)
+
+    def _free_slot(self, task: Task) -> None:
+        self._by_slot[task.slot] = None
+        self._free.append(task.slot)
+
+    def _end(self, task: Task, state: TaskState, cause: EndCause | None) -> None:
+        self._unfinished_count -= 1
+        task.state = state
+        if cause is not None:
+            self._not_completed.append(_told(task, cause, task.child))
+        if task.slabs is not None:
+            self._memory.let_go(task.slabs)
+            task.slabs = None
+        consumers, task.consumers = task.consumers, None
+        for consumer, needs_data in consumers or ():
+            if state is not _COMPLETED and needs_data and consumer.spoiled_by is None:
+                consumer.spoiled_by = root_of(task)
+                if consumer.state is _RUNNING:
+                    self._spoiled.append(consumer)
+            consumer.waiting_for -= 1
+            if consumer.waiting_for == 0 and consumer.state is _PENDING:
+                self._released.append(consumer)
+
+    def _settle(self) -> None:
+        """Let what has happened have its consequences, until there are no more."""
+        while self._spoiled or self._released:
+            if self._spoiled:
+                # One that has been sent will be returned.
+                task = self._spoiled.pop()
+                if self._queues.take_back_unsent(task):
+                    self._take_from_queue(task)
+            else:
+                self._make_ready(self._released.popleft())
+        for team in self._queues.teams.values():
+            self._feed(team)
+        if self._memory.wanted_bytes is not None:
+            self._begin_history(self._memory.retry())
+        if self._is_draining and not self._unfinished_count:
+            self._finish()
+
+    def _feed(self, team: Team) -> None:
+        """Give waiting tasks to children that have room."""
+        depth = self.spec.depth
+        for child in team.children:
+            while child.pinned_ready and child.is_alive and len(child.queue) < depth:
+                self._queues.append(child, child.pinned_ready.popleft())
+        for _ in range(len(team.ready)):
+            task = team.ready.popleft()
+            if task.members is not None:
+                self._place_group(task, task.members)
+                continue
+            chosen = self._queues.choose(team)
+            if chosen is None:
+                team.ready.appendleft(task)
+                break
+            self._queues.append(chosen, task)
+
+    def _on_recalled(self, stimulus: Recalled, now: Instant) -> None:
+        child = self._queues.children[stimulus.child]
+        for task in self._queues.take_back(child, stimulus.slots):
+            if task.group is None:
+                self._take_from_queue(task)
+            else:
+                # Another member may have begun and wait for this one, even in an abandoned run.
+                self._queues.append(child, task)
+        self._settle()
+        self._send(now)
+
+    # Children that come and go
+
+    def _on_death(self, stimulus: ChildDied, now: Instant) -> None:
+        child = self._queues.children[stimulus.child]
+        done = max(0, stimulus.done - child.ended)
+        begun = max(done, stimulus.begun - child.ended)
+        queue, sent_count = self._queues.empty(child)
+        if begun > sent_count:
+            raise RemoteProtocolError(f"child {child.index} began more than was queued there")
+        child.is_alive = False
+        child.is_awaited = stimulus.successor
+        for place, task in enumerate(queue):
+            if place < done:
+                self._end_run(task, None)
+            elif place < begun or task.group is not None:
+                self._end_run(task, EndCause.DIED)
+            else:
+                self._take_from_queue(task)
+        if not stimulus.successor:
+            self._give_up_waiting(child)
+        self._settle()
+        self._send(now)
+
+    def _give_up_waiting(self, child: Child) -> None:
+        """End what only this child could have run, and everything when it was the last."""
+        lost = list(child.pinned_ready)
+        child.pinned_ready.clear()
+        team = self._queues.teams[child.pool]
+        if not team.has_hope:
+            # A group finds out by itself when it is placed.
+            lost += [task for task in team.ready if task.members is None]
+            team.ready = deque(task for task in team.ready if task.members is not None)
+        for task in lost:
+            self._end_unrun(task, EndCause.LOST)
+
+    def _on_join(self, stimulus: ChildJoined, now: Instant) -> None:
+        child = self._queues.children[stimulus.child]
+        child.is_alive = True
+        child.is_awaited = False
+        self._queues.teams[child.pool].note_idle(child)
+        self._settle()
+        self._send(now)
+
+    # Memory
+
+    def _on_allocation_requested(self, stimulus: AllocationRequested, now: Instant) -> None:
+        self._begin_history(self._memory.request(stimulus.size_bytes))
+        self._send(now)
+
+    def _begin_history(self, granted: Granted | None) -> None:
+        """Whoever had these bytes before is of no concern to those who have them now."""
+        if granted is not None:
+            self._hazards.forget(granted.address, granted.address + granted.size_bytes)
+
+    def _on_allocation_abandoned(self, stimulus: AllocationAbandoned, now: Instant) -> None:
+        del stimulus, now
+        self._memory.wanted_bytes = None
+
+    # The end of a run
+
+    def _on_drain(self, stimulus: DrainBegan, now: Instant) -> None:
+        del stimulus
+        self._is_draining = True
+        self._settle()
+        self._send(now)
+
+    def _on_abandoned(self, stimulus: RunAbandoned, now: Instant) -> None:
+        del stimulus, now
+        self._is_abandoned = self._is_draining = True
+        waiting: list[Task] = []
+        for team in self._queues.teams.values():
+            waiting += team.ready
+            team.ready.clear()
+            for child in team.children:
+                waiting += child.pinned_ready
+                child.pinned_ready.clear()
+                if child.is_alive and child.queue:
+                    self._queues.recall(child)
+        for task in waiting:
+            self._end_unrun(task, EndCause.CANCELLED)
+        self._settle()
+
+    def _finish(self) -> None:
+        self._memory.free_all()
+        unfinished = tuple(sorted(self._not_completed, key=_by_number))
+        self._effects.append(Drained(self._task_count, unfinished))
+        self._hazards.forget_all()
+        self._task_count = 0
+        self._not_completed = []
+        self._is_draining = self._is_abandoned = False
+
+
+def _told(task: Task, cause: EndCause, child: Child | None) -> Unfinished:
+    because = task.spoiled_by if cause is EndCause.SKIPPED else None
+    return Unfinished(
+        task.number, task.name, cause, None if child is None else child.index, because
+    )
+
+
+def _by_number(unfinished: Unfinished) -> int:
+    return unfinished.number

@@ -1,0 +1,208 @@
+"""The children's queues: who has room, what is sent when, what is taken back.
+
+Words are sent at once to a child that has nothing to do, and otherwise in batches. A child that is
+idle while another has work gets a part of it, by a recall.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+
+from rankwise.base.errors import LocalProtocolError, RemoteProtocolError
+from rankwise.base.units import Instant
+from rankwise.core.tree.state import Child, Task, TaskState
+from rankwise.core.tree.vocabulary import Dispatch, Effect, GraphSpec, Pool, Recall
+
+
+class Team:
+    """The children of one pool, and what waits for room at any of them."""
+
+    __slots__ = ("children", "idle", "ready", "turn")
+
+    def __init__(self, children: list[Child]) -> None:
+        self.children = children
+        self.ready: deque[Task] = deque()
+        self.idle: list[Child] = []
+        """Those that became idle, the latest last; some may have found work meanwhile."""
+        self.turn = 0
+
+    @property
+    def has_hope(self) -> bool:
+        """Whether a child lives, or will."""
+        return any(child.is_alive or child.is_awaited for child in self.children)
+
+    def note_idle(self, child: Child) -> None:
+        """Remember a child that has nothing to do."""
+        if not child.is_listed_idle:
+            child.is_listed_idle = True
+            self.idle.append(child)
+
+
+class Queues:
+    """All queues; orders go to `effects`."""
+
+    def __init__(self, spec: GraphSpec, effects: list[Effect]) -> None:
+        self._spec = spec
+        self._effects = effects
+        self.children = [Child(index, pool) for index, pool in enumerate(spec.pools)]
+        self.teams = {
+            pool: Team([child for child in self.children if child.pool is pool]) for pool in Pool
+        }
+        for child in self.children:
+            self.teams[child.pool].note_idle(child)
+        self._holding: list[Child] = []
+        """Children for whom there is something unsent."""
+        self.held_since: Instant | None = None
+
+    def choose(self, team: Team) -> Child | None:
+        """An idle child, else the next in turn that has room."""
+        idle = team.idle
+        while idle:
+            child = idle.pop()
+            child.is_listed_idle = False
+            if child.is_alive and not child.queue:
+                return child
+        children, depth = team.children, self._spec.depth
+        for _ in children:
+            team.turn += 1
+            if team.turn >= len(children):
+                team.turn = 0
+            child = children[team.turn]
+            if child.is_alive and len(child.queue) < depth:
+                return child
+        return None
+
+    def common_child(self, task: Task, producers: Iterable[Task]) -> Child | None:
+        """The child in whose queue all these producers are, if `task` may go there too."""
+        if task.members is not None:
+            return None
+        child: Child | None = None
+        for producer in producers:
+            if producer.state is not TaskState.RUNNING or producer.child is None:
+                return None
+            if child is None:
+                child = producer.child
+            elif producer.child is not child:
+                return None
+        if child is None or child.pool is not task.pool or len(child.queue) >= self._spec.depth:
+            return None
+        return child if task.pinned is None or task.pinned == child.index else None
+
+    def append(self, child: Child, task: Task) -> None:
+        """Queue a task at a child; it is sent later."""
+        task.state = TaskState.RUNNING
+        task.child = child
+        child.queue.append(task)
+        if not child.unsent:
+            self._holding.append(child)
+        child.unsent.append(task)
+
+    def take_first(self, task: Task) -> Child:
+        """Take out of its queue what a child has reported, which must be its first."""
+        child = task.child
+        if child is None or not child.queue or child.queue[0] is not task:
+            raise RemoteProtocolError(f"a child reported {task!r}, which was not its next one")
+        child.queue.popleft()
+        child.ended += 1
+        if not child.queue:
+            self.teams[child.pool].note_idle(child)
+        return child
+
+    def take_back(self, child: Child, slots: list[int]) -> list[Task]:
+        """Take back what was recalled, and all that stands behind it because it is unsent."""
+        count = len(slots) + len(child.unsent)
+        self._forget_unsent(child)
+        back = [child.queue.pop() for _ in range(min(count, len(child.queue)))]
+        back.reverse()
+        if [task.slot for task in back[: len(slots)]] != slots:
+            raise LocalProtocolError(f"what was recalled from child {child.index} was not queued")
+        if not child.queue:
+            self.teams[child.pool].note_idle(child)
+        return back
+
+    def take_back_unsent(self, task: Task) -> bool:
+        """Take one task back, if it has not been sent."""
+        child = task.child
+        if child is None or task not in child.unsent:
+            return False
+        child.unsent.remove(task)
+        child.queue.remove(task)
+        if not child.unsent:
+            self._holding.remove(child)
+        if not child.queue:
+            self.teams[child.pool].note_idle(child)
+        return True
+
+    def take_back_ahead(self, child: Child) -> list[Task]:
+        """Take back what is unsent and relies on what stands before it."""
+        back = [task for task in child.unsent if task.waiting_for > 0]
+        for task in back:
+            self.take_back_unsent(task)
+        return back
+
+    def empty(self, child: Child) -> tuple[list[Task], int]:
+        """Everything that was queued at a dead child, and how much of it had been sent."""
+        queue, sent_count = list(child.queue), len(child.queue) - len(child.unsent)
+        self._forget_unsent(child)
+        child.queue.clear()
+        child.ended = child.epoch = 0
+        child.recalled_at = -1
+        return queue, sent_count
+
+    def _forget_unsent(self, child: Child) -> None:
+        if child.unsent:
+            self._holding.remove(child)
+            child.unsent = []
+
+    def send_some(self, now: Instant) -> None:
+        """Send what should not wait: to idle children, full batches, and what was held enough."""
+        if not self._holding:
+            return
+        if self.held_since is not None and now - self.held_since >= self._spec.hold:
+            self.send_all()
+            return
+        batch = self._spec.batch
+        still: list[Child] = []
+        for child in self._holding:
+            waiting = len(child.unsent)
+            if waiting >= batch or waiting == len(child.queue):
+                self._send(child)
+            else:
+                still.append(child)
+        self._holding = still
+        if not still:
+            self.held_since = None
+        elif self.held_since is None:
+            self.held_since = now
+
+    def send_all(self) -> None:
+        """Send everything that is queued."""
+        for child in self._holding:
+            self._send(child)
+        self._holding = []
+        self.held_since = None
+
+    def _send(self, child: Child) -> None:
+        unsent, child.unsent = child.unsent, []
+        # Members of a group wait for nobody; nothing ever counts up their `waiting_for`.
+        ahead = [task.waiting_for > 0 for task in unsent]
+        slots = [task.slot for task in unsent]
+        self._effects.append(Dispatch(child.index, slots, ahead, child.epoch))
+
+    def balance(self, team: Team) -> None:
+        """Recall work from the child that has most, when another has none."""
+        if not any(child.is_alive and not child.queue for child in team.idle):
+            return
+        richest = max(team.children, key=lambda child: len(child.queue))
+        if len(richest.queue) < 2 or richest.recalled_at == richest.ended or not richest.is_alive:
+            return
+        if any(_may_move(task) for task in list(richest.queue)[1:]):
+            self.recall(richest)
+
+    def recall(self, child: Child) -> None:
+        """Order back what a child has not taken; must be the last order to this child."""
+        child.recalled_at = child.ended
+        self._effects.append(Recall(child.index))
+
+
+def _may_move(task: Task) -> bool:
+    return task.pinned is None and task.group is None and task.waiting_for == 0

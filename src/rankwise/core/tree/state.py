@@ -1,0 +1,95 @@
+"""What a task graph remembers of a task and of a child."""
+
+from collections import deque
+from enum import IntEnum
+
+from rankwise.core.tree.vocabulary import Pool
+
+
+class TaskState(IntEnum):
+    """Where in its life a task is. All from `COMPLETED` on have ended."""
+
+    PENDING = 0
+    READY = 1
+    RUNNING = 2
+    """In a child's queue, or on its way there."""
+    COMPLETED = 3
+    FAILED = 4
+    SKIPPED = 5
+
+
+class Task:
+    """One task, or one member of a group, or a group as a whole (which is in no queue)."""
+
+    __slots__ = (
+        "child", "consumers", "group", "members", "name", "number", "pinned", "pool", "slabs",
+        "slot", "spoiled_by", "state", "waiting_for",
+    )  # fmt: skip
+
+    def __init__(self, number: int, pool: Pool, name: str, pinned: int | None) -> None:
+        self.number = number
+        self.pool = pool
+        self.name = name
+        self.pinned = pinned
+        self.slot = -1
+        self.state = TaskState.PENDING
+        self.waiting_for = 0
+        """Producers, and for a group that runs members, that have not ended."""
+        self.consumers: list[tuple[Task, bool]] | None = None
+        """Who waits for this task, and whether for its data or only for its place in the order."""
+        self.child: Child | None = None
+        self.group: Task | None = None
+        self.members: list[Task] | None = None
+        self.slabs: list[Slab] | None = None
+        self.spoiled_by: int | None = None
+
+    def __repr__(self) -> str:
+        name = f" {self.name}" if self.name else ""
+        return f"<task {self.number}{name} {self.state.name}>"
+
+
+class Child:
+    """One child's queue, as far as the graph knows.
+
+    `queue` begins with what the child may have begun; its last `len(unsent)` entries have not been
+    ordered yet.
+    """
+
+    __slots__ = (
+        "ended", "epoch", "index", "is_alive", "is_awaited", "is_listed_idle", "pinned_ready",
+        "pool", "queue", "recalled_at", "unsent",
+    )  # fmt: skip
+
+    def __init__(self, index: int, pool: Pool) -> None:
+        self.index = index
+        self.pool = pool
+        self.queue: deque[Task] = deque()
+        self.unsent: list[Task] = []
+        self.pinned_ready: deque[Task] = deque()
+        self.epoch = 0
+        self.ended = 0
+        """How many queued slots have been reported in this child's life."""
+        self.is_alive = True
+        self.is_awaited = False
+        """Whether a successor is on its way."""
+        self.is_listed_idle = False
+        self.recalled_at = -1
+        """What `ended` was at the last recall: another one before it moves would bring nothing."""
+
+
+class Slab:
+    """Bytes of the heap, held by a scope and by unfinished tasks."""
+
+    __slots__ = ("address", "holders", "scope_depth", "size_bytes")
+
+    def __init__(self, address: int, size_bytes: int, scope_depth: int) -> None:
+        self.address = address
+        self.size_bytes = size_bytes
+        self.scope_depth = scope_depth
+        """The depth of the scope that holds it, 0 when that was closed."""
+        self.holders = 0
+
+
+def root_of(task: Task) -> int:
+    """The number of the first task that spoiled this one, or its own."""
+    return task.number if task.spoiled_by is None else task.spoiled_by

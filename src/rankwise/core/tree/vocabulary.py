@@ -1,0 +1,289 @@
+"""What a task graph is told and what it orders.
+
+Facts and orders come in batches, since a machine that is asked once per task would cost more than
+the tasks. `child` is an index into the children that the graph was made with; `slot` is the place
+of one unfinished task, or of one member of a group, in the ring.
+"""
+
+from enum import IntEnum, StrEnum
+from typing import NamedTuple
+
+import msgspec
+
+from rankwise.base.errors import ConfigError
+from rankwise.base.units import MICROSECOND, Duration, Instant
+
+
+class Pool(IntEnum):
+    """Which children may take a task."""
+
+    NEXT_LEVEL = 0
+    SUB = 1
+
+
+HOST = -1
+"""The memory that all processes of the tree share; other spaces are the children's own."""
+
+
+class Access(NamedTuple):
+    """Bytes that a task touches.
+
+    Attributes:
+        space: whose memory: `HOST`, or the child whose own memory it is.
+        start: address of the first byte.
+        end: address after the last byte.
+        reads: whether the task needs what is there.
+        writes: whether the task changes what is there.
+    """
+
+    space: int
+    start: int
+    end: int
+    reads: bool
+    writes: bool
+
+
+class EndCause(StrEnum):
+    """Why a task did not complete."""
+
+    RAISED = "raised"
+    DIED = "died"
+    """The child ended in it."""
+    LOST = "lost"
+    """No child is left that could take it."""
+    SKIPPED = "skipped"
+    """A task that it needs did not complete."""
+    CANCELLED = "cancelled"
+    """The run was abandoned before it began."""
+
+
+class Unfinished(NamedTuple):
+    """A task that did not complete.
+
+    Attributes:
+        number: its place in the order of submission, from 0.
+        name: what the submitter called it.
+        cause: why.
+        child: where it was, None when it never was anywhere.
+        because: for a skipped task, the number of the first task that spoiled it.
+    """
+
+    number: int
+    name: str
+    cause: EndCause
+    child: int | None = None
+    because: int | None = None
+
+
+# Stimuli
+
+
+class GraphSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What a graph may use.
+
+    Attributes:
+        pools: for each child the pool it belongs to.
+        ring_depth: how many tasks (members of groups count each) may be unfinished at a time.
+        heap_start: address of the heap, aligned to `heap.ALIGNMENT`.
+        heap_bytes: its size.
+        batch: how many words a child that has work is sent at a time.
+        depth: how many words may be queued at a child; below 256, see `machine`.
+        hold: how long a word may wait for others to be sent with.
+    """
+
+    pools: tuple[Pool, ...]
+    ring_depth: int = 4096
+    heap_start: int = 0
+    heap_bytes: int = 0
+    batch: int = 32
+    depth: int = 192
+    hold: Duration = Duration(50 * MICROSECOND)
+
+    def __post_init__(self) -> None:
+        if self.ring_depth < 1:
+            raise ConfigError(f"ring_depth is {self.ring_depth}, expected at least 1")
+        assert 1 <= self.batch <= self.depth < 256, "the counter of a word has eight bits"
+
+
+class TaskSubmitted(msgspec.Struct, frozen=True, gc=False):
+    """A task was handed in; it takes the slot that `next_slots` has named.
+
+    Attributes:
+        pool: who may take it.
+        name: what to call it in reports.
+        accesses: the bytes it touches.
+        child: the one child that may take it, None for any of the pool.
+    """
+
+    pool: Pool
+    name: str = ""
+    accesses: tuple[Access, ...] = ()
+    child: int | None = None
+
+
+class GroupSubmitted(msgspec.Struct, frozen=True):
+    """A task of several members was handed in: each runs at another child, all at the same time.
+
+    Attributes:
+        pool: who may take members.
+        children: for each member the child that must take it, or None.
+        name: what to call it in reports.
+        accesses: the bytes that any of them touches.
+    """
+
+    pool: Pool
+    children: tuple[int | None, ...]
+    name: str = ""
+    accesses: tuple[Access, ...] = ()
+
+
+FAILED_BIT, RETURNED_BIT = 1 << 24, 1 << 25
+
+
+class ChildrenReported(msgspec.Struct, frozen=True, gc=False):
+    """Children have told what became of what was queued at them, in this order.
+
+    Attributes:
+        ends: slots that have run well; with `FAILED_BIT` those that have raised; with
+            `RETURNED_BIT` those that were queued ahead, and not begun because something before
+            them had failed.
+    """
+
+    ends: list[int]
+
+
+class Recalled(msgspec.Struct, frozen=True):
+    """What a child had not taken out of its queue yet has been taken back."""
+
+    child: int
+    slots: list[int]
+
+
+class ChildDied(msgspec.Struct, frozen=True):
+    """A child has ended.
+
+    Attributes:
+        child: which.
+        begun: how many queued slots it had begun in its life.
+        done: how many of those it had completed, raised or returned.
+        successor: whether another process will take its place.
+    """
+
+    child: int
+    begun: int
+    done: int
+    successor: bool
+
+
+class ChildJoined(msgspec.Struct, frozen=True):
+    """The successor of a dead child is ready."""
+
+    child: int
+
+
+class ScopeOpened(msgspec.Struct, frozen=True):
+    """What is allocated from now on lives until this scope is closed."""
+
+
+class ScopeClosed(msgspec.Struct, frozen=True):
+    """The innermost scope has let go of its memory."""
+
+
+class AllocationRequested(msgspec.Struct, frozen=True):
+    """Somebody wants bytes of the heap, and nothing else before it has them or is refused."""
+
+    size_bytes: int
+
+
+class AllocationAbandoned(msgspec.Struct, frozen=True):
+    """Whoever wanted bytes of the heap does not want them any more."""
+
+
+class DrainBegan(msgspec.Struct, frozen=True):
+    """Nothing more will be submitted in this run."""
+
+
+class RunAbandoned(msgspec.Struct, frozen=True):
+    """What has not begun shall not begin any more."""
+
+
+Stimulus = (
+    TaskSubmitted
+    | GroupSubmitted
+    | ChildrenReported
+    | Recalled
+    | ChildDied
+    | ChildJoined
+    | ScopeOpened
+    | ScopeClosed
+    | AllocationRequested
+    | AllocationAbandoned
+    | DrainBegan
+    | RunAbandoned
+)
+
+
+# Effects
+
+
+class Dispatch(msgspec.Struct, frozen=True):
+    """Append to a child's queue.
+
+    Attributes:
+        child: whose.
+        slots: what, in this order.
+        ahead: for each slot, whether the child must return it if its counter is not `epoch`.
+        epoch: how many failures and returns of this child are known here, modulo 256.
+    """
+
+    child: int
+    slots: list[int]
+    ahead: list[bool]
+    epoch: int
+
+
+class Recall(msgspec.Struct, frozen=True):
+    """Take back what a child has not taken, and tell with `Recalled`, before anything else.
+
+    Comes after all other orders to this child.
+    """
+
+    child: int
+
+
+class Granted(msgspec.Struct, frozen=True):
+    """The allocation that was asked for: `size_bytes` from `address` on."""
+
+    address: int
+    size_bytes: int
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """The allocation that was asked for can never be had; `reason` says who holds the memory."""
+
+    reason: str
+
+
+class Discard(msgspec.Struct, frozen=True):
+    """Nobody needs these bytes of the heap any more."""
+
+    address: int
+    size_bytes: int
+
+
+class Drained(msgspec.Struct, frozen=True):
+    """The run is over: every task has ended.
+
+    Attributes:
+        task_count: how many tasks there were.
+        unfinished: those that did not complete, in the order of submission.
+    """
+
+    task_count: int
+    unfinished: tuple[Unfinished, ...]
+
+
+Effect = Dispatch | Recall | Granted | Refused | Discard | Drained
+
+NEVER = Instant((1 << 63) - 1)
+"""An instant that does not come."""

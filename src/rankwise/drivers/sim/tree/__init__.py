@@ -1,0 +1,1 @@
+"""Simulated runs of task graphs: random graphs, mortal children, and a sequential reference."""
