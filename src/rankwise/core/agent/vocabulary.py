@@ -5,13 +5,14 @@ about workers and orders for them are those of `core/gang/vocabulary.py`, with t
 `attempt`; answers of the store and orders for it are those of `core/rendezvous/requests.py`. The
 words here are what is left between the agent and its driver.
 
-`Started`, `StopRequested` and `Ticked` are the gang's words with the agent's meaning: the agent's
-life begins; somebody wants this node to end, a second time at once; the agent's deadline has come.
+`StopRequested` and `Ticked` are the gang's words with the agent's meaning: somebody wants this node
+to end, a second time at once; the agent's deadline has come.
 """
 
 import msgspec
 
 from rankwise.base.failure import Failure, Outcome
+from rankwise.base.units import SECOND, Duration
 from rankwise.core.gang import vocabulary as gang
 from rankwise.core.rendezvous import vocabulary as rendezvous
 from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig
@@ -31,6 +32,8 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             counts those of the job.
         leaves_alone: whether a request to stop this node (SIGTERM) concerns it alone, so that the
             others go on without it; otherwise the whole job stops at one step.
+        prepare_timeout: how long making this node fit for a round may take.
+        describe_timeout: how long finding out more about failures may take.
     """
 
     run_id: str
@@ -38,6 +41,8 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     offer: NodeOffer
     gang: gang.GangSpec
     leaves_alone: bool = False
+    prepare_timeout: Duration = Duration(120 * SECOND)
+    describe_timeout: Duration = Duration(5 * SECOND)
 
     def __post_init__(self) -> None:
         if self.gang.restarts_max:
@@ -48,6 +53,12 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             )
         if not self.run_id or not self.run_id.isprintable() or "/" in self.run_id:
             raise ValueError(f"run_id is {self.run_id!r}, expected printable characters and no '/'")
+
+
+class AgentStarted(msgspec.Struct, frozen=True, tag=True):
+    """The agent's life begins. The spec is the one that it was made with: a journal tells all."""
+
+    spec: AgentSpec
 
 
 class RoundPrepared(msgspec.Struct, frozen=True, tag=True):
@@ -100,7 +111,7 @@ class LeaveRequested(msgspec.Struct, frozen=True, tag=True):
 
 
 Stimulus = (
-    gang.Started
+    AgentStarted
     | gang.StopRequested
     | gang.Ticked
     | gang.WorkerSpawned

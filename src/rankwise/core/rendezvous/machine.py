@@ -133,6 +133,8 @@ class Rendezvous:
         """The round in which this node has, or had, a gang, until it is ready for another."""
         self.round: Round | None = None
         self.is_over = False
+        self.is_dissolved = False
+        """Whether that round is over, so that this node is wanted for another."""
         self._effects: list[Effect] = []
         self._requests = Requests()
         self._joined = False
@@ -175,7 +177,6 @@ class Rendezvous:
         self._looked_at: Instant | None = None
 
         self._has_ended = False
-        self._is_dissolved = False
         self._stop_is_told = False
         self._step_is_told = False
         self._spare_in = -1
@@ -194,8 +195,19 @@ class Rendezvous:
         leader = self._shared.leader
         return (
             self._lease is not None
+            and not self._is_leaving
             and leader.lease == self._lease
             and leader.value == self.offer.node_id.encode()
+        )
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the others wait for this node to end its round, or for the next one."""
+        round_ = self.round
+        return (
+            round_ is not None
+            and round_.phase is not Phase.CLOSED
+            and self.offer.node_id in round_.members
         )
 
     @property
@@ -249,7 +261,7 @@ class Rendezvous:
 
     def _on_ready(self, stimulus: NodeReady, now: Instant) -> None:
         self.member_of = None
-        self._has_ended = self._is_dissolved = False
+        self._has_ended = self.is_dissolved = False
         self._stop_is_told = self._step_is_told = False
         self._rewrite(ready=stimulus.round, port=stimulus.port, arrived_at=None)
         self._flush_at = None
@@ -272,7 +284,7 @@ class Rendezvous:
         is_news = (
             stimulus.failures
             or stimulus.is_done
-            or not self._is_dissolved
+            or not self.is_dissolved
             or self._record.departure is not Departure.STAYS
         )
         self._flush_at = None if is_news else after(now, COALESCE)
@@ -281,8 +293,9 @@ class Rendezvous:
 
     def _on_left(self) -> None:
         self._is_leaving = True
+        self._flush_at = None
         for purpose in Purpose:
-            if purpose is not Purpose.GOODBYE:
+            if purpose not in (Purpose.GOODBYE, Purpose.OWN):
                 self._requests.forget(purpose)
 
     def _rewrite(self, **changes: object) -> None:
@@ -455,7 +468,7 @@ class Rendezvous:
         world = self.member_of
         if world is not None and not self._has_ended:
             trouble = f": {self._store_trouble}" if self._store_trouble else ""
-            self._is_dissolved = True
+            self.is_dissolved = True
             self._effects.append(
                 Dissolved(
                     world.round,
@@ -551,11 +564,11 @@ class Rendezvous:
 
     def _react_as_member(self, round_: Round, world: World) -> None:
         if round_.number > world.round:
-            if not self._is_dissolved:
-                self._is_dissolved = True
+            if not self.is_dissolved:
+                self.is_dissolved = True
                 self._effects.append(Dissolved(world.round, world.round + 1, round_.why))
             return
-        if round_.phase is not Phase.STOPPING or self._is_dissolved:
+        if round_.phase is not Phase.STOPPING or self.is_dissolved:
             return
         if not self._stop_is_told:
             self._stop_is_told = True
@@ -569,7 +582,7 @@ class Rendezvous:
         is_ready_for_it = self._record.ready <= round_.number and self._record.ended < round_.number
         if me in round_.members and is_ready_for_it:
             self.member_of = _world(round_, me)
-            self._has_ended = self._is_dissolved = False
+            self._has_ended = self.is_dissolved = False
             self._waiting_since = self._announce_at = None
             self._effects.append(Settled(self.member_of))
         elif me not in round_.members and self._spare_in != round_.number:
@@ -619,10 +632,13 @@ class Rendezvous:
             if watch is not None:
                 self._effects.append(EndWatch(watch))
         self._shared_watch = self._nodes_watch = None
-        if self._requests.is_under_way(Purpose.GOODBYE):
-            return
         if self._lease is None:
             self._say_left()
+            return
+        # The last word first, so that the leader need not wait for workers that are gone.
+        if self._own_revision is not None:
+            self._write_record(now)
+        if self._requests.is_under_way(Purpose.OWN) or self._requests.is_under_way(Purpose.GOODBYE):
             return
         token = self._requests.begin(Purpose.GOODBYE, now)
         self._effects.append(RevokeLease(token, self._lease))

@@ -176,6 +176,8 @@ class RefusalKind(StrEnum):
     """It could not register in time, since the store does not answer."""
     STORE = "store"
     """The store does not let it in, or holds what cannot be understood."""
+    UNFIT = "unfit"
+    """A check of this node failed, or a process of it survives SIGKILL."""
     FORGOTTEN = "forgotten"
     """The store has lost everything that the nodes had written."""
 

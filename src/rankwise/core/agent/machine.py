@@ -1,0 +1,491 @@
+"""The agent machine: the life of one node, from joining a run to its verdict.
+
+Theory of operation
+===================
+
+An agent is a rendezvous and, one after the other, a gang for each round that this node is a member
+of. It carries words between the two, and takes the few decisions that are neither's:
+
+```
+            PrepareRound   NodeReady     Settled            Finish
+ AgentStarted ──→ PREPARING ──→ WAITING ──→ RUNNING ──────────→ ENDED ──→ LEAVING ──→ FINISHED
+                    ↑                      gang lives           │  ↑ verdict, refusal,
+                    └──────── another round is gathered ────────┘    or no answer in time
+```
+
+- *A gang has one life* and no restarts: the leader counts those of the job. Its attempt number is
+  the round's, so that late facts about an earlier round's workers touch nothing.
+- *A failure travels at once*, as soon as the gang stops its siblings for it; what is found out
+  about it afterwards (`DescribeFailures`) follows when the gang has ended.
+- *A round that is over* ends the gang with SIGTERM and its grace; with SIGKILL if others may soon
+  have this node's ranks, or if there is nothing left to come back to.
+- *Done* means that this node's workers have all succeeded. It waits until all others are done too,
+  since their failure would call it back; it does not wait for anything after the verdict.
+- *Asked to stop*, the agent asks the others to agree (or leaves alone, if so configured), stops its
+  gang when they have, or by itself if nobody answers within a lease, and waits for the verdict, but
+  not for ever. Asked a second time it kills, and leaves.
+- *Who dies*: a worker: the gang. The agent: its guardian kills the workers, its lease ends. The
+  store, or the way to it: the rendezvous says when the gang must go.
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+from rankwise.base.errors import LocalProtocolError
+from rankwise.base.failure import Failure, FailureCause, Outcome, OutcomeStatus
+from rankwise.base.units import Duration, Instant, after, between, format_duration
+from rankwise.core.agent.vocabulary import (
+    AgentSpec,
+    AgentStarted,
+    AnnounceRoundEnd,
+    AskRanksToStop,
+    BeginAttempt,
+    DescribeFailures,
+    Effect,
+    FailuresDescribed,
+    FinishRun,
+    LeaveRequested,
+    PreparationFailed,
+    PrepareRound,
+    RanksStood,
+    RoundPrepared,
+    StepTold,
+    Stimulus,
+    StopRanksAt,
+)
+from rankwise.core.gang import vocabulary as gang_words
+from rankwise.core.gang.machine import Gang
+from rankwise.core.gang.state import Phase as GangPhase
+from rankwise.core.rendezvous import vocabulary as rendezvous_words
+from rankwise.core.rendezvous.machine import Rendezvous
+from rankwise.core.rendezvous.records import Departure, Verdict
+from rankwise.core.rendezvous.vocabulary import (
+    AnnounceRound,
+    AnnounceWaiting,
+    Closed,
+    DepartureRequested,
+    Dissolved,
+    GangEnded,
+    GangFailing,
+    Joined,
+    LeaveSettled,
+    Left,
+    MadeSpare,
+    NodeReady,
+    RanksArrived,
+    RefusalKind,
+    Refused,
+    Settled,
+    StopAgreed,
+    StopStepAgreed,
+    World,
+)
+
+SIGTERM = 15
+SIGKILL = 9
+
+
+class Phase(StrEnum):
+    """Where in its life an agent is."""
+
+    IDLE = "idle"
+    PREPARING = "preparing"
+    WAITING = "waiting"
+    RUNNING = "running"
+    DESCRIBING = "describing"
+    """The gang has ended with failures, and more is being found out about them."""
+    ENDED = "ended"
+    """The gang has ended, and the node waits for what the others do."""
+    LEAVING = "leaving"
+    FINISHED = "finished"
+
+
+class Agent:
+    """One node of a run. See the module's text for its life."""
+
+    def __init__(self, spec: AgentSpec) -> None:
+        self.spec = spec
+        self.phase = Phase.IDLE
+        self.rendezvous = Rendezvous(spec.run_id, spec.rendezvous, spec.offer)
+        self.gang: Gang | None = None
+        self.world: World | None = None
+        self.finished: FinishRun | None = None
+        self._effects: list[Effect] = []
+        self._deadline: Instant | None = None
+        self._next_round = 0
+        self._begun_at = Instant(0)
+        self._step: int | None = None
+        self._is_failing_told = False
+        self._is_stop_agreed = False
+        """Whether the whole job stops with this round."""
+        self._stops_asked = 0
+        self._is_going = False
+        """Whether this node was asked to stop or to leave."""
+        self._outcome: Outcome | None = None
+        self._verdict: Verdict | None = None
+        self._refusal: Refused | None = None
+        self._detail = ""
+
+    @property
+    def next_deadline(self) -> Instant | None:
+        """When `tick` wants to be called next; None while only stimuli can change anything."""
+        earliest = self._deadline
+        for deadline in (
+            self.rendezvous.next_deadline,
+            self.gang.next_deadline if self.gang is not None else None,
+        ):
+            if deadline is not None and (earliest is None or deadline < earliest):
+                earliest = deadline
+        return earliest
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether a worker of this node may live."""
+        return self.phase is Phase.RUNNING
+
+    def handle(self, stimulus: Stimulus, now: Instant) -> list[Effect]:
+        """Take in a fact; return what is to be done, in this order."""
+        if self.phase is Phase.FINISHED:
+            return []
+        match stimulus:
+            case AgentStarted():
+                self._on_started(stimulus, now)
+            case gang_words.Ticked():
+                self._on_deadline(now)
+            case gang_words.StopRequested():
+                self._on_stop_requested(stimulus, now)
+            case LeaveRequested():
+                self._on_leave_requested(now)
+            case RoundPrepared():
+                self._on_prepared(stimulus, now)
+            case PreparationFailed():
+                self._on_preparation_failed(stimulus, now)
+            case FailuresDescribed():
+                self._on_described(stimulus, now)
+            case StepTold():
+                if self.world is not None and stimulus.round == self.world.round:
+                    self._step = stimulus.step
+            case RanksStood():
+                if self.world is not None and stimulus.round == self.world.round:
+                    self._tell_rendezvous(RanksArrived(stimulus.round, stimulus.step), now)
+            case (
+                gang_words.WorkerSpawned()
+                | gang_words.WorkerRefused()
+                | gang_words.WorkerReported()
+                | gang_words.WorkerExited()
+                | gang_words.Swept()
+                | gang_words.ProgressLooked()
+                | gang_words.StacksDumped()
+                | gang_words.GuardianLost()
+            ):
+                self._tell_gang(stimulus, now)
+            case _:
+                self._tell_rendezvous(stimulus, now)
+        effects, self._effects = self._effects, []
+        return effects
+
+    def tick(self, now: Instant) -> list[Effect]:
+        """Let deadlines that have passed take effect. Calling it too early changes nothing."""
+        deadline = self.next_deadline
+        if deadline is None or now < deadline:
+            return []
+        return self.handle(gang_words.Ticked(), now)
+
+    def _on_deadline(self, now: Instant) -> None:
+        if self._deadline is not None and now >= self._deadline:
+            self._deadline = None
+            self._on_own_deadline(now)
+        gang = self.gang
+        if gang is not None and gang.next_deadline is not None and now >= gang.next_deadline:
+            self._tell_gang(gang_words.Ticked(), now)
+        at = self.rendezvous.next_deadline
+        if at is not None and now >= at:
+            self._tell_rendezvous(rendezvous_words.DeadlinePassed(), now)
+
+    def _on_own_deadline(self, now: Instant) -> None:
+        match self.phase:
+            case Phase.PREPARING:
+                patience = format_duration(self.spec.prepare_timeout)
+                why = f"this node was not fit for a round within {patience}"
+                self._refuse(why, "which of its checks does not end?", now)
+            case Phase.DESCRIBING:
+                self._gang_has_ended(now)
+            case Phase.RUNNING:
+                self._stop_gang(None, now)  # nobody has agreed to stop; so it stops alone
+            case Phase.WAITING | Phase.ENDED:
+                self._detail = self._detail or "no verdict of the whole job came in time"
+                self._leave(now)
+            case Phase.IDLE | Phase.LEAVING | Phase.FINISHED:
+                pass
+
+    # The beginning, and getting ready for a round
+
+    def _on_started(self, stimulus: AgentStarted, now: Instant) -> None:
+        if self.phase is not Phase.IDLE:
+            raise LocalProtocolError("the agent was started twice; an agent lives once")
+        assert stimulus.spec == self.spec, "an agent is started with the spec that it was made with"
+        self._tell_rendezvous(Joined(), now)
+        self._prepare(0, now)
+
+    def _prepare(self, round_number: int, now: Instant) -> None:
+        if self.phase in (Phase.LEAVING, Phase.FINISHED):
+            return
+        self.phase = Phase.PREPARING
+        self.gang = None
+        self.world = None
+        self._next_round = round_number
+        self._deadline = after(now, self.spec.prepare_timeout)
+        self._effects.append(PrepareRound(round_number))
+
+    def _on_prepared(self, stimulus: RoundPrepared, now: Instant) -> None:
+        if self.phase is not Phase.PREPARING or stimulus.round != self._next_round:
+            return
+        self.phase = Phase.WAITING
+        self._deadline = None
+        self._tell_rendezvous(NodeReady(stimulus.round, stimulus.port), now)
+
+    def _on_preparation_failed(self, stimulus: PreparationFailed, now: Instant) -> None:
+        if self.phase is Phase.PREPARING and stimulus.round == self._next_round:
+            self._refuse(stimulus.reason, stimulus.hint, now)
+
+    def _refuse(self, why: str, hint: str, now: Instant) -> None:
+        """This node itself finds that it cannot go on."""
+        self._refusal = Refused(RefusalKind.UNFIT, why, hint)
+        self._leave(now)
+
+    # The rendezvous
+
+    def _tell_rendezvous(self, stimulus: rendezvous_words.Stimulus, now: Instant) -> None:
+        for effect in self.rendezvous.handle(stimulus, now):
+            match effect:
+                case Settled():
+                    self._on_settled(effect, now)
+                case Dissolved():
+                    self._on_dissolved(effect, now)
+                case StopAgreed():
+                    self._on_stop_agreed(effect, now)
+                case StopStepAgreed():
+                    if self.has_workers:
+                        self._effects.append(StopRanksAt(effect.round, effect.step))
+                case Closed():
+                    self._verdict = effect.verdict
+                    self._end_all(now)
+                case Refused():
+                    self._refusal = effect
+                    self._end_all(now)
+                case LeaveSettled():
+                    self._finish()
+                case MadeSpare() | AnnounceWaiting() | AnnounceRound():
+                    self._effects.append(effect)
+                case _:
+                    self._effects.append(effect)
+
+    def _on_settled(self, settled: Settled, now: Instant) -> None:
+        assert self.phase is Phase.WAITING, f"a round began while {self.phase}"
+        self.phase = Phase.RUNNING
+        self.world = settled.world
+        self._begun_at = now
+        self._step = None
+        self._is_failing_told = self._is_stop_agreed = False
+        self._outcome = None
+        self._deadline = after(now, self.spec.rendezvous.lease_ttl) if self._is_going else None
+        self.gang = Gang(self.spec.gang, first_attempt=settled.world.round)
+        self._effects.append(BeginAttempt(settled.world))
+        self._tell_gang(gang_words.Started(), now)
+
+    def _on_dissolved(self, dissolved: Dissolved, now: Instant) -> None:
+        self._effects.append(AnnounceRoundEnd(dissolved.round, dissolved.why))
+        if self.phase is Phase.RUNNING:
+            self._stop_gang(SIGTERM, now, at_once=dissolved.at_once)
+        elif self.phase is Phase.ENDED:
+            self._get_ready_again(now)
+
+    def _on_stop_agreed(self, agreed: StopAgreed, now: Instant) -> None:
+        if self.phase is not Phase.RUNNING:
+            return
+        self._is_stop_agreed = True
+        self._deadline = None
+        self._effects.append(AnnounceRoundEnd(agreed.round, agreed.why))
+        self._effects.append(AskRanksToStop(agreed.round, agreed.signal))
+        self._stop_gang(agreed.signal, now)
+
+    def _end_all(self, now: Instant) -> None:
+        """There is nothing to come back to: end the gang if there is one, then leave."""
+        if self.phase is Phase.RUNNING:
+            self._stop_gang(SIGTERM, now, at_once=True)
+        elif self.phase is not Phase.DESCRIBING:
+            self._leave(now)
+
+    # The gang
+
+    def _tell_gang(self, stimulus: gang_words.Stimulus, now: Instant) -> None:
+        gang = self.gang
+        if gang is None:
+            return
+        for effect in gang.handle(stimulus, now):
+            match effect:
+                case gang_words.Finish():
+                    self._on_gang_finished(effect.outcome, now)
+                case gang_words.AnnounceRestart():
+                    raise AssertionError("the gang of an agent has no restarts")
+                case _:
+                    self._effects.append(effect)
+        if self.gang is gang:
+            self._tell_of_failing(gang, now)
+
+    def _tell_of_failing(self, gang: Gang, now: Instant) -> None:
+        """Let the others know of a failure while this node's own workers are still ending."""
+        if self._is_failing_told or self.phase is not Phase.RUNNING or self.world is None:
+            return
+        if gang.phase in (GangPhase.IDLE, GangPhase.STARTING, GangPhase.RUNNING):
+            return
+        failures = self._own(gang.failures_so_far)
+        if failures:
+            self._is_failing_told = True
+            self._tell_rendezvous(GangFailing(self.world.round, failures), now)
+
+    def _own(self, failures: tuple[Failure, ...]) -> tuple[Failure, ...]:
+        """Those that failed by themselves, with the ranks that they had in the job."""
+        assert self.world is not None, "workers fail in a world"
+        first_rank = self.world.first_rank
+        return tuple(
+            msgspec.structs.replace(failure, rank=first_rank + failure.local_rank)
+            for failure in failures
+            if failure.cause is not FailureCause.STOPPED
+        )
+
+    def _stop_gang(self, signal: int | None, now: Instant, *, at_once: bool = False) -> None:
+        gang = self.gang
+        assert gang is not None, "a running agent has a gang"
+        was_stopping = gang.phase is GangPhase.STOPPING
+        self._tell_gang(gang_words.StopRequested(SIGKILL if at_once else signal), now)
+        # One that is stopping already, because a worker failed, takes the first request calmly.
+        if at_once and was_stopping and gang.phase is GangPhase.STOPPING:
+            self._tell_gang(gang_words.StopRequested(SIGKILL), now)
+
+    def _on_gang_finished(self, outcome: Outcome, now: Instant) -> None:
+        assert self.world is not None, "a gang lives in a world"
+        failures = self._own(outcome.failures)
+        stopped = tuple(each for each in outcome.failures if each.cause is FailureCause.STOPPED)
+        self._outcome = msgspec.structs.replace(outcome, failures=(*failures, *stopped))
+        if failures:
+            self.phase = Phase.DESCRIBING
+            self._deadline = after(now, self.spec.describe_timeout)
+            self._effects.append(DescribeFailures(self.world.round, failures))
+        else:
+            self._gang_has_ended(now)
+
+    def _on_described(self, stimulus: FailuresDescribed, now: Instant) -> None:
+        if self.phase is not Phase.DESCRIBING or self.world is None:
+            return
+        if stimulus.round != self.world.round:
+            return
+        assert self._outcome is not None, "only a finished gang's failures are described"
+        rest = self._outcome.failures[len(stimulus.failures) :]
+        self._outcome = msgspec.structs.replace(self._outcome, failures=(*stimulus.failures, *rest))
+        self._gang_has_ended(now)
+
+    def _gang_has_ended(self, now: Instant) -> None:
+        outcome, world = self._outcome, self.world
+        assert outcome is not None, "a gang that has ended has an outcome"
+        assert world is not None, "and had a world"
+        self.phase = Phase.ENDED
+        self.gang = None
+        self._deadline = None
+        is_done = outcome.status is OutcomeStatus.SUCCEEDED
+        ended = GangEnded(
+            round=world.round,
+            is_done=is_done,
+            failures=self._own(outcome.failures),
+            ran=between(self._begun_at, now),
+            step=self._step,
+        )
+        self._tell_rendezvous(ended, now)
+        if self.phase is not Phase.ENDED:
+            return  # it has learned meanwhile that all is over, or that it is wanted again
+        if self._verdict is not None or self._refusal is not None:
+            self._leave(now)
+        elif outcome.survivors:
+            pids = ", ".join(map(str, outcome.survivors))
+            why = f"SIGKILL does not end processes of this node (pids {pids})"
+            self._refuse(why, "they are stuck in the kernel; look at the machine's disks", now)
+        elif self.rendezvous.is_dissolved or not (is_done or self._is_stop_agreed):
+            self._get_ready_again(now)
+        elif self._is_stop_agreed:
+            self._await_verdict(now)
+
+    def _get_ready_again(self, now: Instant) -> None:
+        if not self._is_going:
+            assert self.world is not None, "again means that there was a round"
+            self._prepare(self.world.round + 1, now)
+        elif self.spec.leaves_alone or self._stops_asked > 1:
+            self._leave(now)
+        elif self._deadline is None:
+            self._await_verdict(now)
+
+    # Going
+
+    def _on_stop_requested(self, stimulus: gang_words.StopRequested, now: Instant) -> None:
+        self._stops_asked += 1
+        if self._stops_asked > 1:
+            self._go_at_once(now)
+            return
+        alone = self.spec.leaves_alone
+        self._go(Departure.LEAVES if alone else Departure.PREEMPTED, stimulus.signal, now)
+
+    def _on_leave_requested(self, now: Instant) -> None:
+        if not self._is_going:
+            self._go(Departure.LEAVES, None, now)
+
+    def _go(self, departure: Departure, signal: int | None, now: Instant) -> None:
+        self._is_going = True
+        self._detail = "this node was told to stop" if signal is None else ""
+        if signal is not None:
+            self._detail = f"this node was told to stop by signal {signal}"
+        match self.phase:
+            case Phase.RUNNING:
+                self._deadline = after(now, self.spec.rendezvous.lease_ttl)
+            case Phase.DESCRIBING:
+                pass
+            case Phase.ENDED | Phase.PREPARING | Phase.WAITING:
+                if departure is Departure.LEAVES or not self.rendezvous.is_awaited:
+                    self._leave(now)
+                    return
+                self.phase = Phase.ENDED
+                self._await_verdict(now)
+            case Phase.IDLE | Phase.LEAVING | Phase.FINISHED:
+                return
+        self._tell_rendezvous(DepartureRequested(departure, signal), now)
+
+    def _go_at_once(self, now: Instant) -> None:
+        if self.phase is Phase.RUNNING:
+            self._stop_gang(SIGKILL, now, at_once=True)
+        elif self.phase not in (Phase.DESCRIBING, Phase.LEAVING):
+            self._leave(now)
+
+    def _await_verdict(self, now: Instant) -> None:
+        """Wait while the others stop, which takes them a grace at most, and for the verdict."""
+        gang = self.spec.gang
+        patience = gang.grace + gang.sweep_timeout + self.spec.rendezvous.close_timeout
+        self._deadline = after(now, Duration(patience))
+
+    def _leave(self, now: Instant) -> None:
+        if self.phase in (Phase.LEAVING, Phase.FINISHED):
+            return
+        assert not self.has_workers, "nobody leaves while a worker lives"
+        self.phase = Phase.LEAVING
+        self._deadline = None
+        self._tell_rendezvous(Left(), now)
+
+    def _finish(self) -> None:
+        self.phase = Phase.FINISHED
+        self._deadline = None
+        knows = self._verdict is not None or self._refusal is not None
+        self.finished = FinishRun(
+            verdict=self._verdict,
+            outcome=self._outcome,
+            refusal=None if self._verdict is not None else self._refusal,
+            detail="" if knows else self._detail,
+        )
+        self._effects.append(self.finished)

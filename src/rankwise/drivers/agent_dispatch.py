@@ -1,0 +1,173 @@
+"""Carries an agent's effects to its node and to the store, and what they answer to the agent.
+
+The counterpart of `dispatch.py` for a node among several: the real driver and the simulated one
+share it, so that both run the very same machine. Stimuli that arrive while effects are being
+carried out wait their turn, so that a host may answer from within an order.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from rankwise.base.failure import Failure
+from rankwise.base.units import Instant
+from rankwise.core.agent.machine import Agent
+from rankwise.core.agent.vocabulary import (
+    AgentStarted,
+    Announcement,
+    AnnounceRoundEnd,
+    AskRanksToStop,
+    BeginAttempt,
+    DescribeFailures,
+    Effect,
+    FinishRun,
+    PrepareRound,
+    Stimulus,
+    StopRanksAt,
+)
+from rankwise.core.gang.vocabulary import (
+    AnnounceKill,
+    DumpStacks,
+    LookForProgress,
+    SignalWorker,
+    SpawnWorker,
+    Sweep,
+    Ticked,
+)
+from rankwise.core.rendezvous.requests import Order
+from rankwise.core.rendezvous.vocabulary import AnnounceRound, AnnounceWaiting, MadeSpare, World
+from rankwise.ports.clock import Clock
+from rankwise.ports.journal import Journal
+from rankwise.ports.processes import ProcessHost
+
+MACHINE_NAME = "agent"
+
+
+class NodeHost(ProcessHost, Protocol):
+    """A process host that also knows its node: the door to one machine of a cluster.
+
+    As with processes, every call is an order and returns at once; answers come as stimuli of
+    `rankwise.core.agent.vocabulary`. `attempt` is the number of the round.
+    """
+
+    def prepare_round(self, number: int) -> None:
+        """Check the node and reserve a port: `RoundPrepared` or `PreparationFailed`."""
+        ...
+
+    def begin_attempt(self, world: World) -> None:
+        """The workers that are spawned next live in this world."""
+        ...
+
+    def ask_ranks_to_stop(self, number: int, signal: int | None) -> None:
+        """Gather the ranks for a common stop: `RanksStood` when all wait, if they ever do."""
+        ...
+
+    def stop_ranks_at(self, number: int, step: int) -> None:
+        """Let the ranks go on to that step and stop there."""
+        ...
+
+    def describe_failures(self, number: int, failures: tuple[Failure, ...]) -> None:
+        """Find out what only the world knows about them: `FailuresDescribed`."""
+        ...
+
+
+class AgentDispatch:
+    """Runs one agent on one node.
+
+    Args:
+        agent: the machine; nobody else may feed it.
+        host: carries out its orders for the node.
+        ask_store: carries out its orders for the store; answers are delivered as stimuli.
+        clock: tells when a stimulus arrived.
+        journal: remembers every stimulus and effect.
+        on_announcement: is told what the user should hear of.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        host: NodeHost,
+        ask_store: Callable[[Order], None],
+        clock: Clock,
+        journal: Journal,
+        on_announcement: Callable[[Announcement], None],
+    ) -> None:
+        self._agent = agent
+        self._host = host
+        self._ask_store = ask_store
+        self._clock = clock
+        self._journal = journal
+        self._on_announcement = on_announcement
+        self._waiting: deque[Stimulus] = deque()
+        self._is_busy = False
+
+    @property
+    def finished(self) -> FinishRun | None:
+        """What became of the run, once the agent's life is over."""
+        return self._agent.finished
+
+    @property
+    def next_deadline(self) -> Instant | None:
+        """When `tick` wants to be called next."""
+        return self._agent.next_deadline
+
+    def start(self) -> None:
+        """Begin the agent's life."""
+        self.deliver(AgentStarted(self._agent.spec))
+
+    def deliver(self, stimulus: Stimulus) -> None:
+        """Tell the agent a fact and carry out its answer."""
+        self._waiting.append(stimulus)
+        if not self._is_busy:
+            self._work_off()
+
+    def tick(self) -> None:
+        """Let a deadline that has passed take effect; too early, nothing happens."""
+        deadline = self._agent.next_deadline
+        if deadline is not None and self._clock.now() >= deadline:
+            self.deliver(Ticked())
+
+    def _work_off(self) -> None:
+        self._is_busy = True
+        try:
+            while self._waiting:
+                stimulus = self._waiting.popleft()
+                now = self._clock.now()
+                self._journal.stimulus(MACHINE_NAME, stimulus, now)
+                for effect in self._agent.handle(stimulus, now):
+                    self._journal.effect(MACHINE_NAME, effect, now)
+                    self._carry_out(effect)
+        finally:
+            self._is_busy = False
+
+    def _carry_out(self, effect: Effect) -> None:
+        host = self._host
+        match effect:
+            case SpawnWorker():
+                host.spawn(effect.local_rank, effect.attempt)
+            case SignalWorker():
+                host.signal(effect.local_rank, effect.attempt, effect.signal)
+            case LookForProgress():
+                host.look_for_progress(effect.attempt)
+            case DumpStacks():
+                host.dump_stacks(effect.attempt)
+            case Sweep():
+                host.sweep(effect.attempt)
+            case PrepareRound():
+                host.prepare_round(effect.round)
+            case BeginAttempt():
+                host.begin_attempt(effect.world)
+            case AskRanksToStop():
+                host.ask_ranks_to_stop(effect.round, effect.signal)
+            case StopRanksAt():
+                host.stop_ranks_at(effect.round, effect.step)
+            case DescribeFailures():
+                host.describe_failures(effect.round, effect.failures)
+            case AnnounceKill() | AnnounceRoundEnd() | AnnounceRound() | AnnounceWaiting():
+                self._on_announcement(effect)
+            case MadeSpare():
+                self._on_announcement(effect)
+            case FinishRun():
+                pass  # `finished` tells; whoever drives the agent looks at it after every step
+            case _:
+                self._ask_store(effect)
