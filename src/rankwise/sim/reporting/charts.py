@@ -24,8 +24,10 @@ def timeline_chart(engine: GraphEngine) -> str:
     end = engine.now
     totals: dict[tuple[int, str], list[float]] = {}
     counts: dict[tuple[int, str], int] = {}
+    has_more = False
     for place, slices in by_place(engine.op_log).items():
         if place.sip >= SIPS_SHOWN:
+            has_more = True
             continue
         key = (place.sip, place.engine)
         shares = busy_shares([(each.start, each.end) for each in slices], end, BINS)
@@ -43,8 +45,7 @@ def timeline_chart(engine: GraphEngine) -> str:
             y += _ROW
         y += 6
     lines += _time_axis(end, y)
-    hidden = engine.topology.sip_count - SIPS_SHOWN
-    if hidden > 0:
+    if has_more:
         lines.append(f'<text x="0" y="{y + 34}">SIPs from {SIPS_SHOWN} on are not shown</text>')
     return _svg(_LEFT + _WIDTH + 20, y + 40, lines, "How busy engines were over time")
 
@@ -67,7 +68,7 @@ def _strip(name: str, colour: str, shares: Sequence[float], y: int) -> list[str]
         if level:
             lines.append(
                 f'<rect x="{_LEFT + start * step:.1f}" y="{y}" width="{(stop - start) * step:.1f}" '
-                f'height="{_ROW - 3}" fill="{colour}" opacity="{0.15 + 0.85 * level:.2f}">'
+                f'height="{_ROW - 3}" fill="{colour}" opacity="{0.25 + 0.75 * level:.2f}">'
                 f"<title>{name}: {100 * level:.0f} % busy</title></rect>"
             )
         start = stop
@@ -121,7 +122,7 @@ def roofline_chart(topology: Topology, results: Sequence[BenchResult]) -> str:
         for result in results
         if result.flops and result.bytes and result.time_ps
     ]
-    highest = max(peak for _, peak in peaks)
+    highest = max(*(peak for _, peak in peaks), *(point[1] for point in points))
     x = _LogScale(
         min(0.1, *(point[0] for point in points)) * 0.9,
         max(highest / memory * 4, *(point[0] for point in points)),
@@ -145,21 +146,36 @@ def roofline_chart(topology: Topology, results: Sequence[BenchResult]) -> str:
             f'<text x="{_PLOT_RIGHT}" y="{y(peak) - 5:.1f}" text-anchor="end">{escape(name)}: '
             f"{format_rate(peak, 'FLOP/s')}</text>"
         )
-    taken: list[tuple[float, float]] = []
-    for intensity, rate, result in points:
-        px, py = x(intensity), y(rate)
-        lines.append(f'<circle cx="{px:.1f}" cy="{py:.1f}" r="5" fill="#c2453f"/>')
-        label = py + 4
-        while any(abs(px - tx) < 320 and abs(label - ty) < 13 for tx, ty in taken):
-            label += 13
-        taken.append((px, label))
-        is_right = px > 650
+    lines += _numbered_points([(x(intensity), y(rate)) for intensity, rate, _ in points])
+    top = _PLOT_BOTTOM + 62
+    for number, (_, _, result) in enumerate(points, 1):
         lines.append(
-            f'<text class="strong" x="{px + (-9 if is_right else 9):.1f}" y="{label:.1f}" '
-            f'text-anchor="{"end" if is_right else "start"}">{escape(result.bench)}: '
-            f"{escape(result.case)}</text>"
+            f'<text class="strong" x="{_PLOT_LEFT}" y="{top + 15 * (number - 1)}">{number}. '
+            f"{escape(result.bench)}: {escape(result.case)}, "
+            f"{format_rate(result.flops_per_second, 'FLOP/s')}</text>"
         )
-    return _svg(1030, 380, lines, "Roofline")
+    return _svg(1030, top + 15 * len(points), lines, "Roofline")
+
+
+def _numbered_points(points: Sequence[tuple[float, float]]) -> list[str]:
+    """Points with their numbers; those that lie on each other share a label."""
+    lines, labels = [], list[tuple[float, float, list[int]]]()
+    for number, (px, py) in enumerate(points, 1):
+        lines.append(f'<circle cx="{px:.1f}" cy="{py:.1f}" r="5" fill="#c2453f"/>')
+        for lx, ly, numbers in labels:
+            if abs(px - lx) < 40 and abs(py - ly) < 13:
+                numbers.append(number)
+                break
+        else:
+            labels.append((px, py, [number]))
+    for px, py, numbers in labels:
+        text = ", ".join(map(str, numbers))
+        is_right = px > _PLOT_RIGHT - 60
+        lines.append(
+            f'<text class="strong" x="{px + (-9 if is_right else 9):.1f}" y="{py + 4:.1f}" '
+            f'text-anchor="{"end" if is_right else "start"}">{text}</text>'
+        )
+    return lines
 
 
 def _best(rates: dict[str, float] | object) -> tuple[str, float]:

@@ -109,6 +109,8 @@ def _text_grid(rows: int, columns: int, word: str) -> list[str]:
 
 
 WIDTH, HEIGHT = 760, 360
+EDGES_DRAWN, PES_DRAWN = 2_000, 10_000
+"""Where there are more, a picture shows nothing but ink, and takes megabytes."""
 
 
 def as_svg(topology: Topology) -> str:
@@ -140,7 +142,13 @@ def _system(topology: Topology) -> list[str]:
     points = _positions(topology)
     radius = max(4.0, min(20.0, 420 / max(8, len(points) * (1 if sips.shape is None else 0.45))))
     lines = []
-    for one, other in sip_edges(sips):
+    edges = sip_edges(sips)
+    if len(edges) > EDGES_DRAWN:
+        lines.append(
+            f'<text x="10" y="{HEIGHT - 6}" fill="#7a8699">{len(edges):,} links, not drawn</text>'
+        )
+        edges = []
+    for one, other in edges:
         (x1, y1), (x2, y2) = points[one], points[other]
         is_wrap = sips.graph == "torus_2d" and math.dist(points[one], points[other]) > 1.5 * _step(
             topology
@@ -213,12 +221,12 @@ def _sip(topology: Topology) -> list[str]:
             lines.append(_bar(x + width / 2, y + height, 0, gap))
         lines.append(
             f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="4" '
-            'fill="#dfe8f3" stroke="#8fa3bf"/>'
+            'class="cube" fill="#dfe8f3" stroke="#8fa3bf"/>'
         )
         across = math.ceil(math.sqrt(count * width / height))
         down = math.ceil(count / across)
         cell = min(width * 0.9 / across, height * 0.66 / down)
-        for pe in range(count):
+        for pe in range(count if rows * columns * count <= PES_DRAWN else 0):
             px = x + width * 0.05 + cell * (pe % across)
             py = y + height * 0.06 + cell * (pe // across)
             lines.append(
@@ -227,8 +235,8 @@ def _sip(topology: Topology) -> list[str]:
             )
         if size >= 55:
             lines.append(
-                f'<text x="{x + width * 0.05:.1f}" y="{y + height * 0.92:.1f}" fill="#40516b" '
-                f'font-size="{min(11.0, size / 8):.1f}">cube {cube} + HBM</text>'
+                f'<text x="{x + width * 0.05:.1f}" y="{y + height * 0.92:.1f}" class="on-cube" '
+                f'fill="#40516b" font-size="{min(11.0, size / 9):.1f}">cube {cube} + HBM</text>'
             )
     return lines
 

@@ -28,7 +28,7 @@ _STYLE = """
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--paper); color: var(--ink);
   font: 14px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; }
-main { max-width: 1080px; margin: 0 auto; padding: 32px 24px 64px; }
+main { max-width: 1140px; margin: 0 auto; padding: 32px 24px 64px; }
 h1 { font-size: 24px; margin: 0 0 4px; } h2 { font-size: 17px; margin: 36px 0 10px; }
 p.about, p.note { color: var(--soft); margin: 0 0 12px; max-width: 78ch; }
 .scroll { overflow-x: auto; background: var(--card); border: 1px solid var(--line);
@@ -39,8 +39,13 @@ th, td { padding: 4px 10px; border-bottom: 1px solid var(--line); white-space: n
 tr:last-child td { border-bottom: 0; } td.wrap { white-space: normal; }
 .bar { display: inline-block; height: 9px; background: var(--accent); border-radius: 2px;
   min-width: 1px; vertical-align: middle; }
-.bar-cell { width: 45%; } svg { max-width: 100%; height: auto; display: block; }
-svg text:not([fill]) { fill: var(--soft); } svg .strong { fill: var(--ink); }
+.bar-cell { width: 45%; }
+svg { min-width: 720px; width: 100%; height: auto; display: block; }
+svg text:not([fill]) { fill: var(--soft); } svg text.strong { fill: var(--ink); }
+div + p.note { margin-top: 8px; }
+@media (prefers-color-scheme: dark) { svg .cube { fill: #263548; } svg .on-cube { fill: #c3d0e2; } }
+@media (max-width: 600px) { main { padding: 20px 12px 40px; } .scroll { padding: 8px; }
+  th, td { padding: 4px 7px; } .bar-cell { width: 30%; } }
 """
 
 
@@ -66,8 +71,8 @@ def page(title: str, engine: GraphEngine, results: Sequence[BenchResult]) -> str
     sections += [
         "<h2>Timeline</h2>",
         (
-            '<p class="note">How busy each kind of engine was: the darker, the more. A row of PE '
-            "engines is the mean over all PEs that were used.</p>"
+            '<p class="note">How busy each kind of engine was: the stronger the colour, the more. '
+            "A row of PE engines is the mean over all PEs that were used.</p>"
         ),
         f'<div class="scroll">{timeline_chart(engine)}</div>',
         "<h2>Utilisation</h2>",
@@ -78,8 +83,8 @@ def page(title: str, engine: GraphEngine, results: Sequence[BenchResult]) -> str
             "<h2>Roofline</h2>",
             (
                 '<p class="note">The slope is the memory of the devices, the flat parts are '
-                "their GEMM and math engines at the rate of the best dtype; each point is a "
-                "result, and one of several SIPs may lie above.</p>"
+                "their GEMM and math engines at the rate of the best dtype. Each point is a "
+                "result, numbered below the plot; one of several SIPs may lie above.</p>"
             ),
             f'<div class="scroll">{roofline_chart(topology, results)}</div>',
         ]
@@ -98,9 +103,11 @@ def page(title: str, engine: GraphEngine, results: Sequence[BenchResult]) -> str
 
 
 def _results(results: Sequence[BenchResult]) -> str:
-    head = "".join(f"<th>{escape(name)}</th>" for name in column_names())
+    # The bench is the page's title, unless there are several.
+    first = int(len({result.bench for result in results}) == 1)
+    head = "".join(f"<th>{escape(name)}</th>" for name in column_names()[first:])
     rows = "".join(
-        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells_of(result))}</tr>\n"
+        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells_of(result)[first:])}</tr>\n"
         for result in results
     )
     checked = all(result.is_checked for result in results)

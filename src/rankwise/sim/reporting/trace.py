@@ -3,8 +3,13 @@
 One process per SIP, one track per engine, and an arrow for every message from PE to PE. Instants
 are microseconds, as the format has it, with six decimals: picoseconds are kept. Equal runs give
 equal bytes.
+
+Perfetto itself counts whole nanoseconds and cuts the rest off. What is written is chosen so that
+this does no harm: slices of a track still do not overlap, and the ends of an arrow lie in slices
+that last a nanosecond at least, since an arrow cannot be fastened to nothing.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -12,6 +17,7 @@ import msgspec
 
 from rankwise.sim.hardware.engine import GraphEngine
 from rankwise.sim.hardware.machine import Message
+from rankwise.sim.hardware.quantities import PICOSECONDS_PER_NANOSECOND
 from rankwise.sim.reporting.files import write_text
 from rankwise.sim.reporting.timeline import Place, by_place, lanes_of
 
@@ -73,16 +79,26 @@ def _operation_events(engine: GraphEngine, tracks: _Tracks) -> Iterator[_Event]:
 def _message_events(engine: GraphEngine, tracks: _Tracks) -> Iterator[_Event]:
     """A slice where each message leaves, one where it arrives, and an arrow between them."""
     messages = engine.machine.messages or []
-    leaving = _placed([(each.source, each.sent_at, each.sent_at + each.pace) for each in messages])
+    leaving = _placed([_lasting(each.source, each.sent_at, each.pace) for each in messages])
     # The last bytes of a message come in as slowly as they had left.
     coming = _placed(
         [
-            (each.destination, max(each.sent_at, each.arrived_at - each.pace), each.arrived_at)
+            _lasting(each.destination, max(each.sent_at, each.arrived_at - _shown(each)), each.pace)
             for each in messages
         ]
     )
     for number, message in enumerate(messages):
         yield from _message(number, message, leaving[number], coming[number], tracks)
+
+
+def _shown(message: Message) -> int:
+    """How long a message is drawn at either end."""
+    return max(message.pace, PICOSECONDS_PER_NANOSECOND)
+
+
+def _lasting(pe: str, start: int, duration: int) -> tuple[str, int, int]:
+    """An interval of a PE that something can be fastened to."""
+    return pe, start, start + max(duration, PICOSECONDS_PER_NANOSECOND)
 
 
 def _placed(intervals: Sequence[tuple[str, int, int]]) -> list[tuple[int, int, int]]:
@@ -135,7 +151,11 @@ def _process(sip: int) -> int:
 
 
 def _microseconds(picoseconds: int) -> float:
-    return picoseconds / PICOSECONDS_PER_MICROSECOND
+    """The figure to write; times a thousand and cut off, it is the right nanosecond."""
+    figure = picoseconds / PICOSECONDS_PER_MICROSECOND
+    if int(figure * 1_000) < picoseconds // PICOSECONDS_PER_NANOSECOND:
+        return math.nextafter(figure, math.inf)
+    return figure
 
 
 def _slice(  # noqa: PLR0917  # a row of a table

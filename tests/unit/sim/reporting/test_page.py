@@ -2,12 +2,16 @@
 
 import re
 import xml.etree.ElementTree as ET
+from copy import deepcopy
 from html.parser import HTMLParser
 
+import msgspec
 import pytest
+import yaml
 
 from rankwise.sim.benches.session import Finished, Settings, simulate
-from rankwise.sim.hardware.topology import PRESETS, load_topology
+from rankwise.sim.hardware.topology import PRESETS, load_topology, parse_topology
+from rankwise.sim.reporting.charts import roofline_chart, timeline_chart
 from rankwise.sim.reporting.machine_drawing import as_svg, as_text
 from rankwise.sim.reporting.page import page
 
@@ -76,3 +80,51 @@ def test_every_preset_is_drawn_with_all_its_sips(preset: str) -> None:
     is_switched = topology.machine.system.sips.graph == "switch"
     assert len(nodes) == topology.sip_count + is_switched
     assert topology.name in as_text(topology)
+
+
+def in_view(picture: str) -> list[str]:
+    """What lies outside of a picture's view."""
+    root = ET.fromstring(picture)
+    width, height = map(float, root.attrib["viewBox"].split()[2:])
+    outside = []
+    for each in root.iter():
+        x, y = (float(each.get(name, each.get(f"c{name}", "0"))) for name in "xy")
+        right, bottom = (float(each.get(name, "0")) for name in ("width", "height"))
+        if not (x >= 0 and x + right <= width and y >= 0 and y + bottom <= height):
+            outside.append(f"{each.tag} {each.attrib} {each.text}")
+    return outside
+
+
+def test_many_results_are_numbered_and_listed_inside_the_picture(finished: Finished) -> None:
+    results = [
+        msgspec.structs.replace(finished.results[0], case=f"case {number}", time_ps=1_000 + number)
+        for number in range(40)
+    ]
+
+    picture = roofline_chart(finished.engine.topology, results)
+
+    assert in_view(picture) == []
+    assert all(f"{number + 1}. gemm: case {number}, " in picture for number in range(40))
+    assert ">1, 2, 3, " in picture  # they lie on each other, and share a label
+
+
+def test_a_machine_of_thousands_is_drawn_in_less_than_a_megabyte() -> None:
+    spec = deepcopy(load_topology("default").spec)
+    spec["system"]["sips"] |= {"count": 1_000, "graph": "fully_connected"}
+    spec["sip"]["cubes"]["shape"] = [16, 16]
+    spec["cube"]["pes"]["count"] = 1_000
+
+    picture = as_svg(parse_topology(yaml.safe_dump(spec), "large"))
+
+    assert "499,500 links, not drawn" in picture
+    assert len(picture) < 1_000_000
+    assert in_view(picture) == []
+
+
+def test_sips_are_only_called_hidden_if_they_did_something(finished: Finished) -> None:
+    fields = {"m": "64", "n": "64", "k": "64"}
+    alone = simulate(Settings(program="gemm", topology="torus16", fields=fields, has_data=False))
+    together = simulate(Settings(program="ccl_allreduce", topology="torus16", has_data=False))
+
+    assert "are not shown" not in timeline_chart(alone.engine)
+    assert "SIPs from 8 on are not shown" in timeline_chart(together.engine)

@@ -6,9 +6,11 @@ from typing import Any, Literal
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rankwise.sim.benches.session import Session, Settings
-from rankwise.sim.reporting.trace import trace_events, write_trace
+from rankwise.sim.reporting.trace import _microseconds, trace_events, write_trace
 
 
 class Named(msgspec.Struct, tag_field="ph", tag="M", forbid_unknown_fields=True):
@@ -53,9 +55,17 @@ class Trace(msgspec.Struct, forbid_unknown_fields=True):
     traceEvents: list[Named | Complete | FlowStart | FlowEnd]  # noqa: N815
 
 
-@pytest.fixture(scope="module")
-def session() -> Session:
-    session = Session(Settings(program="tp_mlp", fields={"tokens": "16"}), with_messages=True)
+RUNS = {
+    "layers": Settings(program="tp_mlp", fields={"tokens": "16"}),
+    "messages of less than a nanosecond": Settings(
+        program="ccl_allreduce", fields={"elements": "5"}
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=list(RUNS))
+def session(request: pytest.FixtureRequest) -> Session:
+    session = Session(RUNS[request.param], with_messages=True)
     session.run()
     return session
 
@@ -98,6 +108,68 @@ def test_every_arrow_has_both_ends_inside_slices(trace: Trace) -> None:
         for each in (start, end):
             on_track = slices[each.pid, each.tid]
             assert any(one.ts <= each.ts <= one.ts + one.dur for one in on_track)
+
+
+def nanoseconds(microseconds: float) -> int:
+    """As Perfetto's importer reads them: it counts whole nanoseconds, and cuts the rest off."""
+    return int(microseconds * 1_000)
+
+
+def test_slices_do_not_overlap_in_whole_nanoseconds_either(trace: Trace) -> None:
+    ends: dict[int, int] = {}
+    for event in trace.traceEvents:
+        if isinstance(event, Complete):
+            start = nanoseconds(event.ts)
+            assert start >= ends.get(event.tid, 0)
+            ends[event.tid] = start + nanoseconds(event.dur)
+
+
+def test_arrows_are_fastened_to_slices_that_last_in_whole_nanoseconds(trace: Trace) -> None:
+    """An importer binds an end to the slice that is open on its track then; it goes forward."""
+    open_until: dict[int, tuple[int, int]] = {}
+    begun: dict[int, int] = {}
+    for event in trace.traceEvents:
+        match event:
+            case Complete():
+                start = nanoseconds(event.ts)
+                open_until[event.tid] = (start, start + nanoseconds(event.dur))
+            case FlowStart() | FlowEnd():
+                start, end = open_until[event.tid]
+                assert start <= nanoseconds(event.ts) < end
+                if isinstance(event, FlowStart):
+                    assert event.id not in begun
+                    begun[event.id] = nanoseconds(event.ts)
+                else:
+                    assert begun.pop(event.id) <= nanoseconds(event.ts)
+            case Named():
+                pass
+    assert begun == {}
+
+
+@given(st.integers(0, 10**15))
+def test_an_instant_is_written_so_that_its_nanosecond_survives(picoseconds: int) -> None:
+    written = _microseconds(picoseconds)
+
+    assert nanoseconds(written) == picoseconds // 1_000
+    assert round(written * 1_000_000) == picoseconds
+
+
+def test_tracks_have_numbers_of_their_own_and_no_process_is_the_idle_task(trace: Trace) -> None:
+    processes: dict[int, set[int]] = {}
+    for event in trace.traceEvents:
+        assert event.pid > 0
+        if isinstance(event, Named) and event.name.startswith("process"):
+            continue
+        assert event.tid > 0
+        processes.setdefault(event.tid, set()).add(event.pid)
+
+    assert all(len(each) == 1 for each in processes.values())
+
+
+def test_names_come_before_what_they_name(trace: Trace) -> None:
+    kinds = [isinstance(event, Named) for event in trace.traceEvents]
+
+    assert kinds == sorted(kinds, reverse=True)
 
 
 def test_there_is_a_process_per_sip_and_a_name_for_every_track(trace: Trace) -> None:
