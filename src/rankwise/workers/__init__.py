@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         Parameter,
         arg_direction_name,
     )
+    from rankwise.workers.comm import CommHandle
     from rankwise.workers.domains import (
         DomainSpec,
         create_domain,
@@ -69,6 +70,7 @@ _HOMES: dict[str, str] = {
     "ChipCallConfig": "rankwise.core.mailbox.tasks",
     "ChipCallable": "rankwise.workers.callables",
     "ChipStorageTaskArgs": "rankwise.workers.arguments",
+    "CommHandle": "rankwise.workers.comm",
     "ContinuousTensor": "rankwise.core.mailbox.tensors",
     "CoreCallable": "rankwise.workers.callables",
     "DEFAULT_HEAP_RING_SIZE": "rankwise.workers.states",
@@ -115,6 +117,7 @@ __all__ = [  # spelled out, since type checkers read this list and cannot run co
     "ChipCallConfig",
     "ChipCallable",
     "ChipStorageTaskArgs",
+    "CommHandle",
     "ContinuousTensor",
     "CoreCallable",
     "DataType",

@@ -2,7 +2,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from worlds import World
+from worlds import WindowWorld, World
+
+from rankwise.workers.domains import DomainSpec
 
 
 @pytest.fixture
@@ -27,4 +29,17 @@ def lasting_worlds() -> Iterator[dict[int, World]]:
     worlds = {size: World(size) for size in range(1, 9)}
     yield worlds
     for world in worlds.values():
+        world.close()
+
+
+@pytest.fixture
+def make_window_world() -> Iterator[Callable[[DomainSpec], WindowWorld]]:
+    worlds: list[WindowWorld] = []
+
+    def make(spec: DomainSpec) -> WindowWorld:
+        worlds.append(WindowWorld(spec))
+        return worlds[-1]
+
+    yield make
+    for world in worlds:
         world.close()

@@ -1,9 +1,10 @@
 """Start ranks that share a segment, watch over them as an agent does, and say how they ended.
 
-world_host.py SEGMENT_FD SOCKET_FD...: forks one rank per socket. A rank reads pickled pairs
-`(function, arguments)` from its socket, calls `function(communicator, *arguments)`, and answers
-`("ok", value)` or `("error", exception)`. At end of file it exits. For every rank that ends, the
-host marks it dead and prints "LOCAL_RANK CODE".
+world_host.py [--domain=SPEC] FD SOCKET_FD...: forks one rank per socket. A rank reads pickled
+pairs `(function, arguments)` from its socket, calls `function(communicator, *arguments)`, and
+answers `("ok", value)` or `("error", exception)`. At end of file it exits. For every rank that
+ends, the host marks it dead and prints "LOCAL_RANK CODE". FD is a segment's, or with SPEC that of
+the domain's region, and the communicator a member of the domain.
 """
 
 import os
@@ -13,15 +14,18 @@ import struct
 import sys
 
 import cloudpickle
-import numpy  # noqa: F401, ICN001  # imported before the ranks are forked, so that they need not
+import msgspec
 
+from rankwise.collectives.communicator import Communicator
 from rankwise.collectives.default import communicator_from_environment
 from rankwise.drivers.real.segments import Segment
+from rankwise.drivers.real.windows import WindowRegion
+from rankwise.workers.domains import DomainSpec
+from rankwise.workers.member import Member
 
 
-def serve(rank: int, size: int, segment_fd: int, fd: int) -> None:
-    channel = socket.socket(fileno=fd).makefile("rwb")
-    communicator = communicator_from_environment(
+def communicate(rank: int, size: int, segment_fd: int) -> Communicator:
+    return communicator_from_environment(
         {
             "RANK": str(rank),
             "WORLD_SIZE": str(size),
@@ -29,6 +33,10 @@ def serve(rank: int, size: int, segment_fd: int, fd: int) -> None:
             "RANKWISE_COLLECTIVE_TIMEOUT": "60",
         }
     )
+
+
+def serve(communicator: Communicator, fd: int) -> None:
+    channel = socket.socket(fileno=fd).makefile("rwb")
     while head := channel.read(4):
         function, arguments = pickle.loads(channel.read(*struct.unpack("=I", head)))
         try:
@@ -41,8 +49,12 @@ def serve(rank: int, size: int, segment_fd: int, fd: int) -> None:
 
 
 def main() -> None:
-    segment_fd, *socket_fds = map(int, sys.argv[1:])
-    segment = Segment.attach(segment_fd)
+    words = sys.argv[1:]
+    spec = None
+    if words[0].startswith("--domain="):
+        spec = msgspec.json.decode(words.pop(0).removeprefix("--domain="), type=DomainSpec)
+    memory_fd, *socket_fds = map(int, words)
+    memory = Segment.attach(memory_fd) if spec is None else WindowRegion.attach(memory_fd)
     ranks = {}
     for rank, fd in enumerate(socket_fds):
         pid = os.fork()
@@ -50,7 +62,10 @@ def main() -> None:
             for other in socket_fds:
                 if other != fd:
                     os.close(other)
-            serve(rank, len(socket_fds), segment_fd, fd)
+            if isinstance(memory, WindowRegion):
+                serve(Member.join(memory, rank, spec), fd)
+            else:
+                serve(communicate(rank, len(socket_fds), memory_fd), fd)
             os._exit(0)
         ranks[pid] = rank
     for fd in socket_fds:
@@ -58,8 +73,12 @@ def main() -> None:
     while ranks:
         pid, status = os.wait()
         rank = ranks.pop(pid)
-        segment.mark_dead(rank)
-        print(rank, os.waitstatus_to_exitcode(status), flush=True)
+        code = os.waitstatus_to_exitcode(status)
+        if isinstance(memory, WindowRegion):
+            memory.mark_dead(rank, f"exit code {code}")
+        else:
+            memory.mark_dead(rank)
+        print(rank, code, flush=True)
 
 
 main()

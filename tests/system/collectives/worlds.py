@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import msgspec
 
 from rankwise.drivers.real.segments import LEDGER_TURNS, LEDGER_WORDS, Segment
+from rankwise.workers.domains import DomainSpec, create_domain
 
 HOST_PROGRAM = Path(__file__).with_name("world_host.py")
 PATIENCE_S = 60
@@ -22,13 +24,16 @@ class World:
     """Some ranks; `function(communicator, *arguments)` is what they are told."""
 
     def __init__(self, size: int, *, buffer_bytes: int = 1 << 16, turns_taken: int = 0) -> None:
-        self.size = size
         self.segment = Segment.create(size, buffer_bytes=buffer_bytes)
         self._pretend(turns_taken)
+        self._start(size, self.segment.fd)
+
+    def _start(self, size: int, fd: int, *options: str) -> None:
+        self.size = size
         pairs = [socket.socketpair() for _ in range(size)]
-        fds = (self.segment.fd, *(far.fileno() for _, far in pairs))
+        fds = (fd, *(far.fileno() for _, far in pairs))
         self._host = subprocess.Popen(
-            [sys.executable, str(HOST_PROGRAM), *map(str, fds)],
+            [sys.executable, str(HOST_PROGRAM), *options, *map(str, fds)],
             pass_fds=fds,
             stdout=subprocess.PIPE,
             text=True,
@@ -86,7 +91,23 @@ class World:
         self._host.wait(PATIENCE_S)
         assert self._host.stdout is not None
         self._host.stdout.close()
+        self._close_memory()
+
+    def _close_memory(self) -> None:
         self.segment.close()
+
+
+class WindowWorld(World):
+    """Ranks of a domain; `function(member, *arguments)` is what they are told."""
+
+    def __init__(self, spec: DomainSpec) -> None:
+        self.spec = spec
+        self.region = create_domain(spec)
+        assert self.region.fd is not None
+        self._start(spec.size, self.region.fd, f"--domain={msgspec.json.encode(spec).decode()}")
+
+    def _close_memory(self) -> None:
+        self.region.close()
 
 
 def _nothing(communicator: object) -> None:

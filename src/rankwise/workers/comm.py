@@ -1,0 +1,468 @@
+"""Communicators of ranks that have nothing in common but a path: init, windows, barrier, destroy.
+
+In a tree the parent makes the windows before its chips exist (`CommHandle.within`). Ranks without
+a tree meet (`CommHandle.meet`), each knowing its number, how many there are, and a path. Nothing
+is created at the path: it only names a meeting point, an abstract socket address derived from it,
+which the kernel forgets with its owner.
+
+    rank                                  host: whichever rank came first
+    ────                                  ────
+    bind the address: taken               bind the address: mine
+    Hello(rank, count) + a channel ─────> note it; refuse doubles and other counts
+                       <───────────────── Welcome(pids), when all have come
+    Windows(size)      ─────────────────> wait for all; refuse different sizes
+                       <───────────────── Granted + the region's descriptor
+
+Binding is the election: of all who try, the kernel lets one. A hello is one datagram, which carries
+an end of a socket pair, the rank's channel; so nobody has to wait until somebody listens. A channel
+at its end means that the other side is gone. Both sides look at the credentials that the kernel
+attaches, and hear nobody of another user.
+
+Nobody waits for ever: the host's deadline names who has not come, and a death is told to all. From
+the moment that the windows exist, each rank watches the others' processes (`PeerWatch`).
+"""
+
+import errno
+import hashlib
+import os
+import select
+import socket
+import struct
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from rankwise.base.errors import (
+    CollectiveError,
+    CollectiveTimeout,
+    ConfigError,
+    LocalProtocolError,
+    PeerDied,
+    RankwiseError,
+    RemoteProtocolError,
+)
+from rankwise.base.units import SECOND, Duration, Instant, after, between, format_duration
+from rankwise.collectives.communicator import patience_from_seconds
+from rankwise.drivers.real.windows import RANKS_MAX, PeerWatch, WindowRegion
+from rankwise.workers.member import Member
+
+DEFAULT_TIMEOUT_S = 120.0
+_MESSAGE_BYTES_MAX = 1 << 17
+_CREDENTIALS = struct.Struct("3i")
+_FDS = struct.Struct("i")
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True):
+    """A rank has come, and sends its channel along."""
+
+    rank: int
+    count: int
+
+
+class Welcome(msgspec.Struct, frozen=True, tag=True):
+    """All have come; their processes by rank."""
+
+    pids: tuple[int, ...]
+
+
+class Windows(msgspec.Struct, frozen=True, tag=True):
+    """A rank wants windows of this size."""
+
+    size: int
+
+
+class Granted(msgspec.Struct, frozen=True, tag=True):
+    """Here they are; the descriptor comes along."""
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """It will come to nothing, for all of them."""
+
+    kind: str
+    message: str
+
+
+Message = Hello | Welcome | Windows | Granted | Refused
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Message).decode
+
+_REFUSALS: dict[str, type[RankwiseError]] = {
+    kind.__name__: kind
+    for kind in (CollectiveError, CollectiveTimeout, ConfigError, PeerDied, RemoteProtocolError)
+}
+
+
+class CommHandle:
+    """A rank's communicator, from init to destroy."""
+
+    def __init__(self, rank: int, count: int, *, timeout: Duration) -> None:
+        self.rank = rank
+        self.size = count
+        self._timeout = timeout
+        self._pids: tuple[int, ...] = ()
+        self._host: socket.socket | None = None  # a rank's channel to the host
+        self._channels: dict[int, socket.socket] = {}  # the host's channels to the ranks
+        self._region: WindowRegion | None = None
+        self._owns_region = False
+        self._member: Member | None = None
+        self._watch: PeerWatch | None = None
+        self._destroyed = False
+
+    @classmethod
+    def meet(
+        cls,
+        rank: int,
+        nranks: int,
+        rootinfo_path: str | os.PathLike[str],
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> Self:
+        """Meet the other ranks at a path; returns when all have come.
+
+        Args:
+            rank: this process's number, from 0; each rank has its own.
+            nranks: how many there are.
+            rootinfo_path: the same for all. Nothing is created there.
+            timeout: seconds for this and for `alloc_windows`.
+
+        Raises:
+            CollectiveTimeout: not all have come; it names who is missing.
+            PeerDied: one that had come is gone.
+            ConfigError: an argument is wrong, two are the same rank, or they disagree on `nranks`.
+        """
+        if not 1 <= nranks <= RANKS_MAX:
+            raise ConfigError(f"nranks is {nranks}, expected between 1 and {RANKS_MAX}")
+        if not 0 <= rank < nranks:
+            raise ConfigError(f"rank is {rank}, expected 0 to {nranks - 1}")
+        handle = cls(rank, nranks, timeout=patience_from_seconds(timeout, "timeout"))
+        deadline = after(_now(), handle._timeout)
+        try:
+            handle._meet(_meeting_point(rootinfo_path), deadline)
+        except BaseException:
+            handle.destroy()
+            raise
+        return handle
+
+    @classmethod
+    def within(cls, region: WindowRegion, rank: int, timeout: float = DEFAULT_TIMEOUT_S) -> Self:
+        """The communicator of ranks whose windows exist already; the region stays the caller's.
+
+        `alloc_windows` then hands out what is there. Who made the region watches the ranks.
+        """
+        patience = patience_from_seconds(timeout, "timeout")
+        handle = cls(rank, region.rank_count, timeout=patience)
+        region.window_offset(rank)  # refuses a rank that does not exist
+        handle._region = region
+        return handle
+
+    def alloc_windows(self, size: int) -> int:
+        """Give every rank a window of `size` bytes; all ranks call it, with the same size.
+
+        Returns:
+            Where the region begins in this process; `rankwise.workers.Member` and peers' windows
+            are found through `member`.
+
+        Raises:
+            ConfigError: sizes differ, or the windows that exist are smaller.
+            CollectiveTimeout, PeerDied: a rank did not come, or is gone.
+            WindowError: the system has no memory for them.
+        """
+        self._check_usable()
+        if self._member is not None:
+            raise LocalProtocolError(
+                f"rank {self.rank} has windows already", hint="destroy the communicator first"
+            )
+        if self._region is None:
+            self._region = self._agree_on_windows(size, after(_now(), self._timeout))
+            self._owns_region = True
+        elif size > self._region.window_bytes:
+            raise ConfigError(
+                f"windows of {size} bytes are wanted, but those of {self._region.name!r} have "
+                f"{self._region.window_bytes}",
+                hint="give window_size when the tree is built",
+            )
+        self._member = Member.join(self._region, self.rank)
+        if self._pids:
+            others = {rank: pid for rank, pid in enumerate(self._pids) if rank != self.rank}
+            self._watch = PeerWatch(self._region, others)
+            self._watch.start_thread()
+            self._close_channels()
+        return self._region.address
+
+    @property
+    def member(self) -> Member:
+        """This rank with its windows."""
+        self._check_usable()
+        if self._member is None:
+            raise LocalProtocolError(
+                f"rank {self.rank} has no windows yet", hint="call alloc_windows first"
+            )
+        return self._member
+
+    @property
+    def local_window_base(self) -> int:
+        """Where this rank's window begins in this process."""
+        return self.member.region.window_address(self.rank)
+
+    @property
+    def window_size(self) -> int:
+        """Size of each window in bytes."""
+        return self.member.region.window_bytes
+
+    def barrier(self, timeout: float | None = None) -> None:
+        """Return when all ranks have called it; see `rankwise.collectives.barrier`."""
+        self.member.barrier(timeout)
+
+    def destroy(self) -> None:
+        """Leave. Waits for nobody: memory that others still use stays theirs. Twice is once."""
+        self._destroyed = True
+        if self._watch is not None:
+            self._watch.close()
+        if self._member is not None:
+            self._member.close()
+        self._close_channels()
+        if self._region is not None and self._owns_region:
+            self._region.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exception_type: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.destroy()
+
+    def _check_usable(self) -> None:
+        if self._destroyed:
+            raise LocalProtocolError(f"the communicator of rank {self.rank} is destroyed")
+
+    def _close_channels(self) -> None:
+        for channel in (*self._channels.values(), *([self._host] if self._host else ())):
+            channel.close()
+        self._channels.clear()
+        self._host = None
+
+    def _meet(self, address: bytes, deadline: Instant) -> None:
+        while True:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as point:
+                point.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+                try:
+                    point.bind(address)
+                except OSError as error:
+                    if error.errno != errno.EADDRINUSE:
+                        raise
+                else:
+                    self._receive_all(point, deadline)
+                    return
+                if self._come_to(point, address, deadline):
+                    return
+
+    def _come_to(self, point: socket.socket, address: bytes, deadline: Instant) -> bool:
+        """Tell the host that this rank has come; False if it is not there any more."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._host = ours
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        with theirs:
+            try:
+                point.connect(address)
+                _send(point, Hello(self.rank, self.size), deadline, theirs.fileno())
+            except ConnectionRefusedError:
+                ours.close()
+                self._host = None
+                return False
+            except TimeoutError:
+                raise self._late("meeting the other ranks") from None
+        welcome = self._hear_host(deadline, "meeting the other ranks")
+        if not isinstance(welcome, Welcome):
+            raise RemoteProtocolError(f"expected to be welcome, but got {welcome}")
+        self._pids = welcome.pids
+        return True
+
+    def _receive_all(self, point: socket.socket, deadline: Instant) -> None:
+        """Be the host: wait for everybody, then welcome them."""
+        pids = {self.rank: os.getpid()}
+        try:
+            while len(pids) < self.size:
+                self._wait_for_word([point], deadline, pids)
+                hello, fd, pid = _receive(point, deadline)
+                if hello is None:
+                    continue
+                channel = socket.socket(fileno=fd) if fd is not None else None
+                if not isinstance(hello, Hello) or channel is None:
+                    raise RemoteProtocolError(f"process {pid} says {hello}, expected a hello")
+                channel.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+                # Refused or not, it is told what becomes of the meeting.
+                key = hello.rank if hello.rank not in pids else -1 - len(self._channels)
+                self._channels[key] = channel
+                self._check_hello(hello, pid, pids)
+                pids[hello.rank] = pid
+        except RankwiseError as error:
+            self._refuse_all(error)
+            raise
+        self._pids = tuple(pids[rank] for rank in range(self.size))
+        for rank in sorted(self._channels):
+            self._tell(rank, Welcome(self._pids), deadline)
+
+    def _check_hello(self, hello: Hello, pid: int, pids: dict[int, int]) -> None:
+        if hello.count != self.size:
+            raise ConfigError(
+                f"process {pid} is rank {hello.rank} of {hello.count}, but process {os.getpid()} "
+                f"is rank {self.rank} of {self.size}: they meet at the same path"
+            )
+        if hello.rank in pids:
+            raise ConfigError(
+                f"rank {hello.rank} is claimed by process {pids[hello.rank]} and by process {pid}"
+            )
+
+    def _agree_on_windows(self, size: int, deadline: Instant) -> WindowRegion:
+        if self._host is not None:
+            # If the host has gone, what it said before is still to be heard.
+            with suppress(BrokenPipeError):
+                _send(self._host, Windows(size), deadline)
+            granted = self._hear_host(deadline, "allocating windows")
+            assert isinstance(granted, WindowRegion), "the descriptor came along"
+            return granted
+        try:
+            sizes = self._hear_sizes(size, deadline)
+            if len(set(sizes.values())) > 1:
+                listed = ", ".join(f"rank {rank} {sizes[rank]}" for rank in sorted(sizes))
+                raise ConfigError(f"ranks want windows of different sizes: {listed}")
+            region = WindowRegion.create("comm", self.size, size, signal_count=0)
+        except RankwiseError as error:
+            self._refuse_all(error)
+            raise
+        assert region.fd is not None, "it was just made"
+        for rank in sorted(self._channels):
+            self._tell(rank, Granted(), deadline, region.fd)
+        return region
+
+    def _hear_sizes(self, size: int, deadline: Instant) -> dict[int, int]:
+        sizes = {self.rank: size}
+        while len(sizes) < self.size:
+            waiting = [self._channels[rank] for rank in self._channels if rank not in sizes]
+            for channel in self._wait_for_word(waiting, deadline, sizes):
+                rank = next(rank for rank, c in self._channels.items() if c is channel)
+                message, _, _ = _receive(channel, deadline)
+                if message is None:
+                    raise PeerDied(f"rank {rank} is gone")
+                if not isinstance(message, Windows):
+                    raise RemoteProtocolError(f"rank {rank} says {message}, expected a size")
+                sizes[rank] = message.size
+        return sizes
+
+    def _wait_for_word(
+        self, expected: list[socket.socket], deadline: Instant, present: Iterable[int]
+    ) -> list[socket.socket]:
+        """Wait for any of `expected`; raise when somebody who had come goes, or time is over."""
+        wait = select.poll()
+        channels = {channel.fileno(): rank for rank, channel in self._channels.items()}
+        wanted = {channel.fileno(): channel for channel in expected}
+        for fd in {**channels, **wanted}:
+            wait.register(fd, select.POLLIN if fd in wanted else 0)
+        events = wait.poll(max(0.0, between(_now(), deadline) / (SECOND / 1000)))
+        heard = [wanted[fd] for fd, event in events if fd in wanted and event & select.POLLIN]
+        if heard:
+            return heard
+        for fd, _ in events:
+            raise PeerDied(f"rank {channels[fd]} came to the communicator, and is gone")
+        missing = [str(rank) for rank in range(self.size) if rank not in set(present)]
+        raise CollectiveTimeout(
+            f"rank{'s' if len(missing) > 1 else ''} {', '.join(missing)} did not come to the "
+            f"communicator of {self.size} ranks within {format_duration(self._timeout)}"
+        )
+
+    def _hear_host(self, deadline: Instant, what: str) -> "Message | WindowRegion":
+        assert self._host is not None, "only ranks other than the host hear it"
+        try:
+            message, fd, pid = _receive(self._host, deadline)
+        except TimeoutError:
+            raise self._late(what) from None
+        if isinstance(message, Refused):
+            raise _REFUSALS.get(message.kind, CollectiveError)(message.message)
+        if message is None:
+            raise PeerDied(f"{what}: the rank that the others met at is gone")
+        if isinstance(message, Granted):
+            if fd is None:
+                raise ConfigError(
+                    f"{what}: the windows of process {pid} could not be handed over",
+                    hint="raise the limit of open files (ulimit -n)",
+                )
+            return WindowRegion.attach(fd)
+        return message
+
+    def _late(self, what: str) -> CollectiveTimeout:
+        return CollectiveTimeout(
+            f"{what} took rank {self.rank} longer than {format_duration(self._timeout)}"
+        )
+
+    def _tell(self, rank: int, message: Message, deadline: Instant, fd: int | None = None) -> None:
+        try:
+            _send(self._channels[rank], message, deadline, fd)
+        except (BrokenPipeError, ConnectionResetError):
+            # It has died; whoever waits for it next finds out, and can say what for.
+            return
+
+    def _refuse_all(self, error: RankwiseError) -> None:
+        refusal = Refused(type(error).__name__, error.message)
+        for rank in sorted(self._channels):
+            self._tell(rank, refusal, after(_now(), Duration(SECOND)))
+
+
+def _meeting_point(path: str | os.PathLike[str]) -> bytes:
+    """The abstract address that belongs to a path, and to this user."""
+    whole = os.path.realpath(path)
+    digest = hashlib.blake2b(f"{os.getuid()}:{whole}".encode(), digest_size=16).hexdigest()
+    return f"\0rankwise-comm-{digest}".encode()
+
+
+def _now() -> Instant:
+    return Instant(time.monotonic_ns())
+
+
+def _send(
+    channel: socket.socket, message: Message, deadline: Instant, fd: int | None = None
+) -> None:
+    channel.settimeout(max(1e-9, between(_now(), deadline) / SECOND))
+    rights = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, _FDS.pack(fd))]
+    channel.sendmsg([_encode(message)], rights)
+
+
+def _receive(channel: socket.socket, deadline: Instant) -> tuple[Message | None, int | None, int]:
+    """A message, the descriptor that came along, and the sender's process.
+
+    None instead of a message at the end of a channel, and for what another user has sent.
+    """
+    channel.settimeout(max(1e-9, between(_now(), deadline) / SECOND))
+    room = socket.CMSG_SPACE(_FDS.size) + socket.CMSG_SPACE(_CREDENTIALS.size)
+    # The kernel tells once that the other side went without reading; what it had said comes after.
+    with suppress(ConnectionResetError):
+        return _read(channel.recvmsg(_MESSAGE_BYTES_MAX, room, socket.MSG_CMSG_CLOEXEC))
+    return _read(channel.recvmsg(_MESSAGE_BYTES_MAX, room, socket.MSG_CMSG_CLOEXEC))
+
+
+def _read(
+    received: tuple[bytes, list[tuple[int, int, bytes]], int, Any],
+) -> tuple[Message | None, int | None, int]:
+    body, attached, _, _ = received
+    fd, pid, uid = None, 0, -1
+    for _, kind, content in attached:
+        if kind == socket.SCM_RIGHTS:
+            (fd,) = _FDS.unpack_from(content)
+        elif kind == socket.SCM_CREDENTIALS:
+            pid, uid, _ = _CREDENTIALS.unpack_from(content)
+    if not body or uid != os.getuid():
+        if fd is not None:
+            os.close(fd)
+        return None, None, pid
+    try:
+        return _decode(body), fd, pid
+    except msgspec.DecodeError as error:
+        if fd is not None:
+            os.close(fd)
+        raise RemoteProtocolError(f"process {pid} sent no message of ours: {error}") from error
