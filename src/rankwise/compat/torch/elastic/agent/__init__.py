@@ -1,0 +1,1 @@
+"""The agents of a job, under torch's names."""

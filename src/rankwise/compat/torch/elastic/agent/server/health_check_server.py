@@ -1,0 +1,106 @@
+"""Answers over HTTP whether an agent is alive.
+
+torch's own does nothing outside of its makers' builds; this one listens: `GET /health` answers 200
+with the seconds since the agent's last sign of life, or 503 when they are more than `timeout`.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from rankwise.compat.torch.elastic.utils.logging import get_logger
+
+__all__ = ["HealthCheckServer", "create_healthcheck_server"]
+
+log = get_logger(__name__)
+
+
+class HealthCheckServer:
+    """Listens on `port` of all addresses, in a thread of its own.
+
+    Args:
+        alive_callback: the time of the agent's last sign of life, in seconds since 1970.
+        port: where to listen; 0 takes a free one, which `port` then names.
+        timeout: seconds after which an agent without a sign of life counts as dead.
+    """
+
+    def __init__(self, alive_callback: Callable[[], int], port: int, timeout: int) -> None:
+        self._alive_callback = alive_callback
+        self._port = port
+        self._timeout = timeout
+        self._server: ThreadingHTTPServer | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def alive_callback(self) -> Callable[[], int]:
+        """What tells the last sign of life."""
+        return self._alive_callback
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return self._port
+
+    def start(self) -> None:
+        """Begin to answer; a port that cannot be had is logged, since the job matters more."""
+        if self._server is not None:
+            return
+        try:
+            server = ThreadingHTTPServer(("", self._port), _handler_for(self))
+        except OSError as error:
+            log.warning("no health check server on port %s: %s", self._port, error)
+            return
+        self._server = server
+        self._port = server.server_port
+        self._thread = threading.Thread(
+            target=server.serve_forever, name="rankwise-health", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop answering. Harmless the second time."""
+        server, self._server = self._server, None
+        if server is None or self._thread is None:
+            return
+        server.shutdown()
+        self._thread.join()
+        server.server_close()
+
+    def silence_s(self) -> float:
+        """Seconds since the last sign of life."""
+        return max(0.0, time.time() - self._alive_callback())
+
+    @property
+    def timeout(self) -> int:
+        """Seconds of silence that are allowed."""
+        return self._timeout
+
+
+def create_healthcheck_server(
+    alive_callback: Callable[[], int], port: int, timeout: int
+) -> HealthCheckServer:
+    """Make a server; `start` makes it answer."""
+    return HealthCheckServer(alive_callback, port, timeout)
+
+
+def _handler_for(health: HealthCheckServer) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:  # the library's name
+            if self.path not in ("/", "/health"):
+                self.send_error(404, "expected /health")
+                return
+            silence_s = health.silence_s()
+            is_alive = silence_s <= health.timeout
+            body = json.dumps({"alive": is_alive, "silence_s": round(silence_s, 1)}).encode()
+            self.send_response(200 if is_alive else 503)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing: health is asked for every few seconds."""
+
+    return Handler

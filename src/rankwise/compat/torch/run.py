@@ -1,0 +1,386 @@
+"""`torchrun` as a module: its parser, and from its arguments to a launch.
+
+`rankwise run` is the command to use; it takes the same flags, starts faster and reports better.
+This module is for programs that call `torch.distributed.run.main(args)` or build upon its parser.
+"""
+
+import argparse
+import logging
+import os
+import runpy
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from typing import Any
+
+from rankwise.compat.torch.elastic.multiprocessing import DefaultLogsSpecs, LogsSpecs, Std
+from rankwise.compat.torch.elastic.multiprocessing.errors import record
+from rankwise.compat.torch.elastic.rendezvous.utils import _parse_rendezvous_config
+from rankwise.compat.torch.elastic.utils import macros
+from rankwise.compat.torch.launcher.api import LaunchConfig, elastic_launch
+
+__all__ = [
+    "config_from_args",
+    "determine_local_world_size",
+    "get_args_parser",
+    "get_rdzv_endpoint",
+    "get_use_env",
+    "main",
+    "parse_args",
+    "parse_min_max_nnodes",
+    "run",
+    "run_script_path",
+]
+
+MASTER_PORT = 29500
+PREFIX_TEMPLATE_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
+
+logger = logging.getLogger(__name__)
+
+
+def get_args_parser() -> argparse.ArgumentParser:
+    """Make torchrun's parser. Defaults come from `PET_…` variables where these are set.
+
+    Raises:
+        ValueError: the variable of a flag such as PET_STANDALONE is not a whole number.
+    """
+    parser = argparse.ArgumentParser(description="Torch Distributed Elastic Training Launcher")
+    _add_nodes(parser)
+    _add_workers(parser)
+    _add_logs(parser)
+    _option(parser, "node-rank", 0, "this node's rank, for the static rendezvous", kind=int)
+    _option(parser, "master-addr", "127.0.0.1", "where rank 0 listens (static rendezvous)")
+    _option(parser, "master-port", None, "its port (static rendezvous)", kind=int)
+    _option(parser, "local-addr", None, "this node's address, as the others reach it")
+    parser.add_argument("training_script", help="the script, module or program to launch")
+    parser.add_argument("training_script_args", nargs=argparse.REMAINDER, help="its arguments")
+    return parser
+
+
+def _add_nodes(parser: argparse.ArgumentParser) -> None:
+    _option(parser, "nnodes", "1:1", "how many nodes, N or MIN:MAX")
+    _option(parser, "nproc-per-node", "1", "workers of each: a number, auto, cpu, gpu or xpu")
+    _option(parser, "rdzv-backend", "static", "how nodes meet: static, c10d, etcd, embedded")
+    _option(parser, "rdzv-endpoint", "", "where they meet: HOST:PORT")
+    _option(parser, "rdzv-id", "none", "the run's name")
+    _option(parser, "rdzv-conf", "", "more settings: key=value,key=value")
+    _flag(parser, "standalone", "one node by itself, on any free port")
+    _option(parser, "max-restarts", 0, "how often all workers may be started again", kind=int)
+    _option(parser, "monitor-interval", 0.1, "seconds between questions to the nodes", kind=float)
+
+
+def _add_workers(parser: argparse.ArgumentParser) -> None:
+    methods = ["spawn", "fork", "forkserver"]
+    _option(parser, "start-method", "spawn", "how functions get processes", choices=methods)
+    _option(parser, "event-log-handler", "null", "where events go")
+    _option(parser, "role", "default", "what the workers are called")
+    _flag(parser, "module", "the script is a module, as with python -m", "-m")
+    _flag(parser, "no-python", "the script is a program of any kind")
+    _flag(parser, "run-path", "run the script with runpy.run_path in the worker")
+    signals = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+    _option(parser, "signals-to-handle", signals, "the signals that end the launch")
+    _option(parser, "shutdown-timeout", None, "seconds that workers have to end", kind=int)
+    _flag(parser, "virtual-local-rank", "every worker sees LOCAL_RANK=0 and one device")
+    parser.add_argument(
+        "--numa-binding",
+        "--numa_binding",
+        choices=["node", "socket", "exclusive", "core-complex"],
+        default=None,
+        help="bind workers to CPUs",
+    )
+
+
+def _add_logs(parser: argparse.ArgumentParser) -> None:
+    _option(parser, "log-dir", None, "where log files go")
+    _option(parser, "redirects", "0", "streams that go to files: 3, or 0:1,1:2", "-r")
+    _option(parser, "tee", "0", "streams that go to files and to the console", "-t")
+    _option(parser, "local-ranks-filter", "", "local ranks that are shown: 0,2")
+    for stream in ("stdout", "stderr"):
+        _option(
+            parser,
+            f"duplicate-{stream}-filters",
+            [],
+            f"copy lines of {stream} that contain one of these; ,, means a comma",
+            kind=_comma_list,
+        )
+    parser.add_argument("--logs-specs", "--logs_specs", default=None, help="a plug-in for logs")
+
+
+def _option(
+    parser: argparse.ArgumentParser,
+    name: str,
+    default: Any,
+    what: str,
+    *short: str,
+    kind: Callable[[str], Any] = str,
+    choices: Sequence[str] | None = None,
+) -> None:
+    dest = name.replace("-", "_")
+    parser.add_argument(
+        *short,
+        *_spellings(name),
+        dest=dest,
+        # argparse converts a default that is a text, so the variable is checked as well.
+        default=os.environ.get(f"PET_{dest.upper()}", default),
+        type=kind,
+        choices=choices,
+        help=what,
+    )
+
+
+def _flag(parser: argparse.ArgumentParser, name: str, what: str, *short: str) -> None:
+    dest = name.replace("-", "_")
+    variable = f"PET_{dest.upper()}"
+    text = os.environ.get(variable, "0")
+    try:
+        default = bool(int(text))
+    except ValueError:
+        raise ValueError(f"{variable} is {text!r}, expected 0 or 1") from None
+    parser.add_argument(
+        *short, *_spellings(name), dest=dest, action="store_true", default=default, help=what
+    )
+
+
+def _spellings(name: str) -> list[str]:
+    return list(dict.fromkeys([f"--{name}", f"--{name.replace('-', '_')}"]))
+
+
+def _comma_list(text: str) -> list[str]:
+    """Split at commas; two of them are one that belongs to the text."""
+    parts = text.replace(",,", "\0").split(",")
+    return [part.replace("\0", ",") for part in parts if part]
+
+
+def parse_args(args: Sequence[str] | None) -> argparse.Namespace:
+    """Parse a command line; None means this process's."""
+    return get_args_parser().parse_args(args)
+
+
+def parse_min_max_nnodes(nnodes: str) -> tuple[int, int]:
+    """Read `N` or `MIN:MAX`.
+
+    Raises:
+        RuntimeError: it is something else.
+    """
+    parts = nnodes.split(":")
+    if len(parts) > 2:
+        raise RuntimeError(f'nnodes={nnodes} is not in "MIN:MAX" format')
+    return int(parts[0]), int(parts[-1])
+
+
+def determine_local_world_size(nproc_per_node: str) -> int:
+    """How many workers: a number, or what this machine has of `cpu`, `gpu`, `xpu` or `auto`.
+
+    torch is asked for devices where it has been imported, so that what a program has told it
+    counts; otherwise the machine is.
+
+    Raises:
+        ValueError: it is something else, or there is no such device.
+    """
+    try:
+        return int(nproc_per_node)
+    except ValueError:
+        pass
+    from rankwise.launch.devices import visible_gpu_count  # noqa: PLC0415  # numbers are common
+
+    torch = sys.modules.get("torch")
+    cpus = len(os.sched_getaffinity(0))
+    match nproc_per_node:
+        case "cpu":
+            return cpus
+        case "gpu":
+            if torch is not None:
+                count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+            else:
+                count = visible_gpu_count(os.environ)
+            return _at_least_one(count, "Cuda is not available.")
+        case "xpu":
+            return _at_least_one(_torch_device_count("xpu"), "Xpu is not available.")
+        case "auto" if torch is not None:
+            return (
+                int(torch.accelerator.device_count()) if torch.accelerator.is_available() else cpus
+            )
+        case "auto":
+            return visible_gpu_count(os.environ) or cpus
+        case _:
+            count = _torch_device_count(nproc_per_node) if nproc_per_node.isidentifier() else 0
+            return _at_least_one(count, f"Unsupported nproc_per_node value: {nproc_per_node}")
+
+
+def _torch_device_count(kind: str) -> int:
+    torch = sys.modules.get("torch")
+    if torch is None:
+        from rankwise.base.errors import ConfigError  # noqa: PLC0415  # rarely asked
+        from rankwise.launch.devices import device_count_by_torch  # noqa: PLC0415  # the same
+
+        try:
+            return device_count_by_torch(kind, sys.executable)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+    backend = getattr(torch, kind, None)
+    if backend is None or not hasattr(backend, "device_count"):
+        return 0
+    return int(backend.device_count()) if backend.is_available() else 0
+
+
+def _at_least_one(count: int, otherwise: str) -> int:
+    if count < 1:
+        raise ValueError(otherwise)
+    return count
+
+
+def get_rdzv_endpoint(args: argparse.Namespace) -> str:
+    """Where the nodes meet: the master's address if the rendezvous is static and none is given."""
+    if args.rdzv_backend == "static" and not args.rdzv_endpoint:
+        return f"{args.master_addr}:{args.master_port}"
+    return str(args.rdzv_endpoint)
+
+
+def get_use_env(args: argparse.Namespace) -> bool:
+    """Whether workers find their local rank in the environment, and not in an argument."""
+    return bool(getattr(args, "use_env", True))
+
+
+def config_from_args(
+    args: argparse.Namespace,
+) -> tuple[LaunchConfig, Callable[..., Any] | str, list[str]]:
+    """What the arguments mean: the launch, what it runs, and with which arguments.
+
+    Raises:
+        AssertionError: the numbers of nodes or restarts make no sense.
+        ValueError: another value cannot be used.
+    """
+    nodes_min, nodes_max = parse_min_max_nnodes(args.nnodes)
+    assert 0 < nodes_min <= nodes_max, f"--nnodes is {args.nnodes}, expected 0 < MIN <= MAX"
+    assert args.max_restarts >= 0, f"--max-restarts is {args.max_restarts}, expected 0 or more"
+    if args.rdzv_backend != "static" and args.node_rank != 0:
+        logger.warning("--node-rank means nothing unless --rdzv-backend is static")
+    size = determine_local_world_size(args.nproc_per_node)
+    if "OMP_NUM_THREADS" not in os.environ and size > 1:
+        # Many workers that each use all cores only stand in each other's way.
+        logger.warning("OMP_NUM_THREADS is set to 1 for every worker; set it to tune it")
+        os.environ["OMP_NUM_THREADS"] = "1"
+    settings: dict[str, Any] = dict(_parse_rendezvous_config(args.rdzv_conf))
+    if args.rdzv_backend == "static":
+        settings["rank"] = args.node_rank
+    config = LaunchConfig(
+        min_nodes=nodes_min,
+        max_nodes=nodes_max,
+        nproc_per_node=size,
+        run_id=args.rdzv_id,
+        role=args.role,
+        rdzv_endpoint=get_rdzv_endpoint(args),
+        rdzv_backend=args.rdzv_backend,
+        rdzv_configs=settings,
+        max_restarts=args.max_restarts,
+        monitor_interval=args.monitor_interval,
+        start_method=args.start_method,
+        log_line_prefix_template=os.environ.get(PREFIX_TEMPLATE_VARIABLE),
+        local_addr=args.local_addr,
+        logs_specs=_logs_specs(args),
+        event_log_handler=args.event_log_handler,
+        numa_options=_numa_options(args.numa_binding),
+        signals_to_handle=args.signals_to_handle,
+        duplicate_stdout_filters=args.duplicate_stdout_filters,
+        duplicate_stderr_filters=args.duplicate_stderr_filters,
+        virtual_local_rank=args.virtual_local_rank,
+        shutdown_timeout=args.shutdown_timeout,
+    )
+    return config, *_command(args)
+
+
+def _command(args: argparse.Namespace) -> tuple[Callable[..., Any] | str, list[str]]:
+    if args.run_path:
+        return run_script_path, [args.training_script, *args.training_script_args]
+    command: list[str] = []
+    program: str = args.training_script
+    if not args.no_python:
+        program = os.environ.get("PYTHON_EXEC", sys.executable)
+        command = ["-u", *(["-m"] if args.module else []), args.training_script]
+    elif args.module:
+        raise ValueError(
+            "Don't use both the '--no-python' flag and the '--module' flag at the same time."
+        )
+    if not get_use_env(args):
+        command.append(f"--local-rank={macros.local_rank}")
+    return program, [*command, *args.training_script_args]
+
+
+def _logs_specs(args: argparse.Namespace) -> LogsSpecs:
+    ranks = None
+    if args.local_ranks_filter:
+        try:
+            ranks = {int(rank) for rank in args.local_ranks_filter.split(",")}
+        except ValueError:
+            raise ValueError(
+                "--local_ranks_filter must be a comma-separated list of integers e.g. "
+                f"--local_ranks_filter=0,1,2, it is {args.local_ranks_filter!r}"
+            ) from None
+    return _get_logs_specs_class(args.logs_specs)(
+        log_dir=args.log_dir,
+        redirects=Std.from_str(args.redirects),
+        tee=Std.from_str(args.tee),
+        local_ranks_filter=ranks,
+    )
+
+
+def _get_logs_specs_class(logs_specs_name: str | None) -> type[LogsSpecs]:
+    """The class that decides about log files, by the name of an entry point.
+
+    Raises:
+        ValueError: no installed package offers it.
+    """
+    if logs_specs_name is None:
+        return DefaultLogsSpecs
+    group = metadata.entry_points().select(group="torchrun.logs_specs")
+    if group.select(name=logs_specs_name):
+        loaded: type[LogsSpecs] = group[logs_specs_name].load()
+        return loaded
+    if logs_specs_name == "default":
+        return DefaultLogsSpecs
+    raise ValueError(
+        f"Could not find entrypoint under 'torchrun.logs_specs[{logs_specs_name}]' key"
+    )
+
+
+def _numa_options(binding: str | None) -> Any:
+    if binding is None:
+        return None
+    from rankwise.compat.torch.elastic.multiprocessing.numa import (  # noqa: PLC0415  # rarely asked
+        NumaOptions,
+    )
+
+    return NumaOptions(affinity_mode=binding)
+
+
+def run_script_path(training_script: str, *training_script_args: str) -> None:
+    """Run a script in this process as `__main__`, with these arguments."""
+    sys.argv = [training_script, *training_script_args]
+    runpy.run_path(training_script, run_name="__main__")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Launch what the parsed arguments ask for, and wait for its end."""
+    threading.current_thread().name = "pt_elastic"
+    is_alone = parse_min_max_nnodes(args.nnodes)[1] == 1
+    names_no_place = not args.rdzv_endpoint and args.master_port is None
+    if args.standalone or (args.rdzv_backend == "static" and is_alone and names_no_place):
+        args.rdzv_backend = "embedded"
+        args.rdzv_endpoint = "localhost:0"
+        args.rdzv_id = str(uuid.uuid4())
+    if args.master_port is None:
+        args.master_port = MASTER_PORT
+    config, command, command_args = config_from_args(args)
+    elastic_launch(config=config, entrypoint=command)(*command_args)
+
+
+@record
+def main(args: Sequence[str] | None = None) -> None:
+    """Be torchrun."""
+    run(parse_args(args))
+
+
+if __name__ == "__main__":
+    main()

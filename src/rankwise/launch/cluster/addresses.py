@@ -1,0 +1,104 @@
+"""The address under which the other nodes reach this one."""
+
+import socket
+
+from rankwise.base.errors import ConfigError
+
+LOOPBACK = "127.0.0.1"
+_DISCARD_PORT = 9
+
+
+def own_address(endpoint: str) -> str:
+    """This node's address on the way to `endpoint`: what the kernel would send from.
+
+    No name of this host is looked up and nothing is sent. Without an endpoint, or one on this very
+    host, the others are on this host as well.
+    """
+    host, _ = split_endpoint(endpoint.split(",", maxsplit=1)[0])
+    if host in ("", "localhost"):
+        return LOOPBACK
+    try:
+        addresses = socket.getaddrinfo(host, _DISCARD_PORT, type=socket.SOCK_DGRAM)
+    except OSError:
+        return LOOPBACK  # the store will say that it cannot be reached, and where it was sought
+    for family, kind, protocol, _, address in addresses:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.connect(address)
+                own: str = probe.getsockname()[0]
+                return own
+        except OSError:
+            continue
+    return LOOPBACK
+
+
+def address_of(local_addr: str) -> str:
+    """What `--local-addr` means: an address, a host's name, or the name of an interface.
+
+    Raises:
+        ConfigError: it is none of them.
+    """
+    if local_addr in (name for _, name in socket.if_nameindex()):
+        return _address_of_interface(local_addr)
+    try:
+        socket.getaddrinfo(local_addr, None)
+    except OSError as error:
+        names = ", ".join(name for _, name in socket.if_nameindex())
+        raise ConfigError(
+            f"--local-addr is {local_addr!r}, expected an address, a host's name or an interface: "
+            f"{error}",
+            hint=f"the interfaces of this host are {names}",
+        ) from error
+    return local_addr
+
+
+def split_endpoint(endpoint: str) -> tuple[str, int | None]:
+    """Read `HOST`, `HOST:PORT`, `[IPV6]:PORT`, or any of them after `http://` or `https://`.
+
+    Raises:
+        ConfigError: the port is no number from 0 to 65535.
+    """
+    text = endpoint.strip()
+    for scheme in ("http://", "https://"):
+        text = text.removeprefix(scheme)
+    text = text.rstrip("/")
+    if text.count(":") > 1 and not text.startswith("["):
+        return text, None  # an IPv6 address without a port
+    host, colon, port = text.rpartition(":")
+    if not colon or text.endswith("]"):
+        return text.strip("[]"), None
+    if not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"the endpoint {endpoint!r} has no port from 0 to 65535: {port!r}")
+    return host.strip("[]"), int(port)
+
+
+def _address_of_interface(name: str) -> str:
+    """The first address of an interface, IPv4 before IPv6.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    import fcntl  # noqa: PLC0415  # rarely asked
+    import struct  # noqa: PLC0415  # the same
+
+    siocgifaddr = 0x8915
+    request = struct.pack("256s", name.encode()[:15])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            answer = fcntl.ioctl(probe.fileno(), siocgifaddr, request)
+            return socket.inet_ntoa(answer[20:24])
+        except OSError:
+            pass  # it may have an IPv6 address, which is looked up below
+    for line in _ipv6_lines():
+        digits, _, _, _, _, device = line.split()
+        if device == name:
+            return socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))
+    raise ConfigError(f"--local-addr names the interface {name!r}, which has no address")
+
+
+def _ipv6_lines() -> list[str]:
+    try:
+        with open("/proc/net/if_inet6", encoding="ascii") as table:
+            return table.read().splitlines()
+    except OSError:  # no IPv6 here
+        return []

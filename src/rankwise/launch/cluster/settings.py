@@ -1,0 +1,72 @@
+"""`--rdzv-conf`: which of its settings concern the rendezvous, and what is left for the store.
+
+torch's names are taken with torch's units (seconds). `timeout` is its older name for how long a
+node waits for others.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from rankwise.base.errors import ConfigError
+from rankwise.base.units import Duration, duration_from_seconds
+
+_DURATIONS = {
+    "join_timeout": "join_timeout",
+    "timeout": "join_timeout",
+    "last_call_timeout": "last_call",
+    "close_timeout": "close_timeout",
+    "lease_ttl": "lease_ttl",
+    "settle_delay": "settle_delay",
+}
+"""From the names in `--rdzv-conf` to fields of `RendezvousConfig`."""
+_KEEP_ALIVE = ("keep_alive_interval", "keep_alive_max_attempt")
+"""torch's words for a lease: dead after so many intervals without a sign of life."""
+_MEANINGLESS = ("heartbeat_timeout", "rank")
+"""torch's; nothing here waits for a heartbeat, and a rank is `--node-rank`."""
+
+
+class Settings(NamedTuple):
+    """What a text or a dictionary of settings means.
+
+    Attributes:
+        timing: fields of `RendezvousConfig`.
+        store: what is left, for whoever opens the store.
+    """
+
+    timing: dict[str, Duration]
+    store: dict[str, str]
+
+
+def split_settings(given: Mapping[str, object], *, label: str = "--rdzv-conf") -> Settings:
+    """Read settings.
+
+    Raises:
+        ConfigError: a time is not a positive number of seconds.
+    """
+    timing: dict[str, Duration] = {}
+    store: dict[str, str] = {}
+    keep_alive = dict.fromkeys(_KEEP_ALIVE, 0.0)
+    for key, value in given.items():
+        if key in _DURATIONS:
+            field = _DURATIONS[key]
+            if key != "timeout" or field not in timing:
+                timing[field] = duration_from_seconds(_positive(value, key, label))
+        elif key in _KEEP_ALIVE:
+            keep_alive[key] = _positive(value, key, label)
+        elif key not in _MEANINGLESS:
+            store[key] = str(value)
+    if any(keep_alive.values()) and "lease_ttl" not in timing:
+        interval = keep_alive["keep_alive_interval"] or 5.0
+        attempts = keep_alive["keep_alive_max_attempt"] or 3.0
+        timing["lease_ttl"] = duration_from_seconds(interval * attempts)
+    return Settings(timing, store)
+
+
+def _positive(value: object, key: str, label: str) -> float:
+    try:
+        number = float(str(value))
+    except ValueError:
+        number = 0.0
+    if not 0 < number < 1e9:
+        raise ConfigError(f"{label}: {key} is {str(value)!r}, expected more than 0 seconds")
+    return number
