@@ -7,9 +7,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from rankwise.core.mailbox.tasks import (
-        ChipCallConfig,
-    )
+    from rankwise.core.mailbox.tasks import ChipCallConfig
     from rankwise.core.mailbox.tensors import (
         CONTINUOUS_TENSOR_MAX_DIMS,
         ContinuousTensor,
@@ -18,18 +16,22 @@ if TYPE_CHECKING:
         get_dtype_name,
         get_element_size,
     )
-    from rankwise.drivers.real.windows import (
-        PeerWatch,
-        WindowRegion,
-    )
+    from rankwise.drivers.real.windows import PeerWatch, WindowRegion
     from rankwise.workers.arguments import (
         ChipStorageTaskArgs,
         TaskArgs,
         read_args_from_blob,
         scalar_to_uint64,
     )
-    from rankwise.workers.arrays import (
-        array_at,
+    from rankwise.workers.arrays import array_at
+    from rankwise.workers.bootstrap import (
+        ChipBootstrapChannel,
+        ChipBootstrapConfig,
+        ChipBootstrapResult,
+        ChipBufferSpec,
+        ChipCommBootstrapConfig,
+        ChipContext,
+        HostBufferStaging,
     )
     from rankwise.workers.callables import (
         ArgDirection,
@@ -38,17 +40,26 @@ if TYPE_CHECKING:
         Parameter,
         arg_direction_name,
     )
+    from rankwise.workers.chip_worker import ChipShutdownFailed, ChipWorker
     from rankwise.workers.comm import CommHandle
-    from rankwise.workers.domains import (
-        DomainSpec,
-        create_domain,
-        place_domain,
-        plan_domain,
+    from rankwise.workers.domains import DomainSpec, create_domain, place_domain, plan_domain
+    from rankwise.workers.errors import (
+        BadArguments,
+        BadPointer,
+        DeviceMemoryExhausted,
+        IndexOutOfRange,
+        UnknownName,
     )
-    from rankwise.workers.member import (
-        Member,
-        Window,
+    from rankwise.workers.member import Member, Window
+    from rankwise.workers.platforms.port import (
+        Device,
+        Leak,
+        Platform,
+        Span,
+        TaskReport,
+        TensorSummary,
     )
+    from rankwise.workers.platforms.registry import load_platform, platform_names
     from rankwise.workers.states import (
         DEFAULT_HEAP_RING_SIZE,
         MAILBOX_ERROR_MSG_SIZE,
@@ -60,22 +71,34 @@ if TYPE_CHECKING:
         TaskState,
         WorkerType,
     )
-    from rankwise.workers.torch_bridge import (
-        make_tensor_arg,
-        torch_dtype_to_datatype,
-    )
+    from rankwise.workers.torch_bridge import make_tensor_arg, torch_dtype_to_datatype
 _HOMES: dict[str, str] = {
     "ArgDirection": "rankwise.workers.callables",
+    "BadArguments": "rankwise.workers.errors",
+    "BadPointer": "rankwise.workers.errors",
     "CONTINUOUS_TENSOR_MAX_DIMS": "rankwise.core.mailbox.tensors",
+    "ChipBootstrapChannel": "rankwise.workers.bootstrap",
+    "ChipBootstrapConfig": "rankwise.workers.bootstrap",
+    "ChipBootstrapResult": "rankwise.workers.bootstrap",
+    "ChipBufferSpec": "rankwise.workers.bootstrap",
     "ChipCallConfig": "rankwise.core.mailbox.tasks",
     "ChipCallable": "rankwise.workers.callables",
+    "ChipCommBootstrapConfig": "rankwise.workers.bootstrap",
+    "ChipContext": "rankwise.workers.bootstrap",
+    "ChipShutdownFailed": "rankwise.workers.chip_worker",
     "ChipStorageTaskArgs": "rankwise.workers.arguments",
+    "ChipWorker": "rankwise.workers.chip_worker",
     "CommHandle": "rankwise.workers.comm",
     "ContinuousTensor": "rankwise.core.mailbox.tensors",
     "CoreCallable": "rankwise.workers.callables",
     "DEFAULT_HEAP_RING_SIZE": "rankwise.workers.states",
     "DataType": "rankwise.core.mailbox.tensors",
+    "Device": "rankwise.workers.platforms.port",
+    "DeviceMemoryExhausted": "rankwise.workers.errors",
     "DomainSpec": "rankwise.workers.domains",
+    "HostBufferStaging": "rankwise.workers.bootstrap",
+    "IndexOutOfRange": "rankwise.workers.errors",
+    "Leak": "rankwise.workers.platforms.port",
     "MAILBOX_ERROR_MSG_SIZE": "rankwise.workers.states",
     "MAILBOX_OFF_ERROR_MSG": "rankwise.workers.states",
     "MAILBOX_SIZE": "rankwise.workers.states",
@@ -84,10 +107,15 @@ _HOMES: dict[str, str] = {
     "Member": "rankwise.workers.member",
     "Parameter": "rankwise.workers.callables",
     "PeerWatch": "rankwise.drivers.real.windows",
+    "Platform": "rankwise.workers.platforms.port",
+    "Span": "rankwise.workers.platforms.port",
     "SubmitResult": "rankwise.workers.states",
     "TaskArgs": "rankwise.workers.arguments",
+    "TaskReport": "rankwise.workers.platforms.port",
     "TaskState": "rankwise.workers.states",
     "TensorArgType": "rankwise.core.mailbox.tensors",
+    "TensorSummary": "rankwise.workers.platforms.port",
+    "UnknownName": "rankwise.workers.errors",
     "Window": "rankwise.workers.member",
     "WindowRegion": "rankwise.drivers.real.windows",
     "WorkerType": "rankwise.workers.states",
@@ -96,9 +124,11 @@ _HOMES: dict[str, str] = {
     "create_domain": "rankwise.workers.domains",
     "get_dtype_name": "rankwise.core.mailbox.tensors",
     "get_element_size": "rankwise.core.mailbox.tensors",
+    "load_platform": "rankwise.workers.platforms.registry",
     "make_tensor_arg": "rankwise.workers.torch_bridge",
     "place_domain": "rankwise.workers.domains",
     "plan_domain": "rankwise.workers.domains",
+    "platform_names": "rankwise.workers.platforms.registry",
     "read_args_from_blob": "rankwise.workers.arguments",
     "scalar_to_uint64": "rankwise.workers.arguments",
     "torch_dtype_to_datatype": "rankwise.workers.torch_bridge",
@@ -114,21 +144,41 @@ __all__ = [  # spelled out, since type checkers read this list and cannot run co
     "MAX_RING_DEPTH",
     "MAX_SCOPE_DEPTH",
     "ArgDirection",
+    "BadArguments",
+    "BadPointer",
+    "ChipBootstrapChannel",
+    "ChipBootstrapConfig",
+    "ChipBootstrapResult",
+    "ChipBufferSpec",
     "ChipCallConfig",
     "ChipCallable",
+    "ChipCommBootstrapConfig",
+    "ChipContext",
+    "ChipShutdownFailed",
     "ChipStorageTaskArgs",
+    "ChipWorker",
     "CommHandle",
     "ContinuousTensor",
     "CoreCallable",
     "DataType",
+    "Device",
+    "DeviceMemoryExhausted",
     "DomainSpec",
+    "HostBufferStaging",
+    "IndexOutOfRange",
+    "Leak",
     "Member",
     "Parameter",
     "PeerWatch",
+    "Platform",
+    "Span",
     "SubmitResult",
     "TaskArgs",
+    "TaskReport",
     "TaskState",
     "TensorArgType",
+    "TensorSummary",
+    "UnknownName",
     "Window",
     "WindowRegion",
     "WorkerType",
@@ -137,9 +187,11 @@ __all__ = [  # spelled out, since type checkers read this list and cannot run co
     "create_domain",
     "get_dtype_name",
     "get_element_size",
+    "load_platform",
     "make_tensor_arg",
     "place_domain",
     "plan_domain",
+    "platform_names",
     "read_args_from_blob",
     "scalar_to_uint64",
     "torch_dtype_to_datatype",

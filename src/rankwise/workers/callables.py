@@ -41,9 +41,9 @@ def arg_direction_name(direction: ArgDirection | int) -> str:
     return _direction(direction).name
 
 
-def _direction(direction: ArgDirection | int) -> ArgDirection:
+def _direction(direction: object) -> ArgDirection:
     try:
-        return ArgDirection(direction)
+        return ArgDirection(direction)  # type: ignore[arg-type]  # that is what is found out
     except ValueError:
         names = ", ".join(f"{each.name} ({each.value})" for each in ArgDirection)
         raise ConfigError(
@@ -126,7 +126,7 @@ class CoreCallable:
     @classmethod
     def build(
         cls,
-        signature: Iterable[ArgDirection | Parameter] | None,
+        signature: Iterable[object] | None,
         binary: Callable[..., Any],
         *,
         grid: Any = None,
@@ -282,7 +282,7 @@ class ChipCallable(CoreCallable):
     @classmethod
     def build(  # type: ignore[override]  # its children are more than a core callable has
         cls,
-        signature: Iterable[ArgDirection | Parameter] | None,
+        signature: Iterable[object] | None,
         func_name: str,
         binary: Callable[..., Any],
         children: Iterable[tuple[int, CoreCallable]] = (),
@@ -399,9 +399,10 @@ _INTEGERS = {
 }  # fmt: skip
 
 
-def _checked(signature: Iterable[ArgDirection | Parameter] | None) -> Signature | None:
+def _checked(signature: Iterable[object] | None) -> Signature | None:
     if signature is None:
         return None
+    # Lists that mix directions and parameters are lists of objects to type checkers.
     return tuple(
         each if isinstance(each, Parameter) else Parameter(_direction(each)) for each in signature
     )

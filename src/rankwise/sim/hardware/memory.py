@@ -59,6 +59,12 @@ class Mapping:
             self._data = np.zeros(self.size, np.uint8)
         return self._data
 
+    def lie_in(self, data: Bytes) -> None:
+        """Let its bytes be these, which others see too: memory that processes share."""
+        if data.size != self.size or not self.has_data:
+            raise SimulationError(f"{self!r} cannot lie in {data.size} bytes of somebody else's")
+        self._data = data
+
     @property
     def was_written(self) -> bool:
         """Whether anybody has asked for the bytes; if not, they are all zero."""

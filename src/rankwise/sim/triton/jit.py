@@ -11,6 +11,7 @@ import builtins
 import inspect
 import textwrap
 from collections.abc import Callable, Mapping
+from functools import partial
 from tokenize import TokenError
 from types import FunctionType, SimpleNamespace
 from typing import Any
@@ -151,6 +152,10 @@ class JITFunction:
         self.observer = observer
         self.detect_races = detect_races
         self._waits: bool | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel as the function that it was made of, and be made anew."""
+        return partial(jit, observer=self.observer, detect_races=self.detect_races), (self.fn,)
 
     @property
     def src(self) -> str:

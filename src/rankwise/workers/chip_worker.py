@@ -1,0 +1,482 @@
+"""`ChipWorker`: one chip and the process that owns it, without anybody above.
+
+Life: `init` once, then `set_device` or `bootstrap_context`, tasks and memory, then
+`shutdown_bootstrap` or `reset_device`, `finalize` at the end. Whatever was not given back by then
+is listed in `leaks`. One thread uses it at a time.
+
+A communicator's windows are memory that all its ranks have mapped. The chip uses them like its own:
+pointers into its window, and into its peers', are `child_memory`.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from rankwise.base.errors import ConfigError, LocalProtocolError, RankwiseError
+from rankwise.core.mailbox.bring_up import (
+    Began,
+    BringUp,
+    EndRequested,
+    Finish,
+    Phase,
+    PublishError,
+    PublishSuccess,
+    Step,
+    StepFailed,
+    StepKind,
+    StepTaken,
+    Stimulus,
+    TakeStep,
+    UndoStep,
+    steps_of,
+)
+from rankwise.core.mailbox.tasks import ChipCallConfig
+from rankwise.workers.arguments import TaskArgs
+from rankwise.workers.bootstrap import (
+    ChipBootstrapChannel,
+    ChipBootstrapConfig,
+    ChipBootstrapResult,
+    ChipCommBootstrapConfig,
+    place_buffers,
+)
+from rankwise.workers.callables import ChipCallable
+from rankwise.workers.chip_communicator import ChipCommunicator, RegionSource
+from rankwise.workers.errors import BadArguments
+from rankwise.workers.platforms.port import Device, Leak, Platform, TaskReport
+from rankwise.workers.platforms.registry import load_platform
+from rankwise.workers.staging import StagingSource, posix_shared_memory, staged
+
+if TYPE_CHECKING:
+    from rankwise.workers.member import Member
+
+_BOOTSTRAP_ERROR = 1
+
+
+class ChipShutdownFailed(RankwiseError):
+    """A chip was brought down, but something that should have been done could not be."""
+
+
+class ChipWorker:
+    """One chip.
+
+    Attributes:
+        communicator_source: finds the windows of a communicator that somebody above has made; by
+            default the ranks meet by `rootinfo_path` on this machine.
+        staging_source: finds memory of the host by the name in a `HostBufferStaging`; by default
+            the POSIX shared memory of that name.
+        last_report: what the device told of the latest task.
+        leaks: memory of devices that were let go of, which nobody had freed.
+    """
+
+    def __init__(self) -> None:
+        self.communicator_source: RegionSource | None = None
+        self.staging_source: StagingSource = posix_shared_memory
+        self.last_report: TaskReport | None = None
+        self.leaks: tuple[Leak, ...] = ()
+        self._platform: Platform | None = None
+        self._device: Device | None = None
+        self._is_finalized = False
+        self._communicator: ChipCommunicator | None = None
+        self._communicators_made = 0
+        self._bring_up: BringUp | None = None
+        self._config = ChipBootstrapConfig()
+        self._buffer_ptrs: dict[str, int] = {}
+        self._failure: BaseException | None = None
+
+    def init(self, platform: str | Platform = "host") -> None:
+        """Choose what the chip is made of: a name that `load_platform` knows, or a platform.
+
+        Raises:
+            LocalProtocolError: it was called before.
+            ConfigError: there is no such platform.
+        """
+        self._check_not_finalized()
+        if self._platform is not None:
+            raise LocalProtocolError(
+                f"this chip worker is initialised for {self._platform.name!r} already",
+                hint="make another ChipWorker for another platform",
+            )
+        self._platform = load_platform(platform) if isinstance(platform, str) else platform
+
+    @property
+    def platform(self) -> str:
+        """The name of the platform; empty before `init`."""
+        return self._platform.name if self._platform is not None else ""
+
+    @property
+    def device_id(self) -> int | None:
+        """The number of the chip; None while there is none."""
+        return self._device.chip if self._device is not None else None
+
+    @property
+    def committed_device_memory(self) -> int:
+        """How many bytes of the chip's memory are given out."""
+        return self._device.committed_bytes if self._device is not None else 0
+
+    def set_device(self, device_id: int) -> None:
+        """Open a chip; the same one again changes nothing.
+
+        Raises:
+            ConfigError: the platform has no chip of that number.
+            LocalProtocolError: another one is set, or `init` was not called.
+        """
+        self._check_not_finalized()
+        if self._platform is None:
+            raise LocalProtocolError(
+                "a chip worker was used before init()", hint="call init(platform=...) first"
+            )
+        if self._device is None:
+            self._device = self._platform.open(device_id)
+        elif self._device.chip != device_id:
+            raise LocalProtocolError(
+                f"chip {self._device.chip} is set, so chip {device_id} cannot be",
+                hint="call reset_device() first, or make another ChipWorker",
+            )
+
+    def reset_device(self) -> None:
+        """Let go of the chip, its memory and its communicator; without one, changes nothing.
+
+        What a bootstrap has promised to do at the end is not done: `shutdown_bootstrap` does that.
+        """
+        if self._device is None:
+            return
+        if self._communicator is not None:
+            self.comm_destroy(self._communicator.number)
+        device, self._device = self._device, None
+        self._bring_up = None
+        self.leaks += device.close()
+
+    def finalize(self) -> None:
+        """Let go of everything, as `reset_device` does, for good; twice is once."""
+        if not self._is_finalized:
+            self.reset_device()
+            self._is_finalized = True
+
+    def run(
+        self,
+        callable_: ChipCallable,
+        args: TaskArgs | None = None,
+        config: ChipCallConfig | None = None,
+        *,
+        not_before_ps: int = 0,
+        **overrides: object,
+    ) -> int:
+        """Run a task on the chip; returns the simulated nanoseconds that it took.
+
+        Args:
+            callable_: what to run.
+            args: its arguments.
+            config: how to run it.
+            not_before_ps: the instant on the chip's clock before which it cannot begin: when what
+                it needs is there. So the clocks of chips whose tasks need each other agree.
+            overrides: options of `config` that are different this time.
+
+        Raises:
+            BadArguments: they do not fit the signature; names which.
+            BadPointer: a tensor does not lie in memory that this chip can use; says whose it is.
+            ConfigError: there is no such option.
+        """
+        if not isinstance(callable_, ChipCallable):
+            raise BadArguments(
+                f"a task's callable is {callable_!r}, expected a ChipCallable",
+                hint="ChipCallable.build wraps a kernel or a function with its signature",
+            )
+        device = self._opened()
+        chosen = config or ChipCallConfig()
+        chosen = chosen.changed(**overrides) if overrides else chosen
+        chosen.check()
+        self.last_report = device.run(callable_, args or TaskArgs(), chosen, not_before_ps)
+        return self.last_report.duration_ns
+
+    def malloc(self, size: int) -> int:
+        """Take memory of the chip; returns its address. It holds zeros.
+
+        Raises:
+            ConfigError: the size is not at least one byte.
+            DeviceMemoryExhausted: there is too little left.
+        """
+        return self._opened().malloc(size)
+
+    def free(self, pointer: int) -> None:
+        """Give memory back that `malloc` gave.
+
+        Raises:
+            BadPointer: it did not; says whose the pointer is.
+        """
+        self._opened().free(pointer)
+
+    def copy_to(self, destination: int, source: int, size: int) -> None:
+        """Copy bytes from an address of the host to the chip's memory.
+
+        Raises:
+            BadPointer: one of the ranges does not lie where it should.
+        """
+        self._opened().copy_to(destination, source, size)
+
+    def copy_from(self, destination: int, source: int, size: int) -> None:
+        """Copy bytes from the chip's memory to an address of the host.
+
+        Raises:
+            BadPointer: one of the ranges does not lie where it should.
+        """
+        self._opened().copy_from(destination, source, size)
+
+    def comm_init(self, rank: int, nranks: int, rootinfo_path: str) -> int:
+        """Take a place in a communicator; returns a handle. There is one at a time.
+
+        Raises:
+            ConfigError: there is no such rank, or the ranks do not agree on how many they are.
+            CollectiveTimeout, PeerDied: a rank did not come, or is gone.
+            LocalProtocolError: the chip is in a communicator already.
+        """
+        return self._comm_init(ChipCommBootstrapConfig(rank, nranks, rootinfo_path, 0))
+
+    def comm_alloc_windows(self, handle: int, size: int) -> int:
+        """Get a window of at least `size` bytes on every rank; returns the `device_ctx`.
+
+        All ranks ask for the same size. `device_ctx` is where kernels find the windows: u32 rank,
+        u32 ranks, u64 bytes of a window, u64 address of each rank's.
+
+        Raises:
+            ConfigError: the ranks do not agree on the size, or what exists is smaller.
+            CollectiveTimeout, PeerDied: a rank did not come, or is gone.
+        """
+        communicator = self._checked(handle)
+        communicator.alloc_windows(self._opened(), size)
+        return communicator.table_address
+
+    def comm_get_local_window_base(self, handle: int) -> int:
+        """Where the chip's own window begins."""
+        return self._checked(handle).window_base
+
+    def comm_get_window_size(self, handle: int) -> int:
+        """How many bytes each window has."""
+        return self._checked(handle).window_bytes
+
+    def comm_member(self, handle: int) -> "Member":
+        """The rank in the communicator, for puts, signals and collectives from Python."""
+        return self._checked(handle).member
+
+    def comm_barrier(self, handle: int, timeout: float | None = None) -> None:
+        """Return when all ranks have called it.
+
+        Raises:
+            PeerDied: a rank has died.
+            CollectiveTimeout: a rank did not come within `timeout` seconds.
+        """
+        self.comm_member(handle).barrier(timeout)
+
+    def comm_destroy(self, handle: int) -> None:
+        """Leave the communicator. Waits for nobody: a peer may still read the windows."""
+        self._checked(handle).leave(self._opened())
+        self._communicator = None
+
+    def bootstrap_context(
+        self,
+        device_id: int,
+        cfg: ChipBootstrapConfig,
+        channel: ChipBootstrapChannel | None = None,
+    ) -> ChipBootstrapResult:
+        """Bring the chip up: device, communicator, windows, buffers, inputs from the host.
+
+        Success and the first error are published in `channel` at once. After an error everything
+        is as it was before.
+
+        Raises:
+            LocalProtocolError: the chip is up already, or finalized.
+            ConfigError: something in `cfg` is wrong; and whatever the steps raise.
+        """
+        if self._bring_up is not None:
+            raise LocalProtocolError(
+                f"chip {self.device_id} was brought up before",
+                hint="call shutdown_bootstrap() first",
+            )
+        self._config = cfg
+        bring_up = self._bring_up = BringUp()
+        steps = steps_of(
+            has_communicator=cfg.comm is not None,
+            inputs=[buffer.name for buffer in cfg.buffers if buffer.load_from_host],
+            outputs=[buffer.name for buffer in cfg.buffers if buffer.store_to_host],
+        )
+        problems = self._carry_out(Began(steps), device_id, channel)
+        if bring_up.phase is not Phase.UP:
+            self._bring_up = None
+            failure = self._first_failure()
+            assert failure is not None, "it came down because a step failed"
+            for problem in problems:
+                failure.add_note(f"and then: {problem}")
+            raise failure
+        return self._result()
+
+    def shutdown_bootstrap(self) -> None:
+        """Undo `bootstrap_context`: outputs to the host, communicator, device; twice is once.
+
+        Raises:
+            ChipShutdownFailed: some of it could not be done; says what. The rest was.
+        """
+        if self._bring_up is None:
+            return
+        bring_up, device_id = self._bring_up, self.device_id
+        problems = self._carry_out(EndRequested(), device_id or 0, None)
+        assert bring_up.phase is Phase.DOWN, "who falls reaches the ground"
+        self._bring_up = None
+        failure = self._first_failure()
+        if problems:
+            raise ChipShutdownFailed(
+                f"chip {device_id} could not be brought down as promised: {'; '.join(problems)}"
+            ) from failure
+
+    @property
+    def buffer_ptrs(self) -> dict[str, int]:
+        """Where the buffers of the bootstrap lie, by name."""
+        return dict(self._buffer_ptrs)
+
+    def _carry_out(
+        self, stimulus: Stimulus, device_id: int, channel: ChipBootstrapChannel | None
+    ) -> tuple[str, ...]:
+        """Feed the machine and do what it orders, until it orders nothing more."""
+        bring_up = self._bring_up
+        assert bring_up is not None, "somebody has begun"
+        pending = bring_up.handle(stimulus)
+        while pending:
+            effect = pending.pop(0)
+            match effect:
+                case TakeStep(step=step):
+                    done = self._attempt(lambda step=step: self._take(step, device_id, channel))  # type: ignore[misc]
+                    pending += bring_up.handle(done)
+                case UndoStep(step=step):
+                    done = self._attempt(lambda step=step: self._undo(step))  # type: ignore[misc]
+                    pending += bring_up.handle(done)
+                case PublishError(reason=reason):
+                    if channel is not None:
+                        channel.write_error(_BOOTSTRAP_ERROR, reason)
+                case PublishSuccess():
+                    if channel is not None:
+                        self._publish(channel)
+                case Finish(problems=problems):
+                    return problems
+        return ()
+
+    def _attempt(self, action: Callable[[], None]) -> StepTaken | StepFailed:
+        try:
+            action()
+        except BaseException as error:  # noqa: BLE001  # raised again when all is undone
+            self._failure = self._failure or error
+            return StepFailed(f"{type(error).__name__}: {error}")
+        return StepTaken()
+
+    def _first_failure(self) -> BaseException | None:
+        """What the first failed step raised; it is forgotten here."""
+        failure, self._failure = self._failure, None
+        return failure
+
+    def _take(self, step: Step, device_id: int, channel: ChipBootstrapChannel | None) -> None:
+        config = self._config
+        match step.kind:
+            case StepKind.SET_DEVICE:
+                config.check()
+                _check_room(config, channel)
+                self.set_device(device_id)
+            case StepKind.JOIN_COMMUNICATOR:
+                assert config.comm is not None, "steps_of adds it for a communicator only"
+                self._comm_init(config.comm)
+            case StepKind.ALLOCATE_WINDOWS:
+                assert config.comm is not None, "as above"
+                self.comm_alloc_windows(self._handle(), config.comm.window_size)
+            case StepKind.PLACE_BUFFERS:
+                base = self.comm_get_local_window_base(self._handle())
+                room = self.comm_get_window_size(self._handle())
+                placed = place_buffers(config.buffers, room)
+                self._buffer_ptrs = {each.name: base + each.offset for each in placed}
+            case StepKind.LOAD_INPUT:
+                staging = config.input_staging(step.name)
+                with staged(self.staging_source, staging) as address:
+                    self.copy_to(self._buffer_ptrs[step.name], address, staging.size)
+            case StepKind.STORE_OUTPUT:
+                pass
+
+    def _undo(self, step: Step) -> None:
+        match step.kind:
+            case StepKind.SET_DEVICE:
+                self.reset_device()
+            case StepKind.JOIN_COMMUNICATOR:
+                if self._communicator is not None:  # the user may have left it
+                    self.comm_destroy(self._communicator.number)
+            case StepKind.PLACE_BUFFERS:
+                self._buffer_ptrs = {}
+            case StepKind.ALLOCATE_WINDOWS | StepKind.LOAD_INPUT:
+                pass  # windows go with the communicator
+            case StepKind.STORE_OUTPUT:
+                staging = self._config.output_staging(step.name)
+                with staged(self.staging_source, staging) as address:
+                    self.copy_from(address, self._buffer_ptrs[step.name], staging.size)
+
+    def _result(self) -> ChipBootstrapResult:
+        if self._communicator is None:
+            return ChipBootstrapResult()
+        handle = self._communicator.number
+        return ChipBootstrapResult(
+            self._communicator.table_address,
+            self.comm_get_local_window_base(handle),
+            self.comm_get_window_size(handle),
+            tuple(self._buffer_ptrs.values()),
+        )
+
+    def _publish(self, channel: ChipBootstrapChannel) -> None:
+        result = self._result()
+        channel.write_success(
+            result.device_ctx,
+            result.local_window_base,
+            result.actual_window_size,
+            result.buffer_ptrs,
+        )
+
+    def _comm_init(self, config: ChipCommBootstrapConfig) -> int:
+        self._opened()
+        if self._communicator is not None:
+            raise LocalProtocolError(
+                f"chip {self.device_id} is in communicator "
+                f"{self._communicator.config.rootinfo_path!r} already",
+                hint="call comm_destroy() first",
+            )
+        self._communicators_made += 1
+        self._communicator = ChipCommunicator(
+            self._communicators_made, config, self.communicator_source
+        )
+        return self._communicators_made
+
+    def _handle(self) -> int:
+        assert self._communicator is not None, "a step before has joined it"
+        return self._communicator.number
+
+    def _checked(self, handle: int) -> ChipCommunicator:
+        communicator = self._communicator
+        if communicator is None or communicator.number != handle:
+            raise LocalProtocolError(
+                f"chip {self.device_id} is in no communicator with handle {handle}",
+                hint="comm_init() gives one, until comm_destroy()",
+            )
+        return communicator
+
+    def _opened(self) -> Device:
+        self._check_not_finalized()
+        if self._device is None:
+            raise LocalProtocolError(
+                "a chip worker was used before a chip was set",
+                hint="call set_device() or bootstrap_context() first",
+            )
+        return self._device
+
+    def _check_not_finalized(self) -> None:
+        if self._is_finalized:
+            raise LocalProtocolError(
+                "a chip worker was used after finalize()", hint="make another ChipWorker"
+            )
+
+
+def _check_room(config: ChipBootstrapConfig, channel: ChipBootstrapChannel | None) -> None:
+    """Find out before anything is done whether success could be published."""
+    if channel is not None and len(config.buffers) > channel.max_buffer_count:
+        raise ConfigError(
+            f"{len(config.buffers)} buffers are configured, but the bootstrap channel has room for "
+            f"{channel.max_buffer_count}"
+        )

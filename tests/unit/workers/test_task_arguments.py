@@ -1,0 +1,309 @@
+import ctypes
+import gc
+import mmap
+import struct
+import weakref
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankwise.base.errors import ConfigError, MailboxCorrupt
+from rankwise.workers import (
+    ChipCallConfig,
+    ChipStorageTaskArgs,
+    ContinuousTensor,
+    DataType,
+    TaskArgs,
+    TensorArgType,
+    array_at,
+    read_args_from_blob,
+    scalar_to_uint64,
+)
+from rankwise.workers.arrays import data_type_of, host_bytes
+from rankwise.workers.errors import BadPointer
+from rankwise.workers.wire import pack_task, unpack_task
+
+
+def some_tensor(child_memory: bool = False) -> ContinuousTensor:
+    return ContinuousTensor.make(4096, (2, 3), DataType.FLOAT16, child_memory)
+
+
+def test_arguments_are_kept_in_their_order_with_their_tags() -> None:
+    args = TaskArgs()
+    args.add_tensor(some_tensor())
+    args.add_tensor(some_tensor(), TensorArgType.OUTPUT)
+    args.add_scalar(7)
+
+    args.set_tag(0, TensorArgType.NO_DEP)
+
+    assert (args.tensor_count(), args.scalar_count(), len(args)) == (2, 1, 3)
+    assert args.tags == (TensorArgType.NO_DEP, TensorArgType.OUTPUT)
+    assert args.tag(1) is TensorArgType.OUTPUT
+    assert args.scalar(0) == 7
+    assert "NO_DEP ContinuousTensor" in repr(args)
+
+
+def test_a_tensor_after_a_scalar_is_a_runtime_error() -> None:
+    args = TaskArgs()
+    args.add_scalar(1)
+
+    with pytest.raises(RuntimeError, match=r"after 1 scalars .*before the first scalar"):
+        args.add_tensor(some_tensor())
+
+
+@pytest.mark.parametrize("index", [-1, 1])
+def test_an_index_without_argument_is_an_index_error_that_says_how_many_there_are(
+    index: int,
+) -> None:
+    args = TaskArgs()
+    args.add_tensor(some_tensor())
+    args.add_scalar(1)
+
+    for ask in (args.tensor, args.scalar, args.tag, args.owner):
+        with pytest.raises(IndexError, match=rf"no \w+ {index}: the arguments have 1"):
+            ask(index)
+    with pytest.raises(IndexError):
+        args.set_tag(index, TensorArgType.INPUT)
+
+
+def test_cleared_arguments_take_tensors_again() -> None:
+    args = TaskArgs()
+    args.add_tensor(some_tensor())
+    args.add_scalar(1)
+
+    args.clear()
+    args.add_tensor(some_tensor())
+
+    assert len(args) == 1
+
+
+def test_there_is_no_limit_on_the_number_of_tensors() -> None:
+    args = TaskArgs()
+    for place in range(1000):
+        args.add_tensor(ContinuousTensor.make(place, (1,), DataType.INT8))
+
+    arrived, _config = unpack_task(pack_task(args))
+
+    assert arrived.tensor_count() == 1000
+    assert arrived.tensor(999).data == 999
+
+
+def test_every_option_and_child_memory_survive_the_wire() -> None:
+    args = TaskArgs()
+    args.add_tensor(some_tensor(child_memory=True), TensorArgType.OUTPUT)
+    config = ChipCallConfig(7, 2, enable_profiling=True, enable_dump_tensor=True)
+
+    arrived, arrived_config = unpack_task(memoryview(pack_task(args, config)))
+
+    assert arrived.tensor(0) == some_tensor(child_memory=True)
+    assert arrived.tags == (TensorArgType.INPUT,)
+    assert arrived_config == config
+
+
+@pytest.mark.parametrize("args", [None, TaskArgs()])
+def test_a_task_without_arguments_is_one(args: TaskArgs | None) -> None:
+    arrived, config = unpack_task(pack_task(args))
+
+    assert len(arrived) == 0
+    assert config == ChipCallConfig()
+    assert unpack_task(pack_task(args, ChipCallConfig(block_dim=2)))[1].block_dim == 2
+
+
+def test_arguments_are_rebuilt_from_an_address_as_from_bytes() -> None:
+    args = TaskArgs()
+    args.add_tensor(some_tensor(child_memory=True))
+    args.add_scalar(-1)
+    blob = args.to_blob()
+    memory = ctypes.create_string_buffer(blob + b"what lies behind", len(blob) + 16)
+
+    from_address = read_args_from_blob(ctypes.addressof(memory))
+
+    assert from_address.tensors == read_args_from_blob(blob).tensors == args.tensors
+    assert from_address.scalars == (2**64 - 1,)
+
+
+def test_a_cut_blob_is_corrupt() -> None:
+    with pytest.raises(MailboxCorrupt):
+        read_args_from_blob(b"\1\0\0\0\0\0\0\0abc")
+
+
+def test_what_a_task_touches_is_told_at_once() -> None:
+    args = TaskArgs()
+    args.add_tensor(some_tensor(), TensorArgType.INOUT)
+    args.add_tensor(ContinuousTensor.make(0, (5,), DataType.INT64, child_memory=True))
+
+    args.set_address(1, 512)
+
+    assert args.accesses() == [(4096, 12, 2, False), (512, 40, 0, True)]
+
+
+def test_an_array_is_described_and_kept_alive() -> None:
+    args = TaskArgs()
+    array = np.arange(6, dtype=np.int16).reshape(2, 3)
+    watcher = weakref.ref(array)
+    args.add_tensor(array)
+    del array
+    gc.collect()
+
+    tensor = args.tensor(0)
+
+    assert watcher() is args.owner(0)
+    assert (tensor.shapes, tensor.dtype) == ((2, 3), DataType.INT16)
+    assert array_at(tensor).tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_an_array_in_shared_memory_is_seen_in_place() -> None:
+    memory = mmap.mmap(-1, 4096)
+    array = np.frombuffer(memory, np.float32, 8, 64)
+    args = TaskArgs()
+    args.add_tensor(array)
+
+    array_at(args.tensor(0))[:] = 2.5
+
+    assert memory[64:68] == struct.pack("=f", 2.5)
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.zeros((4, 4), np.int8)[:, ::2], r"strides \(4, 2\), and is not dense.*ascontiguous"),
+        (np.zeros(3, np.float64), r"arrays of float64 .*astype.*float32"),
+        (np.zeros(3, bool), "arrays of bool"),
+        (np.zeros(3, ">i4"), "native byte order"),
+        ([1, 2, 3], "given as list, expected a ContinuousTensor, a numpy array"),
+    ],
+)
+def test_an_array_that_cannot_travel_is_refused_with_what_to_do(
+    array: object, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        TaskArgs().add_tensor(array)
+
+
+def test_every_data_type_but_bfloat16_is_one_of_numpys() -> None:
+    kinds = {data_type_of(name) for name in (
+        "f4", "f2", "i4", "i2", "i1", "u1", "i8", "u8", "u2", "u4",
+    )}  # fmt: skip
+
+    assert kinds == set(DataType) - {DataType.BFLOAT16}
+
+
+@pytest.mark.parametrize("address", [0, 4096, 2**63, 2**64 - 8])
+def test_an_address_that_is_not_mapped_is_an_error_and_no_crash(address: int) -> None:
+    with pytest.raises(BadPointer, match=f"the input has 8 bytes at {address:#x}"):
+        host_bytes(address, 8, "the input")
+
+
+def test_a_range_that_is_mapped_in_part_is_an_error() -> None:
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (
+        ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
+    )  # fmt: skip
+    libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    pages = libc.mmap(None, 3 * mmap.PAGESIZE, mmap.PROT_READ, flags, -1, 0)
+    libc.munmap(pages + mmap.PAGESIZE, mmap.PAGESIZE)
+    try:
+        assert host_bytes(pages, mmap.PAGESIZE).sum() == 0
+        with pytest.raises(BadPointer, match="is not mapped here"):
+            host_bytes(pages, mmap.PAGESIZE + 1)
+        with pytest.raises(BadPointer, match="is not mapped here"):
+            host_bytes(pages, 3 * mmap.PAGESIZE)
+    finally:
+        libc.munmap(pages, 3 * mmap.PAGESIZE)
+
+
+def test_memory_of_a_chip_cannot_be_looked_at_from_the_host() -> None:
+    with pytest.raises(BadPointer, match=r"a chip's memory at 0x1000.*copy_from"):
+        array_at(some_tensor(child_memory=True))
+
+
+def test_a_tensor_without_elements_needs_no_memory() -> None:
+    assert array_at(ContinuousTensor.make(0, (0, 3), DataType.INT32)).shape == (0, 3)
+
+
+def test_bfloat16_is_seen_as_its_bits() -> None:
+    bits = np.array([0x3F80], np.uint16)
+    tensor = ContinuousTensor.make(bits.ctypes.data, (1,), DataType.BFLOAT16)
+
+    assert array_at(tensor).tolist() == [0x3F80]
+
+
+@given(st.integers())
+def test_an_integer_keeps_its_lowest_64_bits(number: int) -> None:
+    assert scalar_to_uint64(number) == number % 2**64
+
+
+@given(st.floats(width=32))
+def test_a_float_becomes_the_bits_of_a_float32(number: float) -> None:
+    assert struct.pack("=I", scalar_to_uint64(number)) == struct.pack("=f", number)
+
+
+@given(st.floats())
+def test_ctypes_double_keeps_all_its_bits(number: float) -> None:
+    assert struct.pack("=Q", scalar_to_uint64(ctypes.c_double(number))) == struct.pack("=d", number)
+
+
+@pytest.mark.parametrize(
+    ("value", "bits"),
+    [
+        (True, 1),
+        (ctypes.c_float(1.0), 0x3F800000),
+        (ctypes.c_int32(-1), 2**64 - 1),
+        (ctypes.c_uint8(255), 255),
+        (np.float32(1.0), 0x3F800000),
+        (np.float16(1.0), 0x3C00),
+        (np.float64(1.0), 0x3F800000),
+        (np.int8(-2), 2**64 - 2),
+        (np.uint64(2**63), 2**63),
+    ],
+)
+def test_numbers_of_others_keep_the_bits_that_they_have(value: object, bits: int) -> None:
+    assert scalar_to_uint64(value) == bits
+
+
+@pytest.mark.parametrize("value", ["1", None, [1], np.zeros(2), 1j])
+def test_what_is_no_number_is_no_scalar(value: object) -> None:
+    with pytest.raises(ConfigError, match="expected a number"):
+        scalar_to_uint64(value)
+
+
+def test_a_float_that_no_float32_holds_is_refused_with_what_to_do() -> None:
+    with pytest.raises(ConfigError, match=r"1e\+300 does not fit .*c_double"):
+        scalar_to_uint64(1e300)
+
+
+def test_arguments_for_a_pointer_lie_where_it_says() -> None:
+    args = TaskArgs()
+    args.add_tensor(some_tensor())
+    args.add_scalar(3)
+
+    storage = ChipStorageTaskArgs.from_args(args)
+    raw = ctypes.string_at(storage.__ptr__(), storage.sizeof())
+
+    assert ContinuousTensor.unpack(raw) == some_tensor() == storage.tensor(0)
+    assert struct.unpack_from("=Q", raw, 128 * 40) == (3,)
+    assert struct.unpack_from("=ii", raw, len(raw) - 8) == (1, 1)
+    assert storage.sizeof() == 128 * 40 + 128 * 8 + 8
+    assert (len(storage), storage.scalar(0)) == (2, 3)
+
+
+def test_arguments_at_a_fixed_place_have_an_end_and_say_so() -> None:
+    storage = ChipStorageTaskArgs()
+    for _ in range(128):
+        storage.add_tensor(some_tensor())
+    with pytest.raises(ConfigError, match="holds 128 tensors at most"):
+        storage.add_tensor(some_tensor())
+    for _ in range(128):
+        storage.add_scalar(1)
+    with pytest.raises(ConfigError, match="holds 128 scalars at most"):
+        storage.add_scalar(1)
+    with pytest.raises(IndexError):
+        storage.tensor(128)
+
+    storage.clear()
+
+    assert (storage.tensor_count(), storage.scalar_count()) == (0, 0)
