@@ -259,11 +259,12 @@ class Member(Communicator):
             ConfigError: a name, rank, value or op is wrong.
             PeerDied: the peer has ended.
         """
-        given = self._checked_signal((name, value, op))
+        index, value = self._signal_index(name), self._checked_value(name, value)
+        self._check_op(name, op)
         self._checked_rank(to)
         self._check_usable()
         self._check_alive(to)
-        self._give(to, *given)
+        self._give(to, index, value, op)
 
     def value(self, name: str) -> int:
         """What a signal of this rank is now."""
@@ -386,11 +387,11 @@ class Member(Communicator):
 
     def _checked_signal(self, given: SignalGiven) -> tuple[int, int, SignalOp]:
         name: Any
-        value: Any = 1
+        value: Any
         op: Any = "add"
         match given:
             case str():
-                name = given
+                return self._signal_index(given), 1, "add"
             case (name, value):
                 pass
             case (name, value, op):
@@ -399,9 +400,13 @@ class Member(Communicator):
                 raise ConfigError(
                     f"signal is {given!r}, expected a name, (name, value) or (name, value, op)"
                 )
+        self._check_op(name, op)
+        return self._signal_index(name), self._checked_value(name, value), op
+
+    @staticmethod
+    def _check_op(name: str, op: str) -> None:
         if op not in {"add", "set"}:
             raise ConfigError(f"signal {name!r}: op is {op!r}, expected 'add' or 'set'")
-        return self._signal_index(name), self._checked_value(name, value), op
 
     @staticmethod
     def _checked_value(name: str, value: object) -> int:

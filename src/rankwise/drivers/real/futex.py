@@ -24,7 +24,8 @@ process may have the segment mapped elsewhere.
 import ctypes
 import errno
 import os
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from mmap import mmap
 from typing import Any
 
@@ -39,6 +40,8 @@ _ADD, _SHIFTED_ARGUMENT = 1, 8
 # WAKE_OP could also wake the sleepers of the word when its old value equals a constant; -1 is a
 # value that means nothing here, and a sleeper woken for nothing looks again and sleeps on.
 _NEVER_EQUAL = 0xFFF
+
+_BriefCall = Callable[[], int]
 
 
 def _encode_addition(argument: int, *, shifted: bool = False) -> int:
@@ -60,14 +63,14 @@ def _system_calls() -> tuple[int, Any, Any]:
             f"shared memory between workers needs the futex system call, whose number is "
             f"known here for {' and '.join(_FUTEX_NUMBERS)}; this machine is {machine}"
         )
-    calls = ctypes.CDLL(None, use_errno=True).syscall, ctypes.PyDLL(None, use_errno=True).syscall
-    for call in calls:
-        call.argtypes = (
-            ctypes.c_long, ctypes.c_void_p, ctypes.c_long, ctypes.c_long, ctypes.c_void_p,
-            ctypes.c_void_p, ctypes.c_long,
-        )  # fmt: skip
-        call.restype = ctypes.c_long
-    return _FUTEX_NUMBERS[machine], *calls
+    sleeping = ctypes.CDLL(None, use_errno=True).syscall
+    brief = ctypes.PyDLL(None, use_errno=True).syscall
+    sleeping.argtypes = (
+        ctypes.c_long, ctypes.c_void_p, ctypes.c_long, ctypes.c_long, ctypes.c_void_p,
+        ctypes.c_void_p, ctypes.c_long,
+    )  # fmt: skip
+    sleeping.restype = brief.restype = ctypes.c_long
+    return _FUTEX_NUMBERS[machine], sleeping, brief
 
 
 class FutexWord:
@@ -81,14 +84,29 @@ class FutexWord:
     """`ring` adds 1 << 20: the value changes, the count in the bits below does not."""
 
     def __init__(self, memory: mmap, offset: int, quiet_offset: int) -> None:
-        self._number, self._sleeping_call, self._brief_call = _system_calls()
+        self._number, self._sleeping_call, _ = _system_calls()
         self._cell = ctypes.c_uint32.from_buffer(memory, offset)
         self._quiet_cell = ctypes.c_uint32.from_buffer(memory, quiet_offset)
         self._address = ctypes.addressof(self._cell)
         self._quiet_address = ctypes.addressof(self._quiet_cell)
         self._needs_fence = os.uname().machine != "x86_64"
-        self._one = _encode_addition(1)
-        self._ring = _encode_addition(self.RING_BIT, shifted=True)
+        self._prepare_calls()
+
+    def _prepare_calls(self) -> None:
+        """Convert all arguments now, which otherwise takes as long as the call itself."""
+        number, _, brief = _system_calls()
+        word, quiet = self._address, self._quiet_address
+        one, ring = _encode_addition(1), _encode_addition(self.RING_BIT, shifted=True)
+
+        def prepared(address: int, operation: int, wakes: int, addition: int) -> _BriefCall:
+            arguments = (number, address, operation, wakes, 0, word, addition)
+            return partial(brief, *map(ctypes.c_long, arguments))
+
+        self._call_add = prepared(quiet, _WAKE_OP, 1, one)
+        self._call_add_and_wake = prepared(word, _WAKE_OP, _EVERYBODY, one)
+        self._call_ring = prepared(word, _WAKE_OP, _EVERYBODY, ring)
+        self._call_wake = prepared(word, _WAKE, _EVERYBODY, 0)
+        self._call_fence = prepared(quiet, _WAKE, 1, 0)
 
     def look(self) -> int:
         """The value now. Loads that come later see at least what its writers had stored."""
@@ -99,32 +117,26 @@ class FutexWord:
     def fence(self) -> None:
         """Keep the caller's loads and stores on their side of this point."""
         if self._needs_fence:
-            self._brief_call(self._number, self._quiet_address, _WAKE, 1, 0, 0, 0)
+            self._call_fence()
 
     def add(self) -> None:
         """Add one and wake nobody. A full memory barrier."""
-        if self._brief_call(
-            self._number, self._quiet_address, _WAKE_OP, 1, 0, self._address, self._one
-        ) < 0:  # fmt: skip
+        if self._call_add() < 0:
             raise self._refused("FUTEX_WAKE_OP")
 
     def add_and_wake(self) -> None:
         """Add one and wake all sleepers. A full memory barrier."""
-        if self._brief_call(
-            self._number, self._address, _WAKE_OP, _EVERYBODY, 0, self._address, self._one
-        ) < 0:  # fmt: skip
+        if self._call_add_and_wake() < 0:
             raise self._refused("FUTEX_WAKE_OP")
 
     def ring(self) -> None:
         """Change the value above its count and wake all sleepers: they shall look around."""
-        if self._brief_call(
-            self._number, self._address, _WAKE_OP, _EVERYBODY, 0, self._address, self._ring
-        ) < 0:  # fmt: skip
+        if self._call_ring() < 0:
             raise self._refused("FUTEX_WAKE_OP")
 
     def wake(self) -> None:
         """Wake all sleepers."""
-        self._brief_call(self._number, self._address, _WAKE, _EVERYBODY, 0, 0, 0)
+        self._call_wake()
 
     def sleep(self, seen: int, deadline: Instant) -> None:
         """Sleep while the value is `seen`, until woken, or `deadline` on the monotonic clock.
@@ -148,6 +160,7 @@ class FutexWord:
         # answers EFAULT, instead of touching memory that belongs to somebody else.
         del self._cell, self._quiet_cell
         self._address = self._quiet_address = 0
+        self._prepare_calls()
 
     @staticmethod
     def _refused(operation: str) -> OSError:
