@@ -145,6 +145,13 @@ class TaskGraph:
         task = self._task_in(slot)
         return task.number, task.name
 
+    def child_of(self, slot: int) -> int:
+        """The child in whose queue this slot is."""
+        child = self._task_in(slot).child
+        if child is None:
+            raise RemoteProtocolError(f"a child reported slot {slot}, which was in no queue")
+        return child.index
+
     def handle(self, stimulus: Stimulus, now: Instant) -> list[Effect]:
         """Take in a fact; return what is to be done, in this order.
 

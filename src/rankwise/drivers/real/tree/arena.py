@@ -1,0 +1,126 @@
+"""The arena: memory of a worker process and all its descendants, at the same addresses.
+
+One anonymous, shared, sparse mapping, made before anything is forked. It takes addresses, not
+memory: pages appear when somebody touches them, also those that are given out long after the fork,
+and they are the same for all. It has no name, so nothing of it can be left behind.
+
+    callables    for each number where its pickle lies: u64 offset, u64 length
+    counters     two u64 per child: words begun, words done; written by that child
+    commands     a frame per child
+    frames       one per slot of the ring
+    heap         what tasks' `alloc` gives out; managed by the task graph
+    rest         everything else: pickles, buffers, windows, bootstrap channels
+"""
+
+import ctypes
+import mmap
+from typing import Final
+
+import msgspec
+
+from rankwise.base.errors import ConfigError
+from rankwise.base.units import format_bytes
+from rankwise.core.tree.heap import Heap
+
+SIZE: Final = 256 << 30
+FRAME_BYTES: Final = 64 << 10
+CALLABLES_MAX: Final = 1 << 16
+PAGE: Final = mmap.PAGESIZE
+_COUNTERS_STRIDE: Final = 64  # a cache line, so that children do not take it from each other
+_NO_RESERVE: Final = 0x4000
+_REMOVE: Final = 9
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """Where things are, as offsets."""
+
+    child_count: int
+    ring_depth: int
+    heap_bytes: int
+
+    @property
+    def counters(self) -> int:
+        """Of child 0; the others follow, `_COUNTERS_STRIDE` apart."""
+        return 16 * CALLABLES_MAX
+
+    @property
+    def commands(self) -> int:
+        """Frame of child 0; the others follow."""
+        return _page_up(self.counters + _COUNTERS_STRIDE * max(1, self.child_count))
+
+    @property
+    def frames(self) -> int:
+        """Frame of slot 0; the others follow."""
+        return self.commands + FRAME_BYTES * self.child_count
+
+    @property
+    def heap(self) -> int:
+        """The first byte of the heap."""
+        return self.frames + FRAME_BYTES * self.ring_depth
+
+    @property
+    def rest(self) -> int:
+        """The first byte of the rest."""
+        return _page_up(self.heap + self.heap_bytes)
+
+    def counter(self, child: int) -> int:
+        """Where a child counts."""
+        return self.counters + _COUNTERS_STRIDE * child
+
+
+class Arena:
+    """The mapping; made by the worker process, inherited by everybody beneath it."""
+
+    def __init__(self, layout: Layout) -> None:
+        if layout.rest + (1 << 30) > SIZE:
+            raise ConfigError(
+                f"the heap has {format_bytes(layout.heap_bytes)}, more than an arena holds",
+                hint="give a smaller heap_ring_size",
+            )
+        self.layout = layout
+        flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | _NO_RESERVE
+        try:
+            self.memory = mmap.mmap(-1, SIZE, flags=flags)
+        except OSError as error:
+            raise ConfigError(
+                f"{format_bytes(SIZE)} of addresses could not be reserved: {error.strerror}",
+                hint="no memory is taken by that; look at ulimit -v and vm.overcommit_memory",
+            ) from error
+        self._anchor = ctypes.c_char.from_buffer(self.memory)
+        self.address = ctypes.addressof(self._anchor)
+        self._rest = Heap(layout.rest, SIZE - layout.rest)
+        self._sizes: dict[int, int] = {}
+
+    def allocate(self, size_bytes: int) -> int:
+        """Offset of so many bytes of the rest, at a page of their own; they hold zeros."""
+        size_bytes = max(PAGE, _page_up(size_bytes))
+        offset = self._rest.take(size_bytes)
+        if offset is None:
+            raise MemoryError(f"the arena has no {format_bytes(size_bytes)} left")
+        self._sizes[offset] = size_bytes
+        return offset
+
+    def release(self, offset: int) -> None:
+        """Give back what `allocate` gave; its pages go back to the kernel."""
+        size_bytes = self._sizes.pop(offset)
+        self._rest.give_back(offset, size_bytes)
+        self.discard(offset, size_bytes)
+
+    def discard(self, offset: int, size_bytes: int) -> None:
+        """Let the kernel take whole pages back; they hold zeros when they are touched again."""
+        begin, end = _page_up(offset), (offset + size_bytes) // PAGE * PAGE
+        if end > begin:
+            self.memory.madvise(_REMOVE, begin, end - begin)
+
+    def close(self) -> None:
+        """Unmap it here, unless somebody still looks at it through a buffer."""
+        del self._anchor
+        try:
+            self.memory.close()
+        except BufferError:
+            # A numpy view keeps it, as it must: the kernel takes it when the view is gone.
+            return
+
+
+def _page_up(count: int) -> int:
+    return -(-count // PAGE) * PAGE

@@ -1,0 +1,199 @@
+"""The loop of a child: take a word, do it, tell it.
+
+The child counts the task words that it has begun and done where the worker process can read it when
+the child is dead. What the counts promise (see `core.tree.machine`):
+
+- a success may be counted and told later, together with others: it is not lost if the child dies;
+- a failure and a return are told first and counted then: whoever finds the count finds the word.
+
+Successes are told late only while more words are known to follow whose callables were quick the
+last time. So a quick task's end never waits for a slow one, unless that one surprises us.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from rankwise.drivers.real.tree.arena import FRAME_BYTES, Arena
+from rankwise.drivers.real.tree.reports import ReportFile, report_of
+from rankwise.drivers.real.tree.words import (
+    AHEAD,
+    ANSWERED,
+    COMMAND,
+    COUNTER_SHIFT,
+    FAILED,
+    FIELD_BITS,
+    FIELD_MASK,
+    HAS_FRAME,
+    MORE,
+    NO_TASK,
+    PROGRAM,
+    PROGRAM_ENDED,
+    PROGRAM_FAILED,
+    READY,
+    REFUSED,
+    RELEASE,
+    RETURNED,
+    VALUE_SHIFT,
+    WORD_BYTES,
+    completion,
+    pack_word,
+    unpack_word,
+)
+
+QUICK_NS = 20_000
+_DEFERRED_MAX = 16
+
+
+class Role(Protocol):
+    """What a child is."""
+
+    def start(self) -> None:
+        """Come up; whatever is raised here is why the worker could not be initialised."""
+        ...
+
+    def run(self, callable_: int, frame: memoryview | None) -> bytes | None:
+        """Do a task; returns what shall be left in its frame."""
+        ...
+
+    def command(self, frame: memoryview) -> bytes:
+        """Do what a command wants; returns the answer."""
+        ...
+
+    def program(self, number: int) -> bytes:
+        """Run a recorded program; returns nothing of interest."""
+        ...
+
+    def finish(self) -> None:
+        """Come to an end."""
+        ...
+
+
+class ChildEnds:
+    """A child's ends of everything that it shares with the worker process."""
+
+    def __init__(
+        self, index: int, arena: Arena, task_fd: int, done_fd: int, reports: ReportFile
+    ) -> None:
+        self.index = index
+        self.arena = arena
+        self.task_fd = task_fd
+        self.done_fd = done_fd
+        self.reports = reports
+
+
+def live(role: Role, ends: ChildEnds) -> int:
+    """A child's whole life; returns its exit code."""
+    index = ends.index
+    try:
+        role.start()
+    except BaseException as error:  # noqa: BLE001  # told, and then this process ends
+        ends.reports.append(index, report_of(error))
+        os.write(ends.done_fd, completion(REFUSED, index))
+        return 1
+    os.write(ends.done_fd, completion(READY, index))
+    serve(role, ends)
+    role.finish()
+    return 0
+
+
+def serve(role: Role, ends: ChildEnds) -> None:
+    """Take words until one says that this is the end, or nobody can write any more."""
+    # Everything is bound to a name of its own: this loop is what a small task costs.
+    read, write, now, run = os.read, os.write, time.monotonic_ns, role.run
+    task_fd, done_fd, index = ends.task_fd, ends.done_fd, ends.index
+    layout = ends.arena.layout
+    memory = memoryview(ends.arena.memory)
+    counters = memory[layout.counter(index) : layout.counter(index) + 16].cast("Q")
+    frames = layout.frames
+    quick: set[int] = set()
+    deferred: list[int] = []
+    begun = disturbances = 0
+
+    def tell_deferred() -> None:
+        write(done_fd, b"".join(map(pack_word, deferred)))
+        deferred.clear()
+
+    while True:
+        taken = read(task_fd, WORD_BYTES)
+        if not taken:
+            return
+        (word,) = unpack_word(taken)
+        slot = word & FIELD_MASK
+        callable_ = word >> FIELD_BITS & FIELD_MASK
+        if word & NO_TASK:
+            if deferred:
+                tell_deferred()
+            if word & RELEASE:
+                return
+            _do_other(role, ends, word, memory)
+            continue
+        if word & AHEAD and word >> COUNTER_SHIFT != disturbances & 255:
+            if deferred:
+                tell_deferred()
+            write(done_fd, completion(RETURNED, slot))
+            disturbances += 1
+            begun += 1
+            counters[0] = begun
+            counters[1] = begun
+            continue
+        if deferred and callable_ not in quick:
+            tell_deferred()
+        begun += 1
+        counters[0] = begun
+        began = now()
+        try:
+            if word & HAS_FRAME:
+                place = frames + slot * FRAME_BYTES
+                left = run(callable_, memory[place : place + FRAME_BYTES])
+                if left is not None:
+                    memory[place : place + len(left)] = left
+                    slot |= len(left) << VALUE_SHIFT
+            else:
+                left = run(callable_, None)
+        except BaseException as error:  # noqa: BLE001  # the worker process raises it
+            if deferred:
+                tell_deferred()
+            ends.reports.append(slot, report_of(error))
+            write(done_fd, completion(FAILED, slot))
+            disturbances += 1
+            counters[1] = begun
+            continue
+        is_quick = now() - began < QUICK_NS
+        counters[1] = begun
+        deferred.append(slot)
+        if is_quick:
+            quick.add(callable_)
+            if word & MORE and len(deferred) < _DEFERRED_MAX:
+                continue
+        else:
+            quick.discard(callable_)
+        tell_deferred()
+
+
+def _do_other(role: Role, ends: ChildEnds, word: int, memory: memoryview) -> None:
+    """A command or a program."""
+    if word & COMMAND:
+        place = ends.arena.layout.commands + ends.index * FRAME_BYTES
+        frame = memory[place : place + FRAME_BYTES]
+        answer = _attempt(ends, lambda: role.command(frame))
+        if answer is not None:
+            frame[: len(answer)] = answer
+        # A length that no answer has says that it failed.
+        length = FRAME_BYTES + 1 if answer is None else len(answer)
+        os.write(ends.done_fd, completion(ANSWERED, ends.index, length))
+    elif word & PROGRAM:
+        number = word & FIELD_MASK
+        ended = _attempt(ends, lambda: role.program(number))
+        kind = PROGRAM_FAILED if ended is None else PROGRAM_ENDED
+        os.write(ends.done_fd, completion(kind, ends.index))
+
+
+def _attempt(ends: ChildEnds, action: Callable[[], Any]) -> Any:
+    """What the action returns; None when it raised, which is in the report file then."""
+    try:
+        return action()
+    except BaseException as error:  # noqa: BLE001  # the worker process raises it
+        ends.reports.append(ends.index, report_of(error))
+        return None

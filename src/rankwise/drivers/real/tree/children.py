@@ -1,0 +1,378 @@
+"""The children of a worker process, as it sees them: processes behind pipes.
+
+Carries out what the crew orders, by way of the zygote, and reads the completion pipe: words about
+children are told to the crew, all others are the caller's.
+
+Ends of pipes: the worker process keeps both ends of every task pipe, and opens the reading end a
+second time to take words back. The writing end of the completion pipe is closed here, so that its
+end of file can come: when the zygote is dead, and so all who could write.
+"""
+
+import gc
+import os
+import signal
+import socket
+import threading
+import time
+from array import array
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from typing import NoReturn
+
+import msgspec
+
+from rankwise.base.errors import BootstrapFailed, LocalProtocolError
+from rankwise.base.units import SECOND, Duration, Instant
+from rankwise.core.tree.crew import (
+    CameUp,
+    ChildEnded,
+    ChildLost,
+    ChildReady,
+    ChildRefused,
+    ChildReplaced,
+    Closed,
+    CloseRequested,
+    Crew,
+    CrewEffect,
+    CrewLost,
+    CrewPhase,
+    CrewSpec,
+    CrewStimulus,
+    Kill,
+    Release,
+    Spawn,
+    StartFailed,
+    StartRequested,
+    ZygoteEnded,
+)
+from rankwise.core.tree.vocabulary import Pool
+from rankwise.drivers.real.tree.arena import Arena
+from rankwise.drivers.real.tree.child import ChildEnds, Role, live
+from rankwise.drivers.real.tree.pipes import (
+    Descriptor,
+    open_pipe,
+    opened_again,
+    read_without_waiting,
+    wait_readable,
+)
+from rankwise.drivers.real.tree.reports import Report, ReportFile, exception_of
+from rankwise.drivers.real.tree.words import (
+    ENDED,
+    FIELD_MASK,
+    KIND_SHIFT,
+    READY,
+    REFUSED,
+    RELEASE,
+    VALUE_SHIFT,
+    pack_word,
+)
+from rankwise.drivers.real.tree.zygote import KILL, SPAWN, Zygote, flush_output, order
+
+_READ_BYTES = 1 << 16
+_KIND_MASK = 0xFF
+_ZYGOTE_PATIENCE = Duration(10 * SECOND)
+
+
+class ChildSpec(msgspec.Struct, frozen=True):
+    """A child that a worker shall have.
+
+    Attributes:
+        name: what to call it: `chip 0`.
+        pool: whose tasks it takes.
+        stage: when it is released on closing, those of stage 0 first.
+        replaceable: whether it gets a successor when it dies.
+        role: makes what it is, in its own process.
+    """
+
+    name: str
+    pool: Pool
+    stage: int
+    replaceable: bool
+    role: Callable[[ChildEnds], Role]
+
+
+class Listener:
+    """What the owner of the children wants to hear; called while words are read."""
+
+    def child_lost(self, child: int, how: str, *, successor: bool) -> None:
+        """A child that was up has ended."""
+
+    def child_replaced(self, child: int) -> None:
+        """The successor of a lost child is ready."""
+
+
+class Children:
+    """All children of one worker process.
+
+    Attributes:
+        lost: children that are gone for good, with how they ended.
+        reports: for each child its report file.
+    """
+
+    def __init__(
+        self,
+        specs: tuple[ChildSpec, ...],
+        arena: Arena,
+        listener: Listener,
+        *,
+        start_patience: Duration,
+        close_patience: Duration,
+    ) -> None:
+        self._specs = specs
+        self._arena = arena
+        self._listener = listener
+        self._crew = Crew(
+            CrewSpec(
+                names=tuple(spec.name for spec in specs),
+                stages=tuple(spec.stage for spec in specs),
+                replaceable=tuple(spec.replaceable for spec in specs),
+                start_patience=start_patience,
+                close_patience=close_patience,
+            )
+        )
+        self.lost: dict[int, str] = {}
+        self.is_all_lost = False
+        self.reports: list[ReportFile] = []
+        self._refusals: dict[int, Report] = {}
+        self._failure: StartFailed | None = None
+        self._closed: Closed | None = None
+        self._zygote = 0
+        self._resources = ExitStack()
+
+    def name_of(self, child: int) -> str:
+        """What a child is called."""
+        return self._specs[child].name
+
+    # From nothing to ready
+
+    def start(self) -> None:
+        """Start all children and wait until they are ready.
+
+        Raises:
+            LocalProtocolError: this process has other Python threads.
+            BootstrapFailed: a child did not come up; nothing is left of the others.
+        """
+        others = [t.name for t in threading.enumerate() if t is not threading.current_thread()]
+        if others:
+            raise LocalProtocolError(
+                f"init() forks, but this process has other threads: {', '.join(others)}",
+                hint="call init() in the main thread, before anything starts threads",
+            )
+        try:
+            self._open()
+            self._fork_zygote()
+            self._tell_crew(StartRequested())
+            while self._crew.phase in (CrewPhase.STARTING, CrewPhase.ABORTING):
+                self._hear_all(self.read(self._crew.next_deadline))
+        except BaseException:
+            self.abandon()
+            raise
+        if self._failure is not None:
+            self.abandon()
+            self._raise(self._failure)
+
+    def _raise(self, failure: StartFailed) -> NoReturn:
+        if failure.child is None:
+            raise BootstrapFailed(f"bootstrap failed: {failure.reason}")
+        name = self.name_of(failure.child)
+        report = self._refusals.get(failure.child)
+        if not failure.refused or report is None:
+            raise BootstrapFailed(f"{name} bootstrap failed: it {failure.reason}")
+        error = BootstrapFailed(f"{name} bootstrap failed: {report.summary}")
+        error.add_note(f"traceback in {name}:\n{report.trace}")
+        raise error from exception_of(report)
+
+    def _open(self) -> None:
+        with ExitStack() as stack:
+            self._done, self._done_write = open_pipe(stack)
+            self._done_now = opened_again(self._done, stack)
+            pipes = [open_pipe(stack) for _ in self._specs]
+            self._task_reads = [read for read, _ in pipes]
+            self._task_writes = [write.number for _, write in pipes]
+            self._recalls = [opened_again(read, stack) for read, _ in pipes]
+            self.reports = [ReportFile() for _ in self._specs]
+            for file in self.reports:
+                stack.callback(file.close)
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._orders = stack.enter_context(ours)
+            self._their_orders = stack.enter_context(theirs)
+            self._resources = stack.pop_all()
+
+    def _fork_zygote(self) -> None:
+        flush_output()
+        worker = Descriptor(os.pidfd_open(os.getpid()))
+        try:
+            pid = os.fork()
+            if pid == 0:
+                self._become_zygote(worker.number)
+            self._zygote = pid
+        finally:
+            worker.close()
+        self._done_write.close()
+        self._their_orders.close()
+
+    def _become_zygote(self, worker_pidfd: int) -> NoReturn:
+        """Nothing in here may reach the frames below: they belong to the caller of `init()`."""
+        try:
+            gc.disable()
+            Zygote(
+                orders_fd=self._their_orders.fileno(),
+                done_fd=self._done_write.number,
+                worker_pidfd=worker_pidfd,
+                become_child=self._become_child,
+                unneeded_fds=(self._done.number, self._done_now.number, self._orders.fileno()),
+            ).live()
+        finally:
+            os._exit(1)
+
+    def _become_child(self, child: int) -> int:
+        gc.enable()
+        ends = ChildEnds(
+            child,
+            self._arena,
+            self._task_reads[child].number,
+            self._done_write.number,
+            self.reports[child],
+        )
+        return live(self._specs[child].role(ends), ends)
+
+    # While they are up
+
+    def send(self, child: int, words: list[int]) -> None:
+        """Put words into a child's pipe, which has room for all that may be in it."""
+        if len(words) == 1:
+            os.write(self._task_writes[child], pack_word(words[0]))
+        else:
+            os.write(self._task_writes[child], array("Q", words).tobytes())
+
+    def take_back(self, child: int) -> list[int]:
+        """The words that a child has not taken, which it will not find any more."""
+        taken = array("Q", read_without_waiting(self._recalls[child].number, _READ_BYTES))
+        return taken.tolist()
+
+    def read(self, deadline: Instant | None) -> list[int]:
+        """Wait for words: ends of tasks and answers, and what `hear` understands.
+
+        None come when the deadline passes first, and at the death of the zygote, which the
+        listener is told.
+        """
+        if deadline is not None:
+            patience = Duration(deadline - time.monotonic_ns())
+            if not wait_readable(self._done.number, patience):
+                self._carry_out(self._crew.tick(Instant(time.monotonic_ns())))
+                return []
+        taken = os.read(self._done.number, _READ_BYTES)
+        if not taken:
+            self._tell_crew(ZygoteEnded())
+        return array("Q", taken).tolist()
+
+    def read_now(self) -> list[int]:
+        """The words that are there."""
+        taken = read_without_waiting(self._done_now.number, _READ_BYTES)
+        return array("Q", taken).tolist()
+
+    def kill_all(self) -> None:
+        """Kill every child; their ends are told as usual."""
+        for child in range(len(self._specs)):
+            self._orders.send(order(KILL, child))
+
+    def hear(self, word: int) -> bool:
+        """Tell the crew what a word says of a child; whether it was about one."""
+        kind, child = word >> KIND_SHIFT & _KIND_MASK, word & FIELD_MASK
+        if kind == ENDED:
+            self._tell_crew(ChildEnded(child, _how(word >> VALUE_SHIFT)))
+        elif kind == READY:
+            self._tell_crew(ChildReady(child))
+        elif kind == REFUSED:
+            report = self.reports[child].read_new()[-1][1]
+            self._refusals[child] = report
+            self._tell_crew(ChildRefused(child, report.summary))
+        else:
+            return False
+        return True
+
+    def _tell_crew(self, stimulus: CrewStimulus) -> None:
+        self._carry_out(self._crew.handle(stimulus, Instant(time.monotonic_ns())))
+
+    def _hear_all(self, words: list[int]) -> None:
+        for word in words:
+            self.hear(word)
+
+    def _carry_out(self, effects: list[CrewEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case Spawn(child=child):
+                    self._orders.send(order(SPAWN, child))
+                case Kill(child=child):
+                    self._orders.send(order(KILL, child))
+                case Release(child=child):
+                    self.send(child, [RELEASE])
+                case StartFailed():
+                    self._failure = effect
+                case CameUp():
+                    self._failure = None
+                case ChildLost(child=child):
+                    self._on_lost(effect)
+                case ChildReplaced(child=child):
+                    self._listener.child_replaced(child)
+                case CrewLost():
+                    self._on_crew_lost()
+                case Closed():
+                    self._closed = effect
+
+    def _on_lost(self, lost: ChildLost) -> None:
+        if not lost.successor:
+            self.lost[lost.child] = lost.how
+        self._listener.child_lost(lost.child, lost.how, successor=lost.successor)
+
+    def _on_crew_lost(self) -> None:
+        for child in range(len(self._specs)):
+            if child not in self.lost:
+                how = "was lost with the zygote, the parent of all children, which has ended"
+                self._on_lost(ChildLost(child, how, successor=False))
+
+    # The end
+
+    def close(self) -> tuple[str, ...]:
+        """Let all children end, stage by stage; returns the names of those that were killed."""
+        killed: tuple[int, ...] = ()
+        if self._crew.phase is CrewPhase.UP:
+            try:
+                self._tell_crew(CloseRequested())
+                while self._closed is None:
+                    self._hear_all(self.read(self._crew.next_deadline))
+            finally:
+                killed = () if self._closed is None else self._closed.killed
+                self.abandon()
+        self.abandon()
+        return tuple(self.name_of(child) for child in killed)
+
+    def abandon(self) -> None:
+        """End everything that is left at once, and close all descriptors; twice is once."""
+        if self._zygote:
+            # Told that nobody gives orders any more, it kills all its descendants and ends.
+            pid, self._zygote = self._zygote, 0
+            self._orders.close()
+            pidfd = Descriptor(os.pidfd_open(pid))
+            if not wait_readable(pidfd.number, _ZYGOTE_PATIENCE):
+                os.kill(pid, signal.SIGKILL)
+            pidfd.close()
+            with suppress(ChildProcessError):  # the program reaps whatever it finds
+                os.waitpid(pid, 0)
+        self._resources.close()
+
+    def forget(self) -> None:
+        """Close all descriptors in a process that is only a copy of the worker process."""
+        self._zygote = 0
+        self._resources.close()
+
+
+def _how(status: int) -> str:
+    """A wait status in words."""
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"

@@ -1,0 +1,489 @@
+"""The engine: carries out what the task graph of one worker orders, and feeds it what happens.
+
+It has no thread of its own; whoever calls it is its thread. Completions are read without waiting at
+every so manieth submission, and with waiting while there is no room, during commands, and at the
+end of a run. Then it sleeps in one `read`, or in `poll` when there is a deadline. Ctrl-C ends a
+sleep as it ends any other.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from rankwise.base.errors import ConfigError, TreeError, WorkerDied
+from rankwise.base.units import Duration, Instant, format_bytes
+from rankwise.core.tree.heap import ALIGNMENT
+from rankwise.core.tree.machine import TaskGraph
+from rankwise.core.tree.vocabulary import (
+    FAILED_BIT,
+    Access,
+    AllocationAbandoned,
+    AllocationRequested,
+    ChildDied,
+    ChildJoined,
+    ChildrenReported,
+    Discard,
+    Dispatch,
+    DrainBegan,
+    Drained,
+    Effect,
+    Granted,
+    GraphSpec,
+    GroupSubmitted,
+    Pool,
+    Recall,
+    Recalled,
+    Refused,
+    RunAbandoned,
+    ScopeClosed,
+    ScopeOpened,
+    Stimulus,
+    TaskSubmitted,
+)
+from rankwise.drivers.real.tree.arena import FRAME_BYTES, PAGE, Arena, Layout
+from rankwise.drivers.real.tree.children import Children, ChildSpec, Listener
+from rankwise.drivers.real.tree.reports import Report, rebuilt
+from rankwise.drivers.real.tree.words import (
+    AHEAD,
+    ANSWERED,
+    COMMAND,
+    COUNTER_SHIFT,
+    FIELD_BITS,
+    FIELD_MASK,
+    FLUSH,
+    HAS_FRAME,
+    KIND_SHIFT,
+    MORE,
+    NO_TASK,
+    PROGRAM,
+    PROGRAM_ENDED,
+    PROGRAM_FAILED,
+    READY,
+    VALUE_SHIFT,
+)
+
+RING_DEPTH_MAX = 8192 - 256
+"""A pipe holds 8192 words, so with the ring's and a few others writing one never waits."""
+_POLL_EVERY = 32
+_ENDS = READY << KIND_SHIFT
+"""Words below are ends of tasks that left nothing in their frames."""
+_END_MASK = (1 << VALUE_SHIFT) - 1
+_now: Callable[[], Any] = time.monotonic_ns
+
+
+class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine is made of.
+
+    Attributes:
+        children: in the order of their numbers.
+        ring_depth: how many tasks may be unfinished at a time.
+        heap_bytes: how much memory tasks' `alloc` may hand out.
+        start_patience: how long all children together may take to come up.
+        close_patience: how long they may take to end before they are killed.
+    """
+
+    children: tuple[ChildSpec, ...]
+    ring_depth: int
+    heap_bytes: int
+    start_patience: Duration
+    close_patience: Duration
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.ring_depth <= RING_DEPTH_MAX:
+            raise ConfigError(
+                f"ring_depth is {self.ring_depth}, expected between 1 and {RING_DEPTH_MAX}"
+            )
+
+
+class Engine(Listener):
+    """The processes and the task graph of one worker.
+
+    Attributes:
+        arena: the memory that all children share.
+        children: the processes.
+        reports: what failing tasks of this run have told, by their number.
+        on_lost: told a child's number, and how it ended.
+        on_left: told a task's number, the child, and what the task left in its frame.
+    """
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self.spec = spec
+        layout = Layout(len(spec.children), spec.ring_depth, spec.heap_bytes)
+        self.arena = Arena(layout)
+        heap_start = self.arena.address + layout.heap
+        self._graph = TaskGraph(
+            GraphSpec(
+                pools=tuple(child.pool for child in spec.children),
+                ring_depth=spec.ring_depth,
+                heap_start=-(-heap_start // ALIGNMENT) * ALIGNMENT,
+                heap_bytes=spec.heap_bytes,
+            )
+        )
+        self.children = Children(
+            spec.children,
+            self.arena,
+            self,
+            start_patience=spec.start_patience,
+            close_patience=spec.close_patience,
+        )
+        self.reports: dict[int, list[Report]] = {}
+        self.on_lost: Callable[[int, str], None] | None = None
+        self.on_left: Callable[[int, int, bytes], None] | None = None
+        self._words = [0] * spec.ring_depth
+        self._memory = memoryview(self.arena.memory)
+        self._frames = layout.frames
+        self._since_poll = 0
+        self._drained: list[Drained] = []
+        self._allocations: list[Granted | Refused] = []
+        self._answers: dict[int, int] = {}
+        self._program_ends: dict[int, bool] = {}
+        self._deaths: dict[int, str] = {}
+        """Children that have ended since somebody began to wait for them."""
+        self._failed_to_run: dict[int, Report] = {}
+
+    def start(self) -> None:
+        """Start all children; see `Children.start` for what is raised."""
+        try:
+            self.children.start()
+        except BaseException:
+            self._unmap()
+            raise
+
+    def close(self) -> tuple[str, ...]:
+        """End all children and let go of the memory; the names of those that were killed."""
+        try:
+            return self.children.close()
+        finally:
+            self._unmap()
+
+    def _unmap(self) -> None:
+        self._memory.release()
+        self.arena.close()
+
+    # A run
+
+    def begin_run(self) -> None:
+        """Open the outermost scope of a run."""
+        self.reports.clear()
+        self._tell(ScopeOpened())
+
+    def submit(
+        self,
+        pool: Pool,
+        callable_: int,
+        frame: bytes | None,
+        *,
+        accesses: tuple[Access, ...] = (),
+        child: int | None = None,
+        name: str = "",
+    ) -> int:
+        """Hand in a task; returns its slot. Waits while the ring is full.
+
+        Raises:
+            ConfigError: no child could ever take it, or its frame is too long.
+        """
+        graph = self._graph
+        slots = graph.next_slots() or self._wait_for_slots(1)
+        slot = slots[0]
+        word = slot | callable_ << FIELD_BITS
+        if frame is not None:
+            word |= HAS_FRAME
+            self._write_frame(slot, frame)
+        self._words[slot] = word
+        effects = graph.handle(TaskSubmitted(pool, name, accesses, child), _now())
+        if effects:
+            self._carry_out(effects)
+        self._since_poll += 1
+        if self._since_poll >= _POLL_EVERY:
+            self.poll()
+        return slot
+
+    def submit_group(
+        self,
+        pool: Pool,
+        callable_: int,
+        frames: Sequence[bytes | None],
+        *,
+        children: Sequence[int | None],
+        accesses: tuple[Access, ...] = (),
+        name: str = "",
+    ) -> int:
+        """Hand in a group, one frame per member; returns its first slot."""
+        stimulus = GroupSubmitted(pool, tuple(children), name, accesses)
+        slots = self._graph.next_slots(len(frames)) or self._wait_for_slots(len(frames))
+        for slot, frame in zip(slots, frames, strict=True):
+            word = slot | callable_ << FIELD_BITS
+            if frame is not None:
+                word |= HAS_FRAME
+                self._write_frame(slot, frame)
+            self._words[slot] = word
+        self._tell(stimulus)
+        return slots[0] if slots else 0
+
+    def _write_frame(self, slot: int, frame: bytes) -> None:
+        if len(frame) > FRAME_BYTES:
+            raise ConfigError(
+                f"a task's arguments take {format_bytes(len(frame))}, and a frame has "
+                f"{format_bytes(FRAME_BYTES)}",
+                hint="put what is long into a tensor",
+            )
+        place = self._frames + slot * FRAME_BYTES
+        self._memory[place : place + len(frame)] = frame
+
+    def _wait_for_slots(self, count: int) -> list[int]:
+        while not (slots := self._graph.next_slots(count)) and count:
+            self._wait()
+        return slots
+
+    def open_scope(self) -> None:
+        """Open a scope."""
+        self._tell(ScopeOpened())
+
+    def close_scope(self) -> None:
+        """Close the innermost scope."""
+        self._tell(ScopeClosed())
+
+    def allocate(self, size_bytes: int) -> int:
+        """Address of memory that lives as long as the scope; waits for tasks that hold memory.
+
+        Raises:
+            TreeError: nothing that happens could free enough; says who holds the memory.
+        """
+        self._allocations.clear()
+        try:
+            self._tell(AllocationRequested(size_bytes))
+            while not self._allocations:
+                self._wait()
+        except BaseException:
+            self._tell(AllocationAbandoned())
+            raise
+        allocation = self._allocations.pop()
+        if isinstance(allocation, Refused):
+            raise TreeError(
+                f"the heap is full: {allocation.reason}",
+                hint="close scopes earlier, or give the worker a larger heap_ring_size",
+            )
+        return allocation.address
+
+    def poll(self) -> None:
+        """Take in what has been reported, and send what has waited for long enough."""
+        self._since_poll = 0
+        words = self.children.read_now()
+        if words:
+            self._hear(words)
+        deadline = self._graph.next_deadline
+        if deadline is not None and _now() >= deadline:
+            self._carry_out(self._graph.tick(_now()))
+
+    def drain(self, deadline: Instant | None = None) -> Drained:
+        """Wait until every task of the run has ended.
+
+        Raises:
+            TimeoutError: the deadline has passed.
+        """
+        self._tell(DrainBegan())
+        while not self._drained:
+            if deadline is not None and _now() >= deadline:
+                raise TimeoutError(f"{self._graph.unfinished_count} tasks have not ended")
+            self._wait(deadline)
+        return self._end_run()
+
+    def abandon_run(self, grace: Duration) -> Drained:
+        """Let what has not begun not begin, and kill what does not end within `grace`."""
+        deadline = Instant(_now() + grace)
+        self._tell(RunAbandoned())
+        while not self._drained:
+            if _now() >= deadline:
+                self.children.kill_all()
+                deadline = Instant(_now() + grace)
+            self._wait(deadline)
+        return self._end_run()
+
+    def _end_run(self) -> Drained:
+        drained = self._drained.pop()
+        if drained.unfinished:
+            for file in self.children.reports:
+                file.empty()
+        return drained
+
+    # Commands and programs
+
+    def command(self, child: int, frame: bytes) -> bytes:
+        """Ask a child for something that is no task, after all that was sent to it.
+
+        Raises:
+            WorkerDied: the child has ended.
+            Exception: whatever the child raised.
+        """
+        self._check_alive(child)
+        place = self.arena.layout.commands + child * FRAME_BYTES
+        self._memory[place : place + len(frame)] = frame
+        self._answers.pop(child, None)
+        self._deaths.clear()
+        self.children.send(child, [COMMAND])
+        while child not in self._answers:
+            self._check_alive(child)
+            self._wait()
+        length = self._answers.pop(child)
+        if length > FRAME_BYTES:
+            raise rebuilt(self._failed_to_run.pop(child), self.children.name_of(child))
+        return bytes(self._memory[place : place + length])
+
+    def run_programs(self, programs: dict[int, int]) -> None:
+        """Run a recorded program at each of these children, all at once, and wait for all.
+
+        Raises:
+            WorkerDied: a child has ended.
+            Exception: whatever the first child raised.
+        """
+        ends = self._program_ends
+        ends.clear()
+        self._deaths.clear()
+        for child, number in programs.items():
+            self.children.send(child, [PROGRAM | number])
+        while len(ends) < len(programs):
+            self._hear(self.children.read(None))
+            if self._deaths:
+                for child in programs:
+                    self._check_alive(child)
+        for child, went_well in sorted(ends.items()):
+            if not went_well:
+                raise rebuilt(self._failed_to_run.pop(child), self.children.name_of(child))
+
+    def _check_alive(self, child: int) -> None:
+        how = self._deaths.get(child) or self.children.lost.get(child)
+        if how is not None:
+            raise WorkerDied(f"{self.children.name_of(child)} {how}")
+
+    # What happens
+
+    def _tell(self, stimulus: Stimulus) -> None:
+        effects = self._graph.handle(stimulus, _now())
+        if effects:
+            self._carry_out(effects)
+
+    def _carry_out(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Dispatch():
+                    self._dispatch(effect)
+                case Recall():
+                    self._recall(effect.child)
+                case Drained():
+                    self._drained.append(effect)
+                case Granted() | Refused():
+                    self._allocations.append(effect)
+                case Discard():
+                    if effect.size_bytes >= PAGE:
+                        self.arena.discard(effect.address - self.arena.address, effect.size_bytes)
+
+    def _dispatch(self, order: Dispatch) -> None:
+        words = self._words
+        if len(order.slots) == 1:
+            word = words[order.slots[0]]
+            if order.ahead[0]:
+                word |= AHEAD | order.epoch << COUNTER_SHIFT
+            self.children.send(order.child, [word])
+            return
+        batch = [words[slot] | MORE for slot in order.slots]
+        if True in order.ahead:
+            ahead = AHEAD | order.epoch << COUNTER_SHIFT
+            for place, is_ahead in enumerate(order.ahead):
+                if is_ahead:
+                    batch[place] |= ahead
+        batch[-1] &= ~MORE
+        self.children.send(order.child, batch)
+
+    def _recall(self, child: int) -> None:
+        taken = self.children.take_back(child)
+        slots = [word & FIELD_MASK for word in taken if not word & NO_TASK]
+        others = [word for word in taken if word & NO_TASK]
+        if taken:
+            # The child may hold back what it has to tell, in the belief that these would follow.
+            self.children.send(child, [*others, FLUSH])
+        self._tell(Recalled(child, slots))
+
+    def _wait(self, deadline: Instant | None = None) -> None:
+        """Sleep until something has happened, or a deadline has passed."""
+        held = self._graph.next_deadline
+        if held is not None and (deadline is None or held < deadline):
+            deadline = held
+        words = self.children.read(deadline)
+        if words:
+            self._hear(words)
+        elif held is not None:
+            self._carry_out(self._graph.tick(_now()))
+
+    def _hear(self, words: list[int]) -> None:
+        if words and max(words) < _ENDS:
+            effects = self._graph.handle(self._ends(words), _now())
+            if effects:
+                self._carry_out(effects)
+            return
+        ends: list[int] = []
+        for word in words:
+            kind = word >> KIND_SHIFT & 0xFF
+            if kind < READY:
+                ends.append(word)
+                continue
+            if ends:
+                # They come first, also because a dead child's last words must be heard before.
+                self._tell(self._ends(ends))
+                ends = []
+            self._hear_of_child(kind, word)
+        if ends:
+            self._tell(self._ends(ends))
+
+    def _ends(self, words: list[int]) -> ChildrenReported:
+        if max(words) < FAILED_BIT:
+            return ChildrenReported(words)
+        for word in words:
+            if word >> VALUE_SHIFT:
+                self._take_what_was_left(word)
+            elif word & FAILED_BIT:
+                self._take_report(word & FIELD_MASK)
+        return ChildrenReported([word & _END_MASK for word in words])
+
+    def _take_what_was_left(self, word: int) -> None:
+        slot = word & FIELD_MASK
+        place = self._frames + slot * FRAME_BYTES
+        left = bytes(self._memory[place : place + (word >> VALUE_SHIFT)])
+        if self.on_left is not None:
+            self.on_left(self._graph.task_in(slot)[0], self._graph.child_of(slot), left)
+
+    def _take_report(self, slot: int) -> None:
+        child = self._graph.child_of(slot)
+        for subject, report in self.children.reports[child].read_new():
+            number = self._graph.task_in(subject)[0]
+            self.reports.setdefault(number, []).append(report)
+
+    def _hear_of_child(self, kind: int, word: int) -> None:
+        child, value = word & FIELD_MASK, word >> VALUE_SHIFT
+        if kind == ANSWERED:
+            if value > FRAME_BYTES:
+                self._failed_to_run[child] = self.children.reports[child].read_new()[-1][1]
+            self._answers[child] = value
+        elif kind in (PROGRAM_ENDED, PROGRAM_FAILED):
+            if kind == PROGRAM_FAILED:
+                self._failed_to_run[child] = self.children.reports[child].read_new()[-1][1]
+            self._program_ends[child] = kind == PROGRAM_ENDED
+        else:
+            self.children.hear(word)
+
+    def child_lost(self, child: int, how: str, *, successor: bool) -> None:
+        """A child has ended: what it had counted decides what becomes of its queue."""
+        place = self.arena.layout.counter(child)
+        counters = self._memory[place : place + 16].cast("Q")
+        begun, done = counters
+        counters[0] = counters[1] = 0
+        self.children.take_back(child)  # or its successor would find the words
+        self._deaths[child] = how
+        if self.on_lost is not None:
+            self.on_lost(child, how)
+        self._tell(ChildDied(child, begun, done, successor))
+
+    def child_replaced(self, child: int) -> None:
+        """The successor of a dead child is ready."""
+        self._tell(ChildJoined(child))

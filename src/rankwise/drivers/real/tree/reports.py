@@ -1,0 +1,133 @@
+"""Report files: what children have to say that does not fit into a word, of any length.
+
+Each child has a memfd. It appends records and then writes a word into the completion pipe; the
+worker process reads what is new when the word comes, and empties the file between two runs, when no
+child writes. A record is `<u32 length><u32 subject>` and a body.
+
+An exception travels as itself when it can. It is pickled by reference first, so that `except
+MyError` in the worker process finds the very class; a class that only the child knows goes by
+value; and what cannot be pickled, or not be read again, goes as text.
+"""
+
+import os
+import pickle
+import struct
+import traceback
+from typing import Any
+
+import msgspec
+
+from rankwise.base.errors import RankwiseError, TaskFailed
+
+_HEADER = struct.Struct("=II")
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What went wrong in a child.
+
+    Attributes:
+        error: the exception, pickled; empty when it cannot travel.
+        summary: `ValueError: no such thing`.
+        trace: its traceback as text.
+        path: where it happened, the innermost worker first.
+    """
+
+    error: bytes
+    summary: str
+    trace: str
+    path: tuple[str, ...] = ()
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Report).decode
+
+
+def report_of(error: BaseException, path: tuple[str, ...] = ()) -> bytes:
+    """Write an exception down."""
+    told = getattr(error, "__rankwise_report__", None)
+    trace = told or "".join(traceback.format_exception(error))
+    summary = "".join(traceback.format_exception_only(error)).strip()
+    return _encode(Report(_pickled(error), summary, trace, path))
+
+
+def exception_of(report: Report) -> BaseException | None:
+    """The exception itself; None when it could not travel."""
+    if not report.error:
+        return None
+    try:
+        error = pickle.loads(report.error)  # noqa: S301  # from our own child
+    except Exception:  # noqa: BLE001  # whatever a foreign class does when it is rebuilt
+        return None
+    return error if isinstance(error, BaseException) else None
+
+
+def _pickled(error: BaseException) -> bytes:
+    import cloudpickle  # noqa: PLC0415  # only who fails pays for it
+
+    for dumps in (pickle.dumps, cloudpickle.dumps):
+        try:
+            pickled: bytes = dumps(error)
+            if isinstance(pickle.loads(pickled), BaseException):  # noqa: S301  # just written
+                return pickled
+        except Exception:  # noqa: BLE001, S112  # the next way, or none: then the text is told
+            continue
+    return b""
+
+
+class ReportFile:
+    """One child's file, as both sides see it."""
+
+    def __init__(self) -> None:
+        self.fd = os.memfd_create("rankwise-reports", os.MFD_CLOEXEC)
+        self._read_up_to = 0
+
+    def append(self, subject: int, body: bytes) -> None:
+        """Write a record; only the child does."""
+        end = os.fstat(self.fd).st_size
+        os.pwrite(self.fd, _HEADER.pack(len(body), subject) + body, end)
+
+    def read_new(self) -> list[tuple[int, Report]]:
+        """The records since the last time, with their subjects; only the worker process does."""
+        found: list[tuple[int, Report]] = []
+        end = os.fstat(self.fd).st_size
+        while self._read_up_to < end:
+            head = os.pread(self.fd, _HEADER.size, self._read_up_to)
+            length, subject = _HEADER.unpack(head)
+            body = os.pread(self.fd, length, self._read_up_to + _HEADER.size)
+            if len(body) < length:
+                break  # its writer was killed in the middle
+            self._read_up_to += _HEADER.size + length
+            found.append((subject, _decode(body)))
+        return found
+
+    def empty(self) -> None:
+        """Forget all records, while the child writes none."""
+        if os.fstat(self.fd).st_size:
+            os.ftruncate(self.fd, 0)
+        self._read_up_to = 0
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def rebuilt(report: Report, where: str) -> BaseException:
+    """The exception that a child has told, or `TaskFailed` with its text if it could not travel."""
+    error = exception_of(report)
+    if error is None:
+        error = TaskFailed(report.summary, hint="the exception itself could not be pickled")
+    error.add_note(f"in {where}")
+    error.__cause__ = RemoteTraceback(report.trace)
+    return error
+
+
+class RemoteTraceback(RankwiseError):
+    """Where in a child an exception was raised: its traceback, as text."""
+
+    def __init__(self, trace: str) -> None:
+        super().__init__(f"\n{trace.rstrip()}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (RemoteTraceback, (self.message,))

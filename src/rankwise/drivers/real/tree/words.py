@@ -1,0 +1,49 @@
+"""The words in the pipes between a worker process and its children: 64 bits each.
+
+    task pipe          slot : 24 | callable : 24 | flags : 8 | counter : 8
+    completion pipe    subject : 24 | kind : 8 | value : 32
+
+A pipe's write of up to 4096 bytes is atomic, and so is a read of whole words: nobody ever sees half
+a word. The lowest 32 bits of a completion word about a slot are what `ChildrenReported` takes.
+"""
+
+import struct
+from typing import Final
+
+WORD_BYTES: Final = 8
+pack_word: Final = struct.Struct("=Q").pack
+unpack_word: Final = struct.Struct("=Q").unpack
+
+FIELD_BITS: Final = 24
+FIELD_MASK: Final = (1 << FIELD_BITS) - 1
+FLAGS_SHIFT: Final = 48
+COUNTER_SHIFT: Final = 56
+
+AHEAD: Final = 1 << FLAGS_SHIFT
+"""Return this word unless the counter is the child's own."""
+HAS_FRAME: Final = 2 << FLAGS_SHIFT
+"""The slot's frame holds arguments."""
+MORE: Final = 4 << FLAGS_SHIFT
+"""Another word was written along with this one."""
+COMMAND: Final = 8 << FLAGS_SHIFT
+"""No task: the child's command frame says what is wanted."""
+RELEASE: Final = 16 << FLAGS_SHIFT
+"""No task: come to your end."""
+FLUSH: Final = 32 << FLAGS_SHIFT
+"""No task: write what you have not told yet."""
+PROGRAM: Final = 64 << FLAGS_SHIFT
+"""No task of the graph: run the recorded program of this number."""
+NO_TASK: Final = COMMAND | RELEASE | FLUSH | PROGRAM
+
+KIND_SHIFT: Final = 24
+VALUE_SHIFT: Final = 32
+COMPLETED, FAILED, RETURNED = 0, 1, 2
+"""Kinds about a slot; a completed one's value is the length of what it left in its frame."""
+READY, REFUSED, ENDED, ANSWERED, PROGRAM_ENDED, PROGRAM_FAILED = 3, 4, 5, 6, 7, 8
+"""Kinds about a child. Value: nothing; nothing (the reason is in the report file); the wait status;
+the length of the answer in the command frame; nothing; nothing (the same)."""
+
+
+def completion(kind: int, subject: int, value: int = 0) -> bytes:
+    """A word for the completion pipe."""
+    return pack_word(subject | kind << KIND_SHIFT | value << VALUE_SHIFT)
