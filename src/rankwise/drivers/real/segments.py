@@ -11,6 +11,7 @@ Layout (native byte order, offsets from `Layout`):
     identity     magic, version, worker count, bytes of a buffer, bytes in all
     arrivals     the futex word that all ranks count up and sleep on (see futex.py)
     quiet        a word that nobody sleeps on
+    stopping     three words by which ranks agree on the step to stop at (see stop_words.py)
     deaths       u32 per worker, written by the agent: 1 when it is gone
     withdrawals  u32 per worker, written by that worker: 1 when it gave up in an operation
     ledgers      8 u64 per worker, written by that worker: who it is and how far it has come
@@ -59,6 +60,8 @@ LEDGER_WORDS = 8
 LEDGER_PID, LEDGER_TURNS, LEDGER_OPERATIONS, LEDGER_OPENING_TURN, LEDGER_MOVED_AT = range(5)
 LEDGER_PLACE = 5
 """Where in its window a rank's array lies, plus one; 0 when it lies elsewhere (windows only)."""
+LEDGER_STEPS, LEDGER_STANDS = 6, 7
+"""How many steps a rank has begun; that number plus one while it stands and waits, else 0."""
 
 _IDENTITY = struct.Struct("=8sIIQQ")
 _CACHE_LINE = 64
@@ -91,6 +94,11 @@ class Layout(msgspec.Struct, frozen=True):
     def quiet(self) -> int:
         """The word that nobody sleeps on."""
         return self.base + 2 * _CACHE_LINE
+
+    @property
+    def stopping(self) -> int:
+        """The words of a stop, in the same cache line as `quiet`, which is never written."""
+        return self.quiet + 16
 
     @property
     def deaths(self) -> int:
@@ -275,6 +283,10 @@ class Segment:
         Every collective operation takes at least one turn, a long one several: signs of life.
         """
         return Instant(max(ledger[LEDGER_MOVED_AT] for ledger in self._read_ledgers()))
+
+    def steps(self) -> int | None:
+        """How many steps the farthest worker has begun; None where nobody counts them."""
+        return max(ledger[LEDGER_STEPS] for ledger in self._read_ledgers()) or None
 
     def _read_ledgers(self) -> Iterator[tuple[int, ...]]:
         """Every worker's ledger, read without mapping the segment."""

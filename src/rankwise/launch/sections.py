@@ -1,0 +1,74 @@
+"""`rankwise.section`: parts of a program that tell how long they usually take, and end when stuck.
+
+Runs inside workers. A section that takes much longer than it ever did is stuck: a peer is gone, a
+file system hangs. faulthandler's own watchdog thread then writes the stacks of all threads to
+stderr and ends the process; it needs neither the interpreter's lock nor this module, so that it
+works when the program is stuck in foreign code. The rank fails, and its agent does what it does
+after every failure.
+
+It is one watchdog per process: a program that calls `faulthandler.dump_traceback_later` itself
+must not use sections.
+"""
+
+import faulthandler
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rankwise.base.errors import ConfigError
+
+LEARNING_RUNS = 3
+"""How often a section runs before its limit is learned: the first ones compile and connect."""
+FACTOR = 10.0
+LEAST_S = 30.0
+
+_longest_s: dict[str, float] = {}
+_runs: dict[str, int] = {}
+_open: list[tuple[str, float]] = []
+"""The sections that we are in, with the instant at which each is stuck."""
+
+
+@contextmanager
+def section(name: str, *, timeout: float | None = None) -> Iterator[None]:
+    """Let this process fail if the block gets stuck.
+
+    Without `timeout` the limit is learned: after three runs it is ten times the longest run so far,
+    but at least 30 s. A run may always take as long as the longest one before.
+
+    Args:
+        name: what the block is, such as `"step"`; runs of one name are compared.
+        timeout: seconds that each run may take, from the first one on.
+
+    Raises:
+        ConfigError: `timeout` is not positive.
+    """
+    if timeout is not None and not timeout > 0:
+        raise ConfigError(f"the timeout of section {name!r} is {timeout}, expected more than 0 s")
+    began_at = time.monotonic()
+    limit_s = _limit_of(name) if timeout is None else timeout
+    _open.append((name, began_at + limit_s))
+    _arm(began_at)
+    try:
+        yield
+    finally:
+        _open.pop()
+        now = time.monotonic()
+        _longest_s[name] = max(_longest_s.get(name, 0.0), now - began_at)
+        _runs[name] = _runs.get(name, 0) + 1
+        _arm(now)
+
+
+def _limit_of(name: str) -> float:
+    if _runs.get(name, 0) < LEARNING_RUNS:
+        return float("inf")
+    return max(LEAST_S, FACTOR * _longest_s[name])
+
+
+def _arm(now: float) -> None:
+    """Let the watchdog bite at the nearest limit of all sections that we are in."""
+    stuck_at = min((at for _, at in _open), default=float("inf"))
+    if stuck_at == float("inf"):
+        faulthandler.cancel_dump_traceback_later()
+        return
+    # A limit that has passed while the section was left bites at once.
+    faulthandler.dump_traceback_later(max(stuck_at - now, 1e-3), exit=True, file=2)
