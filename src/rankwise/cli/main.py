@@ -7,6 +7,7 @@ before anything ran; what else a subcommand returns is its own, see there.
 
 import errno
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -104,7 +105,10 @@ def command_line() -> None:
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """The console script: never returns, never shows a traceback for the user's mistakes."""
     ensure_standard_streams()
-    sys.exit(invoke(sys.argv[1:] if arguments is None else arguments))
+    status = invoke(sys.argv[1:] if arguments is None else arguments)
+    # All is over but the interpreter's end: a second Ctrl-C that comes late shall not tear into it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.exit(status)
 
 
 def ensure_standard_streams() -> None:

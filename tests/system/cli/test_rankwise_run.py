@@ -243,6 +243,24 @@ def test_help_takes_no_time_and_imports_nothing_heavy() -> None:
     )
 
 
+def test_an_interrupt_that_comes_when_all_is_over_changes_nothing() -> None:
+    source = (
+        "import atexit, os, signal\n"
+        "from rankwise.cli.main import main\n"
+        "atexit.register(os.kill, os.getpid(), signal.SIGINT)\n"
+        "main(['--version'])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", source],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_reader_that_has_seen_enough_is_no_error() -> None:
     done = subprocess.run(
         ["bash", "-c", '"$@" | true; exit ${PIPESTATUS[0]}', "-", *RANKWISE, "run", "--help"],
