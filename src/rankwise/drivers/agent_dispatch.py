@@ -86,6 +86,7 @@ class AgentDispatch:
     def __init__(
         self,
         agent: Agent,
+        *,
         host: NodeHost,
         ask_store: Callable[[Order], None],
         clock: Clock,

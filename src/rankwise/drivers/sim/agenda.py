@@ -41,6 +41,10 @@ class Agenda:
         self._entries: list[tuple[Instant, int, Callable[[], None]]] = []
         self._sequence = 0
 
+    def now(self) -> Instant:
+        """The present virtual instant."""
+        return self._clock.now()
+
     @property
     def next_instant(self) -> Instant | None:
         """When the next action happens; None when nothing is left to happen."""

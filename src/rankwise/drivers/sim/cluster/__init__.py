@@ -1,0 +1,1 @@
+"""A whole cluster in one process: agents and their workers, a store, a network, and faults."""

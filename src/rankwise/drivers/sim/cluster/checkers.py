@@ -1,0 +1,353 @@
+"""What must be true of every cluster, checked whenever it could have become false.
+
+The checker keeps books of its own, on the world's clock: it sees every write to the store, every
+birth and death of a worker, and what each agent told in the end. It shares no code with the
+machines but the words in which they write.
+
+- One round is current at a time: what is written follows lawfully on what was written before; no
+  worker is born while one of an earlier round lives.
+- No rank is held by two living workers.
+- A restart is spent for each round that ended by a failure, once, and for no other; never more than
+  there are.
+- Whoever is admitted to a round runs in it within a few leases, unless it died or the round ended.
+- In the end every agent tells why it ended; all who know the verdict know the same one, and it is
+  true: a success is one of all members' workers, a root cause is a worker that failed by itself and
+  first.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from rankwise.base.errors import SimulationError
+from rankwise.base.failure import FailureCause, OutcomeStatus
+from rankwise.base.keys import Change
+from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, format_duration
+from rankwise.core.agent.vocabulary import FinishRun
+from rankwise.core.rendezvous.codec import decode_node, decode_round
+from rankwise.core.rendezvous.layout import RunKeys
+from rankwise.core.rendezvous.records import Departure, Phase, Round, Verdict
+from rankwise.core.rendezvous.vocabulary import RefusalKind, World
+from rankwise.drivers.sim.cluster.faults import ClusterPlan
+from rankwise.drivers.sim.cluster.node import SimulatedNode, Worker
+
+HEAD_START = 50 * MILLISECOND
+"""How much earlier a death by signal counts: spelled again, so that a change is noticed."""
+SELF_INFLICTED_SIGNALS = (6, 13)
+
+
+class InvariantBroken(SimulationError):
+    """A cluster did what no cluster may do."""
+
+
+@dataclass(slots=True)
+class RoundBook:
+    """What is known about one round."""
+
+    record: Round
+    running_at: Instant
+    began: dict[str, Instant] = field(default_factory=dict)
+    """When each member's agent had its ranks, by node id."""
+    workers: list[Worker] = field(default_factory=list)
+    member_vanished: bool = False
+    """Whether a member's record vanished while it ran, or before the next one began."""
+    left_on_purpose: bool = False
+    dissolved_at: Instant | None = None
+
+    @property
+    def all_began_at(self) -> Instant | None:
+        """When the last member had its ranks; None if not all of them ever had."""
+        if len(self.began) < len(self.record.members):
+            return None
+        return max(self.began.values())
+
+
+class ClusterChecker:
+    """Watches one cluster. Satisfies `Witness`.
+
+    Args:
+        plan: what befalls the cluster.
+        run_id: under which its keys lie.
+        now: tells the true instant.
+
+    Raises:
+        InvariantBroken: as soon as something is wrong.
+    """
+
+    def __init__(self, plan: ClusterPlan, run_id: str, now: Callable[[], Instant]) -> None:
+        self._plan = plan
+        self._keys = RunKeys(run_id)
+        self._now = now
+        self._round: Round | None = None
+        self._store_was_emptied = False
+        self._rank_holders: dict[int, Worker] = {}
+        self._living_by_round: dict[int, int] = {}
+        self._nodes: set[str] = set()
+        self.books: dict[int, RoundBook] = {}
+        self.finished: dict[str, FinishRun] = {}
+        self._shown: Verdict | None = None
+
+    @property
+    def round(self) -> Round | None:
+        """The round that lies in the store."""
+        return self._round
+
+    # The store
+
+    def store_emptied(self) -> None:
+        """The store has forgotten everything."""
+        self._store_was_emptied = True
+        self._nodes.clear()
+
+    def changed(self, changes: tuple[Change, ...]) -> None:
+        """Something was written."""
+        for change in changes:
+            if change.key == self._keys.round:
+                if change.value is None:
+                    self._broken("the round was deleted")
+                self._judge_round(decode_round(change.value, change.key))
+            elif change.key.startswith(self._keys.nodes):
+                self._note_node(self._keys.node_id(change.key), change)
+
+    def _note_node(self, node: str, change: Change) -> None:
+        if change.value is not None:
+            self._nodes.add(node)
+            record = decode_node(change.value, change.key, node)
+            if record.departure is not Departure.STAYS:
+                for book in self._books_of(node):
+                    book.left_on_purpose = True
+            return
+        self._nodes.discard(node)
+        for book in self._books_of(node):
+            book.member_vanished = True
+
+    def _books_of(self, node: str) -> list[RoundBook]:
+        """The round that runs, or ran last, if the node is a member."""
+        if not self.books:
+            return []
+        last = self.books[max(self.books)]
+        return [last] if node in last.record.members else []
+
+    def _judge_round(self, new: Round) -> None:
+        old, self._round = self._round, new
+        if self._store_was_emptied:
+            old, self._store_was_emptied = None, False
+        self._judge_order(old, new)
+        if len(set(new.members)) != len(new.members):
+            self._broken(f"round {new.number} has a member twice: {new.members}")
+        if new.phase is Phase.RUNNING and (old is None or old.phase is Phase.GATHERING):
+            self._judge_settlement(old, new)
+        if new.phase is Phase.GATHERING and old is not None and old.phase is Phase.RUNNING:
+            self._judge_dissolution(old, new)
+
+    def _judge_order(self, old: Round | None, new: Round) -> None:
+        if old is None:
+            lawful = new.number == 0 or not self.books
+        else:
+            number, phase = new.number - old.number, (old.phase, new.phase)
+            lawful = (
+                phase
+                in {
+                    (Phase.GATHERING, Phase.GATHERING),
+                    (Phase.GATHERING, Phase.RUNNING),
+                    (Phase.GATHERING, Phase.CLOSED),
+                    (Phase.RUNNING, Phase.RUNNING),
+                    (Phase.RUNNING, Phase.STOPPING),
+                    (Phase.RUNNING, Phase.CLOSED),
+                    (Phase.STOPPING, Phase.STOPPING),
+                    (Phase.STOPPING, Phase.CLOSED),
+                }
+                and number == 0
+            )
+            lawful = lawful or (phase == (Phase.RUNNING, Phase.GATHERING) and number == 1)
+        if not lawful:
+            before = "nothing" if old is None else f"round {old.number} {old.phase}"
+            self._broken(f"round {new.number} {new.phase} was written over {before}")
+
+    def _judge_settlement(self, old: Round | None, new: Round) -> None:
+        config = self._plan.rendezvous
+        if not config.nodes_min <= len(new.members) <= config.nodes_max:
+            self._broken(f"round {new.number} has {len(new.members)} members")
+        spent_before = 0 if old is None else old.restarts
+        spent = new.restarts - spent_before
+        last = self.books.get(new.number - 1)
+        if spent not in (0, 1):
+            self._broken(f"round {new.number} spends {spent} restarts")
+        if new.restarts > config.policy.restarts_max:
+            self._broken(f"restart {new.restarts} of {config.policy.restarts_max}")
+        if last is not None and old is not None:
+            failed = [worker for worker in last.workers if worker.failed_at is not None]
+            if spent and not old.is_failure:
+                self._broken(f"round {new.number} spends a restart, and none had failed: {old.why}")
+            refused = self._happened("refuse-workers")
+            if spent and not failed and not refused:
+                self._broken(f"round {new.number} spends a restart, and no worker had failed")
+            if old.is_failure and not spent and not last.member_vanished:
+                self._broken(f"round {new.number} spends no restart after a failure: {old.why}")
+        self.books[new.number] = RoundBook(new, self._now())
+
+    def _judge_dissolution(self, old: Round, new: Round) -> None:
+        book = self.books[old.number]
+        book.dissolved_at = self._now()
+        if new.is_failure or book.member_vanished or book.left_on_purpose:
+            return
+        if any(node not in old.members for node in self._nodes):
+            return  # somebody has joined
+        self._broken(f"round {old.number} ended without a reason, told is: {new.why}")
+
+    # The workers
+
+    def born(self, worker: Worker) -> None:
+        """A worker has come into being."""
+        holder = self._rank_holders.get(worker.rank)
+        if holder is not None:
+            self._broken(
+                f"rank {worker.rank} is born on {worker.node.host} in round {worker.round}, and "
+                f"lives on {holder.node.host} in round {holder.round}"
+            )
+        for number, living in self._living_by_round.items():
+            if number != worker.round and living:
+                self._broken(
+                    f"a worker of round {worker.round} is born while {living} of round {number} "
+                    "live"
+                )
+        self._rank_holders[worker.rank] = worker
+        self._living_by_round[worker.round] = self._living_by_round.get(worker.round, 0) + 1
+        self.books[worker.round].workers.append(worker)
+
+    def ended(self, worker: Worker) -> None:
+        """A worker has ended."""
+        if self._rank_holders.get(worker.rank) is worker:
+            del self._rank_holders[worker.rank]
+        self._living_by_round[worker.round] -= 1
+        if not self._living_by_round[worker.round]:
+            del self._living_by_round[worker.round]
+
+    def vanished(self, node: SimulatedNode) -> None:
+        """A node's agent was killed."""
+
+    def began(self, node: SimulatedNode, world: World) -> None:
+        """A node's agent has begun a round."""
+        book = self.books.get(world.round)
+        if book is None or book.record.members != world.members:
+            self._broken(f"{node.node_id} begins round {world.round}, which nobody has settled")
+        if world.members[world.node_rank] != node.node_id:
+            self._broken(f"{node.node_id} begins with the rank of {world.members[world.node_rank]}")
+        if node.node_id in book.began:
+            self._broken(f"{node.node_id} begins round {world.round} twice")
+        book.began[node.node_id] = self._now()
+
+    @property
+    def admission_patience(self) -> Duration:
+        """Within which a member must have heard that it is one."""
+        config = self._plan.rendezvous
+        return Duration(4 * (config.lease_ttl + config.request_timeout + config.retry_pause))
+
+    def judge_admission(self, number: int, is_up: Callable[[str], bool]) -> None:
+        """Long after a round has begun: its members run in it, or it is over."""
+        book = self.books[number]
+        current = self._round
+        if current is None or current.number != number or current.phase is not Phase.RUNNING:
+            return
+        deaf = [node for node in book.record.members if node not in book.began and is_up(node)]
+        if deaf:
+            self._broken(f"round {number} runs, and its members {deaf} do not know")
+
+    # The end
+
+    def agent_finished(self, node: SimulatedNode, finished: FinishRun) -> None:
+        """An agent has told what became of the run."""
+        if node.living:
+            self._broken(f"{node.node_id} ends, and its workers live: {sorted(node.living)}")
+        if finished.verdict is None and finished.refusal is None and not finished.detail:
+            self._broken(f"{node.node_id} ends and does not say why")
+        self.finished[node.node_id] = finished
+        if finished.verdict is not None:
+            self._judge_verdict(node, finished.verdict)
+        refusal = finished.refusal
+        if refusal is not None and refusal.kind is RefusalKind.IDENTITY:
+            self._broken(f"{node.node_id} takes its own record for another node's")
+
+    def _judge_verdict(self, node: SimulatedNode, verdict: Verdict) -> None:
+        written = None if self._round is None else self._round.verdict
+        if verdict != written:
+            self._broken(f"{node.node_id} shows the verdict {verdict}, and written is {written}")
+        if self._shown is None:
+            self._shown = verdict
+            self._judge_truth(verdict)
+        elif self._shown != verdict:
+            self._broken(f"different verdicts are shown: {self._shown} and {verdict}")
+
+    def _judge_truth(self, verdict: Verdict) -> None:
+        assert self._round is not None, "a verdict was written"
+        last = self.books[max(self.books)] if self.books else None
+        match verdict.status:
+            case OutcomeStatus.SUCCEEDED:
+                if last is None:
+                    self._broken("a success without a round")
+                if sum(worker.succeeded for worker in last.workers) != self._size_of(last.record):
+                    self._broken(f"a success in round {last.record.number}, and not all succeeded")
+            case OutcomeStatus.STOPPED:
+                if not self._happened("preempt"):
+                    self._broken("a stop that nobody asked for")
+            case OutcomeStatus.FAILED:
+                if verdict.root is not None and last is not None:
+                    self._judge_root(verdict, last)
+                elif not verdict.detail:
+                    self._broken(f"a failure that explains nothing: {verdict}")
+
+    def _judge_root(self, verdict: Verdict, last: RoundBook) -> None:
+        root = verdict.root
+        assert root is not None, "looked at only when there is one"
+        if root.cause is FailureCause.NOT_STARTED:
+            return
+        culprits = [
+            (_counts_at(worker), worker.rank)
+            for worker in last.workers
+            if worker.failed_at is not None
+        ]
+        told = [at for at, rank in culprits if rank == root.rank]
+        if not told:
+            self._broken(f"the root cause is told to be {root}, and the truth is {culprits}")
+        first = min(culprits)
+        slack = self._slack
+        if slack is not None and told[0] > first[0] + slack:
+            self._broken(f"the root cause is told to be {root}, and in truth it is {first}")
+
+    @property
+    def _slack(self) -> int | None:
+        """How far two messages to the leader may differ; None in a world of large delays."""
+        network = self._plan.network
+        harsh = {"partition", "crash-store", "slow-disk", "compact-store", "kill-agent"}
+        if network.loss or any(self._happened(what) for what in harsh):
+            return None
+        # A commit and the watch that tells it, after whatever commit was under way before.
+        return 6 * network.latency_max + 10 * MILLISECOND
+
+    def judge_end(self, now: Instant, unfinished: list[str]) -> None:
+        """The job should be over."""
+        if unfinished:
+            shown = "; ".join(unfinished[:8])
+            self._broken(
+                f"the job has not ended {format_duration(Duration(now))} after its beginning: "
+                f"{shown}"
+            )
+        for number, living in self._living_by_round.items():
+            self._broken(f"all agents have ended, and {living} workers of round {number} live")
+
+    def _happened(self, what: str) -> bool:
+        return any(
+            type(happening).__struct_config__.tag == what for happening in self._plan.happenings
+        )
+
+    def _size_of(self, record: Round) -> int:
+        return sum(record.slots_of(rank) for rank in range(len(record.members)))
+
+    def _broken(self, what: str) -> NoReturn:
+        raise InvariantBroken(f"at {self._now() / SECOND:.6f} s: {what}")
+
+
+def _counts_at(worker: Worker) -> int:
+    assert worker.failed_at is not None, "only failed workers are compared"
+    is_violent = worker.died_by is not None and worker.died_by not in SELF_INFLICTED_SIGNALS
+    return worker.failed_at - (HEAD_START if is_violent else 0)

@@ -1,0 +1,235 @@
+"""What a simulated cluster is, and what befalls it: values, written as YAML or drawn from a seed.
+
+Nodes are counted from 0; the machine of node 3 is `h3`. A node may live several times: each agent
+that starts there is a new one, with an id of its own.
+"""
+
+from typing import Any
+
+import msgspec
+
+from rankwise.base.units import MICROSECOND, MILLISECOND, SECOND, ZERO, Duration, Instant
+from rankwise.core.rendezvous.configuration import RendezvousConfig
+
+
+class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The way between each node and the store.
+
+    Attributes:
+        latency_min, latency_max: what a message takes; messages overtake each other, but those of
+            one watch do not.
+        loss: how many of 10,000 messages are lost. A lost answer leaves its request carried out.
+        duplicates: how many of 10,000 requests arrive twice.
+    """
+
+    latency_min: Duration = Duration(200 * MICROSECOND)
+    latency_max: Duration = Duration(2 * MILLISECOND)
+    loss: int = 0
+    duplicates: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.latency_min <= self.latency_max:
+            raise ValueError(
+                f"latency_min is {self.latency_min} ns and latency_max {self.latency_max} ns, "
+                "expected 0 < latency_min <= latency_max"
+            )
+        for name in ("loss", "duplicates"):
+            if not 0 <= getattr(self, name) < 10_000:
+                raise ValueError(f"{name} is {getattr(self, name)}, expected 0 to 9,999")
+
+
+class Clocks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How wrong the nodes' clocks are: each has an offset and a rate of its own, up to these."""
+
+    offset_max: Duration = Duration(3600 * SECOND)
+    drift_ppm_max: int = 100
+
+
+class Workers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the workers do in every round.
+
+    Attributes:
+        per_node: how many there are on each node.
+        work: how long a round must run undisturbed to succeed.
+        uneven: how much longer it takes at most on some.
+        start_takes: how long one takes at most to come into being.
+        stop_takes: how long one takes at most to end after SIGTERM.
+        stubborn: how many of 100 ignore SIGTERM.
+        cascade: how many of 100 raise an exception of their own when a peer vanishes.
+        asks_to_stop: whether they call `should_stop`, and so stop at one step.
+    """
+
+    per_node: int = 1
+    work: Duration = Duration(20 * SECOND)
+    uneven: Duration = ZERO
+    start_takes: Duration = Duration(20 * MILLISECOND)
+    stop_takes: Duration = Duration(20 * MILLISECOND)
+    stubborn: int = 0
+    cascade: int = 0
+    asks_to_stop: bool = False
+
+    def __post_init__(self) -> None:
+        if self.per_node < 1:
+            raise ValueError(f"per_node is {self.per_node}, expected at least one worker")
+
+
+class KillAgent(msgspec.Struct, frozen=True, kw_only=True, tag="kill-agent", tag_field="what"):
+    """SIGKILL to the agent, or a power cut; another agent starts there later, or never."""
+
+    at: Instant
+    node: int
+    back_after: Duration | None = None
+
+
+class FailWorker(msgspec.Struct, frozen=True, kw_only=True, tag="fail-worker", tag_field="what"):
+    """A worker ends by itself: with an exit code, or (negative) by a signal; or it raises."""
+
+    at: Instant
+    node: int
+    local_rank: int = 0
+    code: int = 1
+    raises: str = ""
+    """The name of an exception; empty for none."""
+
+
+class RefuseWorkers(
+    msgspec.Struct, frozen=True, kw_only=True, tag="refuse-workers", tag_field="what"
+):
+    """The node can start no worker for a while: its disk is broken."""
+
+    at: Instant
+    node: int
+    lasts: Duration
+
+
+class Preempt(msgspec.Struct, frozen=True, kw_only=True, tag="preempt", tag_field="what"):
+    """SIGTERM to the agent; a second one follows when `again_after` is given."""
+
+    at: Instant
+    node: int
+    signal: int = 15
+    again_after: Duration | None = None
+
+
+class Leave(msgspec.Struct, frozen=True, kw_only=True, tag="leave", tag_field="what"):
+    """The node is asked to leave; the others shall go on."""
+
+    at: Instant
+    node: int
+
+
+class Partition(msgspec.Struct, frozen=True, kw_only=True, tag="partition", tag_field="what"):
+    """Some nodes cannot reach the store for a while; their workers run on."""
+
+    at: Instant
+    nodes: tuple[int, ...]
+    lasts: Duration
+
+
+class CrashStore(msgspec.Struct, frozen=True, kw_only=True, tag="crash-store", tag_field="what"):
+    """The store is away for a while; it comes back with all that it knew, or with nothing."""
+
+    at: Instant
+    lasts: Duration
+    forgets: bool = False
+
+
+class SlowDisk(msgspec.Struct, frozen=True, kw_only=True, tag="slow-disk", tag_field="what"):
+    """Each transaction of the store takes so long for a while, one after the other."""
+
+    at: Instant
+    lasts: Duration
+    takes: Duration
+
+
+class CompactStore(
+    msgspec.Struct, frozen=True, kw_only=True, tag="compact-store", tag_field="what"
+):
+    """The store forgets its history: watches that lag behind are lost."""
+
+    at: Instant
+
+
+Happening = (
+    KillAgent
+    | FailWorker
+    | RefuseWorkers
+    | Preempt
+    | Leave
+    | Partition
+    | CrashStore
+    | SlowDisk
+    | CompactStore
+)
+
+
+class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that decides a simulated run but its seed.
+
+    Attributes:
+        nodes: how many machines there are.
+        rendezvous: what every agent is configured with.
+        workers: what they do.
+        network, clocks: how bad they are.
+        joins_within: agents start at moments spread over this.
+        late: nodes that start at another moment.
+        happenings: what befalls the cluster.
+        grace: of every gang.
+        leaves_alone: what SIGTERM means to an agent (see `AgentSpec`).
+        time_limit: after its last happening, how long the job may take to end; None works it out.
+    """
+
+    nodes: int
+    rendezvous: RendezvousConfig
+    workers: Workers = Workers()
+    network: Network = Network()
+    clocks: Clocks = Clocks()
+    joins_within: Duration = Duration(1 * SECOND)
+    late: dict[int, Instant] = {}
+    happenings: tuple[Happening, ...] = ()
+    grace: Duration = Duration(5 * SECOND)
+    leaves_alone: bool = False
+    time_limit: Duration | None = None
+
+    def __post_init__(self) -> None:
+        if self.nodes < 1:
+            raise ValueError(f"nodes is {self.nodes}, expected at least one")
+        for happening in self.happenings:
+            named = getattr(happening, "nodes", (getattr(happening, "node", 0),))
+            for node in named:
+                if not 0 <= node < self.nodes:
+                    raise ValueError(
+                        f"{type(happening).__name__} names node {node}, and there are nodes 0 to "
+                        f"{self.nodes - 1}"
+                    )
+
+    @property
+    def last_happening(self) -> Instant:
+        """When the last thing befalls the cluster."""
+        ends = [Instant(self.joins_within), *self.late.values()]
+        for happening in self.happenings:
+            extra: Any = getattr(happening, "lasts", None) or getattr(happening, "back_after", None)
+            again: Any = getattr(happening, "again_after", None)
+            ends.append(Instant(happening.at + (extra or 0) + (again or 0)))
+        return max(ends)
+
+    @property
+    def patience(self) -> Duration:
+        """How long after the last happening the job must have ended."""
+        if self.time_limit is not None:
+            return self.time_limit
+        config = self.rendezvous
+        rounds = config.policy.restarts_max + 4
+        pauses = sum(
+            config.policy.backoff.before_restart(restart)
+            for restart in range(1, config.policy.restarts_max + 2)
+        )
+        one_round = (
+            self.workers.work
+            + self.workers.uneven
+            + self.grace
+            + config.settle_delay
+            + 4 * config.lease_ttl
+        )
+        gathering = 3 * config.join_timeout + config.last_call + 2 * config.close_timeout
+        return Duration(rounds * one_round + pauses + gathering)

@@ -1,0 +1,400 @@
+"""A simulated machine: its agents, one after the other, and their workers.
+
+The node knows the truth about its workers, which its agent only hears of; the checkers compare the
+two. Between them stands a guardian, as on a real machine: orders and news take a little time, and
+when the agent is killed the guardian kills the workers.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+from typing import Any, Protocol
+
+from rankwise.base.failure import ErrorRecord, ExitStatus, Failure
+from rankwise.base.units import MICROSECOND, MILLISECOND, Duration, Instant
+from rankwise.core.agent.machine import Agent
+from rankwise.core.agent.vocabulary import (
+    AgentSpec,
+    Announcement,
+    FailuresDescribed,
+    LeaveRequested,
+    RanksStood,
+    RoundPrepared,
+    Stimulus,
+)
+from rankwise.core.gang.vocabulary import (
+    ProgressLooked,
+    StacksDumped,
+    StopRequested,
+    Swept,
+    WorkerExited,
+    WorkerRefused,
+    WorkerReported,
+    WorkerSpawned,
+)
+from rankwise.core.rendezvous.requests import Answer
+from rankwise.core.rendezvous.vocabulary import World
+from rankwise.drivers.agent_dispatch import AgentDispatch
+from rankwise.drivers.sim.agenda import Agenda
+from rankwise.drivers.sim.cluster.clocks import SkewedClock
+from rankwise.drivers.sim.cluster.faults import FailWorker, Workers
+from rankwise.drivers.sim.cluster.store import SimulatedStore, StoreClient
+from rankwise.ports.journal import Journal
+
+SIGKILL = 9
+NEWS_TAKE = Duration(200 * MICROSECOND)
+"""How long orders to the guardian and news from it travel."""
+KILL_TAKES = Duration(20 * MILLISECOND)
+"""At most, from SIGKILL to the end of a process."""
+MASTER_PORT = 29500
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """A worker's process, and the whole truth about it."""
+
+    node: "SimulatedNode"
+    round: int
+    local_rank: int
+    rank: int
+    pid: int
+    is_alive: bool = True
+    failed_at: Instant | None = None
+    """When it failed by itself, as opposed to somebody's signal; true time."""
+    died_by: int | None = None
+    """The signal that ended it when it failed by itself."""
+    succeeded: bool = False
+    is_told_to_die: bool = False
+
+
+class Witness(Protocol):
+    """Who is told the truth as it happens."""
+
+    def born(self, worker: Worker) -> None:
+        """A worker has come into being."""
+        ...
+
+    def ended(self, worker: Worker) -> None:
+        """A worker has ended."""
+        ...
+
+    def vanished(self, node: "SimulatedNode") -> None:
+        """A node's agent was killed."""
+        ...
+
+    def began(self, node: "SimulatedNode", world: World) -> None:
+        """A node's agent has begun a round."""
+        ...
+
+
+class SimulatedNode:
+    """One machine.
+
+    Args:
+        number: counts the nodes; the machine's name is `h<number>`.
+        agenda: of the world.
+        clock: this node's.
+        store: which its agents ask.
+        workers: what the workers do.
+        spec_of: the spec of an agent with the given id.
+        journal: remembers what the agents are told and order; by machine name.
+        witness: is told the truth.
+        on_step: is called when an agent has taken a step: its deadline may have changed.
+        chance: decides durations and habits on this node.
+    """
+
+    def __init__(
+        self,
+        *,
+        number: int,
+        agenda: Agenda,
+        clock: SkewedClock,
+        store: SimulatedStore,
+        workers: Workers,
+        spec_of: Callable[[int, str], AgentSpec],
+        make_agent: Callable[[AgentSpec], Agent],
+        journal: Journal,
+        witness: Witness,
+        on_step: Callable[["SimulatedNode"], None],
+        chance: Random,
+    ) -> None:
+        self.number = number
+        self.clock = clock
+        self.agent: Agent | None = None
+        self.dispatch: AgentDispatch | None = None
+        self.lives = 0
+        self.workers: dict[tuple[int, int], Worker] = {}
+        self.living: set[tuple[int, int]] = set()
+        self.refuses_until = Instant(0)
+        self._agenda = agenda
+        self._store = store
+        self._habits = workers
+        self._spec_of = spec_of
+        self._make_agent = make_agent
+        self._journal = journal
+        self._witness = witness
+        self._on_step = on_step
+        self._chance = chance
+        self._client: StoreClient | None = None
+        self._world: World | None = None
+        self._pids_given = 0
+        self._swept: set[int] = set()
+        self._asked_in = -1
+        self._stop_at: int | None = None
+        self.announcements: list[Announcement] = []
+
+    @property
+    def host(self) -> str:
+        """The machine's name."""
+        return f"h{self.number}"
+
+    @property
+    def node_id(self) -> str:
+        """The id of the present or last agent."""
+        return f"n{self.number}.{self.lives - 1}"
+
+    @property
+    def is_up(self) -> bool:
+        """Whether an agent lives here."""
+        return self._client is not None and self._client.is_alive
+
+    # The agent's life
+
+    def start_agent(self) -> None:
+        """Start an agent; the first, or another one."""
+        assert not self.is_up, "one agent per node"
+        self.lives += 1
+        spec = self._spec_of(self.number, self.node_id)
+        self.agent = self._make_agent(spec)
+        client = StoreClient(self.number, self._hear)
+        self._client = client
+        self.dispatch = AgentDispatch(
+            self.agent,
+            host=self,
+            ask_store=lambda order: self._store.ask(client, order),
+            clock=self.clock,
+            journal=_NamedJournal(self._journal, f"agent {self.node_id}"),
+            on_announcement=self.announcements.append,
+        )
+        self.dispatch.start()
+        self._on_step(self)
+
+    def kill_agent(self) -> None:
+        """SIGKILL: nothing more comes of the agent, and the guardian kills the workers."""
+        if not self.is_up:
+            return
+        self._end_agent()
+        self._witness.vanished(self)
+        for key in sorted(self.living):
+            self._kill(self.workers[key])
+
+    def end_agent(self) -> None:
+        """The agent's process has ended, with its job done."""
+        self._end_agent()
+
+    def _end_agent(self) -> None:
+        assert self._client is not None, "an agent lives here"
+        self._store.forget_client(self._client)
+        self._swept.update(key[0] for key in self.workers)
+        if self._world is not None:
+            self._swept.add(self._world.round)
+        self.dispatch = None
+
+    def ask_to_stop(self, signal: int) -> None:
+        """Send a signal to the agent."""
+        self._deliver(StopRequested(signal))
+
+    def ask_to_leave(self) -> None:
+        """Ask the agent to leave the job."""
+        self._deliver(LeaveRequested())
+
+    def tick(self) -> None:
+        """Let the agent's deadline take effect."""
+        if self.dispatch is not None:
+            self.dispatch.tick()
+            self._on_step(self)
+
+    def _hear(self, answer: Answer) -> None:
+        self._deliver(answer)
+
+    def _deliver(self, stimulus: Stimulus) -> None:
+        if self.dispatch is not None:
+            self.dispatch.deliver(stimulus)
+            self._on_step(self)
+
+    def _tell(self, stimulus: Stimulus, delay: Duration = NEWS_TAKE) -> None:
+        """Tell the present agent something a little later; a later agent never hears of it."""
+        life = self.lives
+        self._agenda.after(delay, lambda: self._deliver(stimulus) if life == self.lives else None)
+
+    # What the agent orders
+
+    def prepare_round(self, number: int) -> None:
+        """A simulated node is always fit."""
+        self._tell(RoundPrepared(number, MASTER_PORT + number % 1000))
+
+    def begin_attempt(self, world: World) -> None:
+        """The next workers live in this world."""
+        self._world = world
+        self._stop_at = None
+        self._witness.began(self, world)
+
+    def spawn(self, local_rank: int, attempt: int) -> None:
+        """Make a worker, after a while."""
+        if self._agenda_now() < self.refuses_until:
+            self._tell(WorkerRefused(local_rank, attempt, "no space left on device"))
+            return
+        life = self.lives
+        takes = self._up_to(self._habits.start_takes)
+        self._agenda.after(takes, lambda: self._be_born(local_rank, attempt, life))
+
+    def signal(self, local_rank: int, attempt: int, signal: int) -> None:
+        """Send a signal to a worker."""
+        worker = self.workers.get((attempt, local_rank))
+        if worker is None or not worker.is_alive:
+            return
+        if signal == SIGKILL:
+            self._kill(worker)
+            return
+        worker.is_told_to_die = True
+        if self._habits.asks_to_stop and self._asked_in == attempt:
+            return  # it stops at the step that is agreed upon
+        if self._chance.randrange(100) >= self._habits.stubborn:
+            self._agenda.after(
+                self._up_to(self._habits.stop_takes), lambda: self._end(worker, -signal)
+            )
+
+    def look_for_progress(self, attempt: int) -> None:
+        """Simulated workers always make progress."""
+        self._tell(ProgressLooked(attempt, self.clock.now()))
+
+    def dump_stacks(self, attempt: int) -> None:
+        """They have no stacks."""
+        self._tell(StacksDumped(attempt))
+
+    def sweep(self, attempt: int) -> None:
+        """Kill what is left of a round, and let nothing more come of it."""
+        self._swept.add(attempt)
+        for key in sorted(key for key in self.living if key[0] == attempt):
+            self._kill(self.workers[key])
+        self._end_sweep(attempt)
+
+    def ask_ranks_to_stop(self, number: int, signal: int | None) -> None:
+        """Let the ranks stand at their next step."""
+        del signal
+        self._asked_in = number
+        if self._habits.asks_to_stop:
+            step = 1 + self._chance.randrange(1000)
+            self._tell(RanksStood(number, step), self._up_to(self._habits.stop_takes))
+
+    def stop_ranks_at(self, number: int, step: int) -> None:
+        """Let the ranks stop at that step."""
+        self._stop_at = step
+        for key in sorted(key for key in self.living if key[0] == number):
+            worker = self.workers[key]
+            takes = self._up_to(self._habits.stop_takes)
+            self._agenda.after(takes, partial(self._end, worker, 143))
+
+    def describe_failures(self, number: int, failures: tuple[Failure, ...]) -> None:
+        """Nothing more is known than the machine says."""
+        self._tell(FailuresDescribed(number, failures))
+
+    # What happens to the workers
+
+    def fail_worker(self, fate: FailWorker) -> None:
+        """A worker fails by itself, if there is one."""
+        worker = self._living_worker(fate.local_rank)
+        if worker is None:
+            return
+        if fate.raises:
+            self._raise(worker, fate.raises)
+        elif fate.code:
+            worker.failed_at = self._agenda_now()
+            worker.died_by = -fate.code if fate.code < 0 else None
+            self._end(worker, fate.code)
+
+    def hear_of_vanished_peer(self, round_number: int) -> None:
+        """A peer's connection has closed: some of this node's workers raise an exception."""
+        for key in sorted(key for key in self.living if key[0] == round_number):
+            worker = self.workers[key]
+            may_raise = worker.failed_at is None and not worker.is_told_to_die
+            if may_raise and self._chance.randrange(100) < self._habits.cascade:
+                self._raise(worker, "ConnectionResetError")
+
+    def _living_worker(self, local_rank: int) -> Worker | None:
+        keys = sorted(key for key in self.living if key[1] == local_rank)
+        return self.workers[keys[-1]] if keys else None
+
+    def _be_born(self, local_rank: int, attempt: int, life: int) -> None:
+        world = self._world
+        if life != self.lives or attempt in self._swept or world is None or not self.is_up:
+            return
+        pid = 1000 + self._pids_given
+        self._pids_given += 1
+        rank = world.first_rank + local_rank
+        worker = Worker(self, attempt, local_rank, rank, pid)
+        self.workers[attempt, local_rank] = worker
+        self.living.add((attempt, local_rank))
+        self._witness.born(worker)
+        self._tell(WorkerSpawned(local_rank, attempt, pid))
+        takes = Duration(self._habits.work + self._up_to(self._habits.uneven))
+        self._agenda.after(takes, lambda: self._succeed(worker))
+
+    def _succeed(self, worker: Worker) -> None:
+        if worker.is_alive and worker.failed_at is None:
+            worker.succeeded = not worker.is_told_to_die
+            self._end(worker, 0)
+
+    def _raise(self, worker: Worker, exception: str) -> None:
+        worker.failed_at = self._agenda_now()
+        now = self.clock.now()
+        error = ErrorRecord(
+            type=exception,
+            message="simulated",
+            traceback=f"{exception}: simulated",
+            raised_at=now,
+            wall_ns=self.clock.wall_ns(),
+        )
+        self._tell(WorkerReported(worker.local_rank, worker.round, error))
+        self._agenda.after(self._up_to(KILL_TAKES), lambda: self._end(worker, 1))
+
+    def _kill(self, worker: Worker) -> None:
+        worker.is_told_to_die = True
+        self._agenda.after(self._up_to(KILL_TAKES), lambda: self._end(worker, -SIGKILL))
+
+    def _end(self, worker: Worker, code: int) -> None:
+        if not worker.is_alive:
+            return
+        worker.is_alive = False
+        self.living.discard((worker.round, worker.local_rank))
+        self._witness.ended(worker)
+        exited = WorkerExited(worker.local_rank, worker.round, ExitStatus(code), self.clock.now())
+        self._tell(exited)
+
+    def _end_sweep(self, attempt: int) -> None:
+        """A guardian tells that all is swept when nothing lives any more."""
+        takes = KILL_TAKES if any(key[0] == attempt for key in self.living) else NEWS_TAKE
+        self._tell(Swept(attempt), Duration(takes + NEWS_TAKE))
+
+    def _up_to(self, longest: Duration) -> Duration:
+        return Duration(int(self._chance.random() * longest))
+
+    def _agenda_now(self) -> Instant:
+        return self._agenda.now()
+
+
+class _NamedJournal:
+    """A journal in which this agent has a name of its own."""
+
+    def __init__(self, journal: Journal, name: str) -> None:
+        self._journal = journal
+        self._name = name
+
+    def stimulus(self, machine: str, stimulus: Any, now: Instant) -> None:
+        del machine
+        self._journal.stimulus(self._name, stimulus, now)
+
+    def effect(self, machine: str, effect: Any, now: Instant) -> None:
+        del machine
+        self._journal.effect(self._name, effect, now)

@@ -1,0 +1,375 @@
+"""A simulated cluster from its first agent to its last: virtual time, and a checker that watches.
+
+The agents, their dispatch and the store's keyspace are those of a real cluster. The world gives
+them wrong clocks, a bad network and virtual workers, lets happen what the plan says, and goes on
+until every agent has told what became of the run.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from rankwise.base.errors import SimulationError
+from rankwise.base.keys import Revision
+from rankwise.base.units import SECOND, Duration, Instant, after
+from rankwise.core.agent.machine import Agent
+from rankwise.core.agent.vocabulary import AgentSpec, FinishRun
+from rankwise.core.gang.vocabulary import GangSpec
+from rankwise.core.rendezvous.configuration import NodeOffer
+from rankwise.core.rendezvous.records import Verdict
+from rankwise.core.rendezvous.vocabulary import World
+from rankwise.drivers.sim.agenda import Agenda, VirtualClock
+from rankwise.drivers.sim.cluster.checkers import ClusterChecker, RoundBook
+from rankwise.drivers.sim.cluster.clocks import SkewedClock
+from rankwise.drivers.sim.cluster.faults import (
+    ClusterPlan,
+    CompactStore,
+    CrashStore,
+    FailWorker,
+    Happening,
+    KillAgent,
+    Leave,
+    Partition,
+    Preempt,
+    RefuseWorkers,
+    SlowDisk,
+)
+from rankwise.drivers.sim.cluster.node import SimulatedNode, Worker
+from rankwise.drivers.sim.cluster.store import SimulatedStore
+from rankwise.drivers.sim.cluster.traffic import Traffic
+from rankwise.drivers.sim.journal import MemoryJournal
+from rankwise.drivers.sim.streams import stream
+
+if TYPE_CHECKING:
+    from rankwise.ports.journal import Journal
+
+RUN_ID = "simulated"
+STEPS_MAX = 50_000_000
+PEERS_NOTICE = Duration(SECOND // 20)
+"""Within which a worker's peers see its connections close."""
+
+
+@dataclass(frozen=True)
+class ClusterRun:
+    """What a simulated cluster left.
+
+    Attributes:
+        verdict: what became of the job; None if no agent learned it.
+        finished: what each agent told, by node id.
+        ended_at: when the last agent had ended, in virtual time.
+        rounds: the books of all rounds that ran, by number.
+        traffic: what went through the store.
+        steps: how many things happened.
+    """
+
+    verdict: Verdict | None
+    finished: dict[str, FinishRun]
+    ended_at: Instant
+    rounds: dict[int, RoundBook]
+    traffic: Traffic
+    steps: int
+
+
+class NoJournal:
+    """Remembers nothing: for runs whose journal would be larger than memory."""
+
+    def stimulus(self, machine: str, stimulus: Any, now: Instant) -> None:
+        """Forget it."""
+
+    def effect(self, machine: str, effect: Any, now: Instant) -> None:
+        """Forget it."""
+
+
+class ClusterWorld:
+    """A world for one run of a cluster.
+
+    Args:
+        plan: what the cluster is, and what befalls it.
+        seed: decides all that is left to chance.
+        keeps_journal: whether every stimulus and effect of every agent is remembered.
+        make_agent: makes the machines; others than `Agent` show that the checkers can fail.
+    """
+
+    def __init__(
+        self,
+        plan: ClusterPlan,
+        seed: int,
+        *,
+        keeps_journal: bool = True,
+        make_agent: Callable[[AgentSpec], Agent] = Agent,
+    ) -> None:
+        self.plan = plan
+        self.seed = seed
+        self.journal = MemoryJournal()
+        self._clock = VirtualClock()
+        self._agenda = Agenda(self._clock)
+        self.checker = ClusterChecker(plan, RUN_ID, self._clock.now)
+        self._seen = Revision(0)
+        self.store = SimulatedStore(
+            agenda=self._agenda,
+            clock=self._clock,
+            network=plan.network,
+            request_timeout=plan.rendezvous.request_timeout,
+            chance=stream(seed, "network"),
+            on_change=self._store_has_changed,
+        )
+        journal: Journal = self.journal if keeps_journal else NoJournal()
+        self._steps = 0
+        self._starts_pending = 0
+        self._timers: dict[int, Instant] = {}
+        self._checked_rounds = 0
+        self._cuts: dict[int, int] = {}
+        clock_chance = stream(seed, "clocks")
+        self.nodes = [
+            SimulatedNode(
+                number=number,
+                agenda=self._agenda,
+                clock=SkewedClock(
+                    self._clock,
+                    Duration(clock_chance.randrange(plan.clocks.offset_max + 1)),
+                    clock_chance.randint(-plan.clocks.drift_ppm_max, plan.clocks.drift_ppm_max),
+                ),
+                store=self.store,
+                workers=plan.workers,
+                spec_of=self._spec_of,
+                make_agent=make_agent,
+                journal=journal,
+                witness=self,
+                on_step=self._after_step_of,
+                chance=stream(seed, "node", number),
+            )
+            for number in range(plan.nodes)
+        ]
+
+    def run(self) -> ClusterRun:
+        """Live the cluster's life.
+
+        Raises:
+            InvariantBroken: the cluster did what no cluster may do.
+        """
+        self._write_agenda()
+        limit = after(self.plan.last_happening, self.plan.patience)
+        while not self._is_over:
+            following = self._agenda.next_instant
+            if following is None or following > limit:
+                self.checker.judge_end(self._clock.now(), self._unfinished())
+                break
+            self._agenda.run_next()
+            self._steps += 1
+            if self._steps > STEPS_MAX:
+                raise SimulationError(f"no end after {STEPS_MAX} steps: {self._unfinished()[:8]}")
+        ended_at = self._clock.now()
+        self._hear_out()
+        self.checker.judge_end(self._clock.now(), self._unfinished())
+        verdicts = [finish.verdict for finish in self.checker.finished.values()]
+        return ClusterRun(
+            verdict=next((verdict for verdict in verdicts if verdict is not None), None),
+            finished=self.checker.finished,
+            ended_at=ended_at,
+            rounds=self.checker.books,
+            traffic=self.store.traffic,
+            steps=self._steps,
+        )
+
+    @property
+    def _is_over(self) -> bool:
+        return self._starts_pending == 0 and not self._up
+
+    def _unfinished(self) -> list[str]:
+        return [
+            f"{node.node_id} is {node.agent.phase}"
+            for node in self.nodes
+            if node.is_up and node.agent is not None
+        ]
+
+    def _hear_out(self) -> None:
+        """Let killed workers die, for a while; leases may go on ending for ever."""
+        limit = after(self._clock.now(), Duration(SECOND))
+        while self._agenda.next_instant is not None and self._agenda.next_instant <= limit:
+            self._agenda.run_next()
+
+    def _spec_of(self, number: int, node_id: str) -> AgentSpec:
+        plan = self.plan
+        static = plan.rendezvous.is_static
+        return AgentSpec(
+            run_id=RUN_ID,
+            rendezvous=plan.rendezvous,
+            offer=NodeOffer(
+                node_id=node_id,
+                host=f"h{number}",
+                address=f"10.0.{number // 256}.{number % 256}",
+                slots=plan.workers.per_node,
+                topology=f"rack{number // 16}",
+                seat=number if static else None,
+            ),
+            gang=GangSpec(size=plan.workers.per_node, grace=plan.grace),
+            leaves_alone=plan.leaves_alone,
+        )
+
+    # The agenda
+
+    def _write_agenda(self) -> None:
+        self._up: set[int] = set()
+        chance = stream(self.seed, "joins")
+        for node in self.nodes:
+            at = self.plan.late.get(node.number)
+            if at is None:
+                at = Instant(int(chance.random() * (self.plan.joins_within + 1)))
+            self._start_later(node, at)
+        for happening in self.plan.happenings:
+            self._agenda.at(happening.at, partial(self._let_happen, happening))
+
+    def _start_later(self, node: SimulatedNode, at: Instant) -> None:
+        self._starts_pending += 1
+        self._agenda.at(at, partial(self._start, node))
+
+    def _start(self, node: SimulatedNode) -> None:
+        self._starts_pending -= 1
+        if not node.is_up:
+            self._up.add(node.number)
+            self._timers.pop(node.number, None)
+            node.start_agent()
+
+    def _let_happen(self, happening: Happening) -> None:
+        match happening:
+            case KillAgent():
+                self._kill_agent(self.nodes[happening.node], happening.back_after)
+            case FailWorker():
+                self.nodes[happening.node].fail_worker(happening)
+            case RefuseWorkers():
+                node = self.nodes[happening.node]
+                node.refuses_until = after(self._clock.now(), happening.lasts)
+            case Preempt():
+                node = self.nodes[happening.node]
+                if node.is_up:
+                    node.ask_to_stop(happening.signal)
+                    if happening.again_after is not None:
+                        self._agenda.after(
+                            happening.again_after, partial(self._ask_again, node, node.lives)
+                        )
+            case Leave():
+                if self.nodes[happening.node].is_up:
+                    self.nodes[happening.node].ask_to_leave()
+            case Partition():
+                self._cut(happening.nodes)
+                self._agenda.after(happening.lasts, partial(self._mend, happening.nodes))
+            case CrashStore():
+                self.store.crash()
+                self._agenda.after(happening.lasts, partial(self._restart_store, happening))
+            case SlowDisk():
+                self.store.set_disk(happening.takes)
+                self._agenda.after(happening.lasts, partial(self.store.set_disk, Duration(0)))
+            case CompactStore():
+                self.store.compact()
+
+    def _kill_agent(self, node: SimulatedNode, back_after: Duration | None) -> None:
+        if not node.is_up:
+            return
+        node.kill_agent()
+        self._up.discard(node.number)
+        if back_after is not None:
+            self._start_later(node, after(self._clock.now(), back_after))
+
+    def _ask_again(self, node: SimulatedNode, life: int) -> None:
+        if node.is_up and node.lives == life:
+            node.ask_to_stop(15)
+
+    def _cut(self, nodes: tuple[int, ...]) -> None:
+        for node in nodes:
+            self._cuts[node] = self._cuts.get(node, 0) + 1
+            self.store.cut_off.add(node)
+
+    def _mend(self, nodes: tuple[int, ...]) -> None:
+        for node in nodes:
+            self._cuts[node] -= 1
+            if not self._cuts[node]:
+                self.store.cut_off.discard(node)
+        self.store.catch_up()
+
+    def _restart_store(self, crash: CrashStore) -> None:
+        if crash.forgets:
+            self._seen = Revision(0)
+            self.checker.store_emptied()
+        self.store.come_back(forgets=crash.forgets)
+
+    # What is told from below
+
+    def _store_has_changed(self) -> None:
+        keyspace = self.store.keyspace
+        if keyspace.revision == self._seen:
+            return
+        changes = keyspace.changes_after(self._seen, "")
+        self._seen = keyspace.revision
+        self.checker.changed(changes)
+        if len(self.checker.books) > self._checked_rounds:
+            self._checked_rounds = len(self.checker.books)
+            number = max(self.checker.books)
+            self._agenda.after(
+                self.checker.admission_patience,
+                partial(self.checker.judge_admission, number, self._is_node_up),
+            )
+
+    def _is_node_up(self, node_id: str) -> bool:
+        number = int(node_id[1:].split(".", maxsplit=1)[0])
+        node = self.nodes[number]
+        return node.is_up and node.node_id == node_id
+
+    def _after_step_of(self, node: SimulatedNode) -> None:
+        agent = node.agent
+        if agent is None or not node.is_up:
+            return
+        if agent.finished is not None:
+            self.checker.agent_finished(node, agent.finished)
+            node.end_agent()
+            self._up.discard(node.number)
+            return
+        deadline = agent.next_deadline
+        if deadline is None:
+            return
+        timer = self._timers.get(node.number)
+        if timer is not None and timer <= deadline:
+            return
+        self._timers[node.number] = deadline
+        at = max(node.clock.truth_of(deadline), self._clock.now())
+        self._agenda.at(at, partial(self._ring, node, deadline))
+
+    def _ring(self, node: SimulatedNode, deadline: Instant) -> None:
+        if self._timers.get(node.number) != deadline:
+            return
+        del self._timers[node.number]
+        agent = node.agent
+        if agent is None or not node.is_up:
+            return
+        due = agent.next_deadline
+        if due is not None and due <= node.clock.now():
+            node.tick()
+        else:
+            self._after_step_of(node)
+
+    # The witness: passes the truth on to the checker, and lets peers notice
+
+    def born(self, worker: Worker) -> None:
+        """A worker has come into being."""
+        self.checker.born(worker)
+
+    def ended(self, worker: Worker) -> None:
+        """A worker has ended: its peers' connections to it close."""
+        self.checker.ended(worker)
+        if self.plan.workers.cascade and not worker.succeeded:
+            self._let_peers_notice(worker.node, worker.round)
+
+    def vanished(self, node: SimulatedNode) -> None:
+        """A node's agent was killed."""
+        self.checker.vanished(node)
+
+    def began(self, node: SimulatedNode, world: World) -> None:
+        """A node's agent has begun a round."""
+        self.checker.began(node, world)
+
+    def _let_peers_notice(self, node: SimulatedNode, round_number: int) -> None:
+        chance = stream(self.seed, "cascade", node.number, self._steps)
+        for peer in self.nodes:
+            if peer is not node and peer.living:
+                delay = Duration(int(chance.random() * PEERS_NOTICE))
+                self._agenda.after(delay, partial(peer.hear_of_vanished_peer, round_number))
