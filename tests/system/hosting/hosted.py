@@ -54,7 +54,8 @@ class Hosted:
     def order(self, worker: int, fds: dict[int | str, int] | None = None, **order: Any) -> None:
         """Order a worker; `argv` or `program` and more are keywords."""
         fds = fds or {}
-        order = {"env": dict(os.environ), "cwd": None, **order, "fds": list(fds)}
+        self.send("environment", order.pop("env", dict(os.environ)))
+        order = {"env": {}, "cwd": None, **order, "fds": list(fds)}
         self.send("spawn", worker, order, fds=tuple(fds.values()))
 
     def send(self, *message: Any, fds: Sequence[int] = ()) -> None:

@@ -171,6 +171,24 @@ def test_a_worker_inherits_none_of_the_servers_descriptors(server: Hosted, folde
     assert (code, text) == (0, "[0, 1, 2, 3]\n"), "3 is the folder being listed"
 
 
+def test_a_worker_may_differ_in_variables_from_the_others(server: Hosted, folder: Path) -> None:
+    seen = "import os; print(*(os.environ.get(name) for name in ('COLOUR', 'TASTE', 'SIZE')))"
+    program = script(folder, seen)
+    server.send("environment", {**os.environ, "COLOUR": "blue", "TASTE": "sweet"})
+
+    outputs = []
+    for worker, changes in enumerate(
+        [{}, {"TASTE": None, "SIZE": "L"}, {"COLOUR": "red"}], start=1
+    ):
+        read_fd, write_fd = os.pipe()
+        order = {"program": program, "cwd": str(folder), "env": changes, "fds": [1]}
+        server.send("spawn", worker, order, fds=[write_fd])
+        os.close(write_fd)
+        outputs.append(read_to_end(read_fd).decode().strip())
+
+    assert outputs == ["blue sweet None", "blue None L", "red sweet None"]
+
+
 def test_workers_differ_in_random_numbers_and_environment(folder: Path) -> None:
     with Hosted("forkserver", "random", "numpy.random") as server:
         program = script(

@@ -105,6 +105,23 @@ def test_a_worker_gets_its_descriptors_environment_and_directory(
     assert len(descriptors) == 5, "0, 1, 2, the extra one, and that of the directory being listed"
 
 
+def test_a_worker_may_differ_in_variables_from_the_others(guardian: Hosted) -> None:
+    show = ["/bin/sh", "-c", "echo $COLOUR ${TASTE-none} ${SIZE-none}"]
+    guardian.send("environment", {"COLOUR": "blue", "TASTE": "sweet"})
+
+    outputs = []
+    for worker, changes in enumerate(
+        [{}, {"TASTE": None, "SIZE": "L"}, {"COLOUR": "red"}], start=1
+    ):
+        read_fd, write_fd = os.pipe()
+        order = {"argv": show, "env": changes, "fds": [1]}
+        guardian.send("spawn", worker, order, fds=[write_fd])
+        os.close(write_fd)
+        outputs.append(read_to_end(read_fd).decode().strip())
+
+    assert outputs == ["blue sweet none", "blue none L", "red sweet none"]
+
+
 def test_a_worker_starts_with_default_signals_and_its_own_limits(guardian: Hosted) -> None:
     cpu = min(os.sched_getaffinity(0))
     program = (

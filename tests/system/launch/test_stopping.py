@@ -112,12 +112,11 @@ def test_a_low_limit_that_may_be_raised_is_in_nobodys_way(tmp_path: Path) -> Non
 def test_a_fork_server_that_imports_is_not_waited_for(
     size: int, padding: int, interrupts: int, gate: Path, tmp_path: Path
 ) -> None:
-    """With much environment, the orders do not fit into the socket that nobody reads."""
+    """Much environment does not fit into the socket that nobody reads, nor do the orders."""
     script = write_program(tmp_path, "open('ran', 'w')")
     options = ("--start-method=forkserver", "--preload=slowmod", f"--nproc-per-node={size}")
-    with start(
-        "run", *options, script, environment={"PADDING": "x" * padding}, cwd=tmp_path
-    ) as running:
+    environment = {f"PADDING{number}": "x" * padding for number in range(4)}
+    with start("run", *options, script, environment=environment, cwd=tmp_path) as running:
         running.wait_for("importing")
         deaths = Deaths(everybody())
         asked_at = time.monotonic()

@@ -35,6 +35,8 @@ GUARDIAN_PATIENCE = Duration(6 * SECOND)
 KILL_PATIENCE = Duration(1 * SECOND)
 """How long processes may take to die of SIGKILL."""
 
+_CHANGES_SHARE_MAX = 0.25
+"""How many variables a worker may have to itself, before those that all share are sent anew."""
 _CONTROL_FD = 3
 _TOO_MANY_PROCESSES = "too many processes: see ulimit -u, and pids.max of the control group"
 
@@ -106,6 +108,7 @@ class Connection:
         ours.setblocking(False)  # noqa: FBT003  # the standard library's signature
         self._reader = wire.FrameReader()
         self._numbers = count(1)
+        self._environment: dict[str, str] | None = None
         self._unsent: deque[_UnsentFrame] = deque()
         self._reactor: Reactor | None = None
 
@@ -129,7 +132,8 @@ class Connection:
 
     def spawn(self, worker: int, order: dict[str, Any], fds: Sequence[int]) -> None:
         """Order a process; `fds` are copied on the way and remain the caller's."""
-        self._send(("spawn", worker, order), fds)
+        changes = self._environment_changes(order["env"])
+        self._send(("spawn", worker, {**order, "env": changes}), fds)
 
     def signal(self, worker: int, signum: int, *, group: bool) -> None:
         """Order a signal to a process or to its group."""
@@ -161,6 +165,22 @@ class Connection:
         self.unwatch()
         self._forget_unsent()
         self._socket.close()
+
+    def _environment_changes(self, wanted: dict[str, str]) -> dict[str, str | None]:
+        """Say what a process shall have that the other side does not know; None removes a variable.
+
+        The workers of a gang differ in a few variables out of many, so the others are sent once.
+        Writing what all of them share for each of them would cost a fork server more than a fork.
+        """
+        if self._environment is not None:
+            known = self._environment
+            changes: dict[str, str | None] = dict.fromkeys(known.keys() - wanted.keys())
+            changes.update(item for item in wanted.items() if known.get(item[0]) != item[1])
+            if len(changes) <= len(wanted) * _CHANGES_SHARE_MAX:
+                return changes
+        self._send(("environment", wanted))
+        self._environment = dict(wanted)
+        return {}
 
     def _send(self, message: tuple[Any, ...], fds: Sequence[int] = ()) -> None:
         """Send now, or, if the other side is busy, when it takes it: nobody here waits for it.

@@ -19,8 +19,8 @@ That costs the time of the imports, and the job runs as under any other start me
 
 **A fork is cheap as long as it writes little**, because each page that it writes to is copied. So
 the server imports less than is usual (`threading` alone, which rebuilds itself in every fork,
-doubles the cost of an empty one), keeps the collector off its objects, and a fork frees nothing of
-what it has inherited.
+doubles the cost of an empty one), keeps the collector off its objects, has the environment that its
+workers share, and a fork frees nothing of what it has inherited.
 
 **A fork is made to look like an interpreter that has just started**: environment, directory,
 `sys.path`, `sys.argv`, signals and random numbers. It leaves the loop and the frames of the server
@@ -75,7 +75,12 @@ class ForkServer:
         if self._python_threads and is_guess:
             os._exit(0)  # and not otherwise, since the threads may never end
         self._native_threads = native_thread_count()
-        self._loop = SpawnLoop(control, become=self._begin_worker, admit=self.check_threads)
+        self._loop = SpawnLoop(
+            control,
+            become=self._begin_worker,
+            admit=self.check_threads,
+            orders={"environment": self._take_environment},
+        )
         details = {"failed": failed, "threads": self._python_threads}
         self._loop.tell(("ready", os.getpid(), details))
 
@@ -105,13 +110,26 @@ class ForkServer:
     def _imported(self) -> str:
         return f"preloaded: {', '.join(self._preload)}" if self._preload else "nothing preloaded"
 
+    def _take_environment(self, environment: dict[str, str]) -> None:
+        """Take on what the next workers have in common: then their forks need not."""
+        replace_environment(self._environment, environment)
+        self._environment = environment
+
     def _begin_worker(self, order: "dict[str, Any]") -> None:
         self._loop.leave()
         # What an interpreter sets up at its start; all other signals are at their defaults.
         _signal.signal(_signal.SIGINT, _signal.default_int_handler)
         _signal.signal(_signal.SIGPIPE, _signal.SIG_IGN)
         _signal.signal(_signal.SIGXFSZ, _signal.SIG_IGN)
-        replace_environment(self._environment, order["env"])
+        for name, value in order["env"].items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        for name, fd in order["descriptors"].items():
+            if name not in bootstrap.OWN_DESCRIPTORS:
+                os.set_inheritable(fd, True)  # noqa: FBT003 - the standard library's signature
+                os.environ[name] = str(fd)
         numpy_random = sys.modules.get("numpy.random")
         if numpy_random is not None:
             numpy_random.seed()  # the standard library does the same to its own after a fork
@@ -175,4 +193,4 @@ def main(control: str, preload: list[str]) -> None:
     program = order["program"]
     arguments = {"script": program[1:2], "module": ("-m", *program[1:2])}.get(program[0], ())
     sys.orig_argv[:] = [sys.executable, "-u", *arguments, *(program[2] if program[2:] else ())]
-    bootstrap.run_and_exit(program)
+    bootstrap.run_and_exit(program, order["descriptors"])

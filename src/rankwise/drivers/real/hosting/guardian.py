@@ -36,11 +36,16 @@ class Guardian:
     """Makes and guards the workers of one agent."""
 
     def __init__(self, control: "_socket.socket") -> None:
+        self._environment: dict[str, str] = {}
         self._guarded: list[str] = []
         self._loop = SpawnLoop(
             control,
-            become=execute,
-            orders={"sweep": self._sweep, "guard": self._guard},
+            become=self._begin_worker,
+            orders={
+                "environment": self._take_environment,
+                "sweep": self._sweep,
+                "guard": self._guard,
+            },
         )
 
     def run(self) -> None:
@@ -51,6 +56,21 @@ class Guardian:
         _reap_all()
         for path in self._guarded:
             remove_tree(path)
+
+    def _take_environment(self, environment: dict[str, str]) -> None:
+        self._environment = environment
+
+    def _begin_worker(self, order: "Order") -> None:
+        environment = self._environment
+        for name, value in order["env"].items():
+            if value is None:
+                environment.pop(name, None)
+            else:
+                environment[name] = value
+        for name, fd in order["descriptors"].items():
+            os.set_inheritable(fd, True)  # noqa: FBT003 - the standard library's signature
+            environment[name] = str(fd)
+        execute(order["argv"], environment)
 
     def _sweep(self, token: object) -> "Message":
         spared = [self._loop.workers[worker] for worker in self._loop.kept]
@@ -71,10 +91,8 @@ def _reap_all() -> None:
         pass
 
 
-def execute(order: "Order") -> None:
-    """Replace this process by the program that the order names; raise `Refused` if it cannot be."""
-    argv: list[str] = order["argv"]
-    environment: dict[str, str] = order["env"]
+def execute(argv: list[str], environment: dict[str, str]) -> None:
+    """Replace this process by a program; raise `Refused` if it cannot be."""
     program = argv[0]
     if "/" in program:
         candidates = [program]

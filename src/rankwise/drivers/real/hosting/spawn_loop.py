@@ -84,6 +84,7 @@ class SpawnLoop:
         self._reader = FrameReader()
         self._replies = FrameWriter()
         self._control = control
+        self._interest = select.EPOLLIN
         self._agent_has_ended = False
         try:
             self._agent = _pidfd_of_peer(control)
@@ -104,7 +105,7 @@ class SpawnLoop:
             for number in range(1, _signal.NSIG)
             if _signal.getsignal(number) not in (_signal.SIG_DFL, None)
         ]
-        self._epoll.register(self._control.fileno(), select.EPOLLIN)
+        self._epoll.register(self._control.fileno(), self._interest)
         self._epoll.register(self._wakeup, select.EPOLLIN)
         if self._agent is not None:
             self._descriptors.append(self._agent)
@@ -276,7 +277,9 @@ class SpawnLoop:
         except OSError:
             return False
         interest = select.EPOLLIN if self._replies.is_empty else select.EPOLLIN | select.EPOLLOUT
-        self._epoll.modify(self._control.fileno(), interest)
+        if interest != self._interest:
+            self._interest = interest
+            self._epoll.modify(self._control.fileno(), interest)
         return True
 
 
@@ -291,14 +294,19 @@ def _check_descriptors(*, needed: int, received: int) -> None:
 
 
 def _set_up(order: "Order", fds: "dict[int | str, int]") -> None:
-    """Give a forked child what the order wants it to have, all but the program."""
+    """Give a forked child what the order wants it to have, all but environment and program.
+
+    Descriptors that shall be found by a variable are left to whoever makes the environment, as
+    `order["descriptors"]`. They are not inheritable yet.
+    """
+    descriptors: dict[str, int] = {}
     for target, fd in fds.items():
         if isinstance(target, int):
             os.dup2(fd, target)
             os.close(fd)
         else:
-            os.set_inheritable(fd, True)  # noqa: FBT003 - the standard library's signature
-            order["env"][target] = str(fd)
+            descriptors[target] = fd
+    order["descriptors"] = descriptors
     cwd = order.get("cwd")
     if cwd is not None:
         try:

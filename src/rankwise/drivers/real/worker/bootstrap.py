@@ -28,7 +28,7 @@ from _frozen_importlib import BuiltinImporter
 
 TYPE_CHECKING = False  # `typing` would cost more than all the rest
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from types import ModuleType, TracebackType
     from typing import Any, NoReturn
 
@@ -39,6 +39,9 @@ STACKS_SIGNAL: int = _signal.SIGRTMIN + 6
 REPORT_VARIABLE = "RANKWISE_REPORT_FD"
 RESULT_VARIABLE = "RANKWISE_RESULT_FD"
 PAYLOAD_VARIABLE = "RANKWISE_PAYLOAD_FD"
+OWN_DESCRIPTORS = (REPORT_VARIABLE, RESULT_VARIABLE, PAYLOAD_VARIABLE)
+"""Names of descriptors that are for this code: the program does not find them, nor do its children
+inherit them."""
 ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 
 _RECORD_START = "\x1e"
@@ -122,15 +125,19 @@ def run_as_started() -> None:
         started_as.remove(boot_file)
     if not getattr(sys.flags, "safe_path", sys.flags.isolated):
         del sys.path[0]
-    run(program)
+    run(program, take_descriptors())
 
 
-def run(program: "Program") -> None:
+def run(program: "Program", descriptors: "Mapping[str, int]") -> None:
     """Run a program as `__main__`; raises whatever it raises, which has been reported.
 
     `sys.path` must not begin with a directory of ours. Call it as the last thing.
+
+    Args:
+        program: what to run.
+        descriptors: by name, those of `OWN_DESCRIPTORS` that there are; not inheritable.
     """
-    reporter = Reporter(take_descriptor(REPORT_VARIABLE))
+    reporter = Reporter(descriptors.get(REPORT_VARIABLE))
     try:
         if program[0] == "script":
             _run_script(reporter, program[1], program[2])
@@ -140,7 +147,7 @@ def run(program: "Program") -> None:
             _renew_main()
             reporter.announce()
             _function().call_payload(
-                take_descriptor(PAYLOAD_VARIABLE), take_descriptor(RESULT_VARIABLE), reporter.report
+                descriptors.get(PAYLOAD_VARIABLE), descriptors.get(RESULT_VARIABLE), reporter.report
             )
     except SystemExit:
         raise
@@ -150,17 +157,19 @@ def run(program: "Program") -> None:
         raise
 
 
-def take_descriptor(variable: str) -> "int | None":
-    """Take a descriptor out of the environment, so that the program's children do not get it."""
-    number = os.environ.pop(variable, None)
-    if number is None:
-        return None
-    os.set_inheritable(int(number), False)  # noqa: FBT003 - the standard library's signature
-    return int(number)
+def take_descriptors() -> dict[str, int]:
+    """Take our descriptors out of the environment, so that the program's children get none."""
+    descriptors: dict[str, int] = {}
+    for variable in OWN_DESCRIPTORS:
+        number = os.environ.pop(variable, None)
+        if number is not None:
+            descriptors[variable] = int(number)
+            os.set_inheritable(int(number), False)  # noqa: FBT003 - the standard library's signature
+    return descriptors
 
 
-def run_and_exit(program: "Program") -> "NoReturn":
-    """Run a program in a fork, and end the process as an interpreter ends.
+def run_and_exit(program: "Program", descriptors: "Mapping[str, int]") -> "NoReturn":
+    """Run a program in a fork, as `run` does, and end the process as an interpreter ends.
 
     Everything that a program can observe of an interpreter's end happens here, but for the
     destruction of all modules, which would copy the memory that forks share: threads are waited
@@ -169,7 +178,7 @@ def run_and_exit(program: "Program") -> "NoReturn":
     code = 0
     uncaught: BaseException | None = None
     try:
-        run(program)
+        run(program, descriptors)
     except SystemExit as ending:
         code = _exit_code(ending)
     except BaseException as error:  # noqa: BLE001 - this is the bottom of the process

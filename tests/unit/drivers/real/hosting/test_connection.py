@@ -4,8 +4,11 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rankwise.base.units import SECOND, Duration, after
 from rankwise.drivers.real.clock import SystemClock
@@ -14,7 +17,7 @@ from rankwise.drivers.real.hosting.wire import FrameReader
 from rankwise.drivers.real.reactor import Reactor
 
 WORKERS = 64
-ENVIRONMENT = {"PADDING": "x" * 100_000}
+PADDING = ["x" * 100_000]
 
 
 @pytest.fixture
@@ -33,7 +36,7 @@ def spawn_all(connection: Connection) -> None:
         read_fd, write_fd = os.pipe()
         os.write(write_fd, b"%d" % worker)
         os.close(write_fd)
-        connection.spawn(worker, {"env": ENVIRONMENT, "fds": [0]}, [read_fd])
+        connection.spawn(worker, {"argv": PADDING, "env": {}, "fds": [0]}, [read_fd])
         os.close(read_fd)
 
 
@@ -54,7 +57,7 @@ def test_orders_that_nobody_reads_are_kept_with_their_descriptors_and_sent_later
         reader = FrameReader()
         heard: list[tuple[object, ...]] = []
         deadline = after(SystemClock().now(), Duration(10 * SECOND))
-        while len(heard) <= WORKERS:
+        while len(heard) <= WORKERS + 1:
             assert SystemClock().now() < deadline
             reactor.run_once(SystemClock().now())
             for message, fds in reader.receive(theirs):
@@ -64,8 +67,54 @@ def test_orders_that_nobody_reads_are_kept_with_their_descriptors_and_sent_later
         connection.close()
 
     orders = [("spawn", worker, b"%d" % worker) for worker in range(WORKERS)]
-    assert heard == [*orders, ("signal", 7)]
+    assert heard == [("environment", {}), *orders, ("signal", 7)]
     assert open_files() == files_before
+
+
+def environments_sent(wanted: list[dict[str, str]]) -> list[tuple[object, ...]]:
+    """Order a worker for each of these environments; return what is sent about environments."""
+    ours, theirs = socket.socketpair()
+    connection = Connection("guardian", ours)
+    with theirs:
+        for worker, environment in enumerate(wanted):
+            connection.spawn(worker, {"env": environment}, [])
+        connection.close()
+        reader = FrameReader()
+        messages: list[tuple[Any, ...]] = []
+        while not reader.ended:
+            messages += [message for message, _ in reader.receive(theirs)]
+    return [
+        message if message[0] == "environment" else ("worker", message[2]["env"])
+        for message in messages
+    ]
+
+
+def test_what_workers_have_in_common_is_sent_once() -> None:
+    common = {"A": "1", "B": "2", "C": "3", "D": "4"}
+
+    sent = environments_sent([{**common, "RANK": "0"}, {**common, "RANK": "1"}, common])
+
+    assert sent == [
+        ("environment", {**common, "RANK": "0"}),
+        ("worker", {}),
+        ("worker", {"RANK": "1"}),
+        ("worker", {"RANK": None}),
+    ]
+
+
+@given(st.lists(st.dictionaries(st.sampled_from("ABCDEFGHIJ"), st.sampled_from("01")), max_size=20))
+def test_every_worker_gets_its_own_environment(wanted: list[dict[str, str]]) -> None:
+    common: dict[str, str | None] = {"STRANGER": "!"}  # what the other side has by itself
+    got = []
+    for kind, variables in environments_sent(wanted):
+        assert isinstance(variables, dict)
+        if kind == "environment":
+            common = dict(variables)
+        else:
+            changed = {**common, **variables}
+            got.append({name: value for name, value in changed.items() if value is not None})
+
+    assert got == wanted
 
 
 def test_closing_forgets_what_nobody_has_read(reactor: Reactor) -> None:
