@@ -64,7 +64,7 @@ _HOMES = {
     "FailureCause": "rankwise.base.failure",
 }
 
-_SUBPACKAGES = ("collectives", "sim")
+_SUBPACKAGES = ("collectives", "sim", "workers")
 """Reached by `import rankwise` alone, as what they hold is part of the interface."""
 
 __all__ = [  # spelled out, since type checkers read this list and cannot run code

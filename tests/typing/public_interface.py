@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import rankwise
-from rankwise import collectives
+from rankwise import collectives, workers
 
 
 def square(offset: int) -> int:
@@ -65,3 +65,24 @@ def combine_arrays() -> None:
     collectives.all_gather([1.0, 2.0])
     collectives.reduce_scatter(np.zeros((collectives.size(), 3)))
     collectives.barrier(timeout=5.0)
+
+
+def use_one_chip() -> None:
+    args = workers.TaskArgs()
+    args.add_tensor(np.zeros(4, np.float32), workers.TensorArgType.INOUT)
+    args.add_scalar(4)
+    callable_ = workers.ChipCallable.build(
+        [workers.ArgDirection.INOUT, workers.Parameter.of(workers.ArgDirection.SCALAR, "n")],
+        "scale",
+        np.multiply,
+    )
+    chip = workers.ChipWorker()
+    chip.init(platform="sim")
+    chip.set_device(0)
+    assert_type(chip.run(callable_, args, workers.ChipCallConfig(block_dim=4)), int)
+    assert_type(chip.run(callable_, args, enable_profiling=True), int)
+    assert_type(chip.malloc(64), int)
+    assert_type(chip.last_report, workers.TaskReport | None)
+    assert_type(chip.leaks, tuple[workers.Leak, ...])
+    assert_type(args.tensor(0), workers.ContinuousTensor)
+    assert_type(workers.get_element_size(workers.DataType.BFLOAT16), int)

@@ -429,7 +429,7 @@ def test_buffers_are_loaded_used_and_stored(bare: ChipWorker) -> None:
 
 
 def test_staging_in_posix_shared_memory_is_found_by_name_and_left_alone(bare: ChipWorker) -> None:
-    names = {kind: f"rankwise-test-{os.getpid()}-{kind}" for kind in ("input", "output")}
+    names = {kind: f"chip-test-{os.getpid()}-{kind}" for kind in ("input", "output")}
     paths = [Path("/dev/shm", name) for name in names.values()]
     config = staged_config()
     for staging in (*config.host_inputs, *config.host_outputs):
@@ -451,7 +451,7 @@ def failing_config(what: str) -> ChipBootstrapConfig:
     config = staged_config()
     match what:
         case "no such staging":
-            config.host_inputs[0].shm_name = f"rankwise-test-none-{os.getpid()}"
+            config.host_inputs[0].shm_name = f"chip-test-none-{os.getpid()}"
         case "no communicator":
             config.comm = None
         case _:
@@ -462,7 +462,7 @@ def failing_config(what: str) -> ChipBootstrapConfig:
 @pytest.mark.parametrize(
     ("what", "error", "message"),
     [
-        ("no such staging", UnknownName, "UnknownName: there is no shared memory 'rankwise-test-"),
+        ("no such staging", UnknownName, "UnknownName: there is no shared memory 'chip-test-"),
         ("no communicator", ConfigError, "ConfigError: buffers 'odd', 'x', 'y' lie in a window"),
         ("size", ConfigError, "ConfigError: host_inputs has 399 bytes for buffer 'x', which has"),
     ],
