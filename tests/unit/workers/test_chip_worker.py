@@ -717,6 +717,61 @@ def test_a_full_chip_says_how_full_it_is() -> None:
     worker.malloc(6 << 30)
 
 
+def test_a_task_that_does_not_fit_leaves_nothing_of_it_on_the_chip() -> None:
+    x, y, out = vectors(1 << 20)
+    worker = opened("sim")
+    worker.malloc((16 << 30) - 3 * x.nbytes // 2)
+    before = worker.committed_device_memory
+
+    with pytest.raises(DeviceMemoryExhausted, match="no room for 4 MiB, 2 MiB left"):
+        worker.run(ADD, arguments(x, y, out, x.size))
+
+    assert worker.committed_device_memory == before
+
+
+@triton.jit
+def matmul_kernel(  # noqa: PLR0917 (kernels take their arguments in order)
+    a: Any, b: Any, c: Any, n: Any, k: Any, block: tl.constexpr
+) -> None:
+    row = tl.program_id(0) * block + tl.arange(0, block)
+    column = tl.program_id(1) * block + tl.arange(0, block)
+    total = tl.zeros((block, block), dtype=tl.float32)
+    for start in range(0, k, block):
+        depth = start + tl.arange(0, block)
+        left = tl.load(a + row[:, None] * k + depth[None, :])
+        right = tl.load(b + depth[:, None] * n + column[None, :])
+        total = tl.dot(left, right, total)
+    tl.store(c + row[:, None] * n + column[None, :], total)
+
+
+@pytest.mark.parametrize("platform", ["host", "sim"])
+def test_a_product_of_matrices_split_over_two_chips_equals_numpy(platform: str) -> None:
+    random = np.random.default_rng(7)
+    a = random.standard_normal((64, 96)).astype(np.float16)
+    b = random.standard_normal((96, 32)).astype(np.float16)
+    matmul = ChipCallable.build(
+        [
+            Parameter.of(IN, "a", "float16", (None, 96)),
+            Parameter.of(IN, "b", "float16", (96, None)),
+            Parameter.of(OUT, "c", "float32"),
+            SCALAR,
+            SCALAR,
+        ],
+        "matmul",
+        matmul_kernel,
+        grid=(2, 2),
+        meta={"block": 16},
+    )
+    halves = [np.zeros((32, 32), np.float32) for _ in range(2)]
+
+    for chip, half in enumerate(halves):
+        rows = np.ascontiguousarray(a[32 * chip : 32 * chip + 32])
+        opened(platform, chip).run(matmul, arguments(rows, b, half, 32, 96))
+
+    exact = a.astype(np.float64) @ b.astype(np.float64)
+    np.testing.assert_allclose(np.vstack(halves), exact, rtol=1e-5, atol=1e-4)
+
+
 def test_a_plain_function_is_no_kernel() -> None:
     function = ChipCallable.build([INOUT], "numpy_code", np.negative)
 
