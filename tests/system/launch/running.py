@@ -15,6 +15,11 @@ from typing import IO, Self
 PATIENCE_S = 60.0
 """No test waits this long: it is the deadline after which something is wrong."""
 
+WITHIN_S = 4.5
+"""How soon everything must be gone: within a second, as is promised, wherever processes get to run.
+On a machine with ten times more to do than it can it takes more than that, but less than any
+patience of ours, which a fault would use up: 5 s for a sweep, 6 for a guardian, 30 of grace."""
+
 RANKWISE = (sys.executable, "-m", "rankwise")
 
 

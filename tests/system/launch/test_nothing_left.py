@@ -11,11 +11,17 @@ from pathlib import Path
 
 import leftovers
 import pytest
-from running import Deaths, Running, numbers_after, start, start_program, write_program
+from running import (
+    WITHIN_S,
+    Deaths,
+    Running,
+    numbers_after,
+    start,
+    start_program,
+    write_program,
+)
 
 pytestmark = pytest.mark.system
-
-WITHIN_S = 1.0
 
 FAMILY = """
 import multiprocessing, os, signal, sys, time

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import Deaths, numbers_after, start_program
+from running import WITHIN_S, Deaths, numbers_after, start_program
 
 import rankwise
 
@@ -125,7 +125,7 @@ def test_daemons_end_with_their_program(tmp_path: Path, monkeypatch: pytest.Monk
     (pid,) = numbers_after("pid", done.stdout)
 
     assert done.code == 0
-    assert Deaths([pid]).survivors(within_s=1) == []
+    assert Deaths([pid]).survivors(WITHIN_S) == []
 
 
 def test_an_interrupt_while_joining_is_a_keyboard_interrupt(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import leftovers
 import pytest
 from running import (
     PATIENCE_S,
+    WITHIN_S,
     Deaths,
     Running,
     numbers_after,
@@ -29,8 +30,6 @@ from rankwise.launch.job import Job, LogPlan, Script
 from rankwise.launch.supervision import Supervision
 
 pytestmark = pytest.mark.system
-
-WITHIN_S = 1.0
 
 SLOW_MODULE = """
 import os
