@@ -29,12 +29,14 @@ if TYPE_CHECKING:
     from rankwise.launch.api import run
     from rankwise.launch.fork_server import ForkServer
     from rankwise.launch.ranks import local_rank, rank, restart_count, run_id, world_size
+    from rankwise.launch.sections import section
     from rankwise.launch.spawning import (
         ProcessExitedException,
         ProcessRaisedException,
         SpawnContext,
         spawn,
     )
+    from rankwise.launch.stopping import should_stop
 
 __version__ = "0.1.0"
 
@@ -50,6 +52,8 @@ _HOMES = {
     "world_size": "rankwise.launch.ranks",
     "restart_count": "rankwise.launch.ranks",
     "run_id": "rankwise.launch.ranks",
+    "section": "rankwise.launch.sections",
+    "should_stop": "rankwise.launch.stopping",
     "CollectiveError": "rankwise.base.errors",
     "CollectiveTimeout": "rankwise.base.errors",
     "ConfigError": "rankwise.base.errors",
@@ -89,6 +93,8 @@ __all__ = [  # spelled out, since type checkers read this list and cannot run co
     "restart_count",
     "run",
     "run_id",
+    "section",
+    "should_stop",
     "spawn",
     "world_size",
 ]

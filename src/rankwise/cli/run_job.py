@@ -14,7 +14,7 @@ import msgspec
 from rankwise.base.backoff import Backoff
 from rankwise.base.errors import ConfigError
 from rankwise.base.units import SECOND, Duration
-from rankwise.cli.one_node import check_nodes, check_rendezvous, master_address
+from rankwise.cli.nodes import check_rendezvous, master_address, node_counts
 from rankwise.cli.programs import (
     check_preload,
     executable,
@@ -96,6 +96,15 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     shutdown_timeout: Duration | None
     virtual_local_rank: bool
     preload: list[str] | None
+    spares: int
+    max_no_progress: int | None
+    max_node_failures: int | None
+    no_retry: list[str]
+    retry_startup_errors: bool
+    on_preemption: str
+    node_check: list[str]
+    node_topology: str
+    health_port: int | None
     hang_timeout: Duration | None
     restart_backoff: Duration | None
     log_prefix: str | None
@@ -115,7 +124,7 @@ def job_from(options: RunOptions, environ: Mapping[str, str]) -> Job:
         ConfigError: a value cannot be used.
     """
     check_working_directory()
-    check_nodes(options.nnodes, options.node_rank, label=options.label("nnodes"))
+    counts = node_counts(options.nnodes, options.node_rank, label=options.label("nnodes"))
     check_rendezvous(options.rdzv_backend, options.rdzv_conf)
     _check_event_handler(options)
     size = _size(options, environ)
@@ -128,10 +137,23 @@ def job_from(options: RunOptions, environ: Mapping[str, str]) -> Job:
         is_standalone=options.standalone,
     )
     program = _program(options, environ)
+    cluster = None
+    gang = _gang(options, size)
+    run_id = _run_id(options)
+    if counts.most > 1:
+        from rankwise.cli.several_nodes import cluster_plan  # noqa: PLC0415  # only for several
+
+        cluster = cluster_plan(options, counts, gang)
+        # The job has restarts, and counts them over all nodes; a node's gang has none of its own.
+        gang = msgspec.structs.replace(gang, restarts_max=0)
+        run_id = options.rdzv_id  # the same on every node, so no random one
+    elif options.spares:
+        raise ConfigError(f"{options.label('spares')} is {options.spares}, but there is one node")
     return Job(
         program=program,
-        gang=_gang(options, size),
-        run_id=_run_id(options),
+        gang=gang,
+        cluster=cluster,
+        run_id=run_id,
         role=_role(options),
         start_method=_start_method(options, program),
         preload=_preload(options, program, environ),

@@ -5,14 +5,12 @@ not. Exit codes: 0 success; 2 a setting, file or name that cannot be used, and n
 check that failed, ranks that failed or are stuck, or a time limit.
 """
 
-import sys
-import traceback
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
-from rankwise.base.errors import ConfigError, RankwiseError, SimulationError
+from rankwise.base.errors import ConfigError
 from rankwise.cli.main import CONTEXT_SETTINGS
 from rankwise.cli.sim_options import (
     assignments,
@@ -108,7 +106,7 @@ def _simulate(
     for each in swept:
         if each.key in settings.fields:
             raise ConfigError(f"{each.key} is given by --set and by --sweep")
-    if swept and (trace or report):
+    if swept and (trace, report) != (None, None):
         raise ConfigError(
             "--trace and --report are about one run, and --sweep makes several",
             hint="run the point that you want to see by itself, with --set",
@@ -119,24 +117,12 @@ def _simulate(
 
             return run_sweep(settings, points_of(swept), style)
         return _run_one(settings, style, trace, report)
-    except RankwiseError as error:
-        failures = getattr(error, "errors", {}).values()
-        foreign = next((each for each in failures if not isinstance(each, RankwiseError)), None)
-        if foreign is not None:
-            _show_failure(foreign)
-        elif not failures:
-            _add_place(error)
-        raise
     except (click.ClickException, BrokenPipeError):
         raise
-    except MemoryError as error:
-        raise SimulationError(
-            f"there is not enough memory to simulate this: {error}",
-            hint="take smaller sizes; --timing-only keeps no data",
-        ) from None
     except Exception as error:  # noqa: BLE001  # the user's program failed: show where, not us
-        _show_failure(error)
-        return 1
+        from rankwise.cli.sim_failures import tell_failure  # noqa: PLC0415  # only here
+
+        return tell_failure(error)
 
 
 def _run_one(settings: "Settings", style: str, trace: str | None, report: str | None) -> int:
@@ -144,8 +130,13 @@ def _run_one(settings: "Settings", style: str, trace: str | None, report: str | 
     from rankwise.sim.benches.session import Session  # noqa: PLC0415  # the same
     from rankwise.sim.reporting.files import check_writable  # noqa: PLC0415  # the same
 
-    for path in filter(None, (trace, report)):
-        check_writable(path)
+    for path in (trace, report):
+        if path is not None:
+            check_writable(path)
+    if trace is not None and trace == report:
+        raise ConfigError(
+            f"--trace and --report are both {trace!r}, and would overwrite each other"
+        )
     session = Session(settings, with_messages=trace is not None)
     with watched(session.engine, settings.program):
         finished = session.run()
@@ -155,12 +146,12 @@ def _run_one(settings: "Settings", style: str, trace: str | None, report: str | 
         from rankwise.sim.hardware.quantities import format_picoseconds  # noqa: PLC0415  # the same
 
         click.echo(f"simulated time: {format_picoseconds(finished.engine.now)}")
-    if trace:
+    if trace is not None:
         from rankwise.sim.reporting.trace import write_trace  # noqa: PLC0415  # the same
 
         write_trace(trace, finished.engine)
         click.echo(f"trace: {trace} (open it at https://ui.perfetto.dev)", err=True)
-    if report:
+    if report is not None:
         from rankwise.sim.reporting.page import write_page  # noqa: PLC0415  # the same
 
         write_page(report, settings.program, finished.engine, finished.results)
@@ -206,26 +197,3 @@ def _settings(
         virtual_limit_ps=limits.virtual_ps,
         real_limit_s=limits.real_s,
     )
-
-
-def _add_place(error: RankwiseError) -> None:
-    """Tell the line of the user's code that it came through, unless the message has one."""
-    from rankwise.sim.kernel import line_of  # noqa: PLC0415  # not for --help
-
-    line = line_of(error)
-    if line is not None and line.file not in error.message:
-        error.message = f"{error.message}, at {line}"
-
-
-def _show_failure(error: BaseException) -> None:
-    """The traceback from where the user's code begins, as Python would have shown it."""
-    from rankwise.sim.kernel.places import lines_of_traceback  # noqa: PLC0415  # not for --help
-
-    users = [line.is_users for line in lines_of_traceback(error.__traceback__)]
-    shown = traceback.TracebackException.from_exception(error)
-    if any(users):
-        entries = zip(shown.stack, users, strict=True)
-        shown.stack = traceback.StackSummary.from_list(
-            [entry for entry, is_users in entries if is_users]
-        )
-    sys.stderr.write("".join(shown.format()))

@@ -4,17 +4,15 @@ Results are shown in the order of the combinations, however they came. A combina
 told in a line of its own, and does not take the others with it.
 """
 
-import os
-import sys
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
 
 import click
 import msgspec
 
+from rankwise.cli.sim_failures import tell_error
 from rankwise.cli.sim_progress import counted, terminal_width
-from rankwise.sim.benches.session import Outcome, Settings, measure_or_tell
+from rankwise.cli.sim_workers import simulate_all
+from rankwise.sim.benches.session import Outcome, Settings
 from rankwise.sim.hardware.quantities import format_picoseconds
 from rankwise.sim.reporting.results import (
     BenchResult,
@@ -31,7 +29,7 @@ def run_sweep(settings: Settings, points: Sequence[Point], style: str) -> int:
     for point, outcome in outcomes:
         if outcome.failure:
             shown = " ".join(f"{key}={value}" for key, value in point.items())
-            print(f"rankwise sim: error: at {shown}: {outcome.failure}", file=sys.stderr)
+            tell_error(f"at {shown}: {outcome.failure}")
     rows = [(point, result) for point, outcome in outcomes for result in outcome.results]
     if rows or style != "table":
         _show(points[0], rows, style)
@@ -44,22 +42,11 @@ def run_sweep(settings: Settings, points: Sequence[Point], style: str) -> int:
 
 
 def _outcomes(settings: Settings, points: Sequence[Point]) -> list[Outcome]:
-    processes = min(len(points), len(os.sched_getaffinity(0)))
-    # Spawned: a fork would copy whatever threads this process has.
-    with (
-        ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool,
-        counted(len(points)) as tell_one_more,
-    ):
-        futures: list[Future[Outcome]] = [
-            pool.submit(
-                measure_or_tell,
-                msgspec.structs.replace(settings, fields={**settings.fields, **point}),
-            )
-            for point in points
-        ]
-        for _ in as_completed(futures):
-            tell_one_more()
-        return [future.result() for future in futures]
+    wanted = [
+        msgspec.structs.replace(settings, fields={**settings.fields, **point}) for point in points
+    ]
+    with counted(len(points)) as tell_one_more:
+        return simulate_all(wanted, tell_one_more)
 
 
 def _show(first: Point, rows: list[tuple[Point, BenchResult]], style: str) -> None:

@@ -72,6 +72,8 @@ class FailureDecorator:
 
     def _decorate(self, failure: Failure) -> Failure:
         destinations = self._planner.destinations
+        if failure.host:
+            return failure  # described already, perhaps on another node
         rank = failure.local_rank
         link = self._host.links.get(rank)
         error_file = destinations.error_files.get(rank, "")

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 
 from rankwise.base.errors import ConfigError
-from rankwise.launch.job import Job
+from rankwise.launch.job import Job, restarts_allowed
 from rankwise.launch.world import World
 
 DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
@@ -72,7 +72,7 @@ def worker_environment(
         "MASTER_ADDR": world.master_addr,
         "MASTER_PORT": str(world.master_port),
         "TORCHELASTIC_RESTART_COUNT": str(attempt if world.restarts is None else world.restarts),
-        "TORCHELASTIC_MAX_RESTARTS": str(job.gang.restarts_max),
+        "TORCHELASTIC_MAX_RESTARTS": str(restarts_allowed(job)),
         "TORCHELASTIC_RUN_ID": job.run_id,
         "TORCHELASTIC_USE_AGENT_STORE": "False",
     }

@@ -6,10 +6,14 @@ The command line, `rankwise.run`, `rankwise.spawn` and torch's names all build a
 
 from collections.abc import Mapping
 from enum import IntFlag, StrEnum
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from rankwise.core.gang.vocabulary import GangSpec
+
+if TYPE_CHECKING:
+    from rankwise.launch.cluster.plan import ClusterPlan
 
 
 class Script(msgspec.Struct, frozen=True, tag=True):
@@ -122,6 +126,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         program: what every worker runs.
         gang: how many workers, restarts, grace, hang timeout.
+        cluster: how this node meets others; None if it is the only one. Then the policy of the
+            cluster's rendezvous counts restarts, and the gang has none.
         run_id: the run's name, shown to users and exported as TORCHELASTIC_RUN_ID.
         role: the workers' role, for prefixes and ROLE_NAME.
         start_method: how processes are made.
@@ -142,6 +148,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     program: Program
     gang: GangSpec
+    cluster: "ClusterPlan | None" = None
     run_id: str
     role: str = "default"
     start_method: StartMethod = StartMethod.SUBPROCESS
@@ -158,6 +165,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     cpus_by_rank: Mapping[int, frozenset[int]] | None = None
     handle_signals: bool = True
     console: bool = True
+
+
+def restarts_allowed(job: Job) -> int:
+    """How often all workers may be started again after a failure."""
+    if job.cluster is not None:
+        return job.cluster.rendezvous.policy.restarts_max
+    return job.gang.restarts_max
 
 
 def program_name(job: Job) -> str:

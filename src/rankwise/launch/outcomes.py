@@ -48,6 +48,8 @@ def raise_stopped(supervision: Supervision) -> NoReturn:
 def workers_failed(outcome: Outcome, supervision: Supervision) -> WorkersFailed:
     """The exception for a failed run; its cause is the root cause's real exception, if it came."""
     exceptions = exceptions_by_rank(supervision.results)
+    if not outcome.failures:  # no worker failed: its node could not take part, or not go on
+        return WorkersFailed(outcome.detail, ())
     root = outcome.failures[0]
     report = compose_report(outcome, report_context(supervision))
     failed = WorkersFailed(plain_text(report), outcome.failures, exceptions)

@@ -139,6 +139,11 @@ class JobPlanner:
             self._make_stream(local_rank, stderr_fd, Streams.ERR),
         )
 
+    @property
+    def segment(self) -> Segment | None:
+        """The memory that the workers of the present attempt share."""
+        return self._segment
+
     def on_worker_over(self, local_rank: int) -> None:
         """Wake the ranks that wait for this one in a collective."""
         if self._segment is not None:

@@ -105,12 +105,7 @@ class Session:
                 complaints=self._complaints,
                 mark=hosting.guardian.mark,
                 nested_runs=self._nested_runs,
-                world=World(
-                    size=job.gang.size,
-                    master_addr=job.master_addr,
-                    master_port=job.master_port
-                    or stack.enter_context(ReservedPort(job.master_addr)).number,
-                ),
+                world=_world_alone(job, stack),
             )
         )
         self._host = RealProcessHost(
@@ -292,3 +287,11 @@ class Session:
         """Tell the user something, between the workers' lines and never inside one."""
         if self._job.console:
             self._console.stderr.write(f"rankwise: {sentence}\n".encode("utf-8", "replace"))
+
+
+def _world_alone(job: Job, stack: ExitStack) -> World:
+    """The world of a node that meets nobody; one that does is told another before its workers."""
+    port = job.master_port
+    if port is None and job.cluster is None:
+        port = stack.enter_context(ReservedPort(job.master_addr)).number
+    return World(size=job.gang.size, master_addr=job.master_addr, master_port=port or 0)

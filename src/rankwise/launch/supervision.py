@@ -21,6 +21,7 @@ from rankwise.drivers.real.signals import deliver_to_self
 from rankwise.launch.job import Job
 from rankwise.launch.log_layout import LogLayout, LogPlaces
 from rankwise.launch.session import Session
+from rankwise.launch.stage import Conductor, conduct_one_gang
 
 
 class Supervision:
@@ -105,6 +106,7 @@ class Supervision:
                 places=self.places,
                 hosting=self._hosting,
                 clock=self._clock,
+                conductor=_conductor_of(self.job),
                 on_begun=self._begun.set,
             )
         except OSError as error:
@@ -160,6 +162,14 @@ class Supervision:
             self._error = error
 
 
+def _conductor_of(job: Job) -> Conductor:
+    if job.cluster is None:
+        return conduct_one_gang
+    from rankwise.launch.cluster.conducting import conduct_agent  # noqa: PLC0415  # only for several
+
+    return conduct_agent(job.cluster)
+
+
 def supervise(job: Job, places: LogPlaces | None = None) -> Outcome:
     """Run a job in this thread and tell the user on stderr how it went wrong, if it did.
 
@@ -173,7 +183,9 @@ def supervise(job: Job, places: LogPlaces | None = None) -> Outcome:
         return outcome
     logs = supervision.places.directory if supervision.places.keep else None
     with suppress(OSError):  # nobody reads stderr any more; the exit code tells enough
-        if outcome.status is OutcomeStatus.FAILED:
+        if outcome.status is OutcomeStatus.FAILED and not outcome.failures:
+            sys.stderr.write(f"rankwise: {outcome.detail}\n")
+        elif outcome.status is OutcomeStatus.FAILED:
             # The report's words cost milliseconds of imports, which a success need not pay. It
             # names the logs, and is the last that is said.
             from rankwise.launch.failure_report import compose_report, write_report  # noqa: PLC0415

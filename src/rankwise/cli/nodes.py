@@ -1,16 +1,21 @@
-"""What torchrun's flags for several nodes mean while there is one: little, and it is checked.
+"""What torchrun's flags about nodes mean, checked before anything is started.
 
-One node meets nobody, so the rendezvous flags decide little. A value that cannot be right is
-refused, or it would first be noticed on the cluster.
+One node meets nobody, so for it the rendezvous flags decide little. A value that cannot be right is
+refused all the same, or it would first be noticed on the cluster.
 """
 
 from typing import NamedTuple
 
 from rankwise.base.errors import ConfigError
 
-BACKENDS = ("static", "c10d", "etcd-v2", "etcd")
+BACKENDS = ("static", "c10d", "etcd-v2", "etcd", "embedded")
 
-_MEMBERS_HINT = "this release runs on one node: use --nnodes 1, or start one run on each node"
+
+class NodeCounts(NamedTuple):
+    """How few nodes may run, and how many at most."""
+
+    least: int
+    most: int
 
 
 class MasterAddress(NamedTuple):
@@ -20,11 +25,11 @@ class MasterAddress(NamedTuple):
     port: int | None
 
 
-def check_nodes(nnodes: str, node_rank: int, *, label: str = "--nnodes") -> None:
-    """Make sure that one node is asked for, and that this is it.
+def node_counts(nnodes: str, node_rank: int, *, label: str = "--nnodes") -> NodeCounts:
+    """Read `N` or `MIN:MAX`, and make sure that this node is one of them.
 
     Raises:
-        ConfigError: the text is no number of nodes, or several nodes are asked for.
+        ConfigError: the text is no number of nodes, or the node's rank is not one of theirs.
     """
     parts = nnodes.split(":")
     if not 1 <= len(parts) <= 2 or not all(_is_number(part) for part in parts):
@@ -32,12 +37,12 @@ def check_nodes(nnodes: str, node_rank: int, *, label: str = "--nnodes") -> None
     nodes_min, nodes_max = int(parts[0]), int(parts[-1])
     if not 0 < nodes_min <= nodes_max:
         raise ConfigError(f"{label} is {nnodes!r}, expected 0 < MIN <= MAX")
-    if nodes_max > 1:
+    if not 0 <= node_rank < nodes_max:
+        expected = "0" if nodes_max == 1 else f"0 to {nodes_max - 1}"
         raise ConfigError(
-            f"{label} is {nnodes!r}, several nodes are not supported yet", hint=_MEMBERS_HINT
+            f"--node-rank is {node_rank}, expected {expected} since --nnodes is {nnodes}"
         )
-    if node_rank != 0:
-        raise ConfigError(f"--node-rank is {node_rank}, expected 0 since --nnodes is {nnodes}")
+    return NodeCounts(nodes_min, nodes_max)
 
 
 def check_rendezvous(backend: str, conf: str) -> None:

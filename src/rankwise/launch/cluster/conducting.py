@@ -1,0 +1,177 @@
+"""Conducts an agent on a session's stage: a node among several.
+
+The agent machine of `core/agent` gets the stage's process host, a client of the store in threads,
+and what `node_host` knows of the machine. Its end becomes the outcome of the run on this node.
+"""
+
+import secrets
+import socket
+from functools import partial
+
+import msgspec
+
+from rankwise.base.failure import Outcome, OutcomeStatus
+from rankwise.base.units import Instant
+from rankwise.core.agent.machine import Agent
+from rankwise.core.agent.vocabulary import AgentSpec, FinishRun, Stimulus
+from rankwise.core.gang.machine import Gang
+from rankwise.core.gang.vocabulary import Stimulus as GangStimulus
+from rankwise.core.rendezvous.configuration import NodeOffer
+from rankwise.drivers.agent_dispatch import AgentDispatch
+from rankwise.drivers.dispatch import Dispatch
+from rankwise.drivers.real.store_client import StoreClient
+from rankwise.drivers.real.stores.opening import open_store
+from rankwise.launch.cluster.node_host import RealNodeHost
+from rankwise.launch.cluster.plan import ClusterPlan
+from rankwise.launch.cluster.telling import ClusterTeller
+from rankwise.launch.stage import Conductor, Stage
+
+
+def conduct_agent(plan: ClusterPlan) -> Conductor:
+    """A conductor for a node that meets others as `plan` says."""
+    return partial(ClusterDispatch, plan)
+
+
+class ClusterDispatch(Dispatch):
+    """Turns the agent of this node."""
+
+    def __init__(self, plan: ClusterPlan, stage: Stage) -> None:
+        job = stage.job
+        self._agent = Agent(
+            AgentSpec(
+                run_id=job.run_id,
+                rendezvous=plan.rendezvous,
+                offer=NodeOffer(
+                    node_id=secrets.token_hex(4),
+                    host=socket.gethostname(),
+                    address=plan.address,
+                    slots=job.gang.size,
+                    topology=plan.topology,
+                    seat=plan.seat,
+                ),
+                gang=job.gang,
+                leaves_alone=plan.leaves_alone,
+            )
+        )
+        self._host = RealNodeHost(stage, plan, self._deliver)
+        store = open_store(plan.backend, plan.endpoint, plan.store, run_id=job.run_id)
+        self._client = stage.stack.enter_context(
+            StoreClient(
+                store,
+                reactor=stage.reactor,
+                clock=stage.clock,
+                deliver=self._deliver,
+                request_timeout=plan.rendezvous.request_timeout,
+            )
+        )
+        self._dispatch = AgentDispatch(
+            self._agent,
+            host=self._host,
+            ask_store=self._client.submit,
+            clock=stage.clock,
+            journal=stage.journal,
+            on_announcement=ClusterTeller(stage, plan).tell,
+        )
+
+        if plan.health_port is not None:
+            self._answer_for_health(plan.health_port, stage)
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """What became of the run, once the agent's life is over."""
+        finished = self._dispatch.finished
+        return None if finished is None else outcome_of(finished, self._host.rounds)
+
+    @property
+    def next_deadline(self) -> Instant | None:
+        """When `tick` wants to be called next."""
+        return self._dispatch.next_deadline
+
+    @property
+    def gang(self) -> Gang | None:
+        """The gang of the present round."""
+        return self._agent.gang
+
+    def begin(self) -> None:
+        """Let the agent begin its life."""
+        self._dispatch.start()
+
+    def deliver(self, stimulus: GangStimulus) -> None:
+        """Tell the agent what its processes do, or that it shall stop."""
+        self._host.on_gang_stimulus(stimulus)
+
+    def tick(self) -> None:
+        """Let a deadline that has passed take effect."""
+        self._dispatch.tick()
+
+    def _deliver(self, stimulus: Stimulus) -> None:
+        self._dispatch.deliver(stimulus)
+
+    def _answer_for_health(self, port: int, stage: Stage) -> None:
+        from rankwise.launch.cluster.health import AgentStatus, HealthServer  # noqa: PLC0415  # rare
+
+        def look() -> AgentStatus:
+            agent = self._agent
+            world = agent.world
+            segment = stage.planner.segment
+            step = None if segment is None else segment.steps()
+            alive = sum(not link.is_over for link in stage.host.links.values())
+            status = AgentStatus(
+                run_id=agent.spec.run_id,
+                node=agent.spec.offer.node_id,
+                phase=str(agent.phase),
+                workers=alive,
+                leads=agent.rendezvous.is_leading,
+                step=-1 if step is None else step,
+            )
+            if world is None:
+                return status
+            return msgspec.structs.replace(
+                status,
+                round=world.round,
+                node_rank=world.node_rank,
+                nodes=len(world.members),
+                restarts=world.restarts,
+            )
+
+        server = stage.stack.enter_context(HealthServer(port, stage.reactor.post, look))
+        if port == 0:
+            stage.say(f"health is answered for on port {server.port}")
+
+
+def outcome_of(finished: FinishRun, rounds: int) -> Outcome:
+    """What a run on this node came to: the whole job's verdict, with this node's own failures.
+
+    The root cause of the job comes first on every node, wherever it happened.
+    """
+    own = finished.outcome.failures if finished.outcome is not None else ()
+    survivors = finished.outcome.survivors if finished.outcome is not None else ()
+    verdict = finished.verdict
+    if verdict is None:
+        refusal = finished.refusal
+        detail = finished.detail
+        if refusal is not None:
+            detail = f"{refusal.why} ({refusal.hint})" if refusal.hint else refusal.why
+        was_stopped = finished.outcome is not None and (
+            finished.outcome.status is OutcomeStatus.STOPPED
+        )
+        return Outcome(
+            status=OutcomeStatus.STOPPED if was_stopped else OutcomeStatus.FAILED,
+            attempts=rounds,
+            failures=own if not was_stopped else (),
+            stop_signal=finished.outcome.stop_signal if finished.outcome is not None else None,
+            survivors=survivors,
+            detail=detail,
+        )
+    root = verdict.root
+    others = tuple(failure for failure in own if root is None or failure.rank != root.rank)
+    return Outcome(
+        status=verdict.status,
+        attempts=rounds,
+        failures=()
+        if verdict.status is OutcomeStatus.SUCCEEDED or root is None
+        else (root, *others),
+        stop_signal=verdict.signal,
+        survivors=survivors,
+        detail=verdict.detail,
+    )

@@ -1,0 +1,222 @@
+"""The real node: a process host that knows what else an agent asks of its machine.
+
+What takes long is done in threads, whose results are posted into the reactor: the checks before a
+round, and the wait for ranks that are to stop at one step. Everything else is the process host's.
+
+A rank that counts its steps (`rankwise.should_stop`) is not sent the signal by which a job is asked
+to stop while its ranks agree on a step: it would end a step too early. It keeps its grace, and the
+kill at its end is sent as ever.
+"""
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+from rankwise.base.errors import RankwiseError
+from rankwise.base.failure import Failure
+from rankwise.core.agent.vocabulary import (
+    FailuresDescribed,
+    PreparationFailed,
+    RanksStood,
+    RoundPrepared,
+    StepTold,
+    Stimulus,
+)
+from rankwise.core.gang.vocabulary import Started, WorkerExited
+from rankwise.core.gang.vocabulary import Stimulus as GangStimulus
+from rankwise.core.rendezvous.vocabulary import World
+from rankwise.drivers.real.stop_words import StopWords
+from rankwise.launch import world as launch_world
+from rankwise.launch.cluster.fitness import places_to_check, unfitness
+from rankwise.launch.cluster.plan import ClusterPlan
+from rankwise.launch.master_port import ReservedPort
+from rankwise.launch.stage import Stage
+
+SIGKILL = 9
+ANY_ADDRESS = {4: "0.0.0.0", 6: "::"}  # noqa: S104  # rank 0 must be reachable from other nodes
+
+
+class RealNodeHost:
+    """One node of a cluster; a `rankwise.drivers.agent_dispatch.NodeHost`."""
+
+    def __init__(
+        self, stage: Stage, plan: ClusterPlan, deliver: Callable[[Stimulus], None]
+    ) -> None:
+        self._stage = stage
+        self._plan = plan
+        self._deliver = deliver
+        self._processes = stage.host
+        self.rounds = 0
+        """How many rounds this node was a member of."""
+        self._port: ReservedPort | None = None
+        self._agreement: _Agreement | None = None
+        self._over: set[int] = set()
+        stage.stack.callback(self.close)
+
+    def spawn(self, local_rank: int, attempt: int) -> None:
+        """Make a worker's process."""
+        self._processes.spawn(local_rank, attempt)
+
+    def signal(self, local_rank: int, attempt: int, signal: int) -> None:
+        """Signal a worker's process group, unless its rank is on its way to a step to stop at."""
+        agreement = self._agreement
+        if signal != SIGKILL and agreement is not None and agreement.concerns(local_rank):
+            return
+        self._processes.signal(local_rank, attempt, signal)
+
+    def look_for_progress(self, attempt: int) -> None:
+        """Find the last sign of life."""
+        self._processes.look_for_progress(attempt)
+
+    def dump_stacks(self, attempt: int) -> None:
+        """Make every living worker print its stacks."""
+        self._processes.dump_stacks(attempt)
+
+    def sweep(self, attempt: int) -> None:
+        """Kill what the attempt's workers left behind."""
+        self._processes.sweep(attempt)
+
+    def prepare_round(self, number: int) -> None:
+        """Check the node, and reserve a port for rank 0."""
+        self._end_agreement()
+        self._in_thread(partial(self._prepare, number))
+
+    def begin_attempt(self, world: World) -> None:
+        """Let the next workers live in `world`."""
+        plan = self._plan
+        self._over = set()
+        self.rounds += 1
+        self._stage.decorator.begin_attempt()
+        self._stage.planner.world = launch_world.World(
+            node_rank=world.node_rank,
+            node_count=len(world.members),
+            first_rank=world.first_rank,
+            size=world.size,
+            master_addr=plan.master_address or world.master_address,
+            master_port=world.master_port,
+            restarts=world.restarts,
+        )
+
+    def ask_ranks_to_stop(self, number: int, signal: int | None) -> None:  # noqa: ARG002  # the gang's
+        """Gather the ranks that count their steps."""
+        segment = self._stage.planner.segment
+        if segment is None or segment.steps() is None:
+            return  # nobody counts steps: the signal is all that the ranks are told
+        self._agreement = _Agreement(
+            StopWords(segment, self._stage.clock),
+            alive=set(self._processes.links) - self._over,
+            on_stood=lambda step: self._stage.reactor.post(
+                partial(self._deliver, RanksStood(number, step))
+            ),
+        )
+
+    def stop_ranks_at(self, number: int, step: int) -> None:  # noqa: ARG002  # there is one round
+        """Let the ranks go on to that step."""
+        if self._agreement is not None:
+            self._agreement.words.decide(step)
+
+    def describe_failures(self, number: int, failures: tuple[Failure, ...]) -> None:
+        """Find out what only the world knows."""
+        self._deliver(FailuresDescribed(number, self._stage.decorator.decorate(failures)))
+
+    def on_gang_stimulus(self, stimulus: GangStimulus) -> None:
+        """Pass on what the process host tells, after what has to come before it."""
+        if isinstance(stimulus, WorkerExited):
+            self._over.add(stimulus.local_rank)
+            if self._agreement is not None:
+                self._agreement.on_over(stimulus.local_rank)
+            if len(self._over) == self._stage.job.gang.size:
+                self._tell_step(stimulus.attempt)
+        assert not isinstance(stimulus, Started), "the agent starts its gangs itself"
+        self._deliver(stimulus)
+
+    def close(self) -> None:
+        """Give the port back, and end the threads that wait."""
+        self._end_agreement()
+        if self._port is not None:
+            self._port.close()
+            self._port = None
+
+    def _tell_step(self, number: int) -> None:
+        segment = self._stage.planner.segment
+        step = None if segment is None else segment.steps()
+        if step is not None:
+            self._deliver(StepTold(number, step))
+
+    def _prepare(self, number: int) -> None:
+        """In a thread: look at the node, reserve a port, tell."""
+        plan = self._plan
+        answer: Stimulus
+        unfit = unfitness(plan.checks, places_to_check(self._stage.job.logs.directory))
+        if unfit is not None:
+            answer = PreparationFailed(number, unfit.reason, unfit.hint)
+        else:
+            try:
+                answer = RoundPrepared(number, self._reserve_port())
+            except RankwiseError as error:
+                answer = PreparationFailed(number, error.message, error.hint or "")
+        self._stage.reactor.post(partial(self._deliver, answer))
+
+    def _reserve_port(self) -> int:
+        if self._plan.master_port is not None:
+            return self._plan.master_port
+        port, self._port = self._port, None
+        if port is not None:
+            port.close()
+        self._port = ReservedPort(ANY_ADDRESS[6 if ":" in self._plan.address else 4])
+        return self._port.number
+
+    def _end_agreement(self) -> None:
+        agreement, self._agreement = self._agreement, None
+        if agreement is not None:
+            agreement.close()
+
+    @staticmethod
+    def _in_thread(work: Callable[[], None]) -> None:
+        threading.Thread(target=work, name="rankwise-node", daemon=True).start()
+
+
+class _Agreement:
+    """The ranks of this node on their way to a step at which all of the job stop."""
+
+    def __init__(
+        self, words: StopWords, *, alive: set[int], on_stood: Callable[[int], None]
+    ) -> None:
+        self.words = words
+        self._alive = alive
+        self._on_stood = on_stood
+        self._lock = threading.Lock()
+        self._is_over = False
+        self._steppers = {rank for rank in alive if words.uses_steps(rank)}
+        words.ask()
+        self._thread = threading.Thread(target=self._watch, name="rankwise-stop", daemon=True)
+        self._thread.start()
+
+    def concerns(self, local_rank: int) -> bool:
+        """Whether a rank counts its steps, so that it will stand."""
+        return local_rank in self._steppers
+
+    def on_over(self, local_rank: int) -> None:
+        """A rank has ended: nobody waits for it."""
+        with self._lock:
+            self._alive.discard(local_rank)
+        self.words.wake_waiter()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._is_over = True
+        with suppress(OSError):  # the segment is gone; so is whoever slept on it
+            self.words.wake_waiter()
+        self._thread.join()
+        self.words.release()
+
+    def _watch(self) -> None:
+        seen = self.words.wait_standing(-1)
+        while not self._is_over:
+            with self._lock:
+                step = self.words.standing_step(self._alive & self._steppers)
+            if step is not None:
+                self._on_stood(step)
+                return
+            seen = self.words.wait_standing(seen)

@@ -1,0 +1,31 @@
+"""What an agent tells its user while nodes meet, come and go: one line each on stderr."""
+
+from rankwise.base.units import format_duration
+from rankwise.core.agent.vocabulary import Announcement, AnnounceRoundEnd
+from rankwise.core.gang.vocabulary import AnnounceKill
+from rankwise.core.rendezvous.vocabulary import AnnounceRound, AnnounceWaiting, MadeSpare
+from rankwise.launch.cluster.plan import ClusterPlan
+from rankwise.launch.stage import Stage, tell_kill
+
+
+class ClusterTeller:
+    """Says the announcements of one agent."""
+
+    def __init__(self, stage: Stage, plan: ClusterPlan) -> None:
+        self._stage = stage
+        self._place = f"{plan.backend} at {plan.endpoint}" if plan.endpoint else plan.backend
+
+    def tell(self, announcement: Announcement) -> None:
+        """Say one of them."""
+        match announcement:
+            case AnnounceWaiting():
+                waited = format_duration(announcement.waited)
+                self._stage.say(f"waiting {announcement.text} (since {waited}; {self._place})")
+            case AnnounceRound():
+                self._stage.say(announcement.text)
+            case MadeSpare():
+                self._stage.say(f"this node is a spare: {announcement.why}")
+            case AnnounceRoundEnd():
+                self._stage.say(f"round {announcement.round} is over: {announcement.why}")
+            case AnnounceKill():
+                tell_kill(self._stage, announcement)

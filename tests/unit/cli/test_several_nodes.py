@@ -1,0 +1,112 @@
+"""From the options of `rankwise run` to a plan for a node among several."""
+
+from pathlib import Path
+
+import pytest
+
+from rankwise.base.units import SECOND
+from rankwise.cli.run import config_from_cli
+from rankwise.launch.cluster.plan import ClusterPlan
+from rankwise.launch.job import Job, restarts_allowed
+
+
+@pytest.fixture(autouse=True)
+def _a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+
+
+def job_of(words: str) -> Job:
+    return config_from_cli([*words.split(), "train.py"], {})
+
+
+def plan_of(words: str) -> ClusterPlan:
+    plan = job_of(words).cluster
+    assert plan is not None
+    return plan
+
+
+def test_the_job_counts_restarts_and_the_gang_does_not() -> None:
+    job = job_of("--nnodes 2 --max-restarts 3 --rdzv-id nightly")
+
+    assert job.gang.restarts_max == 0
+    assert restarts_allowed(job) == 3
+    assert job.run_id == "nightly"
+
+
+def test_static_nodes_meet_at_the_masters_address() -> None:
+    plan = plan_of("--nnodes 2 --node-rank 1 --master-addr 127.0.0.1 --master-port 4711")
+
+    assert (plan.backend, plan.endpoint, plan.seat) == ("static", "127.0.0.1:4711", 1)
+    assert plan.rendezvous.is_static
+    assert plan.master_address == "127.0.0.1"
+    # The agents listen at the master's port; rank 0 gets another one.
+    assert plan.master_port is None
+
+
+def test_static_nodes_may_meet_elsewhere() -> None:
+    words = "--nnodes 2 --rdzv-endpoint 127.0.0.1:5 --master-addr 127.0.0.1 --master-port 6"
+
+    plan = plan_of(words)
+
+    assert (plan.endpoint, plan.master_address, plan.master_port) == ("127.0.0.1:5", "127.0.0.1", 6)
+
+
+def test_an_elastic_job_has_a_range_of_nodes_and_spares() -> None:
+    plan = plan_of(
+        "--nnodes 2:4 --spares 1 --rdzv-backend etcd --rdzv-endpoint 127.0.0.1:1,127.0.0.1:2 "
+        "--rdzv-conf last_call_timeout=2,lease_ttl=3,join_timeout=60,cacert=ca.pem"
+    )
+
+    rendezvous = plan.rendezvous
+    assert (rendezvous.nodes_min, rendezvous.nodes_max, rendezvous.spares) == (2, 4, 1)
+    assert rendezvous.last_call == 2 * SECOND
+    assert rendezvous.lease_ttl == 3 * SECOND
+    assert rendezvous.join_timeout == 60 * SECOND
+    assert plan.store == {"cacert": "ca.pem"}
+    assert plan.seat is None
+    assert plan.master_address is None
+
+
+def test_torchs_words_for_a_lease() -> None:
+    plan = plan_of(
+        "--nnodes 2 --rdzv-backend embedded --rdzv-endpoint 127.0.0.1:1 "
+        "--rdzv-conf keep_alive_interval=2,keep_alive_max_attempt=4,timeout=7"
+    )
+
+    assert plan.rendezvous.lease_ttl == 8 * SECOND
+    assert plan.rendezvous.join_timeout == 7 * SECOND
+    assert plan.store == {}
+
+
+def test_which_failures_are_final() -> None:
+    policy = plan_of(
+        "--nnodes 2 --no-retry ValueError,my.Error,3,-9 --max-no-progress 4 --max-node-failures 2 "
+        "--retry-startup-errors"
+    ).rendezvous.policy
+
+    assert policy.final_exceptions == ("ValueError", "my.Error")
+    assert policy.final_exit_codes == (3, -9)
+    assert (policy.fruitless_max, policy.strikes_max) == (4, 2)
+    assert policy.retries_startup_errors
+
+
+def test_a_nodes_own_address() -> None:
+    loopback = plan_of("--nnodes 2 --local-addr lo")
+
+    assert loopback.address == "127.0.0.1"
+    assert plan_of("--nnodes 2 --master-addr 127.0.0.1").address == "127.0.0.1"
+    assert plan_of("--nnodes 2 --local-addr ::1").address == "::1"
+
+
+def test_variables_stand_for_flags() -> None:
+    environ = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "SLURM_TOPOLOGY_ADDR": "s0.s1.n7"}
+
+    plan = config_from_cli(["train.py"], environ).cluster
+
+    assert plan is not None
+    assert (plan.seat, plan.topology) == (1, "s0.s1.n7")
+
+
+def test_one_node_meets_nobody() -> None:
+    assert job_of("--nnodes 1 --rdzv-backend etcd --rdzv-endpoint 127.0.0.1:1").cluster is None

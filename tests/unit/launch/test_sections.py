@@ -1,0 +1,82 @@
+"""Sections that learn how long they take, and end when they are stuck."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from rankwise.base.errors import ConfigError
+from rankwise.launch.sections import section
+
+
+def run_program(text: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(text)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_a_section_that_is_left_in_time_changes_nothing() -> None:
+    with section("quick", timeout=60), section("inner"):
+        pass
+
+
+def test_a_limit_must_be_positive() -> None:
+    with (
+        pytest.raises(ConfigError, match="section 'x' is 0, expected more than 0 s"),
+        section("x", timeout=0),
+    ):
+        pass
+
+
+def test_a_section_that_is_stuck_ends_the_process_with_its_stacks() -> None:
+    done = run_program("""
+        import threading, rankwise
+
+        def wait_for_ever():
+            threading.Event().wait()
+
+        with rankwise.section("step", timeout=0.2):
+            wait_for_ever()
+    """)
+
+    assert done.returncode == 1
+    assert "Timeout" in done.stderr
+    assert "wait_for_ever" in done.stderr
+
+
+def test_a_limit_is_learned_from_earlier_runs() -> None:
+    done = run_program("""
+        import threading
+        from rankwise.launch import sections
+
+        sections.LEAST_S = 0.2
+        for _ in range(4):
+            with sections.section("step"):
+                pass
+        print("learned", flush=True)
+        with sections.section("step"):
+            threading.Event().wait()
+    """)
+
+    assert done.returncode == 1
+    assert done.stdout == "learned\n"
+    assert "Timeout" in done.stderr
+
+
+def test_an_outer_limit_holds_while_inner_sections_come_and_go() -> None:
+    done = run_program("""
+        import threading, rankwise
+
+        with rankwise.section("epoch", timeout=0.3):
+            while True:
+                with rankwise.section("step", timeout=30):
+                    threading.Event().wait(0.01)
+    """)
+
+    assert done.returncode == 1
+    assert "Timeout" in done.stderr

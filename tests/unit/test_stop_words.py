@@ -1,0 +1,122 @@
+"""Ranks that agree on a step: threads stand for ranks, each with its own view of one segment."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from rankwise.drivers.real.clock import SystemClock
+from rankwise.drivers.real.segments import Segment
+from rankwise.drivers.real.stop_words import StopWords
+
+LONG_S = 30.0
+
+
+@pytest.fixture
+def segment() -> Iterator[Segment]:
+    with Segment.create(3) as made:
+        yield made
+
+
+@pytest.fixture
+def words(segment: Segment) -> Iterator[StopWords]:
+    view = StopWords(segment, SystemClock())
+    yield view
+    view.release()
+
+
+def view_of(segment: Segment) -> StopWords:
+    return StopWords(Segment.attach(segment.fd), SystemClock())
+
+
+def wait_until_all_stand(words: StopWords, ranks: set[int]) -> int:
+    seen = words.wait_standing(-1)
+    while (step := words.standing_step(ranks)) is None:
+        seen = words.wait_standing(seen)
+    return step
+
+
+def test_nobody_stops_while_nobody_asks(words: StopWords) -> None:
+    assert [words.begin_step(0) for _ in range(5)] == [False] * 5
+    assert words.uses_steps(0)
+    assert not words.uses_steps(1)
+
+
+def test_all_ranks_stop_at_the_step_of_the_farthest(segment: Segment, words: StopWords) -> None:
+    ahead = {0: 7, 1: 4, 2: 6}
+
+    def run(rank: int) -> int:
+        own = view_of(segment)
+        for _ in range(ahead[rank]):
+            assert not own.begin_step(rank)
+        done = ahead[rank]
+        ready.wait(LONG_S)
+        asked.wait(LONG_S)
+        while not own.begin_step(rank):
+            done += 1
+        return done
+
+    ready, asked = threading.Barrier(4), threading.Event()
+    with ThreadPoolExecutor(3) as pool:
+        ranks = [pool.submit(run, rank) for rank in range(3)]
+        ready.wait(LONG_S)
+        words.ask()
+        asked.set()
+        step = wait_until_all_stand(words, {0, 1, 2})
+        words.decide(step)
+        done = [rank.result(LONG_S) for rank in ranks]
+
+    assert step == 8
+    assert done == [7, 7, 7]
+
+
+def test_another_node_may_be_farther(segment: Segment, words: StopWords) -> None:
+    def run() -> int:
+        own = view_of(segment)
+        done = 0
+        while not own.begin_step(0):
+            done += 1
+        return done
+
+    words.ask()
+    with ThreadPoolExecutor(1) as pool:
+        rank: Future[int] = pool.submit(run)
+        assert wait_until_all_stand(words, {0}) == 1
+        words.decide(12)
+
+        assert rank.result(LONG_S) == 11
+
+
+def test_a_rank_that_has_died_is_not_waited_for(segment: Segment, words: StopWords) -> None:
+    words.begin_step(1)
+    words.ask()
+    standing = threading.Thread(target=lambda: view_of(segment).begin_step(0))
+    standing.start()
+
+    assert wait_until_all_stand(words, {0}) == 1
+    assert words.standing_step({0, 1}) is None
+    assert words.standing_step(set()) is None
+
+    words.decide(1)
+    standing.join(LONG_S)
+    assert not standing.is_alive()
+
+
+def test_asking_and_deciding_twice_changes_nothing(words: StopWords) -> None:
+    words.ask()
+    words.ask()
+    words.decide(1)
+    words.decide(99)
+
+    assert words.begin_step(0)
+    assert words.begin_step(0)
+
+
+def test_the_farthest_step_is_told(segment: Segment, words: StopWords) -> None:
+    assert segment.steps() is None
+    words.begin_step(2)
+    words.begin_step(2)
+    words.begin_step(0)
+
+    assert segment.steps() == 2
