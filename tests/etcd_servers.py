@@ -59,6 +59,10 @@ class EtcdMember:
     def endpoint(self) -> tuple[str, int]:
         return "127.0.0.1", self.client_port
 
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None
+
     def start(self, cluster: str, *extra: str) -> None:
         program = find_etcd()
         assert program is not None
@@ -138,9 +142,13 @@ class EtcdCluster:
         for member in self.members:
             member.wait_serving()
 
-    def restart(self, member: EtcdMember) -> None:
-        member.start(self._initial)
-        member.wait_serving()
+    def heal(self) -> None:
+        """Start again whoever was killed."""
+        dead = [member for member in self.members if not member.is_running]
+        for member in dead:
+            member.start(self._initial)
+        for member in dead:
+            member.wait_serving()
 
     def kill(self) -> None:
         for member in self.members:

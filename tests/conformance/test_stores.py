@@ -5,8 +5,10 @@ from collections.abc import Iterator
 import pytest
 from etcd_servers import EtcdCluster, etcd_cluster, needs_etcd
 
+from rankwise.base.errors import ConfigError
 from rankwise.base.units import SECOND, Duration
 from rankwise.drivers.real.clock import SystemClock
+from rankwise.drivers.real.stores.embedded import EmbeddedConfig, EmbeddedStore, open_embedded
 from rankwise.drivers.real.stores.etcd import EtcdStore
 from rankwise.drivers.real.stores.etcd_members import EtcdConfig
 from rankwise.drivers.real.stores.memory import MemoryStore
@@ -39,3 +41,27 @@ def etcd(
 def test_etcd_keeps_what_is_expected(name: str, etcd: EtcdCluster) -> None:
     config = EtcdConfig(endpoints=etcd.endpoints, request_timeout=REQUEST_TIMEOUT)
     STORE_BEHAVIOURS[name](lambda: EtcdStore(config), prefix_for(name))
+
+
+@pytest.fixture(params=["127.0.0.1", "::1"], scope="module")
+def embedded(request: pytest.FixtureRequest) -> Iterator[EmbeddedStore]:
+    """The host's own client, and with it the server."""
+    config = EmbeddedConfig(
+        host=request.param, port=0, token=b"a token", request_timeout=REQUEST_TIMEOUT
+    )
+    try:
+        opened = open_embedded(config, SystemClock())
+    except ConfigError as error:
+        pytest.skip(f"this machine has no {request.param}: {error}")
+    with opened as store:
+        yield store
+
+
+@pytest.mark.parametrize("name", STORE_BEHAVIOURS)
+def test_the_embedded_store_keeps_what_is_expected(name: str, embedded: EmbeddedStore) -> None:
+    assert embedded.server is not None
+    host, port = embedded.server.address
+    config = EmbeddedConfig(
+        host=host, port=port, token=b"a token", request_timeout=REQUEST_TIMEOUT, is_host=False
+    )
+    STORE_BEHAVIOURS[name](lambda: open_embedded(config, SystemClock()), prefix_for(name))

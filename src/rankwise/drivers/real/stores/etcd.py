@@ -39,6 +39,7 @@ from rankwise.base.keys import (
     Transaction,
 )
 from rankwise.base.units import SECOND, Duration
+from rankwise.drivers.real.stores.connections import hang_up
 from rankwise.drivers.real.stores.etcd_members import (
     HINT_UNAVAILABLE,
     EtcdConfig,
@@ -47,7 +48,6 @@ from rankwise.drivers.real.stores.etcd_members import (
     NotAuthenticated,
     NotReached,
     NotServing,
-    hang_up,
 )
 from rankwise.drivers.real.stores.etcd_messages import (
     GrantReply,
@@ -67,7 +67,9 @@ from rankwise.drivers.real.stores.etcd_stream import ResponseLines
 PROBE_AFTER_S = 5.0
 """A watch asks its member for a sign of life when nobody else has heard of it for so long."""
 RECEIVED_AT_ONCE = 256 * 1024
-STREAM_IS_OVER = (OSError, HTTPException, NotServing, NotReached, RemoteProtocolError)
+STREAM_IS_OVER = (
+    OSError, HTTPException, NotAuthenticated, NotServing, NotReached, RemoteProtocolError,
+)  # fmt: skip
 
 
 class EtcdStore:
@@ -219,7 +221,7 @@ class EtcdWatch:
             except STREAM_IS_OVER as error:
                 last_error = error
                 self._members.suspect(member)
-        raise patience.exhausted(last_error, HINT_UNAVAILABLE) from last_error
+        raise patience.exhausted(last_error, self._members.hint_for(last_error)) from last_error
 
     def _open(self, member: Member, ends_at: float) -> "_Stream":
         sock = self._members.open_stream(member, "/watch", watch_body(self._prefix, self._told))
@@ -245,7 +247,7 @@ class EtcdWatch:
                 reply.compact_revision,
                 hint="read anew, and watch after the snapshot's revision",
             )
-        if "permission denied" in reply.cancel_reason:
+        if "permission denied" in reply.cancel_reason or "auth token" in reply.cancel_reason:
             raise NotAuthenticated(reply.cancel_reason)
         if reply.canceled:
             # A member without a leader does that, and one that restarts.
@@ -297,14 +299,16 @@ class _Stream:
                 raise ConnectionResetError("the member has hung up")
             self._waiting += self._lines.feed(data)
             if self._lines.status not in (None, 200) and self._waiting:
-                assert self._lines.status is not None
+                assert self._lines.status is not None, "a body has come, so its head has"
                 self._members.raise_fault(self._lines.status, self._waiting[0], self._member)
         try:
             line = decoded(self._waiting.pop(0), WatchLine)
         except msgspec.MsgspecError as error:
             raise RemoteProtocolError(f"{self._member.endpoint} says no message: {error}") from None
-        if line.error is not None or line.result is None:
-            raise NotServing("no message" if line.error is None else line.error.message)
+        if line.error is not None:
+            self._members.raise_complaint(line.error.message, 503, self._member)
+        if line.result is None:
+            raise RemoteProtocolError(f"{self._member.endpoint} says nothing in a message")
         return line.result
 
     def confirmation(self, ends_at: float) -> WatchReply:

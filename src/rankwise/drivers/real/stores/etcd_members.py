@@ -13,19 +13,23 @@ caller knows how to find out. All others are repeated, with the next member, unt
 
 import socket
 import ssl
-from contextlib import suppress
 from http.client import BadStatusLine, HTTPConnection, HTTPException, RemoteDisconnected
 from http.client import HTTPSConnection as TlsConnection
 from random import randrange
-from select import POLLIN, poll
 from threading import Event, Lock
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
 from rankwise.base.errors import LeaseLost, StoreError, StoreRefused, StoreUnavailable
 from rankwise.base.units import SECOND, Duration
+from rankwise.drivers.real.stores.connections import (
+    endpoint_text,
+    hang_up,
+    has_hung_up,
+    notice_dead_hosts,
+)
 from rankwise.drivers.real.stores.etcd_messages import AuthenticateReply, Fault, decoded
 from rankwise.drivers.real.stores.patience import Patience, closed_error, describe
 
@@ -86,7 +90,7 @@ class Member:
     @property
     def endpoint(self) -> str:
         """As people write it."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return endpoint_text(self.host, self.port)
 
 
 class Members:
@@ -151,7 +155,16 @@ class Members:
                     self.suspect(member)
                     raise self._unanswered(member, error) from error
             self.suspect(member)
-        raise patience.exhausted(last_error, HINT_UNAVAILABLE) from last_error
+        raise patience.exhausted(last_error, self.hint_for(last_error)) from last_error
+
+    def hint_for(self, error: BaseException | None) -> str:
+        """What to do when nobody has answered."""
+        if not isinstance(error, ConnectionResetError | ssl.SSLEOFError | BrokenPipeError):
+            return HINT_UNAVAILABLE
+        # Both sides just hang up when they hear what they do not understand.
+        if self._tls is None:
+            return f"{HINT_UNAVAILABLE}; if it speaks TLS only, give protocol=https"
+        return f"{HINT_UNAVAILABLE}; if it speaks no TLS, leave out protocol=https and cacert"
 
     def probe(self, member: Member) -> None:
         """Find out whether a member still serves; suspect it if not."""
@@ -224,7 +237,7 @@ class Members:
                 if connection.sock is not None:
                     hang_up(connection.sock)
 
-    def raise_fault(self, status: int, body: bytes, member: Member) -> None:
+    def raise_fault(self, status: int, body: bytes, member: Member) -> NoReturn:
         """Raise what an answer other than 200 means.
 
         Raises:
@@ -234,6 +247,14 @@ class Members:
             text = decoded(body, Fault).text
         except msgspec.MsgspecError:
             raise _not_etcd(body, member) from None
+        self.raise_complaint(text, status, member)
+
+    def raise_complaint(self, text: str, status: int, member: Member) -> NoReturn:
+        """Raise what etcd's words mean.
+
+        Raises:
+            StoreRefused, LeaseLost, NotServing, NotAuthenticated, StoreError: what they mean.
+        """
         if "lease not found" in text:
             raise LeaseLost("the lease has ended", hint=f"{member.endpoint} says: {text}")
         if status == 401 or "invalid auth token" in text or "revision in auth header" in text:
@@ -353,7 +374,7 @@ class Members:
             if connection is None:
                 connection = self._connect(member, timeout_s)
                 break
-            if not _has_hung_up(connection.sock):
+            if not has_hung_up(connection.sock):
                 connection.sock.settimeout(timeout_s)
                 break
             connection.close()
@@ -373,9 +394,10 @@ class Members:
         try:
             connection.connect()
         except OSError as error:
+            connection.close()
             _raise_if_not_etcd(error, member)
             raise NotReached(describe(error)) from error
-        _notice_dead_hosts(connection.sock)
+        notice_dead_hosts(connection.sock)
         return connection
 
     def _give_back(self, member: Member, connection: HTTPConnection) -> None:
@@ -447,24 +469,3 @@ def _not_etcd(body: bytes, member: Member) -> StoreRefused:
         f"{member.endpoint} is no etcd with a JSON gateway: it says {start!r}",
         hint="etcd 3.3 or later has one unless it runs with --enable-grpc-gateway=false",
     )
-
-
-def _notice_dead_hosts(sock: socket.socket) -> None:
-    """Let the kernel end a connection to a machine that has vanished without a word."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3)):
-        if hasattr(socket, name):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
-def _has_hung_up(sock: socket.socket) -> bool:
-    """Whether an idle connection has something to say: only a farewell is possible."""
-    waiter = poll()
-    waiter.register(sock, POLLIN)
-    return bool(waiter.poll(0))
-
-
-def hang_up(sock: socket.socket) -> None:
-    """Wake whoever waits on a connection; beneath TLS, whose state belongs to the thread in it."""
-    with suppress(OSError):  # it has been closed already
-        socket.socket.shutdown(sock, socket.SHUT_RDWR)

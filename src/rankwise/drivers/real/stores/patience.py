@@ -64,6 +64,10 @@ def closed_error(who: str) -> StoreUnavailable:
 
 def describe(error: BaseException) -> str:
     """An error of the operating system or of a server in a few words."""
+    if isinstance(error, EOFError) or type(error).__name__ in {"SSLEOFError", "RemoteDisconnected"}:
+        return "it hangs up"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
+    if isinstance(error.__cause__, OSError):
+        return describe(error.__cause__)
     return str(error) or type(error).__name__

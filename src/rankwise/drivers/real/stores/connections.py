@@ -1,0 +1,31 @@
+"""Sockets of clients and servers: noticing dead hosts, and waking who waits."""
+
+import socket
+from contextlib import suppress
+from select import POLLIN, poll
+
+
+def notice_dead_hosts(sock: socket.socket) -> None:
+    """Let the kernel end a connection to a machine that has vanished without a word."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def has_hung_up(sock: socket.socket) -> bool:
+    """Whether the other end of an idle connection has something to say: only a farewell can be."""
+    waiter = poll()
+    waiter.register(sock, POLLIN)
+    return bool(waiter.poll(0))
+
+
+def hang_up(sock: socket.socket) -> None:
+    """Wake whoever waits on a connection; beneath TLS, whose state belongs to the thread in it."""
+    with suppress(OSError):  # it has been closed already
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+
+def endpoint_text(host: str, port: int) -> str:
+    """An address as people write it."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

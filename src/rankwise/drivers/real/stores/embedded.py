@@ -1,0 +1,569 @@
+"""The embedded store: a small server in one of the agents, for a laptop or a few nodes.
+
+Nothing has to be installed and nobody has to start it: every agent is told the same endpoint, and
+the one whose machine has that address serves (`open_embedded`). All agents, that one too, are
+clients: each call is one exchange on a connection that is kept, a watch has a connection of its
+own. Who does not know the run's token is refused, on both sides; see `embedded_protocol`.
+
+What it does not survive: the agent that serves. When that dies, or its machine, everything the
+nodes had agreed is gone. The others then find nobody (`StoreUnavailable`), or, if it was started
+again, a server that knows nothing: a client that has known another life of it refuses to go on
+(`StoreRefused`), since a store that forgets could let two nodes have one rank. Lost connections,
+and a server that was stopped for a while, are survived. For more, use etcd.
+"""
+
+import errno
+import socket
+from contextlib import suppress
+from ipaddress import ip_address
+from select import POLLIN, poll
+from threading import Event, Lock
+from time import monotonic
+from typing import Self, TypeVar
+
+import msgspec
+
+from rankwise.base.errors import (
+    Compacted,
+    ConfigError,
+    LeaseLost,
+    LocalProtocolError,
+    RemoteProtocolError,
+    StoreRefused,
+    StoreUnavailable,
+)
+from rankwise.base.keys import (
+    Change,
+    Committed,
+    Conflict,
+    LeaseId,
+    Revision,
+    Snapshot,
+    Transaction,
+)
+from rankwise.base.units import SECOND, Duration
+from rankwise.drivers.real.stores.connections import (
+    endpoint_text,
+    hang_up,
+    has_hung_up,
+    notice_dead_hosts,
+)
+from rankwise.drivers.real.stores.embedded_protocol import (
+    ANSWER_BYTES_MAX,
+    VERSION,
+    Answer,
+    CommitAsked,
+    Done,
+    Forgotten,
+    Frames,
+    GrantAsked,
+    Granted,
+    Greeting,
+    Hello,
+    Lost,
+    Misunderstood,
+    Proof,
+    Read,
+    ReadAsked,
+    Refusal,
+    RenewAsked,
+    Request,
+    RevokeAsked,
+    Sealer,
+    Secret,
+    Told,
+    Tried,
+    WatchAsked,
+    Welcome,
+    encoded,
+    new_nonce,
+)
+from rankwise.drivers.real.stores.embedded_server import EmbeddedServer
+from rankwise.drivers.real.stores.patience import Patience, closed_error, describe
+from rankwise.ports.clock import Clock
+
+AnswerT = TypeVar("AnswerT", bound=Answer)
+
+RECEIVED_AT_ONCE = 256 * 1024
+HINT = "check --rdzv-endpoint; the store lives in the agent of that machine, and ends with it"
+
+
+class EmbeddedConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where an embedded store is, and who may use it.
+
+    Attributes:
+        host, port: its address; port 0 lets the server choose one.
+        token: what all nodes of the run know, and nobody else.
+        is_host: whether this process shall serve; None: if `host` is an address of this machine,
+            and nobody serves there yet.
+        request_timeout: how long one call may take, with all its attempts.
+        linger: how long a server that is closed goes on for clients that have not hung up.
+    """
+
+    host: str
+    port: int
+    token: bytes
+    is_host: bool | None = None
+    request_timeout: Duration = Duration(2 * SECOND)
+    linger: Duration = Duration(5 * SECOND)
+
+
+def open_embedded(config: EmbeddedConfig, clock: Clock) -> "EmbeddedStore":
+    """A client of the store, and its server too if that is this process's part.
+
+    Raises:
+        ConfigError: this process must serve, and cannot.
+    """
+    server = _serve_if_due(config, clock)
+    if server is None:
+        return EmbeddedStore(config, config.host, config.port)
+    host, port = server.address
+    # A server on all addresses is reached on the one that never leaves the machine.
+    near = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 -- compared only
+    return EmbeddedStore(config, near, port, server)
+
+
+class EmbeddedStore:
+    """A client of an embedded store; a `rankwise.ports.store.Store`.
+
+    Attributes:
+        server: the server, if it lives in this process. It ends with this client.
+    """
+
+    def __init__(
+        self, config: EmbeddedConfig, host: str, port: int, server: EmbeddedServer | None = None
+    ) -> None:
+        self.server = server
+        self._config = config
+        self._address = (host, port)
+        self._who = f"the embedded store at {endpoint_text(host, port)}"
+        self._closed = Event()
+        self._lock = Lock()
+        self._idle: list[_Conversation] = []
+        self._open: set[_Conversation] = set()
+        self._watches: set[EmbeddedWatch] = set()
+        self._life: bytes | None = None
+
+    def read(self, prefix: str) -> Snapshot:
+        """All entries whose keys begin with `prefix`."""
+        return self._ask(ReadAsked(prefix), Read).snapshot
+
+    def commit(self, transaction: Transaction) -> Committed | Conflict:
+        """Try a transaction; sent once, since it may be carried out and not answered."""
+        return self._ask(CommitAsked(transaction), Tried, repeats=False).result
+
+    def watch(self, prefix: str, after: Revision) -> "EmbeddedWatch":
+        """Tell every change under `prefix` that is later than `after`."""
+        watch = EmbeddedWatch(self, prefix, after)
+        with self._lock:
+            self._watches = {one for one in self._watches if not one.is_closed} | {watch}
+        return watch
+
+    def grant_lease(self, ttl: Duration) -> LeaseId:
+        """A new lease."""
+        return self._ask(GrantAsked(ttl), Granted).lease
+
+    def renew_lease(self, lease: LeaseId) -> None:
+        """Let the lease live for its whole time to live again."""
+        self._ask(RenewAsked(lease), Done)
+
+    def revoke_lease(self, lease: LeaseId) -> None:
+        """End the lease and delete its entries."""
+        self._ask(RevokeAsked(lease), Done)
+
+    def close(self) -> None:
+        """Hang up; if the server lives here, it ends when the others have hung up, too."""
+        with self._lock:
+            self._closed.set()
+            for conversation in self._idle:
+                self._open.discard(conversation)
+                conversation.close()
+            self._idle.clear()
+            for conversation in self._open:
+                conversation.wake()
+            watches, self._watches = self._watches, set()
+        for watch in watches:
+            watch.close()
+        if self.server is not None:
+            self.server.close(self._config.linger)
+            self.server = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed.is_set()
+
+    def connect(self) -> "_Conversation":
+        """A new connection on which both sides have proved that they know the token.
+
+        Raises:
+            StoreUnavailable: nobody is there for the whole request timeout.
+            StoreRefused: somebody is, but not ours.
+        """
+        patience = self._patience()
+        last_error: BaseException | None = None
+        for _ in patience.attempts():
+            try:
+                return self._connect_once(patience)
+            except OSError as error:
+                last_error = error
+        raise patience.exhausted(last_error, HINT) from last_error
+
+    def let_go(self, conversation: "_Conversation") -> None:
+        """Close a connection."""
+        with self._lock:
+            self._open.discard(conversation)
+        conversation.close()
+
+    def _patience(self) -> Patience:
+        return Patience(self._config.request_timeout / SECOND, self._closed, self._who)
+
+    def _connect_once(self, patience: Patience) -> "_Conversation":
+        sock = socket.create_connection(self._address, timeout=patience.left_s)
+        conversation = _Conversation(sock, self._who)
+        try:
+            if sock.getsockname() == sock.getpeername():
+                # Trying a free port of the own machine may, by chance, reach oneself.
+                raise ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens")  # noqa: TRY301
+            life = conversation.greet(self._config.token)
+            self._check_life(life)
+        except BaseException:
+            conversation.close()
+            raise
+        with self._lock:
+            self._open.add(conversation)
+            if self._closed.is_set():
+                conversation.wake()
+        return conversation
+
+    def _check_life(self, life: bytes) -> None:
+        with self._lock:
+            if self._life is None:
+                self._life = life
+            if self._life == life:
+                return
+        raise StoreRefused(
+            f"{self._who} has begun anew, and has forgotten what the nodes had agreed",
+            hint="the agent that serves it has died meanwhile; start the run again,"
+            " and use etcd where that must be survived",
+        )
+
+    def _ask(self, request: Request, kind: type[AnswerT], *, repeats: bool = True) -> AnswerT:
+        patience = self._patience()
+        last_error: BaseException | None = None
+        for _ in patience.attempts():
+            conversation = self._take() or self.connect()
+            try:
+                answer = conversation.ask(request, patience.left_s)
+            except OSError as error:
+                self.let_go(conversation)
+                last_error = error
+                if not repeats and not self._closed.is_set():
+                    raise StoreUnavailable(
+                        f"{self._who} did not answer a transaction: {describe(error)}",
+                        hint="it may have taken place: read before trying again",
+                    ) from error
+            except BaseException:
+                self.let_go(conversation)
+                raise
+            else:
+                self._give_back(conversation)
+                return _expected(answer, kind, self._who)
+        raise patience.exhausted(last_error, HINT) from last_error
+
+    def _take(self) -> "_Conversation | None":
+        while True:
+            with self._lock:
+                if self._closed.is_set():
+                    raise closed_error(self._who)
+                conversation = self._idle.pop() if self._idle else None
+            if conversation is None or not conversation.has_ended:
+                return conversation
+            self.let_go(conversation)
+
+    def _give_back(self, conversation: "_Conversation") -> None:
+        with self._lock:
+            if not self._closed.is_set():
+                self._idle.append(conversation)
+                return
+        self.let_go(conversation)
+
+
+class EmbeddedWatch:
+    """The changes under a prefix; a `rankwise.ports.store.Watch`."""
+
+    def __init__(self, store: EmbeddedStore, prefix: str, after: Revision) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._told = after
+        self._conversation: _Conversation | None = None
+        self._lock = Lock()
+        self._is_waiting = False
+        self.is_closed = False
+
+    def next(self, patience: Duration) -> tuple[Change, ...]:
+        """Wait for the next changes; empty when there were none for `patience`."""
+        with self._lock:
+            self._is_waiting = True
+        try:
+            return self._next(monotonic() + patience / SECOND)
+        finally:
+            with self._lock:
+                self._is_waiting = False
+            if self._is_over:
+                self._hang_up()
+
+    def close(self) -> None:
+        """End the watch and wake a thread that waits in `next`."""
+        with self._lock:
+            self.is_closed = True
+            if self._conversation is not None and self._is_waiting:
+                self._conversation.wake()  # who waits lets go of it
+                return
+        self._hang_up()
+
+    @property
+    def _is_over(self) -> bool:
+        return self.is_closed or self._store.is_closed
+
+    def _next(self, ends_at: float) -> tuple[Change, ...]:
+        while not self._is_over:
+            try:
+                conversation = self._conversation or self._connect()
+                answer = conversation.hear(ends_at)
+                if answer is None:
+                    return ()
+                if changes := self._changes_of(answer):
+                    return changes
+            except OSError:
+                self._hang_up()
+            except StoreUnavailable:
+                if not self._is_over:
+                    raise
+        return ()
+
+    def _changes_of(self, answer: Answer) -> tuple[Change, ...]:
+        if isinstance(answer, Forgotten):
+            self._hang_up()
+            raise Compacted(
+                answer.reason, answer.revision, hint="read anew, and watch after that revision"
+            )
+        told = _expected(answer, Told, "the embedded store")
+        self._told = max(self._told, told.up_to)
+        return told.changes
+
+    def _connect(self) -> "_Conversation":
+        conversation = self._store.connect()
+        with self._lock:
+            self._conversation = conversation
+            if self._is_over:
+                conversation.wake()
+        conversation.say(WatchAsked(self._prefix, self._told))
+        return conversation
+
+    def _hang_up(self) -> None:
+        with self._lock:
+            conversation, self._conversation = self._conversation, None
+        if conversation is not None:
+            self._store.let_go(conversation)
+
+
+class _Conversation:
+    """One connection to the server."""
+
+    def __init__(self, sock: socket.socket, who: str) -> None:
+        self._sock = sock
+        self._who = who
+        self._frames = Frames(4096)
+        self._sealer = Sealer()
+        self._poll = poll()
+        self._poll.register(sock, POLLIN)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        notice_dead_hosts(sock)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the server has hung up on it while it was idle."""
+        return has_hung_up(self._sock)
+
+    def greet(self, token: bytes) -> bytes:
+        """Prove to each other that both know the token; the name of the server's life.
+
+        Raises:
+            StoreRefused: this is another run's store, another version, or none at all.
+            OSError: it hangs up.
+        """
+        nonce = new_nonce()
+        self._sock.sendall(self._sealer.frame(encoded(Hello(VERSION, nonce))))
+        match self._first_word():
+            case Refusal(reason):
+                raise StoreRefused(
+                    f"{self._who} refuses this node: {reason}",
+                    hint="run the same version of rankwise on all nodes",
+                )
+            case Welcome(_, own, proof, life):
+                secret = Secret(token, nonce, own)
+                if proof != secret.server_proof:
+                    raise StoreRefused(
+                        f"{self._who} belongs to another run: its token is not ours",
+                        hint="give all nodes of a run the same run id and token, and each run an"
+                        " endpoint of its own",
+                    )
+                self._sock.sendall(self._sealer.frame(encoded(Proof(secret.client_proof))))
+                self._sealer.seal_with(secret.requests_key)
+                self._frames.seal_with(secret.answers_key, ANSWER_BYTES_MAX)
+                return life
+            case other:
+                raise StoreRefused(f"{self._who} is no embedded store: it begins with {other!r}")
+
+    def say(self, request: Request) -> None:
+        """Send a request."""
+        self._sock.sendall(self._sealer.frame(encoded(request)))
+
+    def ask(self, request: Request, patience_s: float) -> Answer:
+        """Send a request and wait for its answer.
+
+        Raises:
+            OSError: it does not come.
+        """
+        self._sock.settimeout(patience_s)
+        self.say(request)
+        answer = self.hear(monotonic() + patience_s)
+        if answer is None:
+            raise TimeoutError(errno.ETIMEDOUT, f"no answer for {patience_s:.3g} s")
+        return answer
+
+    def hear(self, ends_at: float) -> Answer | None:
+        """The next thing the server says; None when it says nothing until then.
+
+        Raises:
+            OSError: it has hung up.
+        """
+        while (body := self._body()) is None:
+            wait_s = min(max(0.0, ends_at - monotonic()), 86_400.0)
+            if not self._poll.poll(wait_s * 1000):
+                return None
+            self._receive()
+        answer: Answer = msgspec.msgpack.decode(body, type=Answer)
+        return answer
+
+    def wake(self) -> None:
+        """End it from another thread, which then sees that the server has hung up."""
+        hang_up(self._sock)
+
+    def close(self) -> None:
+        """Let go of the socket."""
+        self._sock.close()
+
+    def _first_word(self) -> Greeting:
+        try:
+            while (body := self._frames.next()) is None:
+                self._receive()
+            word: Greeting = msgspec.msgpack.decode(body, type=Greeting)
+        except (RemoteProtocolError, msgspec.MsgspecError) as error:
+            raise StoreRefused(
+                f"{self._who} is no embedded store: {error}", hint="check --rdzv-endpoint"
+            ) from error
+        return word
+
+    def _body(self) -> bytes | None:
+        try:
+            return self._frames.next()
+        except RemoteProtocolError as error:
+            # Somebody between us has meddled with it; on a new connection all is well or refused.
+            raise ConnectionAbortedError(errno.ECONNABORTED, str(error)) from error
+
+    def _receive(self) -> None:
+        data = self._sock.recv(RECEIVED_AT_ONCE)
+        if not data:
+            raise ConnectionResetError(errno.ECONNRESET, "the server has hung up")
+        self._frames.feed(data)
+
+
+def _expected(answer: Answer, kind: type[AnswerT], who: str) -> AnswerT:
+    if isinstance(answer, kind):
+        return answer
+    if isinstance(answer, Lost):
+        raise LeaseLost(answer.reason)
+    if isinstance(answer, Misunderstood):
+        raise LocalProtocolError(f"{who} says: {answer.reason}")
+    raise RemoteProtocolError(f"{who} answers {type(answer).__name__}, expected {kind.__name__}")
+
+
+def _serve_if_due(config: EmbeddedConfig, clock: Clock) -> EmbeddedServer | None:
+    if config.is_host is False:
+        return None
+    address = endpoint_text(config.host, config.port)
+    try:
+        listener = _listen(config.host, config.port, must=config.is_host is True)
+    except OSError as error:
+        if config.is_host is None and error.errno in (errno.EADDRNOTAVAIL, errno.EADDRINUSE):
+            return None
+        raise ConfigError(
+            f"no store can listen at {address}: {describe(error)}",
+            hint="give another --rdzv-endpoint, or is_host=false where another agent serves",
+        ) from error
+    return EmbeddedServer([listener], config.token, clock)
+
+
+def _listen(host: str, port: int, *, must: bool) -> socket.socket:
+    """A socket that listens at an address of this machine.
+
+    A literal address is taken as it is. A name may mean several, and on its own machine often means
+    one that others cannot reach, so it stands for all addresses, once one of them is found here.
+
+    Raises:
+        OSError: EADDRNOTAVAIL if the address is elsewhere, EADDRINUSE if it is taken.
+    """
+    with suppress(ValueError):
+        ip_address(host.partition("%")[0])
+        try:
+            return _bound(host, port)
+        except OSError as error:
+            # Behind a translation of addresses a machine does not know its own.
+            if not must or error.errno != errno.EADDRNOTAVAIL:
+                raise
+            return _bound("", port)
+    if host == "localhost":
+        return _bound("127.0.0.1", port)
+    if must or _is_here(host):
+        return _bound("", port)
+    raise OSError(errno.EADDRNOTAVAIL, f"{host} is another machine")
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    if host:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server(_resolved(host, port, family), family=family, backlog=512)
+    if socket.has_dualstack_ipv6():
+        with suppress(OSError):
+            return socket.create_server(
+                ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=512
+            )
+    return socket.create_server(("", port), backlog=512)
+
+
+def _resolved(host: str, port: int, family: int) -> tuple[str, int]:
+    """The address with its zone, if it has one."""
+    found = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM, 0, socket.AI_NUMERICHOST)
+    address: tuple[str, int] = found[0][4]  # type: ignore[assignment]
+    return address
+
+
+def _is_here(host: str) -> bool:
+    """Whether a name means an address of this machine: the kernel lets us bind it."""
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except OSError:
+        return False  # nobody knows the name yet; connecting will tell, again and again
+    for family, _, _, _, address in found:
+        with suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as trial:
+            trial.bind(address)
+            return True
+    return False

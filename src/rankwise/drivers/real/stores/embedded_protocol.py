@@ -1,0 +1,267 @@
+"""What is said between an embedded store and its clients: frames, proofs, messages.
+
+A frame is `<u32 length><seal><body>`; a body is MessagePack. Whoever connects says hello with a
+nonce, the server answers with one of its own and proves that it knows the run's token, the client
+proves the same, and from then on each frame bears a seal: an HMAC over the frame's number and body,
+under a key that comes from the token, both nonces and the direction. So nobody without the token
+can say anything that is heard, change what others say, or say it again later; nothing is secret,
+though: who can read the network can read the keys and values.
+
+Each request is answered once, in order; after `WatchAsked` the server tells changes for as long as
+the connection lasts.
+"""
+
+import hmac
+import secrets
+from struct import Struct
+
+import msgspec
+
+from rankwise.base.errors import RemoteProtocolError
+from rankwise.base.keys import Change, Committed, Conflict, LeaseId, Revision, Snapshot, Transaction
+from rankwise.base.units import Duration
+
+VERSION = 1
+NONCE_BYTES = 16
+SEAL_BYTES = 16
+HELLO_BYTES_MAX = 256
+"""Nobody who has not proved anything makes the other side keep more than this."""
+REQUEST_BYTES_MAX = 64 * 1024 * 1024
+ANSWER_BYTES_MAX = 1024 * 1024 * 1024
+
+_LENGTH = Struct("!I")
+_NUMBER = Struct("!Q")
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The client's first word."""
+
+    version: int
+    nonce: bytes
+
+
+class Welcome(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The server's first word: it knows the token."""
+
+    version: int
+    nonce: bytes
+    proof: bytes
+    life: bytes
+    """Names this life of the server, which forgets everything when it ends."""
+
+
+class Proof(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The client knows the token, too."""
+
+    proof: bytes
+
+
+class Refusal(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The server will not talk to this client."""
+
+    reason: str
+
+
+Greeting = Hello | Welcome | Proof | Refusal
+
+
+class ReadAsked(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Read a prefix; `Read`."""
+
+    prefix: str
+
+
+class CommitAsked(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Try a transaction; `Committed`, `Conflict` or `Lost`."""
+
+    transaction: Transaction
+
+
+class GrantAsked(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Begin a lease; `Granted`."""
+
+    ttl: Duration
+
+
+class RenewAsked(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Prolong a lease; `Done` or `Lost`."""
+
+    lease: LeaseId
+
+
+class RevokeAsked(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """End a lease; `Done`."""
+
+    lease: LeaseId
+
+
+class WatchAsked(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Tell changes from now on; `Told` again and again, or `Forgotten`."""
+
+    prefix: str
+    after: Revision
+
+
+Request = ReadAsked | CommitAsked | GrantAsked | RenewAsked | RevokeAsked | WatchAsked
+
+
+class Read(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The answer to `ReadAsked`."""
+
+    snapshot: Snapshot
+
+
+class Granted(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The answer to `GrantAsked`."""
+
+    lease: LeaseId
+
+
+class Done(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """It has been done."""
+
+
+class Lost(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The lease has ended."""
+
+    reason: str
+
+
+class Told(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Changes under the watch's prefix, and up to which revision they are all."""
+
+    changes: tuple[Change, ...]
+    up_to: Revision
+
+
+class Forgotten(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The watch lags too far behind."""
+
+    reason: str
+    revision: Revision
+
+
+class Misunderstood(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The request breaks a rule."""
+
+    reason: str
+
+
+# Committed and Conflict are tagged maps, so what is array-like here is wrapped around them.
+class Tried(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The answer to `CommitAsked`."""
+
+    result: Committed | Conflict
+
+
+Answer = Read | Tried | Granted | Done | Lost | Told | Forgotten | Misunderstood
+
+
+def encoded(message: Greeting | Request | Answer) -> bytes:
+    """A message as a frame's body."""
+    return msgspec.msgpack.encode(message)
+
+
+class Frames:
+    """One direction's bytes, cut into bodies; plain until `seal_with` is called."""
+
+    def __init__(self, bytes_max: int = HELLO_BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self._key = b""
+        self._number = 0
+        self._raw = bytearray()
+
+    def seal_with(self, key: bytes, bytes_max: int) -> None:
+        """Expect a seal under this key on every frame from now on, and allow longer ones."""
+        self._key = key
+        self._bytes_max = bytes_max
+
+    def feed(self, data: bytes) -> None:
+        """Take in bytes."""
+        self._raw += data
+
+    def next(self) -> bytes | None:
+        """The next body; None while it is not complete.
+
+        Raises:
+            RemoteProtocolError: it is too long, or not sealed by somebody who knows the key.
+        """
+        if len(self._raw) < _LENGTH.size:
+            return None
+        (length,) = _LENGTH.unpack_from(self._raw)
+        if length > self._bytes_max:
+            raise RemoteProtocolError(
+                f"a frame of {length} bytes has come, expected at most {self._bytes_max}"
+            )
+        start = _LENGTH.size + (SEAL_BYTES if self._key else 0)
+        if len(self._raw) < start + length:
+            return None
+        body = bytes(self._raw[start : start + length])
+        seal = bytes(self._raw[_LENGTH.size : start])
+        del self._raw[: start + length]
+        if self._key and not hmac.compare_digest(seal, _seal(self._key, self._number, body)):
+            raise RemoteProtocolError("a frame has come whose seal is wrong")
+        self._number += bool(self._key)
+        return body
+
+
+class Sealer:
+    """The other direction: bodies become frames."""
+
+    def __init__(self) -> None:
+        self._key = b""
+        self._number = 0
+
+    def seal_with(self, key: bytes) -> None:
+        """Seal every frame from now on."""
+        self._key = key
+
+    def frame(self, body: bytes) -> bytes:
+        """The body as a frame."""
+        length = _LENGTH.pack(len(body))
+        if not self._key:
+            return length + body
+        seal = _seal(self._key, self._number, body)
+        self._number += 1
+        return length + seal + body
+
+
+class Secret:
+    """What both sides make of the token and their nonces."""
+
+    def __init__(self, token: bytes, client_nonce: bytes, server_nonce: bytes) -> None:
+        self._token = token
+        self._nonces = client_nonce + server_nonce
+
+    def derive(self, purpose: bytes) -> bytes:
+        """A proof or a key."""
+        return hmac.digest(self._token, b"rankwise " + purpose + self._nonces, "sha256")
+
+    @property
+    def client_proof(self) -> bytes:
+        """What only a client that knows the token can say."""
+        return self.derive(b"client")
+
+    @property
+    def server_proof(self) -> bytes:
+        """What only a server that knows the token can say."""
+        return self.derive(b"server")
+
+    @property
+    def requests_key(self) -> bytes:
+        """Seals what the client says."""
+        return self.derive(b"requests")
+
+    @property
+    def answers_key(self) -> bytes:
+        """Seals what the server says."""
+        return self.derive(b"answers")
+
+
+def new_nonce() -> bytes:
+    """Bytes that nobody has used before."""
+    return secrets.token_bytes(NONCE_BYTES)
+
+
+def _seal(key: bytes, number: int, body: bytes) -> bytes:
+    return hmac.digest(key, _NUMBER.pack(number) + body, "sha256")[:SEAL_BYTES]

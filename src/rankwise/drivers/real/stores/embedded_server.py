@@ -1,0 +1,335 @@
+"""The embedded store's server: a keyspace behind a TCP port, in a thread of one agent.
+
+One thread waits for all sockets at once and for the next lease to end. A connection is *strange*
+until it has proved that it knows the run's token; a strange one may say little, and not for long,
+and there may not be many. One that says what the protocol does not allow is cut off, and harms
+nobody else.
+
+Nobody who reads slowly makes the server keep much: while something waits to be sent to a client, no
+further request of it is read; and a watch is told the next changes when it has taken the last ones,
+out of the keyspace's history. When it lags further behind than that goes, it is told so.
+
+The server forgets everything when it ends. `close` lets others hear the last words first: it goes
+on serving until they have hung up, for a while.
+"""
+
+import errno
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from hmac import compare_digest
+from selectors import EVENT_READ, EVENT_WRITE, DefaultSelector
+from threading import Thread
+
+import msgspec
+
+from rankwise.base.errors import Compacted, LeaseLost, LocalProtocolError, RemoteProtocolError
+from rankwise.base.keys import Change, Revision
+from rankwise.base.units import SECOND, Duration, Instant, after
+from rankwise.core.keyspace.machine import Keyspace
+from rankwise.drivers.real.stores.connections import notice_dead_hosts
+from rankwise.drivers.real.stores.embedded_protocol import (
+    REQUEST_BYTES_MAX,
+    VERSION,
+    Answer,
+    CommitAsked,
+    Done,
+    Forgotten,
+    Frames,
+    GrantAsked,
+    Granted,
+    Greeting,
+    Hello,
+    Lost,
+    Misunderstood,
+    Proof,
+    Read,
+    ReadAsked,
+    Refusal,
+    RenewAsked,
+    Request,
+    RevokeAsked,
+    Sealer,
+    Secret,
+    Told,
+    Tried,
+    WatchAsked,
+    Welcome,
+    encoded,
+    new_nonce,
+)
+from rankwise.ports.clock import Clock
+
+STRANGERS_MAX = 128
+STRANGER_PATIENCE = Duration(10 * SECOND)
+"""How long somebody may take to prove that the token is known."""
+AWAY = Duration(1 * SECOND)
+"""A server that wakes so much too late was stopped, and could hear no renewal."""
+TOLD_BYTES = 1024 * 1024
+"""About how much a watch is told at once."""
+HISTORY_MAX = 4096
+RECEIVED_AT_ONCE = 256 * 1024
+
+
+class _Connection:
+    """One client's connection."""
+
+    def __init__(self, sock: socket.socket, strange_until: Instant) -> None:
+        self.sock = sock
+        self.strange_until: Instant | None = strange_until
+        """When it is cut off if it has not proved anything by then; None: it has."""
+        self.frames = Frames()
+        self.sealer = Sealer()
+        self.unsent = bytearray()
+        self.secret: Secret | None = None
+        self.watch: tuple[str, Revision] | None = None
+
+    def say(self, message: Answer | Greeting) -> None:
+        self.unsent += self.sealer.frame(encoded(message))
+
+
+class EmbeddedServer:
+    """Serves a keyspace on sockets that listen already.
+
+    Args:
+        listeners: belong to the server from now on.
+        token: what clients must know.
+        clock: whose leases it counts.
+    """
+
+    def __init__(self, listeners: list[socket.socket], token: bytes, clock: Clock) -> None:
+        self._listeners = listeners
+        self._token = token
+        self._clock = clock
+        self._keyspace = Keyspace(history_max=HISTORY_MAX)
+        self._life = new_nonce()
+        self._selector = DefaultSelector()
+        self._connections: dict[socket.socket, _Connection] = {}
+        self._is_accepting = False
+        self._ends_at: Instant | None = None  # set when it shall close
+        self._linger = Duration(0)
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self.address: tuple[str, int] = listeners[0].getsockname()[:2]
+        """Where the first socket listens."""
+        self._thread = Thread(target=self._run, name="rankwise-store-server", daemon=True)
+        self._thread.start()
+
+    def close(self, linger: Duration) -> None:
+        """End when all clients have hung up, after `linger` at the latest."""
+        self._linger = linger
+        with suppress(OSError):
+            os.write(self._wake_write, b"\0")
+        self._thread.join()
+
+    def _run(self) -> None:
+        self._selector.register(self._wake_read, EVENT_READ, self._on_close_asked)
+        self._accept_again()
+        try:
+            while not self._is_over():
+                self._turn()
+        finally:
+            for connection in list(self._connections.values()):
+                self._cut_off(connection)
+            for listener in self._listeners:
+                listener.close()
+            self._selector.close()
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+
+    def _is_over(self) -> bool:
+        if self._ends_at is None:
+            return False
+        return not self._connections or self._clock.now() >= self._ends_at
+
+    def _turn(self) -> None:
+        """Wait for something, hear everybody, and only then let leases end."""
+        deadline = min(self._deadlines(), default=None)
+        for key, events in self._selector.select(self._seconds_until(deadline)):
+            handle: Callable[[int], None] = key.data
+            handle(events)
+        now = self._clock.now()
+        if deadline is not None and now > after(deadline, AWAY):
+            self._keyspace.prolong_leases(now)
+        self._keyspace.tick(now)
+        for connection in list(self._connections.values()):
+            if connection.strange_until is not None and now >= connection.strange_until:
+                self._cut_off(connection)
+            else:
+                self._tell(connection)
+
+    def _deadlines(self) -> Iterator[Instant]:
+        if (lease_ends_at := self._keyspace.next_deadline) is not None:
+            yield lease_ends_at
+        if self._ends_at is not None:
+            yield self._ends_at
+        for connection in self._connections.values():
+            if connection.strange_until is not None:
+                yield connection.strange_until
+
+    def _seconds_until(self, deadline: Instant | None) -> float | None:
+        if deadline is None:
+            return None
+        return max(0, deadline - self._clock.now()) / SECOND
+
+    def _on_close_asked(self, _events: int) -> None:
+        os.read(self._wake_read, 64)
+        self._ends_at = after(self._clock.now(), self._linger)
+
+    def _accept_again(self) -> None:
+        if not self._is_accepting:
+            self._is_accepting = True
+            for listener in self._listeners:
+                listener.setblocking(False)  # noqa: FBT003
+                self._selector.register(listener, EVENT_READ, self._acceptor(listener))
+
+    def _acceptor(self, listener: socket.socket) -> Callable[[int], None]:
+        return lambda _events: self._accept(listener)
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            sock, _ = listener.accept()
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                # It would be told of the same newcomer for ever; the next farewell makes room.
+                for one in self._listeners:
+                    self._selector.unregister(one)
+                self._is_accepting = False
+            return
+        strangers = [one for one in self._connections.values() if one.strange_until is not None]
+        if len(strangers) >= STRANGERS_MAX:
+            self._cut_off(strangers[0])
+        sock.setblocking(False)  # noqa: FBT003
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        notice_dead_hosts(sock)
+        connection = _Connection(sock, after(self._clock.now(), STRANGER_PATIENCE))
+        self._connections[sock] = connection
+        self._selector.register(sock, EVENT_READ, lambda events: self._on_ready(connection, events))
+
+    def _cut_off(self, connection: _Connection) -> None:
+        if self._connections.pop(connection.sock, None) is None:
+            return
+        self._selector.unregister(connection.sock)
+        connection.sock.close()
+        if self._ends_at is None:
+            self._accept_again()
+
+    def _on_ready(self, connection: _Connection, events: int) -> None:
+        if connection.sock not in self._connections:
+            return  # cut off in this same turn
+        try:
+            if events & EVENT_READ:
+                data = connection.sock.recv(RECEIVED_AT_ONCE)
+                if not data:
+                    self._cut_off(connection)
+                    return
+                connection.frames.feed(data)
+            self._converse(connection)
+        except BlockingIOError:
+            pass
+        except (OSError, msgspec.MsgspecError, RemoteProtocolError):
+            self._cut_off(connection)
+
+    def _converse(self, connection: _Connection) -> None:
+        """Send what waits, then answer the requests that have come, one after another."""
+        self._send(connection)
+        while not connection.unsent and (body := connection.frames.next()) is not None:
+            if connection.strange_until is not None:
+                self._greet(connection, body)
+            else:
+                request: Request = msgspec.msgpack.decode(body, type=Request)
+                self._answer(connection, request)
+            self._send(connection)
+
+    def _send(self, connection: _Connection) -> None:
+        if connection.unsent:
+            with suppress(BlockingIOError):
+                sent = connection.sock.send(connection.unsent)
+                del connection.unsent[:sent]
+        events = EVENT_WRITE if connection.unsent else EVENT_READ
+        key = self._selector.get_key(connection.sock)
+        if key.events != events:
+            self._selector.modify(connection.sock, events, key.data)
+
+    def _greet(self, connection: _Connection, body: bytes) -> None:
+        match msgspec.msgpack.decode(body, type=Greeting):
+            case Hello(version, _) if version != VERSION:
+                connection.say(
+                    Refusal(f"it speaks version {VERSION} of the protocol, you speak {version}")
+                )
+            case Hello(_, nonce) if connection.secret is None:
+                own = new_nonce()
+                connection.secret = Secret(self._token, nonce, own)
+                proof = connection.secret.server_proof
+                connection.say(Welcome(VERSION, own, proof, self._life))
+            case Proof(proof) if connection.secret is not None and compare_digest(
+                proof, connection.secret.client_proof
+            ):
+                connection.strange_until = None
+                connection.frames.seal_with(connection.secret.requests_key, REQUEST_BYTES_MAX)
+                connection.sealer.seal_with(connection.secret.answers_key)
+            case _:
+                raise RemoteProtocolError("somebody does not know the token")
+
+    def _answer(self, connection: _Connection, request: Request) -> None:
+        try:
+            answer = self._carry_out(connection, request)
+        except LeaseLost as error:
+            answer = Lost(str(error))
+        except LocalProtocolError as error:
+            answer = Misunderstood(str(error))
+        if answer is not None:
+            connection.say(answer)
+
+    def _carry_out(self, connection: _Connection, request: Request) -> Answer | None:
+        now = self._clock.now()
+        match request:
+            case ReadAsked(prefix):
+                return Read(self._keyspace.read(prefix))
+            case CommitAsked(transaction):
+                return Tried(self._keyspace.commit(transaction))
+            case GrantAsked(ttl):
+                return Granted(self._keyspace.grant_lease(ttl, now))
+            case RenewAsked(lease):
+                self._keyspace.renew_lease(lease, now)
+                return Done()
+            case RevokeAsked(lease):
+                self._keyspace.revoke_lease(lease)
+                return Done()
+            case WatchAsked(prefix, revision):
+                connection.watch = (prefix, revision)
+                return Told((), revision)
+
+    def _tell(self, connection: _Connection) -> None:
+        """Tell a watch what has changed, if it has taken what it was told before."""
+        while connection.watch is not None and not connection.unsent:
+            prefix, told = connection.watch
+            if told >= self._keyspace.revision:
+                return
+            try:
+                changes = self._keyspace.changes_after(told, prefix)
+            except Compacted as error:
+                connection.watch = None
+                connection.say(Forgotten(error.message, Revision(error.revision)))
+            else:
+                portion = first_portion(changes)
+                is_all = len(portion) == len(changes)
+                up_to = self._keyspace.revision if is_all else portion[-1].revision
+                connection.watch = (prefix, up_to)
+                if portion:
+                    connection.say(Told(portion, up_to))
+            try:
+                self._send(connection)
+            except OSError:
+                self._cut_off(connection)
+                return
+
+
+def first_portion(changes: tuple[Change, ...]) -> tuple[Change, ...]:
+    """As many of the changes as are good to send at once, and whole revisions only."""
+    size = 0
+    for index, change in enumerate(changes):
+        if size >= TOLD_BYTES and change.revision != changes[index - 1].revision:
+            return changes[:index]
+        size += len(change.key) + len(change.value or b"")
+    return changes
