@@ -9,6 +9,7 @@ is refused without running a line of it.
 
 import ast
 import difflib
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -118,6 +119,11 @@ def _without_entry(path: str) -> ConfigError:
 
 def _check_signature(program: str, entry: str, called: Callable[..., Any]) -> None:
     """Refuse a function that cannot be called with what every program is given."""
+    if inspect.iscoroutinefunction(called) or inspect.isgeneratorfunction(called):
+        raise ConfigError(
+            f"{program}: {entry} is a coroutine or a generator, which nobody would carry out",
+            hint="a plain function waits inside its calls",
+        )
     given = [None] * (1 + _ENTRIES[entry].count(","))
     try:
         signature_of(called).bind(*given)

@@ -26,6 +26,7 @@ from rankwise.sim.ccl.configuration import (
 )
 from rankwise.sim.hardware.engine import GraphEngine
 from rankwise.sim.hardware.topology import Topology, load_topology, parse_topology
+from rankwise.sim.kernel import line_of
 from rankwise.sim.reporting.results import BenchResult
 from rankwise.sim.runtime.context import RuntimeContext
 from rankwise.sim.runtime.multiprocessing import SpawnException
@@ -140,10 +141,13 @@ def measure_or_tell(settings: Settings) -> Outcome:
     """Run what the settings say, and never raise: for a process that runs one of many."""
     try:
         finished = simulate(settings)
-    except RankwiseError as error:
-        return Outcome([], 0, str(error))
-    except Exception as error:  # noqa: BLE001 (a user's program failed, and the others go on)
-        return Outcome([], 0, f"{type(error).__name__}: {error}")
+    except (Exception, SystemExit) as error:  # noqa: BLE001 (one of many: the others go on)
+        what = (
+            str(error) if isinstance(error, RankwiseError) else f"{type(error).__name__}: {error}"
+        )
+        line = line_of(error)
+        place = f", at {line}" if line and line.file not in what else ""
+        return Outcome([], 0, what + place)
     return Outcome(finished.results, finished.engine.now, "")
 
 

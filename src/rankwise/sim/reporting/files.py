@@ -1,9 +1,15 @@
-"""Writing what a run leaves behind: plain, or packed if the name ends in .gz."""
+"""Writing what a run leaves: plain, or packed if the name ends in .gz; whole, or not at all."""
 
 import gzip
+import os
+from contextlib import suppress
 from pathlib import Path
 
-from rankwise.base.errors import ConfigError
+from rankwise.base.errors import ConfigError, RankwiseError
+
+
+class NotWritten(RankwiseError):
+    """What was to be written could not be; the run itself has come to its end."""
 
 
 def check_writable(path: str) -> None:
@@ -13,23 +19,44 @@ def check_writable(path: str) -> None:
         ConfigError: names the path, and why.
     """
     file = Path(path)
+    if not path:
+        raise ConfigError("'' is the name of no file to write")
     if file.is_dir():
         raise ConfigError(f"{path!r} is a directory, expected the name of a file to write")
     if not file.parent.is_dir():
         raise ConfigError(f"{path!r} cannot be written: there is no directory {str(file.parent)!r}")
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise ConfigError(f"{path!r} cannot be written: permission denied")
 
 
 def write_text(path: str, text: str) -> None:
     """Write a file; the same text always gives the same bytes.
 
+    It appears under its name when it is complete: what was there before stays if it cannot be.
+
     Raises:
-        ConfigError: it cannot be written.
+        ConfigError: the place is none that can be written to.
+        NotWritten: writing failed; nothing of it is left.
     """
     check_writable(path)
     content = text.encode()
     if path.endswith(".gz"):
         content = gzip.compress(content, mtime=0)
+    file = Path(path)
     try:
-        Path(path).write_bytes(content)
+        if file.exists() and not file.is_file():  # a pipe, a device
+            file.write_bytes(content)
+        else:
+            _replace(file.resolve(), content)
     except OSError as error:
-        raise ConfigError(f"{path!r} cannot be written: {error.strerror}") from error
+        raise NotWritten(f"{path!r} cannot be written: {error.strerror}") from error
+
+
+def _replace(file: Path, content: bytes) -> None:
+    part = file.with_name(f".{file.name}.{os.getpid()}.part")
+    try:
+        part.write_bytes(content)
+        part.replace(file)
+    finally:
+        with suppress(OSError):  # it has got its name, or its file system is in trouble
+            part.unlink()

@@ -78,7 +78,7 @@ def page(title: str, engine: GraphEngine, results: Sequence[BenchResult]) -> str
         "<h2>Utilisation</h2>",
         _utilisation(engine),
     ]
-    if any(result.flops for result in results):
+    if any(result.flops and result.bytes and result.time_ps for result in results):
         sections += [
             "<h2>Roofline</h2>",
             (

@@ -1,8 +1,9 @@
 """Making tensors: torch's functions for it, which a context offers as its own."""
 
 import weakref
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from operator import index
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
@@ -138,6 +139,8 @@ class TensorCreation:
 
 def _shape(given: tuple[Any, ...]) -> tuple[int, ...]:
     """A shape given as one sequence, as one number, or as several numbers."""
-    if len(given) == 1 and not isinstance(given[0], int | np.integer):
-        given = tuple(given[0])
-    return tuple(int(length) for length in given)
+    if len(given) == 1 and not isinstance(given[0], SupportsIndex):
+        given = tuple(given[0]) if isinstance(given[0], Iterable) else given
+    if not all(isinstance(length, SupportsIndex) for length in given):
+        raise TypeError(f"a shape is whole numbers, not {given!r}")
+    return tuple(map(index, given))

@@ -124,11 +124,12 @@ class Gatherings:
         root: int,
         algorithm: str | None,
     ) -> Signature:
-        first = (taken or given)[0] if taken or given else None
-        kind = element_type("i8") if first is None else first.kind
         for tensor in (*taken, *given):
             if not isinstance(tensor, Tensor):
                 raise LocalProtocolError(f"{collective} takes tensors, not {tensor!r}")
+        first = (taken or given)[0] if taken or given else None
+        kind = element_type("i8") if first is None else first.kind
+        for tensor in (*taken, *given):
             if tensor.kind != kind:
                 raise LocalProtocolError(
                     f"{collective}: {tensor.name} is {tensor.dtype}, {first.name} is {first.dtype}"  # type: ignore[union-attr]

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from rankwise.sim.runtime.context import RuntimeContext
     from rankwise.sim.runtime.meetings import Call
 
+_FAILURES_TOLD = 8
+"""Where ranks failed in more ways than that, the message has the first."""
 _PATIENCE_WITH_ENDING = 64
 """How often a rank that is being ended may wait again in its `finally` blocks."""
 
@@ -267,7 +269,17 @@ class _Schedule:
             stacks[rank.rank] = "".join(traceback.format_stack(rank.gr_frame))
             waiting.append(Waiting(f"rank {rank.rank}", what.removeprefix("in "), now, where))
             lines.append(f"rank {rank.rank} is {what}, at {where}")
-        told = [f"stack of rank {rank}:\n{_users_part(stack)}" for rank, stack in stacks.items()]
+        alike: dict[str, list[int]] = {}
+        for number, stack in stacks.items():
+            own = _users_part(stack)
+            # Of many ranks that wait in the same lines, the lines are told once.
+            alike.setdefault(own if len(stacks) > _FAILURES_TOLD else f"{number}", []).append(
+                number
+            )
+        told = [
+            f"stack of {_ranks(which)}:\n{_users_part(stacks[which[0]])}"
+            for which in alike.values()
+        ]
         head, *more = reason.splitlines()
         message = "\n".join([f"{head.removesuffix(':')}: {'; '.join(lines)}", *more, *told])
         return RanksStuck(message, (*waiting, *others), stacks)
@@ -295,6 +307,11 @@ def _failure(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}{place}"
 
 
+def _listed(told: list[str]) -> str:
+    """One failure behind the colon, several below each other."""
+    return "\n  ".join(told) if len(told) > 1 else f" {told[0]}"
+
+
 def _ranks(which: list[int]) -> str:
     """Name some ranks, consecutive ones as a range."""
     runs: list[list[int]] = []
@@ -312,7 +329,10 @@ def _spawn_exception(errors: dict[int, BaseException], nprocs: int) -> SpawnExce
     ranks: dict[str, list[int]] = {}
     for rank, error in failed.items():
         ranks.setdefault(_failure(error), []).append(rank)
-    told = "; ".join(f"{_ranks(which)}: {what}" for what, which in ranks.items())
-    exception = SpawnException(f"{len(errors)} of {nprocs} ranks failed: {told}", failed)
+    told = [f"{_ranks(which)}: {what}" for what, which in ranks.items()]
+    if len(told) > 1:
+        more = len(told) - _FAILURES_TOLD
+        told = ["", *told[:_FAILURES_TOLD], *([f"... and {more} more (see .errors)"] * (more > 0))]
+    exception = SpawnException(f"{len(errors)} of {nprocs} ranks failed:{_listed(told)}", failed)
     exception.__cause__ = next(iter(failed.values()))
     return exception

@@ -1,0 +1,267 @@
+"""`rankwise sim` when things go wrong around it: one clear report, the right code, nothing left."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.system
+
+PATIENCE_S = 100
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start `rankwise sim` as a shell would, in a process group of its own."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run(*words: str, **options: object) -> "subprocess.Popen[str]":
+        process = subprocess.Popen(  # type: ignore[call-overload]
+            [sys.executable, "-m", "rankwise", "sim", *words],
+            cwd=tmp_path,
+            text=True,
+            start_new_session=True,
+            **{
+                "stdin": subprocess.DEVNULL,
+                "stdout": subprocess.PIPE,
+                "stderr": subprocess.PIPE,
+                **options,
+            },
+        )
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        with process:
+            process.kill()
+
+
+def ended(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=PATIENCE_S)
+    return process.returncode, out, err
+
+
+def program(folder: Path, source: str) -> str:
+    (folder / "mine.py").write_text(source)
+    return "mine.py"
+
+
+def fifo(folder: Path) -> Path:
+    path = folder / "begun"
+    os.mkfifo(path)
+    return path
+
+
+LOOPS = (
+    "import os\n"
+    "def run(torch, *, n=1):\n"
+    "    with open('begun', 'w') as begun:\n"
+    "        begun.write(f'{os.getpid()}\\n')\n"
+    "    while True:\n"
+    "        pass\n"
+)
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("whom", [os.kill, os.killpg])
+def test_a_sweep_that_is_stopped_leaves_no_process(
+    stop: signal.Signals, whom: Callable[[int, int], None], start: Start, tmp_path: Path
+) -> None:
+    begun = fifo(tmp_path)
+    process = start("run", program(tmp_path, LOOPS), "--sweep", "n=1,2,3,4,5,6")
+    with begun.open() as news:  # the first worker is in the program now
+        worker = psutil.Process(int(news.readline()))
+
+    whom(process.pid, stop)
+    code, out, err = ended(process)
+
+    psutil.wait_procs([worker], timeout=PATIENCE_S)
+    assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
+    assert code == (130 if stop == signal.SIGINT else -stop)
+    assert out == ""
+    assert err.strip() == ""
+
+
+def test_a_run_that_is_interrupted_ends_its_ranks(start: Start, tmp_path: Path) -> None:
+    begun = fifo(tmp_path)
+    source = (
+        "def worker(rank, world_size, torch):\n"
+        "    try:\n"
+        "        if rank == 1:\n"
+        "            open('begun', 'w').close()\n"
+        "        while True:\n"
+        "            torch.distributed.barrier()\n"
+        "    finally:\n"
+        "        print('ended', rank, flush=True)\n"
+    )
+    process = start("run", program(tmp_path, source))
+    begun.read_text()
+
+    process.send_signal(signal.SIGINT)
+    code, out, err = ended(process)
+
+    assert code == 130
+    assert sorted(out.splitlines()) == [f"ended {rank}" for rank in range(4)]
+    assert err.strip() == ""
+
+
+def test_a_point_whose_process_dies_is_told_and_the_others_are_shown(
+    start: Start, tmp_path: Path
+) -> None:
+    source = (
+        "import os, signal, sys\n"
+        "def run(torch, *, n=1):\n"
+        "    torch.ones(n)\n"
+        "    if n == 2: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    if n == 3: os._exit(7)\n"
+        "    if n == 4: sys.exit(9)\n"
+        "    if n == 5: raise ValueError('no luck')\n"
+    )
+
+    code, out, err = ended(start("run", program(tmp_path, source), "--sweep", "n=1,2,3,4,5,6"))
+
+    assert code == 1
+    assert [line.split()[0] for line in out.splitlines()] == ["n=1", "n=6"]
+    told = dict(
+        line.removeprefix("rankwise sim: error: at ").split(": ", 1) for line in err.splitlines()
+    )
+    assert told["n=2"] == "its process was killed by SIGKILL, perhaps because memory ran out"
+    assert told["n=3"] == "its process ended with exit code 7"
+    assert told["n=4"].startswith("SystemExit: 9, at ")
+    assert told["n=5"].startswith("ValueError: no luck, at ")
+    assert told["n=5"].endswith("mine.py:7 in run")
+
+
+def test_a_hundred_points_come_in_their_order(start: Start) -> None:
+    sizes = list(range(1, 101))
+    words = ("--sweep", f"elements={','.join(map(str, sizes))}", "--format", "json")
+
+    code, out, err = ended(start("bench", "ccl_allreduce", "--set", "system.sips.count=2", *words))
+
+    assert code == 0, err
+    assert [int(row["elements"]) for row in json.loads(out)] == sizes
+
+
+@pytest.mark.parametrize("option", ["--trace", "--report"])
+def test_a_full_disk_leaves_what_was_there_and_nothing_else(
+    option: str, start: Start, tmp_path: Path
+) -> None:
+    (tmp_path / "out").write_text("before")
+    # What happens when no byte more can be written, without having to fill a disk.
+    limited = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (4_096, 4_096))
+
+    code, out, err = ended(
+        start("bench", "ccl_allreduce", option, "out", preexec_fn=limited, stderr=subprocess.PIPE)
+    )
+
+    assert code == 1
+    assert out.endswith("numbers: equal to numpy's\n")
+    assert err == "rankwise sim: error: 'out' cannot be written: File too large\n"
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"out": "before"}
+
+
+@pytest.mark.parametrize("style", ["table", "csv", "json"])
+@pytest.mark.parametrize("more", [(), ("--sweep", "elements=1,2")])
+def test_results_that_cannot_be_written_are_told(
+    style: str, more: tuple[str, ...], start: Start
+) -> None:
+    with Path("/dev/full").open("w") as full:
+        code, _, err = ended(start("bench", "ccl_allreduce", "--format", style, *more, stdout=full))
+
+    assert code == 1
+    assert err == ("rankwise sim: error: the output cannot be written: No space left on device\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--trace", ""], "'' is the name of no file to write"),
+        (["--trace", "."], "'.' is a directory"),
+        (["--trace", "x", "--report", "x"], "are both 'x', and would overwrite each other"),
+        (["--sweep", "elements=1", "--trace", ""], "--sweep makes several"),
+    ],
+)
+def test_outputs_that_cannot_be_meant_are_refused_before_the_run(
+    words: list[str], message: str, start: Start
+) -> None:
+    code, out, err = ended(start("bench", "ccl_allreduce", *words))
+
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_two_runs_at_once_in_one_folder_do_not_meet(start: Start, tmp_path: Path) -> None:
+    words = ("bench", "ccl_allreduce", "--trace", "t.json", "--report", "r.html")
+    both = [start(*words), start(*words)]
+
+    results = [ended(process) for process in both]
+
+    assert results[0] == results[1]
+    assert results[0][0] == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["r.html", "t.json"]
+    assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+
+
+def test_a_report_of_many_lines_is_shown_in_lines(start: Start, tmp_path: Path) -> None:
+    source = (
+        "def worker(rank, world_size, torch):\n    if rank:\n        torch.distributed.barrier()\n"
+    )
+
+    code, _, err = ended(start("run", program(tmp_path, source)))
+
+    first, *stacks = err.splitlines()
+    assert code == 1
+    assert first.startswith("rankwise sim: error: rank 0 has left, and others wait for it: ")
+    assert stacks[0] == "stack of rank 1:"
+    assert stacks[2].strip() == "torch.distributed.barrier()"
+
+
+def test_ranks_that_fail_in_different_ways_have_a_line_each(start: Start, tmp_path: Path) -> None:
+    source = (
+        "def worker(rank, world_size, torch):\n"
+        "    torch.zeros(-rank - 1 if rank < 2 else 1)\n"
+        "    torch.distributed.barrier()\n"
+    )
+
+    code, _, err = ended(start("run", program(tmp_path, source)))
+
+    assert code == 1
+    assert err.splitlines() == [
+        "rankwise sim: error: 2 of 4 ranks failed:",
+        "  rank 0: LocalProtocolError: a tensor cannot have shape (-1,), at mine.py:2 in worker",
+        "  rank 1: LocalProtocolError: a tensor cannot have shape (-2,), at mine.py:2 in worker",
+    ]
+
+
+@pytest.mark.parametrize(
+    "begin", ["async def run(torch):\n    pass\n", "def run(torch):\n    yield\n"]
+)
+def test_an_entry_that_nobody_would_carry_out_is_refused(
+    begin: str, start: Start, tmp_path: Path
+) -> None:
+    code, _, err = ended(start("run", program(tmp_path, begin)))
+
+    assert code == 2
+    assert "run is a coroutine or a generator" in err
+
+
+def test_code_at_the_top_of_a_program_is_limited_too(start: Start, tmp_path: Path) -> None:
+    source = "while True:\n    pass\ndef run(torch): pass\n"
+
+    code, _, err = ended(start("run", program(tmp_path, source), "--max-time", "real:1s"))
+
+    assert code == 1
+    assert "still ran after 1 s of real time, at mine.py:" in err
+    assert "needs a larger --max-time real:" in err
