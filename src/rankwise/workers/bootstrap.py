@@ -321,7 +321,8 @@ class ChipBootstrapChannel:
 
     def write_error(self, code: int, message: str) -> None:
         """Publish why the chip is not up; of the message, as much as 1023 bytes hold."""
-        text = message.encode()[: CHANNEL_ERROR_BYTES - 1].decode(errors="ignore").encode()
+        kept = message.encode(errors="replace")[: CHANNEL_ERROR_BYTES - 1]
+        text = kept.decode(errors="ignore").encode()  # no half character at the cut
         field = f"={CHANNEL_ERROR_BYTES}s"
         struct.pack_into(field, self._memory, self._size - CHANNEL_ERROR_BYTES, text)
         self._write_head(code, 0, ChipBootstrapResult())

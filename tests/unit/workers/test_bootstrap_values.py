@@ -85,6 +85,14 @@ def test_more_buffers_than_there_is_room_for_are_a_value_error_and_not_published
     assert memory.channel.state is ChannelState.IDLE
 
 
+def test_an_error_whose_text_is_no_unicode_is_published_all_the_same() -> None:
+    memory = Memory(1)
+
+    memory.channel.write_error(1, "no file \udcff")
+
+    assert memory.channel.error_message == "no file ?"
+
+
 @pytest.mark.parametrize("text", ["boom", "x" * 5000, "ä" * 2000, ""])
 def test_of_an_error_as_much_is_kept_as_has_room(text: str) -> None:
     memory = Memory(376)

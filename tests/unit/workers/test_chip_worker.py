@@ -24,6 +24,7 @@ from rankwise.workers import (
     DataType,
     Parameter,
     TaskArgs,
+    TaskReport,
 )
 from rankwise.workers.bootstrap import (
     ChannelState,
@@ -37,6 +38,7 @@ from rankwise.workers.bootstrap import (
 )
 from rankwise.workers.chip_worker import ChipShutdownFailed, ChipWorker
 from rankwise.workers.errors import BadArguments, BadPointer, DeviceMemoryExhausted, UnknownName
+from rankwise.workers.platforms.host import HostPlatform
 
 IN, OUT, INOUT, SCALAR = ArgDirection.IN, ArgDirection.OUT, ArgDirection.INOUT, ArgDirection.SCALAR
 BLOCK = 64
@@ -497,6 +499,55 @@ def test_buffers_larger_than_the_window_are_refused(bare: ChipWorker) -> None:
     region.close()
 
 
+class Unreliable:
+    """A platform of the host whose chips cannot attach a second thing."""
+
+    name = "unreliable"
+
+    def open(self, device_id: int) -> Any:
+        device = HostPlatform().open(device_id)
+        attach = device.attach
+        attached: list[int] = []
+
+        def attach_one(address: int, size: int, name: str) -> None:
+            if attached:
+                raise OSError(f"no room for {name}")
+            attached.append(address)
+            attach(address, size, name)
+
+        device.attach = attach_one  # type: ignore[method-assign]
+        return device
+
+
+def test_a_device_that_fails_in_the_middle_leaves_nothing_half_done() -> None:
+    worker = ChipWorker()
+    worker.init(Unreliable())
+    channel = Channel()
+
+    with pytest.raises(OSError, match="no room for window of rank 0"):
+        worker.bootstrap_context(0, ChipBootstrapConfig(group()), channel)
+
+    assert channel.error_message.startswith("OSError: no room for window of rank 0")
+    assert worker.device_id is None
+    worker.set_device(1)
+    assert worker.comm_init(0, 1, "another-group") == 2
+    worker.finalize()
+
+
+def test_an_interrupt_during_bring_up_is_published_and_goes_on(bare: ChipWorker) -> None:
+    def interrupted(_name: str) -> Any:
+        raise KeyboardInterrupt
+
+    bare.staging_source = interrupted
+    channel = Channel()
+
+    with pytest.raises(KeyboardInterrupt):
+        bare.bootstrap_context(0, staged_config(), channel)
+
+    assert channel.error_message == "KeyboardInterrupt: "
+    assert bare.device_id is None
+
+
 def test_more_buffers_than_the_channel_has_room_for_are_known_before_anything_is_done(
     bare: ChipWorker,
 ) -> None:
@@ -627,6 +678,15 @@ def test_a_simulated_task_takes_time_and_the_host_none() -> None:
 
     assert simulated.run(ADD, arguments(x, y, out, x.size)) > 0
     assert host.run(ADD, arguments(x, y, out, x.size)) == 0
+
+
+def test_a_duration_is_rounded_up_to_whole_nanoseconds() -> None:
+    durations = [
+        TaskReport(chip=0, task="t", start_ps=1000, end_ps=end).duration_ns
+        for end in (1000, 1001, 2000, 2001)
+    ]
+
+    assert durations == [0, 1, 1, 2]
 
 
 def test_the_same_task_takes_the_same_time_and_a_larger_one_more() -> None:
