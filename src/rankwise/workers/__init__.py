@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     )
     from rankwise.workers.chip_worker import ChipShutdownFailed, ChipWorker
     from rankwise.workers.comm import CommHandle
+    from rankwise.workers.context import ChildContext, context
     from rankwise.workers.domains import DomainSpec, create_domain, place_domain, plan_domain
     from rankwise.workers.errors import (
         BadArguments,
@@ -50,7 +51,9 @@ if TYPE_CHECKING:
         IndexOutOfRange,
         UnknownName,
     )
+    from rankwise.workers.failures import TaskFailure
     from rankwise.workers.member import Member, Window
+    from rankwise.workers.orchestrator import Orchestrator
     from rankwise.workers.platforms.port import (
         Device,
         Leak,
@@ -60,6 +63,7 @@ if TYPE_CHECKING:
         TensorSummary,
     )
     from rankwise.workers.platforms.registry import load_platform, platform_names
+    from rankwise.workers.recording import RecordedGraph
     from rankwise.workers.states import (
         DEFAULT_HEAP_RING_SIZE,
         MAILBOX_ERROR_MSG_SIZE,
@@ -71,12 +75,15 @@ if TYPE_CHECKING:
         TaskState,
         WorkerType,
     )
+    from rankwise.workers.timeline import Timeline, TimelineEntry
     from rankwise.workers.torch_bridge import make_tensor_arg, torch_dtype_to_datatype
+    from rankwise.workers.worker import Worker
 _HOMES: dict[str, str] = {
     "ArgDirection": "rankwise.workers.callables",
     "BadArguments": "rankwise.workers.errors",
     "BadPointer": "rankwise.workers.errors",
     "CONTINUOUS_TENSOR_MAX_DIMS": "rankwise.core.mailbox.tensors",
+    "ChildContext": "rankwise.workers.context",
     "ChipBootstrapChannel": "rankwise.workers.bootstrap",
     "ChipBootstrapConfig": "rankwise.workers.bootstrap",
     "ChipBootstrapResult": "rankwise.workers.bootstrap",
@@ -105,22 +112,29 @@ _HOMES: dict[str, str] = {
     "MAX_RING_DEPTH": "rankwise.workers.states",
     "MAX_SCOPE_DEPTH": "rankwise.workers.states",
     "Member": "rankwise.workers.member",
+    "Orchestrator": "rankwise.workers.orchestrator",
     "Parameter": "rankwise.workers.callables",
     "PeerWatch": "rankwise.drivers.real.windows",
     "Platform": "rankwise.workers.platforms.port",
+    "RecordedGraph": "rankwise.workers.recording",
     "Span": "rankwise.workers.platforms.port",
     "SubmitResult": "rankwise.workers.states",
     "TaskArgs": "rankwise.workers.arguments",
+    "TaskFailure": "rankwise.workers.failures",
     "TaskReport": "rankwise.workers.platforms.port",
     "TaskState": "rankwise.workers.states",
     "TensorArgType": "rankwise.core.mailbox.tensors",
     "TensorSummary": "rankwise.workers.platforms.port",
+    "Timeline": "rankwise.workers.timeline",
+    "TimelineEntry": "rankwise.workers.timeline",
     "UnknownName": "rankwise.workers.errors",
     "Window": "rankwise.workers.member",
     "WindowRegion": "rankwise.drivers.real.windows",
+    "Worker": "rankwise.workers.worker",
     "WorkerType": "rankwise.workers.states",
     "arg_direction_name": "rankwise.workers.callables",
     "array_at": "rankwise.workers.arrays",
+    "context": "rankwise.workers.context",
     "create_domain": "rankwise.workers.domains",
     "get_dtype_name": "rankwise.core.mailbox.tensors",
     "get_element_size": "rankwise.core.mailbox.tensors",
@@ -146,6 +160,7 @@ __all__ = [  # spelled out, since type checkers read this list and cannot run co
     "ArgDirection",
     "BadArguments",
     "BadPointer",
+    "ChildContext",
     "ChipBootstrapChannel",
     "ChipBootstrapConfig",
     "ChipBootstrapResult",
@@ -168,22 +183,29 @@ __all__ = [  # spelled out, since type checkers read this list and cannot run co
     "IndexOutOfRange",
     "Leak",
     "Member",
+    "Orchestrator",
     "Parameter",
     "PeerWatch",
     "Platform",
+    "RecordedGraph",
     "Span",
     "SubmitResult",
     "TaskArgs",
+    "TaskFailure",
     "TaskReport",
     "TaskState",
     "TensorArgType",
     "TensorSummary",
+    "Timeline",
+    "TimelineEntry",
     "UnknownName",
     "Window",
     "WindowRegion",
+    "Worker",
     "WorkerType",
     "arg_direction_name",
     "array_at",
+    "context",
     "create_domain",
     "get_dtype_name",
     "get_element_size",

@@ -155,9 +155,13 @@ def _look(task: Task, segment: Segment, access: Access, producers: dict[Task, bo
     if writer is not None:
         if writer.state < TaskState.COMPLETED:
             producers[writer] = producers.get(writer, False) or access.reads
-        elif access.reads and writer.state > TaskState.COMPLETED and task.spoiled_by is None:
-            task.spoiled_by = root_of(writer)
+        else:
+            task.clock = max(task.clock, writer.clock)
+            if access.reads and writer.state > TaskState.COMPLETED and task.spoiled_by is None:
+                task.spoiled_by = root_of(writer)
     if access.writes:
         for reader in segment.readers:
             if reader.state < TaskState.COMPLETED:
                 producers.setdefault(reader, False)
+            elif reader.clock > task.clock:
+                task.clock = reader.clock

@@ -145,6 +145,11 @@ class TaskGraph:
         task = self._task_in(slot)
         return task.number, task.name
 
+    def clock_of(self, slot: int) -> int:
+        """The simulated instant at which all that this slot's task needs is there."""
+        task = self._task_in(slot)
+        return task.clock if task.group is None else task.group.clock
+
     def child_of(self, slot: int) -> int:
         """The child in whose queue this slot is."""
         child = self._task_in(slot).child
@@ -337,6 +342,11 @@ class TaskGraph:
     # From a queue to an end
 
     def _on_report(self, stimulus: ChildrenReported, now: Instant) -> None:
+        for slot, clock in stimulus.clocks.items():
+            task = self._task_in(slot)
+            task.clock = max(task.clock, clock)
+            if task.group is not None:
+                task.group.clock = max(task.group.clock, clock)
         for end in stimulus.ends:
             slot = end & _SLOT_MASK
             task = self._task_in(slot)
@@ -416,6 +426,7 @@ class TaskGraph:
                 consumer.spoiled_by = root_of(task)
                 if consumer.state is _RUNNING:
                     self._spoiled.append(consumer)
+            consumer.clock = max(consumer.clock, task.clock)
             consumer.waiting_for -= 1
             if consumer.waiting_for == 0 and consumer.state is _PENDING:
                 self._released.append(consumer)

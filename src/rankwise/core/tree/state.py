@@ -22,8 +22,8 @@ class Task:
     """One task, or one member of a group, or a group as a whole (which is in no queue)."""
 
     __slots__ = (
-        "child", "consumers", "group", "members", "name", "number", "pinned", "pool", "slabs",
-        "slot", "spoiled_by", "state", "waiting_for",
+        "child", "clock", "consumers", "group", "members", "name", "number", "pinned", "pool",
+        "slabs", "slot", "spoiled_by", "state", "waiting_for",
     )  # fmt: skip
 
     def __init__(self, number: int, pool: Pool, name: str, pinned: int | None) -> None:
@@ -33,6 +33,8 @@ class Task:
         self.pinned = pinned
         self.slot = -1
         self.state = TaskState.PENDING
+        self.clock = 0
+        """When its producers ended, and then when it ended, on the chips' simulated clock."""
         self.waiting_for = 0
         """Producers, and for a group that runs members, that have not ended."""
         self.consumers: list[tuple[Task, bool]] | None = None

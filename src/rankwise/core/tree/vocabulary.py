@@ -147,9 +147,11 @@ class ChildrenReported(msgspec.Struct, frozen=True, gc=False):
         ends: slots that have run well; with `FAILED_BIT` those that have raised; with
             `RETURNED_BIT` those that were queued ahead, and not begun because something before
             them had failed.
+        clocks: for slots whose tasks ran in simulated time, when they ended.
     """
 
     ends: list[int]
+    clocks: dict[int, int] = {}
 
 
 class Recalled(msgspec.Struct, frozen=True):

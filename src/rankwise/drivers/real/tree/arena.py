@@ -14,6 +14,7 @@ and they are the same for all. It has no name, so nothing of it can be left behi
 
 import ctypes
 import mmap
+import struct
 from typing import Final
 
 import msgspec
@@ -24,6 +25,8 @@ from rankwise.core.tree.heap import Heap
 
 SIZE: Final = 256 << 30
 FRAME_BYTES: Final = 64 << 10
+FRAME_HEAD: Final = struct.Struct("=QQ")
+"""Of a slot's frame: the bytes that follow, and the simulated instant at which it may begin."""
 CALLABLES_MAX: Final = 1 << 16
 PAGE: Final = mmap.PAGESIZE
 _COUNTERS_STRIDE: Final = 64  # a cache line, so that children do not take it from each other
@@ -99,6 +102,10 @@ class Arena:
             raise MemoryError(f"the arena has no {format_bytes(size_bytes)} left")
         self._sizes[offset] = size_bytes
         return offset
+
+    def contains(self, start: int, size_bytes: int) -> bool:
+        """Whether these bytes, given by address, all lie in it."""
+        return self.address <= start and start + size_bytes <= self.address + SIZE
 
     def release(self, offset: int) -> None:
         """Give back what `allocate` gave; its pages go back to the kernel."""

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from rankwise.drivers.real.tree.arena import FRAME_BYTES, Arena
-from rankwise.drivers.real.tree.reports import ReportFile, report_of
+from rankwise.drivers.real.tree.reports import ReportFile, report_of, report_of_left
 from rankwise.drivers.real.tree.words import (
     AHEAD,
     ANSWERED,
@@ -26,6 +26,7 @@ from rankwise.drivers.real.tree.words import (
     FIELD_BITS,
     FIELD_MASK,
     HAS_FRAME,
+    LEFT_IN_FILE,
     MORE,
     NO_TASK,
     PROGRAM,
@@ -148,8 +149,7 @@ def serve(role: Role, ends: ChildEnds) -> None:
                 place = frames + slot * FRAME_BYTES
                 left = run(callable_, memory[place : place + FRAME_BYTES])
                 if left is not None:
-                    memory[place : place + len(left)] = left
-                    slot |= len(left) << VALUE_SHIFT
+                    slot |= _leave(ends, slot, left, memory[place : place + FRAME_BYTES])
             else:
                 left = run(callable_, None)
         except BaseException as error:  # noqa: BLE001  # the worker process raises it
@@ -170,6 +170,15 @@ def serve(role: Role, ends: ChildEnds) -> None:
         else:
             quick.discard(callable_)
         tell_deferred()
+
+
+def _leave(ends: ChildEnds, slot: int, left: bytes, frame: memoryview) -> int:
+    """Put down what a task leaves; the value for its word, in its place."""
+    if len(left) > FRAME_BYTES:
+        ends.reports.append(slot, report_of_left(left))
+        return LEFT_IN_FILE << VALUE_SHIFT
+    frame[: len(left)] = left
+    return len(left) << VALUE_SHIFT
 
 
 def _do_other(role: Role, ends: ChildEnds, word: int, memory: memoryview) -> None:

@@ -42,7 +42,7 @@ from rankwise.core.tree.vocabulary import (
     Stimulus,
     TaskSubmitted,
 )
-from rankwise.drivers.real.tree.arena import FRAME_BYTES, PAGE, Arena, Layout
+from rankwise.drivers.real.tree.arena import FRAME_BYTES, FRAME_HEAD, PAGE, Arena, Layout
 from rankwise.drivers.real.tree.children import Children, ChildSpec, Listener
 from rankwise.drivers.real.tree.reports import Report, rebuilt
 from rankwise.drivers.real.tree.words import (
@@ -55,6 +55,7 @@ from rankwise.drivers.real.tree.words import (
     FLUSH,
     HAS_FRAME,
     KIND_SHIFT,
+    LEFT_IN_FILE,
     MORE,
     NO_TASK,
     PROGRAM,
@@ -105,7 +106,9 @@ class Engine(Listener):
         children: the processes.
         reports: what failing tasks of this run have told, by their number.
         on_lost: told a child's number, and how it ended.
-        on_left: told a task's number, the child, and what the task left in its frame.
+        on_left: told a task's number, the child, and what the task left; returns the simulated
+            instant at which it ended.
+        clock_base: the simulated instant before which no task of this run can begin.
     """
 
     def __init__(self, spec: EngineSpec) -> None:
@@ -130,13 +133,16 @@ class Engine(Listener):
         )
         self.reports: dict[int, list[Report]] = {}
         self.on_lost: Callable[[int, str], None] | None = None
-        self.on_left: Callable[[int, int, bytes], None] | None = None
+        self.on_left: Callable[[int, int, bytes], int] | None = None
+        self.clock_base = 0
         self._words = [0] * spec.ring_depth
         self._memory = memoryview(self.arena.memory)
         self._frames = layout.frames
         self._since_poll = 0
         self._drained: list[Drained] = []
         self._allocations: list[Granted | Refused] = []
+        self._left: dict[int, bytes] = {}
+        """What tasks have left in report files, by slot."""
         self._answers: dict[int, int] = {}
         self._program_ends: dict[int, bool] = {}
         self._deaths: dict[int, str] = {}
@@ -223,13 +229,15 @@ class Engine(Listener):
         return slots[0] if slots else 0
 
     def _write_frame(self, slot: int, frame: bytes) -> None:
-        if len(frame) > FRAME_BYTES:
+        if len(frame) > FRAME_BYTES - FRAME_HEAD.size:
             raise ConfigError(
                 f"a task's arguments take {format_bytes(len(frame))}, and a frame has "
                 f"{format_bytes(FRAME_BYTES)}",
                 hint="put what is long into a tensor",
             )
         place = self._frames + slot * FRAME_BYTES
+        FRAME_HEAD.pack_into(self._memory, place, len(frame), 0)
+        place += FRAME_HEAD.size
         self._memory[place : place + len(frame)] = frame
 
     def _wait_for_slots(self, count: int) -> list[int]:
@@ -381,6 +389,8 @@ class Engine(Listener):
 
     def _dispatch(self, order: Dispatch) -> None:
         words = self._words
+        if self.on_left is not None:
+            self._write_clocks(order.slots)
         if len(order.slots) == 1:
             word = words[order.slots[0]]
             if order.ahead[0]:
@@ -395,6 +405,13 @@ class Engine(Listener):
                     batch[place] |= ahead
         batch[-1] &= ~MORE
         self.children.send(order.child, batch)
+
+    def _write_clocks(self, slots: list[int]) -> None:
+        for slot in slots:
+            if self._words[slot] & HAS_FRAME:
+                clock = max(self.clock_base, self._graph.clock_of(slot))
+                length = FRAME_HEAD.unpack_from(self._memory, self._frames + slot * FRAME_BYTES)[0]
+                FRAME_HEAD.pack_into(self._memory, self._frames + slot * FRAME_BYTES, length, clock)
 
     def _recall(self, child: int) -> None:
         taken = self.children.take_back(child)
@@ -439,25 +456,34 @@ class Engine(Listener):
     def _ends(self, words: list[int]) -> ChildrenReported:
         if max(words) < FAILED_BIT:
             return ChildrenReported(words)
+        clocks: dict[int, int] = {}
         for word in words:
+            slot = word & FIELD_MASK
             if word >> VALUE_SHIFT:
-                self._take_what_was_left(word)
+                clocks[slot] = self._take_what_was_left(slot, word >> VALUE_SHIFT)
             elif word & FAILED_BIT:
-                self._take_report(word & FIELD_MASK)
-        return ChildrenReported([word & _END_MASK for word in words])
+                self._read_reports(self._graph.child_of(slot))
+        return ChildrenReported([word & _END_MASK for word in words], clocks)
 
-    def _take_what_was_left(self, word: int) -> None:
-        slot = word & FIELD_MASK
-        place = self._frames + slot * FRAME_BYTES
-        left = bytes(self._memory[place : place + (word >> VALUE_SHIFT)])
-        if self.on_left is not None:
-            self.on_left(self._graph.task_in(slot)[0], self._graph.child_of(slot), left)
-
-    def _take_report(self, slot: int) -> None:
+    def _take_what_was_left(self, slot: int, length: int) -> int:
+        """Hand over what a task has left; the simulated instant at which it ended."""
         child = self._graph.child_of(slot)
+        place = self._frames + slot * FRAME_BYTES
+        if length == LEFT_IN_FILE:
+            self._read_reports(child)
+            left = self._left.pop(slot)
+        else:
+            left = bytes(self._memory[place : place + length])
+        number, _ = self._graph.task_in(slot)
+        return self.on_left(number, child, left) if self.on_left is not None else 0
+
+    def _read_reports(self, child: int) -> None:
         for subject, report in self.children.reports[child].read_new():
-            number = self._graph.task_in(subject)[0]
-            self.reports.setdefault(number, []).append(report)
+            if report.left:
+                self._left[subject] = report.left
+            else:
+                number, _ = self._graph.task_in(subject)
+                self.reports.setdefault(number, []).append(report)
 
     def _hear_of_child(self, kind: int, word: int) -> None:
         child, value = word & FIELD_MASK, word >> VALUE_SHIFT

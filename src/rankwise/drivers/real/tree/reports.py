@@ -29,25 +29,29 @@ class Report(msgspec.Struct, frozen=True):
         error: the exception, pickled; empty when it cannot travel.
         summary: `ValueError: no such thing`.
         trace: its traceback as text.
-        path: where it happened, the innermost worker first.
     """
 
     error: bytes
     summary: str
     trace: str
-    path: tuple[str, ...] = ()
+    left: bytes = b""
+    """What a task that went well has left, when its frame was too short for it."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Report).decode
 
 
-def report_of(error: BaseException, path: tuple[str, ...] = ()) -> bytes:
+def report_of(error: BaseException) -> bytes:
     """Write an exception down."""
-    told = getattr(error, "__rankwise_report__", None)
-    trace = told or "".join(traceback.format_exception(error))
+    trace = "".join(traceback.format_exception(error))
     summary = "".join(traceback.format_exception_only(error)).strip()
-    return _encode(Report(_pickled(error), summary, trace, path))
+    return _encode(Report(_pickled(error), summary, trace))
+
+
+def report_of_left(left: bytes) -> bytes:
+    """Write down what a task has left."""
+    return _encode(Report(b"", "", "", left))
 
 
 def exception_of(report: Report) -> BaseException | None:

@@ -39,6 +39,8 @@ KIND_SHIFT: Final = 24
 VALUE_SHIFT: Final = 32
 COMPLETED, FAILED, RETURNED = 0, 1, 2
 """Kinds about a slot; a completed one's value is the length of what it left in its frame."""
+LEFT_IN_FILE: Final = (1 << 32) - 1
+"""The value of a completed slot that left more than a frame holds."""
 READY, REFUSED, ENDED, ANSWERED, PROGRAM_ENDED, PROGRAM_FAILED = 3, 4, 5, 6, 7, 8
 """Kinds about a child. Value: nothing; nothing (the reason is in the report file); the wait status;
 the length of the answer in the command frame; nothing; nothing (the same)."""

@@ -1,0 +1,381 @@
+"""An initialised worker of level 3 or more: its children, what they share, and how they are asked.
+
+Numbers of children: chips or next-level workers first, sub workers behind them.
+"""
+
+import ctypes
+import pickle
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+
+from rankwise.base.errors import ConfigError, RankwiseError
+from rankwise.base.units import Duration
+from rankwise.core.mailbox.tasks import ControlCode, encode_command
+from rankwise.core.tree.vocabulary import Pool
+from rankwise.drivers.real.tree.children import ChildSpec
+from rankwise.drivers.real.tree.engine import Engine, EngineSpec
+from rankwise.drivers.real.tree.mappings import SharedRanges
+from rankwise.workers.bootstrap import (
+    ChipBootstrapChannel,
+    ChipBootstrapConfig,
+    ChipCommBootstrapConfig,
+    ChipContext,
+    channel_bytes,
+    context_of,
+)
+from rankwise.workers.callable_table import CallableTable
+from rankwise.workers.context import ChildContext, path_here
+from rankwise.workers.errors import IndexOutOfRange
+from rankwise.workers.roles import JOIN, LEAVE, ChipRole, FunctionRole, WorkerRole, decode_left
+from rankwise.workers.staging import posix_shared_memory
+from rankwise.workers.timeline import Timeline
+
+if TYPE_CHECKING:
+    from mmap import mmap
+
+    from rankwise.drivers.real.tree.child import ChildEnds
+    from rankwise.drivers.real.windows import WindowRegion
+    from rankwise.workers.domains import DomainSpec
+    from rankwise.workers.worker import Worker
+
+_SUB_STAGE, _CHIP_STAGE, _NEXT_LEVEL_STAGE = range(3)
+
+
+class HouseholdSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What an initialised worker consists of.
+
+    Attributes:
+        level: its level.
+        platform: what its chips are made of.
+        device_ids: its chips.
+        bootstraps: for each chip what it is brought up with; none, or one each.
+        next_level: its next-level workers, where it has no chips.
+        sub_count: how many sub workers it has.
+        staged: memory of the host by name, for chips that load or store buffers.
+        ring_depth, heap_bytes, start_patience, close_patience: see `EngineSpec`.
+    """
+
+    level: int
+    platform: str
+    device_ids: tuple[int, ...]
+    bootstraps: tuple[ChipBootstrapConfig, ...]
+    next_level: tuple[Any, ...]
+    sub_count: int
+    staged: dict[str, Any]
+    ring_depth: int
+    heap_bytes: int
+    start_patience: Duration
+    close_patience: Duration
+
+
+class Household:
+    """The parts of an initialised worker; made by `init`, gone with `close`.
+
+    Attributes:
+        engine: the processes and the task graph.
+        table: the numbers of callables.
+        chip_contexts: what is known of each chip that was brought up.
+        timeline: what chips have done in simulated time in the present or last run.
+    """
+
+    def __init__(self, spec: HouseholdSpec, table: CallableTable) -> None:
+        self.spec = spec
+        self.table = table
+        self.next_level_count = len(spec.device_ids) or len(spec.next_level)
+        self.next_level_kind = "chip" if spec.device_ids else "next-level worker"
+        self.first_sub = self.next_level_count
+        self.sub_count = spec.sub_count
+        self.timeline = Timeline()
+        self.endings: dict[int, str] = {}
+        """How children ended last, by number."""
+        self.last_ending = ""
+        self.chip_contexts: list[ChipContext] = []
+        self._domains: dict[str, tuple[DomainSpec, WindowRegion, int, list[int]]] = {}
+        self._communicators: dict[str, WindowRegion] = {}
+        self._channels: list[int] = []
+        self.engine = Engine(
+            EngineSpec(
+                children=tuple(self._child_specs()),
+                ring_depth=spec.ring_depth,
+                heap_bytes=spec.heap_bytes,
+                start_patience=spec.start_patience,
+                close_patience=spec.close_patience,
+            )
+        )
+        self.engine.on_lost = self._on_lost
+        if self.next_level_count:
+            self.engine.on_left = self._on_left
+
+    # Up and down
+
+    def open(self, communicators: dict[str, "WindowRegion"]) -> None:
+        """Start all children and wait for them; see `Engine.start` for what is raised.
+
+        Args:
+            communicators: windows that somebody above has made before this process was forked.
+        """
+        arena = self.engine.arena
+        self._communicators = communicators
+        self._channels = [
+            arena.allocate(channel_bytes(len(config.buffers))) for config in self.spec.bootstraps
+        ]
+        self._shared = SharedRanges()
+        self.table.share_through(arena)
+        try:
+            self.engine.start()
+            self.chip_contexts = [
+                context_of(device_id, config, self._channel(place).result())
+                for place, (device_id, config) in enumerate(
+                    zip(self.spec.device_ids, self.spec.bootstraps, strict=False)
+                )
+            ]
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> tuple[str, ...]:
+        """End all children; the names of those that had to be killed."""
+        self.table.share_through(None)
+        try:
+            return self.engine.close()
+        finally:
+            for _, region, _, _ in self._domains.values():
+                region.close()
+            self._domains.clear()
+
+    def _channel(self, place: int) -> ChipBootstrapChannel:
+        address = self.engine.arena.address + self._channels[place]
+        return ChipBootstrapChannel(address, len(self.spec.bootstraps[place].buffers))
+
+    def _child_specs(self) -> list[ChildSpec]:
+        spec = self.spec
+        above = path_here()
+        where = f" of {above}" if above else ""
+        specs = [
+            ChildSpec(
+                f"chip {index}{where}", Pool.NEXT_LEVEL, _CHIP_STAGE, replaceable=False,
+                role=self._chip_role(index, f"chip {index}{where}"),
+            )
+            for index in range(len(spec.device_ids))
+        ]  # fmt: skip
+        specs += [
+            ChildSpec(
+                f"worker {index}{where}", Pool.NEXT_LEVEL, _NEXT_LEVEL_STAGE, replaceable=False,
+                role=self._worker_role(index, f"worker {index}{where}", worker),
+            )
+            for index, worker in enumerate(spec.next_level)
+        ]  # fmt: skip
+        specs += [
+            ChildSpec(
+                f"sub {index}{where}", Pool.SUB, _SUB_STAGE, replaceable=True,
+                role=self._sub_role(index, f"sub {index}{where}"),
+            )
+            for index in range(spec.sub_count)
+        ]  # fmt: skip
+        return specs
+
+    def _chip_role(self, index: int, path: str) -> Any:
+        def make(ends: "ChildEnds") -> ChipRole:
+            spec = self.spec
+            config = spec.bootstraps[index] if spec.bootstraps else None
+            channel = self.engine.arena.address + self._channels[index] if config else 0
+            child = ChildContext(spec.level, "chip", index, path)
+            return ChipRole(
+                ends, self.table, child,
+                platform=spec.platform, device_id=spec.device_ids[index], bootstrap=config,
+                channel_address=channel, communicators=self._communicator, staging=self._staged,
+            )  # fmt: skip
+
+        return make
+
+    def _worker_role(self, index: int, path: str, worker: "Worker") -> Any:
+        def make(ends: "ChildEnds") -> WorkerRole:
+            child = ChildContext(self.spec.level, "next_level", index, path)
+            return WorkerRole(ends, self.table, child, worker)
+
+        return make
+
+    def _sub_role(self, index: int, path: str) -> Any:
+        def make(ends: "ChildEnds") -> FunctionRole:
+            return FunctionRole(ends, self.table, ChildContext(self.spec.level, "sub", index, path))
+
+        return make
+
+    def _communicator(self, config: ChipCommBootstrapConfig) -> "WindowRegion":
+        return self._communicators[config.rootinfo_path]
+
+    def _staged(self, name: str) -> "mmap | Any":
+        staged = self.spec.staged.get(name)
+        return posix_shared_memory(name) if staged is None else staged
+
+    # What happens
+
+    def _on_lost(self, child: int, how: str) -> None:
+        name = self.engine.children.name_of(child)
+        self.endings[child] = how
+        self.last_ending = f"{name} {how}"
+        for _, region, _, members in self._domains.values():
+            if child in members:
+                region.mark_dead(members.index(child), f"{name} {how}")
+        for rank, path in self.communicator_ranks(child):
+            self._communicators[path].mark_dead(rank, f"{name} {how}")
+
+    def communicator_ranks(self, child: int) -> list[tuple[int, str]]:
+        """Which ranks of which communicators end with a child."""
+        if child < len(self.spec.bootstraps):
+            comm = self.spec.bootstraps[child].comm
+            return [] if comm is None else [(comm.rank, comm.rootinfo_path)]
+        if self.spec.next_level and child < len(self.spec.next_level):
+            worker: Worker = self.spec.next_level[child]
+            return [(comm.rank, comm.rootinfo_path) for comm in worker.communicators()]
+        return []
+
+    def _on_left(self, number: int, child: int, left: bytes) -> int:
+        del child
+        timeline = decode_left(left)
+        for entry in timeline.entries:
+            self.timeline.entries.append(
+                msgspec.structs.replace(entry, task=number) if entry.task >= 0 else entry
+            )
+        return timeline.end_ps
+
+    # What children are asked for
+
+    def check_shared(self, start: int, size_bytes: int, place: int) -> None:
+        """Refuse a tensor in memory that children do not see.
+
+        Raises:
+            ConfigError: it is this process's own, or nobody's.
+        """
+        if self.is_shared(start, size_bytes):
+            return
+        raise ConfigError(
+            f"tensor {place} lies at {start:#x}, which children do not share with this process",
+            hint="take its memory from orch.alloc() or worker.share(), or use shared memory that "
+            "was mapped before init()",
+        )
+
+    def chip_of_device(self, device_id: int) -> int:
+        """Which child has a device."""
+        if device_id not in self.spec.device_ids:
+            raise ConfigError(f"a tensor lies in the memory of device {device_id}, which is not "
+                              "one of this worker's")  # fmt: skip
+        return self.spec.device_ids.index(device_id)
+
+    def _checked_chip(self, worker_id: int) -> int:
+        if not 0 <= worker_id < self.next_level_count:
+            raise IndexOutOfRange(
+                f"there is no {self.next_level_kind} {worker_id}: there are {self.next_level_count}"
+            )
+        if not self.spec.device_ids:
+            raise ConfigError(
+                f"next-level worker {worker_id} has no device memory of its own",
+                hint="ask for it in the orchestration function of that worker",
+            )
+        return worker_id
+
+    def malloc(self, size: int, worker_id: int) -> int:
+        """Memory of a chip; returns its address."""
+        child = self._checked_chip(worker_id)
+        answer = self.engine.command(child, encode_command(ControlCode.MALLOC, size))
+        return int.from_bytes(answer, "little")
+
+    def free(self, pointer: int, worker_id: int) -> None:
+        """Give back what `malloc` gave."""
+        child = self._checked_chip(worker_id)
+        self.engine.command(child, encode_command(ControlCode.FREE, pointer))
+
+    def copy_to(self, destination: int, source: int, size: int, worker_id: int) -> None:
+        """Copy from memory of this process to a chip's."""
+        child = self._checked_chip(worker_id)
+        with _Passage(self, source, size) as passage:
+            if passage.address != source:
+                ctypes.memmove(passage.address, source, size)
+            command = encode_command(ControlCode.COPY_TO, destination, passage.address, size)
+            self.engine.command(child, command)
+
+    def copy_from(self, destination: int, source: int, size: int, worker_id: int) -> None:
+        """Copy from a chip's memory to memory of this process."""
+        child = self._checked_chip(worker_id)
+        with _Passage(self, destination, size) as passage:
+            command = encode_command(ControlCode.COPY_FROM, passage.address, source, size)
+            self.engine.command(child, command)
+            if passage.address != destination:
+                ctypes.memmove(destination, passage.address, size)
+
+    def is_shared(self, start: int, size_bytes: int) -> bool:
+        """Whether children see these bytes of this process."""
+        arena = self.engine.arena
+        return arena.contains(start, size_bytes) or self._shared.cover(start, size_bytes)
+
+    # Domains
+
+    def open_domain(
+        self,
+        name: str,
+        ranks: Sequence[int] | None,
+        buffers: Mapping[str, tuple[Any, Any]],
+        *,
+        signals: Sequence[str],
+        timeout: float,
+        subs: bool,
+    ) -> None:
+        """Give children windows, and let them join."""
+        from rankwise.workers.domains import place_domain, plan_domain  # noqa: PLC0415  # numpy
+
+        if name in self._domains:
+            raise ConfigError(f"there is a domain {name!r} already")
+        base, count, kind = 0, self.next_level_count, self.next_level_kind
+        if subs:
+            base, count, kind = self.first_sub, self.sub_count, "sub worker"
+        ranks = range(count) if ranks is None else ranks
+        for rank in ranks:
+            if not 0 <= rank < count:
+                raise IndexOutOfRange(f"there is no {kind} {rank}: there are {count}")
+        spec = plan_domain(name, ranks, buffers, signals=signals, timeout=timeout)
+        arena = self.engine.arena
+        offset = arena.allocate(spec.region_bytes)
+        spec = spec.at(offset)
+        region = place_domain(arena.memory, spec)
+        members = [base + rank for rank in spec.ranks]
+        self._domains[name] = (spec, region, offset, members)
+        for rank, child in enumerate(members):
+            self.engine.command(child, JOIN + pickle.dumps((spec, rank)))
+
+    @property
+    def has_domains(self) -> bool:
+        """Whether there are any."""
+        return bool(self._domains)
+
+    def close_domains(self) -> None:
+        """Let all ranks leave, and take the windows back."""
+        for name, (_, region, offset, members) in list(self._domains.items()):
+            del self._domains[name]
+            for child in members:
+                # One that has ended is not there to leave.
+                with suppress(RankwiseError):
+                    self.engine.command(child, LEAVE + pickle.dumps(name))
+            region.close()
+            self.engine.arena.release(offset)
+
+
+class _Passage:
+    """An address that a chip sees: the given one, or of memory on the way to and from it."""
+
+    def __init__(self, household: Household, address: int, size: int) -> None:
+        self._arena = household.engine.arena
+        self._offset: int | None = None
+        self.address = address
+        if size and not household.is_shared(address, size):
+            self._offset = self._arena.allocate(size)
+            self.address = self._arena.address + self._offset
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._offset is not None:
+            self._arena.release(self._offset)

@@ -1,0 +1,213 @@
+"""What the children of a worker are: helpers that run functions, chips, workers of their own.
+
+Made in the child's own process; see `rankwise.drivers.real.tree.child` for when what is called. A
+frame begins with its length and the simulated instant before which its task cannot begin.
+"""
+
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from rankwise.base.errors import ConfigError
+from rankwise.core.mailbox.tasks import ControlCode
+from rankwise.drivers.real.tree.arena import FRAME_HEAD
+from rankwise.drivers.real.tree.child import ChildEnds
+from rankwise.workers.arguments import TaskArgs
+from rankwise.workers.bootstrap import ChipBootstrapChannel, ChipBootstrapConfig
+from rankwise.workers.callable_table import CallableTable
+from rankwise.workers.chip_communicator import RegionSource
+from rankwise.workers.context import ChildContext, enter
+from rankwise.workers.staging import StagingSource
+from rankwise.workers.timeline import Timeline, TimelineEntry
+from rankwise.workers.wire import decode_command, unpack_task
+
+if TYPE_CHECKING:
+    from rankwise.workers.recording import Program
+    from rankwise.workers.worker import Worker
+
+JOIN, LEAVE = b"J", b"L"
+"""First bytes of commands about domains; a frame of `core.mailbox` begins with neither."""
+
+encode_left = msgspec.msgpack.Encoder().encode
+decode_left = msgspec.msgpack.Decoder(Timeline).decode
+
+
+def _opened(frame: memoryview) -> tuple[int, memoryview]:
+    """The instant before which a task cannot begin, and the rest of its frame."""
+    length, clock = FRAME_HEAD.unpack_from(frame)
+    return clock, frame[FRAME_HEAD.size : FRAME_HEAD.size + length]
+
+
+class _Role:
+    """What all have in common."""
+
+    def __init__(self, ends: ChildEnds, table: CallableTable, child: ChildContext) -> None:
+        self.ends = ends
+        self.table = table
+        self.child = child
+
+    def start(self) -> None:
+        """Say who we are."""
+        enter(self.child)
+
+    def command(self, frame: memoryview) -> bytes:
+        """Join or leave a domain."""
+        kind = bytes(frame[:1])
+        if kind == JOIN:
+            from rankwise.workers.member import Member  # noqa: PLC0415  # takes numpy along
+
+            spec, rank = pickle.loads(frame[1:])  # noqa: S301  # from our own worker process
+            self.child.join(spec.name, Member.join_at(self.ends.arena.memory, spec, rank))
+        elif kind == LEAVE:
+            self.child.leave(pickle.loads(frame[1:]))  # noqa: S301  # the same
+        else:
+            return self.device_command(frame)
+        return b""
+
+    def device_command(self, frame: memoryview) -> bytes:
+        """Do something with the memory of a device."""
+        del frame
+        raise ConfigError(
+            f"{self.child.path} has no device memory",
+            hint="malloc, free, copy_to and copy_from are for chips of a level-3 worker",
+        )
+
+    def program(self, number: int) -> bytes:
+        """Run a recorded program."""
+        program: Program = self.table.find(number)
+        program.run(self.table)
+        return b""
+
+    def finish(self) -> None:
+        """Leave all domains."""
+        self.child.leave_all()
+
+
+class FunctionRole(_Role):
+    """A sub worker: `fn(args)`."""
+
+    def __init__(self, ends: ChildEnds, table: CallableTable, child: ChildContext) -> None:
+        super().__init__(ends, table, child)
+        self._functions: dict[int, Any] = {}
+
+    def run(self, callable_: int, frame: memoryview | None) -> None:
+        """Call a function."""
+        function = self._functions.get(callable_)
+        if function is None:
+            function = self._functions[callable_] = self.table.find(callable_)
+        function(TaskArgs() if frame is None else unpack_task(_opened(frame)[1])[0])
+
+
+class ChipRole(_Role):
+    """A chip."""
+
+    def __init__(
+        self,
+        ends: ChildEnds,
+        table: CallableTable,
+        child: ChildContext,
+        *,
+        platform: str,
+        device_id: int,
+        bootstrap: ChipBootstrapConfig | None,
+        channel_address: int,
+        communicators: RegionSource,
+        staging: StagingSource,
+    ) -> None:
+        super().__init__(ends, table, child)
+        self._platform = platform
+        self._device_id = device_id
+        self._bootstrap = bootstrap
+        self._channel_address = channel_address
+        self._communicators = communicators
+        self._staging = staging
+
+    def start(self) -> None:
+        """Bring the chip up, and publish how that went."""
+        from rankwise.workers.chip_worker import ChipWorker  # noqa: PLC0415  # takes numpy along
+
+        super().start()
+        chip = self._chip = self.child.chip = ChipWorker()
+        chip.communicator_source = self._communicators
+        chip.staging_source = self._staging
+        config = self._bootstrap
+        if config is None:
+            chip.init(self._platform)
+            chip.set_device(self._device_id)
+            return
+        channel = ChipBootstrapChannel(self._channel_address, len(config.buffers))
+        try:
+            chip.init(self._platform)
+        except BaseException as error:
+            channel.write_error(1, f"{type(error).__name__}: {error}")
+            raise
+        chip.bootstrap_context(self._device_id, config, channel)
+
+    def run(self, callable_: int, frame: memoryview | None) -> bytes:
+        """Run a chip's callable; leaves when it ran in simulated time."""
+        assert frame is not None, "a chip's task has a configuration"
+        clock, body = _opened(frame)
+        args, config = unpack_task(body)
+        self._chip.run(self.table.find(callable_), args, config, not_before_ps=clock)
+        report = self._chip.last_report
+        if report is None:
+            return b""
+        entries = [TimelineEntry(self.child.path, report.task, report.start_ps, report.end_ps, 0)]
+        entries += [
+            TimelineEntry(f"{self.child.path} {span.place}", span.name, span.start_ps, span.end_ps)
+            for span in report.spans
+        ]
+        return encode_left(Timeline(entries))
+
+    def device_command(self, frame: memoryview) -> bytes:
+        """Malloc, free, copy."""
+        chip, command = self._chip, decode_command(frame)
+        match command.code:
+            case ControlCode.MALLOC:
+                return chip.malloc(command.arg0).to_bytes(8, "little")
+            case ControlCode.FREE:
+                chip.free(command.arg0)
+            case ControlCode.COPY_TO:
+                chip.copy_to(command.arg0, command.arg1, command.arg2)
+            case ControlCode.COPY_FROM:
+                chip.copy_from(command.arg0, command.arg1, command.arg2)
+            case _:
+                raise ConfigError(f"a chip knows no command {command.code}")
+        return b""
+
+    def finish(self) -> None:
+        """Store outputs to the host, leave the communicator, let go of the chip."""
+        super().finish()
+        try:
+            self._chip.shutdown_bootstrap()
+        finally:
+            self._chip.finalize()
+
+
+class WorkerRole(_Role):
+    """A next-level worker: `fn(orch, args, config)` on a worker of its own."""
+
+    def __init__(
+        self, ends: ChildEnds, table: CallableTable, child: ChildContext, worker: "Worker"
+    ) -> None:
+        super().__init__(ends, table, child)
+        self._worker = worker
+
+    def start(self) -> None:
+        """Initialise the worker, which starts children of its own."""
+        super().start()
+        self._worker.init()
+
+    def run(self, callable_: int, frame: memoryview | None) -> bytes:
+        """Run an orchestration function; leaves what its chips did in simulated time."""
+        assert frame is not None, "a next-level task has a configuration"
+        clock, body = _opened(frame)
+        args, config = unpack_task(body)
+        timeline = self._worker.run_at(clock, self.table.find(callable_), args, config)
+        return encode_left(timeline)
+
+    def finish(self) -> None:
+        """Close the worker."""
+        super().finish()
+        self._worker.close()

@@ -1,0 +1,576 @@
+"""`Worker`: one chip (level 2), or a tree of processes (level 3 and more).
+
+Life: construct, `register`, `add_worker`, `init()`, `run()` as often as you like, `close()`; then
+`init()` again, if you like. One thread uses a worker, the one that called `init()`.
+
+A worker whose chip or next-level worker has died cannot run any more: it is closed and initialised
+again. A sub worker that dies is replaced.
+"""
+
+import os
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+
+from rankwise.base.errors import (
+    BootstrapFailed,
+    ConfigError,
+    LocalProtocolError,
+    WorkerDied,
+)
+from rankwise.base.units import Instant, duration_from_seconds
+from rankwise.core.mailbox.tasks import ChipCallConfig
+from rankwise.core.tree.recording import lay_out
+from rankwise.core.tree.vocabulary import Drained, EndCause, Unfinished
+from rankwise.workers.arguments import TaskArgs
+from rankwise.workers.bootstrap import (
+    ChipBootstrapConfig,
+    ChipCommBootstrapConfig,
+    ChipContext,
+)
+from rankwise.workers.callable_table import CallableTable, check_callable
+from rankwise.workers.failures import TaskFailure, exception_for
+from rankwise.workers.household import Household, HouseholdSpec
+from rankwise.workers.orchestrator import Orchestrator
+from rankwise.workers.recording import Program, RecordedGraph, Recorder
+from rankwise.workers.states import DEFAULT_HEAP_RING_SIZE, MAX_RING_DEPTH
+from rankwise.workers.timeline import Timeline
+
+if TYPE_CHECKING:
+    from rankwise.drivers.real.windows import WindowRegion
+    from rankwise.workers.chip_worker import ChipWorker
+
+_GRACE_S = 2.0
+_inherited: "dict[str, WindowRegion]" = {}
+"""Communicators that a worker above has made before this process was forked."""
+
+
+class Worker:
+    """A worker of any level.
+
+    Args:
+        level: 2 is one chip; 3 has chips and sub workers; each level above has workers of the
+            level below, given with `add_worker`, and sub workers.
+        chip_bootstrap_configs: for each chip how it is brought up.
+        platform: what chips are made of: "sim", "host", or another that is installed.
+        device_id: the chip of a level-2 worker.
+        device_ids: the chips of a level-3 worker.
+        num_sub_workers: how many processes run plain functions.
+        heap_ring_size: a quarter of the memory that tasks' `alloc` may hand out, in bytes.
+        ring_depth: how many submitted tasks may be unfinished before `submit` waits.
+        start_timeout: how many seconds `init()` may take.
+        close_timeout: how many seconds children may take to end before they are killed.
+        runtime, build: taken for programs that name a vendor's toolchain; without effect.
+
+    Attributes:
+        failures: what went wrong in the last run, in the order of submission.
+        timeline: what chips did in simulated time in the last run.
+        killed: children that the last `close()` had to kill.
+    """
+
+    def __init__(
+        self,
+        level: int,
+        chip_bootstrap_configs: Sequence[ChipBootstrapConfig] | None = None,
+        *,
+        platform: str = "sim",
+        device_id: int = 0,
+        device_ids: Iterable[int] = (),
+        num_sub_workers: int = 0,
+        heap_ring_size: int = DEFAULT_HEAP_RING_SIZE,
+        ring_depth: int = 4096,
+        start_timeout: float = 120.0,
+        close_timeout: float = 10.0,
+        runtime: str = "",
+        build: bool = False,
+    ) -> None:
+        del runtime, build
+        self.level = level
+        self._platform = platform
+        self._device_id = device_id
+        self._device_ids = tuple(device_ids)
+        self._sub_count = num_sub_workers
+        self._bootstraps = tuple(chip_bootstrap_configs or ())
+        self._heap_bytes = MAX_RING_DEPTH * heap_ring_size
+        self._ring_depth = ring_depth
+        self._start_patience = duration_from_seconds(start_timeout)
+        self._close_patience = duration_from_seconds(close_timeout)
+        self._check(has_bootstraps=chip_bootstrap_configs is not None)
+        self._table = CallableTable()
+        self._next_level: list[Worker] = []
+        self._parent: Worker | None = None
+        self._staged: dict[str, Any] = {}
+        self._household: Household | None = None
+        self._chip: ChipWorker | None = None
+        self._owned: dict[str, WindowRegion] = {}
+        self._recordings: list[RecordedGraph] = []
+        self._finalizer: Any = None
+        self._is_running = False
+        self.failures: tuple[TaskFailure, ...] = ()
+        self.timeline = Timeline()
+        self.killed: tuple[str, ...] = ()
+
+    def _check(self, *, has_bootstraps: bool) -> None:
+        level, chips = self.level, len(self._device_ids)
+        if level < 2:
+            raise ConfigError(f"level is {level!r}, expected 2 (one chip), 3, or more")
+        if has_bootstraps and level < 3:
+            raise ConfigError(
+                f"chip_bootstrap_configs was given to a worker of level {level}",
+                hint="a level-3 worker brings chips up; at level 2, use ChipWorker",
+            )
+        if has_bootstraps and len(self._bootstraps) != chips:
+            raise ConfigError(
+                f"there are {len(self._bootstraps)} chip_bootstrap_configs for {chips} device_ids",
+                hint="give one per device",
+            )
+        if chips and level != 3:
+            raise ConfigError(
+                f"device_ids was given to a worker of level {level}",
+                hint="chips belong to level 3; give add_worker() a level-3 worker",
+            )
+        if len(set(self._device_ids)) != chips:
+            raise ConfigError(f"device_ids names a chip twice: {list(self._device_ids)}")
+        if self._sub_count < 0 or (self._sub_count and level < 3):
+            raise ConfigError(
+                f"num_sub_workers is {self._sub_count}, expected 0 or more, and 0 at level 2"
+            )
+        for config in self._bootstraps:
+            config.check()
+
+    # Before init
+
+    def register(self, function: Callable[..., Any]) -> int:
+        """Give a function a number, by which it is submitted.
+
+        A sub worker calls it as `fn(args)`, a next-level worker as `fn(orch, args, config)`. Before
+        `init()` it keeps what it has captured; later, it travels by cloudpickle.
+
+        Raises:
+            LocalProtocolError: this is a level-2 worker.
+            ConfigError: it cannot be called, or cannot be sent to children that run already.
+        """
+        if self.level < 3:
+            raise LocalProtocolError(
+                "a level-2 worker registers nothing", hint="give run() a ChipCallable"
+            )
+        check_callable(function)
+        return self._table.add(function)
+
+    def add_worker(self, worker: "Worker") -> int:
+        """Make a worker of the level below a child of this one; returns its number.
+
+        Raises:
+            LocalProtocolError: this worker or that one is initialised already, or has a parent.
+            ConfigError: the levels do not fit.
+        """
+        if self.level < 4:
+            raise LocalProtocolError(
+                f"a worker of level {self.level} has no next-level workers",
+                hint="level 4 and above have them; level 3 has chips",
+            )
+        if self._household is not None or worker.is_initialized:
+            raise LocalProtocolError(
+                "add_worker() was called after init()",
+                hint="add workers first; init() of the outermost initialises them all",
+            )
+        if worker.level != self.level - 1:
+            raise ConfigError(
+                f"a worker of level {worker.level} was added to one of level {self.level}",
+                hint=f"it must have level {self.level - 1}",
+            )
+        if worker._parent is not None:  # noqa: SLF001  # it is one of us
+            raise LocalProtocolError("this worker was added to a worker before")
+        worker._parent = self  # noqa: SLF001  # the same
+        self._next_level.append(worker)
+        return len(self._next_level) - 1
+
+    def stage(self, name: str, array: Any) -> str:
+        """Put an array where chips can load it from, before `init()`; returns its `shm_name`.
+
+        Raises:
+            LocalProtocolError: the worker is initialised already.
+        """
+        from mmap import mmap  # noqa: PLC0415  # only who stages pays for it
+
+        import numpy as np  # noqa: PLC0415  # the same
+
+        if self.is_initialized:
+            raise LocalProtocolError(f"{name!r} was staged after init()", hint="stage it before")
+        array = np.ascontiguousarray(array)
+        memory = mmap(-1, max(1, array.nbytes))
+        np.frombuffer(memory, array.dtype, array.size)[...] = array.reshape(-1)
+        self._staged[name] = memory
+        return name
+
+    def staged(self, name: str, dtype: Any = "u1") -> Any:
+        """What lies in staged memory now, as a flat numpy array; chips may have stored into it.
+
+        Raises:
+            UnknownName: nothing was staged under this name.
+        """
+        import numpy as np  # noqa: PLC0415  # only who stages pays for it
+
+        from rankwise.workers.errors import UnknownName  # noqa: PLC0415
+
+        if name not in self._staged:
+            raise UnknownName(f"nothing was staged as {name!r}")
+        return np.frombuffer(self._staged[name], dtype)
+
+    # Life
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether `init()` has succeeded and `close()` was not called since."""
+        return self._household is not None or self._chip is not None
+
+    def init(self) -> None:
+        """Start everything, and wait until all of it is ready.
+
+        Raises:
+            LocalProtocolError: it was called before, or this process has other threads.
+            BootstrapFailed: something did not come up; nothing of it is left.
+        """
+        if self.is_initialized:
+            raise LocalProtocolError("init() was called twice", hint="call close() in between")
+        if self.level == 2:
+            self._init_chip()
+            return
+        self._owned = self._make_communicators()
+        household = None
+        try:
+            household = Household(self._spec(), self._table)
+            household.open(_inherited)
+        except BaseException:
+            self._drop_communicators()
+            raise
+        self._household = household
+        self._finalizer = weakref.finalize(self, _close_forgotten, household, os.getpid())
+
+    def _init_chip(self) -> None:
+        from rankwise.workers.chip_worker import ChipWorker  # noqa: PLC0415  # takes numpy along
+
+        chip = ChipWorker()
+        try:
+            chip.init(self._platform)
+            chip.set_device(self._device_id)
+        except Exception as error:
+            raise BootstrapFailed(
+                f"chip {self._device_id} bootstrap failed: {type(error).__name__}: {error}"
+            ) from error
+        self._chip = chip
+
+    def _spec(self) -> HouseholdSpec:
+        return HouseholdSpec(
+            level=self.level,
+            platform=self._platform,
+            device_ids=self._device_ids,
+            bootstraps=self._bootstraps,
+            next_level=tuple(self._next_level),
+            sub_count=self._sub_count,
+            staged=self._staged,
+            ring_depth=self._ring_depth,
+            heap_bytes=self._heap_bytes,
+            start_patience=self._start_patience,
+            close_patience=self._close_patience,
+        )
+
+    def communicators(self) -> list[ChipCommBootstrapConfig]:
+        """The places in communicators of all chips in this tree."""
+        own = [config.comm for config in self._bootstraps if config.comm is not None]
+        return own + [comm for worker in self._next_level for comm in worker.communicators()]
+
+    def _make_communicators(self) -> "dict[str, WindowRegion]":
+        """Make the windows of all communicators in this tree that nobody above has made."""
+        from rankwise.drivers.real.windows import WindowRegion  # noqa: PLC0415  # few need it
+
+        by_path: dict[str, list[ChipCommBootstrapConfig]] = {}
+        for comm in self.communicators():
+            if comm.rootinfo_path not in _inherited:
+                by_path.setdefault(comm.rootinfo_path, []).append(comm)
+        made: dict[str, WindowRegion] = {}
+        for path, places in by_path.items():
+            _check_communicator(path, places)
+            made[path] = WindowRegion.create(path, places[0].nranks, places[0].window_size)
+        _inherited.update(made)
+        return made
+
+    def _drop_communicators(self) -> None:
+        for path, region in self._owned.items():
+            _inherited.pop(path, None)
+            region.close()
+        self._owned = {}
+
+    def close(self) -> None:
+        """End everything, in order, within `close_timeout`; what does not end is killed."""
+        if self._chip is not None:
+            chip, self._chip = self._chip, None
+            chip.finalize()
+        household, self._household = self._household, None
+        if household is None:
+            return
+        self._finalizer.detach()
+        for recording in self._recordings:
+            recording.forget()
+        self._recordings = []
+        try:
+            self.killed = household.close()
+        finally:
+            self._drop_communicators()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def chip_contexts(self) -> list[ChipContext]:
+        """What is known of each chip that was brought up, in the order of `device_ids`.
+
+        Raises:
+            LocalProtocolError: before `init()`, and after `close()`.
+        """
+        return list(self._opened().chip_contexts)
+
+    def _opened(self) -> Household:
+        if self._household is None:
+            raise LocalProtocolError(
+                "the worker was used before init(), or after close()", hint="call init() first"
+            )
+        return self._household
+
+    # Runs
+
+    def run(
+        self,
+        callable_: Any,
+        args: TaskArgs | None = None,
+        config: ChipCallConfig | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        """Call an orchestration function, and wait until all that it has submitted has ended.
+
+        At level 2, run one `ChipCallable` instead.
+
+        Args:
+            callable_: called as `fn(orch, args, config)`.
+            args: handed to it.
+            config: handed to it.
+            timeout: how many seconds all of it may take; then what is left is cancelled or killed.
+
+        Raises:
+            WorkerDied: a child ended in a task, or had ended before.
+            TimeoutError: it took too long.
+            Exception: what the function raised; else what the first task that failed raised, with
+                the child's traceback as its cause. `failures` has all.
+        """
+        if self.level == 2:
+            self._run_chip(callable_, args, config)
+            return
+        self._run(0, callable_, args, config, timeout)
+
+    def _run_chip(self, callable_: Any, args: TaskArgs | None, config: Any) -> None:
+        if self._chip is None:
+            raise LocalProtocolError("run() was called before init()", hint="call init() first")
+        self._chip.run(callable_, args, config)
+
+    def run_at(self, clock: int, callable_: Any, args: TaskArgs | None, config: Any) -> Timeline:
+        """Like `run`, with tasks that begin at an instant of simulated time; what chips did."""
+        self._run(clock, callable_, args, config, None)
+        return self.timeline
+
+    def _run(
+        self, clock: int, callable_: Any, args: Any, config: Any, timeout: float | None
+    ) -> None:
+        household = self._runnable()
+        engine = household.engine
+        deadline = None if timeout is None else Instant(_now() + duration_from_seconds(timeout))
+        household.timeline = self.timeline = Timeline([])
+        engine.clock_base = clock
+        self.failures = ()
+        self._is_running = True
+        engine.begin_run()
+        orch = Orchestrator(household)
+        error: BaseException | None = None
+        try:
+            try:
+                callable_(orch, args, config)
+            except Exception as raised:  # noqa: BLE001  # raised again when all tasks have ended
+                error = raised
+            orch.finish()
+            engine.close_scope()
+            drained = engine.drain(deadline)
+        except BaseException as interrupt:  # noqa: BLE001  # goes on when all is quiet
+            orch.abandon()
+            self._abandon(interrupt)
+        finally:
+            self._is_running = False
+            if household.has_domains:
+                household.close_domains()
+        if error is None and not drained.unfinished:
+            return
+        self._raise(error, drained, household)
+
+    def _runnable(self) -> Household:
+        household = self._opened()
+        if self._is_running:
+            raise LocalProtocolError(
+                "run() was called inside of run()", hint="submit tasks to the orchestrator"
+            )
+        lost = household.engine.children.lost
+        if lost:
+            child, how = next(iter(sorted(lost.items())))
+            raise WorkerDied(
+                f"{household.engine.children.name_of(child)} {how}",
+                hint="close() the worker, and init() it again",
+            )
+        return household
+
+    def _abandon(self, interrupt: BaseException) -> NoReturn:
+        """Cancel what has not begun, wait a little for the rest, and go on with the exception."""
+        try:
+            self._opened().engine.abandon_run(duration_from_seconds(_GRACE_S))
+        except BaseException:  # noqa: BLE001  # the interrupt goes on instead
+            # Interrupted in the middle of something: nobody knows what the children still do.
+            self.close()
+            raise interrupt from None
+        raise interrupt
+
+    def _raise(
+        self, error: BaseException | None, drained: Drained, household: Household
+    ) -> NoReturn:
+        told = [one for one in drained.unfinished if one.cause is not EndCause.SKIPPED]
+        self.failures = tuple(self._failure(one, household) for one in drained.unfinished)
+        if error is not None:
+            for failure in self.failures:
+                error.add_note(f"besides, {failure.summary}")
+            raise error
+        primary = next(f for f in self.failures if f.number == told[0].number)
+        raise exception_for(primary, self.failures, self.level)
+
+    def _failure(self, unfinished: Unfinished, household: Household) -> TaskFailure:
+        child = unfinished.child
+        children = household.engine.children
+        return TaskFailure(
+            number=unfinished.number,
+            name=unfinished.name,
+            cause=unfinished.cause,
+            child="" if child is None else children.name_of(child),
+            how=household.endings.get(child, "") if child is not None else household.last_ending,
+            because=unfinished.because,
+            reports=tuple(household.engine.reports.get(unfinished.number, ())),
+        )
+
+    def record(
+        self,
+        callable_: Callable[[Orchestrator, TaskArgs | None, Any], object],
+        args: TaskArgs | None = None,
+        config: Any = None,
+    ) -> RecordedGraph:
+        """Note what an orchestration function submits, without running it, to replay it often.
+
+        Only `submit_sub` can be recorded. Tasks that depend on each other run at one sub worker;
+        tensors that it allocates live as long as the worker.
+
+        Raises:
+            ConfigError: it submitted something else.
+        """
+        household = self._runnable()
+        recorder = Recorder(household.engine)
+        orch = Orchestrator(household, recorder)
+        callable_(orch, args, config)
+        orch.finish()
+        pools = [child.pool for child in household.engine.spec.children]
+        programs = {
+            child: self._table.add(Program([recorder.calls[place] for place in places]))
+            for child, places in lay_out(recorder.tasks, pools).items()
+        }
+        recording = RecordedGraph(household.engine, programs, len(recorder.tasks))
+        self._recordings.append(recording)
+        return recording
+
+    # Memory
+
+    def malloc(self, size: int, worker_id: int = 0) -> int:
+        """Memory of a chip; returns its address.
+
+        Raises:
+            IndexOutOfRange: there is no such chip.
+            WorkerDied: the chip has ended.
+            Exception: what the chip raised.
+        """
+        if self._chip is not None:
+            return self._chip.malloc(size)
+        return self._opened().malloc(size, worker_id)
+
+    def free(self, pointer: int, worker_id: int = 0) -> None:
+        """Give back what `malloc` gave."""
+        if self._chip is not None:
+            self._chip.free(pointer)
+        else:
+            self._opened().free(pointer, worker_id)
+
+    def copy_to(self, destination: int, source: int, size: int, worker_id: int = 0) -> None:
+        """Copy from this process's memory to a chip's."""
+        if self._chip is not None:
+            self._chip.copy_to(destination, source, size)
+        else:
+            self._opened().copy_to(destination, source, size, worker_id)
+
+    def copy_from(self, destination: int, source: int, size: int, worker_id: int = 0) -> None:
+        """Copy from a chip's memory to this process's."""
+        if self._chip is not None:
+            self._chip.copy_from(destination, source, size)
+        else:
+            self._opened().copy_from(destination, source, size, worker_id)
+
+    def share(self, shape: Iterable[int], dtype: Any = "f4") -> Any:
+        """A numpy array with zeros that this process and all children see, until `close()`.
+
+        Raises:
+            LocalProtocolError: before `init()`, and after `close()`.
+        """
+        import numpy as np  # noqa: PLC0415  # only who wants arrays pays for it
+
+        arena = self._opened().engine.arena
+        shape, kind = tuple(shape), np.dtype(dtype)
+        count = int(np.prod(shape, dtype=np.int64))
+        offset = arena.allocate(count * kind.itemsize)
+        return np.frombuffer(arena.memory, kind, count, offset).reshape(shape)
+
+
+def _now() -> int:
+    import time  # noqa: PLC0415  # read once per run that has a limit
+
+    return time.monotonic_ns()
+
+
+def _check_communicator(path: str, places: Sequence[ChipCommBootstrapConfig]) -> None:
+    """Refuse chips that disagree about their communicator, or are not all there."""
+    first = places[0]
+    for place in places:
+        if (place.nranks, place.window_size) != (first.nranks, first.window_size):
+            raise ConfigError(
+                f"chips of communicator {path!r} disagree: nranks {first.nranks} and window_size "
+                f"{first.window_size}, or {place.nranks} and {place.window_size}"
+            )
+    ranks = sorted(place.rank for place in places)
+    if ranks != list(range(first.nranks)):
+        raise ConfigError(
+            f"communicator {path!r} has {first.nranks} ranks, but the chips are {ranks}",
+            hint="each rank is one chip of this tree",
+        )
+
+
+def _close_forgotten(household: Household, owner_pid: int) -> None:
+    """End a tree whose worker was forgotten, or left open at the end of the program."""
+    if os.getpid() == owner_pid:
+        household.close()
