@@ -185,10 +185,10 @@ def _do_other(role: Role, ends: ChildEnds, word: int, memory: memoryview) -> Non
     """A command or a program."""
     if word & COMMAND:
         place = ends.arena.layout.commands + ends.index * FRAME_BYTES
-        frame = memory[place : place + FRAME_BYTES]
+        frame = memory[place : place + (word & FIELD_MASK)]
         answer = _attempt(ends, lambda: role.command(frame))
         if answer is not None:
-            frame[: len(answer)] = answer
+            memory[place : place + len(answer)] = answer
         # A length that no answer has says that it failed.
         length = FRAME_BYTES + 1 if answer is None else len(answer)
         os.write(ends.done_fd, completion(ANSWERED, ends.index, length))

@@ -326,11 +326,13 @@ class Engine(Listener):
             Exception: whatever the child raised.
         """
         self._check_alive(child)
+        if len(frame) > FRAME_BYTES:
+            raise ConfigError(f"a command takes {format_bytes(len(frame))}, too much for a frame")
         place = self.arena.layout.commands + child * FRAME_BYTES
         self._memory[place : place + len(frame)] = frame
         self._answers.pop(child, None)
         self._deaths.clear()
-        self.children.send(child, [COMMAND])
+        self.children.send(child, [COMMAND | len(frame)])
         while child not in self._answers:
             self._check_alive(child)
             self._wait()

@@ -26,7 +26,7 @@ HAS_FRAME: Final = 2 << FLAGS_SHIFT
 MORE: Final = 4 << FLAGS_SHIFT
 """Another word was written along with this one."""
 COMMAND: Final = 8 << FLAGS_SHIFT
-"""No task: the child's command frame says what is wanted."""
+"""No task: the child's command frame says what is wanted. Its length stands in the slot's place."""
 RELEASE: Final = 16 << FLAGS_SHIFT
 """No task: come to your end."""
 FLUSH: Final = 32 << FLAGS_SHIFT
