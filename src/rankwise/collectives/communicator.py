@@ -216,7 +216,8 @@ class Communicator:
         self._check_out(call, out, shape, source.dtype)
         contiguous = out.flags.c_contiguous
         flat_result = out.reshape(-1) if contiguous else np.empty(out.size, out.dtype)
-        if np.may_share_memory(flat_source, flat_result):
+        in_place = aligned and out is source  # told apart first, since looking takes microseconds
+        if not in_place and np.may_share_memory(flat_source, flat_result):
             same = flat_source.ctypes.data == flat_result.ctypes.data
             if not (aligned and same):
                 flat_source = flat_source.copy()

@@ -24,13 +24,13 @@ class World:
     """Some ranks; `function(communicator, *arguments)` is what they are told."""
 
     def __init__(self, size: int, *, buffer_bytes: int = 1 << 16, turns_taken: int = 0) -> None:
+        self.size = size
         self.segment = Segment.create(size, buffer_bytes=buffer_bytes)
         self._pretend(turns_taken)
-        self._start(size, self.segment.fd)
+        self._start(self.segment.fd)
 
-    def _start(self, size: int, fd: int, *options: str) -> None:
-        self.size = size
-        pairs = [socket.socketpair() for _ in range(size)]
+    def _start(self, fd: int, *options: str) -> None:
+        pairs = [socket.socketpair() for _ in range(self.size)]
         fds = (fd, *(far.fileno() for _, far in pairs))
         self._host = subprocess.Popen(
             [sys.executable, str(HOST_PROGRAM), *options, *map(str, fds)],
@@ -101,10 +101,10 @@ class WindowWorld(World):
     """Ranks of a domain; `function(member, *arguments)` is what they are told."""
 
     def __init__(self, spec: DomainSpec) -> None:
-        self.spec = spec
+        self.size = spec.size
         self.region = create_domain(spec)
         assert self.region.fd is not None
-        self._start(spec.size, self.region.fd, f"--domain={msgspec.json.encode(spec).decode()}")
+        self._start(self.region.fd, f"--domain={msgspec.json.encode(spec).decode()}")
 
     def _close_memory(self) -> None:
         self.region.close()

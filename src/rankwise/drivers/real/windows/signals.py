@@ -151,8 +151,8 @@ class SignalBoard:
         return (receiver * self._signal_count + signal) * self._row_words
 
     def _snapshot(self, row: int) -> list[int]:
-        words = self._cells[row : row + self._row_words]
-        once = words.tolist()
-        while (again := words.tolist()) != once:
+        load = self._cells[row : row + self._row_words].tolist
+        once = load()
+        while (again := load()) != once:
             once = again
         return once
