@@ -1,3 +1,6 @@
+import os
+import subprocess
+import sys
 from collections import Counter
 
 import pytest
@@ -16,11 +19,39 @@ from rankwise.core.mailbox.vocabulary import (
 from rankwise.core.mailbox.worker_end import WorkerEnd
 from rankwise.drivers.sim.mailboxes import MailboxPlan, MailboxStory, random_plan, run_mailbox
 
+SEED_COUNT = int(os.environ.get("RANKWISE_SEEDS", "2000"))
+FIRST_SEED = int(os.environ.get("RANKWISE_FIRST_SEED", "0"))
 
-@pytest.mark.parametrize("first_seed", range(0, 2000, 500))
-def test_every_call_ends_once_and_is_carried_out_at_most_once(first_seed: int) -> None:
-    for seed in range(first_seed, first_seed + 500):
+DIGEST_PROGRAM = """
+import hashlib, sys
+from rankwise.drivers.sim.mailboxes import random_plan, run_mailbox
+digest = hashlib.sha256()
+for seed in range(int(sys.argv[1])):
+    for line in run_mailbox(random_plan(seed), seed).journal:
+        digest.update(line.encode())
+print(digest.hexdigest())
+"""
+
+
+@pytest.mark.parametrize("first", range(0, SEED_COUNT, 1000))
+def test_every_call_ends_once_and_is_carried_out_at_most_once(first: int) -> None:
+    for seed in range(FIRST_SEED + first, FIRST_SEED + min(first + 1000, SEED_COUNT)):
         run_mailbox(random_plan(seed), seed)
+
+
+def test_journals_do_not_depend_on_the_hash_seed() -> None:
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", DIGEST_PROGRAM, "200"],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    }
+
+    assert len(digests) == 1
 
 
 def delivered(story: MailboxStory) -> int:

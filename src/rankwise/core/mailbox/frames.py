@@ -37,7 +37,7 @@ class FrameKind(IntEnum):
     REPLY = 3
     """It is done; the body is the result."""
     FAILURE = 4
-    """It could not be done; the body is a `RemoteFailure`."""
+    """It could not be done; the body says why."""
     SHUTDOWN = 5
     """The parent wants the worker to end, after what it has been asked before."""
 

@@ -5,9 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwise.base.errors import ConfigError, MailboxCorrupt
-from rankwise.base.failure import ErrorRecord
-from rankwise.base.units import Instant
-from rankwise.core.mailbox.failures import RemoteFailure, decode_failure, encode_failure
 from rankwise.core.mailbox.frames import (
     HEADER_BYTES,
     VERSION,
@@ -198,23 +195,3 @@ def test_an_option_set_to_nonsense_later_is_refused_when_it_travels() -> None:
 def test_an_unknown_option_is_refused_with_those_there_are() -> None:
     with pytest.raises(ConfigError, match=r"no call option 'blockdim'.*block_dim"):
         ChipCallConfig().changed(blockdim=3)
-
-
-def test_a_failure_travels_whole_however_long_it_is() -> None:
-    record = ErrorRecord(
-        type="ValueError", message="x" * 5000, traceback="t" * 9000, raised_at=Instant(5), wall_ns=7
-    )
-    failure = RemoteFailure(error=record, pickled=b"p" * 3000, task="add", through=("chip 1",))
-
-    arrived = decode_failure(encode_failure(failure.passed_on_by("worker 0")))
-
-    assert arrived.error == record
-    assert arrived.pickled == failure.pickled
-    assert arrived.through == ("chip 1", "worker 0")
-    assert str(arrived).startswith("chip 1 in worker 0 while doing add: ValueError: xxx")
-
-
-@given(st.binary(max_size=40))
-def test_bytes_that_are_no_failure_are_corrupt(body: bytes) -> None:
-    with pytest.raises(MailboxCorrupt):
-        decode_failure(body)
