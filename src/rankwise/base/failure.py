@@ -136,6 +136,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         stop_signal: the signal that asked it to stop, if one did.
         survivors: processes that live on because not even SIGKILL ends them (pids).
         detail: one sentence more: why restarts that were left were not used.
+        size: how many workers the job had on all nodes; None where this node is the only one.
+        failed: how many of them failed by themselves; None where `failures` has them all.
     """
 
     status: OutcomeStatus
@@ -144,3 +146,5 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     stop_signal: int | None = None
     survivors: tuple[int, ...] = ()
     detail: str = ""
+    size: int | None = None
+    failed: int | None = None

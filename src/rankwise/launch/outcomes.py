@@ -9,7 +9,7 @@ from rankwise.base.failure import Outcome, OutcomeStatus
 from rankwise.drivers.real.signals import deliver_to_self
 from rankwise.launch.failure_report import ReportContext, compose_report, plain_text
 from rankwise.launch.function_results import exceptions_by_rank
-from rankwise.launch.job import program_name
+from rankwise.launch.job import program_name, restarts_allowed
 from rankwise.launch.supervision import Supervision
 
 
@@ -70,6 +70,6 @@ def report_context(supervision: Supervision) -> ReportContext:
         nprocs=job.gang.size,
         run_id=job.run_id,
         duration=supervision.elapsed,
-        attempts_max=job.gang.restarts_max + 1,
+        attempts_max=restarts_allowed(job) + 1,
         log_directory=directory if os.path.isdir(directory) else "",
     )

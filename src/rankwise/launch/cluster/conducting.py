@@ -80,7 +80,11 @@ class ClusterDispatch(Dispatch):
     def outcome(self) -> Outcome | None:
         """What became of the run, once the agent's life is over."""
         finished = self._dispatch.finished
-        return None if finished is None else outcome_of(finished, self._host.rounds)
+        return (
+            None
+            if finished is None
+            else outcome_of(finished, self._host.rounds, self._host.world_size)
+        )
 
     @property
     def next_deadline(self) -> Instant | None:
@@ -139,7 +143,7 @@ class ClusterDispatch(Dispatch):
             stage.say(f"health is answered for on port {server.port}")
 
 
-def outcome_of(finished: FinishRun, rounds: int) -> Outcome:
+def outcome_of(finished: FinishRun, rounds: int, size: int | None) -> Outcome:
     """What a run on this node came to: the whole job's verdict, with this node's own failures.
 
     The root cause of the job comes first on every node, wherever it happened.
@@ -167,11 +171,13 @@ def outcome_of(finished: FinishRun, rounds: int) -> Outcome:
     others = tuple(failure for failure in own if root is None or failure.rank != root.rank)
     return Outcome(
         status=verdict.status,
-        attempts=rounds,
+        attempts=verdict.restarts + 1,
         failures=()
         if verdict.status is OutcomeStatus.SUCCEEDED or root is None
         else (root, *others),
         stop_signal=verdict.signal,
         survivors=survivors,
         detail=verdict.detail,
+        size=size,
+        failed=verdict.failure_count,
     )

@@ -49,6 +49,8 @@ class RealNodeHost:
         self._processes = stage.host
         self.rounds = 0
         """How many rounds this node was a member of."""
+        self.world_size: int | None = None
+        """How many workers the last of them had on all nodes."""
         self._port: ReservedPort | None = None
         self._agreement: _Agreement | None = None
         self._over: set[int] = set()
@@ -87,6 +89,7 @@ class RealNodeHost:
         plan = self._plan
         self._over = set()
         self.rounds += 1
+        self.world_size = world.size
         self._stage.decorator.begin_attempt()
         self._stage.planner.world = launch_world.World(
             node_rank=world.node_rank,

@@ -79,7 +79,8 @@ def _summary(outcome: Outcome, context: ReportContext) -> str:
         text += f" after {format_duration(context.duration)}"
     failed = sum(failure.cause is not FailureCause.STOPPED for failure in outcome.failures)
     if outcome.status is OutcomeStatus.FAILED and failed:
-        text += f": {failed} of {context.nprocs} ranks failed"
+        count, size = outcome.failed or failed, outcome.size or context.nprocs
+        text += f": {count} of {size} ranks failed"
     if outcome.attempts > 1:
         text += f" in attempt {outcome.attempts} of {max(context.attempts_max, outcome.attempts)}"
     return f"{text} (run {printable(context.run_id)})" if context.run_id else text
