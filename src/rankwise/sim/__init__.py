@@ -30,3 +30,8 @@ def __getattr__(name: str) -> Any:
     if home is None:
         raise AttributeError(f"module 'rankwise.sim' has no attribute {name!r}")
     return getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    """The public names, so that interactive shells can complete them."""
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,80 @@
+"""What is calculated does not depend on the order in which simultaneous events are taken."""
+
+import random
+from typing import Any
+
+import pytest
+
+import rankwise.sim.triton.language as tl
+from rankwise.sim import GraphEngine, RuntimeContext
+from rankwise.sim.ccl.configuration import SHIPPED
+
+
+class Shuffling(dict[int, list[Any]]):
+    """An agenda that gives what happens at one instant in another order than it was asked for."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    def pop(self, instant: int, *_default: object) -> list[Any]:
+        items = super().pop(instant)
+        self._random.shuffle(items)
+        return items
+
+
+def add_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, N803
+    places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x, y = (tl.load(each + places, mask=places < n) for each in (x_ptr, y_ptr))
+    tl.store(y_ptr + places, x * y + x, mask=places < n)
+
+
+def values_of(
+    algorithm: str, *, order: int | None = None, schedule: int | None = None
+) -> list[bytes]:
+    """Kernels, a collective by some algorithm, and messages, among four ranks."""
+    engine = GraphEngine("default")
+    if order is not None:
+        engine.simulator._agenda = Shuffling(order)
+    values: dict[int, bytes] = {}
+
+    def worker(rank: int, torch: Any) -> None:
+        x, y = torch.rand(97, dtype="f16"), torch.rand(97, dtype="f16")
+        torch.launch(add_kernel, 7, x, y, 97, BLOCK=16)
+        torch.distributed.all_reduce(y, algorithm=algorithm)
+        if rank % 2:
+            torch.distributed.send(y, dst=rank - 1)
+        else:
+            torch.distributed.recv(x, src=rank + 1)
+        values[rank] = x.numpy().tobytes() + y.numpy().tobytes()
+
+    with RuntimeContext(engine, ccl={}, seed=3) as torch:
+        torch.multiprocessing.spawn(worker, args=(torch,), nprocs=4, schedule_seed=schedule)
+    return [values[rank] for rank in range(4)]
+
+
+ALL_REDUCES = [name for name in SHIPPED if name.endswith("_allreduce")]
+
+
+@pytest.mark.parametrize("algorithm", ALL_REDUCES)
+def test_values_are_the_same_whatever_comes_first_of_one_instant(algorithm: str) -> None:
+    expected = values_of(algorithm)
+
+    assert len(set(expected)) > 1
+    for order in range(3):
+        assert values_of(algorithm, order=order) == expected
+
+
+@pytest.mark.parametrize("algorithm", ALL_REDUCES)
+def test_values_are_the_same_whichever_rank_runs_first(algorithm: str) -> None:
+    assert values_of(algorithm, schedule=1) == values_of(algorithm)
+
+
+def test_all_instants_of_a_run_are_whole_picoseconds() -> None:
+    engine = GraphEngine("default")
+    with RuntimeContext(engine, ccl={}) as torch:
+        x = torch.ones(1_001)
+        torch.launch(add_kernel, 3, x, x, 1_001, BLOCK=512)
+
+    instants = [instant for each in engine.op_log for instant in (each.start, each.end)]
+    assert len(instants) > 10
+    assert {type(instant) for instant in instants} == {int}
