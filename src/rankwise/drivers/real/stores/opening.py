@@ -1,0 +1,174 @@
+"""From a backend's name, an endpoint and settings to a store.
+
+The names are torchrun's: `static` and `embedded` mean a store in one of the agents; `etcd` and
+`etcd-v2` both mean etcd v3; `c10d` means torch's TCPStore. Any other name is looked up among the
+entry points of the group `rankwise.stores`: a function with the arguments of `open_store`.
+
+Nothing is asked of anybody yet, but for a server that this process must be itself.
+"""
+
+import os
+from collections.abc import Callable, Collection, Mapping
+
+import msgspec
+
+from rankwise.base.errors import ConfigError
+from rankwise.base.units import Duration, duration_from_seconds
+from rankwise.drivers.real.clock import SystemClock
+from rankwise.ports.store import Store
+
+TOKEN_VARIABLE = "RANKWISE_STORE_TOKEN"  # noqa: S105  # the variable's name
+PASSWORD_VARIABLE = "RANKWISE_ETCD_PASSWORD"  # noqa: S105  # the same
+ETCD_PORT = 2379
+EMBEDDED_PORT = 29400
+
+_SPELLINGS = {
+    "ca_cert": "cacert",
+    "ssl_cert": "cert",
+    "ssl_cert_key": "key",
+    "read_timeout": "request_timeout",
+    "username": "user",
+}
+"""torch's other spellings of settings."""
+_ETCD_SETTINGS = ("protocol", "cacert", "cert", "key", "user", "password", "request_timeout")
+_EMBEDDED_SETTINGS = ("token", "is_host", "request_timeout")
+
+
+def open_store(backend: str, endpoint: str, settings: Mapping[str, str], *, run_id: str) -> Store:
+    """A client of the store that `backend` and `endpoint` mean; whoever calls closes it.
+
+    Args:
+        backend: see the module's text.
+        endpoint: `HOST`, `HOST:PORT`, `[IPV6]:PORT`; for etcd several of them between commas.
+        settings: what else is to be known, as texts.
+        run_id: without another token, it is what an embedded store's nodes know of each other.
+
+    Raises:
+        ConfigError: there is no such backend, or a setting cannot be used.
+    """
+    match backend:
+        case "etcd" | "etcd-v2":
+            return _open_etcd(endpoint, _checked(settings, _ETCD_SETTINGS, backend))
+        case "static" | "embedded":
+            settings = _checked(settings, _EMBEDDED_SETTINGS, backend)
+            return _open_embedded(endpoint, settings, run_id)
+        case "c10d":
+            from rankwise.drivers.real.stores.c10d import open_c10d  # noqa: PLC0415  # pays for torch
+
+            return open_c10d(endpoint, settings, run_id=run_id)
+        case _:
+            return _plugged_in(backend)(backend, endpoint, settings, run_id=run_id)
+
+
+def split_endpoint(endpoint: str, default_port: int) -> tuple[str, int]:
+    """Read `HOST`, `HOST:PORT` or `[IPV6]:PORT`, also after `http://` or `https://`.
+
+    Raises:
+        ConfigError: there is no host, or the port is no number from 0 to 65535.
+    """
+    text = endpoint.strip().removeprefix("http://").removeprefix("https://").rstrip("/")
+    is_bare_ipv6 = text.count(":") > 1 and not text.startswith("[")
+    host, colon, port_text = text.rpartition(":")
+    if is_bare_ipv6 or not colon or text.endswith("]"):
+        host, port_text = text, str(default_port)
+    host = host.strip("[]")
+    if not host or not port_text.isdecimal() or int(port_text) > 65535:
+        raise ConfigError(
+            f"the rendezvous endpoint is {endpoint!r}, expected HOST or HOST:PORT",
+            hint="an IPv6 address stands in brackets, as in [fd00::1]:29400",
+        )
+    return host, int(port_text)
+
+
+def _open_etcd(endpoint: str, settings: Mapping[str, str]) -> Store:
+    from rankwise.drivers.real.stores.etcd import EtcdStore  # noqa: PLC0415  # http takes ms
+    from rankwise.drivers.real.stores.etcd_members import EtcdConfig  # noqa: PLC0415  # the same
+
+    protocol = settings.get("protocol", "https" if "https://" in endpoint else "http").lower()
+    if protocol not in ("http", "https"):
+        raise ConfigError(f"etcd's protocol is {protocol!r}, expected http or https")
+    for name in ("cacert", "cert", "key"):
+        path = settings.get(name)
+        if path is not None and not os.path.isfile(path):
+            raise ConfigError(f"etcd's {name} is {path!r}, and there is no such file")
+    config = EtcdConfig(
+        endpoints=tuple(split_endpoint(one, ETCD_PORT) for one in endpoint.split(",") if one),
+        use_tls=protocol == "https",
+        cacert=settings.get("cacert"),
+        cert=settings.get("cert"),
+        key=settings.get("key"),
+        user=settings.get("user"),
+        password=settings.get("password", os.environ.get(PASSWORD_VARIABLE)),
+    )
+    if (timeout := _timeout(settings)) is not None:
+        config = msgspec.structs.replace(config, request_timeout=timeout)
+    return EtcdStore(config)
+
+
+def _open_embedded(endpoint: str, settings: Mapping[str, str], run_id: str) -> Store:
+    from rankwise.drivers.real.stores.embedded import (  # noqa: PLC0415  # sockets take ms
+        EmbeddedConfig,
+        open_embedded,
+    )
+
+    host, port = split_endpoint(endpoint, EMBEDDED_PORT)
+    token = settings.get("token") or os.environ.get(TOKEN_VARIABLE) or run_id
+    config = EmbeddedConfig(
+        host=host, port=port, token=token.encode(), is_host=_is_host(settings.get("is_host"))
+    )
+    if (timeout := _timeout(settings)) is not None:
+        config = msgspec.structs.replace(config, request_timeout=timeout)
+    return open_embedded(config, SystemClock())
+
+
+def _checked(settings: Mapping[str, str], known: Collection[str], backend: str) -> dict[str, str]:
+    """The settings under our spelling of their names.
+
+    Raises:
+        ConfigError: one of them means nothing to the backend.
+    """
+    checked = {_SPELLINGS.get(name, name): value for name, value in settings.items()}
+    for name in checked:
+        if name not in known:
+            from difflib import get_close_matches  # noqa: PLC0415  # only when it is wrong
+
+            near = get_close_matches(name, known, 1)
+            meant = f"did you mean {near[0]}?" if near else f"it knows {', '.join(known)}"
+            raise ConfigError(
+                f"--rdzv-conf: {name} means nothing to the backend {backend}; {meant}"
+            )
+    return checked
+
+
+def _timeout(settings: Mapping[str, str]) -> Duration | None:
+    text = settings.get("request_timeout")
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e6:
+        raise ConfigError(f"--rdzv-conf: request_timeout is {text!r}, expected more than 0 seconds")
+    return duration_from_seconds(seconds)
+
+
+def _is_host(text: str | None) -> bool | None:
+    meanings = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+    if text is None:
+        return None
+    if text.lower() not in meanings:
+        raise ConfigError(f"--rdzv-conf: is_host is {text!r}, expected true or false")
+    return meanings[text.lower()]
+
+
+def _plugged_in(backend: str) -> Callable[..., Store]:
+    from importlib.metadata import entry_points  # noqa: PLC0415  # only for unusual names
+
+    for point in entry_points(group="rankwise.stores", name=backend):
+        opened: Callable[..., Store] = point.load()
+        return opened
+    raise ConfigError(
+        f"--rdzv-backend is {backend!r}, expected static, embedded, etcd, c10d, or the name of a "
+        "store that an installed package brings (entry points rankwise.stores)"
+    )
