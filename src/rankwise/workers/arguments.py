@@ -42,18 +42,21 @@ class TaskArgs:
 
         Raises:
             LocalProtocolError: there is a scalar already; it is a `RuntimeError`.
-            ConfigError: the array is not dense, or no data type is like its own.
+            ConfigError: the array is not dense, no data type is like its own, or it is read-only
+                and the task writes it.
         """
         if self._scalars:
             raise LocalProtocolError(
                 f"a tensor was added after {len(self._scalars)} scalars",
                 hint="add all tensors before the first scalar",
             )
+        tag = TensorArgType(tag)
         if not isinstance(tensor, ContinuousTensor):
             owner, tensor = tensor, as_continuous(tensor)
+            _check_writable(owner, tag)
             self._owners[len(self._tensors)] = owner
         self._tensors.append(tensor)
-        self._tags.append(TensorArgType(tag))
+        self._tags.append(tag)
 
     def add_scalar(self, value: Any) -> None:
         """Append a scalar, in the 64 bits that `scalar_to_uint64` makes of it."""
@@ -73,7 +76,9 @@ class TaskArgs:
 
     def set_tag(self, index: int, tag: TensorArgType) -> None:
         """Say what the task does with the tensor at a place."""
-        self._tags[_place(index, self._tags, "tensor")] = TensorArgType(tag)
+        place, tag = _place(index, self._tags, "tensor"), TensorArgType(tag)
+        _check_writable(self._owners.get(place), tag)
+        self._tags[place] = tag
 
     def owner(self, index: int) -> Any:
         """The array that was given for the tensor at a place; None if only its address was."""
@@ -309,13 +314,29 @@ def as_continuous(array: Any) -> ContinuousTensor:
     Raises:
         ConfigError: it is no array, not dense, or of a type that has no `DataType`.
     """
-    if type(array).__module__.partition(".")[0] == "torch":
+    if any(kind.__module__.partition(".")[0] == "torch" for kind in type(array).__mro__):
         from rankwise.workers.torch_bridge import make_tensor_arg  # noqa: PLC0415  # only for torch
 
         return make_tensor_arg(array)
     from rankwise.workers.arrays import describe_array  # noqa: PLC0415  # numpy takes its time
 
     return describe_array(array)
+
+
+_WRITING = frozenset({TensorArgType.OUTPUT, TensorArgType.INOUT, TensorArgType.OUTPUT_EXISTING})
+
+
+def is_read_only(owner: Any) -> bool:
+    """Whether an array that was given for a tensor says that it must not be written."""
+    return not getattr(getattr(owner, "flags", None), "writeable", True)
+
+
+def _check_writable(owner: Any, tag: TensorArgType) -> None:
+    if tag in _WRITING and is_read_only(owner):
+        raise ConfigError(
+            f"a read-only array of shape {owner.shape} is {tag.name}: the task would write it",
+            hint="give a copy, or INPUT if it is only read",
+        )
 
 
 def _place(index: int, things: Any, what: str) -> int:

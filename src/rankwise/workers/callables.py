@@ -17,7 +17,7 @@ import msgspec
 
 from rankwise.base.errors import ConfigError
 from rankwise.core.mailbox.tensors import ContinuousTensor, DataType, data_type
-from rankwise.workers.arguments import TaskArgs
+from rankwise.workers.arguments import TaskArgs, is_read_only
 from rankwise.workers.errors import BadArguments, IndexOutOfRange
 
 CHILD_ALIGNMENT = 64
@@ -216,16 +216,27 @@ class CoreCallable:
         if parameters is None:
             parameters = _ANY_TENSOR * args.tensor_count() + _ANY_SCALAR * args.scalar_count()
         self._check_counts(args, parameters)
-        tensors, scalars = iter(args.tensors), iter(args.scalars)
+        tensors, scalars = enumerate(args.tensors), iter(args.scalars)
         values: list[tuple[Parameter, ContinuousTensor | int | float]] = []
         for place, parameter in enumerate(parameters):
             if parameter.is_tensor:
-                tensor = next(tensors)
+                number, tensor = next(tensors)
                 self._check_tensor(place, parameter, tensor)
+                is_signed = self.parameters is not None
+                if is_signed and parameter.is_written and is_read_only(args.owner(number)):
+                    raise BadArguments(
+                        f"{self.argument_name(place, parameter)} is {parameter.direction.name}, but "
+                        "a read-only array was given for it"
+                    )
                 values.append((parameter, tensor))
             else:
                 values.append((parameter, scalar_value(next(scalars), parameter.dtype)))
         return values
+
+    def argument_name(self, place: int, parameter: Parameter) -> str:
+        """How messages call an argument."""
+        name = f" ({parameter.name!r})" if parameter.name else ""
+        return f"argument {place}{name} of {self.name}"
 
     def _check_counts(self, args: TaskArgs, parameters: Signature) -> None:
         tensors = sum(parameter.is_tensor for parameter in parameters)
@@ -237,20 +248,17 @@ class CoreCallable:
             )
 
     def _check_tensor(self, place: int, parameter: Parameter, tensor: ContinuousTensor) -> None:
-        what = f"argument {place}" + (f" ({parameter.name!r})" if parameter.name else "")
+        what = self.argument_name(place, parameter)
         if parameter.dtype is not None and tensor.dtype is not parameter.dtype:
             raise BadArguments(
-                f"{what} of {self.name} has dtype {tensor.dtype.name}, expected "
-                f"{parameter.dtype.name}"
+                f"{what} has dtype {tensor.dtype.name}, expected {parameter.dtype.name}"
             )
         if parameter.shape is not None and not _fits(tensor.shapes, parameter.shape):
             wanted = ", ".join("any" if each is None else str(each) for each in parameter.shape)
-            raise BadArguments(
-                f"{what} of {self.name} has shape {tensor.shapes}, expected ({wanted})"
-            )
+            raise BadArguments(f"{what} has shape {tensor.shapes}, expected ({wanted})")
         if tensor.data == 0 and tensor.nbytes():
             raise BadArguments(
-                f"{what} of {self.name} has no memory: its address is 0",
+                f"{what} has no memory: its address is 0",
                 hint="an OUTPUT of a submitted task gets memory; elsewhere use alloc or malloc",
             )
 

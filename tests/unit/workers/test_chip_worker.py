@@ -209,6 +209,14 @@ def test_a_wrong_argument_is_named_before_anything_runs(worker: ChipWorker) -> N
     assert not out.any()
 
 
+def test_a_read_only_array_is_no_output(worker: ChipWorker) -> None:
+    x, y, out = vectors()
+    out.flags.writeable = False
+
+    with pytest.raises(BadArguments, match=r"argument 2 \('out'\) of add is OUT, but a read-only"):
+        worker.run(ADD, arguments(x, y, out, x.size))
+
+
 def test_an_unknown_override_is_refused(worker: ChipWorker) -> None:
     with pytest.raises(ConfigError, match="no call option 'blockdim'"):
         worker.run(ADD, None, blockdim=3)

@@ -182,6 +182,20 @@ def test_an_array_that_cannot_travel_is_refused_with_what_to_do(
         TaskArgs().add_tensor(array)
 
 
+def test_a_read_only_array_is_only_an_input() -> None:
+    args = TaskArgs()
+    array = np.zeros(4, np.int8)
+    array.flags.writeable = False
+    args.add_tensor(array)
+
+    with pytest.raises(ConfigError, match=r"read-only array of shape \(4,\) is INOUT"):
+        args.add_tensor(array, TensorArgType.INOUT)
+    with pytest.raises(ConfigError, match="is OUTPUT_EXISTING: the task would write it"):
+        args.set_tag(0, TensorArgType.OUTPUT_EXISTING)
+
+    assert args.tags == (TensorArgType.INPUT,)
+
+
 def test_every_data_type_but_bfloat16_is_one_of_numpys() -> None:
     kinds = {data_type_of(name) for name in (
         "f4", "f2", "i4", "i2", "i1", "u1", "i8", "u8", "u2", "u4",

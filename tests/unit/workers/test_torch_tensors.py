@@ -45,6 +45,15 @@ def test_arguments_take_tensors_and_keep_them_alive() -> None:
     assert args.owner(0).tolist() == [2.5] * 4
 
 
+def test_a_tensor_of_ones_own_class_is_one_too() -> None:
+    mine = type("Mine", (torch.Tensor,), {})
+    tensor = torch.arange(3, dtype=torch.int8).as_subclass(mine)
+    args = TaskArgs()
+    args.add_tensor(tensor)
+
+    assert array_at(args.tensor(0)).tolist() == [0, 1, 2]
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -16,7 +16,7 @@ from rankwise.workers.arrays import Array, Bytes, array_at, data_type_of, host_b
 from rankwise.workers.callables import ChipCallable, CoreCallable
 from rankwise.workers.platforms.heap import DeviceHeap
 from rankwise.workers.platforms.port import Leak, TaskReport
-from rankwise.workers.platforms.summaries import argument_name, summaries_of
+from rankwise.workers.platforms.summaries import summaries_of
 
 
 class HostPlatform:
@@ -80,7 +80,7 @@ class HostDevice:
         seen: list[tuple[str, ContinuousTensor, Array]] = []
         for place, (parameter, value) in enumerate(callable_.values(args)):
             if isinstance(value, ContinuousTensor):
-                name = argument_name(callable_, place, parameter)
+                name = callable_.argument_name(place, parameter)
                 array = self._array(value, name)
                 values.append(array)
                 seen.append((name, value, array))

@@ -43,7 +43,7 @@ from rankwise.workers.callables import ChipCallable, CoreCallable, Parameter
 from rankwise.workers.errors import BadArguments
 from rankwise.workers.platforms.heap import DeviceHeap
 from rankwise.workers.platforms.port import Leak, Span, TaskReport
-from rankwise.workers.platforms.summaries import argument_name, summaries_of
+from rankwise.workers.platforms.summaries import summaries_of
 
 _TYPE_NAMES = {
     DataType.FLOAT32: "fp32", DataType.FLOAT16: "fp16", DataType.INT32: "int32",
@@ -241,7 +241,7 @@ class SimulatedChip:
         if not isinstance(value, ContinuousTensor):
             yield value
             return
-        name = argument_name(callable_, place, parameter)
+        name = callable_.argument_name(place, parameter)
         size = value.nbytes()
         if not size:
             raise BadArguments(f"{name} has shape {value.shapes}, and no elements")
@@ -296,7 +296,7 @@ class SimulatedChip:
         for place, ((parameter, value), there) in enumerate(zip(values, staged, strict=True)):
             if isinstance(value, ContinuousTensor):
                 stored = space.read(there.address, value.nbytes()).view(numpy_type(value.dtype))
-                seen.append((argument_name(callable_, place, parameter), value, stored))
+                seen.append((callable_.argument_name(place, parameter), value, stored))
         return summaries_of(seen)
 
 

@@ -6,14 +6,7 @@ import numpy as np
 
 from rankwise.core.mailbox.tensors import ContinuousTensor, DataType
 from rankwise.workers.arrays import Array
-from rankwise.workers.callables import CoreCallable, Parameter
 from rankwise.workers.platforms.port import TensorSummary
-
-
-def argument_name(callable_: CoreCallable, place: int, parameter: Parameter) -> str:
-    """How messages call an argument."""
-    name = f" ({parameter.name!r})" if parameter.name else ""
-    return f"argument {place}{name} of {callable_.name}"
 
 
 def summaries_of(
