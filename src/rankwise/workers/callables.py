@@ -222,11 +222,11 @@ class CoreCallable:
             if parameter.is_tensor:
                 number, tensor = next(tensors)
                 self._check_tensor(place, parameter, tensor)
-                is_signed = self.parameters is not None
-                if is_signed and parameter.is_written and is_read_only(args.owner(number)):
+                is_output = self.parameters is not None and parameter.is_written
+                if is_output and is_read_only(args.owner(number)):
                     raise BadArguments(
-                        f"{self.argument_name(place, parameter)} is {parameter.direction.name}, but "
-                        "a read-only array was given for it"
+                        f"{self.argument_name(place, parameter)} is {parameter.direction.name}, "
+                        "but a read-only array was given for it"
                     )
                 values.append((parameter, tensor))
             else:
