@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     )
     from rankwise.workers.chip_worker import ChipShutdownFailed, ChipWorker
     from rankwise.workers.comm import CommHandle
-    from rankwise.workers.context import ChildContext, context
+    from rankwise.workers.child_context import ChildContext, context
     from rankwise.workers.domains import DomainSpec, create_domain, place_domain, plan_domain
     from rankwise.workers.errors import (
         BadArguments,
@@ -83,7 +83,7 @@ _HOMES: dict[str, str] = {
     "BadArguments": "rankwise.workers.errors",
     "BadPointer": "rankwise.workers.errors",
     "CONTINUOUS_TENSOR_MAX_DIMS": "rankwise.core.mailbox.tensors",
-    "ChildContext": "rankwise.workers.context",
+    "ChildContext": "rankwise.workers.child_context",
     "ChipBootstrapChannel": "rankwise.workers.bootstrap",
     "ChipBootstrapConfig": "rankwise.workers.bootstrap",
     "ChipBootstrapResult": "rankwise.workers.bootstrap",
@@ -134,7 +134,7 @@ _HOMES: dict[str, str] = {
     "WorkerType": "rankwise.workers.states",
     "arg_direction_name": "rankwise.workers.callables",
     "array_at": "rankwise.workers.arrays",
-    "context": "rankwise.workers.context",
+    "context": "rankwise.workers.child_context",
     "create_domain": "rankwise.workers.domains",
     "get_dtype_name": "rankwise.core.mailbox.tensors",
     "get_element_size": "rankwise.core.mailbox.tensors",

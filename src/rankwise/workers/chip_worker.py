@@ -256,6 +256,11 @@ class ChipWorker:
         """The rank in the communicator, for puts, signals and collectives from Python."""
         return self._checked(handle).member
 
+    @property
+    def bootstrap_member(self) -> "Member | None":
+        """The rank in the communicator that the chip is in now, if it is in one."""
+        return None if self._communicator is None else self._communicator.member
+
     def comm_barrier(self, handle: int, timeout: float | None = None) -> None:
         """Return when all ranks have called it.
 

@@ -27,7 +27,7 @@ from rankwise.workers.bootstrap import (
     context_of,
 )
 from rankwise.workers.callable_table import CallableTable
-from rankwise.workers.context import ChildContext, path_here
+from rankwise.workers.child_context import ChildContext, path_here
 from rankwise.workers.errors import IndexOutOfRange
 from rankwise.workers.roles import JOIN, LEAVE, ChipRole, FunctionRole, WorkerRole, decode_left
 from rankwise.workers.staging import posix_shared_memory

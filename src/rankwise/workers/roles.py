@@ -17,7 +17,7 @@ from rankwise.workers.arguments import TaskArgs
 from rankwise.workers.bootstrap import ChipBootstrapChannel, ChipBootstrapConfig
 from rankwise.workers.callable_table import CallableTable
 from rankwise.workers.chip_communicator import RegionSource
-from rankwise.workers.context import ChildContext, enter
+from rankwise.workers.child_context import ChildContext, enter
 from rankwise.workers.staging import StagingSource
 from rankwise.workers.timeline import Timeline, TimelineEntry
 from rankwise.workers.wire import decode_command, unpack_task

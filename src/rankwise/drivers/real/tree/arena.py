@@ -89,7 +89,7 @@ class Arena:
                 f"{format_bytes(SIZE)} of addresses could not be reserved: {error.strerror}",
                 hint="no memory is taken by that; look at ulimit -v and vm.overcommit_memory",
             ) from error
-        self._anchor = ctypes.c_char.from_buffer(self.memory)
+        self._anchor: ctypes.c_char | None = ctypes.c_char.from_buffer(self.memory)
         self.address = ctypes.addressof(self._anchor)
         self._rest = Heap(layout.rest, SIZE - layout.rest)
         self._sizes: dict[int, int] = {}
@@ -120,8 +120,8 @@ class Arena:
             self.memory.madvise(_REMOVE, begin, end - begin)
 
     def close(self) -> None:
-        """Unmap it here, unless somebody still looks at it through a buffer."""
-        del self._anchor
+        """Unmap it here, unless somebody still looks at it through a buffer; twice is once."""
+        self._anchor = None
         try:
             self.memory.close()
         except BufferError:

@@ -178,9 +178,12 @@ class Children:
         report = self._refusals.get(failure.child)
         if not failure.refused or report is None:
             raise BootstrapFailed(f"{name} bootstrap failed: it {failure.reason}")
-        error = BootstrapFailed(f"{name} bootstrap failed: {report.summary}")
+        cause = exception_of(report)
+        # One that tells of its own child has said where it happened.
+        text = f"{name} bootstrap failed: {report.summary}"
+        error = BootstrapFailed(cause.message if isinstance(cause, BootstrapFailed) else text)
         error.add_note(f"traceback in {name}:\n{report.trace}")
-        raise error from exception_of(report)
+        raise error from cause
 
     def _open(self) -> None:
         with ExitStack() as stack:

@@ -45,7 +45,7 @@ _decode = msgspec.msgpack.Decoder(Report).decode
 def report_of(error: BaseException) -> bytes:
     """Write an exception down."""
     trace = "".join(traceback.format_exception(error))
-    summary = "".join(traceback.format_exception_only(error)).strip()
+    summary = f"{type(error).__name__}: {error}"
     return _encode(Report(_pickled(error), summary, trace))
 
 

@@ -41,6 +41,21 @@ class ChildContext:
             raise UnknownName(f"{self.path} is in no domain {name!r}; it is in {known}")
         return member
 
+    @property
+    def communicator(self) -> "Member":
+        """The place of this process's chip in the communicator that it was brought up with.
+
+        Raises:
+            LocalProtocolError: this process has no chip, or the chip no communicator.
+        """
+        member = None if self.chip is None else self.chip.bootstrap_member
+        if member is None:
+            raise LocalProtocolError(
+                f"{self.path} has no communicator",
+                hint="give its chip a ChipCommBootstrapConfig, or open a domain",
+            )
+        return member
+
     def __contains__(self, name: str) -> bool:
         return name in self._members
 
