@@ -10,16 +10,19 @@ from rankwise.sim import GraphEngine, RuntimeContext
 from rankwise.sim.ccl.configuration import SHIPPED
 
 
-class Shuffling(dict[int, list[Any]]):
+class Shuffling(dict[int, Any]):
     """An agenda that gives what happens at one instant in another order than it was asked for."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
+        self.shuffled = 0
 
-    def pop(self, instant: int, *_default: object) -> list[Any]:
-        items = super().pop(instant)
-        self._random.shuffle(items)
-        return items
+    def pop(self, instant: int, *_default: object) -> Any:
+        wave = super().pop(instant)
+        if isinstance(wave, list):  # else it happens alone
+            self.shuffled += len(wave) > 1
+            self._random.shuffle(wave)
+        return wave
 
 
 def add_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, N803
@@ -33,8 +36,9 @@ def values_of(
 ) -> list[bytes]:
     """Kernels, a collective by some algorithm, and messages, among four ranks."""
     engine = GraphEngine("default")
-    if order is not None:
-        engine.simulator._agenda = Shuffling(order)
+    agenda = None if order is None else Shuffling(order)
+    if agenda is not None:
+        engine.simulator._agenda = agenda
     values: dict[int, bytes] = {}
 
     def worker(rank: int, torch: Any) -> None:
@@ -49,6 +53,7 @@ def values_of(
 
     with RuntimeContext(engine, ccl={}, seed=3) as torch:
         torch.multiprocessing.spawn(worker, args=(torch,), nprocs=4, schedule_seed=schedule)
+    assert agenda is None or agenda.shuffled > 10
     return [values[rank] for rank in range(4)]
 
 

@@ -162,6 +162,8 @@ def load_configuration(
         tree = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise ConfigError(f"{path} is not YAML: it is nested too deeply") from None
     return _checked({} if tree is None else tree, str(path))
 
 

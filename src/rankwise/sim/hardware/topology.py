@@ -122,11 +122,15 @@ def parse_topology(text: str, source: str) -> Topology:
         raise ConfigError(f"{source}:{line}: not YAML: {error.problem}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{source}: not YAML: {error}") from None
-    _refuse_repeated_keys(node, source)
+    except RecursionError:
+        raise ConfigError(f"{source}: not YAML: it is nested too deeply") from None
     try:
+        _refuse_repeated_keys(node, source)
         machine = msgspec.convert(tree, MachineSpec)
     except msgspec.ValidationError as error:
         raise ConfigError(_located(str(error), node, source)) from None
+    except RecursionError:
+        raise ConfigError(f"{source}: it is nested without end") from None
     return Topology(machine, source)
 
 

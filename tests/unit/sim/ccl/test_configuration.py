@@ -90,6 +90,7 @@ def test_an_algorithm_of_the_users_own_is_taken_from_its_module(
         ("collectives: {all_gather: nought}", r"collectives.all_gather: no algorithm is called"),
         ("default: {}", r"the file: Object contains unknown field `default`"),
         ("{", r"is not YAML"),
+        ("[" * 5_000, r"is not YAML: it is nested too deeply"),
     ],
 )
 def test_mistakes_are_named_with_file_and_field(text: str, message: str, tmp_path: Path) -> None:

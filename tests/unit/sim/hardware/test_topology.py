@@ -161,3 +161,15 @@ def test_a_mesh_is_crossed_along_the_row_first() -> None:
 def test_of_two_equal_ways_round_a_ring_the_increasing_one_is_taken() -> None:
     assert sip_route(graph_of("ring_1d", 4), 0, 2) == [1, 2]
     assert sip_route(graph_of("ring_1d", 4), 3, 1) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 5_000, "x.yaml: not YAML: it is nested too deeply"),
+        ("system: &again {system: *again}", "x.yaml: it is nested without end"),
+    ],
+)
+def test_a_file_without_a_bottom_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_topology(text, "x.yaml")
