@@ -115,6 +115,7 @@ class Agent:
         self._deadline: Instant | None = None
         self._next_round = 0
         self._begun_at = Instant(0)
+        self._stopped_at: Instant | None = None
         self._step: int | None = None
         self._is_failing_told = False
         self._is_stop_agreed = False
@@ -286,6 +287,7 @@ class Agent:
         self.phase = Phase.RUNNING
         self.world = settled.world
         self._begun_at = now
+        self._stopped_at = None
         self._step = None
         self._is_failing_told = self._is_stop_agreed = False
         self._outcome = None
@@ -352,12 +354,20 @@ class Agent:
         return tuple(
             msgspec.structs.replace(failure, rank=first_rank + failure.local_rank)
             for failure in failures
-            if failure.cause is not FailureCause.STOPPED
+            if failure.cause is not FailureCause.STOPPED and not self._was_called_off(failure)
         )
+
+    def _was_called_off(self, failure: Failure) -> bool:
+        """Whether a worker did not start because the gang was told to stop before."""
+        stopped_at = self._stopped_at
+        is_unborn = failure.cause is FailureCause.NOT_STARTED
+        return is_unborn and stopped_at is not None and failure.at >= stopped_at
 
     def _stop_gang(self, signal: int | None, now: Instant, *, at_once: bool = False) -> None:
         gang = self.gang
         assert gang is not None, "a running agent has a gang"
+        if self._stopped_at is None:
+            self._stopped_at = now
         was_stopping = gang.phase is GangPhase.STOPPING
         self._tell_gang(gang_words.StopRequested(SIGKILL if at_once else signal), now)
         # One that is stopping already, because a worker failed, takes the first request calmly.
@@ -367,8 +377,9 @@ class Agent:
     def _on_gang_finished(self, outcome: Outcome, now: Instant) -> None:
         assert self.world is not None, "a gang lives in a world"
         failures = self._own(outcome.failures)
-        stopped = tuple(each for each in outcome.failures if each.cause is FailureCause.STOPPED)
-        self._outcome = msgspec.structs.replace(outcome, failures=(*failures, *stopped))
+        own = {failure.local_rank for failure in failures}
+        others = tuple(each for each in outcome.failures if each.local_rank not in own)
+        self._outcome = msgspec.structs.replace(outcome, failures=(*failures, *others))
         if failures:
             self.phase = Phase.DESCRIBING
             self._deadline = after(now, self.spec.describe_timeout)

@@ -104,6 +104,12 @@ class RendezvousConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is {getattr(self, name)} ns, expected more than 0")
 
+        if 2 * self.request_timeout > self.lease_ttl:
+            raise ValueError(
+                f"request_timeout is {self.request_timeout} ns and lease_ttl {self.lease_ttl} ns, "
+                "expected a lease of two timeouts at least, so that one lost renewal costs nothing"
+            )
+
     @property
     def charter(self) -> Charter:
         """What this node wants, and all others must want too."""

@@ -328,12 +328,12 @@ def _watch_over(view: View, round_: Round, now: Instant) -> Decision:
     for node in round_.members:
         heard = view.nodes.get(node)
         record = heard.record if heard is not None else _last_record_if_done(view, node)
-        if record is None or record.ready > number or node in view.returned:
-            gone.append(node)
-        elif record.departure is Departure.PREEMPTED:
+        if record is not None and record.departure is Departure.PREEMPTED:
             preempted.append(node)
-        elif record.failing == number:
+        elif record is not None and record.failing == number:
             failing.append(node)
+        elif record is None or record.ready > number or node in view.returned:
+            gone.append(node)
         elif record.departure is Departure.LEAVES:
             leaving.append(node)
         elif record.ended >= number:
@@ -349,9 +349,9 @@ def _watch_over(view: View, round_: Round, now: Instant) -> Decision:
     if failing:
         return Decision(_dissolved_by_failure(view, round_, failing[0]))
     if gone:
-        return Decision(_dissolved(round_, f"{_nodes(gone)} {named(view, gone)} was lost"))
+        return Decision(_dissolved(round_, f"{_nodes(view, gone)} lost"))
     if leaving:
-        return Decision(_dissolved(round_, f"{_nodes(leaving)} {named(view, leaving)} leaves"))
+        return Decision(_dissolved(round_, f"{_nodes(view, leaving)} leaving"))
     refusing = _refusing(view, round_, now)
     if refusing is not None:
         return Decision(refusing)
@@ -359,8 +359,10 @@ def _watch_over(view: View, round_: Round, now: Instant) -> Decision:
     return Decision() if done else _look_for_newcomers(view, round_, now)
 
 
-def _nodes(nodes: list[str]) -> str:
-    return "node" if len(nodes) == 1 else "nodes"
+def _nodes(view: View, nodes: list[str]) -> str:
+    if len(nodes) == 1:
+        return f"node {named(view, nodes)} is"
+    return f"nodes {named(view, nodes)} are"
 
 
 def _last_record_if_done(view: View, node: str) -> NodeRecord | None:
@@ -423,7 +425,7 @@ def _look_for_newcomers(view: View, round_: Round, now: Instant) -> Decision:
     if now < settle_at:
         return Decision(wake_at=settle_at)
     come = newcomers[:wanted]
-    return Decision(_dissolved(round_, f"{_nodes(come)} {named(view, come)} joins"))
+    return Decision(_dissolved(round_, f"{_nodes(view, come)} joining"))
 
 
 def _struck_now(view: View, round_: Round) -> set[str]:

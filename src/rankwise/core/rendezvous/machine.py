@@ -316,7 +316,7 @@ class Rendezvous:
             case TransactionCommitted():
                 self._on_committed(request, stimulus.revision, now)
             case TransactionConflicted():
-                self._on_unsure(request)
+                self._on_unsure(request, now)
             case LeaseGranted():
                 self._on_lease_granted(request, stimulus.lease)
             case LeaseRenewed():
@@ -336,16 +336,21 @@ class Rendezvous:
         if request.purpose is Purpose.GOODBYE:
             self._say_left()  # the lease will end by itself
             return
-        self._on_unsure(request)
-        self._requests.pause(request.purpose, now, self.config.retry_pause)
+        self._on_unsure(request, now)
+        # A lease runs out while one pauses; but a refused connection fails in no time.
+        hurry = 5 if request.purpose is Purpose.LEASE else 1
+        self._requests.pause(request.purpose, now, Duration(self.config.retry_pause // hurry))
 
-    def _on_unsure(self, request: Request) -> None:
+    def _on_unsure(self, request: Request, now: Instant) -> None:
         """The transaction conflicted, or may have taken place: know again before trying again."""
         match request.purpose:
             case Purpose.OWN:
                 self._own_revision = None
-            case Purpose.CHARTER | Purpose.LEAD | Purpose.ROUND:
+            case Purpose.CHARTER | Purpose.LEAD:
                 self._shared_is_stale = True
+            case Purpose.ROUND:
+                self._shared_is_stale = True
+                self._looks_at = now
             case _:
                 pass
 
@@ -469,6 +474,7 @@ class Rendezvous:
         if world is not None and not self._has_ended:
             trouble = f": {self._store_trouble}" if self._store_trouble else ""
             self.is_dissolved = True
+            self._rewrite(cut_off=world.round)
             self._effects.append(
                 Dissolved(
                     world.round,
@@ -857,15 +863,13 @@ class Rendezvous:
 
 def _world(round_: Round, node: str) -> World:
     node_rank = round_.members.index(node)
-    count = len(round_.members)
-    slots = [round_.slots_of(rank) for rank in range(count)]
     return World(
         round=round_.number,
         node_rank=node_rank,
         members=round_.members,
-        first_rank=sum(slots[:node_rank]),
-        slots=slots[node_rank],
-        size=sum(slots),
+        first_rank=round_.workers_before(node_rank),
+        slots=round_.slots_of(node_rank),
+        size=round_.workers_before(len(round_.members)),
         master_address=round_.master_address,
         master_port=round_.master_port,
         restarts=round_.restarts,

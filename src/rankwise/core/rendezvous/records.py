@@ -71,6 +71,7 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         is_done: whether its workers of round `ended` all succeeded.
         failing: the last round in which a worker of its own failed.
         failures: of round `failing`, the root cause first.
+        cut_off: the last round that it gave up because the store did not answer it in time.
         ran: how long its gang of round `ended` lived.
         step: the last step that its workers told of in round `ended`.
         departure: whether, and how, it is about to go.
@@ -91,6 +92,7 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     is_done: bool = False
     failing: int = -1
     failures: tuple[FailureNote, ...] = ()
+    cut_off: int = -1
     ran: Duration = ZERO
     step: int | None = None
     departure: Departure = Departure.STAYS
@@ -188,3 +190,9 @@ class Round(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def slots_of(self, node_rank: int) -> int:
         """How many workers that member has."""
         return self.slots[0] if len(self.slots) == 1 else self.slots[node_rank]
+
+    def workers_before(self, node_rank: int) -> int:
+        """How many workers the members with lower node ranks have together."""
+        if len(self.slots) == 1:
+            return node_rank * self.slots[0]
+        return sum(self.slots[:node_rank])

@@ -147,19 +147,26 @@ class View:
 
     @property
     def lost(self) -> tuple[str, ...]:
-        """Members that vanished without a word, in the order of their ranks.
+        """Members that vanished, or gave up because they were cut off, in the order of their ranks.
 
         A member that had told of a failure of its own first is not lost: it has failed.
         """
-        return tuple(node for node in self.members if node in self.gone and self._is_lost(node))
+        return tuple(node for node in self.members if self._is_lost(node))
 
     def _is_lost(self, node: str) -> bool:
-        gone = self.gone[node]
-        record = None if gone.last is None else gone.last.record
-        has_failed = record is not None and record.failing == self.run_number
+        number = self.run_number
+        gone = self.gone.get(node)
+        words = [self.nodes.get(node), None if gone is None else gone.last]
+        records = [
+            heard.record for heard in words if heard is not None and heard.record is not None
+        ]
         suspect = None if self.round is None else self.round.suspect
         is_suspect = suspect is not None and suspect.node == node
-        return not (gone.has_ended or has_failed or is_suspect)
+        if is_suspect or any(record.failing == number for record in records):
+            return False
+        if any(record.cut_off == number for record in records):
+            return True
+        return gone is not None and not gone.has_ended
 
     @property
     def fenced_until(self) -> Instant | None:

@@ -51,7 +51,8 @@ class RoundBook:
     workers: list[Worker] = field(default_factory=list)
     member_vanished: bool = False
     """Whether a member's record vanished while it ran, or before the next one began."""
-    left_on_purpose: bool = False
+    has_leaver: bool = False
+    """Whether a member has told that it leaves, or that its workers are gone."""
     dissolved_at: Instant | None = None
 
     @property
@@ -79,7 +80,7 @@ class ClusterChecker:
         self._keys = RunKeys(run_id)
         self._now = now
         self._round: Round | None = None
-        self._store_was_emptied = False
+        self._store_was_emptied = self._was_ever_emptied = False
         self._rank_holders: dict[int, Worker] = {}
         self._living_by_round: dict[int, int] = {}
         self._nodes: set[str] = set()
@@ -96,8 +97,11 @@ class ClusterChecker:
 
     def store_emptied(self) -> None:
         """The store has forgotten everything."""
-        self._store_was_emptied = True
+        # A run that begins anew in an empty store knows nothing of the one before.
+        self._store_was_emptied = self._was_ever_emptied = True
         self._nodes.clear()
+        self._rank_holders.clear()
+        self._shown = None
 
     def changed(self, changes: tuple[Change, ...]) -> None:
         """Something was written."""
@@ -113,9 +117,12 @@ class ClusterChecker:
         if change.value is not None:
             self._nodes.add(node)
             record = decode_node(change.value, change.key, node)
-            if record.departure is not Departure.STAYS:
-                for book in self._books_of(node):
-                    book.left_on_purpose = True
+            for book in self._books_of(node):
+                has_given_up = record.ended >= book.record.number and not record.is_done
+                if record.departure is not Departure.STAYS or has_given_up:
+                    book.has_leaver = True
+                if record.cut_off == book.record.number:
+                    book.member_vanished = True
             return
         self._nodes.discard(node)
         for book in self._books_of(node):
@@ -132,6 +139,7 @@ class ClusterChecker:
         old, self._round = self._round, new
         if self._store_was_emptied:
             old, self._store_was_emptied = None, False
+            self.books.clear()
         self._judge_order(old, new)
         if len(set(new.members)) != len(new.members):
             self._broken(f"round {new.number} has a member twice: {new.members}")
@@ -184,12 +192,15 @@ class ClusterChecker:
                 self._broken(f"round {new.number} spends a restart, and no worker had failed")
             if old.is_failure and not spent and not last.member_vanished:
                 self._broken(f"round {new.number} spends no restart after a failure: {old.why}")
-        self.books[new.number] = RoundBook(new, self._now())
+        book = RoundBook(new, self._now())
+        # The leader hears of what is written to the store a little later.
+        book.member_vanished = any(node not in self._nodes for node in new.members)
+        self.books[new.number] = book
 
     def _judge_dissolution(self, old: Round, new: Round) -> None:
         book = self.books[old.number]
         book.dissolved_at = self._now()
-        if new.is_failure or book.member_vanished or book.left_on_purpose:
+        if new.is_failure or book.member_vanished or book.has_leaver:
             return
         if any(node not in old.members for node in self._nodes):
             return  # somebody has joined
@@ -206,14 +217,15 @@ class ClusterChecker:
                 f"lives on {holder.node.host} in round {holder.round}"
             )
         for number, living in self._living_by_round.items():
-            if number != worker.round and living:
+            if number != worker.round and living and not self._was_ever_emptied:
                 self._broken(
                     f"a worker of round {worker.round} is born while {living} of round {number} "
                     "live"
                 )
         self._rank_holders[worker.rank] = worker
         self._living_by_round[worker.round] = self._living_by_round.get(worker.round, 0) + 1
-        self.books[worker.round].workers.append(worker)
+        if worker.round in self.books:
+            self.books[worker.round].workers.append(worker)
 
     def ended(self, worker: Worker) -> None:
         """A worker has ended."""

@@ -20,12 +20,14 @@ class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             one watch do not.
         loss: how many of 10,000 messages are lost. A lost answer leaves its request carried out.
         duplicates: how many of 10,000 requests arrive twice.
+        until: after which nothing is lost any more; None for never.
     """
 
     latency_min: Duration = Duration(200 * MICROSECOND)
     latency_max: Duration = Duration(2 * MILLISECOND)
     loss: int = 0
     duplicates: int = 0
+    until: Instant | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.latency_min <= self.latency_max:

@@ -7,10 +7,11 @@ that a watch tells stay in order, as in a TCP connection, and are told later whe
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 
 from rankwise.base.errors import Compacted, LeaseLost
-from rankwise.base.keys import Committed, Revision
+from rankwise.base.keys import Change, Committed, Revision
 from rankwise.base.units import MILLISECOND, ZERO, Duration, Instant, after
 from rankwise.core.keyspace.machine import Keyspace
 from rankwise.core.rendezvous.requests import (
@@ -76,12 +77,14 @@ class Pending:
 
 @dataclass(slots=True, eq=False)
 class Watcher:
-    """A watch: up to which revision its client has been told, and when that arrives."""
+    """A watch: whether its client has been told everything, and when the last of it arrives."""
 
     client: StoreClient
     token: int
     prefix: str
     told: Revision
+    """If it is behind: up to which revision its client has been told."""
+    is_behind: bool = True
     arrives_at: Instant = FIRST_INSTANT
 
 
@@ -177,9 +180,9 @@ class SimulatedStore:
         if self._is_lost(client):
             self._fail(pending)
             return
-        self._agenda.after(self._latency(), lambda: self._arrive(pending))
+        self._agenda.after(self._latency(), partial(self._arrive, pending))
         if self._network.duplicates and self._happens(self._network.duplicates):
-            self._agenda.after(self._latency(), lambda: self._arrive(pending))
+            self._agenda.after(self._latency(), partial(self._arrive, pending))
 
     def _arrive(self, pending: Pending) -> None:
         if not self._is_up:
@@ -189,7 +192,7 @@ class SimulatedStore:
             now = self._clock.now()
             self._disk_free_at = after(max(now, self._disk_free_at), self._disk_takes)
             life = self._life
-            self._agenda.at(self._disk_free_at, lambda: self._write(pending, life))
+            self._agenda.at(self._disk_free_at, partial(self._write, pending, life))
         else:
             self._carry_out(pending)
 
@@ -211,7 +214,7 @@ class SimulatedStore:
         if arrival >= pending.deadline:
             self._fail(pending)
             return
-        self._agenda.at(arrival, lambda: self._deliver(pending, answer))
+        self._agenda.at(arrival, partial(self._deliver, pending, answer))
 
     def _deliver(self, pending: Pending, answer: Answer) -> None:
         pending.is_answered = True
@@ -220,7 +223,7 @@ class SimulatedStore:
     def _fail(self, pending: Pending) -> None:
         """Nobody will answer: the client finds out when its patience is over."""
         at = max(self._clock.now(), pending.deadline)
-        self._agenda.at(at, lambda: self._give_up(pending))
+        self._agenda.at(at, partial(self._give_up, pending))
 
     def _give_up(self, pending: Pending) -> None:
         if pending.is_answered:
@@ -295,14 +298,24 @@ class SimulatedStore:
         before, self._published = self._published, self.keyspace.revision
         self._on_change()
         for prefix, watchers in self._watchers.items():
-            if watchers and self.keyspace.changes_after(before, prefix):
-                for watcher in list(watchers.values()):
-                    self._tell(watcher)
+            changes = self.keyspace.changes_after(before, prefix) if watchers else ()
+            if not changes:
+                continue
+            size = size_of(KeysChanged(0, changes))
+            for watcher in list(watchers.values()):
+                if watcher.is_behind:
+                    self._tell(watcher)  # it has more to hear
+                elif self._reaches(watcher):
+                    self._send_changes(watcher, changes, size)
+                else:
+                    watcher.is_behind, watcher.told = True, before
+
+    def _reaches(self, watcher: Watcher) -> bool:
+        return self._is_up and watcher.client.node not in self.cut_off
 
     def _tell(self, watcher: Watcher) -> None:
-        if not self._is_up or watcher.client.node in self.cut_off:
-            return  # it catches up later
-        if not self._is_watching(watcher):
+        """Tell a watch whatever it has not heard yet; if its way is cut it catches up later."""
+        if not watcher.is_behind or not self._reaches(watcher) or not self._is_watching(watcher):
             return
         try:
             changes = self.keyspace.changes_after(watcher.told, watcher.prefix)
@@ -310,17 +323,19 @@ class SimulatedStore:
             self._end_watch(watcher.client, watcher.token)
             self._lose(watcher, str(error))
             return
-        watcher.told = self.keyspace.revision
-        if not changes:
-            return
+        if changes:
+            self._send_changes(watcher, changes, size_of(KeysChanged(0, changes)))
+        watcher.is_behind = False
+
+    def _send_changes(self, watcher: Watcher, changes: tuple[Change, ...], size: int) -> None:
         answer = KeysChanged(watcher.token, changes)
-        self.traffic.count("KeysChanged", size_of(answer))
+        self.traffic.count("KeysChanged", size)
         latency = self._latency()
-        if self._network.loss and self._happens(self._network.loss):
+        if self._loses():
             latency = Duration(latency + RETRANSMISSION)
         arrival = max(watcher.arrives_at, after(self._clock.now(), latency))
         watcher.arrives_at = arrival
-        self._agenda.at(arrival, lambda: watcher.client.hear(answer))
+        self._agenda.at(arrival, partial(watcher.client.hear, answer))
 
     def _is_watching(self, watcher: Watcher) -> bool:
         number = self._client_numbers[watcher.client]
@@ -355,7 +370,13 @@ class SimulatedStore:
     def _is_lost(self, client: StoreClient) -> bool:
         if client.node in self.cut_off:
             return True
-        return bool(self._network.loss) and self._happens(self._network.loss)
+        return self._loses()
+
+    def _loses(self) -> bool:
+        network = self._network
+        if not network.loss or (network.until is not None and self._clock.now() > network.until):
+            return False
+        return self._happens(network.loss)
 
     def _happens(self, of_ten_thousand: int) -> bool:
         return self._chance.randrange(10_000) < of_ten_thousand

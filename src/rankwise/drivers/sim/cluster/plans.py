@@ -1,0 +1,165 @@
+"""Random plans: a cluster, and what befalls it, all from one seed.
+
+The dice are loaded, as with gangs: timeouts are short, so that they are reached; things that are
+rare in life meet each other here. Every plan comes to rest: after the last happening the network is
+whole and the store is up, so that the job can end, and must.
+"""
+
+from random import Random
+
+from rankwise.base.backoff import Backoff
+from rankwise.base.units import MICROSECOND, MILLISECOND, SECOND, ZERO, Duration, Instant
+from rankwise.core.rendezvous.configuration import RendezvousConfig, RestartPolicy
+from rankwise.drivers.sim.cluster.faults import (
+    Clocks,
+    ClusterPlan,
+    CompactStore,
+    CrashStore,
+    FailWorker,
+    Happening,
+    KillAgent,
+    Leave,
+    Network,
+    Partition,
+    Preempt,
+    RefuseWorkers,
+    SlowDisk,
+    Workers,
+)
+from rankwise.drivers.sim.streams import stream
+
+SIZES = (1, 2, 2, 3, 3, 4, 5, 6, 8, 8, 12, 16)
+SIGNALS = (6, 7, 9, 11, 13)
+HAPPENINGS_END = 40 * SECOND
+
+
+def random_plan(seed: int) -> ClusterPlan:
+    """The plan of a seed: the same in every process and on every machine."""
+    chance = stream(seed, "plan")
+    nodes = chance.choice(SIZES)
+    rendezvous = _random_rendezvous(chance, nodes)
+    return ClusterPlan(
+        nodes=nodes,
+        rendezvous=rendezvous,
+        workers=_random_workers(chance),
+        network=_random_network(chance),
+        clocks=Clocks(drift_ppm_max=chance.choice((0, 100, 1000))),
+        joins_within=_between(chance, ZERO, 3 * SECOND),
+        late={
+            node: Instant(_between(chance, ZERO, HAPPENINGS_END))
+            for node in range(nodes)
+            if _happens(chance, 10)
+        },
+        happenings=_random_happenings(stream(seed, "happenings"), nodes),
+        grace=_between(chance, ZERO, 3 * SECOND),
+        leaves_alone=_happens(chance, 20),
+    )
+
+
+def _random_rendezvous(chance: Random, nodes: int) -> RendezvousConfig:
+    is_static = _happens(chance, 12)
+    nodes_min = nodes if is_static or _happens(chance, 30) else chance.randint(1, nodes)
+    nodes_max = nodes if is_static else chance.randint(nodes_min, nodes)
+    spares = 0 if is_static else chance.choice((0, 0, 0, 1, 2))
+    return RendezvousConfig(
+        nodes_min=nodes_min,
+        nodes_max=nodes_max,
+        spares=spares,
+        is_static=is_static,
+        policy=RestartPolicy(
+            restarts_max=chance.choice((0, 1, 2, 3, 10)),
+            backoff=Backoff(initial=_between(chance, ZERO, 2 * SECOND)),
+            final_exceptions=("ValueError",) if _happens(chance, 50) else (),
+            final_exit_codes=(17,) if _happens(chance, 50) else (),
+            retries_startup_errors=_happens(chance, 50),
+            fruitless_max=chance.choice((None, None, 3)),
+            strikes_max=chance.choice((None, None, 2)),
+        ),
+        last_call=_between(chance, ZERO, 5 * SECOND),
+        last_call_min=_between(chance, ZERO, SECOND),
+        settle_delay=_between(chance, ZERO, 3 * SECOND),
+        join_timeout=_between(chance, 15 * SECOND, 60 * SECOND),
+        close_timeout=_between(chance, 5 * SECOND, 20 * SECOND),
+        lease_ttl=_between(chance, 2 * SECOND, 6 * SECOND),
+        request_timeout=_between(chance, 300 * MILLISECOND, SECOND),
+    )
+
+
+def _random_workers(chance: Random) -> Workers:
+    return Workers(
+        per_node=chance.choice((1, 1, 2, 3)),
+        work=_between(chance, SECOND, 20 * SECOND),
+        uneven=_between(chance, ZERO, 3 * SECOND),
+        start_takes=_between(chance, ZERO, 500 * MILLISECOND),
+        stop_takes=_between(chance, ZERO, 500 * MILLISECOND),
+        stubborn=chance.choice((0, 0, 10, 50)),
+        cascade=chance.choice((0, 50, 100)),
+        asks_to_stop=_happens(chance, 40),
+    )
+
+
+def _random_network(chance: Random) -> Network:
+    least = _between(chance, 50 * MICROSECOND, 2 * MILLISECOND)
+    return Network(
+        latency_min=least,
+        latency_max=Duration(least + chance.choice((0, 5, 50, 300)) * MILLISECOND),
+        loss=chance.choice((0, 0, 10, 200)),
+        duplicates=chance.choice((0, 0, 500)),
+        until=Instant(HAPPENINGS_END),
+    )
+
+
+def _random_happenings(chance: Random, nodes: int) -> tuple[Happening, ...]:
+    count = chance.choice((0, 1, 2, 3, 5, 8))
+    found = [_random_happening(chance, nodes) for _ in range(count)]
+    return tuple(sorted(found, key=lambda happening: happening.at))
+
+
+def _random_happening(chance: Random, nodes: int) -> Happening:
+    at = Instant(_between(chance, ZERO, HAPPENINGS_END))
+    node = chance.randrange(nodes)
+    lasts = _between(chance, 100 * MILLISECOND, 12 * SECOND)
+    match chance.randrange(16):
+        case 0 | 1 | 2:
+            back = _between(chance, ZERO, 10 * SECOND) if _happens(chance, 80) else None
+            return KillAgent(at=at, node=node, back_after=back)
+        case 3 | 4 | 5 | 6:
+            return _random_failure(chance, at, node)
+        case 7:
+            return RefuseWorkers(at=at, node=node, lasts=lasts)
+        case 8:
+            again = _between(chance, ZERO, 3 * SECOND) if _happens(chance, 40) else None
+            return Preempt(at=at, node=node, again_after=again)
+        case 9:
+            return Leave(at=at, node=node)
+        case 10 | 11:
+            some = chance.sample(range(nodes), chance.randint(1, nodes))
+            return Partition(at=at, nodes=tuple(some), lasts=lasts)
+        case 12 | 13:
+            return CrashStore(at=at, lasts=lasts, forgets=_happens(chance, 15))
+        case 14:
+            takes = _between(chance, MILLISECOND, 400 * MILLISECOND)
+            return SlowDisk(at=at, lasts=lasts, takes=takes)
+        case _:
+            return CompactStore(at=at)
+
+
+def _random_failure(chance: Random, at: Instant, node: int) -> FailWorker:
+    local_rank = chance.randrange(2)
+    match chance.randrange(4):
+        case 0:
+            return FailWorker(at=at, node=node, local_rank=local_rank, code=chance.choice((1, 17)))
+        case 1:
+            signal = chance.choice(SIGNALS)
+            return FailWorker(at=at, node=node, local_rank=local_rank, code=-signal)
+        case _:
+            exception = chance.choice(("RuntimeError", "ValueError"))
+            return FailWorker(at=at, node=node, local_rank=local_rank, raises=exception)
+
+
+def _between(chance: Random, least: int, most: int) -> Duration:
+    return Duration(chance.randint(least, most))
+
+
+def _happens(chance: Random, percent: int) -> bool:
+    return chance.randrange(100) < percent
