@@ -252,6 +252,8 @@ def _shut_down(spec: WorkerSpec) -> None:
         spec.rdzv_handler.shutdown()
         return
     try:
+        # The other nodes cannot go on without us, and should not have to find that out.
+        spec.rdzv_handler.set_closed()
         spec.rdzv_handler.shutdown()
     except Exception:
         logger.exception("the rendezvous could not be shut down")

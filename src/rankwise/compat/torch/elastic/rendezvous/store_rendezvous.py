@@ -62,6 +62,8 @@ from rankwise.ports.store import Store
 __all__ = ["StoreRendezvousHandler", "create_handler"]
 
 UNLIMITED_RESTARTS = 1 << 30
+CLOSING_PATIENCE_S = 5.0
+"""How long `shutdown` waits until everybody can see that the run was closed."""
 _ERRORS = {
     RefusalKind.VERSION: RendezvousStateError,
     RefusalKind.CHARTER: RendezvousStateError,
@@ -167,6 +169,9 @@ class StoreRendezvousHandler(RendezvousHandler):
                 world = self._world
             if world is not None:
                 thread.tell(GangEnded(round=world.round, is_done=not self._is_closing))
+            if self._is_closing:
+                with self._changed:
+                    self._changed.wait_for(self._knows_the_end, CLOSING_PATIENCE_S)
             thread.close()
         store, self._shared_store = self._shared_store, None
         if store is not None:
@@ -212,6 +217,9 @@ class StoreRendezvousHandler(RendezvousHandler):
 
     def _is_decided(self) -> bool:
         return any((self._world, self._verdict, self._refusal))
+
+    def _knows_the_end(self) -> bool:
+        return self._verdict is not None or self._refusal is not None
 
     def _error(self) -> RendezvousError:
         if self._refusal is not None:
