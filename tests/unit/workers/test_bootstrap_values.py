@@ -138,6 +138,21 @@ def test_what_no_chip_of_this_release_writes_is_corrupt(
         read_all(memory.channel)
 
 
+@given(st.binary(min_size=64, max_size=200))
+def test_any_bytes_in_a_channel_are_read_or_corrupt(content: bytes) -> None:
+    memory = Memory(4)
+    ctypes.memmove(memory.bytes, content, len(content))
+
+    assert isinstance(memory.channel.error_message, str)
+    try:
+        state = memory.channel.state
+        result = memory.channel.result()
+    except MailboxCorrupt:
+        return
+    assert state in ChannelState
+    assert len(result.buffer_ptrs) <= 4
+
+
 @pytest.mark.parametrize(("addr", "count"), [(0, 1), (4097, 1), (4096, -1)])
 def test_a_channel_that_cannot_be_is_refused(addr: int, count: int) -> None:
     with pytest.raises(ConfigError, match=r"address is|max_buffer_count is"):

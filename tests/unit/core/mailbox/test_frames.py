@@ -136,6 +136,22 @@ def test_a_cut_task_is_corrupt(data: st.DataObject) -> None:
         decode_task(frame[: data.draw(st.integers(0, len(frame) - 1))])
 
 
+@given(st.integers(0, 3), st.integers(0, 3), st.data())
+def test_a_damaged_task_is_corrupt_or_another_task_but_never_anything_else(
+    tensor_count: int, scalar_count: int, data: st.DataObject
+) -> None:
+    tensors = [ContinuousTensor.make(8, (2, 3), DataType.INT8)] * tensor_count
+    frame = bytearray(encode_task(tensors, [7] * scalar_count))
+    for _ in range(data.draw(st.integers(1, 4))):
+        frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
+
+    try:
+        arrived = decode_task(frame)
+    except MailboxCorrupt:
+        return
+    assert decode_task(encode_task(*arrived)) == arrived
+
+
 def test_a_task_whose_arguments_are_missing_says_how_long_it_would_be() -> None:
     short = encode_frame(Frame(FrameKind.REQUEST, Lane.TASK, 0, b"\0" * 16))
 
