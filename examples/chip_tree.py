@@ -1,7 +1,7 @@
 """Multiply two matrices on four simulated chips that two workers share, in a tree of processes.
 
     python examples/chip_tree.py
-    python examples/chip_tree.py --trace chip_tree.json        (the predicted timeline, for Perfetto)
+    python examples/chip_tree.py --trace chip_tree.json     (the predicted timeline, for Perfetto)
 
     root, level 4
     ├── worker 0, level 3 ── chip 0, chip 1
@@ -62,7 +62,9 @@ Array = NDArray[np.float32]
 
 
 @triton.jit
-def matmul_kernel(a: Any, b: Any, c: Any, n: Any, k: Any, tile: tl.constexpr) -> None:
+def matmul_kernel(  # noqa: PLR0917  # kernels are launched by position
+    a: Any, b: Any, c: Any, n: Any, k: Any, tile: tl.constexpr
+) -> None:
     """One tile of C = A B."""
     tiles = n // tile
     rows = tl.program_id(0) // tiles * tile + tl.arange(0, tile)

@@ -40,9 +40,9 @@ if TYPE_CHECKING:
         Parameter,
         arg_direction_name,
     )
+    from rankwise.workers.child_context import ChildContext, context
     from rankwise.workers.chip_worker import ChipShutdownFailed, ChipWorker
     from rankwise.workers.comm import CommHandle
-    from rankwise.workers.child_context import ChildContext, context
     from rankwise.workers.domains import DomainSpec, create_domain, place_domain, plan_domain
     from rankwise.workers.errors import (
         BadArguments,

@@ -71,6 +71,14 @@ class ChildContext:
         if member is not None:
             member.close()
 
+    def give_up(self, reason: str) -> None:
+        """Let nobody wait for this child in any of its domains and communicators any more."""
+        members = list(self._members.values())
+        if self.chip is not None and self.chip.bootstrap_member is not None:
+            members.append(self.chip.bootstrap_member)
+        for member in members:
+            member.region.mark_dead(member.rank, reason)
+
     def leave_all(self) -> None:
         """Leave all domains."""
         for name in list(self._members):

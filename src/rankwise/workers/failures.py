@@ -29,6 +29,13 @@ class TaskFailure(msgspec.Struct, frozen=True, kw_only=True):
     reports: tuple[Report, ...] = ()
 
     @property
+    def is_consequence(self) -> bool:
+        """Whether it only follows from what happened to another task."""
+        if self.cause in (EndCause.SKIPPED, EndCause.CANCELLED, EndCause.LOST):
+            return True
+        return bool(self.reports) and all(report.is_consequence for report in self.reports)
+
+    @property
     def task(self) -> str:
         """What to call the task."""
         return f"task {self.number} ({self.name})" if self.name else f"task {self.number}"
@@ -38,7 +45,8 @@ class TaskFailure(msgspec.Struct, frozen=True, kw_only=True):
         """One line."""
         match self.cause:
             case EndCause.RAISED:
-                what = self.reports[0].summary if self.reports else "it raised"
+                told = min(self.reports, key=_by_consequence, default=None)
+                what = told.summary if told is not None else "it raised"
                 return f"{self.task} failed at {self.child}: {what}"
             case EndCause.DIED:
                 return f"{self.child} {self.how or 'ended'} in {self.task}"
@@ -50,13 +58,16 @@ class TaskFailure(msgspec.Struct, frozen=True, kw_only=True):
                 return f"{self.task} was cancelled"
 
 
-def exception_for(
-    primary: TaskFailure, failures: tuple[TaskFailure, ...], level: int
-) -> BaseException:
-    """What `run` raises: the task's own exception, with where it happened and what else did."""
+def exception_for(failures: tuple[TaskFailure, ...], level: int) -> BaseException:
+    """What `run` raises: a task's own exception, with where it happened and what else did.
+
+    It is that of the first task that did not only fail because another one had.
+    """
+    primary = min(failures, key=_by_guilt)
     if primary.cause is EndCause.RAISED and primary.reports:
         error = rebuilt(
-            primary.reports[0], f"{primary.task} at {primary.child} of a level-{level} worker"
+            min(primary.reports, key=_by_consequence),
+            f"{primary.task} at {primary.child} of a level-{level} worker",
         )
     else:
         error = WorkerDied(primary.summary)
@@ -64,3 +75,11 @@ def exception_for(
         if failure is not primary:
             error.add_note(f"besides, {failure.summary}")
     return error
+
+
+def _by_guilt(failure: TaskFailure) -> tuple[bool, bool, int]:
+    return failure.is_consequence, failure.cause is EndCause.SKIPPED, failure.number
+
+
+def _by_consequence(report: Report) -> bool:
+    return report.is_consequence

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from rankwise.base.errors import ConfigError
+from rankwise.base.errors import CollectiveError, ConfigError
 from rankwise.core.mailbox.tasks import ControlCode
 from rankwise.drivers.real.tree.arena import FRAME_HEAD
 from rankwise.drivers.real.tree.child import ChildEnds
 from rankwise.workers.arguments import TaskArgs
 from rankwise.workers.bootstrap import ChipBootstrapChannel, ChipBootstrapConfig
 from rankwise.workers.callable_table import CallableTable
-from rankwise.workers.chip_communicator import RegionSource
 from rankwise.workers.child_context import ChildContext, enter
+from rankwise.workers.chip_communicator import RegionSource
 from rankwise.workers.staging import StagingSource
 from rankwise.workers.timeline import Timeline, TimelineEntry
 from rankwise.workers.wire import decode_command, unpack_task
@@ -50,6 +50,11 @@ class _Role:
     def start(self) -> None:
         """Say who we are."""
         enter(self.child)
+
+    def failed(self, error: BaseException) -> None:
+        """A task has raised: its peers shall not wait for it."""
+        if not isinstance(error, CollectiveError):  # they know, or it was told by the collective
+            self.child.give_up(f"its task raised {type(error).__name__}: {error}")
 
     def command(self, frame: memoryview) -> bytes:
         """Join or leave a domain."""

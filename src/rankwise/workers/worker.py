@@ -22,7 +22,7 @@ from rankwise.base.errors import (
 from rankwise.base.units import Instant, duration_from_seconds
 from rankwise.core.mailbox.tasks import ChipCallConfig
 from rankwise.core.tree.recording import lay_out
-from rankwise.core.tree.vocabulary import Drained, EndCause, Unfinished
+from rankwise.core.tree.vocabulary import Drained, Unfinished
 from rankwise.workers.arguments import TaskArgs
 from rankwise.workers.bootstrap import (
     ChipBootstrapConfig,
@@ -447,14 +447,12 @@ class Worker:
     def _raise(
         self, error: BaseException | None, drained: Drained, household: Household
     ) -> NoReturn:
-        told = [one for one in drained.unfinished if one.cause is not EndCause.SKIPPED]
         self.failures = tuple(self._failure(one, household) for one in drained.unfinished)
         if error is not None:
             for failure in self.failures:
                 error.add_note(f"besides, {failure.summary}")
             raise error
-        primary = next(f for f in self.failures if f.number == told[0].number)
-        raise exception_for(primary, self.failures, self.level)
+        raise exception_for(self.failures, self.level)
 
     def _failure(self, unfinished: Unfinished, household: Household) -> TaskFailure:
         child = unfinished.child

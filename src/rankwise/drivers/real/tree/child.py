@@ -58,6 +58,10 @@ class Role(Protocol):
         """Do a task; returns what shall be left in its frame."""
         ...
 
+    def failed(self, error: BaseException) -> None:
+        """Hear that a task has raised, before the worker process does."""
+        ...
+
     def command(self, frame: memoryview) -> bytes:
         """Do what a command wants; returns the answer."""
         ...
@@ -155,6 +159,7 @@ def serve(role: Role, ends: ChildEnds) -> None:
         except BaseException as error:  # noqa: BLE001  # the worker process raises it
             if deferred:
                 tell_deferred()
+            role.failed(error)
             ends.reports.append(slot, report_of(error))
             write(done_fd, completion(FAILED, slot))
             disturbances += 1

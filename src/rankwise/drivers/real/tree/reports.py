@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from rankwise.base.errors import RankwiseError, TaskFailed
+from rankwise.base.errors import CollectiveError, RankwiseError, TaskFailed
 
 _HEADER = struct.Struct("=II")
 
@@ -34,6 +34,8 @@ class Report(msgspec.Struct, frozen=True):
     error: bytes
     summary: str
     trace: str
+    is_consequence: bool = False
+    """Whether it only tells that some other child has failed or died."""
     left: bytes = b""
     """What a task that went well has left, when its frame was too short for it."""
 
@@ -46,12 +48,12 @@ def report_of(error: BaseException) -> bytes:
     """Write an exception down."""
     trace = "".join(traceback.format_exception(error))
     summary = f"{type(error).__name__}: {error}"
-    return _encode(Report(_pickled(error), summary, trace))
+    return _encode(Report(_pickled(error), summary, trace, isinstance(error, CollectiveError)))
 
 
 def report_of_left(left: bytes) -> bytes:
     """Write down what a task has left."""
-    return _encode(Report(b"", "", "", left))
+    return _encode(Report(b"", "", "", left=left))
 
 
 def exception_of(report: Report) -> BaseException | None:
