@@ -143,12 +143,18 @@ class Plan(NamedTuple):
 
     def elements_sent(self) -> dict[tuple[int, int], int]:
         """How many elements go from whom to whom: what the laws of an algorithm are about."""
-        sent: dict[tuple[int, int], int] = {}
-        for rank, program in enumerate(self.programs):
-            for instruction in program:
-                if isinstance(instruction, Send):
-                    way = (rank, instruction.peer)
-                    sent[way] = sent.get(way, 0) + instruction.span.length
+        return {
+            (rank, peer): count
+            for rank in range(len(self.programs))
+            for peer, count in self.elements_sent_by(rank).items()
+        }
+
+    def elements_sent_by(self, rank: int) -> dict[int, int]:
+        """How many elements a rank sends to whom."""
+        sent: dict[int, int] = {}
+        for instruction in self.programs[rank]:
+            if isinstance(instruction, Send):
+                sent[instruction.peer] = sent.get(instruction.peer, 0) + instruction.span.length
         return sent
 
 

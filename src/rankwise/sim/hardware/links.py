@@ -32,6 +32,7 @@ PEs) has credits, in `ipcq`.
 """
 
 from collections import deque
+from collections.abc import Iterable
 
 from rankwise.sim.hardware.quantities import Rate
 from rankwise.sim.kernel import Event, Simulator
@@ -44,8 +45,8 @@ class Link:
     """One direction of a connection, or anything else that bytes pass at a rate."""
 
     __slots__ = (
-        "_bytes", "_expresses", "_free_at", "_rotation", "_simulator", "_work", "latency", "name",
-        "rate",
+        "_bytes", "_duration", "_expresses", "_free_at", "_rotation", "_simulator", "_size",
+        "_work", "latency", "name", "rate",
     )  # fmt: skip
 
     def __init__(self, simulator: Simulator, name: str, rate: Rate, latency: int) -> None:
@@ -54,6 +55,8 @@ class Link:
         self.rate = rate
         self.latency = latency
         self._bytes = 0
+        self._size = self._duration = 0
+        """Of the last chunk: the next one is of the same size, most of the time."""
         self._free_at = 0
         self._work = 0
         self._rotation: deque[Flow] | None = None
@@ -103,11 +106,8 @@ class Link:
 
     def offer(self, flow: "Flow", hop: int, chunk: int, tail: int) -> None:
         """Take a chunk whose head has arrived; carry it now, or when it is the flow's turn."""
-        for express in self._expresses.copy():
-            if express.has_left(self, self._simulator.now):
-                self.settle(express)
-            else:
-                express.stop_being_express()
+        if self._expresses:
+            self._make_way()
         if self._rotation is None:
             if self._free_at <= self._simulator.now:
                 self._carry(flow, hop, chunk, tail)
@@ -118,6 +118,14 @@ class Link:
         backlog.append((chunk, tail))
         if len(backlog) == 1:
             self._rotation.append(flow)
+
+    def _make_way(self) -> None:
+        """Have no expresses any more: those that are done are accounted for, the others stop."""
+        for express in self._expresses.copy():
+            if express.has_left(self, self._simulator.now):
+                self.settle(express)
+            else:
+                express.stop_being_express()
 
     def _serve(self) -> None:
         rotation = self._rotation
@@ -134,25 +142,41 @@ class Link:
             self._rotation = None
 
     def _carry(self, flow: "Flow", hop: int, chunk: int, tail: int) -> None:
-        start = self._simulator.now
-        duration = self.rate.time_for(chunk)
-        self._free_at = start + duration
-        self._work += duration
+        simulator = self._simulator
+        start = simulator.now
+        if chunk != self._size:
+            self._size, self._duration = chunk, self.rate.time_for(chunk)
+        end = self._free_at = start + self._duration
+        self._work += self._duration
         self._bytes += chunk
-        tail = max(self._free_at, tail) + self.latency
+        tail = (end if end > tail else tail) + self.latency  # noqa: FURB136 (three times as fast)
         hop += 1
         if hop == len(flow.path):
-            self._simulator.call_at(tail, flow.arrive, chunk)
+            simulator.call_at(tail, flow.arrive, chunk)
         else:
-            self._simulator.call_at(
-                start + self.latency, flow.path[hop].offer, flow, hop, chunk, tail
-            )
+            simulator.call_at(start + self.latency, flow.path[hop].offer, flow, hop, chunk, tail)
 
     def __str__(self) -> str:
         return self.name
 
     def __repr__(self) -> str:
         return f"<Link {self.name}>"
+
+
+class Path(list[Link]):
+    """A way over links, and what follows from all of them, worked out once.
+
+    Attributes:
+        latency: of all links together.
+        slowest: the lowest rate among them; None of a path without links.
+    """
+
+    __slots__ = ("latency", "slowest")
+
+    def __init__(self, links: Iterable[Link]) -> None:
+        super().__init__(links)
+        self.latency = sum(link.latency for link in self)
+        self.slowest = min((link.rate for link in self), default=None)
 
 
 class Flow:
@@ -164,7 +188,7 @@ class Flow:
     )  # fmt: skip
 
     def __init__(
-        self, simulator: Simulator, path: list[Link], size: int, chunk: int, name: object = ""
+        self, simulator: Simulator, path: Path, size: int, chunk: int, name: object = ""
     ) -> None:
         self._simulator = simulator
         self.path = path
@@ -174,17 +198,16 @@ class Flow:
         self._left_to_arrive = size
         self._backlogs: dict[int, deque[tuple[int, int]]] = {}
         self._is_express = False
-        latency = sum(link.latency for link in path)
-        if not path or not size:
-            simulator.call_at(self._start + latency, self.done.succeed)
+        if path.slowest is None or not size:
+            simulator.call_at(self._start + path.latency, self.done.succeed)
             return
         self._chunk = min(max(chunk, -(-size // CHUNKS_PER_FLOW_MAX)), size)
         self._chunk_count = -(-size // self._chunk)
         self._last_chunk = size - (self._chunk_count - 1) * self._chunk
-        self._slowest = min(link.rate for link in path)
+        self._slowest = path.slowest
         self._pace = self._slowest.time_for(self._chunk)
         if self._finds_path_idle():
-            self._go_express(latency)
+            self._go_express(path.latency)
         else:
             self._send_next()
 
@@ -306,4 +329,5 @@ def start_flow(
     simulator: Simulator, path: list[Link], size: int, chunk: int, name: object = ""
 ) -> Event:
     """Send `size` bytes over `path`; the event happens when the last byte has arrived."""
-    return Flow(simulator, path, size, chunk, name).done
+    way = path if isinstance(path, Path) else Path(path)
+    return Flow(simulator, way, size, chunk, name).done

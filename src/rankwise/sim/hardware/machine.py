@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from rankwise.base.errors import ConfigError
 from rankwise.sim.hardware.cost_models import cost_model
 from rankwise.sim.hardware.engines import GemmEngine, MathEngine
-from rankwise.sim.hardware.links import Link, start_flow
+from rankwise.sim.hardware.links import Link, Path, start_flow
 from rankwise.sim.hardware.quantities import Rate, picoseconds
 from rankwise.sim.hardware.routing import mesh_route, sip_route
 from rankwise.sim.kernel import Event, Server, Simulator, Steps
@@ -80,6 +80,8 @@ class Pe:
         self.cube = cube
         self.number = number
         self.name = name = f"{cube.name}.pe{number}"
+        self._dma_name = f"dma of {name}"
+        self._dma_paths: dict[tuple[Memory, Memory], Path] = {}
         place = (cube.sip.number, cube.number, number)
         tcm_port = machine.link(
             f"{name}.tcm", Rate.of_gigabytes_per_second(spec.tcm.bandwidth), spec.tcm.latency_ns
@@ -112,8 +114,11 @@ class Pe:
         """Begin a DMA; the event happens when it is done. Several overlap, and share links."""
         source = source or self.hbm
         destination = destination or self.tcm
-        path = [self.dma_engine, *self.machine.path(source, destination)]
-        return self.machine.start_flow(path, size, name=f"dma of {self.name}")
+        path = self._dma_paths.get((source, destination))
+        if path is None:
+            path = Path([self.dma_engine, *self.machine.path(source, destination)])
+            self._dma_paths[source, destination] = path
+        return self.machine.start_flow(path, size, name=self._dma_name)
 
     def gemm(self, m: int, n: int, k: int, dtype: str) -> Steps:
         """Multiply m x k by k x n on the GEMM engine."""
@@ -212,7 +217,8 @@ class Machine:
         self.host = Memory("host", (-1, -1, -1), 0, None)
         self._sips: dict[int, Sip] = {}
         self._wires: dict[tuple[str, int, int, int], Link] = {}
-        self._paths: dict[tuple[Memory, Memory], list[Link]] = {}
+        self._cube_wires: dict[tuple[int, int, int], list[Link]] = {}
+        self._paths: dict[tuple[Memory, Memory], Path] = {}
 
     def sip(self, number: int) -> Sip:
         """The SIP of that number."""
@@ -254,12 +260,12 @@ class Machine:
         chunk = chunk or self.topology.machine.system.chunk_bytes
         return start_flow(self.simulator, path, size, chunk, name)
 
-    def path(self, source: Memory, destination: Memory) -> list[Link]:
+    def path(self, source: Memory, destination: Memory) -> Path:
         """The links from one memory to another, the ports of both included."""
         key = (source, destination)
         path = self._paths.get(key)
         if path is None:
-            path = self._paths[key] = self._find_path(source, destination)
+            path = self._paths[key] = Path(self._find_path(source, destination))
         return path
 
     def _find_path(self, source: Memory, destination: Memory) -> list[Link]:
@@ -305,9 +311,14 @@ class Machine:
         return wires
 
     def _between_cubes(self, sip: int, source: int, destination: int) -> list[Link]:
-        nodes = mesh_route(source, destination, self.topology.machine.sip.cubes.shape[1])
-        pairs = zip([source, *nodes], nodes, strict=False)
-        return [self._wire("die", sip, one, other) for one, other in pairs]
+        key = (sip, source, destination)
+        wires = self._cube_wires.get(key)
+        if wires is None:
+            nodes = mesh_route(source, destination, self.topology.machine.sip.cubes.shape[1])
+            pairs = zip([source, *nodes], nodes, strict=False)
+            wires = [self._wire("die", sip, one, other) for one, other in pairs]
+            self._cube_wires[key] = wires
+        return wires
 
     def _between_sips(self, source: int, destination: int) -> list[Link]:
         nodes = sip_route(self.topology.machine.system.sips, source, destination)

@@ -19,9 +19,11 @@ simulation can be run on from there. Time limits are checked between waves. The 
 decides anything but whether to give up.
 """
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import repeat
 from typing import Any
@@ -32,6 +34,7 @@ from rankwise.sim.kernel.events import AgendaItem, Event, Process, Steps
 
 _NEVER = 1 << 256
 _PATIENCE = 1_000
+_OBJECTS_PER_COLLECTION = 50_000
 _WAVES_PER_LOOK_AT_THE_CLOCK = 4_096
 
 
@@ -66,7 +69,11 @@ class Simulator:
     def call_at(self, instant: int, callback: Callable[..., object], *args: Any) -> None:
         """Have `callback(*args)` called at `instant`, after what is already on the agenda then."""
         if instant > self.now:
-            self._put((callback, args), instant)
+            there = self._agenda.get(instant)
+            if there.__class__ is list:
+                there.append((callback, args))
+            else:
+                self._put((callback, args), instant)
         elif instant == self.now:
             self._ready.append((callback, args))
         else:
@@ -122,11 +129,13 @@ class Simulator:
                 # Marked as waited for, so that a process that fails here fails through `until`.
                 if not until.is_done:
                     until.add_callback(_nothing)
-                self._carry_out(until, None)
+                with _few_collections():
+                    self._carry_out(until, None)
                 if not until.is_done:
                     raise deadlock_of(self._living, self.now, str(until), self.written)
                 return until.value
-            self._carry_out(None, until)
+            with _few_collections():
+                self._carry_out(None, until)
             if until is not None:
                 self.now = max(self.now, until)
             elif any(process.waits_for and not process.is_daemon for process in self._living):
@@ -314,6 +323,22 @@ class Simulator:
                 "a simulator belongs to the thread that made it, and this is another one",
                 hint="greenlets and threads do not mix: make the simulator where it runs",
             )
+
+
+@contextmanager
+def _few_collections() -> Iterator[None]:
+    """Have Python look for cyclic garbage less often, as long as a simulation runs.
+
+    What waits on the agenda outlives the shortest-lived things by far, and every look goes over it
+    in vain: half the time of a large system. There are next to no cycles in a simulation.
+    """
+    before = gc.get_threshold()
+    if 0 < before[0] < _OBJECTS_PER_COLLECTION:
+        gc.set_threshold(_OBJECTS_PER_COLLECTION, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def _nothing(_event: Event) -> None:

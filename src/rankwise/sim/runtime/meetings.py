@@ -244,9 +244,7 @@ class Collective:
         payload = (
             [tensor.stored().view(np.uint8) for tensor in results] if env.op_log.keeps_data else []
         )
-        sent = sum(
-            count for (source, _), count in self._plan.elements_sent().items() if source == index
-        )
+        sent = sum(self._plan.elements_sent_by(index).values())
         env.op_log.append(
             call.signature.operation,
             str(call),

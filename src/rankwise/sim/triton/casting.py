@@ -55,6 +55,7 @@ def address_of(pointer: tensor) -> tensor:
     assert isinstance(pointer.dtype, pointer_type)
     data = pointer.data
     if pointer.buffer is not None:
+        active().launch.knows_addresses = True
         data = data * pointer.dtype.element_ty.itemsize + pointer.buffer.address
     return tensor(data, t.int64, pointer.shape, token=pointer.token)
 

@@ -133,7 +133,11 @@ class Deferred(Protocol):
 
 
 class Launch:
-    """What all executions of one kernel launch share."""
+    """What all executions of one kernel launch share.
+
+    Attributes:
+        knows_addresses: whether a program has seen a pointer as a number.
+    """
 
     def __init__(
         self,
@@ -155,6 +159,7 @@ class Launch:
         self.prints = print if prints is None else prints
         self.largest_block = 1
         self.channels: Any = None
+        self.knows_addresses = False
 
     def saw_block(self, elements: int) -> None:
         """Note how large a block is: how many programs go in lockstep is chosen by the largest."""

@@ -35,6 +35,7 @@ from rankwise.sim.triton.execution import ACTIVE, Execution, Launch, Operation
 from rankwise.sim.triton.jit import JITFunction, grid_sizes
 from rankwise.sim.triton.memory import Buffer, Memory
 from rankwise.sim.triton.queues import PeQueues, ProgramQueues
+from rankwise.sim.triton.recording import Recording, Recordings, Step, key_of, recorded
 from rankwise.sim.triton.timing import ProgramClock
 from rankwise.sim.triton.tuning import Autotuner, Heuristics
 
@@ -66,6 +67,7 @@ class _SharedState:
 
     def __init__(self, machine: "Machine") -> None:
         self.queues = PeQueues(machine)
+        self.recordings = Recordings()
         self.changed = Event(machine.simulator, "memory to change")
 
     def memory_changed(self, simulator: Simulator) -> None:
@@ -144,6 +146,8 @@ class _Launching:
         self._simulator = env.simulator
         self._stored: dict[str, Buffer] = {}
         self._buffers: dict[str, Buffer] = {}
+        self._behind: dict[str, Buffer] = {}
+        """By parameter, where `_buffers` is by name."""
         self._memory: Memory | None = None
         self._changes_announced = 0
         shared = _SHARED.get(env.machine)
@@ -154,10 +158,16 @@ class _Launching:
     def start(
         self, kernel_fn: Any, kernel_args: Sequence[Any], meta: dict[str, Any], grid: Any
     ) -> list[Process]:
-        """Start a fiber for each program."""
+        """Start a process for each program: a fiber, or the repetition of a recorded one."""
         function, given = _bound(kernel_fn, kernel_args, meta)
         given = {name: self._argument(name, value) for name, value in given.items()}
         sizes = grid_sizes(grid, given)
+        if not self._env.enable_data:
+            recordings = self._shared.recordings.find(
+                key_of(function, given, sizes), lambda: self._recorded(function, given, sizes)
+            )
+            if recordings is not None:
+                return self._repeated(function.__name__, recordings)
         launch, body = function.prepared(given, sizes)
         launch.computes = self._env.enable_data
         self._memory = launch.memory
@@ -177,19 +187,35 @@ class _Launching:
             for number in range(count)
         ]
 
+    def _recorded(
+        self, function: JITFunction, given: dict[str, Any], sizes: tuple[int, int, int]
+    ) -> tuple[Recording, ...] | None:
+        launch, body = function.prepared(given, sizes)
+        launch.computes = False
+        return recorded(launch, body, sizes[0] * sizes[1] * sizes[2], self._behind)
+
+    def _repeated(self, name: str, recordings: tuple[Recording, ...]) -> list[Process]:
+        """Start a process for each program of a recording."""
+        self._memory = Memory([])
+        processes = []
+        for number, recording in enumerate(recordings):
+            pe = self._env.pe_of(number)
+            steps = self._clock(number, _nobody_waits).repeat(recording, self._placed)
+            processes.append(self._simulator.process(steps, f"{name}[{number}] on {pe.name}"))
+        return processes
+
+    def _placed(self, step: Step) -> Operation:
+        """The operation of a recorded step, in the memory of this launch."""
+        if not step.parameter:
+            return step.operation
+        buffer = self._behind[step.parameter]
+        return msgspec.structs.replace(
+            step.operation, buffer=buffer.name, address=buffer.address + step.offset
+        )
+
     def _program(self, launch: Launch, body: Callable[[], Any], number: int) -> None:
         execution = Execution(launch, np.array([number], np.int64), wait=self._wait_for_change)
-        pe = self._env.pe_of(number)
-
-        def start_dma(address: int, size: int, *, is_load: bool) -> Event:
-            size = min(size, self._env.mapping_at(address).end - address)
-            start = self._env.start_load if is_load else self._env.start_store
-            return start(pe, address, size)
-
-        clock = ProgramClock(
-            self._simulator, pe, start_dma, lambda event: _wait_for(execution, event),
-            self._log, self._ahead,
-        )  # fmt: skip
+        clock = self._clock(number, lambda event: _wait_for(execution, event))
         execution.observer = clock
         ACTIVE.execution = execution
         try:
@@ -198,6 +224,16 @@ class _Launching:
                 clock.settle()
         finally:
             ACTIVE.execution = None
+
+    def _clock(self, number: int, wait: Callable[[Event], Any]) -> ProgramClock:
+        pe = self._env.pe_of(number)
+
+        def start_dma(address: int, size: int, *, is_load: bool) -> Event:
+            size = min(size, self._env.mapping_at(address).end - address)
+            start = self._env.start_load if is_load else self._env.start_store
+            return start(pe, address, size)
+
+        return ProgramClock(self._simulator, pe, start_dma, wait, self._log, self._ahead)
 
     def _wait_for_change(self) -> None:
         execution = ACTIVE.execution
@@ -260,7 +296,7 @@ class _Launching:
             return value
         if buffer.name in self._buffers:
             buffer.name = f"{buffer.name} ({name})"
-        self._buffers[buffer.name] = buffer
+        self._buffers[buffer.name] = self._behind[name] = buffer
         return buffer
 
     def _buffer(self, name: str, address: int, named: Any, elements: int | None) -> Buffer:
@@ -298,6 +334,10 @@ def _bound(
         kernel_fn = kernel_fn.fn
     function = kernel_fn if isinstance(kernel_fn, JITFunction) else JITFunction(kernel_fn)
     return function, function.bound(args, meta)
+
+
+def _nobody_waits(_event: Event) -> None:
+    raise AssertionError("a repeated program waits in simulated time, not in a greenlet")
 
 
 def _constant(content: Array, _operands: list[Array]) -> list[Array]:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from rankwise.sim.kernel import Event, Simulator, Steps, all_of
 from rankwise.sim.triton.execution import Operation
+from rankwise.sim.triton.recording import Recording, Step
 
 DTYPE_NAMES = {
     "fp64": "f64", "fp32": "f32", "fp16": "f16", "bf16": "bf16", "fp8e5": "f8e5",
@@ -89,18 +90,47 @@ class ProgramClock:
             return None
         while len(self._under_way) >= self._ahead:
             self._wait(self._under_way.popleft())
-        before = [event for event in _flattened(operation.after) if not event.is_done]
+        return self._begin(operation, _flattened(operation.after))
+
+    def settle(self) -> None:
+        """Wait until everything that the program has begun is done."""
+        pending = self._pending()
+        if pending:
+            self._wait(all_of(pending))
+
+    def repeat(self, recording: Recording, placed: Callable[[Step], Operation]) -> Steps:
+        """Do what a recorded program did: a process of the simulation instead of a fiber.
+
+        Args:
+            recording: the program.
+            placed: makes the operation of a step, with the address that it has now.
+        """
+        results: list[Event] = []
+        for step in recording:
+            if step is None:
+                pending = self._pending()
+                if pending:
+                    yield all_of(pending)
+                continue
+            while len(self._under_way) >= self._ahead:
+                yield self._under_way.popleft()
+            results.append(self._begin(placed(step), [results[number] for number in step.after]))
+        pending = self._pending()
+        if pending:
+            yield all_of(pending)
+
+    def _pending(self) -> list[Event]:
+        """What is still under way, which nobody has to remember from now on."""
+        pending = [event for event in self._under_way if not event.is_done]
+        self._under_way.clear()
+        return pending
+
+    def _begin(self, operation: Operation, after: list[Event]) -> Event:
+        before = [event for event in after if not event.is_done]
         name = f"{operation.name} on {self._pe.name}"
         work = self._simulator.process(self._carry_out(operation, before), name)
         self._under_way.append(work)
         return work
-
-    def settle(self) -> None:
-        """Wait until everything that the program has begun is done."""
-        pending = [event for event in self._under_way if not event.is_done]
-        self._under_way.clear()
-        if pending:
-            self._wait(all_of(pending))
 
     def _carry_out(self, operation: Operation, before: list[Event]) -> Steps:
         if before:

@@ -1,3 +1,4 @@
+import gc
 import subprocess
 import sys
 import threading
@@ -401,3 +402,20 @@ def test_two_runs_are_the_same_under_different_hash_seeds() -> None:
     ]
 
     assert traces[0] == traces[1] != b""
+
+
+def test_collections_are_rare_while_a_simulation_runs_and_as_before_afterwards() -> None:
+    simulator = Simulator()
+    seen = []
+    before = gc.get_threshold()
+
+    def fails() -> None:
+        seen.append(gc.get_threshold()[0])
+        raise ArithmeticError
+
+    simulator.call_at(1, fails)
+    with pytest.raises(ArithmeticError):
+        simulator.run()
+
+    assert seen == [50_000]
+    assert gc.get_threshold() == before
