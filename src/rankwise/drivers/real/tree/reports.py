@@ -122,6 +122,9 @@ class ReportFile:
 def rebuilt(report: Report, where: str) -> BaseException:
     """The exception that a child has told, or `TaskFailed` with its text if it could not travel."""
     error = exception_of(report)
+    if error is not None and not isinstance(error, Exception):
+        # A child's SystemExit must not end the worker process.
+        error = TaskFailed(report.summary)
     if error is None:
         error = TaskFailed(report.summary, hint="the exception itself could not be pickled")
     error.add_note(f"in {where}")

@@ -1,0 +1,316 @@
+"""How trees of real processes come up, and how they go, whatever happens."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rankwise.base.errors import BootstrapFailed, ConfigError, LocalProtocolError, WorkerDied
+from rankwise.workers import (
+    ArgDirection,
+    ChipBootstrapConfig,
+    ChipBufferSpec,
+    ChipCallable,
+    ChipCommBootstrapConfig,
+    ContinuousTensor,
+    DataType,
+    HostBufferStaging,
+    TaskArgs,
+    TensorArgType,
+    Worker,
+    context,
+)
+
+pytestmark = pytest.mark.system
+
+PATIENCE_S = 30
+IN, OUT, SCALAR = ArgDirection.IN, ArgDirection.OUT, ArgDirection.SCALAR
+
+
+def add_one(x: Any, out: Any) -> None:
+    out[...] = x + 1
+
+
+def sum_up(x: Any, out: Any) -> None:
+    context().communicator.all_reduce(x, out=out)
+
+
+def end_the_process() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+ADD_ONE = ChipCallable.build([IN, OUT], "add_one", add_one)
+SUM_UP = ChipCallable.build([IN, OUT], "sum_up", sum_up)
+END = ChipCallable.build([], "end", end_the_process)
+
+
+def bring_up(rank: int, count: int, source: str = "x") -> ChipBootstrapConfig:
+    return ChipBootstrapConfig(
+        comm=ChipCommBootstrapConfig(rank, count, "chips", 4096),
+        buffers=[
+            ChipBufferSpec("x", "float32", 4, "window", 16, load_from_host=True),
+            ChipBufferSpec("y", "float32", 4, "window", 16, store_to_host=True),
+        ],
+        host_inputs=[HostBufferStaging("x", f"{source}{rank}", 16)],
+        host_outputs=[HostBufferStaging("y", f"y{rank}", 16)],
+    )
+
+
+def two_chips(*configs: ChipBootstrapConfig, **options: Any) -> Worker:
+    worker = Worker(
+        level=3,
+        platform="host",
+        device_ids=[0, 1],
+        chip_bootstrap_configs=configs or (bring_up(0, 2), bring_up(1, 2)),
+        **options,
+    )
+    for rank in range(2):
+        worker.stage(f"x{rank}", np.full(4, rank + 1, "f4"))
+        worker.stage(f"y{rank}", np.zeros(4, "f4"))
+    return worker
+
+
+def window_tensor(address: int) -> ContinuousTensor:
+    return ContinuousTensor.make(address, (4,), DataType.FLOAT32, child_memory=True)
+
+
+def submit_to_all(worker: Worker, callable_: ChipCallable) -> Any:
+    def orchestrate(orch: Any, _args: Any, _config: Any) -> None:
+        for index, chip in enumerate(worker.chip_contexts):
+            args = TaskArgs()
+            args.add_tensor(window_tensor(chip.buffer_ptrs["x"]))
+            args.add_tensor(window_tensor(chip.buffer_ptrs["y"]), TensorArgType.OUTPUT_EXISTING)
+            orch.submit_next_level(callable_, args, worker=index)
+
+    return orchestrate
+
+
+def test_chips_find_what_was_staged_and_leave_their_outputs_where_they_were_told() -> None:
+    with two_chips() as worker:
+        worker.init()
+        assert [chip.rank for chip in worker.chip_contexts] == [0, 1]
+
+        worker.run(submit_to_all(worker, ADD_ONE))
+
+    assert [worker.staged(f"y{rank}", "f4").tolist() for rank in range(2)] == [[2] * 4, [3] * 4]
+
+
+def test_chips_reduce_over_their_windows() -> None:
+    with two_chips() as worker:
+        worker.init()
+        worker.run(submit_to_all(worker, SUM_UP))
+
+    assert [worker.staged(f"y{rank}", "f4").tolist() for rank in range(2)] == [[3] * 4] * 2
+
+
+def test_memory_of_a_chip_is_taken_filled_read_and_given_back() -> None:
+    source, target = np.arange(16, dtype="f4"), np.zeros(16, "f4")
+    with two_chips() as worker:
+        worker.init()
+        pointer = worker.malloc(64, worker_id=1)
+        worker.copy_to(pointer, source.ctypes.data, 64, worker_id=1)
+        worker.copy_from(target.ctypes.data, pointer, 64, worker_id=1)
+        worker.free(pointer, worker_id=1)
+        with pytest.raises(ValueError, match="free") as caught:
+            worker.free(pointer, worker_id=1)
+        with pytest.raises(IndexError, match="there is no chip 2"):
+            worker.malloc(64, worker_id=2)
+
+    assert target.tolist() == source.tolist()
+    assert "in chip 1" in caught.value.__notes__
+
+
+def test_the_first_error_of_a_bootstrap_is_told_at_once_and_the_next_init_works() -> None:
+    worker = two_chips(bring_up(0, 2), bring_up(1, 2, source="nowhere"))
+
+    with pytest.raises(BootstrapFailed, match="chip 1 bootstrap failed: UnknownName: there is no"):
+        worker.init()
+    with pytest.raises(LocalProtocolError, match="before init"):
+        _ = worker.chip_contexts
+
+    worker.stage("nowhere1", np.ones(4, "f4"))
+    with worker:
+        worker.init()
+        worker.run(submit_to_all(worker, ADD_ONE))
+
+
+class DeadlyPlatform:
+    name = "deadly"
+
+    def open(self, _device_id: int) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class SlowPlatform:
+    name = "slow"
+
+    def open(self, _device_id: int) -> Any:
+        while True:
+            signal.pause()
+
+
+@pytest.mark.parametrize(
+    ("platform", "message"),
+    [
+        (DeadlyPlatform(), "chip 0 bootstrap failed: it was killed by SIGKILL"),
+        (SlowPlatform(), "chip 0 bootstrap failed: it was not ready within 200 ms"),
+        ("no such", "chip 0 bootstrap failed: ConfigError: there is no platform"),
+    ],
+)
+def test_a_chip_that_dies_hangs_or_has_no_platform_fails_the_bootstrap(
+    platform: Any, message: str
+) -> None:
+    worker = Worker(level=3, platform=platform, device_ids=[0], start_timeout=0.2 if
+                    isinstance(platform, SlowPlatform) else 60)  # fmt: skip
+
+    with pytest.raises(BootstrapFailed, match=message):
+        worker.init()
+
+
+def test_a_dead_chip_is_named_and_the_worker_can_be_initialised_again() -> None:
+    with two_chips() as worker:
+        worker.init()
+        with pytest.raises(WorkerDied, match=r"chip 1 was killed by SIGKILL in task 0 \(end\)"):
+            worker.run(lambda orch, _args, _config: orch.submit_next_level(END, worker=1))
+        with pytest.raises(WorkerDied, match=r"chip 1 was killed by SIGKILL \(close\(\) the"):
+            worker.run(submit_to_all(worker, ADD_ONE))
+
+        worker.close()
+        worker.init()
+        worker.run(submit_to_all(worker, ADD_ONE))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Worker(level=1), "level is 1"),
+        (lambda: Worker(level=2, chip_bootstrap_configs=[]), "worker of level 2"),
+        (lambda: Worker(level=3, device_ids=[0], chip_bootstrap_configs=[]), "0 chip_bootstrap"),
+        (lambda: Worker(level=4, device_ids=[0]), "chips belong to level 3"),
+        (lambda: Worker(level=3, device_ids=[0, 0]), "names a chip twice"),
+        (lambda: Worker(level=3, num_sub_workers=-1), "num_sub_workers is -1"),
+        (lambda: Worker(level=4).add_worker(Worker(level=4)), "level 4 was added to one of level"),
+    ],
+)
+def test_what_cannot_be_right_is_refused_when_a_worker_is_made(make: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+def test_communicators_that_do_not_agree_are_refused() -> None:
+    with pytest.raises(ConfigError, match="has 3 ranks, but the chips are"):
+        two_chips(bring_up(0, 3), bring_up(1, 3)).init()
+
+
+def test_a_process_with_threads_is_not_forked() -> None:
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait, name="bystander")
+    thread.start()
+    try:
+        with pytest.raises(LocalProtocolError, match="other threads: bystander"):
+            Worker(level=3, num_sub_workers=1).init()
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_closing_twice_is_once_and_a_worker_can_be_used_again() -> None:
+    worker = Worker(level=3, num_sub_workers=2)
+    worker.close()
+    for _ in range(2):
+        worker.init()
+        with pytest.raises(LocalProtocolError, match="twice"):
+            worker.init()
+        worker.run(lambda orch, _args, _config: orch.submit_sub(lambda _: None))
+        worker.close()
+        worker.close()
+    with pytest.raises(LocalProtocolError, match="after close"):
+        worker.run(lambda _orch, _args, _config: None)
+
+
+def test_a_child_that_does_not_end_is_killed_and_named() -> None:
+    class Stubborn:
+        name = "stubborn"
+
+        def open(self, _device_id: int) -> Any:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            return self
+
+        def close(self) -> Any:
+            while True:
+                signal.pause()
+
+    worker = Worker(level=3, platform=Stubborn(), device_ids=[0], close_timeout=0.2)  # type: ignore[arg-type]
+    worker.init()
+
+    worker.close()
+
+    assert worker.killed == ("chip 0",)
+
+
+PROGRAM = """
+import os, signal, sys
+from rankwise.workers import Worker
+
+def busy(args):
+    while True: pass
+
+def tell_family(path):
+    for kind in ("root", "inner"):
+        pass
+
+root, inner = Worker(level=4, num_sub_workers=1), Worker(level=3, num_sub_workers=2)
+root.add_worker(inner)
+read, write = os.pipe()
+
+def report(args):
+    os.write(write, f"{os.getpid()} {os.getppid()}\\n".encode())
+
+def nested(orch, args, config):
+    os.write(write, f"{os.getpid()} {os.getppid()}\\n".encode())
+    orch.submit_sub_group(report, [None, None])
+
+def both(orch, args, config):
+    orch.submit_sub(report)
+    orch.submit_next_level(number)
+
+number = root.register(nested)
+root.register(busy)
+root.register(report)
+root.init()
+root.run(both)
+lines = b""
+while lines.count(b"\\n") < 4:
+    lines += os.read(read, 4096)
+sys.stdout.write(lines.decode())
+sys.stdout.flush()
+if sys.argv[1] == "idle":
+    signal.pause()
+root.run(lambda orch, args, config: orch.submit_sub(busy))
+"""
+
+
+@pytest.mark.parametrize("state", ["idle", "busy"])
+def test_nothing_of_a_tree_outlives_the_death_of_its_root(state: str) -> None:
+    root = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(PROGRAM), state], stdout=subprocess.PIPE, text=True
+    )
+    assert root.stdout is not None
+    pids = {int(pid) for _ in range(4) for pid in root.stdout.readline().split()}
+    pidfds = [os.pidfd_open(pid) for pid in sorted(pids)]
+
+    root.kill()
+    root.wait(PATIENCE_S)
+
+    assert len(pids) == 6  # four children and two zygotes
+    for pidfd in pidfds:
+        assert select.select([pidfd], [], [], PATIENCE_S)[0]
+        os.close(pidfd)
+    root.stdout.close()

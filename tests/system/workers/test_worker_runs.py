@@ -1,0 +1,453 @@
+"""Orchestration functions on trees of real processes."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rankwise.base.errors import (
+    ConfigError,
+    LocalProtocolError,
+    PeerDied,
+    TaskFailed,
+    TreeError,
+    WorkerDied,
+)
+from rankwise.core.tree.vocabulary import EndCause
+from rankwise.workers import (
+    DataType,
+    Orchestrator,
+    TaskArgs,
+    TensorArgType,
+    Worker,
+    array_at,
+    context,
+)
+
+pytestmark = pytest.mark.system
+
+IN, OUT, INOUT = TensorArgType.INPUT, TensorArgType.OUTPUT, TensorArgType.INOUT
+
+
+class Misfortune(Exception):
+    pass
+
+
+class Unspeakable(Exception):
+    def __reduce__(self) -> Any:
+        raise TypeError("this exception stays where it is")
+
+
+def given(*tensors: tuple[Any, TensorArgType], scalars: tuple[int, ...] = ()) -> TaskArgs:
+    args = TaskArgs()
+    for tensor, tag in tensors:
+        args.add_tensor(tensor, tag)
+    for scalar in scalars:
+        args.add_scalar(scalar)
+    return args
+
+
+def fill(args: TaskArgs) -> None:
+    array_at(args.tensor(0))[...] = args.scalar(0)
+
+
+def double(args: TaskArgs) -> None:
+    array_at(args.tensor(1))[...] = array_at(args.tensor(0)) * 2
+
+
+def append_digit(args: TaskArgs) -> None:
+    values = array_at(args.tensor(0))
+    values[0] = values[0] * 10 + args.scalar(0)
+
+
+def count_up(args: TaskArgs) -> None:
+    array_at(args.tensor(0))[args.scalar(0)] += 1
+
+
+def do_nothing(args: TaskArgs) -> None:
+    pass
+
+
+def raise_misfortune(args: TaskArgs) -> None:
+    raise Misfortune("it was not to be")
+
+
+def die(args: TaskArgs) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hang(args: TaskArgs) -> None:
+    while True:
+        signal.pause()
+
+
+@pytest.fixture
+def worker() -> Iterator[Worker]:
+    with Worker(level=3, num_sub_workers=2) as made:
+        made.init()
+        yield made
+
+
+def run(worker: Worker, function: Callable[[Orchestrator], object], **options: Any) -> None:
+    worker.run(lambda orch, _args, _config: function(orch), **options)
+
+
+def test_a_value_goes_from_task_to_task_through_memory_that_they_share(worker: Worker) -> None:
+    result = worker.share((4,), "f4")
+
+    def orchestrate(orch: Orchestrator) -> None:
+        between = orch.alloc((4,), DataType.FLOAT32)
+        orch.submit_sub(fill, given((between, OUT), scalars=(21,)))
+        orch.submit_sub(double, given((between, IN), (result, OUT)))
+
+    run(worker, orchestrate)
+
+    assert result.tolist() == [42] * 4
+
+
+def test_an_output_without_address_gets_memory_that_the_caller_is_told(worker: Worker) -> None:
+    result = worker.share((4,), "f4")
+
+    def orchestrate(orch: Orchestrator) -> None:
+        args = given((orch.alloc((4,)), OUT), scalars=(5,))
+        args.tensor(0).data = 0
+        orch.submit_sub(fill, args)
+        assert args.tensor(0).data
+        orch.submit_sub(double, given((args.tensor(0), IN), (result, OUT)))
+
+    run(worker, orchestrate)
+
+    assert result.tolist() == [10] * 4
+
+
+def test_every_one_of_many_tasks_runs_exactly_once(worker: Worker) -> None:
+    counts = worker.share((20_000,), "u1")
+
+    def orchestrate(orch: Orchestrator) -> None:
+        for number in range(counts.size):
+            args = given((counts, TensorArgType.NO_DEP), scalars=(number,))
+            orch.submit_sub(count_up, args)
+
+    run(worker, orchestrate)
+
+    assert counts.tolist() == [1] * counts.size
+
+
+def test_tasks_that_change_the_same_bytes_run_in_the_order_of_submission(worker: Worker) -> None:
+    chains = worker.share((3, 1), "i8")
+
+    def orchestrate(orch: Orchestrator) -> None:
+        for digit in (1, 2, 3, 4, 5, 6, 7, 8):
+            for chain in chains:
+                orch.submit_sub(append_digit, given((chain, INOUT), scalars=(digit,)))
+
+    run(worker, orchestrate)
+
+    assert chains.reshape(-1).tolist() == [12345678] * 3
+
+
+def test_a_writer_waits_for_those_who_still_read(worker: Worker) -> None:
+    source, seen = worker.share((1,), "f4"), worker.share((50, 1), "f4")
+
+    def orchestrate(orch: Orchestrator) -> None:
+        for number, place in enumerate(seen):
+            orch.submit_sub(fill, given((source, OUT), scalars=(number,)))
+            orch.submit_sub(double, given((source, IN), (place, OUT)))
+
+    run(worker, orchestrate)
+
+    assert seen.reshape(-1).tolist() == [2 * number for number in range(50)]
+
+
+def test_a_function_that_is_registered_after_init_brings_along_what_it_captures(
+    worker: Worker,
+) -> None:
+    result, addend = worker.share((1,), "f4"), 7
+
+    def add(args: TaskArgs) -> None:
+        array_at(args.tensor(0))[0] += addend
+
+    number = worker.register(add)
+    run(worker, lambda orch: orch.submit_sub(number, given((result, INOUT))))
+
+    assert result[0] == 7
+
+
+def test_an_exception_keeps_its_class_and_says_where_it_was_raised(worker: Worker) -> None:
+    with pytest.raises(Misfortune, match="it was not to be") as caught:
+        run(worker, lambda orch: orch.submit_sub(raise_misfortune))
+
+    assert "in raise_misfortune" in str(caught.value.__cause__)
+    assert "task 0 (raise_misfortune) at sub" in caught.value.__notes__[0]
+
+
+def test_what_needs_a_failed_task_is_skipped_and_all_else_runs(worker: Worker) -> None:
+    counts = worker.share((3,), "i4")
+    spoiled, unharmed = counts[:1], counts[1:2]
+
+    def orchestrate(orch: Orchestrator) -> None:
+        orch.submit_sub(raise_misfortune, given((spoiled, OUT)))
+        orch.submit_sub(count_up, given((spoiled, INOUT), scalars=(0,)))
+        orch.submit_sub(count_up, given((unharmed, INOUT), scalars=(0,)))
+
+    with pytest.raises(Misfortune) as caught:
+        run(worker, orchestrate)
+
+    assert counts.tolist() == [0, 1, 0]
+    causes = [failure.cause for failure in worker.failures]
+    assert causes == [EndCause.RAISED, EndCause.SKIPPED]
+    assert "task 1 (count_up) was skipped, since it needs task 0" in caught.value.__notes__[-1]
+    run(worker, lambda orch: orch.submit_sub(count_up, given((counts, INOUT), scalars=(2,))))
+    assert counts.tolist() == [0, 1, 1]
+
+
+def test_an_exception_that_cannot_travel_is_told_in_words(worker: Worker) -> None:
+    def speak(args: TaskArgs) -> None:
+        raise Unspeakable("but I can be quoted")
+
+    with pytest.raises(TaskFailed, match="Unspeakable: but I can be quoted"):
+        run(worker, lambda orch: orch.submit_sub(speak))
+
+
+def test_a_task_that_wants_to_exit_ends_neither_its_child_nor_this_process(worker: Worker) -> None:
+    def leave(args: TaskArgs) -> None:
+        raise SystemExit(3)
+
+    with pytest.raises(TaskFailed, match="SystemExit: 3"):
+        run(worker, lambda orch: orch.submit_sub(leave))
+    run(worker, lambda orch: orch.submit_sub(do_nothing))
+
+
+def test_a_sub_worker_that_is_killed_in_a_task_is_named_and_replaced(worker: Worker) -> None:
+    for _ in range(3):
+        with pytest.raises(WorkerDied, match=r"sub \d was killed by SIGKILL in task 0 \(die\)"):
+            run(worker, lambda orch: orch.submit_sub(die))
+
+    counts = worker.share((100,), "u1")
+    run(
+        worker,
+        lambda orch: [
+            orch.submit_sub(count_up, given((counts, TensorArgType.NO_DEP), scalars=(number,)))
+            for number in range(counts.size)
+        ],
+    )
+    assert counts.tolist() == [1] * 100
+
+
+def test_members_of_a_group_run_at_the_same_time_and_meet_in_a_domain(worker: Worker) -> None:
+    seen = worker.share((2,), "f4")
+
+    def swap(args: TaskArgs) -> None:
+        member = context()["pair"]
+        member["x"][...] = member.rank + 1
+        member.barrier(timeout=30)
+        array_at(args.tensor(0))[member.rank] = member.peer(1 - member.rank)["x"][0]
+
+    def orchestrate(orch: Orchestrator) -> None:
+        orch.domain("pair", buffers={"x": ((1,), "f4")}, subs=True)
+        args = given((seen, TensorArgType.NO_DEP))
+        orch.submit_sub_group(swap, [args, args], workers=[0, 1])
+
+    run(worker, orchestrate)
+    assert seen.tolist() == [2, 1]
+    run(worker, orchestrate)  # the name is free again
+
+
+@pytest.mark.parametrize("end", [die, raise_misfortune])
+def test_peers_in_a_barrier_do_not_wait_for_a_member_that_has_failed(
+    worker: Worker, end: Callable[[TaskArgs], None]
+) -> None:
+    def meet_or_end(args: TaskArgs) -> None:
+        member = context()["pair"]
+        if member.rank == 1:
+            end(args)
+        member.barrier(timeout=60)
+
+    def orchestrate(orch: Orchestrator) -> None:
+        orch.domain("pair", subs=True)
+        orch.submit_sub_group(meet_or_end, [None, None], workers=[0, 1])
+
+    expected = WorkerDied if end is die else Misfortune
+    with pytest.raises((expected, PeerDied)):
+        run(worker, orchestrate)
+    run(worker, lambda orch: orch.submit_sub(do_nothing))
+
+
+def test_a_run_that_takes_too_long_is_ended_and_the_next_one_works(worker: Worker) -> None:
+    with pytest.raises(TimeoutError):
+        run(worker, lambda orch: orch.submit_sub(hang), timeout=0.05)
+
+    run(worker, lambda orch: orch.submit_sub(do_nothing))
+
+
+def test_ctrl_c_ends_a_run_and_the_next_one_works(worker: Worker) -> None:
+    myself = os.getpid()
+
+    def interrupt(args: TaskArgs) -> None:
+        os.kill(myself, signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(worker, lambda orch: [orch.submit_sub(interrupt), orch.submit_sub(hang)])
+
+    if worker.is_initialized:
+        run(worker, lambda orch: orch.submit_sub(do_nothing))
+
+
+def test_what_was_submitted_before_the_function_raised_is_finished(worker: Worker) -> None:
+    counts = worker.share((1,), "u1")
+
+    def orchestrate(orch: Orchestrator) -> None:
+        orch.scope_begin()
+        orch.submit_sub(count_up, given((counts, INOUT), scalars=(0,)))
+        raise Misfortune("in the middle")
+
+    with pytest.raises(Misfortune, match="in the middle"):
+        run(worker, orchestrate)
+
+    assert counts[0] == 1
+    run(worker, lambda orch: orch.submit_sub(do_nothing))
+
+
+def test_an_orchestrator_is_of_no_use_after_its_run(worker: Worker) -> None:
+    kept: list[Orchestrator] = []
+    run(worker, kept.append)
+
+    with pytest.raises(LocalProtocolError, match="after its run was over"):
+        kept[0].submit_sub(do_nothing)
+
+
+def test_a_run_inside_a_run_is_refused(worker: Worker) -> None:
+    with pytest.raises(LocalProtocolError, match="inside of run"):
+        run(worker, lambda _: run(worker, lambda orch: orch.submit_sub(do_nothing)))
+
+
+@pytest.mark.parametrize(
+    ("submit", "message"),
+    [
+        (lambda orch: orch.submit_sub(77), "callable 77 is not registered"),
+        (lambda orch: orch.submit_sub("double"), "cannot be called"),
+        (lambda orch: orch.submit_sub_group(do_nothing, [None] * 3), "can never run"),
+        (lambda orch: orch.submit_sub_group(do_nothing, [None], workers=[2]), "no sub worker 2"),
+        (lambda orch: orch.submit_sub_group(do_nothing, [None] * 2, workers=[1, 1]), "same child"),
+        (lambda orch: orch.submit_next_level(do_nothing), "can never run"),
+        (lambda orch: orch.submit_sub(fill, given((np.zeros(4, "f4"), OUT))), "do not share"),
+        (lambda orch: orch.malloc(0, 64), "there are 0"),
+        (lambda orch: orch.domain("d", ranks=[5], subs=True), "no sub worker 5"),
+    ],
+)
+def test_what_can_never_run_is_refused_when_it_is_submitted(
+    worker: Worker, submit: Callable[[Orchestrator], object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run(worker, submit)
+    run(worker, lambda orch: orch.submit_sub(do_nothing))
+
+
+def test_a_ring_that_is_full_makes_submit_wait() -> None:
+    with Worker(level=3, num_sub_workers=1, ring_depth=2) as worker:
+        worker.init()
+        counts = worker.share((500,), "u1")
+
+        run(
+            worker,
+            lambda orch: [
+                orch.submit_sub(count_up, given((counts, INOUT), scalars=(number,)))
+                for number in range(500)
+            ],
+        )
+
+        assert counts.tolist() == [1] * 500
+
+
+def test_a_heap_that_is_full_waits_for_closed_scopes_and_names_open_ones() -> None:
+    with Worker(level=3, num_sub_workers=1, heap_ring_size=1024) as worker:
+        worker.init()
+
+        def with_scopes(orch: Orchestrator) -> None:
+            for number in range(100):
+                with orch.scope():
+                    orch.submit_sub(fill, given((orch.alloc((512,)), OUT), scalars=(number,)))
+
+        run(worker, with_scopes)
+
+        with pytest.raises(TreeError, match="the open scope at depth 1 holds 4 KiB"):
+            run(worker, lambda orch: [orch.alloc((512,)) for _ in range(3)])
+        run(worker, with_scopes)
+
+
+def test_a_recorded_graph_does_the_same_each_time(worker: Worker) -> None:
+    chains = worker.share((2, 1), "i8")
+
+    def orchestrate(orch: Orchestrator, _args: Any, _config: Any) -> None:
+        for digit in (1, 2, 3):
+            for chain in chains:
+                orch.submit_sub(append_digit, given((chain, INOUT), scalars=(digit,)))
+
+    graph = worker.record(orchestrate)
+    assert (graph.task_count, chains.reshape(-1).tolist()) == (6, [0, 0])
+    graph.replay()
+    graph.replay()
+
+    assert chains.reshape(-1).tolist() == [123123] * 2
+
+
+def test_a_recorded_graph_raises_what_its_tasks_raise_and_names_a_dead_child(
+    worker: Worker,
+) -> None:
+    raising = worker.record(lambda orch, _args, _config: orch.submit_sub(raise_misfortune))
+    dying = worker.record(lambda orch, _args, _config: orch.submit_sub(die))
+
+    with pytest.raises(Misfortune):
+        raising.replay()
+    with pytest.raises(WorkerDied, match="was killed by SIGKILL"):
+        dying.replay()
+    run(worker, lambda orch: orch.submit_sub(do_nothing))
+    worker.close()
+    with pytest.raises(LocalProtocolError, match="after its worker was closed"):
+        raising.replay()
+
+
+def test_a_level_4_worker_runs_orchestration_functions_on_its_workers() -> None:
+    root = Worker(level=4, num_sub_workers=1)
+    inner = [Worker(level=3, num_sub_workers=1) for _ in range(2)]
+    for each in inner:
+        root.add_worker(each)
+
+    def on_inner(orch: Orchestrator, args: TaskArgs, _config: Any) -> None:
+        place = array_at(args.tensor(0))
+        assert context().kind == "next_level"
+        orch.submit_sub(append_digit, given((place, INOUT), scalars=(1,)))
+        orch.submit_sub(append_digit, given((place, INOUT), scalars=(2,)))
+
+    number = root.register(on_inner)
+    with root:
+        root.init()
+        results = root.share((4, 1), "i8")
+
+        def orchestrate(orch: Orchestrator, _args: Any, _config: Any) -> None:
+            for result in results:
+                orch.submit_next_level(number, given((result, INOUT)))
+                orch.submit_sub(append_digit, given((result, INOUT), scalars=(3,)))
+
+        root.run(orchestrate)
+
+        assert results.reshape(-1).tolist() == [123] * 4
+
+
+def test_an_exception_from_the_depth_of_a_tree_tells_each_level_that_it_passed() -> None:
+    root, inner = Worker(level=4), Worker(level=3, num_sub_workers=1)
+    root.add_worker(inner)
+    number = root.register(lambda orch, _args, _config: orch.submit_sub(raise_misfortune))
+
+    with root:
+        root.init()
+        with pytest.raises(Misfortune) as caught:
+            run(root, lambda orch: orch.submit_next_level(number))
+
+    notes = "\n".join(caught.value.__notes__)
+    assert "at sub 0 of worker 0 of a level-3 worker" in notes
+    assert "at worker 0 of a level-4 worker" in notes
+    assert "in raise_misfortune" in str(caught.value.__cause__)
