@@ -12,7 +12,7 @@ import msgspec
 from rankwise.cli.sim_failures import tell_error
 from rankwise.cli.sim_progress import counted, terminal_width
 from rankwise.cli.sim_workers import simulate_all
-from rankwise.sim.benches.session import Outcome, Settings
+from rankwise.sim.benches.session import Outcome, Settings, check_keys
 from rankwise.sim.hardware.quantities import format_picoseconds
 from rankwise.sim.reporting.results import (
     BenchResult,
@@ -25,11 +25,9 @@ Point = Mapping[str, str]
 
 def run_sweep(settings: Settings, points: Sequence[Point], style: str) -> int:
     """Run every point and print the results; 1 if any failed."""
+    check_keys(settings, points[0])
     outcomes = list(zip(points, _outcomes(settings, points), strict=True))
-    for point, outcome in outcomes:
-        if outcome.failure:
-            shown = " ".join(f"{key}={value}" for key, value in point.items())
-            tell_error(f"at {shown}: {outcome.failure}")
+    _tell_failures(outcomes)
     rows = [(point, result) for point, outcome in outcomes for result in outcome.results]
     if rows or style != "table":
         _show(points[0], rows, style)
@@ -39,6 +37,18 @@ def run_sweep(settings: Settings, points: Sequence[Point], style: str) -> int:
                 shown = "  ".join(f"{key}={value}" for key, value in point.items())
                 click.echo(f"{shown}  simulated time: {format_picoseconds(outcome.time_ps)}")
     return int(any(outcome.failure for _, outcome in outcomes))
+
+
+def _tell_failures(outcomes: Sequence[tuple[Point, Outcome]]) -> None:
+    """Tell what points failed with; what many have in common is told once."""
+    places: dict[str, list[str]] = {}
+    for point, outcome in outcomes:
+        if outcome.failure:
+            shown = " ".join(f"{key}={value}" for key, value in point.items())
+            places.setdefault(outcome.failure, []).append(shown)
+    for failure, shown_points in places.items():
+        more = f" and {len(shown_points) - 1} more points" if len(shown_points) > 1 else ""
+        tell_error(f"at {shown_points[0]}{more}: {failure}")
 
 
 def _outcomes(settings: Settings, points: Sequence[Point]) -> list[Outcome]:

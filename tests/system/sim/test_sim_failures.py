@@ -98,6 +98,7 @@ def test_a_run_that_is_interrupted_ends_its_ranks(start: Start, tmp_path: Path) 
     source = (
         "def worker(rank, world_size, torch):\n"
         "    try:\n"
+        "        torch.distributed.barrier()\n"  # now all have begun
         "        if rank == 1:\n"
         "            open('begun', 'w').close()\n"
         "        while True:\n"
@@ -141,6 +142,24 @@ def test_a_point_whose_process_dies_is_told_and_the_others_are_shown(
     assert told["n=4"].startswith("SystemExit: 9, at ")
     assert told["n=5"].startswith("ValueError: no luck, at ")
     assert told["n=5"].endswith("mine.py:7 in run")
+
+
+def test_a_key_that_no_bench_has_is_refused_before_any_point_runs(start: Start) -> None:
+    code, out, err = ended(start("bench", "ccl_allreduce", "--sweep", "elemnts=1,2,3"))
+
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert "has no parameter 'elemnts' (did you mean elements?)" in err
+
+
+def test_what_many_points_fail_with_is_told_once(start: Start) -> None:
+    words = ("--set", "n_slots=4096", "--sweep", "elements=1,2,3")
+
+    code, _, err = ended(start("bench", "ccl_allreduce", *words))
+
+    assert code == 1
+    assert err.count("\n") == 1
+    assert "at elements=1 and 2 more points: algorithm " in err
 
 
 def test_a_hundred_points_come_in_their_order(start: Start) -> None:

@@ -184,7 +184,7 @@ def test_what_is_not_asked_for_is_not_loaded(rankwise: Run, site: Path) -> None:
         (["topology", "lap"], 2, "installed packages offer failing, lab, lab-file"),
         (["topology", "missing"], 2, "'missing' of rankwise.topologies cannot be loaded"),
         (["topology", "failing"], 2, "failed: RuntimeError: the lab is closed, at "),
-        (["topology", "mistaken"], 2, "mistaken:1: system: object missing required field"),
+        (["topology", "mistaken"], 2, "mistaken: system: object missing required field"),
         (["topology", "number"], 2, "'number' of rankwise.topologies is 7, expected a mapping"),
         (["bench", "gemm", "--set", "pe.cost_model=flatt"], 2, "there are table, broken, flat"),
         (["bench", "gemm", "--set", "pe.cost_model=none"], 2, "cannot be loaded: AttributeError"),

@@ -7,7 +7,7 @@ by the type of the default. A value that cannot be used is refused before anythi
 
 import difflib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import NoneType
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
@@ -114,15 +114,20 @@ class Parameters:
         Raises:
             ConfigError: there is no such parameter, or its text cannot be used.
         """
+        self.check(texts)
         return {name: self._read(name, text) for name, text in texts.items()}
 
+    def check(self, names: Iterable[str]) -> None:
+        """Refuse names of what is no parameter; raises `ConfigError`."""
+        for name in names:
+            if name not in self._by_name:
+                close = difflib.get_close_matches(name, self._by_name, n=1)
+                known = ", ".join(self._by_name) or "none"
+                hint = f"did you mean {close[0]}?" if close else f"its parameters are: {known}"
+                raise ConfigError(f"{self._program} has no parameter {name!r}", hint=hint)
+
     def _read(self, name: str, text: str) -> Any:
-        parameter = self._by_name.get(name)
-        if parameter is None:
-            close = difflib.get_close_matches(name, self._by_name, n=1)
-            known = ", ".join(self._by_name) or "none"
-            hint = f"did you mean {close[0]}?" if close else f"its parameters are: {known}"
-            raise ConfigError(f"{self._program} has no parameter {name!r}", hint=hint)
+        parameter = self._by_name[name]
         try:
             return parameter.read(text)
         except ValueError:

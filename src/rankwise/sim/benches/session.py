@@ -7,7 +7,7 @@ the defaults of the collectives.
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from pathlib import Path
@@ -132,6 +132,17 @@ class Session:
         return wall_limit(self._settings.real_limit_s, remedy="a larger --max-time real:…")
 
 
+def check_keys(settings: Settings, keys: Iterable[str]) -> None:
+    """Refuse keys that a bench has no use for; a user's program is not executed to find out.
+
+    Raises:
+        ConfigError: it has no such parameter.
+    """
+    if not settings.is_file:
+        program = shipped_program(settings.program)
+        program.parameters.check(_sorted_fields(dict.fromkeys(keys, ""), program)[2])
+
+
 def simulate(settings: Settings) -> Finished:
     """Run what the settings say."""
     return Session(settings).run()
@@ -176,7 +187,7 @@ def _topology(source: str, fields: Mapping[str, str]) -> Topology:
     tree = deepcopy(topology.spec)
     for key, text in fields.items():
         _set(tree, key, text)
-    return parse_topology(yaml.safe_dump(tree), f"{source} with {_shown(fields)}")
+    return parse_topology(yaml.safe_dump(tree), f"{source} with {_shown(fields)}", has_lines=False)
 
 
 def _collectives(source: str | None, fields: Mapping[str, str]) -> CollectiveConfiguration:
@@ -191,7 +202,8 @@ def _collectives(source: str | None, fields: Mapping[str, str]) -> CollectiveCon
     tree = (yaml.safe_load(path.read_text("utf-8")) if path.exists() else None) or {}
     for key, text in fields.items():
         _set(tree, key, text)
-    return load_configuration(tree)
+    name = str(path) if path.exists() else "the defaults of collectives"
+    return load_configuration(tree, name=f"{name} with {_shown(fields)}")
 
 
 def _set(tree: dict[str, Any], key: str, text: str) -> None:

@@ -137,18 +137,21 @@ class CollectiveConfiguration:
 
 def load_configuration(
     source: str | Path | Mapping[str, Any] | None = None,
+    *,
+    name: str = "the given configuration",
 ) -> CollectiveConfiguration:
     """Read a configuration.
 
     Args:
         source: a file, or the mapping that one would hold; None reads `ccl.yaml` of the working
             directory if there is one, and else gives what ships.
+        name: what errors call a mapping.
 
     Raises:
         ConfigError: something in it is wrong; the message names the file and the field.
     """
     if isinstance(source, Mapping):
-        return _checked(dict(source), "the given configuration")
+        return _checked(dict(source), name)
     path = Path(FILE_NAME if source is None else source)
     try:
         text = path.read_text("utf-8")
@@ -181,7 +184,7 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The sections of the file; entries are read one by one, on top of the defaults."""
 
     defaults: dict[str, Any] = {}
-    algorithms: dict[str, dict[str, Any]] = {}
+    algorithms: dict[str, Any] = {}
     collectives: dict[str, str] = {}
 
 
@@ -200,7 +203,8 @@ def _checked(tree: Any, source: str) -> CollectiveConfiguration:
     for name, entry in file.algorithms.items():
         shipped = {"module": _ALGORITHMS + SHIPPED[name]} if name in SHIPPED else {}
         where = f"algorithms.{name}"
-        algorithms[name] = _algorithm(name, {**shipped, **common, **entry}, source, where)
+        own = _convert(entry, dict[str, Any], source, where)
+        algorithms[name] = _algorithm(name, {**shipped, **common, **own}, source, where)
     chosen = dict(_FIRST_CHOICE)
     if defaults.algorithm is not None:
         name = _known(defaults.algorithm, algorithms, source, "defaults.algorithm")
@@ -266,6 +270,18 @@ def check_against(queues: Queues, tcm_bytes: int, queue_count: int, name: str) -
             f" slots of {queues.slot_size} bytes need {needed} bytes of TCM, a PE has {tcm_bytes}",
             hint="use fewer or smaller slots, or buffer_kind: hbm",
         )
+
+
+def check_sizes_against(configuration: CollectiveConfiguration, tcm_bytes: int) -> None:
+    """Refuse sizes that were configured and of which not even one queue fits into a PE.
+
+    How many queues end at a PE is known when a collective is planned (`check_against`); what can
+    never fit is refused before anything runs.
+    """
+    usual = (Queues().n_slots, Queues().slot_size)
+    for algorithm in configuration.algorithms.values():
+        if (algorithm.queues.n_slots, algorithm.queues.slot_size) != usual:
+            check_against(algorithm.queues, tcm_bytes, 1, algorithm.name)
 
 
 def _known(name: str, algorithms: Mapping[str, Algorithm], source: str, where: str) -> str:

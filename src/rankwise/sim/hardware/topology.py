@@ -99,7 +99,7 @@ def _plugged_topology(name: str) -> Topology:
             raise plugin_failed(GROUP, name, "failed", error) from error
     if isinstance(offered, Mapping):
         try:
-            return parse_topology(yaml.safe_dump(dict(offered)), name)
+            return parse_topology(yaml.safe_dump(dict(offered)), name, has_lines=False)
         except yaml.YAMLError as error:
             raise plugin_failed(GROUP, name, "has values that YAML lacks", error) from error
     if not isinstance(offered, Path):
@@ -112,8 +112,14 @@ def _plugged_topology(name: str) -> Topology:
         raise ConfigError(f"{name!r} of {GROUP}: {offered} cannot be read: {error}") from error
 
 
-def parse_topology(text: str, source: str) -> Topology:
-    """Read a topology from YAML text; `source` is what errors call it."""
+def parse_topology(text: str, source: str, *, has_lines: bool = True) -> Topology:
+    """Read a topology from YAML text.
+
+    Args:
+        text: what a file would hold.
+        source: what errors call it.
+        has_lines: whether somebody wrote it in these lines, so that errors may name them.
+    """
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         tree = yaml.safe_load(text)
@@ -128,7 +134,7 @@ def parse_topology(text: str, source: str) -> Topology:
         _refuse_repeated_keys(node, source)
         machine = msgspec.convert(tree, MachineSpec)
     except msgspec.ValidationError as error:
-        raise ConfigError(_located(str(error), node, source)) from None
+        raise ConfigError(_located(str(error), node, source, has_lines=has_lines)) from None
     except RecursionError:
         raise ConfigError(f"{source}: it is nested without end") from None
     return Topology(machine, source)
@@ -147,7 +153,7 @@ def _refuse_repeated_keys(node: yaml.Node | None, source: str) -> None:
             _refuse_repeated_keys(value, source)
 
 
-def _located(message: str, root: yaml.Node | None, source: str) -> str:
+def _located(message: str, root: yaml.Node | None, source: str, *, has_lines: bool) -> str:
     """Turn msgspec's message into one with a file, a line, a field and the value there."""
     match = _AT.match(message)
     problem, path = (match[1], match[2]) if match else (message, "")
@@ -166,7 +172,8 @@ def _located(message: str, root: yaml.Node | None, source: str) -> str:
         if isinstance(node, yaml.ScalarNode):
             problem += f", found {node.value!r}"
     field = ".".join(keys) or "the file"
-    return f"{source}:{line}: {field}: {problem}"
+    place = f"{source}:{line}" if has_lines else source
+    return f"{place}: {field}: {problem}"
 
 
 def _walk(root: yaml.Node | None, keys: list[str]) -> tuple[yaml.Node | None, int]:

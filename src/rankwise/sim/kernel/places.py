@@ -4,6 +4,7 @@ Code of this package and of the import system lies between the user and whatever
 named only where there is nothing else.
 """
 
+import importlib
 import os.path
 from collections.abc import Iterable, Iterator
 from types import FrameType, TracebackType
@@ -12,7 +13,7 @@ from typing import NamedTuple
 from rankwise.sim.kernel.events import Steps
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep  # noqa: PTH100, PTH120 (compared as text with file names of code objects)
-_NOT_THE_USERS = (_PACKAGE, "<frozen ")
+_NOT_THE_USERS = (_PACKAGE, "<frozen ", importlib.__file__)
 
 
 class Line(NamedTuple):

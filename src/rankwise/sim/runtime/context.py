@@ -19,7 +19,11 @@ import numpy as np
 from greenlet import getcurrent
 
 from rankwise.base.errors import LocalProtocolError
-from rankwise.sim.ccl.configuration import CollectiveConfiguration, load_configuration
+from rankwise.sim.ccl.configuration import (
+    CollectiveConfiguration,
+    check_sizes_against,
+    load_configuration,
+)
 from rankwise.sim.hardware.commands import Command, Handle, KernelLaunch, MmuMap
 from rankwise.sim.hardware.engine import GraphEngine
 from rankwise.sim.runtime import streams
@@ -81,6 +85,7 @@ class RuntimeContext:
         self.ccl: CollectiveConfiguration = (
             ccl if isinstance(ccl, CollectiveConfiguration) else load_configuration(ccl)
         )
+        check_sizes_against(self.ccl, engine.topology.machine.pe.tcm.capacity)
         self.world_size = 1
         self._completed: set[Any] = set()
         self._failures: dict[Any, BaseException] = {}

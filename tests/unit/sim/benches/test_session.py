@@ -51,6 +51,14 @@ def test_a_file_of_collectives_and_single_fields_go_together(tmp_path: Path) -> 
         ({"algorithm": "nope"}, "no algorithm is called 'nope'"),
         ({"system.name.x": "1"}, "name is a value and has no fields"),
         ({"n_slots": "[1"}, "is not YAML"),
+        (
+            {"n_slots": "x"},
+            r"the defaults of collectives with defaults.n_slots=x: defaults.n_slots",
+        ),
+        (
+            {"system.sips.count": "x"},
+            r"^default with system.sips.count=x: system.sips.count: expec",
+        ),
     ],
 )
 def test_a_field_that_cannot_be_used_is_refused_before_anything_runs(

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from rankwise.base.errors import ConfigError
+from rankwise.sim import GraphEngine, RuntimeContext
 from rankwise.sim.ccl.configuration import Queues, check_against, load_configuration
 
 CONTRACT = """
@@ -90,6 +91,8 @@ def test_an_algorithm_of_the_users_own_is_taken_from_its_module(
         ("collectives: {all_gather: nought}", r"collectives.all_gather: no algorithm is called"),
         ("default: {}", r"the file: Object contains unknown field `default`"),
         ("{", r"is not YAML"),
+        ("algorithms: {x: 5}", r"algorithms.x: Expected `object`, got `int`"),
+        ("algorithms: {x: {module: .x}}", r"relative import for '\.x'$"),
         ("[" * 5_000, r"is not YAML: it is nested too deeply"),
     ],
 )
@@ -118,3 +121,13 @@ def test_queues_that_do_not_fit_into_scratch_memory_are_refused() -> None:
         check_against(Queues(), 16_384, 2, "ring")
 
     check_against(Queues(buffer_kind="hbm"), 16_384, 2, "ring")
+
+
+def test_sizes_of_which_not_one_queue_fits_are_refused_before_anything_runs() -> None:
+    engine = GraphEngine("default")
+
+    with pytest.raises(ConfigError, match="the buffer is too small: 1 queues of 512 slots"):
+        RuntimeContext(engine, ccl={"defaults": {"n_slots": 512}})
+
+    RuntimeContext(engine, ccl={"defaults": {"n_slots": 512, "buffer_kind": "hbm"}})
+    assert len(engine.op_log) == 0
