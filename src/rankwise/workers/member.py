@@ -23,7 +23,8 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from mmap import mmap
 from typing import Any, Literal, Self
 
@@ -36,7 +37,7 @@ from rankwise.base.errors import (
     LocalProtocolError,
     PeerDied,
 )
-from rankwise.base.units import Duration, Instant, after, format_duration
+from rankwise.base.units import Duration, Instant, format_duration
 from rankwise.collectives.communicator import (
     DEFAULT_TIMEOUT,
     Communicator,
@@ -48,6 +49,7 @@ from rankwise.workers.domains import DomainSpec
 from rankwise.workers.window_transport import WindowTransport
 
 Array = NDArray[Any]
+_LEFT = bytes([Presence.LEFT])
 SignalOp = Literal["add", "set"]
 SignalGiven = str | tuple[str, int] | tuple[str, int, SignalOp]
 
@@ -112,12 +114,12 @@ class Member(Communicator):
         self.region = region
         self._spec = spec
         self._windows = [Window(region, r, spec) for r in range(region.rank_count)]
-        self._own = self._windows[rank]
         # What the common case of a put needs, without a call: rank 2's "x" is [2]["x"].
         self._arrays = {window.rank: dict(window) for window in self._windows}
         self._signals = {name: index for index, name in enumerate(spec.signals)}
-        self._cells = region.signal_cells
-        self._board = SignalBoard(self._cells, region.doorbells, rank, region.layout.signal_count)
+        self._board = SignalBoard(
+            region.signal_cells, region.doorbells, rank, region.layout.signal_count
+        )
         self._memory = region.memory
         deaths = region.layout.segment.deaths
         self._death_bytes = [deaths + 4 * r for r in range(region.rank_count)]
@@ -173,12 +175,11 @@ class Member(Communicator):
     @property
     def window(self) -> Window:
         """This rank's own window."""
-        return self._own
+        return self.peer(self.rank)
 
     def __getitem__(self, name: str) -> Array:
         """This rank's buffer of that name."""
-        self._check_usable()
-        return self._own[name]
+        return self.peer(self.rank)[name]
 
     def peer(self, rank: int) -> Window:
         """A rank's window, to read and to write in place.
@@ -241,7 +242,7 @@ class Member(Communicator):
         Raises:
             ConfigError: a name, rank, dtype, shape or place is wrong; nothing was copied.
         """
-        whole = self._windows[self._checked_rank(source)][name]
+        whole = self.peer(source)[name]
         if out is None:
             rows = whole.shape[:1] if count is None else (count,)
             if count is None and whole.ndim:
@@ -303,16 +304,19 @@ class Member(Communicator):
         if timeout is not None:
             patience = patience_from_seconds(timeout, f"wait for {name!r}: timeout")
         is_reached = wanted.__eq__ if eq is not None else wanted.__le__
-        what = f"wait for signal {name!r} {'==' if eq is not None else '>='} {wanted}"
+
+        def describe() -> str:
+            return f"wait for signal {name!r} {'==' if eq is not None else '>='} {wanted}"
+
         value = self._board.wait(
             signal,
             is_reached,
-            lambda: self._look_for_the_lost(what),
+            partial(self._look_for_the_lost, describe),
             time.monotonic_ns,
-            after(Instant(time.monotonic_ns()), patience),
+            Instant(time.monotonic_ns() + patience),
         )
         if value is None:
-            raise self._late(what, signal, patience)
+            raise self._late(describe(), signal, patience)
         return value
 
     def close(self) -> None:
@@ -323,7 +327,9 @@ class Member(Communicator):
             self._gone = "it has left"
         self.region.set_presence(self.rank, Presence.LEFT)
         super().close()
-        self._cells.release()
+        # Whoever owns the memory may want to unmap it; arrays that the user has keep it mapped.
+        self._windows.clear()
+        self._arrays.clear()
 
     def refuse(self, reason: str) -> None:
         """Make every further collective raise; in a forked child, everything."""
@@ -347,8 +353,7 @@ class Member(Communicator):
         self, name: str, rank: int, at: int, shape: tuple[int, ...], dtype: np.dtype[Any]
     ) -> Array:
         """Rows of a rank's buffer that an array of this shape and dtype can be copied to."""
-        self._check_usable()
-        whole = self._windows[self._checked_rank(rank)][name]
+        whole = self.peer(rank)[name]
         if dtype != whole.dtype:
             raise ConfigError(
                 f"the array has dtype {dtype}, but buffer {name!r} of {self.name!r} {whole.dtype}",
@@ -434,26 +439,24 @@ class Member(Communicator):
         if self._memory[self._death_bytes[rank]]:
             raise PeerDied(f"rank {rank} of {self.name!r} {self.region.fate_of(rank)}")
 
-    def _look_for_the_lost(self, what: str) -> None:
+    def _look_for_the_lost(self, describe: Callable[[], str]) -> None:
+        """Raise if the wait that is described cannot end; called before each sleep."""
         self._check_usable()
-        presences = self._memory[self._presences][::4]
-        dead: list[int] = []
-        if self._memory[self._deaths] != self._nobody_dead:
-            dead = [
-                rank
-                for rank in range(self._size)
-                if self.region.is_dead(rank) and presences[rank] != Presence.LEFT
-            ]
+        presences = self._memory[self._presences]
+        if self._memory[self._deaths] == self._nobody_dead and _LEFT not in presences:
+            return
+        dead = [
+            rank
+            for rank in range(self._size)
+            if self.region.is_dead(rank) and presences[4 * rank] != Presence.LEFT
+        ]
+        told = f"{describe()} cannot end on rank {self.rank} of {self.name!r}"
         if dead:
-            raise PeerDied(
-                f"{what} cannot end on rank {self.rank} of {self.name!r}: "
-                + "; ".join(f"rank {rank} {self.region.fate_of(rank)}" for rank in dead)
-            )
-        others = presences[: self.rank] + presences[self.rank + 1 :]
+            fates = "; ".join(f"rank {rank} {self.region.fate_of(rank)}" for rank in dead)
+            raise PeerDied(f"{told}: {fates}")
+        others = [presences[4 * rank] for rank in range(self._size) if rank != self.rank]
         if others and set(others) == {Presence.LEFT}:
-            raise PeerDied(
-                f"{what} cannot end on rank {self.rank} of {self.name!r}: all others have left"
-            )
+            raise PeerDied(f"{told}: all others have left")
 
     def _late(self, what: str, signal: int, patience: Duration) -> CollectiveTimeout:
         added = self._board.added(signal)

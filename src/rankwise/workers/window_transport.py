@@ -87,4 +87,5 @@ class WindowTransport(SharedMemoryTransport):
     def close(self) -> None:
         """Give the rank back."""
         self._places.release()
+        del self._region
         super().close()

@@ -1,5 +1,8 @@
 """Members of one domain in one process: what one does is seen, wrong arguments break nothing."""
 
+import gc
+import mmap
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +17,7 @@ from rankwise.base.errors import (
     LocalProtocolError,
     PeerDied,
 )
-from rankwise.workers.domains import create_domain, plan_domain
+from rankwise.workers.domains import create_domain, place_domain, plan_domain
 from rankwise.workers.member import Member
 
 BUFFERS: dict[str, Any] = {
@@ -309,3 +312,40 @@ def test_alone_all_operations_return_at_once() -> None:
         assert solo.all_reduce(solo["x"], out=solo["x"]).sum() == 2 * (1 << 18) + 4
         assert repr(solo) == "<Member rank 0 of 1 of 'solo'>"
         assert repr(solo.peer(0)) == "<Window of rank 0 of 'solo': x>"
+
+
+def test_a_rank_that_has_left_does_not_keep_the_memory_mapped() -> None:
+    spec = plan_domain("tp", [0], {"x": (1 << 16, "f4")}, signals=["go"])
+    with mmap.mmap(-1, spec.region_bytes) as memory:
+        place_domain(memory, spec)
+        member = Member.join_at(memory, spec, 0)
+        member.all_reduce(member["x"], out=member["x"])
+        member.signal("go", to=0)
+        member.wait("go")
+        member.close()
+        del member
+        gc.collect()
+
+        memory.close()  # BufferError, if anything of the domain could still be unmapped
+
+    assert memory.closed
+
+
+def test_a_wait_ends_when_its_own_rank_leaves_in_another_thread() -> None:
+    spec = plan_domain("tp", [0, 1], signals=["go"])
+    with create_domain(spec) as region, Member.join(region, 1, spec):
+        zero = Member.join(region, 0, spec)
+        told: list[str] = []
+
+        def wait() -> None:
+            try:
+                zero.wait("go", timeout=60)
+            except LocalProtocolError as error:
+                told.append(str(error))
+
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        zero.close()
+        waiter.join(60)
+
+        assert told == ["rank 0 cannot use domain 'tp': it has left"]

@@ -34,7 +34,7 @@ from rankwise.base.units import SECOND, Instant
 
 _FUTEX_NUMBERS = {"x86_64": 202, "aarch64": 98}
 _WAKE, _WAKE_OP, _WAIT_BITSET = 1, 5, 9
-_ANY_BIT = -1
+_ANY_BIT = ctypes.c_long(-1)
 _EVERYBODY = 0x7FFFFFFF
 _ADD, _SHIFTED_ARGUMENT = 1, 8
 # WAKE_OP could also wake the sleepers of the word when its old value equals a constant; -1 is a
@@ -42,6 +42,7 @@ _ADD, _SHIFTED_ARGUMENT = 1, 8
 _NEVER_EQUAL = 0xFFF
 
 _BriefCall = Callable[[], int]
+_TimeSpecification = ctypes.c_int64 * 2
 
 
 def _encode_addition(argument: int, *, shifted: bool = False) -> int:
@@ -65,10 +66,6 @@ def _system_calls() -> tuple[int, Any, Any]:
         )
     sleeping = ctypes.CDLL(None, use_errno=True).syscall
     brief = ctypes.PyDLL(None, use_errno=True).syscall
-    sleeping.argtypes = (
-        ctypes.c_long, ctypes.c_void_p, ctypes.c_long, ctypes.c_long, ctypes.c_void_p,
-        ctypes.c_void_p, ctypes.c_long,
-    )  # fmt: skip
     sleeping.restype = brief.restype = ctypes.c_long
     return _FUTEX_NUMBERS[machine], sleeping, brief
 
@@ -84,7 +81,6 @@ class FutexWord:
     """`ring` adds 1 << 20: the value changes, the count in the bits below does not."""
 
     def __init__(self, memory: mmap, offset: int, quiet_offset: int) -> None:
-        self._number, self._sleeping_call, _ = _system_calls()
         self._cell = ctypes.c_uint32.from_buffer(memory, offset)
         self._quiet_cell = ctypes.c_uint32.from_buffer(memory, quiet_offset)
         self._address = ctypes.addressof(self._cell)
@@ -94,7 +90,7 @@ class FutexWord:
 
     def _prepare_calls(self) -> None:
         """Convert all arguments now, which otherwise takes as long as the call itself."""
-        number, _, brief = _system_calls()
+        number, sleeping, brief = _system_calls()
         word, quiet = self._address, self._quiet_address
         one, ring = _encode_addition(1), _encode_addition(self.RING_BIT, shifted=True)
 
@@ -107,6 +103,7 @@ class FutexWord:
         self._call_ring = prepared(word, _WAKE_OP, _EVERYBODY, ring)
         self._call_wake = prepared(word, _WAKE, _EVERYBODY, 0)
         self._call_fence = prepared(quiet, _WAKE, 1, 0)
+        self._call_sleep = partial(sleeping, *map(ctypes.c_long, (number, word, _WAIT_BITSET)))
 
     def look(self) -> int:
         """The value now. Loads that come later see at least what its writers had stored."""
@@ -145,10 +142,8 @@ class FutexWord:
         caller looks again, at the word and at the clock.
         """
         # Its own for each sleep: several threads may sleep on one word.
-        until = (ctypes.c_int64 * 2)(*divmod(deadline, SECOND))
-        status = self._sleeping_call(
-            self._number, self._address, _WAIT_BITSET, seen, ctypes.addressof(until), 0, _ANY_BIT
-        )
+        until = _TimeSpecification(*divmod(deadline, SECOND))
+        status = self._call_sleep(ctypes.c_long(seen), ctypes.byref(until), None, _ANY_BIT)
         if status < 0 and ctypes.get_errno() not in (
             errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT
         ):  # fmt: skip

@@ -136,6 +136,7 @@ class SignalBoard:
         """
         doorbell = self._doorbell
         row = self._row(self._rank, signal)
+        has_slept = False
         while True:
             seen = doorbell.look()
             value = sum(self._snapshot(row)) & _MASK
@@ -143,9 +144,10 @@ class SignalBoard:
                 doorbell.fence()
                 return value
             look_around()
-            if clock() >= deadline:
+            if has_slept and clock() >= deadline:
                 return None
             doorbell.sleep(seen, deadline)
+            has_slept = True
 
     def _row(self, receiver: int, signal: int) -> int:
         return (receiver * self._signal_count + signal) * self._row_words
