@@ -340,6 +340,30 @@ def test_shared_memory_of_killed_programs_is_removed_by_their_tracker(how: str) 
         assert not memory.exists()
 
 
+WITHOUT_MAIN_THREAD = """
+import ctypes, threading
+libc = ctypes.CDLL(None)
+def live_on():
+    libc.pthread_join(ctypes.c_ulong(threading.main_thread().ident), None)
+    print("nameless", flush=True)
+    threading.Event().wait()
+threading.Thread(target=live_on).start()
+libc.pthread_exit(None)
+"""
+
+
+def test_a_process_without_a_command_line_does_not_escape_a_sweep(guardian: Hosted) -> None:
+    read_fd, write_fd = os.pipe()
+    guardian.order(1, {1: write_fd}, argv=[sys.executable, "-c", WITHOUT_MAIN_THREAD])
+    os.close(write_fd)
+    assert read_line(read_fd) == "nameless"
+
+    guardian.send("sweep", 1)
+
+    assert guardian.wait_for("swept")[2] == []
+    assert read_to_end(read_fd) == b"", "it is dead"
+
+
 def test_a_tracker_that_does_not_end_is_killed(guardian: Hosted) -> None:
     mark = "0 and 'from multiprocessing.resource_tracker import main'"
     read_fd, write_fd = os.pipe()

@@ -17,7 +17,9 @@ it, since every worker begins a session. Chains of thousands that have died are 
 since they would make each look slower than the one before.
 
 **Trackers last.** multiprocessing's resource tracker removes the shared memory of programs that
-could not do so themselves, as soon as all of them have ended. It is given the time for that.
+could not do so themselves, as soon as all of them have ended. It is given the time for that. It is
+known by its command line, and a process that is just becoming another program has none for a
+moment: such a newcomer may be a tracker, and is looked at again before it is killed.
 """
 
 import _signal  # type: ignore[import-not-found]  # the core of `signal`, without its enums
@@ -29,8 +31,13 @@ TYPE_CHECKING = False  # `typing` would cost a third of the guardian's start-up
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-TRACKER_PATIENCE_NS = 500_000_000
-"""How long a resource tracker may take once all whom it served have ended; it takes 20 ms."""
+TRACKER_PATIENCE_NS = 3_000_000_000
+"""How long a resource tracker may take once all whom it served have ended. It takes 20 ms; but one
+that is only starting, on a machine with too much to do, took more than half a second."""
+NEWCOMER_PATIENCE_NS = 500_000_000
+"""How long a sweep spares processes that have no command line; later ones have none for good."""
+_NEWCOMER_PAUSE_NS = 5_000_000
+"""After how long a newcomer is looked at again: nothing tells when it has got its command line."""
 _TRACKER_MARK = b"from multiprocessing.resource_tracker import main"
 _WATCHED_MAX = 200
 """How many deaths are waited for at a time: each needs a descriptor meanwhile."""
@@ -46,25 +53,35 @@ def kill_descendants(
     `spared` processes are left alone, but their descendants are not. Returns the pids of those
     that are still alive after `patience_ns`, or cannot be killed.
     """
-    deadline = time.monotonic_ns() + patience_ns
+    began = time.monotonic_ns()
+    deadline = began + patience_ns
     immune: set[int] = set()
     left_before = None
     spares_trackers = True
     while True:
-        look = _Look(spared, immune, spares_trackers=spares_trackers)
+        look = _Look(
+            spared,
+            immune,
+            spares_trackers=spares_trackers,
+            spares_newcomers=time.monotonic_ns() < began + NEWCOMER_PATIENCE_NS,
+        )
         for group in look.groups:
             _kill_group(group)
         reaped = _reap(look.dead - set(awaited))
         left = look.dead - reaped
-        if not look.living.keys() - immune - look.trackers:
-            if not look.trackers and not reaped and left == left_before:
+        left_alone = look.trackers | look.newcomers
+        if not look.living.keys() - immune - left_alone:
+            if not left_alone and not reaped and left == left_before:
                 return sorted(look.living)
             left_before = left
         if time.monotonic_ns() >= deadline:
             # With nobody alive: the last that was seen of somebody who is too fast for us.
             return sorted(look.living) or sorted(look.dead)[-1:]
         _wait_for_deaths(look.dying, deadline)
-        if look.trackers and not look.living.keys() - immune - look.trackers:
+        if look.newcomers:
+            pause_end = min(deadline, time.monotonic_ns() + _NEWCOMER_PAUSE_NS)
+            _wait_for_deaths(_open_all(look.newcomers), pause_end)
+        elif look.trackers and not look.living.keys() - immune - look.trackers:
             last_call = min(deadline, time.monotonic_ns() + TRACKER_PATIENCE_NS)
             _wait_for_deaths(_open_all(look.trackers), last_call)
             spares_trackers = False
@@ -78,21 +95,29 @@ class _Look:
         dead: our own children that have ended and are not reaped.
         groups: the process groups of all of them, none of which is that of a spared one.
         trackers: the resource trackers among the living, which have been left alone.
+        newcomers: those among the living who have no command line; the same.
         dying: pidfds of those that were killed, or of some of them.
     """
 
     def __init__(
-        self, spared: "Collection[int]", immune: "set[int]", *, spares_trackers: bool
+        self,
+        spared: "Collection[int]",
+        immune: "set[int]",
+        *,
+        spares_trackers: bool,
+        spares_newcomers: bool,
     ) -> None:
         self.living: dict[int, int] = {}
         self.dead: set[int] = set()
         self.groups: set[int] = set()
         self.trackers: set[int] = set()
+        self.newcomers: set[int] = set()
         self.dying: list[int] = []
         self._myself = os.getpid()
         self._spared = spared
         self._immune = immune
         self._spares_trackers = spares_trackers
+        self._spares_newcomers = spares_newcomers
         self._groups_with_others = {os.getpgrp()}
         # Whether a process is a descendant, for all that have been read.
         self._is_ours = {0: False, 1: False, self._myself: True}
@@ -123,13 +148,17 @@ class _Look:
                 self.groups.add(group)
         else:
             self.living[pid] = parent
-            if self._spares_trackers and _is_tracker(pid):
+            command_line = _command_line(pid)
+            if self._spares_trackers and command_line and _TRACKER_MARK in command_line:
                 self.trackers.add(pid)
                 self._groups_with_others.add(group)
-                return
-            self.groups.add(group)
-            if pid not in self._immune:
-                self._kill(pid, parent)
+            elif self._spares_newcomers and command_line == b"":
+                self.newcomers.add(pid)
+                self._groups_with_others.add(group)
+            else:
+                self.groups.add(group)
+                if pid not in self._immune:
+                    self._kill(pid, parent)
 
     def _kill(self, pid: int, parent: int) -> None:
         try:
@@ -169,16 +198,16 @@ def _read(pid: int) -> tuple[int, int, bool]:
     return int(fields[1]), int(fields[2]), is_alive
 
 
-def _is_tracker(pid: int) -> bool:
-    """Return whether a process is a resource tracker of multiprocessing."""
+def _command_line(pid: int) -> bytes | None:
+    """Return the beginning of a process's command line, None if it cannot be read."""
     try:
         fd = os.open(f"/proc/{pid}/cmdline", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        return False
+        return None
     try:
-        return _TRACKER_MARK in os.read(fd, 4096)
+        return os.read(fd, 4096)
     except ProcessLookupError:
-        return False
+        return None
     finally:
         os.close(fd)
 
