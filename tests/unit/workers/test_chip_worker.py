@@ -3,8 +3,9 @@
 import ctypes
 import mmap
 import os
+import pickle
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 import rankwise.sim.triton.language as tl
-from rankwise.base.errors import ConfigError
+from rankwise.base.errors import ConfigError, RankwiseError
 from rankwise.drivers.real.windows import WindowRegion
 from rankwise.sim import triton
 from rankwise.workers import (
@@ -699,7 +700,7 @@ def test_a_duration_is_rounded_up_to_whole_nanoseconds() -> None:
 
 def test_the_same_task_takes_the_same_time_and_a_larger_one_more() -> None:
     times = []
-    for count in (1000, 1000, 100_000):
+    for count in (1000, 1000, 20_000):
         x, y, out = vectors(count)
         times.append(opened("sim").run(ADD, arguments(x, y, out, x.size)))
 
@@ -762,6 +763,29 @@ def test_a_kernel_that_fails_leaves_nothing_behind_and_the_chip_usable() -> None
 
     np.testing.assert_array_equal(out, x + y)
     assert worker.committed_device_memory == 0
+
+
+def test_every_error_of_a_chip_can_travel_to_another_process() -> None:
+    _x, _y, out = vectors()
+    worker = opened("sim")
+    careless = ChipCallable.build([INOUT], "careless", careless_kernel, grid=1)
+    mistakes: list[Callable[[], object]] = [
+        lambda: worker.run(careless, arguments(out)),
+        lambda: worker.run(careless),
+        lambda: worker.free(3),
+        lambda: worker.malloc(1 << 50),
+        lambda: worker.init("sim"),
+        lambda: TaskArgs().tensor(5),
+        lambda: ChipBootstrapConfig().input_staging("x"),
+    ]
+
+    for mistake in mistakes:
+        with pytest.raises(RankwiseError) as caught:
+            mistake()
+        arrived = pickle.loads(pickle.dumps(caught.value))
+        assert type(arrived) is caught.type
+        assert str(arrived) == str(caught.value)
+        assert arrived.hint == caught.value.hint
 
 
 def test_a_read_only_input_stays_one_even_without_a_signature() -> None:
