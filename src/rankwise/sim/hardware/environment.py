@@ -87,6 +87,10 @@ class DealtPes(Sequence["Pe"]):
         self._sip = sip
         self._indexes = indexes
 
+    def on(self, sip: "Sip") -> "DealtPes":
+        """The same positions on another SIP, or on that of another machine."""
+        return DealtPes(sip, self._indexes)
+
     def __len__(self) -> int:
         return len(self._indexes)
 

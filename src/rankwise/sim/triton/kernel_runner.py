@@ -19,6 +19,8 @@ import msgspec
 import numpy as np
 
 from rankwise.base.errors import LocalProtocolError
+from rankwise.sim.hardware.engine import GraphEngine
+from rankwise.sim.hardware.environment import DealtPes, KernelEnvironment
 from rankwise.sim.hardware.op_log import Operand
 from rankwise.sim.kernel import (
     Event,
@@ -37,12 +39,11 @@ from rankwise.sim.triton.memory import Buffer, Memory
 from rankwise.sim.triton.queues import PeQueues, ProgramQueues
 from rankwise.sim.triton.recording import Recording, Recordings, Step, key_of, recorded
 from rankwise.sim.triton.timing import ProgramClock
-from rankwise.sim.triton.tuning import Autotuner, Heuristics
+from rankwise.sim.triton.tuning import Autotuner, Config, Heuristics
 
 if TYPE_CHECKING:
     from greenlet import greenlet
 
-    from rankwise.sim.hardware.environment import KernelEnvironment
     from rankwise.sim.hardware.machine import Machine
 
 
@@ -84,7 +85,8 @@ class KernelRunner:
 
     Args:
         meta: the kernel's compile-time parameters by name, and whatever arguments are passed so.
-        grid: the shape of the grid; a row of `num_programs` if None.
+        grid: the shape of the grid, or a function of the parameters that gives it; a row of
+            `num_programs` if None.
         ahead: how many operations a program may run ahead of simulated time.
 
     Attributes:
@@ -94,7 +96,7 @@ class KernelRunner:
     def __init__(
         self,
         meta: Mapping[str, Any] | None = None,
-        grid: tuple[int, ...] | None = None,
+        grid: tuple[int, ...] | Callable[..., Any] | None = None,
         *,
         ahead: int = 16,
     ) -> None:
@@ -105,7 +107,7 @@ class KernelRunner:
 
     def run(
         self,
-        env: "KernelEnvironment",
+        env: KernelEnvironment,
         kernel_fn: Callable[..., Any],
         kernel_args: Sequence[Any],
         num_programs: int,
@@ -140,7 +142,7 @@ def _end(processes: list[Process], cause: BaseException) -> None:
 class _Launching:
     """One launch on a simulated machine."""
 
-    def __init__(self, env: "KernelEnvironment", ahead: int) -> None:
+    def __init__(self, env: KernelEnvironment, ahead: int) -> None:
         self._env = env
         self._ahead = ahead
         self._simulator = env.simulator
@@ -159,7 +161,9 @@ class _Launching:
         self, kernel_fn: Any, kernel_args: Sequence[Any], meta: dict[str, Any], grid: Any
     ) -> list[Process]:
         """Start a process for each program: a fiber, or the repetition of a recorded one."""
-        function, given = _bound(kernel_fn, kernel_args, meta)
+        function, given = _bound(
+            kernel_fn, kernel_args, meta, partial(_fastest, self._env, kernel_args, grid)
+        )
         given = {name: self._argument(name, value) for name, value in given.items()}
         sizes = grid_sizes(grid, given)
         if not self._env.enable_data:
@@ -319,14 +323,16 @@ class _Launching:
 
 
 def _bound(
-    kernel_fn: Any, kernel_args: Sequence[Any], meta: dict[str, Any]
+    kernel_fn: Any,
+    kernel_args: Sequence[Any],
+    meta: dict[str, Any],
+    choose: Callable[[Autotuner, dict[str, Any]], Config],
 ) -> tuple[JITFunction, dict[str, Any]]:
     """The kernel under its decorators, and its arguments by name."""
     args = tuple(kernel_args)
     while isinstance(kernel_fn, (Autotuner, Heuristics)):
         if isinstance(kernel_fn, Autotuner):
-            kernel_fn.nargs = dict(zip(kernel_fn.arg_names, args, strict=False))
-            meta.update(kernel_fn.candidates(args, (1,), meta)[0].all_kwargs())
+            meta.update(choose(kernel_fn, meta).all_kwargs())
         else:
             named = {**dict(zip(kernel_fn.arg_names, args, strict=False)), **meta}
             for name, rule in kernel_fn.values.items():
@@ -334,6 +340,50 @@ def _bound(
         kernel_fn = kernel_fn.fn
     function = kernel_fn if isinstance(kernel_fn, JITFunction) else JITFunction(kernel_fn)
     return function, function.bound(args, meta)
+
+
+def _fastest(
+    env: KernelEnvironment,
+    args: Sequence[Any],
+    grid: Any,
+    kernel: Autotuner,
+    meta: dict[str, Any],
+) -> Config:
+    """The fastest configuration of a kernel on this machine."""
+    topology = env.engine.topology
+    return kernel.fastest(
+        args,
+        meta,
+        (topology.name, len(env.pes)),
+        lambda config: _time_alone(env, kernel.fn, args, {**meta, **config.all_kwargs()}, grid),
+    )
+
+
+def _time_alone(
+    env: KernelEnvironment, kernel: Any, args: Sequence[Any], meta: dict[str, Any], grid: Any
+) -> int:
+    """Picoseconds that a launch takes on a machine of its own, without data.
+
+    The machine has the same topology, and the arguments lie where they lie here; nothing else goes
+    on there, and nothing that happens there is seen here.
+    """
+    engine = GraphEngine(env.engine.topology, enable_data=False)
+    sip = engine.machine.sip(env.sip)
+    space = engine.space(env.sip)
+    addresses = [each.address for each in args if hasattr(each, "address")]
+    for mapping in dict.fromkeys(map(env.mapping_at, addresses)):
+        places = env.space.stretches(mapping.start, mapping.size)
+        here = [(size, sip.cube(memory.cube).hbm(memory.pe)) for memory, size in places]
+        space.map_places(mapping.start, here)
+    assert isinstance(env.pes, DealtPes), "an engine deals the PEs of its launches"
+    trial = KernelEnvironment(engine, env.sip, env.pes.on(sip), env.name, env.extra)
+    outer = ACTIVE.execution
+    try:
+        steps = KernelRunner(meta, grid).run(trial, kernel, args, 0)
+        engine.simulator.run(engine.simulator.process(steps, f"trial of {env.name}"))
+    finally:
+        ACTIVE.execution = outer
+    return engine.now
 
 
 def _nobody_waits(_event: Event) -> None:

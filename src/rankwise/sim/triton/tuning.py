@@ -1,13 +1,14 @@
 """`autotune` and `heuristics`: choosing a kernel's compile-time parameters.
 
 How fast a configuration is emulated says nothing about an accelerator, and a choice by wall clock
-would differ from run to run. So the first configuration that compiles and runs is taken, unless the
+would differ from run to run. On a simulated machine, configurations are tried in virtual time, and
+the fastest is taken. Elsewhere the first that compiles and runs is taken, unless the
 caller gives a model (`prune_configs_by["perf_model"]`) or a stopwatch (`do_bench`) to choose by. A
 configuration whose `static_assert` fails, or that is out of bounds of what the language allows, is
 passed over as one that did not compile.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -123,7 +124,7 @@ class Autotuner:
             chosen = chosen or self._pruned(kwargs)[0]
             self.best_config = chosen
             return self._launch(chosen, args, grid, kwargs, warmup=warmup)
-        complaints = []
+        complaints: list[tuple[Config, Exception]] = []
         for config in self.candidates(args, grid, kwargs):
             try:
                 result = self._launch(config, args, grid, kwargs, warmup=False)
@@ -132,17 +133,70 @@ class Autotuner:
                 continue
             self.cache[key] = self.best_config = config
             return result
-        if len(complaints) == 1:
-            raise complaints[0][1]
-        raise ConfigError(
-            f"none of the {len(complaints)} configurations of kernel {self.__name__} runs: "
-            + "; ".join(f"({config}): {error}" for config, error in complaints[:4])
-        )
+        raise self._none_runs(complaints)
 
     def _key_of(self, given: Mapping[str, Any]) -> tuple[Any, ...]:
         key = [given[name] for name in self.keys if name in given]
         key += [str(each.dtype) for each in given.values() if hasattr(each, "dtype")]
         return tuple(key)
+
+    def fastest(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        machine: Hashable,
+        time_of: Callable[[Config], int],
+    ) -> Config:
+        """The configuration that takes least time on a machine; of equal ones the first.
+
+        Args:
+            args: the launch's arguments.
+            kwargs: those that are given by name.
+            machine: what the choice is kept under, besides the values of `key`.
+            time_of: tries a configuration. A model of the caller's makes it unnecessary.
+        """
+        self.nargs = dict(zip(self.arg_names, args, strict=False))
+        key = (machine, *self._key_of({**self.nargs, **kwargs}))
+        found = self.cache.get(key)
+        if found is None:
+            configs = self._by_model(self._pruned(kwargs), kwargs)
+            if self._pruning.get("perf_model") is not None or len(configs) == 1:
+                found = configs[0]
+            else:
+                found = self._fastest_of(configs, time_of)
+            self.cache[key] = found
+        self.best_config = found
+        return found
+
+    def _fastest_of(self, configs: list[Config], time_of: Callable[[Config], int]) -> Config:
+        times: list[tuple[int, Config]] = []
+        complaints: list[tuple[Config, Exception]] = []
+        for config in configs:
+            try:
+                times.append((time_of(config), config))
+            except _DOES_NOT_COMPILE as error:
+                complaints.append((config, error))
+        if not times:
+            raise self._none_runs(complaints)
+        return min(times, key=lambda each: each[0])[1]
+
+    def _none_runs(self, complaints: list[tuple[Config, Exception]]) -> Exception:
+        if len(complaints) == 1:
+            return complaints[0][1]
+        return ConfigError(
+            f"none of the {len(complaints)} configurations of kernel {self.__name__} runs: "
+            + "; ".join(f"({config}): {error}" for config, error in complaints[:4])
+        )
+
+    def _by_model(self, configs: list[Config], kwargs: Mapping[str, Any]) -> list[Config]:
+        """Configurations by the time that the caller's model foretells; as they are without one."""
+        model = self._pruning.get("perf_model")
+        if model is None:
+            return configs
+        return sorted(
+            configs,
+            key=lambda config: float(model(**{**self.nargs, **kwargs, **config.all_kwargs()})),
+        )
 
     def _pruned(self, kwargs: Mapping[str, Any]) -> list[Config]:
         configs = self.configs
@@ -155,13 +209,7 @@ class Autotuner:
 
     def candidates(self, args: Any, grid: Any, kwargs: Mapping[str, Any]) -> list[Config]:
         """Configurations in the order in which they are to be tried, the best first."""
-        configs = self._pruned(kwargs)
-        model = self._pruning.get("perf_model")
-        if model is not None:
-            configs = sorted(
-                configs,
-                key=lambda config: float(model(**{**self.nargs, **kwargs, **config.all_kwargs()})),
-            )
+        configs = self._by_model(self._pruned(kwargs), kwargs)
         if self._do_bench is not None and len(configs) > 1:
             times = [self._time_of(config, args, grid, kwargs) for config in configs]
             configs = [configs[at] for at in sorted(range(len(configs)), key=times.__getitem__)]
