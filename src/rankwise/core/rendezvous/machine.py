@@ -366,8 +366,8 @@ class Rendezvous:
                 raise AssertionError(f"nothing is read for {request.purpose}")
 
     def _on_shared_read(self, request: Request, snapshot: Snapshot, now: Instant) -> None:
-        had_charter: bool = request.context
-        if had_charter and not any(entry.key == self.keys.charter for entry in snapshot.entries):
+        founder_then: str = request.context
+        if founder_then and self._founder_in(snapshot) != founder_then:
             self._refuse(
                 RefusalKind.FORGOTTEN,
                 f"the store has forgotten the run {self.keys.run_id}: it was started anew, or "
@@ -382,6 +382,16 @@ class Rendezvous:
             self._shared_watch = self._requests.new_token()
             self._effects.append(WatchKeys(self._shared_watch, self.keys.shared, snapshot.revision))
         self._after_shared(now)
+
+    def _founder_in(self, snapshot: Snapshot) -> str:
+        """Who wrote the charter that was read; empty if there is none, or none to be read."""
+        for entry in snapshot.entries:
+            if entry.key == self.keys.charter:
+                try:
+                    return decode_charter(entry.value, entry.key).founder
+                except RemoteProtocolError:
+                    return ""
+        return ""
 
     def _on_own_read(self, snapshot: Snapshot) -> None:
         key = self.keys.node(self.offer.node_id)
@@ -416,7 +426,10 @@ class Rendezvous:
             view.delete(node, now)
             return
         try:
-            heard = Heard(decode_node(value, key, node), now)
+            record = decode_node(value, key, node)
+            if record.founder != self._record.founder:
+                return  # of a run that the store has forgotten; it will find out
+            heard = Heard(record, now)
         except RemoteProtocolError as error:
             heard = Heard(None, now, str(error))
         view.put(node, heard)
@@ -527,7 +540,7 @@ class Rendezvous:
         except RemoteProtocolError as error:
             self._refuse(RefusalKind.VERSION, error.message, error.hint or "")
             return
-        ours = self.config.charter
+        ours = msgspec.structs.replace(self.config.charter, founder=theirs.founder)
         if theirs != ours:
             self._refuse(
                 RefusalKind.CHARTER,
@@ -536,6 +549,7 @@ class Rendezvous:
             )
             return
         self._charter_is_fine = True
+        self._rewrite(founder=theirs.founder)
 
     def _take_round(self, value: bytes, now: Instant) -> None:
         try:
@@ -586,7 +600,10 @@ class Rendezvous:
     def _react_as_candidate(self, round_: Round, now: Instant) -> None:
         me = self.offer.node_id
         is_ready_for_it = self._record.ready <= round_.number and self._record.ended < round_.number
-        if me in round_.members and is_ready_for_it:
+        if me in round_.members and self._record.departure is not Departure.STAYS:
+            if is_ready_for_it:
+                self._rewrite(ended=round_.number)  # chosen too late, and nothing was begun
+        elif me in round_.members and is_ready_for_it:
             self.member_of = _world(round_, me)
             self._has_ended = self.is_dissolved = False
             self._waiting_since = self._announce_at = None
@@ -661,8 +678,7 @@ class Rendezvous:
 
     def _know_shared(self, now: Instant) -> None:
         if self._shared_is_stale and self._requests.may_begin(Purpose.SHARED, now):
-            had_charter = self._shared.charter.value is not None
-            token = self._requests.begin(Purpose.SHARED, now, had_charter)
+            token = self._requests.begin(Purpose.SHARED, now, self._record.founder)
             self._effects.append(ReadKeys(token, self.keys.shared))
 
     @property
@@ -679,7 +695,8 @@ class Rendezvous:
             or not self._requests.may_begin(Purpose.CHARTER, now)
         ):
             return
-        charter = encode(self.config.charter)
+        me = self.offer.node_id
+        charter = encode(msgspec.structs.replace(self.config.charter, founder=me))
         transaction = Transaction(
             conditions=(
                 Unchanged(self.keys.charter, ABSENT),
@@ -881,7 +898,7 @@ def _differences(theirs: Charter, ours: Charter) -> str:
     found = []
     for field in msgspec.structs.fields(Charter):
         name = field.name
-        if name == "settings":
+        if name in {"settings", "founder"}:
             continue
         there, here = getattr(theirs, name), getattr(ours, name)
         if there != here:

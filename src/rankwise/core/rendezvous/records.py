@@ -27,6 +27,8 @@ class Charter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         restarts_max: how many failures the job survives.
         is_static: whether each node has a seat of its own.
         settings: what else must be equal, by the name of its option.
+        founder: the node that wrote it. Tells a run from one that began anew in a store that has
+            forgotten the first; the only field in which nodes differ.
     """
 
     version: int = PROTOCOL_VERSION
@@ -36,6 +38,7 @@ class Charter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     restarts_max: int = 0
     is_static: bool = False
     settings: dict[str, str] = {}
+    founder: str = ""
 
 
 class Departure(StrEnum):
@@ -60,6 +63,7 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         version: of the protocol.
+        founder: of the run that it takes part in, see `Charter`.
         host: the machine's name, for people.
         address: where peers reach the machine.
         port: what its worker 0 would listen on, should it have rank 0 in the round it is ready for.
@@ -81,6 +85,7 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     version: int = PROTOCOL_VERSION
+    founder: str = ""
     host: str
     address: str
     slots: int

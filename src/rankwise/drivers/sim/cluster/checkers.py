@@ -257,9 +257,14 @@ class ClusterChecker:
 
     def judge_admission(self, number: int, is_up: Callable[[str], bool]) -> None:
         """Long after a round has begun: its members run in it, or it is over."""
-        book = self.books[number]
+        book = self.books.get(number)
         current = self._round
-        if current is None or current.number != number or current.phase is not Phase.RUNNING:
+        if (
+            book is None
+            or current is None
+            or current.number != number
+            or current.phase is not Phase.RUNNING
+        ):
             return
         deaf = [node for node in book.record.members if node not in book.began and is_up(node)]
         if deaf:
