@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -262,6 +263,60 @@ def test_ranks_that_fail_in_different_ways_have_a_line_each(start: Start, tmp_pa
         "  rank 0: LocalProtocolError: a tensor cannot have shape (-1,), at mine.py:2 in worker",
         "  rank 1: LocalProtocolError: a tensor cannot have shape (-2,), at mine.py:2 in worker",
     ]
+
+
+KERNEL = (
+    "import rankwise.sim.triton.language as tl\n"
+    "def kernel(x, n: tl.constexpr):\n"
+    "    {body}\n"
+    "def run(torch):\n"
+    "    torch.launch(kernel, 2, torch.ones(8), 16)\n"
+)
+RANKS = "def worker(rank, world_size, torch):\n    x = torch.ones(4)\n    {body}\n"
+DIFFERING = (
+    "torch.distributed.all_reduce("
+    "x, torch.distributed.ReduceOp.MAX if rank else torch.distributed.ReduceOp.SUM)"
+)
+MISTAKES = {
+    "memory": (
+        "def run(torch):\n    torch.empty(1 << 40)\n",
+        r"hbm0 is full: 137438953472 bytes wanted, .* at mine\.py:2 in run",
+    ),
+    "out of bounds": (
+        KERNEL.format(body="tl.load(x + tl.arange(0, n))"),
+        r'kernel "kernel" \(mine\.py:3\), program \(0, 0, 0\): load of element 8 \(address 0x\w+',
+    ),
+    "a kernel without end": (
+        KERNEL.format(body="while True: pass"),
+        r"still ran after 2 s of real time, at mine\.py:3 in kernel",
+    ),
+    "what tensors lack": (
+        "def run(torch):\n    torch.ones(4).sum()\n",
+        r"a simulated tensor has no 'sum': launch a kernel",
+    ),
+    "a shape": ("def run(torch):\n    torch.zeros(1.5)\n", r"a shape is whole numbers, not"),
+    "no tensor": (
+        RANKS.format(body="torch.distributed.all_reduce([1])"),
+        r"ranks 0-3: LocalProtocolError: all_reduce takes tensors, not \[1\], at mine\.py:3",
+    ),
+    "reductions that differ": (
+        RANKS.format(body=DIFFERING),
+        r"rank 0 is in all_reduce #1 of \(4,\) f32, .*; rank 1 is in all_reduce #1 of .* \(max\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_reported_with_its_line_and_code_one(
+    mistake: str, start: Start, tmp_path: Path
+) -> None:
+    source, message = MISTAKES[mistake]
+
+    code, _, err = ended(start("run", program(tmp_path, source), "--max-time", "real:2s"))
+
+    assert code == 1
+    assert re.search(message, err), err
+    assert "/rankwise/" not in err
 
 
 @pytest.mark.parametrize(

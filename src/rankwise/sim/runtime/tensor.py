@@ -82,6 +82,18 @@ class Tensor:
         self.dp = dp
         self.name = name
 
+    if not TYPE_CHECKING:  # a type checker shall still see what is not there
+
+        def __getattr__(self, name: str) -> Any:
+            """What torch's tensors have beyond storage is a kernel's work here; say so."""
+            hint = (
+                ""
+                if name.startswith("_")
+                else ": launch a kernel for what the device shall calculate,"
+                " or take numpy() for the host"
+            )
+            raise AttributeError(f"a simulated tensor has no {name!r}{hint}")
+
     @property
     def dtype(self) -> str:
         """The element type's name: `f16`."""

@@ -235,12 +235,12 @@ def test_an_unknown_algorithm_is_refused_where_it_is_named(ctx: RuntimeContext) 
 
 
 def test_buffers_that_do_not_fit_are_refused_before_anything_runs() -> None:
-    configuration = {"defaults": {"slot_size": 1 << 20}}
-    with (
-        RuntimeContext(engine=GraphEngine("default"), ccl=configuration) as ctx,
-        pytest.raises(SpawnException, match="the buffer is too small"),
-    ):
-        ctx.multiprocessing.spawn(lambda _rank: ctx.distributed.all_reduce(ctx.ones(4)), nprocs=2)
+    configuration = {"defaults": {"slot_size": 1 << 17, "algorithm": "direct_allreduce"}}
+    with RuntimeContext(engine=GraphEngine("default"), ccl=configuration) as ctx:
+        with pytest.raises(SpawnException, match="the buffer is too small: 3 queues"):
+            ctx.multiprocessing.spawn(lambda _: ctx.distributed.all_reduce(ctx.ones(4)), nprocs=4)
+
+        assert not any(each.kind == "all_reduce" for each in ctx.engine.op_log)
 
 
 def test_a_ring_on_a_torus_snakes_through_the_grid() -> None:
