@@ -78,6 +78,8 @@ _POOL_NAMES = {Pool.NEXT_LEVEL: "next-level worker", Pool.SUB: "sub worker"}
 _PENDING, _READY, _RUNNING = TaskState.PENDING, TaskState.READY, TaskState.RUNNING
 _COMPLETED, _FAILED, _SKIPPED = TaskState.COMPLETED, TaskState.FAILED, TaskState.SKIPPED
 _SLOT_MASK = FAILED_BIT - 1
+_NOTHING: "list[Effect]" = []
+"""What most facts lead to; nobody adds to it."""
 
 
 class TaskGraph:
@@ -87,6 +89,7 @@ class TaskGraph:
         self.spec = spec
         self._effects: list[Effect] = []
         self._queues = Queues(spec, self._effects)
+        self._teams = tuple(self._queues.teams.values())
         self._memory = Memory(Heap(spec.heap_start, spec.heap_bytes), self._effects)
         self._hazards = Hazards()
         self._by_slot: list[Task | None] = [None] * spec.ring_depth
@@ -128,6 +131,11 @@ class TaskGraph:
         """How many tasks of this run have not ended."""
         return self._unfinished_count
 
+    @property
+    def next_slot(self) -> int:
+        """The slot that the next task takes; -1 when the ring has no room at present."""
+        return self._free[-1] if self._free else -1
+
     def next_slots(self, count: int = 1) -> list[int]:
         """The slots that the next submission of `count` members takes, one for each.
 
@@ -166,7 +174,7 @@ class TaskGraph:
             RemoteProtocolError: a child reports what was not queued there.
         """
         self._handlers[type(stimulus)](stimulus, now)
-        return self._orders()
+        return self._orders() if self._effects else _NOTHING
 
     def tick(self, now: Instant) -> list[Effect]:
         """Send what has been held back for long enough."""
@@ -298,6 +306,7 @@ class TaskGraph:
         elif child.is_alive or child.is_awaited:
             task.state = _READY
             child.pinned_ready.append(task)
+            self._queues.teams[child.pool].pinned_count += 1
         else:
             self._end_unrun(task, EndCause.LOST)
 
@@ -335,8 +344,8 @@ class TaskGraph:
             return
         self._queues.send_all()
         if self._unfinished_count and not self._is_abandoned:
-            for team in self._queues.teams.values():
-                if team.idle and not team.ready:
+            for team in self._teams:
+                if team.idle and not team.ready and len(team.children) > 1:
                     self._queues.balance(team)
 
     # From a queue to an end
@@ -441,8 +450,9 @@ class TaskGraph:
                     self._take_from_queue(task)
             else:
                 self._make_ready(self._released.popleft())
-        for team in self._queues.teams.values():
-            self._feed(team)
+        for team in self._teams:
+            if team.ready or team.pinned_count:
+                self._feed(team)
         if self._memory.wanted_bytes is not None:
             self._begin_history(self._memory.retry())
         if self._is_draining and not self._unfinished_count:
@@ -451,9 +461,10 @@ class TaskGraph:
     def _feed(self, team: Team) -> None:
         """Give waiting tasks to children that have room."""
         depth = self.spec.depth
-        for child in team.children:
+        for child in team.children if team.pinned_count else ():
             while child.pinned_ready and child.is_alive and len(child.queue) < depth:
                 self._queues.append(child, child.pinned_ready.popleft())
+                team.pinned_count -= 1
         for _ in range(len(team.ready)):
             task = team.ready.popleft()
             if task.members is not None:
@@ -503,6 +514,7 @@ class TaskGraph:
         """End what only this child could have run, and everything when it was the last."""
         lost = list(child.pinned_ready)
         child.pinned_ready.clear()
+        self._queues.teams[child.pool].pinned_count -= len(lost)
         team = self._queues.teams[child.pool]
         if not team.has_hope:
             # A group finds out by itself when it is placed.
@@ -549,6 +561,7 @@ class TaskGraph:
         for team in self._queues.teams.values():
             waiting += team.ready
             team.ready.clear()
+            team.pinned_count = 0
             for child in team.children:
                 waiting += child.pinned_ready
                 child.pinned_ready.clear()

@@ -16,7 +16,7 @@ from rankwise.core.tree.vocabulary import Dispatch, Effect, GraphSpec, Pool, Rec
 class Team:
     """The children of one pool, and what waits for room at any of them."""
 
-    __slots__ = ("children", "idle", "ready", "turn")
+    __slots__ = ("children", "idle", "pinned_count", "ready", "turn")
 
     def __init__(self, children: list[Child]) -> None:
         self.children = children
@@ -24,6 +24,8 @@ class Team:
         self.idle: list[Child] = []
         """Those that became idle, the latest last; some may have found work meanwhile."""
         self.turn = 0
+        self.pinned_count = 0
+        """How many tasks wait for room at one particular child."""
 
     @property
     def has_hope(self) -> bool:
@@ -51,6 +53,8 @@ class Queues:
             self.teams[child.pool].note_idle(child)
         self._holding: list[Child] = []
         """Children for whom there is something unsent."""
+        self._urgent: list[Child] = []
+        """Those of them that have nothing else to do, or a full batch."""
         self.held_since: Instant | None = None
 
     def choose(self, team: Team) -> Child | None:
@@ -91,10 +95,14 @@ class Queues:
         """Queue a task at a child; it is sent later."""
         task.state = TaskState.RUNNING
         task.child = child
-        child.queue.append(task)
-        if not child.unsent:
+        queue, unsent = child.queue, child.unsent
+        queue.append(task)
+        if not unsent:
             self._holding.append(child)
-        child.unsent.append(task)
+        unsent.append(task)
+        waiting = len(unsent)
+        if waiting == len(queue) or waiting >= self._spec.batch:
+            self._urgent.append(child)
 
     def take_first(self, task: Task) -> Child:
         """Take out of its queue what a child has reported, which must be its first."""
@@ -155,30 +163,33 @@ class Queues:
 
     def send_some(self, now: Instant) -> None:
         """Send what should not wait: to idle children, full batches, and what was held enough."""
-        if not self._holding:
+        holding = self._holding
+        if not holding:
             return
-        if self.held_since is not None and now - self.held_since >= self._spec.hold:
-            self.send_all()
-            return
-        batch = self._spec.batch
-        still: list[Child] = []
-        for child in self._holding:
-            waiting = len(child.unsent)
-            if waiting >= batch or waiting == len(child.queue):
-                self._send(child)
-            else:
-                still.append(child)
-        self._holding = still
-        if not still:
-            self.held_since = None
-        elif self.held_since is None:
+        if self._urgent:
+            urgent, self._urgent = self._urgent, []
+            for child in urgent:
+                # In a burst even an idle child gets several words at a time: waking it up costs
+                # more than they do.
+                is_in_burst = now - child.sent_at < self._spec.hold
+                if child.unsent and not (is_in_burst and len(child.unsent) < self._spec.batch):
+                    holding.remove(child)
+                    child.sent_at = now
+                    self._send(child)
+            if not holding:
+                self.held_since = None
+                return
+        if self.held_since is None:
             self.held_since = now
+        elif now - self.held_since >= self._spec.hold:
+            self.send_all()
 
     def send_all(self) -> None:
         """Send everything that is queued."""
         for child in self._holding:
             self._send(child)
         self._holding = []
+        self._urgent = []
         self.held_since = None
 
     def _send(self, child: Child) -> None:

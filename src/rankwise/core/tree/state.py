@@ -19,31 +19,31 @@ class TaskState(IntEnum):
 
 
 class Task:
-    """One task, or one member of a group, or a group as a whole (which is in no queue)."""
+    """One task, or one member of a group, or a group as a whole (which is in no queue).
 
-    __slots__ = (
-        "child", "clock", "consumers", "group", "members", "name", "number", "pinned", "pool",
-        "slabs", "slot", "spoiled_by", "state", "waiting_for",
-    )  # fmt: skip
+    Most tasks never need most attributes, so these have their first value in the class: making a
+    task is a good part of what a small one costs.
+    """
+
+    slot = -1
+    state = TaskState.PENDING
+    clock = 0
+    """When its producers ended, and then when it ended, on the chips' simulated clock."""
+    waiting_for = 0
+    """Producers, and for a group that runs members, that have not ended."""
+    consumers: "list[tuple[Task, bool]] | None" = None
+    """Who waits for this task, and whether for its data or only for its place in the order."""
+    child: "Child | None" = None
+    group: "Task | None" = None
+    members: "list[Task] | None" = None
+    slabs: "list[Slab] | None" = None
+    spoiled_by: int | None = None
 
     def __init__(self, number: int, pool: Pool, name: str, pinned: int | None) -> None:
         self.number = number
         self.pool = pool
         self.name = name
         self.pinned = pinned
-        self.slot = -1
-        self.state = TaskState.PENDING
-        self.clock = 0
-        """When its producers ended, and then when it ended, on the chips' simulated clock."""
-        self.waiting_for = 0
-        """Producers, and for a group that runs members, that have not ended."""
-        self.consumers: list[tuple[Task, bool]] | None = None
-        """Who waits for this task, and whether for its data or only for its place in the order."""
-        self.child: Child | None = None
-        self.group: Task | None = None
-        self.members: list[Task] | None = None
-        self.slabs: list[Slab] | None = None
-        self.spoiled_by: int | None = None
 
     def __repr__(self) -> str:
         name = f" {self.name}" if self.name else ""
@@ -59,7 +59,7 @@ class Child:
 
     __slots__ = (
         "ended", "epoch", "index", "is_alive", "is_awaited", "is_listed_idle", "pinned_ready",
-        "pool", "queue", "recalled_at", "unsent",
+        "pool", "queue", "recalled_at", "sent_at", "unsent",
     )  # fmt: skip
 
     def __init__(self, index: int, pool: Pool) -> None:
@@ -74,6 +74,8 @@ class Child:
         self.is_alive = True
         self.is_awaited = False
         """Whether a successor is on its way."""
+        self.sent_at = -(1 << 62)
+        """When it was last sent something because it had nothing to do."""
         self.is_listed_idle = False
         self.recalled_at = -1
         """What `ended` was at the last recall: another one before it moves would bring nothing."""

@@ -95,9 +95,9 @@ class GraphSpec(msgspec.Struct, frozen=True, kw_only=True):
     ring_depth: int = 4096
     heap_start: int = 0
     heap_bytes: int = 0
-    batch: int = 32
+    batch: int = 64
     depth: int = 192
-    hold: Duration = Duration(50 * MICROSECOND)
+    hold: Duration = Duration(100 * MICROSECOND)
 
     def __post_init__(self) -> None:
         if self.ring_depth < 1:

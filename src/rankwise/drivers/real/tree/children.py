@@ -68,7 +68,9 @@ from rankwise.drivers.real.tree.words import (
 )
 from rankwise.drivers.real.tree.zygote import KILL, SPAWN, Zygote, flush_output, order
 
-_READ_BYTES = 1 << 16
+_READ_BYTES = 1 << 12
+"""512 words: Python takes memory for as many before it reads, whether they come or not."""
+_PIPE_BYTES = 1 << 16
 _KIND_MASK = 0xFF
 _ZYGOTE_PATIENCE = Duration(10 * SECOND)
 
@@ -250,7 +252,7 @@ class Children:
 
     def take_back(self, child: int) -> list[int]:
         """The words that a child has not taken, which it will not find any more."""
-        taken = array("Q", read_without_waiting(self._recalls[child].number, _READ_BYTES))
+        taken = array("Q", read_without_waiting(self._recalls[child].number, _PIPE_BYTES))
         return taken.tolist()
 
     def read(self, deadline: Instant | None) -> list[int]:

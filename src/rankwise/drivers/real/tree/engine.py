@@ -72,6 +72,7 @@ _ENDS = READY << KIND_SHIFT
 """Words below are ends of tasks that left nothing in their frames."""
 _END_MASK = (1 << VALUE_SHIFT) - 1
 _now: Callable[[], Any] = time.monotonic_ns
+_SCOPE_OPENED, _SCOPE_CLOSED, _DRAIN_BEGAN = ScopeOpened(), ScopeClosed(), DrainBegan()
 
 
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,7 +174,7 @@ class Engine(Listener):
     def begin_run(self) -> None:
         """Open the outermost scope of a run."""
         self.reports.clear()
-        self._tell(ScopeOpened())
+        self._tell(_SCOPE_OPENED)
 
     def submit(
         self,
@@ -191,8 +192,9 @@ class Engine(Listener):
             ConfigError: no child could ever take it, or its frame is too long.
         """
         graph = self._graph
-        slots = graph.next_slots() or self._wait_for_slots(1)
-        slot = slots[0]
+        slot = graph.next_slot
+        if slot < 0:
+            slot = self._wait_for_slots(1)[0]
         word = slot | callable_ << FIELD_BITS
         if frame is not None:
             word |= HAS_FRAME
@@ -247,11 +249,11 @@ class Engine(Listener):
 
     def open_scope(self) -> None:
         """Open a scope."""
-        self._tell(ScopeOpened())
+        self._tell(_SCOPE_OPENED)
 
     def close_scope(self) -> None:
         """Close the innermost scope."""
-        self._tell(ScopeClosed())
+        self._tell(_SCOPE_CLOSED)
 
     def allocate(self, size_bytes: int) -> int:
         """Address of memory that lives as long as the scope; waits for tasks that hold memory.
@@ -291,7 +293,7 @@ class Engine(Listener):
         Raises:
             TimeoutError: the deadline has passed.
         """
-        self._tell(DrainBegan())
+        self._tell(_DRAIN_BEGAN)
         while not self._drained:
             if deadline is not None and _now() >= deadline:
                 raise TimeoutError(f"{self._graph.unfinished_count} tasks have not ended")
@@ -376,9 +378,12 @@ class Engine(Listener):
 
     def _carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:
+            if type(effect) is Dispatch:  # most are, and a match costs several times as much
+                self._dispatch(effect)
+                continue
             match effect:
-                case Dispatch():
-                    self._dispatch(effect)
+                case Dispatch():  # found above
+                    pass
                 case Recall():
                     self._recall(effect.child)
                 case Drained():
