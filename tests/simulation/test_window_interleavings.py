@@ -19,14 +19,10 @@ LATER = Instant(1)
 Programs = Sequence[Callable[[], object]]
 
 
-def never(now: int = 0) -> int:
-    return now
-
-
-def boards(world: World, rank_count: int) -> list[SignalBoard]:
-    cells = world.words((1 + rank_count) * rank_count)
+def boards(world: World, rank_count: int, signal_count: int = 1) -> list[SignalBoard]:
+    cells = world.words((1 + rank_count) * rank_count * signal_count)
     doorbells = [world.word() for _ in range(rank_count)]
-    return [SignalBoard(cells, doorbells, rank, signal_count=1) for rank in range(rank_count)]
+    return [SignalBoard(cells, doorbells, rank, signal_count) for rank in range(rank_count)]
 
 
 def wait(board: SignalBoard, reached: Callable[[int], bool], look: Any = lambda: None) -> Any:
@@ -107,19 +103,23 @@ def test_a_set_wins_over_what_was_before_and_races_with_an_addition_fairly() -> 
 
 def test_the_last_of_two_sets_in_order_wins() -> None:
     def setup(world: World) -> Programs:
-        zero, one, two = boards(world, 3)
-
-        def second() -> None:
-            wait(two, (1).__le__)
-            two.set(0, 0, 5)
+        zero, one = boards(world, 2, signal_count=2)
 
         def first() -> None:
             one.set(0, 0, 9)
-            one.add(0, 2, 1)
+            one.add(1, 0, 1)
 
-        return [first, second, lambda: wait(zero, (5).__eq__)]
+        def second() -> Any:
+            zero.wait(1, (1).__le__, lambda: None, lambda: 0, LATER)
+            zero.set(0, 0, 5)
+            return zero.value(0)
 
-    explore(setup)
+        return [first, second]
+
+    seen = set()
+    explore(setup, lambda world: seen.add(world.done[1]))
+
+    assert seen == {5}
 
 
 def test_one_that_dies_anywhere_leaves_nobody_asleep() -> None:
@@ -296,7 +296,7 @@ def test_a_rank_killed_at_any_step_of_a_barrier_leaves_nobody_asleep() -> None:
             world.kill(1)
             segment.mark_dead(1)
 
-        return [lambda: meet(zero, 2), lambda: meet(one, 2), parent]
+        return [lambda: meet(zero, 1), lambda: meet(one, 1), parent]
 
     seen = set()
     explore(setup, lambda world: seen.add(world.done[0]))
