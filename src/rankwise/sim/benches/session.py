@@ -7,6 +7,7 @@ the defaults of the collectives.
 """
 
 import sys
+import threading
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from copy import deepcopy
@@ -109,7 +110,8 @@ class Session:
             _topology(settings.topology, topology),
             settings.has_data,
             time_limit=settings.virtual_limit_ps,
-            wall_limit_s=settings.real_limit_s,
+            # In the main thread a signal does it, and knows the line.
+            wall_limit_s=None if _is_main_thread() else settings.real_limit_s,
         )
         if with_messages:
             self.engine.machine.messages = []
@@ -141,6 +143,10 @@ def check_keys(settings: Settings, keys: Iterable[str]) -> None:
     if not settings.is_file:
         program = shipped_program(settings.program)
         program.parameters.check(_sorted_fields(dict.fromkeys(keys, ""), program)[2])
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 def simulate(settings: Settings) -> Finished:

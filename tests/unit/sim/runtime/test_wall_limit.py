@@ -9,6 +9,7 @@ import pytest
 import rankwise.sim.triton.language as tl
 from rankwise.base.errors import ConfigError, TimeLimit
 from rankwise.sim import GraphEngine, RuntimeContext
+from rankwise.sim.runtime.wall_limit import wall_limit
 
 
 @pytest.fixture
@@ -119,3 +120,31 @@ def test_another_thread_has_no_signals_and_runs_without_the_limit() -> None:
     thread.join()
 
     assert ended == [0, 1]
+
+
+def loop_for_ever() -> None:
+    while True:
+        pass
+
+
+def test_of_nested_limits_the_one_that_comes_first_holds() -> None:
+    before = signal.getitimer(signal.ITIMER_REAL)[0]  # pytest may have one, too
+
+    with pytest.raises(TimeLimit, match=r"after 0\.1 s"), wall_limit(0.1), wall_limit(60):
+        loop_for_ever()
+    with wall_limit(60):
+        with pytest.raises(TimeLimit, match=r"after 0\.1 s"), wall_limit(0.1):
+            loop_for_ever()
+        assert 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= 60
+
+    after = signal.getitimer(signal.ITIMER_REAL)[0]
+    assert (after > 0) == (before > 0)
+    assert after <= before
+
+
+def test_a_limit_says_what_to_do_about_it() -> None:
+    with (
+        pytest.raises(TimeLimit, match="needs a larger spoon"),
+        wall_limit(0.1, remedy="a larger spoon"),
+    ):
+        loop_for_ever()
