@@ -135,6 +135,8 @@ class HbmSpec(_Part, frozen=True, kw_only=True):
     bandwidth: Amount = msgspec.field(name="bandwidth_GBps")
     """Of one channel."""
     latency_ns: Delay
+    burst_bytes: Count = 64
+    """What it gives or takes at once: kernels pay for whole bursts."""
 
     @property
     def capacity(self) -> int:

@@ -84,7 +84,8 @@ class Operation(msgspec.Struct, frozen=True):
         name: the operation itself: `add`, `exp`, `sum`.
         dtype: the name of the type of what was moved or calculated.
         elements: how many elements the result has (or, for a reduction, its operand).
-        size_bytes: bytes moved to or from memory; 0 for calculations.
+        size_bytes: bytes loaded or stored; 0 for calculations.
+        moved_bytes: what the memory moves for that, in whole bursts.
         shape: `(m, n, k)` of a dot, with the batch multiplied into `m`.
         buffer: the buffer's name for an access to memory.
         space: the memory that the buffer lies in.
@@ -99,6 +100,7 @@ class Operation(msgspec.Struct, frozen=True):
     elements: int
     programs: tuple[int, ...]
     size_bytes: int = 0
+    moved_bytes: int = 0
     shape: tuple[int, int, int] | None = None
     buffer: str = ""
     space: str = ""
@@ -136,6 +138,7 @@ class Launch:
     """What all executions of one kernel launch share.
 
     Attributes:
+        burst_bytes: what memory gives and takes at once, for whoever models time.
         knows_addresses: whether a program has seen a pointer as a number.
     """
 
@@ -159,6 +162,7 @@ class Launch:
         self.prints = print if prints is None else prints
         self.largest_block = 1
         self.channels: Any = None
+        self.burst_bytes = 1
         self.knows_addresses = False
 
     def saw_block(self, elements: int) -> None:

@@ -174,6 +174,7 @@ class _Launching:
                 return self._repeated(function.__name__, recordings)
         launch, body = function.prepared(given, sizes)
         launch.computes = self._env.enable_data
+        launch.burst_bytes = self._burst_bytes
         self._memory = launch.memory
         count = sizes[0] * sizes[1] * sizes[2]
         launch.channels = ProgramQueues(
@@ -191,11 +192,16 @@ class _Launching:
             for number in range(count)
         ]
 
+    @property
+    def _burst_bytes(self) -> int:
+        return self._env.engine.topology.machine.cube.hbm.burst_bytes
+
     def _recorded(
         self, function: JITFunction, given: dict[str, Any], sizes: tuple[int, int, int]
     ) -> tuple[Recording, ...] | None:
         launch, body = function.prepared(given, sizes)
         launch.computes = False
+        launch.burst_bytes = self._burst_bytes
         return recorded(launch, body, sizes[0] * sizes[1] * sizes[2], self._behind)
 
     def _repeated(self, name: str, recordings: tuple[Recording, ...]) -> list[Process]:

@@ -139,9 +139,9 @@ class ProgramClock:
         dtype = DTYPE_NAMES[operation.dtype]
         match operation.kind:
             case "load":
-                yield self._start_dma(operation.address, operation.size_bytes, is_load=True)
+                yield self._start_dma(operation.address, operation.moved_bytes, is_load=True)
             case "store":
-                yield self._start_dma(operation.address, operation.size_bytes, is_load=False)
+                yield self._start_dma(operation.address, operation.moved_bytes, is_load=False)
             case "atomic":
                 for is_load in (True, False):
                     yield self._start_dma(operation.address, operation.size_bytes, is_load=is_load)
