@@ -22,6 +22,9 @@ words than 256 can be in a queue, so no number is taken for an older one.
 skipped, but only when all its producers have ended, since others may rely on it for their place in
 the order. Tasks that only wait for their turn are not spoiled.
 
+*Following.* When a task is queued, its consumers may have all their producers in that queue now,
+and follow it; so a long chain flows through one child, as far ahead as a queue is deep.
+
 *Balance.* While the caller waits and one child is idle, what another has not taken yet is
 recalled and handed out again. The order is answered before anything else happens.
 
@@ -205,10 +208,11 @@ class TaskGraph:
             self._make_ready(task)
             if self._released:
                 self._settle()
-        elif task.spoiled_by is None:
-            child = self._queues.common_child(task, producers)
-            if child is not None:
-                self._queues.append(child, task)
+        else:
+            child = self._queues.common_child(task)
+            if child is not None and not self._is_abandoned:
+                child.followers.append(task)
+                self._queues.follow(child)
         self._send(now)
 
     def _on_group(self, stimulus: GroupSubmitted, now: Instant) -> None:
@@ -270,7 +274,9 @@ class TaskGraph:
             if producer.consumers is None:
                 producer.consumers = []
             producer.consumers.append((task, needs_data))
-        task.waiting_for = len(producers)
+        if producers:
+            task.producers = tuple(producers)
+            task.waiting_for = len(producers)
         if not self._memory.is_empty:
             task.slabs = self._memory.hold(accesses) or None
         return producers
@@ -364,6 +370,7 @@ class TaskGraph:
                 if task.consumers is None and task.slabs is None and task.group is None:
                     # What `_end_run` comes to for most tasks, in a third of the time.
                     task.state = _COMPLETED
+                    task.producers = ()
                     self._by_slot[slot] = None
                     self._free.append(slot)
                     self._unfinished_count -= 1
@@ -424,6 +431,7 @@ class TaskGraph:
     def _end(self, task: Task, state: TaskState, cause: EndCause | None) -> None:
         self._unfinished_count -= 1
         task.state = state
+        task.producers = ()
         if cause is not None:
             self._not_completed.append(_told(task, cause, task.child))
         if task.slabs is not None:
@@ -453,6 +461,11 @@ class TaskGraph:
         for team in self._teams:
             if team.ready or team.pinned_count:
                 self._feed(team)
+            if not self._is_abandoned:
+                for child in team.children:
+                    # Half a queue at a time, so that many words travel together.
+                    if child.followers and len(child.queue) <= self.spec.depth // 2:
+                        self._queues.follow(child)
         if self._memory.wanted_bytes is not None:
             self._begin_history(self._memory.retry())
         if self._is_draining and not self._unfinished_count:
@@ -576,6 +589,8 @@ class TaskGraph:
         unfinished = tuple(sorted(self._not_completed, key=_by_number))
         self._effects.append(Drained(self._task_count, unfinished))
         self._hazards.forget_all()
+        for child in self._queues.children:
+            child.followers.clear()
         self._task_count = 0
         self._not_completed = []
         self._is_draining = self._is_abandoned = False

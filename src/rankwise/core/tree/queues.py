@@ -5,7 +5,6 @@ idle while another has work gets a part of it, by a recall.
 """
 
 from collections import deque
-from collections.abc import Iterable
 
 from rankwise.base.errors import LocalProtocolError, RemoteProtocolError
 from rankwise.base.units import Instant
@@ -75,24 +74,26 @@ class Queues:
                 return child
         return None
 
-    def common_child(self, task: Task, producers: Iterable[Task]) -> Child | None:
-        """The child in whose queue all these producers are, if `task` may go there too."""
-        if task.members is not None:
+    def common_child(self, task: Task) -> Child | None:
+        """The child in whose queue all unfinished producers are, if `task` may go there too."""
+        if task.members is not None or task.spoiled_by is not None:
             return None
         child: Child | None = None
-        for producer in producers:
+        for producer in task.producers:
+            if producer.state >= TaskState.COMPLETED:
+                continue
             if producer.state is not TaskState.RUNNING or producer.child is None:
                 return None
             if child is None:
                 child = producer.child
             elif producer.child is not child:
                 return None
-        if child is None or child.pool is not task.pool or len(child.queue) >= self._spec.depth:
+        if child is None or child.pool is not task.pool:
             return None
         return child if task.pinned is None or task.pinned == child.index else None
 
     def append(self, child: Child, task: Task) -> None:
-        """Queue a task at a child; it is sent later."""
+        """Queue a task at a child; it is sent later. Its consumers may follow it."""
         task.state = TaskState.RUNNING
         task.child = child
         queue, unsent = child.queue, child.unsent
@@ -100,9 +101,21 @@ class Queues:
         if not unsent:
             self._holding.append(child)
         unsent.append(task)
+        if task.consumers is not None:
+            for consumer, _ in task.consumers:
+                if consumer.state is TaskState.PENDING:
+                    child.followers.append(consumer)
         waiting = len(unsent)
         if waiting == len(queue) or waiting >= self._spec.batch:
             self._urgent.append(child)
+
+    def follow(self, child: Child) -> None:
+        """Queue ahead what has all its producers here, as far as there is room."""
+        followers, depth = child.followers, self._spec.depth
+        while followers and len(child.queue) < depth:
+            task = followers.popleft()
+            if task.state is TaskState.PENDING and self.common_child(task) is child:
+                self.append(child, task)
 
     def take_first(self, task: Task) -> Child:
         """Take out of its queue what a child has reported, which must be its first."""
@@ -152,6 +165,7 @@ class Queues:
         queue, sent_count = list(child.queue), len(child.queue) - len(child.unsent)
         self._forget_unsent(child)
         child.queue.clear()
+        child.followers.clear()
         child.ended = child.epoch = 0
         child.recalled_at = -1
         return queue, sent_count

@@ -31,6 +31,8 @@ class Task:
     """When its producers ended, and then when it ended, on the chips' simulated clock."""
     waiting_for = 0
     """Producers, and for a group that runs members, that have not ended."""
+    producers: "tuple[Task, ...]" = ()
+    """Whom it waits for, or has waited for; forgotten when it ends."""
     consumers: "list[tuple[Task, bool]] | None" = None
     """Who waits for this task, and whether for its data or only for its place in the order."""
     child: "Child | None" = None
@@ -58,8 +60,8 @@ class Child:
     """
 
     __slots__ = (
-        "ended", "epoch", "index", "is_alive", "is_awaited", "is_listed_idle", "pinned_ready",
-        "pool", "queue", "recalled_at", "sent_at", "unsent",
+        "ended", "epoch", "followers", "index", "is_alive", "is_awaited", "is_listed_idle",
+        "pinned_ready", "pool", "queue", "recalled_at", "sent_at", "unsent",
     )  # fmt: skip
 
     def __init__(self, index: int, pool: Pool) -> None:
@@ -68,6 +70,8 @@ class Child:
         self.queue: deque[Task] = deque()
         self.unsent: list[Task] = []
         self.pinned_ready: deque[Task] = deque()
+        self.followers: deque[Task] = deque()
+        """Tasks that may be queued ahead here when there is room; some may have gone elsewhere."""
         self.epoch = 0
         self.ended = 0
         """How many queued slots have been reported in this child's life."""

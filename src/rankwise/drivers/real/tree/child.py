@@ -117,7 +117,10 @@ def serve(role: Role, ends: ChildEnds) -> None:
     begun = disturbances = 0
 
     def tell_deferred() -> None:
-        write(done_fd, b"".join(map(pack_word, deferred)))
+        if len(deferred) == 1:
+            write(done_fd, pack_word(deferred[0]))
+        else:
+            write(done_fd, b"".join(map(pack_word, deferred)))
         deferred.clear()
 
     while True:
