@@ -39,7 +39,8 @@ class AddressTaken(Exception):
 class EtcdMember:
     """One server, which keeps its data and its ports when it is started again."""
 
-    def __init__(self, name: str, folder: Path, tls_arguments: list[str]) -> None:
+    def __init__(self, name: str, folder: Path, tls_arguments: list[str], host: str) -> None:
+        self.host = host
         self.name = name
         self.log_path = folder / f"{name}.log"
         self.client_port, self.peer_port = free_ports(2)
@@ -57,7 +58,7 @@ class EtcdMember:
 
     @property
     def endpoint(self) -> tuple[str, int]:
-        return "127.0.0.1", self.client_port
+        return self.host, self.client_port
 
     @property
     def is_running(self) -> bool:
@@ -66,7 +67,7 @@ class EtcdMember:
     def start(self, cluster: str, *extra: str) -> None:
         program = find_etcd()
         assert program is not None
-        client_url = f"{self._scheme}://127.0.0.1:{self.client_port}"
+        client_url = f"{self._scheme}://{self.host}:{self.client_port}"
         command = [
             *(["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []),
             program,
@@ -125,10 +126,16 @@ class EtcdCluster:
     """One or three members that know each other."""
 
     def __init__(
-        self, folder: Path, size: int = 1, *, tls_arguments: list[str] | None = None
+        self,
+        folder: Path,
+        size: int = 1,
+        *,
+        tls_arguments: list[str] | None = None,
+        host: str = "127.0.0.1",
     ) -> None:
         self.members = [
-            EtcdMember(f"member{number}", folder, tls_arguments or []) for number in range(size)
+            EtcdMember(f"member{number}", folder, tls_arguments or [], host)
+            for number in range(size)
         ]
         self._initial = ",".join(f"{one.name}={one.peer_url}" for one in self.members)
 
@@ -162,12 +169,13 @@ def etcd_cluster(
     *,
     tls_arguments: list[str] | None = None,
     extra: tuple[str, ...] = (),
+    host: str = "127.0.0.1",
 ) -> Iterator[EtcdCluster]:
-    """A cluster that is up."""
+    """A cluster that is up, whose clients reach it at `host`."""
     for attempt in range(ATTEMPTS):
         place = folder / f"etcd-{attempt}"
         place.mkdir()
-        cluster = EtcdCluster(place, size, tls_arguments=tls_arguments)
+        cluster = EtcdCluster(place, size, tls_arguments=tls_arguments, host=host)
         try:
             cluster.start(*extra)
         except AddressTaken:

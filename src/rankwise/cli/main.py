@@ -35,6 +35,9 @@ SUBCOMMANDS = {
     "sim": Subcommand(
         "rankwise.cli.sim", "sim", "Simulate programs of many ranks on a multi-chip accelerator."
     ),
+    "replay": Subcommand(
+        "rankwise.cli.replay", "replay", "Show the states of a run's agents again, from its journal."
+    ),
     "ps": Subcommand("rankwise.cli.ps", "ps", "List the runs on this machine."),
     "stacks": Subcommand(
         "rankwise.cli.stacks", "stacks", "Show where every rank of a run is, in Python stacks."

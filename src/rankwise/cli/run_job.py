@@ -138,12 +138,17 @@ def job_from(options: RunOptions, environ: Mapping[str, str]) -> Job:
     )
     program = _program(options, environ)
     cluster = None
+    environment = _environment(size, environ)
     gang = _gang(options, size)
     run_id = _run_id(options)
     if counts.most > 1:
-        from rankwise.cli.several_nodes import cluster_plan  # noqa: PLC0415  # only for several
+        from rankwise.cli.several_nodes import (  # noqa: PLC0415  # only for several
+            cluster_plan,
+            interface_environment,
+        )
 
         cluster = cluster_plan(options, counts, gang)
+        environment |= interface_environment(cluster, environ)
         # The job has restarts, and counts them over all nodes; a node's gang has none of its own.
         gang = msgspec.structs.replace(gang, restarts_max=0)
         run_id = options.rdzv_id  # the same on every node, so no random one
@@ -158,7 +163,7 @@ def job_from(options: RunOptions, environ: Mapping[str, str]) -> Job:
         start_method=_start_method(options, program),
         preload=_preload(options, program, environ),
         python=python_interpreter(environ),
-        environment=_environment(size, environ),
+        environment=environment,
         master_addr=master.host,
         master_port=master.port,
         logs=_logs(options, size),

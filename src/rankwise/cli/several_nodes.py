@@ -1,20 +1,26 @@
 """From the options of `rankwise run` to a plan for a node among several."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from rankwise.base.errors import ConfigError
 from rankwise.cli.nodes import NodeCounts, parse_settings
 from rankwise.core.rendezvous.configuration import RendezvousConfig, RestartPolicy
-from rankwise.launch.cluster.addresses import address_of, own_address, split_endpoint
+from rankwise.launch.cluster.addresses import (
+    address_of,
+    interface_of,
+    own_address,
+    split_endpoint,
+)
 from rankwise.launch.cluster.plan import ClusterPlan
-from rankwise.launch.cluster.settings import split_settings
+from rankwise.launch.cluster.settings import split_settings, with_timing
 from rankwise.launch.limits import check_run_id
 
 if TYPE_CHECKING:
     from rankwise.cli.run_job import RunOptions
     from rankwise.core.gang.vocabulary import GangSpec
+
+_INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
 MASTER_PORT = 29500
 """torchrun's, for nodes that are told nothing else."""
@@ -30,7 +36,8 @@ def cluster_plan(options: "RunOptions", counts: NodeCounts, gang: "GangSpec") ->
     _check_together(options, counts, is_static=is_static)
     check_run_id(options.rdzv_id, options.label("rdzv_id"))
     endpoint = _endpoint(options, is_static=is_static)
-    settings = split_settings(parse_settings(options.rdzv_conf), label=options.label("rdzv_conf"))
+    label = options.label("rdzv_conf")
+    settings = split_settings(parse_settings(options.rdzv_conf), label=label)
     rendezvous = RendezvousConfig(
         nodes_min=counts.least,
         nodes_max=counts.most,
@@ -38,7 +45,7 @@ def cluster_plan(options: "RunOptions", counts: NodeCounts, gang: "GangSpec") ->
         is_static=is_static,
         policy=_policy(options, gang),
     )
-    rendezvous = msgspec.structs.replace(rendezvous, **settings.timing)
+    rendezvous = with_timing(rendezvous, settings, label)
     address = options.local_addr and address_of(options.local_addr)
     names_master = "master_addr" in options.origins
     return ClusterPlan(
@@ -55,6 +62,17 @@ def cluster_plan(options: "RunOptions", counts: NodeCounts, gang: "GangSpec") ->
         checks=tuple(options.node_check),
         health_port=options.health_port,
     )
+
+
+def interface_environment(plan: ClusterPlan, environ: Mapping[str, str]) -> dict[str, str]:
+    """Tells gloo and tensorpipe the interface under whose address the other nodes know this one.
+
+    Left alone they look up this host's name, which in containers often means the loopback.
+    """
+    name = interface_of(plan.address)
+    if name is None:
+        return {}
+    return {variable: name for variable in _INTERFACE_VARIABLES if variable not in environ}
 
 
 def _check_together(options: "RunOptions", counts: NodeCounts, *, is_static: bool) -> None:

@@ -12,6 +12,7 @@ import msgspec
 
 from rankwise.base.errors import ConfigError
 from rankwise.cli.main import CONTEXT_SETTINGS
+from rankwise.cli.sim_cluster import cluster
 from rankwise.cli.sim_options import (
     assignments,
     complete_benches,
@@ -33,6 +34,9 @@ def sim() -> None:
     Exit codes: 0 success; 2 a setting, file or name that cannot be used, and nothing has run; 1
     numbers that are wrong, ranks that failed or are stuck, or a time limit.
     """
+
+
+sim.add_command(cluster)
 
 
 @sim.command("bench", context_settings=CONTEXT_SETTINGS)

@@ -93,6 +93,15 @@ class Running:
             assert self._read(deadline), f"{text!r} has not come\n{self.stdout}\n{self.stderr}"
         return self._received[stream].decode(errors="replace")
 
+    @property
+    def open_pipes(self) -> list[int]:
+        """What can be waited on for more of its output."""
+        return list(self._open)
+
+    def read_what_is_there(self) -> None:
+        """Take in its output without waiting."""
+        self._read(time.monotonic())
+
     def signal(self, signum: int) -> None:
         """Send a signal to the command alone."""
         self.process.send_signal(signum)
@@ -123,6 +132,19 @@ class Running:
             if not data:
                 del self._open[fd]
         return bool(ready)
+
+
+def wait_for_any(commands: Sequence[Running], text: str, *, count: int = 1) -> None:
+    """Read the output of several commands until `text` has appeared `count` times in all."""
+    deadline = time.monotonic() + PATIENCE_S
+    while sum(one.stdout.count(text) for one in commands) < count:
+        told = "\n".join(f"{one.stdout}\n{one.stderr}" for one in commands)
+        pipes = [fd for one in commands for fd in one.open_pipes]
+        assert pipes, f"{text!r} never came {count} times\n{told}"
+        ready = select.select(pipes, [], [], max(0.0, deadline - time.monotonic()))[0]
+        assert ready, f"{text!r} has not come {count} times\n{told}"
+        for one in commands:
+            one.read_what_is_there()
 
 
 def start(

@@ -1,11 +1,15 @@
 """The address under which the other nodes reach this one."""
 
 import socket
+import struct
+from contextlib import suppress
 
 from rankwise.base.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
 _DISCARD_PORT = 9
+_SIOCGIFADDR = 0x8915
+"""Linux: asks for an interface's IPv4 address."""
 
 
 def own_address(endpoint: str) -> str:
@@ -52,6 +56,14 @@ def address_of(local_addr: str) -> str:
     return local_addr
 
 
+def interface_of(address: str) -> str | None:
+    """The name of the interface that has this address; None if none of this host's has."""
+    for _, name in socket.if_nameindex():
+        if address in _addresses_of_interface(name):
+            return name
+    return None
+
+
 def split_endpoint(endpoint: str) -> tuple[str, int | None]:
     """Read `HOST`, `HOST:PORT`, `[IPV6]:PORT`, or any of them after `http://` or `https://`.
 
@@ -78,22 +90,26 @@ def _address_of_interface(name: str) -> str:
     Raises:
         ConfigError: it has none.
     """
-    import fcntl  # noqa: PLC0415  # rarely asked
-    import struct  # noqa: PLC0415  # the same
+    addresses = _addresses_of_interface(name)
+    if not addresses:
+        raise ConfigError(f"--local-addr names the interface {name!r}, which has no address")
+    return addresses[0]
 
-    siocgifaddr = 0x8915
+
+def _addresses_of_interface(name: str) -> list[str]:
+    """Its main IPv4 address, if it has one, and its IPv6 addresses."""
+    import fcntl  # noqa: PLC0415  # only for several nodes
+
+    addresses = []
     request = struct.pack("256s", name.encode()[:15])
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            answer = fcntl.ioctl(probe.fileno(), siocgifaddr, request)
-            return socket.inet_ntoa(answer[20:24])
-        except OSError:
-            pass  # it may have an IPv6 address, which is looked up below
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
+        answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+        addresses.append(socket.inet_ntoa(answer[20:24]))
     for line in _ipv6_lines():
-        digits, _, _, _, _, device = line.split()
+        digits, *_, device = line.split()
         if device == name:
-            return socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))
-    raise ConfigError(f"--local-addr names the interface {name!r}, which has no address")
+            addresses.append(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits)))
+    return addresses
 
 
 def _ipv6_lines() -> list[str]:

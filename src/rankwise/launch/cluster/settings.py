@@ -7,8 +7,11 @@ node waits for others.
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import msgspec
+
 from rankwise.base.errors import ConfigError
 from rankwise.base.units import Duration, duration_from_seconds
+from rankwise.core.rendezvous.configuration import RendezvousConfig
 
 _DURATIONS = {
     "join_timeout": "join_timeout",
@@ -60,6 +63,23 @@ def split_settings(given: Mapping[str, object], *, label: str = "--rdzv-conf") -
         attempts = keep_alive["keep_alive_max_attempt"] or 3.0
         timing["lease_ttl"] = duration_from_seconds(interval * attempts)
     return Settings(timing, store)
+
+
+def with_timing(config: RendezvousConfig, settings: Settings, label: str) -> RendezvousConfig:
+    """The same configuration with the times that the settings name.
+
+    A lease must outlive one lost renewal, so requests get no longer than half of it.
+
+    Raises:
+        ConfigError: the times do not go together.
+    """
+    timing = dict(settings.timing)
+    lease_ttl = timing.get("lease_ttl", config.lease_ttl)
+    timing["request_timeout"] = Duration(min(config.request_timeout, lease_ttl // 2))
+    try:
+        return msgspec.structs.replace(config, **timing)
+    except ValueError as error:
+        raise ConfigError(f"{label}: {error}") from error
 
 
 def _positive(value: object, key: str, label: str) -> float:

@@ -17,8 +17,6 @@ import socket
 import threading
 from functools import partial
 
-import msgspec
-
 from rankwise.base.failure import OutcomeStatus
 from rankwise.compat.torch.elastic.events import NodeState, construct_and_record_rdzv_event
 from rankwise.compat.torch.elastic.rendezvous.api import (
@@ -55,7 +53,7 @@ from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.rendezvous_thread import RendezvousThread
 from rankwise.drivers.real.stores.opening import open_store
 from rankwise.launch.cluster.addresses import own_address
-from rankwise.launch.cluster.settings import split_settings
+from rankwise.launch.cluster.settings import split_settings, with_timing
 from rankwise.launch.master_port import ReservedPort
 from rankwise.ports.store import Store
 
@@ -100,7 +98,7 @@ class StoreRendezvousHandler(RendezvousHandler):
             nodes_max=params.max_nodes,
             policy=RestartPolicy(restarts_max=UNLIMITED_RESTARTS),
         )
-        config = msgspec.structs.replace(config, **settings.timing)
+        config = with_timing(config, settings, "rdzv_configs")
         # Handlers know nothing of workers: each node counts as one, and agents count the ranks.
         offer = NodeOffer(node_id=secrets.token_hex(4), host=host, address=address, slots=1)
         self._rendezvous = Rendezvous(params.run_id, config, offer)
