@@ -57,19 +57,20 @@ class Queues:
         self.held_since: Instant | None = None
 
     def choose(self, team: Team) -> Child | None:
-        """An idle child, else the next in turn that has room."""
+        """An idle child, else one that has room: the next in turn, or its neighbour with less."""
         idle = team.idle
         while idle:
             child = idle.pop()
             child.is_listed_idle = False
             if child.is_alive and not child.queue:
                 return child
-        children, depth = team.children, self._spec.depth
+        children, depth, count = team.children, self._spec.depth, len(team.children)
         for _ in children:
-            team.turn += 1
-            if team.turn >= len(children):
-                team.turn = 0
-            child = children[team.turn]
+            turn = team.turn = team.turn + 1 if team.turn + 1 < count else 0
+            # Two that are looked at are nearly as good as all.
+            child, other = children[turn], children[turn - 1]
+            if other.is_alive and len(other.queue) < len(child.queue):
+                child = other
             if child.is_alive and len(child.queue) < depth:
                 return child
         return None

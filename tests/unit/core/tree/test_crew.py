@@ -1,0 +1,163 @@
+"""What the crew orders, one fact at a time."""
+
+import pytest
+
+from rankwise.base.errors import LocalProtocolError
+from rankwise.base.units import SECOND, Duration, Instant
+from rankwise.core.tree.crew import (
+    CameUp,
+    ChildEnded,
+    ChildLost,
+    ChildReady,
+    ChildRefused,
+    ChildReplaced,
+    Closed,
+    CloseRequested,
+    Crew,
+    CrewEffect,
+    CrewLost,
+    CrewPhase,
+    CrewSpec,
+    CrewStimulus,
+    Kill,
+    Release,
+    Spawn,
+    StartFailed,
+    StartRequested,
+    ZygoteEnded,
+)
+
+KILLED = "was killed by SIGKILL"
+
+
+def crew_of(*stages: int, replaceable: bool = False) -> Crew:
+    return Crew(
+        CrewSpec(
+            names=tuple(f"child {index}" for index in range(len(stages))),
+            stages=stages,
+            replaceable=(replaceable,) * len(stages),
+            start_patience=Duration(10 * SECOND),
+            close_patience=Duration(5 * SECOND),
+            kill_patience=Duration(1 * SECOND),
+        )
+    )
+
+
+def tell(crew: Crew, *stimuli: CrewStimulus, now: int = 0) -> list[CrewEffect]:
+    return [effect for stimulus in stimuli for effect in crew.handle(stimulus, Instant(now))]
+
+
+def crew_that_is_up(*stages: int, replaceable: bool = False) -> Crew:
+    crew = crew_of(*stages, replaceable=replaceable)
+    tell(crew, StartRequested(), *(ChildReady(index) for index in range(len(stages))))
+    return crew
+
+
+def test_a_crew_is_up_when_all_are_ready() -> None:
+    crew = crew_of(0, 1)
+
+    assert tell(crew, StartRequested()) == [Spawn(0), Spawn(1)]
+    assert tell(crew, ChildReady(1)) == []
+    assert tell(crew, ChildReady(0)) == [CameUp()]
+    assert crew.next_deadline is None
+
+
+def test_a_crew_of_nobody_is_up_at_once() -> None:
+    assert tell(crew_of(), StartRequested(), CloseRequested()) == [CameUp(), Closed((), ())]
+
+
+@pytest.mark.parametrize(
+    ("fault", "failure"),
+    [
+        (
+            ChildRefused(1, "ValueError: no"),
+            StartFailed(1, "ValueError: no", refused=True, survivors=()),
+        ),
+        (ChildEnded(1, KILLED), StartFailed(1, KILLED, refused=False, survivors=())),
+    ],
+)
+def test_the_first_fault_ends_all_and_is_told_when_they_are_gone(
+    fault: CrewStimulus, failure: StartFailed
+) -> None:
+    crew = crew_of(0, 0, 0)
+    tell(crew, StartRequested(), ChildReady(0))
+
+    killed = tell(crew, fault)
+    assert Kill(0) in killed
+    assert Kill(2) in killed
+    assert tell(crew, ChildRefused(2, "KeyError: later"), ChildEnded(2, KILLED)) == []
+    told = tell(crew, ChildEnded(0, KILLED), ChildEnded(1, "ended with exit code 1"))
+
+    assert told == [failure]
+    assert crew.phase is CrewPhase.IDLE
+    assert tell(crew, StartRequested()) == [Spawn(0), Spawn(1), Spawn(2)]
+
+
+def test_a_child_that_is_late_is_named() -> None:
+    crew = crew_of(0, 0)
+    tell(crew, StartRequested(), ChildReady(0))
+
+    assert crew.tick(Instant(10 * SECOND - 1)) == []
+    assert crew.tick(Instant(10 * SECOND)) == [Kill(0), Kill(1)]
+    tell(crew, ChildEnded(0, KILLED))
+
+    assert tell(crew, ChildEnded(1, KILLED)) == [
+        StartFailed(1, "was not ready within 10 s", refused=False, survivors=())
+    ]
+
+
+def test_a_child_that_not_even_killing_ends_is_given_up() -> None:
+    crew = crew_of(0)
+    tell(crew, StartRequested(), ChildRefused(0, "no"))
+
+    assert crew.tick(Instant(1 * SECOND)) == [StartFailed(0, "no", refused=True, survivors=(0,))]
+
+
+def test_a_replaceable_child_gets_a_successor() -> None:
+    crew = crew_that_is_up(0, replaceable=True)
+
+    assert tell(crew, ChildEnded(0, KILLED)) == [ChildLost(0, KILLED, successor=True), Spawn(0)]
+    assert tell(crew, ChildReady(0)) == [ChildReplaced(0)]
+
+
+def test_a_successor_that_never_gets_ready_gets_none() -> None:
+    crew = crew_that_is_up(0, replaceable=True)
+    tell(crew, ChildEnded(0, KILLED), ChildRefused(0, "no"))
+
+    assert tell(crew, ChildEnded(0, KILLED)) == [ChildLost(0, KILLED, successor=False)]
+
+
+def test_closing_goes_by_stage() -> None:
+    crew = crew_that_is_up(1, 0, 2, 0)
+
+    assert tell(crew, CloseRequested()) == [Release(1), Release(3)]
+    assert tell(crew, ChildEnded(1, "ended")) == []
+    assert tell(crew, ChildEnded(3, "ended")) == [Release(0)]
+    assert tell(crew, ChildEnded(0, "ended")) == [Release(2)]
+    assert tell(crew, ChildEnded(2, "ended")) == [Closed((), ())]
+
+
+def test_what_does_not_end_in_time_is_killed_and_named() -> None:
+    crew = crew_that_is_up(0, 1)
+    tell(crew, CloseRequested())
+
+    assert crew.tick(Instant(5 * SECOND)) == [Kill(0), Kill(1)]
+    assert tell(crew, ChildEnded(0, KILLED)) == []
+    assert tell(crew, ChildEnded(1, KILLED)) == [Closed((0, 1), ())]
+
+
+def test_with_the_zygote_all_are_gone() -> None:
+    starting, up, closing = crew_of(0), crew_that_is_up(0), crew_that_is_up(0)
+    tell(starting, StartRequested())
+    tell(closing, CloseRequested())
+
+    assert tell(up, ZygoteEnded()) == [CrewLost()]
+    assert tell(closing, ZygoteEnded()) == [Closed((), ())]
+    (failed,) = tell(starting, ZygoteEnded())
+    assert isinstance(failed, StartFailed)
+    assert failed.child is None
+
+
+def test_a_crew_that_is_up_cannot_be_started() -> None:
+    with pytest.raises(LocalProtocolError, match="while it is up"):
+        tell(crew_that_is_up(0), StartRequested())
