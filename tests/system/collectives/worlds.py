@@ -17,7 +17,7 @@ from rankwise.drivers.real.segments import LEDGER_TURNS, LEDGER_WORDS, Segment
 from rankwise.workers.domains import DomainSpec, create_domain
 
 HOST_PROGRAM = Path(__file__).with_name("world_host.py")
-PATIENCE_S = 60
+PATIENCE_S = 110  # a machine under load may take half of that for 8 ranks and all dtypes
 
 
 class World:
