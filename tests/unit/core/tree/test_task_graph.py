@@ -166,8 +166,8 @@ def test_an_idle_child_gets_what_another_has_not_begun() -> None:
     begun, second, third = queues[0]
     effects = tell(graph, Recalled(0, [second, third]))
 
-    assert effects == [sent(second, child=1), sent(third, child=0)]
-    assert tell(graph, ChildrenReported([begun, third, second])) == [Drained(6, ())]
+    assert effects == [Dispatch(1, [second, third], [False, False], 0)]
+    assert tell(graph, ChildrenReported([begun, second, third])) == [Drained(6, ())]
 
 
 def test_a_recall_that_brought_nothing_is_not_repeated_before_something_happens() -> None:
