@@ -1,18 +1,21 @@
 """The conformance suite of stores, for every store there is."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
-from etcd_servers import EtcdCluster, etcd_cluster, needs_etcd
+from etcd_servers import EtcdCluster, etcd_cluster, free_ports, needs_etcd
 
 from rankwise.base.errors import ConfigError
 from rankwise.base.units import SECOND, Duration
 from rankwise.drivers.real.clock import SystemClock
+from rankwise.drivers.real.stores.c10d import C10dConfig, C10dStore, open_c10d
 from rankwise.drivers.real.stores.embedded import EmbeddedConfig, EmbeddedStore, open_embedded
 from rankwise.drivers.real.stores.etcd import EtcdStore
 from rankwise.drivers.real.stores.etcd_members import EtcdConfig
 from rankwise.drivers.real.stores.memory import MemoryStore
-from rankwise.testing.conformance import STORE_BEHAVIOURS
+from rankwise.testing.conformance import STORE_BEHAVIOURS, check_store
 
 REQUEST_TIMEOUT = Duration(60 * SECOND)
 
@@ -65,3 +68,33 @@ def test_the_embedded_store_keeps_what_is_expected(name: str, embedded: Embedded
         host=host, port=port, token=b"a token", request_timeout=REQUEST_TIMEOUT, is_host=False
     )
     STORE_BEHAVIOURS[name](lambda: open_embedded(config, SystemClock()), prefix_for(name))
+
+
+@pytest.fixture(scope="module")
+def tcp_store() -> Iterator[int]:
+    """The port of a TCPStore, served and reaped in this process."""
+    pytest.importorskip("torch")
+    config = C10dConfig(host="127.0.0.1", port=free_ports(1)[0], namespace="run", is_host=True)
+    with open_c10d(config, SystemClock()):
+        yield config.port
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", STORE_BEHAVIOURS)
+def test_a_log_in_torchs_tcp_store_keeps_what_is_expected(name: str, tcp_store: int) -> None:
+    config = C10dConfig(host="127.0.0.1", port=tcp_store, namespace="run", is_host=False)
+    STORE_BEHAVIOURS[name](lambda: open_c10d(config, SystemClock()), prefix_for(name))
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("kind", ["HashStore", "FileStore", "PrefixStore"])
+def test_a_log_in_another_store_of_torch_keeps_what_is_expected(kind: str, tmp_path: Path) -> None:
+    distributed: Any = pytest.importorskip("torch.distributed")
+    shared = distributed.HashStore()
+    make: Callable[[], Any] = {
+        "HashStore": lambda: shared,
+        "FileStore": lambda: distributed.FileStore(str(tmp_path / "store")),
+        "PrefixStore": lambda: distributed.PrefixStore("p", shared),
+    }[kind]
+    with C10dStore(make(), namespace="run", clock=SystemClock(), reaps=True):
+        check_store(lambda: C10dStore(make(), namespace="run", clock=SystemClock()))

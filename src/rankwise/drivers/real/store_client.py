@@ -10,7 +10,7 @@ reactor's thread. Nothing is polled: a thread sleeps until there is an order, or
 - A watch whose store does not answer goes on trying for as long as it is wanted.
 - What a store should never raise (a bug of ours, or of a plug-in) is raised in the reactor's
   thread, where it ends the run with its traceback instead of one thread in silence.
-- `close` closes the store, which wakes every thread, and joins them.
+- `close` closes the store, which wakes every thread, and waits for them to end.
 """
 
 from collections import deque
@@ -124,6 +124,8 @@ class StoreClient:
         self._changed = Condition()
         self._is_closed = False
         self._is_serving = False
+        self._trouble = ""
+        """Why the store did not answer the last request that it was asked; "" if it did."""
         self._followed: dict[int, _Followed] = {}
         self._threads: list[Thread] = []
 
@@ -155,7 +157,8 @@ class StoreClient:
             followed.end()
         self._store.close()
         for thread in self._threads:
-            thread.join()
+            # torch's store may block inside torch, and has no way out; its threads are left behind.
+            thread.join(2 * self._request_timeout / SECOND)
 
     def _enqueue(self, request: Request, *, first: bool) -> None:
         waiting = _Waiting(request, after(self._clock.now(), self._request_timeout))
@@ -210,15 +213,19 @@ class StoreClient:
         token = request.token
         if self._clock.now() >= useless_at:
             waited = format_duration(self._request_timeout)
-            return RequestFailed(token, f"other requests kept the store busy for {waited}")
+            busy = f"other requests kept the store busy for {waited}"
+            return RequestFailed(token, self._trouble or busy)
         try:
-            return self._carry_out(request)
+            answer = self._carry_out(request)
         except LeaseLost:
             return LeaseEnded(token)
         except StoreRefused as error:
             return StoreDenied(token, error.message, error.hint or "")
         except StoreError as error:
-            return RequestFailed(token, str(error))
+            self._trouble = str(error)
+            return RequestFailed(token, self._trouble)
+        self._trouble = ""
+        return answer
 
     def _carry_out(self, request: Request) -> Answer:
         token = request.token

@@ -14,8 +14,6 @@ and a server that was stopped for a while, are survived. For more, use etcd.
 
 import errno
 import socket
-from contextlib import suppress
-from ipaddress import ip_address
 from select import POLLIN, poll
 from threading import Event, Lock
 from time import monotonic
@@ -42,6 +40,7 @@ from rankwise.base.keys import (
     Transaction,
 )
 from rankwise.base.units import SECOND, Duration
+from rankwise.drivers.real.stores.addresses import listen
 from rankwise.drivers.real.stores.connections import (
     endpoint_text,
     hang_up,
@@ -501,7 +500,7 @@ def _serve_if_due(config: EmbeddedConfig, clock: Clock) -> EmbeddedServer | None
         return None
     address = endpoint_text(config.host, config.port)
     try:
-        listener = _listen(config.host, config.port, must=config.is_host is True)
+        listener = listen(config.host, config.port, must=config.is_host is True)
     except OSError as error:
         if config.is_host is None and error.errno in (errno.EADDRNOTAVAIL, errno.EADDRINUSE):
             return None
@@ -510,60 +509,3 @@ def _serve_if_due(config: EmbeddedConfig, clock: Clock) -> EmbeddedServer | None
             hint="give another --rdzv-endpoint, or is_host=false where another agent serves",
         ) from error
     return EmbeddedServer([listener], config.token, clock)
-
-
-def _listen(host: str, port: int, *, must: bool) -> socket.socket:
-    """A socket that listens at an address of this machine.
-
-    A literal address is taken as it is. A name may mean several, and on its own machine often means
-    one that others cannot reach, so it stands for all addresses, once one of them is found here.
-
-    Raises:
-        OSError: EADDRNOTAVAIL if the address is elsewhere, EADDRINUSE if it is taken.
-    """
-    with suppress(ValueError):
-        ip_address(host.partition("%")[0])
-        try:
-            return _bound(host, port)
-        except OSError as error:
-            # Behind a translation of addresses a machine does not know its own.
-            if not must or error.errno != errno.EADDRNOTAVAIL:
-                raise
-            return _bound("", port)
-    if host == "localhost":
-        return _bound("127.0.0.1", port)
-    if must or _is_here(host):
-        return _bound("", port)
-    raise OSError(errno.EADDRNOTAVAIL, f"{host} is another machine")
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    if host:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server(_resolved(host, port, family), family=family, backlog=512)
-    if socket.has_dualstack_ipv6():
-        with suppress(OSError):
-            return socket.create_server(
-                ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=512
-            )
-    return socket.create_server(("", port), backlog=512)
-
-
-def _resolved(host: str, port: int, family: int) -> tuple[str, int]:
-    """The address with its zone, if it has one."""
-    found = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM, 0, socket.AI_NUMERICHOST)
-    address: tuple[str, int] = found[0][4]  # type: ignore[assignment]
-    return address
-
-
-def _is_here(host: str) -> bool:
-    """Whether a name means an address of this machine: the kernel lets us bind it."""
-    try:
-        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
-    except OSError:
-        return False  # nobody knows the name yet; connecting will tell, again and again
-    for family, _, _, _, address in found:
-        with suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as trial:
-            trial.bind(address)
-            return True
-    return False

@@ -22,7 +22,7 @@ from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
-from rankwise.base.errors import LeaseLost, StoreError, StoreRefused, StoreUnavailable
+from rankwise.base.errors import ConfigError, LeaseLost, StoreError, StoreRefused, StoreUnavailable
 from rankwise.base.units import SECOND, Duration
 from rankwise.drivers.real.stores.connections import (
     endpoint_text,
@@ -35,6 +35,8 @@ from rankwise.drivers.real.stores.patience import Patience, closed_error, descri
 
 T = TypeVar("T")
 
+_NO_PASSWORD = ""
+"""An encrypted key is an error, instead of a question on somebody's terminal."""
 API_PATHS = ("/v3", "/v3beta")
 """Where the gateway is: etcd 3.4 and later, and 3.3."""
 ATTEMPT_SHARE = 3
@@ -426,9 +428,22 @@ class Members:
 def _tls_context(config: EtcdConfig) -> ssl.SSLContext | None:
     if not (config.use_tls or config.cacert or config.cert):
         return None
-    context = ssl.create_default_context(cafile=config.cacert)
+    try:
+        context = ssl.create_default_context(cafile=config.cacert)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"etcd's cacert {config.cacert!r} cannot be used: {describe(error)}",
+            hint="expected a file with certificates in PEM",
+        ) from error
     if config.cert is not None:
-        context.load_cert_chain(config.cert, config.key)
+        try:
+            context.load_cert_chain(config.cert, config.key, password=_NO_PASSWORD)
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"etcd's cert {config.cert!r} and key {config.key!r} cannot be used:"
+                f" {describe(error)}",
+                hint="expected files in PEM that belong together; without key, cert holds both",
+            ) from error
     return context
 
 

@@ -4,7 +4,9 @@ The names are torchrun's: `static` and `embedded` mean a store in one of the age
 `etcd-v2` both mean etcd v3; `c10d` means torch's TCPStore. Any other name is looked up among the
 entry points of the group `rankwise.stores`: a function with the arguments of `open_store`.
 
-Nothing is asked of anybody yet, but for a server that this process must be itself.
+Nothing is asked of anybody yet, but for a server that this process must be itself; torch's store
+alone can only be made by waiting for whoever serves it. Settings are texts, as `--rdzv-conf` has
+them, in our spelling or in torch's; docs/stores.md lists them.
 """
 
 import os
@@ -21,6 +23,7 @@ TOKEN_VARIABLE = "RANKWISE_STORE_TOKEN"  # noqa: S105  # the variable's name
 PASSWORD_VARIABLE = "RANKWISE_ETCD_PASSWORD"  # noqa: S105  # the same
 ETCD_PORT = 2379
 EMBEDDED_PORT = 29400
+C10D_PORT = 29400
 
 _SPELLINGS = {
     "ca_cert": "cacert",
@@ -31,7 +34,8 @@ _SPELLINGS = {
 }
 """torch's other spellings of settings."""
 _ETCD_SETTINGS = ("protocol", "cacert", "cert", "key", "user", "password", "request_timeout")
-_EMBEDDED_SETTINGS = ("token", "is_host", "request_timeout")
+_EMBEDDED_SETTINGS = ("token", "token_file", "is_host", "request_timeout", "linger")
+_C10D_SETTINGS = ("store_type", "is_host", "request_timeout")
 
 
 def open_store(backend: str, endpoint: str, settings: Mapping[str, str], *, run_id: str) -> Store:
@@ -53,9 +57,7 @@ def open_store(backend: str, endpoint: str, settings: Mapping[str, str], *, run_
             settings = _checked(settings, _EMBEDDED_SETTINGS, backend)
             return _open_embedded(endpoint, settings, run_id)
         case "c10d":
-            from rankwise.drivers.real.stores.c10d import open_c10d  # noqa: PLC0415  # pays for torch
-
-            return open_c10d(endpoint, settings, run_id=run_id)
+            return _open_c10d(endpoint, _checked(settings, _C10D_SETTINGS, backend), run_id)
         case _:
             return _plugged_in(backend)(backend, endpoint, settings, run_id=run_id)
 
@@ -84,15 +86,22 @@ def _open_etcd(endpoint: str, settings: Mapping[str, str]) -> Store:
     from rankwise.drivers.real.stores.etcd import EtcdStore  # noqa: PLC0415  # http takes ms
     from rankwise.drivers.real.stores.etcd_members import EtcdConfig  # noqa: PLC0415  # the same
 
+    endpoints = tuple(split_endpoint(one, ETCD_PORT) for one in endpoint.split(",") if one.strip())
+    if not endpoints:
+        raise ConfigError(
+            "etcd has no endpoint",
+            hint="give --rdzv-endpoint HOST:PORT, or several of them between commas",
+        )
     protocol = settings.get("protocol", "https" if "https://" in endpoint else "http").lower()
     if protocol not in ("http", "https"):
-        raise ConfigError(f"etcd's protocol is {protocol!r}, expected http or https")
+        raise ConfigError(f"--rdzv-conf: protocol is {protocol!r}, expected http or https")
     for name in ("cacert", "cert", "key"):
-        path = settings.get(name)
-        if path is not None and not os.path.isfile(path):
-            raise ConfigError(f"etcd's {name} is {path!r}, and there is no such file")
+        _check_file(name, settings.get(name))
+    for name, needed in (("key", "cert"), ("password", "user")):
+        if name in settings and needed not in settings:
+            raise ConfigError(f"--rdzv-conf: {name} is given without {needed}, expected both")
     config = EtcdConfig(
-        endpoints=tuple(split_endpoint(one, ETCD_PORT) for one in endpoint.split(",") if one),
+        endpoints=endpoints,
         use_tls=protocol == "https",
         cacert=settings.get("cacert"),
         cert=settings.get("cert"),
@@ -100,7 +109,7 @@ def _open_etcd(endpoint: str, settings: Mapping[str, str]) -> Store:
         user=settings.get("user"),
         password=settings.get("password", os.environ.get(PASSWORD_VARIABLE)),
     )
-    if (timeout := _timeout(settings)) is not None:
+    if (timeout := _seconds(settings, "request_timeout")) is not None:
         config = msgspec.structs.replace(config, request_timeout=timeout)
     return EtcdStore(config)
 
@@ -112,13 +121,54 @@ def _open_embedded(endpoint: str, settings: Mapping[str, str], run_id: str) -> S
     )
 
     host, port = split_endpoint(endpoint, EMBEDDED_PORT)
-    token = settings.get("token") or os.environ.get(TOKEN_VARIABLE) or run_id
     config = EmbeddedConfig(
-        host=host, port=port, token=token.encode(), is_host=_is_host(settings.get("is_host"))
+        host=host,
+        port=port,
+        token=_token(settings, run_id).encode(),
+        is_host=_is_host(settings.get("is_host")),
     )
-    if (timeout := _timeout(settings)) is not None:
+    if (timeout := _seconds(settings, "request_timeout")) is not None:
         config = msgspec.structs.replace(config, request_timeout=timeout)
+    if (linger := _seconds(settings, "linger")) is not None:
+        config = msgspec.structs.replace(config, linger=linger)
     return open_embedded(config, SystemClock())
+
+
+def _token(settings: Mapping[str, str], run_id: str) -> str:
+    """What the nodes of the run know of each other."""
+    if "token" in settings and "token_file" in settings:
+        raise ConfigError("--rdzv-conf: token and token_file are both given, expected one of them")
+    path = settings.get("token_file")
+    if path is None:
+        return settings.get("token") or os.environ.get(TOKEN_VARIABLE) or run_id
+    _check_file("token_file", path)
+    with open(path, encoding="utf-8") as file:
+        token = file.read().strip()
+    if not token:
+        raise ConfigError(f"--rdzv-conf: token_file is {path!r}, which is empty, expected a token")
+    return token
+
+
+def _open_c10d(endpoint: str, settings: Mapping[str, str], run_id: str) -> Store:
+    # torch itself is only imported when the store is opened.
+    from rankwise.drivers.real.stores.c10d import (  # noqa: PLC0415  # takes ms
+        C10dConfig,
+        open_c10d,
+        open_file,
+    )
+
+    store_type = settings.get("store_type", "tcp").lower()
+    if store_type == "file":
+        return open_file(endpoint, run_id, SystemClock())
+    if store_type != "tcp":
+        raise ConfigError(f"--rdzv-conf: store_type is {store_type!r}, expected tcp or file")
+    host, port = split_endpoint(endpoint, C10D_PORT)
+    config = C10dConfig(
+        host=host, port=port, namespace=run_id, is_host=_is_host(settings.get("is_host"))
+    )
+    if (timeout := _seconds(settings, "request_timeout")) is not None:
+        config = msgspec.structs.replace(config, connect_timeout=timeout)
+    return open_c10d(config, SystemClock())
 
 
 def _checked(settings: Mapping[str, str], known: Collection[str], backend: str) -> dict[str, str]:
@@ -127,21 +177,30 @@ def _checked(settings: Mapping[str, str], known: Collection[str], backend: str) 
     Raises:
         ConfigError: one of them means nothing to the backend.
     """
-    checked = {_SPELLINGS.get(name, name): value for name, value in settings.items()}
-    for name in checked:
+    checked: dict[str, str] = {}
+    for given, value in settings.items():
+        name = _SPELLINGS.get(given, given)
+        if name in checked:
+            raise ConfigError(f"--rdzv-conf: {name} is given twice, in two spellings")
+        checked[name] = value
         if name not in known:
             from difflib import get_close_matches  # noqa: PLC0415  # only when it is wrong
 
             near = get_close_matches(name, known, 1)
             meant = f"did you mean {near[0]}?" if near else f"it knows {', '.join(known)}"
             raise ConfigError(
-                f"--rdzv-conf: {name} means nothing to the backend {backend}; {meant}"
+                f"--rdzv-conf: {given} means nothing to the backend {backend}", hint=meant
             )
     return checked
 
 
-def _timeout(settings: Mapping[str, str]) -> Duration | None:
-    text = settings.get("request_timeout")
+def _check_file(name: str, path: str | None) -> None:
+    if path is not None and not os.path.isfile(path):
+        raise ConfigError(f"--rdzv-conf: {name} is {path!r}, and there is no such file")
+
+
+def _seconds(settings: Mapping[str, str], name: str) -> Duration | None:
+    text = settings.get(name)
     if text is None:
         return None
     try:
@@ -149,17 +208,20 @@ def _timeout(settings: Mapping[str, str]) -> Duration | None:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < 1e6:
-        raise ConfigError(f"--rdzv-conf: request_timeout is {text!r}, expected more than 0 seconds")
+        raise ConfigError(f"--rdzv-conf: {name} is {text!r}, expected more than 0 seconds")
     return duration_from_seconds(seconds)
 
 
 def _is_host(text: str | None) -> bool | None:
-    meanings = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+    meanings = {
+        **dict.fromkeys(("1", "true", "t", "yes", "y"), True),
+        **dict.fromkeys(("0", "false", "f", "no", "n"), False),
+    }
     if text is None:
         return None
-    if text.lower() not in meanings:
+    if text.strip().lower() not in meanings:
         raise ConfigError(f"--rdzv-conf: is_host is {text!r}, expected true or false")
-    return meanings[text.lower()]
+    return meanings[text.strip().lower()]
 
 
 def _plugged_in(backend: str) -> Callable[..., Store]:

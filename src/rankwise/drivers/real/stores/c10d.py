@@ -1,0 +1,454 @@
+"""A store in torch's TCPStore, for clusters that have torch and no etcd.
+
+One agent serves a TCPStore; all of them keep an ordered log in it and replay it (`c10d_log`), so it
+has the transactions, watches and leases that torch's stores lack. Any other store of torch will do,
+too, as long as somebody looks after leases.
+
+A watch waits inside torch until the log has another entry, where nothing can wake it; so whoever
+closes it writes an entry that does nothing. Leases must be polled, since torch's stores offer
+nothing else: the *reaper*, a thread in the process that serves, asks for the counters of all leases
+a few times in the life of the shortest one, and ends those that nobody has renewed, by its own
+clock.
+
+What it does not survive: the agent that serves, or its machine. torch's client never connects
+anew, so a connection that was lost is lost for good: `StoreUnavailable`, and the same again. A
+server that is stopped, but not dead, blocks its clients inside torch for as long. For more, use
+etcd.
+"""
+
+import errno
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from threading import Event, Lock, Thread
+from typing import Any, Self, cast
+
+import msgspec
+
+from rankwise.base.errors import ConfigError, LeaseLost, StoreError, StoreUnavailable
+from rankwise.base.keys import (
+    Change,
+    Committed,
+    Conflict,
+    LeaseId,
+    Revision,
+    Snapshot,
+    Transaction,
+)
+from rankwise.base.units import SECOND, Duration, Instant, after
+from rankwise.drivers.real.stores.addresses import is_here
+from rankwise.drivers.real.stores.c10d_log import (
+    NO_TIME,
+    CommitEntry,
+    EndEntry,
+    Granted,
+    GrantEntry,
+    LogEntry,
+    NothingEntry,
+    ReplayedLog,
+    Result,
+    TorchStore,
+)
+from rankwise.drivers.real.stores.connections import endpoint_text
+from rankwise.drivers.real.stores.patience import closed_error, describe
+from rankwise.ports.clock import Clock
+
+LOG_LEVEL_VARIABLE = "TORCH_CPP_LOG_LEVEL"
+SLICE = timedelta(seconds=5)
+"""How long a thread waits inside torch at a time, at most; who writes an entry wakes it sooner."""
+LOOKS_PER_LIFE = 5
+"""How often the reaper looks at a lease while it could live without being renewed."""
+REAPER_PAUSE_S = 0.5
+"""The longest pause of the reaper: new leases are only seen by looking, and may be short."""
+LATER_CONNECTIONS = timedelta(seconds=10)
+"""How long a further connection may take, once there has been one."""
+AWAY = Duration(1 * SECOND)
+"""A reaper that looks so much too late was stopped, and so were the server's ears."""
+
+
+class C10dConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where torch's TCPStore is.
+
+    Attributes:
+        host, port: its address.
+        namespace: separates runs that share it.
+        is_host: whether this process shall serve; None: if `host` is an address of this machine,
+            and nobody serves there yet.
+        connect_timeout: how long to wait for whoever serves to come up.
+    """
+
+    host: str
+    port: int
+    namespace: str
+    is_host: bool | None = None
+    connect_timeout: Duration = Duration(60 * SECOND)
+
+
+def open_c10d(config: C10dConfig, clock: Clock) -> "C10dStore":
+    """Serve or join torch's TCPStore.
+
+    Raises:
+        ConfigError: torch is not installed, or this process must serve and cannot.
+        StoreUnavailable: nobody serves.
+    """
+    distributed = _import_torch()
+    who = f"torch's TCPStore at {endpoint_text(config.host, config.port)}"
+    serves = _shall_serve(config)
+    try:
+        store = _tcp_store(distributed, config, serves=serves)
+    except Exception as error:
+        if serves and config.is_host is None:
+            # Another agent of this machine was quicker.
+            serves, store = False, _joined(distributed, config, who)
+        elif serves:
+            raise ConfigError(
+                f"{who} cannot be served: {_first_line(error)}",
+                hint="give another --rdzv-endpoint, or is_host=0 where another agent serves",
+            ) from error
+        else:
+            raise _nobody_serves(config, who, error) from error
+    store.set_timeout(min(LATER_CONNECTIONS, store.timeout))
+    return C10dStore(store, namespace=config.namespace, who=who, clock=clock, reaps=serves)
+
+
+def open_file(path: str, namespace: str, clock: Clock) -> "C10dStore":
+    """A store in a file that all nodes see, by torch's FileStore: for one machine, and for tests.
+
+    Nobody serves it, so every client looks after all leases.
+
+    Raises:
+        ConfigError: torch is not installed, or the file cannot be used.
+    """
+    distributed = _import_torch()
+    try:
+        # torch itself would try for minutes.
+        with open(path, "ab"):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"torch's FileStore cannot use the file {path!r}: {describe(error)}",
+            hint="give --rdzv-endpoint a path in a directory that exists",
+        ) from error
+    store = distributed.FileStore(path)
+    return C10dStore(
+        store, namespace=namespace, who=f"torch's FileStore {path}", clock=clock, reaps=True
+    )
+
+
+class C10dStore:
+    """A store in one of torch's stores; a `rankwise.ports.store.Store`.
+
+    Args:
+        store: torch's TCPStore, or any other; one that cannot be cloned is used by all threads.
+        namespace: separates this log from other keys in it.
+        who: names it in errors.
+        clock: counts leases if this client reaps.
+        reaps: whether this client ends leases that nobody renews. One of all clients must.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        *,
+        namespace: str,
+        clock: Clock,
+        who: str = "torch's store",
+        reaps: bool = False,
+    ) -> None:
+        self._torch_store = store
+        self._who = who
+        self._clock = clock
+        self._log = ReplayedLog(f"rankwise-log/{namespace}", who)
+        self._closed = Event()
+        self._lock = Lock()
+        self.waiting: set[C10dWatch] = set()
+        """Watches in which a thread waits."""
+        self._connection: TorchStore = store
+        self._reaper: Thread | None = None
+        if reaps:
+            reaper = _Reaper(self._log, self.clone(), clock, self._closed)
+            self._reaper = Thread(target=reaper.run, name="rankwise-reaper", daemon=True)
+            self._reaper.start()
+
+    def read(self, prefix: str) -> Snapshot:
+        """All entries whose keys begin with `prefix`."""
+        with self._lock:
+            self._check_open()
+            self._log.catch_up(self._connection)
+        with self._log.changed:
+            return self._log.keyspace.read(prefix)
+
+    def commit(self, transaction: Transaction) -> Committed | Conflict:
+        """Try a transaction."""
+        result = self._append(lambda author, number: CommitEntry(author, number, transaction))
+        return cast("Committed | Conflict", result)
+
+    def watch(self, prefix: str, after: Revision) -> "C10dWatch":
+        """Tell every change under `prefix` that is later than `after`."""
+        return C10dWatch(self, prefix, after)
+
+    def grant_lease(self, ttl: Duration) -> LeaseId:
+        """A new lease, which the reaper looks after."""
+        return cast("LeaseId", self._append(lambda author, number: GrantEntry(author, number, ttl)))
+
+    def renew_lease(self, lease: LeaseId) -> None:
+        """Let the lease live for its whole time to live again."""
+        with self._lock:
+            self._check_open()
+            self._log.beat(self._connection, lease)
+            self._log.catch_up(self._connection)
+        with self._log.changed:
+            self._log.keyspace.renew_lease(lease, NO_TIME)
+
+    def revoke_lease(self, lease: LeaseId) -> None:
+        """End the lease and delete its entries."""
+        self._append(lambda author, number: EndEntry(author, number, lease))
+
+    def close(self) -> None:
+        """End this client's threads and watches; a server ends with its last user."""
+        was_closed = self._closed.is_set()
+        self._closed.set()
+        if not was_closed and self.waiting:
+            self.wake_waiting()
+        if self._reaper is not None:
+            self._reaper.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed.is_set()
+
+    @property
+    def log(self) -> ReplayedLog:
+        """The replica of the log that all watches share."""
+        return self._log
+
+    def wake_waiting(self) -> None:
+        """Write an entry that does nothing, for those who wait; by a thread, as torch may block."""
+        Thread(target=self._write_nothing, name="rankwise-wake", daemon=True).start()
+
+    def _write_nothing(self) -> None:
+        # A server that does not answer has woken them already.
+        with suppress(StoreError), self._lock:
+            self._log.append(self._connection, NothingEntry)
+
+    def _append(self, make: Callable[[bytes, int], LogEntry]) -> Result:
+        with self._lock:
+            self._check_open()
+            result = self._log.append(self._connection, make)
+        if isinstance(result, LeaseLost):
+            raise result
+        return result
+
+    def _check_open(self) -> None:
+        if self._closed.is_set():
+            raise closed_error(self._who)
+
+    def clone(self) -> TorchStore:
+        """A connection of its own, where the store can make one."""
+        try:
+            clone = getattr(self._torch_store, "clone", lambda: self._torch_store)
+            return cast("TorchStore", clone())
+        except RuntimeError as error:
+            raise StoreUnavailable(f"{self._who} does not answer: {_first_line(error)}") from error
+
+
+class C10dWatch:
+    """The changes under a prefix; a `rankwise.ports.store.Watch`."""
+
+    def __init__(self, store: C10dStore, prefix: str, after: Revision) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._told = after
+        self._connection: TorchStore | None = None
+        self._closed = Event()
+
+    def next(self, patience: Duration) -> tuple[Change, ...]:
+        """Wait for the next changes; empty when there were none for `patience`."""
+        self._store.waiting.add(self)
+        try:
+            return self._next(timedelta(microseconds=patience // 1000))
+        finally:
+            self._store.waiting.discard(self)
+
+    def close(self) -> None:
+        """End the watch and wake a thread that waits in `next`."""
+        self._closed.set()
+        if self in self._store.waiting and not self._store.is_closed:
+            self._store.wake_waiting()
+
+    def _next(self, left: timedelta) -> tuple[Change, ...]:
+        while not (self._closed.is_set() or self._store.is_closed):
+            if changes := self._changes():
+                return changes
+            if left <= timedelta(0):
+                return ()
+            if self._connection is None:
+                self._connection = self._store.clone()
+            # torch counts milliseconds, and takes nothing for no limit.
+            part = max(min(left, SLICE), timedelta(milliseconds=1))
+            if not self._store.log.wait_for_next(self._connection, part):
+                left -= part
+        return ()
+
+    def _changes(self) -> tuple[Change, ...]:
+        log = self._store.log
+        with log.changed:
+            changes = log.keyspace.changes_after(self._told, self._prefix)
+            self._told = max(self._told, log.keyspace.revision)
+            return changes
+
+
+class _Reaper:
+    """Ends leases that nobody renews; see the module's text."""
+
+    def __init__(
+        self, log: ReplayedLog, connection: TorchStore, clock: Clock, closed: Event
+    ) -> None:
+        self._log = log
+        self._connection = connection
+        self._clock = clock
+        self._closed = closed
+        self._known: dict[LeaseId, _Watched] = {}
+        self._looks_at = clock.now()
+
+    def run(self) -> None:
+        """Look again and again until the client is closed."""
+        while not self._closed.is_set():
+            try:
+                self._look()
+            except StoreError:
+                return  # the server is gone for good, and all leases with it
+            self._closed.wait(self._pause_s())
+
+    def _pause_s(self) -> float:
+        shortest = min((known.granted.ttl for known in self._known.values()), default=None)
+        pause_s = REAPER_PAUSE_S
+        if shortest is not None:
+            pause_s = min(pause_s, shortest / SECOND / LOOKS_PER_LIFE)
+        self._looks_at = after(self._clock.now(), Duration(round(pause_s * SECOND)))
+        return pause_s
+
+    def _look(self) -> None:
+        self._log.catch_up(self._connection)
+        with self._log.changed:
+            granted = sorted(self._log.leases.values())
+        for one in granted:
+            if one.lease not in self._known:
+                self._log.beat(self._connection, one.lease, 0)
+        counts = (
+            self._log.beats_of(self._connection, [one.lease for one in granted]) if granted else []
+        )
+        now = self._clock.now()
+        was_away = now > after(self._looks_at, AWAY)
+        self._known = {
+            one.lease: self._seen(one, count, now, was_away=was_away)
+            for one, count in zip(granted, counts, strict=True)
+        }
+        for known in self._known.values():
+            if now >= after(known.alive_at, known.granted.ttl):
+                lease = known.granted.lease
+                self._log.append(
+                    self._connection,
+                    lambda author, number, lease=lease: EndEntry(author, number, lease),  # type: ignore[misc]
+                )
+
+    def _seen(self, granted: Granted, beats: int, now: Instant, *, was_away: bool) -> "_Watched":
+        before = self._known.get(granted.lease)
+        if before is None or before.beats != beats or was_away:
+            return _Watched(granted, beats, now)
+        return before
+
+
+class _Watched(msgspec.Struct, frozen=True):
+    """A lease, how often it had been renewed, and when the reaper first saw that number."""
+
+    granted: Granted
+    beats: int
+    alive_at: Instant
+
+
+def _import_torch() -> Any:
+    try:
+        with _quiet_torch():
+            from torch import distributed  # noqa: PLC0415 -- takes seconds, and may be absent
+    except ImportError as error:
+        raise ConfigError(
+            "the c10d store needs PyTorch, which cannot be imported",
+            hint="pip install 'rankwise[torch]', or use --rdzv-backend embedded, which needs"
+            " nothing, or etcd",
+        ) from error
+    if not distributed.is_available():
+        raise ConfigError(
+            "the c10d store needs torch.distributed, which this build of PyTorch lacks",
+            hint="use --rdzv-backend embedded, which needs nothing, or etcd",
+        )
+    return distributed
+
+
+@contextmanager
+def _quiet_torch() -> Iterator[None]:
+    """Import torch so that its C++ does not write about every wait that ends; workers are theirs.
+
+    It looks at the variable when it is loaded, and never again.
+    """
+    if LOG_LEVEL_VARIABLE in os.environ or "torch" in sys.modules:
+        yield
+        return
+    os.environ[LOG_LEVEL_VARIABLE] = "ERROR"
+    try:
+        yield
+    finally:
+        del os.environ[LOG_LEVEL_VARIABLE]
+
+
+def _shall_serve(config: C10dConfig) -> bool:
+    if config.is_host is not None:
+        return config.is_host
+    if not is_here(config.host):
+        return False
+    # Asked before torch is, which reports a taken port on the screen, with its stack.
+    try:
+        with socket.create_server(("", config.port)):
+            return True
+    except OSError as error:
+        return error.errno != errno.EADDRINUSE
+
+
+def _tcp_store(distributed: Any, config: C10dConfig, *, serves: bool) -> Any:
+    return distributed.TCPStore(
+        config.host,
+        config.port,
+        is_master=serves,
+        timeout=timedelta(microseconds=config.connect_timeout // 1000),
+        wait_for_workers=False,
+        multi_tenant=True,
+    )
+
+
+def _joined(distributed: Any, config: C10dConfig, who: str) -> Any:
+    try:
+        return _tcp_store(distributed, config, serves=False)
+    except Exception as error:
+        raise _nobody_serves(config, who, error) from error
+
+
+def _nobody_serves(config: C10dConfig, who: str, error: Exception) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"no answer within {config.connect_timeout / SECOND:.3g} s from {who}:"
+        f" {_first_line(error)}",
+        hint="start the agent on that machine, or check --rdzv-endpoint",
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(describe(error).splitlines()), type(error).__name__)
