@@ -134,8 +134,8 @@ def test_the_collectives_work_over_windows_too(make_window_world: MakeWorld) -> 
 
 
 def until_it_fails(member: Member, what: str) -> Any:
-    member.barrier()
     try:
+        member.barrier()
         while True:
             if what == "wait":
                 member.wait("back")
