@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rankwise.sim.benches.session import Session, Settings
@@ -146,7 +146,8 @@ def test_arrows_are_fastened_to_slices_that_last_in_whole_nanoseconds(trace: Tra
     assert begun == {}
 
 
-@given(st.integers(0, 10**15))
+@given(st.integers(0, 10**15) | st.integers(0, 10**12).map(lambda number: 1_000 * number))
+@example(1_001_000)  # 1.001 us times a thousand is a little less than 1,001
 def test_an_instant_is_written_so_that_its_nanosecond_survives(picoseconds: int) -> None:
     written = _microseconds(picoseconds)
 

@@ -205,6 +205,14 @@ def test_an_interrupt_ends_the_ranks_and_goes_on_to_the_caller(ctx: RuntimeConte
     assert_is_clean(ctx)
 
 
+def test_ranks_that_make_different_groups_are_told(ctx: RuntimeContext) -> None:
+    with pytest.raises(SpawnException) as caught:
+        ctx.multiprocessing.spawn(lambda rank: ctx.distributed.new_group([rank]), nprocs=2)
+
+    assert "rank 1 makes group 0 of ranks [1], another rank made it of [0]" in str(caught.value)
+    assert list(caught.value.errors) == [1]
+
+
 def test_ranks_in_different_collectives_are_told_what_everyone_called(ctx: RuntimeContext) -> None:
     def worker(rank: int) -> None:
         for _ in range(4):
@@ -219,6 +227,7 @@ def test_ranks_in_different_collectives_are_told_what_everyone_called(ctx: Runti
         ctx.multiprocessing.spawn(worker, nprocs=2)
 
     text = str(caught.value)
+    assert text.startswith("ranks called different collectives: ")
     assert "rank 0 is in all_reduce #5 of (4,) f16, at " in text
     assert "rank 1 is in broadcast #5 of (4,) f16, at " in text
     assert __file__ in text

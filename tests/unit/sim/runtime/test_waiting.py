@@ -132,11 +132,13 @@ def test_draining_goes_on_until_both_lists_are_empty(ctx: RuntimeContext) -> Non
     ctx._pending_collectives.append(third)
 
     def add_another(_env: Any) -> Any:
-        ctx._pending_worker_waits.append(late)
         yield 1
+        ctx._pending_worker_waits.append(late)
 
     late = lasting(ctx, 5)
-    ctx._pending_collectives.append(ctx.engine.submit(Run(sip=1, start=add_another)))
+    # Not before the deferred waits have been drained, but while the collectives are.
+    adding = Run(sip=1, start=add_another, after=(first, second))
+    ctx._pending_collectives.append(ctx.engine.submit(adding))
 
     _drain_pending(ctx)
 
