@@ -95,8 +95,8 @@ def load(pointer: tensor, mask: Any, other: Any, *, volatile: bool = False) -> t
     result = tensor(data, element, pointer.shape)
     if execution.observer is not None:
         _note(execution, "load", result, target, access, (pointer, mask))
-    if not pointer.shape and execution.interleaves and (mask is None or mask.data[0]):
-        where = (site(), buffer.address, int(pointer.data.reshape(-1)[0]))
+    if not pointer.shape and execution.may_wait and (mask is None or mask.data[0]):
+        where = (site(), buffer.address, pointer.data.tobytes())
         execution.probe(where, data.tobytes())
     return result
 

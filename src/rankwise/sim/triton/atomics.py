@@ -2,7 +2,10 @@
 
 In a lockstep group the programs' operations take effect one program after the other, element by
 element, so that a sum of floats is the same in every run. What was there before an operation is its
-result. A compare-and-swap is how programs wait for one another: it ends the lockstep.
+result. A compare-and-swap is how programs wait for one another. A group goes on in lockstep as long
+as each of its programs gets a word of its own, as with locks that are free; programs that want the
+same word go in turn, in groups of their own; and where a word is not what was expected, somebody
+else has to run, and the lockstep ends.
 """
 
 from collections.abc import Callable
@@ -15,11 +18,13 @@ from rankwise.sim.triton.casting import cast
 from rankwise.sim.triton.dtypes import Array, dtype
 from rankwise.sim.triton.execution import (
     Execution,
+    InTurn,
     KernelTypeError,
     KernelValueError,
     MustInterleave,
     Operation,
     active,
+    parts_by,
     place,
     site,
     tokens_of,
@@ -83,17 +88,25 @@ def compare_and_swap(
     element = element_of(pointer)
     _check("cas", element, sem, scope)
     execution = active()
-    if not execution.interleaves:
+    if not execution.interleaves and pointer.numel != 1:
         raise MustInterleave
     expected = broadcast_to(cast(expected, element), pointer.shape)
     value = broadcast_to(cast(value, element), pointer.shape)
     index, target = _addresses(execution, "cas", pointer, element)
+    index = _for_each(index, execution.size)
     access = resolve_scattered(target, index, None)
     flat = target.buffer.elements(element)
+    if not execution.interleaves:
+        _take_turns(access.elements.reshape(-1))
     wanted, new = (np.broadcast_to(each.data, index.shape) for each in (expected, value))
     wanted, new = element.encode(wanted).reshape(-1), element.encode(new).reshape(-1)
-    before = np.empty(index.size, element.storage)
-    for at, where in enumerate(access.elements.reshape(-1).tolist()):
+    words = access.elements.reshape(-1)
+    before = flat[words]
+    if not execution.interleaves:
+        if (before != wanted).any():
+            raise MustInterleave  # somebody has to let go first
+        execution.remember(lambda: flat.__setitem__(words, before))
+    for at, where in enumerate(words.tolist()):
         before[at] = flat[where]
         if before[at] == wanted[at]:
             if flat[where] != new[at]:
@@ -102,6 +115,16 @@ def compare_and_swap(
     result = tensor(element.decode(before).reshape(index.shape), element, pointer.shape)
     _conclude(execution, target, access, result, (pointer, expected, value))
     return result
+
+
+def _take_turns(words: Array) -> None:
+    """End a group of which several programs want one word: those who come first go first."""
+    order = np.argsort(words, kind="stable")
+    first = np.flatnonzero(np.diff(words[order], prepend=words[order[:1]] - 1))
+    turns = np.empty(len(words), np.int64)
+    turns[order] = np.arange(len(words)) - np.repeat(first, np.diff(np.append(first, len(words))))
+    if turns.any():
+        raise InTurn(parts_by(turns))
 
 
 def _check(name: str, element: dtype, sem: str | None, scope: str | None) -> None:
@@ -205,6 +228,6 @@ def _conclude(
             )
         )
         execution.observer.settle()
-    if execution.interleaves and result.numel == 1:
-        where = (site(), target.buffer.address, int(pointer.data.reshape(-1)[0]))
+    if execution.may_wait and result.numel == 1:
+        where = (site(), target.buffer.address, pointer.data.tobytes())
         execution.probe(where, result.data.tobytes())

@@ -70,6 +70,10 @@ class GroupSplit(BaseException):
         self.parts = parts
 
 
+class InTurn(GroupSplit):
+    """Programs of the group want the same word of memory; the parts go one after the other."""
+
+
 class MustInterleave(BaseException):
     """The kernel's programs may wait for one another."""
 
@@ -138,6 +142,8 @@ class Launch:
     """What all executions of one kernel launch share.
 
     Attributes:
+        is_wary: whether its programs visibly wait in a loop, so that looking at memory twice and
+            seeing the same may be waiting.
         burst_bytes: what memory gives and takes at once, for whoever models time.
         knows_addresses: whether a program has seen a pointer as a number.
     """
@@ -162,6 +168,7 @@ class Launch:
         self.prints = print if prints is None else prints
         self.largest_block = 1
         self.channels: Any = None
+        self.is_wary = False
         self.burst_bytes = 1
         self.knows_addresses = False
 
@@ -191,6 +198,11 @@ class Execution:
     def interleaves(self) -> bool:
         """Whether this is one program among others that run at the same time."""
         return self.wait is not None
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether it matters what the programs see when they look at memory again."""
+        return self.wait is not None or self.launch.is_wary
 
     def program_id(self, axis: int) -> Array:
         """The programs' positions in the grid along an axis."""
@@ -249,11 +261,14 @@ class Execution:
     def probe(self, site: tuple[Any, ...], value: Any) -> None:
         """Note that a program looked at memory in a way in which programs wait.
 
-        Seeing the same at the same place again means that it waits: others go on first.
+        Seeing the same at the same place again means that it waits: others go on first. A group in
+        lockstep has nobody who could, so it ends.
         """
-        if self.wait is None:
+        if self.wait is None and not self.launch.is_wary:
             return
         if self._last_probe.get(site) == value:
+            if self.wait is None:
+                raise MustInterleave
             self.wait()
         else:
             self._last_probe[site] = value

@@ -1,11 +1,12 @@
 """Carrying a launch out: groups of programs in lockstep, or each program in a greenlet.
 
 Lockstep is tried first. A few programs run to see how large the kernel's blocks are; the rest go in
-groups whose blocks fit a cache. A group whose programs part ways is run again in parts. When a
-kernel asks for it (a compare-and-swap, a volatile load), or from the start when its programs
-visibly wait in a loop or when somebody wants to see each program by itself, the programs that are
-left run as greenlets: each goes on until it has looked at memory twice and seen the same, then the
-next one.
+groups whose blocks fit a cache. A group whose programs part ways is run again in parts; so are
+programs that take locks, if several want the same one. When a kernel asks for it (a
+compare-and-swap that finds a lock taken, a volatile load, a loop that looks at memory and sees the
+same again), or from the start when somebody wants to see each program by itself, the programs that
+are left run as greenlets: each goes on until it has looked at memory twice and seen the same, then
+the next one.
 
 Both are orders in which an accelerator could have run the programs, and the same in every run.
 """
@@ -24,6 +25,7 @@ from rankwise.sim.triton.execution import (
     KERNEL_CODE,
     Execution,
     GroupSplit,
+    InTurn,
     Launch,
     MustInterleave,
 )
@@ -43,7 +45,9 @@ def run_launch(launch: Launch, body: Callable[[], object], *, interleave: bool =
     outer = ACTIVE.execution
     try:
         with np.errstate(all="ignore"):
-            rest = programs if interleave else _run_in_lockstep(launch, body, programs)
+            is_watched = launch.observer is not None or launch.races is not None
+            launch.is_wary = interleave
+            rest = programs if is_watched else _run_in_lockstep(launch, body, programs)
             if len(rest):
                 _run_interleaved(launch, body, rest)
     finally:
@@ -66,7 +70,9 @@ def _run_in_lockstep(launch: Launch, body: Callable[[], object], programs: Array
             body()
         except GroupSplit as split:
             execution.take_back()
-            ways = max(ways, len(split.parts))
+            # Locks are taken late: a larger group would have calculated all that for nothing.
+            if not isinstance(split, InTurn):
+                ways = max(ways, len(split.parts))
             waiting.extendleft(group[part] for part in reversed(split.parts))
         except MustInterleave:
             execution.take_back()

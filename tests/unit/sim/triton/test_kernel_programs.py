@@ -190,3 +190,59 @@ def test_a_grid_of_three_axes_numbers_its_programs() -> None:
 
     z, y, x = np.indices((4, 3, 2))
     np.testing.assert_array_equal(out, x + 10 * y + 100 * z)
+
+
+@triton.jit
+def locked_sum_kernel(
+    x: Any, locks: Any, sums: Any, tries: Any, LOCKS: tl.constexpr, B: tl.constexpr
+) -> None:
+    row = tl.program_id(0)
+    lock, cols = locks + row % LOCKS, tl.arange(0, B)
+    value = tl.load(x + row * B + cols)
+    while tl.atomic_cas(lock, 0, 1) == 1:
+        tl.atomic_add(tries, 1)
+    mine = sums + row % LOCKS * B + cols
+    tl.store(mine, tl.load(mine) + value)
+    tl.atomic_xchg(lock, 0)
+
+
+@pytest.mark.parametrize("locks", [1, 3, 16, 64])
+def test_programs_take_a_lock_in_turn_and_never_find_it_taken(locks: int) -> None:
+    x = np.random.default_rng(1).integers(0, 9, (50, 8)).astype(np.int32)
+    words, sums, tries = np.zeros(locks, np.int32), np.zeros((locks, 8), np.int32), np.zeros(1, int)
+    calls = []
+
+    @triton.jit
+    def counted(x: Any, locks: Any, sums: Any, tries: Any, LOCKS: tl.constexpr) -> None:
+        calls.append(1)
+        locked_sum_kernel(x, locks, sums, tries, LOCKS, 8)
+
+    counted[(50,)](x, words, sums, tries, LOCKS=locks)
+
+    expected = np.zeros_like(sums)
+    np.add.at(expected, np.arange(50) % locks, x)
+    np.testing.assert_array_equal(sums, expected)
+    assert not words.any()
+    assert tries[0] == 0
+    # In groups of programs with a lock each; greenlets would have needed one call per program.
+    assert locks < 16 or len(calls) < 25
+
+
+def test_programs_that_find_a_lock_taken_wait_until_it_is_given_back() -> None:
+    @triton.jit
+    def kernel(lock: Any, o: Any) -> None:
+        pid = tl.program_id(0)
+        if pid == 7:
+            tl.store(o, 5)
+            tl.atomic_xchg(lock, 0)
+        else:
+            while tl.atomic_cas(lock, 0, 1) == 1:
+                pass
+            tl.store(o + pid + 1, tl.load(o))
+            tl.atomic_xchg(lock, 0)
+
+    lock, out = np.ones(1, np.int32), np.zeros(9, np.int32)
+
+    kernel[(8,)](lock, out)
+
+    np.testing.assert_array_equal(out, [5, 5, 5, 5, 5, 5, 5, 5, 0])
