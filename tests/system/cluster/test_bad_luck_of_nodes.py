@@ -1,0 +1,234 @@
+"""What nodes make of each other's mistakes and deaths, with real agents on one host."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from etcd_servers import etcd_cluster, free_ports, needs_etcd
+from running import Finished, Running, start, wait_for_any, write_program
+
+pytestmark = pytest.mark.system
+
+HELLO = """
+import os
+print(f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}", flush=True)
+"""
+STAY = HELLO + "import threading; threading.Event().wait()\n"
+FAIL_ONCE = """
+import os
+if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    raise ValueError("not this time")
+print(f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}", flush=True)
+"""
+FAIL_ON_RANK_1 = """
+import os, threading
+if os.environ["RANK"] == "1":
+    raise ValueError("rank 1 has enough")
+threading.Event().wait()
+"""
+STEP = """
+import os, threading, rankwise
+count = 0
+while not rankwise.should_stop():
+    count += 1
+    threading.Event().wait(0.001 * (1 + int(os.environ["RANK"])))
+    if count == 5:
+        print("under way", flush=True)
+print(f"stopped after {count} steps", flush=True)
+"""
+
+
+class Nodes:
+    """Agents on this host that meet each other."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.port = free_ports(1)[0]
+        self._folder = folder
+        self._stack = stack
+
+    def start(self, program: str, *words: str) -> Running:
+        script = write_program(self._folder, program)
+        return self._stack.enter_context(start("run", *words, script))
+
+    def static(self, node_rank: int, program: str, *words: str) -> Running:
+        return self.start(
+            program,
+            *("--nnodes", "2", "--node-rank", str(node_rank), "--master-port", str(self.port)),
+            *words,
+        )
+
+    def elastic(self, nnodes: str, program: str, *words: str) -> Running:
+        return self.start(
+            program,
+            *("--nnodes", nnodes, "--rdzv-backend", "embedded", "--rdzv-id", "run"),
+            *("--rdzv-endpoint", f"127.0.0.1:{self.port}"),
+            *words,
+        )
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Nodes]:
+    with ExitStack() as stack:
+        yield Nodes(tmp_path, stack)
+
+
+def both(one: Running, two: Running) -> tuple[Finished, Finished]:
+    return one.finish(), two.finish()
+
+
+def test_two_nodes_share_the_ranks(nodes: Nodes) -> None:
+    one, two = both(
+        nodes.static(0, HELLO, "--nproc-per-node", "2"),
+        nodes.static(1, HELLO, "--nproc-per-node", "2"),
+    )
+
+    assert (one.code, two.code) == (0, 0), (one, two)
+    assert sorted(line.partition(":")[2] for line in one.lines) == ["rank 0 of 4", "rank 1 of 4"]
+    assert sorted(line.partition(":")[2] for line in two.lines) == ["rank 2 of 4", "rank 3 of 4"]
+
+
+def test_every_node_shows_the_root_cause_wherever_it_happened(nodes: Nodes) -> None:
+    one, two = both(nodes.static(0, FAIL_ON_RANK_1), nodes.static(1, FAIL_ON_RANK_1))
+
+    assert (one.code, two.code) == (1, 1)
+    for told in (one.stderr, two.stderr):
+        assert "root cause: rank 1 failed: ValueError: rank 1 has enough" in told
+        assert "1 of 2 ranks failed" in told
+
+
+def test_a_failure_starts_all_nodes_again(nodes: Nodes) -> None:
+    one, two = both(
+        nodes.static(0, FAIL_ONCE, "--max-restarts", "1"),
+        nodes.static(1, FAIL_ONCE, "--max-restarts", "1"),
+    )
+
+    assert (one.code, two.code) == (0, 0), (one, two)
+    assert "rank 1 of 2" in two.stdout
+
+
+def test_a_preempted_job_stops_everywhere_at_one_step(nodes: Nodes) -> None:
+    one = nodes.static(0, STEP, "--nproc-per-node", "2")
+    two = nodes.static(1, STEP, "--nproc-per-node", "2")
+    wait_for_any([one, two], "under way", count=4)
+
+    two.signal(signal.SIGTERM)
+    done = both(one, two)
+
+    assert [each.code for each in done] == [143, 143], done
+    told = [
+        line.partition(":")[2] for each in done for line in each.lines if "stopped after" in line
+    ]
+    assert len(told) == 4
+    assert len(set(told)) == 1, told
+
+
+def test_a_node_that_comes_later_is_taken_in_and_one_that_is_killed_is_missed(
+    nodes: Nodes,
+) -> None:
+    words = ("--rdzv-conf", "lease_ttl=2", "--max-restarts", "0")
+    one = nodes.elastic("1:2", STAY, *words)
+    one.wait_for("rank 0 of 1")
+    two = nodes.elastic("1:2", STAY, *words)
+    wait_for_any([one, two], "of 2", count=2)
+
+    two.process.kill()
+    one.wait_for("rank 0 of 1", count=2)
+    one.signal(signal.SIGTERM)
+
+    assert one.finish().code == 143
+    assert "lost" in one.stderr
+
+
+def test_a_node_that_leaves_is_not_the_end_of_the_others(nodes: Nodes) -> None:
+    one = nodes.elastic("1:2", STAY)
+    one.wait_for("rank 0 of 1")
+    two = nodes.elastic("1:2", STAY, "--on-preemption", "leave")
+    wait_for_any([one, two], "of 2", count=2)
+
+    two.signal(signal.SIGTERM)
+    one.wait_for("rank 0 of 1", count=2)
+    one.signal(signal.SIGTERM)
+
+    assert two.finish().code == 143
+    assert one.finish().code == 143
+
+
+def test_a_node_with_other_options_is_told_what_differs(nodes: Nodes) -> None:
+    one = nodes.static(0, HELLO, "--max-restarts", "2", "--rdzv-conf", "join_timeout=8")
+    two = nodes.static(1, HELLO, "--rdzv-conf", "join_timeout=8")
+
+    told = [each.stderr for each in both(one, two)]
+
+    # Whoever comes second is told, and the first one that nobody else has come.
+    refused = [text for text in told if "was begun by others with restarts_max" in text]
+    assert len(refused) == 1, told
+    assert "start every node with the same options" in refused[0]
+
+
+def test_two_nodes_that_claim_one_rank_are_both_told(nodes: Nodes) -> None:
+    words = ("--rdzv-conf", "lease_ttl=2,join_timeout=30")
+    done = both(nodes.static(0, HELLO, *words), nodes.static(0, HELLO, *words))
+
+    assert [each.code for each in done] == [1, 1]
+    for each in done:
+        assert "node rank 0 is claimed by" in each.stderr
+
+
+def test_a_node_with_another_token_is_refused(nodes: Nodes) -> None:
+    one = nodes.static(0, HELLO, "--rdzv-conf", "join_timeout=5")
+    two = nodes.static(1, HELLO, "--rdzv-conf", "join_timeout=5,token=other", "--node-rank", "1")
+
+    done = both(one, two)
+
+    assert [each.code for each in done] == [1, 1]
+    assert any("its token is not ours" in each.stderr for each in done), done
+
+
+def test_nodes_that_never_come_are_named(nodes: Nodes) -> None:
+    alone = nodes.static(1, HELLO, "--rdzv-conf", "join_timeout=2,is_host=true").finish()
+
+    assert alone.code == 1
+    assert "too few nodes came within 2 s: 1 of at least 2 nodes are ready" in alone.stderr
+    assert "missing node ranks 0" in alone.stderr
+
+
+def test_a_store_that_is_not_there_is_named(nodes: Nodes) -> None:
+    words = ("--nnodes", "2", "--rdzv-backend", "etcd", "--rdzv-conf", "join_timeout=5")
+    done = nodes.start(HELLO, *words, "--rdzv-endpoint", f"127.0.0.1:{nodes.port}").finish()
+
+    assert done.code == 1
+    assert f"etcd at 127.0.0.1:{nodes.port}: Connection refused" in done.stderr
+
+
+def test_a_node_that_is_not_fit_stays_out(nodes: Nodes) -> None:
+    done = nodes.static(0, HELLO, "--node-check", "echo no accelerator; exit 3").finish()
+
+    assert done.code == 1
+    assert (
+        "the node check 'echo no accelerator; exit 3' ended with 3: no accelerator" in done.stderr
+    )
+
+
+@needs_etcd
+def test_etcd_may_be_gone_for_less_than_a_lease_and_for_more(nodes: Nodes, tmp_path: Path) -> None:
+    with etcd_cluster(tmp_path) as cluster:
+        (host, port), *_ = cluster.endpoints
+        words = (
+            *("--nnodes", "1:2", "--rdzv-backend", "etcd", "--rdzv-endpoint", f"{host}:{port}"),
+            *("--rdzv-id", "run", "--rdzv-conf", "lease_ttl=3"),
+        )
+        one = nodes.start(STAY, *words)
+        one.wait_for("rank 0 of 1")
+        (member,) = cluster.members
+
+        member.signal(signal.SIGSTOP)
+        one.wait_for("cut off from the store", stream="stderr")
+        member.signal(signal.SIGCONT)
+        one.wait_for("rank 0 of 1", count=2)
+        cluster.kill()
+        cluster.heal()
+        one.signal(signal.SIGTERM)
+
+        assert one.finish().code == 143
