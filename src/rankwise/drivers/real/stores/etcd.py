@@ -1,7 +1,7 @@
 """etcd, version 3, by way of its JSON gateway: the store for real clusters.
 
 The gateway speaks plain HTTP with JSON, so nothing needs to be installed and a forked process
-inherits no broken channel; see ADR 0009. Each call is one request on a connection that is kept. A
+inherits no broken channel; see ADR 0011. Each call is one request on a connection that is kept. A
 watch has a connection of its own, on which etcd tells changes as they happen; when that ends, for
 whatever reason, the watch continues from the last revision that it was told, at whichever member is
 current. No thread is ours: whoever calls, waits.
