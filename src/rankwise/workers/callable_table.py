@@ -61,10 +61,10 @@ class CallableTable:
         return self._fetched[number]
 
     def _publish(self, number: int, callable_: Any, arena: Arena) -> None:
-        import cloudpickle  # noqa: PLC0415  # only who registers late pays for it
+        from rankwise.workers.late_callables import pickled  # noqa: PLC0415  # only who needs it
 
         try:
-            payload = cloudpickle.dumps(callable_)
+            payload = pickled(callable_, arena)
         except Exception as error:
             raise ConfigError(
                 f"{name_of(callable_)} cannot be sent to children that run already: {error}",

@@ -242,6 +242,7 @@ class Worker:
         try:
             household = Household(self._spec(), self._table)
             household.open(_inherited)
+            household.timeline = self.timeline = Timeline([])
         except BaseException:
             self._drop_communicators()
             raise
@@ -393,7 +394,8 @@ class Worker:
         household = self._runnable()
         engine = household.engine
         deadline = None if timeout is None else Instant(_now() + duration_from_seconds(timeout))
-        household.timeline = self.timeline = Timeline([])
+        if self.timeline.entries:
+            household.timeline = self.timeline = Timeline([])
         engine.clock_base = clock
         self.failures = ()
         self._is_running = True

@@ -176,6 +176,20 @@ def test_a_function_that_is_registered_after_init_brings_along_what_it_captures(
     assert result[0] == 7
 
 
+def test_shared_arrays_that_a_late_function_captures_stay_shared(worker: Worker) -> None:
+    shared, private = worker.share((4, 2), "f4"), np.zeros(1)
+    column = shared[::2, 1]
+
+    def fill_both(args: TaskArgs) -> None:
+        column[...] = 5
+        private[...] = 5
+
+    run(worker, lambda orch: orch.submit_sub(fill_both))
+
+    assert shared.tolist() == [[0, 5], [0, 0], [0, 5], [0, 0]]
+    assert private.tolist() == [0]
+
+
 def test_an_exception_keeps_its_class_and_says_where_it_was_raised(worker: Worker) -> None:
     with pytest.raises(Misfortune, match="it was not to be") as caught:
         run(worker, lambda orch: orch.submit_sub(raise_misfortune))

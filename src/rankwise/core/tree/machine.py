@@ -212,6 +212,7 @@ class TaskGraph:
             child = self._queues.common_child(task)
             if child is not None and not self._is_abandoned:
                 child.followers.append(task)
+                self._queues.has_followers = True
                 self._queues.follow(child)
         self._send(now)
 
@@ -349,7 +350,8 @@ class TaskGraph:
             self._queues.send_some(now)
             return
         self._queues.send_all()
-        if self._unfinished_count and not self._is_abandoned:
+        # One task alone leaves nothing to share.
+        if self._unfinished_count > 1 and not self._is_abandoned:
             for team in self._teams:
                 if team.idle and not team.ready and len(team.children) > 1:
                     self._queues.balance(team)
@@ -458,14 +460,12 @@ class TaskGraph:
                     self._take_from_queue(task)
             else:
                 self._make_ready(self._released.popleft())
-        for team in self._teams:
-            if team.ready or team.pinned_count:
-                self._feed(team)
-            if not self._is_abandoned:
-                for child in team.children:
-                    # Half a queue at a time, so that many words travel together.
-                    if child.followers and len(child.queue) <= self.spec.depth // 2:
-                        self._queues.follow(child)
+        if self._unfinished_count:
+            for team in self._teams:
+                if team.ready or team.pinned_count:
+                    self._feed(team)
+            if self._queues.has_followers and not self._is_abandoned:
+                self._queues.follow_on()
         if self._memory.wanted_bytes is not None:
             self._begin_history(self._memory.retry())
         if self._is_draining and not self._unfinished_count:
@@ -586,13 +586,15 @@ class TaskGraph:
 
     def _finish(self) -> None:
         self._memory.free_all()
-        unfinished = tuple(sorted(self._not_completed, key=_by_number))
+        unfinished: tuple[Unfinished, ...] = ()
+        if self._not_completed:
+            unfinished = tuple(sorted(self._not_completed, key=_by_number))
+            self._not_completed = []
         self._effects.append(Drained(self._task_count, unfinished))
         self._hazards.forget_all()
-        for child in self._queues.children:
-            child.followers.clear()
+        if self._queues.has_followers:
+            self._queues.forget_followers()
         self._task_count = 0
-        self._not_completed = []
         self._is_draining = self._is_abandoned = False
 
 

@@ -46,7 +46,7 @@ class Memory:
         """Let go of what the innermost scope holds."""
         if self.scope_depth == 0:
             raise LocalProtocolError("a scope was closed, but none is open")
-        for slab in [slab for slab in self._slabs if slab.scope_depth == self.scope_depth]:
+        for slab in self._slabs and [s for s in self._slabs if s.scope_depth == self.scope_depth]:
             slab.scope_depth = 0
             if slab.holders == 0:
                 self._free(slab)

@@ -55,6 +55,8 @@ class Queues:
         self._urgent: list[Child] = []
         """Those of them that have nothing else to do, or a full batch."""
         self.held_since: Instant | None = None
+        self.has_followers = False
+        """Whether there may be tasks that follow others into a queue."""
 
     def choose(self, team: Team) -> Child | None:
         """An idle child, else one that has room: the next in turn, or its neighbour with less."""
@@ -106,6 +108,7 @@ class Queues:
             for consumer, _ in task.consumers:
                 if consumer.state is TaskState.PENDING:
                     child.followers.append(consumer)
+                    self.has_followers = True
         waiting = len(unsent)
         if waiting == len(queue) or waiting >= self._spec.batch:
             self._urgent.append(child)
@@ -117,6 +120,18 @@ class Queues:
             task = followers.popleft()
             if task.state is TaskState.PENDING and self.common_child(task) is child:
                 self.append(child, task)
+
+    def follow_on(self) -> None:
+        """Queue ahead what has room by now, half a queue at a time: words shall travel together."""
+        for child in self.children:
+            if child.followers and len(child.queue) <= self._spec.depth // 2:
+                self.follow(child)
+
+    def forget_followers(self) -> None:
+        """Begin anew."""
+        for child in self.children:
+            child.followers.clear()
+        self.has_followers = False
 
     def take_first(self, task: Task) -> Child:
         """Take out of its queue what a child has reported, which must be its first."""
