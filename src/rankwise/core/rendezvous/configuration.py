@@ -55,8 +55,8 @@ class RendezvousConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         policy: which failures the job survives.
         settings: what else must be equal on all nodes, by option.
         last_call: how long the leader waits for more nodes once `nodes_min` are ready.
-        last_call_min: cut short to this if no newcomer has come for so long, and all who are here
-            are ready.
+        last_call_min: the first round begins earlier if no newcomer has come for so long and all
+            who are here are ready; later rounds do not wait for newcomers, who may come any time.
         settle_delay: how long a newcomer to a running job waits for others, before all begin
             again in a larger round.
         join_timeout: how long a round may take to gather `nodes_min` nodes.
@@ -76,7 +76,7 @@ class RendezvousConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     policy: RestartPolicy = RestartPolicy()
     settings: dict[str, str] = {}
     last_call: Duration = Duration(30 * SECOND)
-    last_call_min: Duration = Duration(50 * MILLISECOND)
+    last_call_min: Duration = Duration(3 * SECOND)
     settle_delay: Duration = Duration(3 * SECOND)
     join_timeout: Duration = Duration(600 * SECOND)
     close_timeout: Duration = Duration(30 * SECOND)

@@ -1,10 +1,10 @@
 """The gang machine when the guardian dies, in every phase."""
 
+from rankwise.base.backoff import Backoff
 from rankwise.base.failure import Failure, FailureCause, Outcome, OutcomeStatus
 from rankwise.base.units import SECOND, Duration, Instant
 from rankwise.core.gang.state import Phase
 from rankwise.core.gang.vocabulary import (
-    Backoff,
     Finish,
     GuardianLost,
     ProgressLooked,

@@ -9,13 +9,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from rankwise.base.backoff import Backoff
 from rankwise.base.failure import ExitStatus, FailureCause, Outcome, OutcomeStatus
 from rankwise.base.units import SECOND, Duration, Instant
 from rankwise.core.gang.machine import Gang
 from rankwise.core.gang.state import Phase
 from rankwise.core.gang.vocabulary import (
     AnnounceRestart,
-    Backoff,
     DumpStacks,
     Effect,
     Finish,

@@ -2,13 +2,13 @@
 
 import pytest
 
+from rankwise.base.backoff import Backoff
 from rankwise.base.failure import FailureCause, OutcomeStatus
 from rankwise.base.units import SECOND, Duration, Instant
 from rankwise.core.gang.machine import Gang
 from rankwise.core.gang.state import Phase
 from rankwise.core.gang.vocabulary import (
     AnnounceKill,
-    Backoff,
     DumpStacks,
     Finish,
     ProgressLooked,

@@ -54,6 +54,7 @@ class RoundBook:
     has_leaver: bool = False
     """Whether a member has told that it leaves, or that its workers are gone."""
     dissolved_at: Instant | None = None
+    ended_because: str = ""
 
     @property
     def all_began_at(self) -> Instant | None:
@@ -200,6 +201,7 @@ class ClusterChecker:
     def _judge_dissolution(self, old: Round, new: Round) -> None:
         book = self.books[old.number]
         book.dissolved_at = self._now()
+        book.ended_because = new.why
         if new.is_failure or book.member_vanished or book.has_leaver:
             return
         if any(node not in old.members for node in self._nodes):

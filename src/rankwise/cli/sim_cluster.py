@@ -1,0 +1,219 @@
+"""`rankwise sim cluster`: a cluster of agents in virtual time, and what goes wrong there.
+
+Exit codes: 0 every invariant held, whatever became of the simulated jobs; 1 one was broken; 2 a
+plan or an option that cannot be used, and nothing has run.
+"""
+
+import shlex
+import time
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from rankwise.base.errors import ConfigError, SimulationError
+from rankwise.base.units import SECOND, between, format_bytes, format_duration
+from rankwise.cli.main import CONTEXT_SETTINGS
+
+if TYPE_CHECKING:
+    from rankwise.drivers.sim.cluster.faults import ClusterPlan
+    from rankwise.drivers.sim.cluster.world import ClusterRun
+
+WHY_MAX = 60
+ROUNDS_SHOWN = 12
+
+
+@click.command("cluster", context_settings=CONTEXT_SETTINGS)
+@click.option("--nodes", type=click.IntRange(1, 100_000), help="How many nodes there are.")
+@click.option("--nnodes", metavar="MIN:MAX", help="How many of them run; default: all.")
+@click.option("--spares", type=click.IntRange(0), help="How many are kept in reserve.")
+@click.option("--nproc-per-node", type=click.IntRange(1), help="Workers of each node; default 1.")
+@click.option("--max-restarts", type=click.IntRange(0), help="How many failures the job survives.")
+@click.option("--faults", metavar="PLAN.yaml", default="", help="What befalls the cluster.")
+@click.option("--random", "is_random", is_flag=True, help="Draw the whole plan from the seed.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Decides all chance.")
+@click.option("--seeds", type=click.IntRange(1), default=1, help="Run so many, from --seed on.")
+@click.option("--journal", metavar="FILE", help="Write every stimulus and effect as JSON lines.")
+@click.option("--plan-only", is_flag=True, help="Print the plan as JSON, and run nothing.")
+def cluster(
+    *,
+    nodes: int | None,
+    nnodes: str | None,
+    spares: int | None,
+    nproc_per_node: int | None,
+    max_restarts: int | None,
+    faults: str,
+    is_random: bool,
+    seed: int,
+    seeds: int,
+    journal: str | None,
+    plan_only: bool,
+) -> int:
+    """Simulate a cluster: agents, a store, a network, and what goes wrong.
+
+    The agents and the rules by which they meet are those of a real cluster. After every step
+    checkers look whether any rule was broken; a seed that breaks one is printed with the command
+    that runs it again.
+    """
+    if journal is not None and seeds > 1:
+        raise ConfigError("--journal is about one run, and --seeds makes several")
+    given = {
+        "--nodes": nodes,
+        "--nnodes": nnodes,
+        "--spares": spares,
+        "--nproc-per-node": nproc_per_node,
+        "--max-restarts": max_restarts,
+        "--faults": faults or None,
+    }
+    if is_random and any(value is not None for value in given.values()):
+        raise ConfigError("--random draws the whole plan; it takes no option but --seed")
+    nodes_min, nodes_max = _range(nnodes)
+    plan: ClusterPlan | None = None
+    if not is_random:
+        from rankwise.drivers.sim.cluster.plan_file import load_plan  # noqa: PLC0415  # not for --help
+
+        plan = load_plan(
+            faults,
+            nodes=nodes,
+            nodes_min=nodes_min,
+            nodes_max=nodes_max,
+            spares=spares,
+            per_node=nproc_per_node,
+            restarts_max=max_restarts,
+        )
+    if plan_only:
+        click.echo(_shown_plan(plan or _drawn(seed)))
+        return 0
+    again = _command(given, is_random=is_random)
+    if seeds > 1:
+        return _run_many(plan, range(seed, seed + seeds), again)
+    return _run_one(plan or _drawn(seed), seed, journal, again)
+
+
+def _drawn(seed: int) -> "ClusterPlan":
+    from rankwise.drivers.sim.cluster.plans import random_plan  # noqa: PLC0415  # not for --help
+
+    return random_plan(seed)
+
+
+def _range(nnodes: str | None) -> tuple[int | None, int | None]:
+    if nnodes is None:
+        return None, None
+    parts = nnodes.split(":")
+    if len(parts) > 2 or not all(part.isdecimal() for part in parts):
+        raise ConfigError(f"--nnodes is {nnodes!r}, expected a number or MIN:MAX")
+    return int(parts[0]), int(parts[-1])
+
+
+def _command(given: dict[str, str | int | None], *, is_random: bool) -> str:
+    """The command of this run, but for its seed."""
+    words = ["rankwise", "sim", "cluster"]
+    for name, value in given.items():
+        if value is not None:
+            words += [name, str(value)]
+    return shlex.join([*words, "--random"] if is_random else words)
+
+
+def _run_one(plan: "ClusterPlan", seed: int, journal: str | None, again: str) -> int:
+    from rankwise.drivers.sim.cluster.world import ClusterWorld  # noqa: PLC0415  # not for --help
+
+    world = ClusterWorld(plan, seed, keeps_journal=journal is not None)
+    began = time.perf_counter()
+    broken: SimulationError | None = None
+    try:
+        run = world.run()
+    except SimulationError as error:
+        broken = error
+    elapsed = time.perf_counter() - began
+    if journal is not None:
+        _write_journal(journal, world.journal.lines())
+    if broken is not None:
+        click.echo(f"seed {seed}: {broken}\nagain: {again} --seed {seed}", err=True)
+        return 1
+    click.echo(_summary(plan, run, elapsed))
+    return 0
+
+
+def _run_many(plan: "ClusterPlan | None", seeds: range, again: str) -> int:
+    from rankwise.drivers.sim.cluster.world import ClusterWorld  # noqa: PLC0415  # not for --help
+
+    began = time.perf_counter()
+    ends: dict[str, int] = {}
+    broken = 0
+    for seed in seeds:
+        try:
+            run = ClusterWorld(plan or _drawn(seed), seed, keeps_journal=False).run()
+        except SimulationError as error:
+            broken += 1
+            click.echo(f"seed {seed}: {error}\nagain: {again} --seed {seed}", err=True)
+            continue
+        status = "without a verdict" if run.verdict is None else str(run.verdict.status)
+        ends[status] = ends.get(status, 0) + 1
+    elapsed = time.perf_counter() - began
+    shown = ", ".join(f"{count} {status}" for status, count in sorted(ends.items()))
+    click.echo(
+        f"{len(seeds)} clusters in {elapsed:.1f} s: {shown or 'none ended'}; {broken} broken"
+    )
+    return 1 if broken else 0
+
+
+def _write_journal(path: str, lines: bytes) -> None:
+    try:
+        with open(path, "wb") as file:  # noqa: PTH123  # a plain name, as given
+            file.write(lines)
+    except OSError as error:
+        raise ConfigError(f"the journal {path} cannot be written: {error.strerror}") from error
+    click.echo(f"journal: {path} (rankwise replay {shlex.quote(path)})", err=True)
+
+
+def _shown_plan(plan: "ClusterPlan") -> str:
+    return msgspec.json.format(msgspec.json.encode(plan)).decode()
+
+
+def _summary(plan: "ClusterPlan", run: "ClusterRun", elapsed: float) -> str:
+    config = plan.rendezvous
+    verdict = run.verdict
+    traffic = f"{format_bytes(run.traffic.bytes_total)} in {run.traffic.messages:,} messages"
+    lines = [
+        f"nodes             {plan.nodes}, of which {config.nodes_min} to {config.nodes_max} run",
+        f"verdict           {_verdict(run)}",
+        f"rounds, restarts  {len(run.rounds)}, {0 if verdict is None else verdict.restarts}",
+        f"virtual time      {run.ended_at / SECOND:.3f} s",
+        f"real time         {elapsed:.2f} s for {run.steps:,} steps",
+        f"through the store {traffic}",
+        "",
+        f"{'round':>5} {'nodes':>6} {'began at':>10} {'all had ranks':>14} {'ended at':>10}  why",
+    ]
+    books = list(run.rounds.values())
+    hidden = len(books) - ROUNDS_SHOWN
+    for book in books[:ROUNDS_SHOWN]:
+        began, all_began, ended = book.running_at, book.all_began_at, book.dissolved_at
+        took = "-" if all_began is None else format_duration(between(began, all_began))
+        until = "-" if ended is None else f"{ended / SECOND:.3f} s"
+        why = book.ended_because[:WHY_MAX]
+        number, members = book.record.number, len(book.record.members)
+        lines.append(
+            f"{number:>5} {members:>6} {began / SECOND:>8.3f} s {took:>14} {until:>10}  {why}"
+        )
+    if hidden > 0:
+        lines.append(f"      and {hidden} more")
+    return "\n".join(lines)
+
+
+def _verdict(run: "ClusterRun") -> str:
+    verdict = run.verdict
+    if verdict is None:
+        reasons = sorted(
+            {
+                finish.detail or (finish.refusal.why if finish.refusal else "")
+                for finish in run.finished.values()
+            }
+        )
+        return f"no node learned one: {'; '.join(reasons)}"
+    words = [str(verdict.status)]
+    if verdict.root is not None:
+        what = verdict.root.error.type if verdict.root.error else verdict.root.exit
+        words.append(f"rank {verdict.root.rank} on {verdict.host} ({what or verdict.root.detail})")
+    if verdict.detail:
+        words.append(verdict.detail)
+    return ": ".join(words)

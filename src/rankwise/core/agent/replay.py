@@ -1,0 +1,114 @@
+"""Lives an agent's life again, from its journal: the same machine, the same facts, the same times.
+
+A journal holds everything that a machine was told, and a machine has nothing but what it is told;
+so its states can be seen again afterwards. What it ordered then is compared with what it orders
+now: another version of rankwise may decide otherwise, and what follows then proves little.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from rankwise.base.errors import ConfigError
+from rankwise.base.units import Instant
+from rankwise.core.agent.machine import Agent
+from rankwise.core.agent.vocabulary import AgentStarted, Effect, Stimulus
+
+AGENT_PREFIX = "agent"
+"""Journal entries of agents are under this name, in a simulation followed by the node's id."""
+
+
+class _Line(msgspec.Struct, frozen=True):
+    at: Instant
+    machine: str
+    stimulus: msgspec.Raw = msgspec.Raw()
+    effect: msgspec.Raw = msgspec.Raw()
+
+
+@dataclass(slots=True)
+class Step:
+    """One fact, and the state in which it left the machine.
+
+    Attributes:
+        machine: the machine's name in the journal.
+        at: the instant of the fact on the machine's clock.
+        stimulus: the fact.
+        effects: what the machine orders now.
+        phase: of the agent.
+        round: the number and phase of the round that it knows of; empty before the first.
+        leads: whether its node leads.
+        recorded: what it had ordered then.
+    """
+
+    machine: str
+    at: Instant
+    stimulus: Stimulus
+    effects: list[Effect]
+    phase: str
+    round: str
+    leads: bool
+    recorded: list[Effect]
+
+    @property
+    def differs(self) -> bool:
+        """Whether the machine orders something else now than it did then."""
+        return self.effects != self.recorded
+
+
+def replay(lines: Iterable[bytes], path: str) -> Iterator[Step]:
+    """The steps of all agents in a journal, in the order in which they were taken.
+
+    Args:
+        lines: of the journal.
+        path: its name, for errors.
+
+    Raises:
+        ConfigError: a line is no entry of a journal, or the beginning of a life is missing.
+    """
+    agents: dict[str, Agent] = {}
+    pending: dict[str, Step] = {}
+    stimuli = msgspec.json.Decoder(Stimulus)
+    effects = msgspec.json.Decoder(Effect)
+    for number, text in enumerate(lines, 1):
+        if not text.strip():
+            continue
+        try:
+            line = msgspec.json.decode(text, type=_Line)
+            if not line.machine.startswith(AGENT_PREFIX):
+                continue
+            if bytes(line.effect):
+                step = pending.get(line.machine)
+                if step is not None:
+                    step.recorded.append(effects.decode(line.effect))
+                continue
+            stimulus: Stimulus = stimuli.decode(line.stimulus)
+        except msgspec.DecodeError as error:
+            raise ConfigError(
+                f"{path}, line {number}: {error}",
+                hint="is it the journal of a run on several nodes?",
+            ) from error
+        if line.machine in pending:
+            yield pending.pop(line.machine)
+        pending[line.machine] = _take(agents, line, stimulus, f"{path}, line {number}")
+    yield from pending.values()
+
+
+def _take(agents: dict[str, Agent], line: _Line, stimulus: Stimulus, place: str) -> Step:
+    if isinstance(stimulus, AgentStarted):
+        agents[line.machine] = Agent(stimulus.spec)
+    agent = agents.get(line.machine)
+    if agent is None:
+        raise ConfigError(f"{place}: the beginning of {line.machine}'s life is missing")
+    ordered = agent.handle(stimulus, line.at)
+    round_ = agent.rendezvous.round
+    return Step(
+        machine=line.machine,
+        at=line.at,
+        stimulus=stimulus,
+        effects=ordered,
+        phase=str(agent.phase),
+        round="" if round_ is None else f"{round_.number} {round_.phase}",
+        leads=agent.rendezvous.is_leading,
+        recorded=[],
+    )

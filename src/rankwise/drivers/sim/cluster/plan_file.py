@@ -1,0 +1,115 @@
+"""Plans as YAML files: what a simulated cluster is, and what befalls it.
+
+The fields are those of `ClusterPlan`. A duration is written with its unit, as `5 s` or `200 ms`; a
+bare number would be one of nanoseconds, which nobody means, and is refused.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rankwise.base.errors import ConfigError
+from rankwise.base.units import MICROSECOND, MILLISECOND, SECOND
+from rankwise.drivers.sim.cluster.faults import ClusterPlan
+
+UNITS = {
+    "ns": 1,
+    "us": MICROSECOND,
+    "ms": MILLISECOND,
+    "s": SECOND,
+    "min": 60 * SECOND,
+    "h": 3600 * SECOND,
+}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ns|us|ms|s|min|h)")
+_TIMES = frozenset(
+    {
+        "again_after", "announce_every", "at", "back_after", "close_timeout", "fence", "grace",
+        "initial", "join_timeout", "joins_within", "last_call", "last_call_min", "lasts",
+        "late", "latency_max", "latency_min", "lease_ttl", "longest", "offset_max",
+        "progress_after", "request_timeout", "retry_pause", "settle_delay", "start_takes",
+        "stop_takes", "takes", "time_limit", "uneven", "until", "work",
+    }
+)  # fmt: skip
+"""Fields that hold a duration, or an instant counted from the beginning."""
+
+
+def load_plan(path: str, **overrides: Any) -> ClusterPlan:
+    """Read a plan.
+
+    Args:
+        path: of the file; empty for a plan in which nothing goes wrong.
+        overrides: fields that replace what the file says; None leaves it. `nodes_min`,
+            `nodes_max`, `spares` and `restarts_max` go where they belong.
+
+    Raises:
+        ConfigError: the file cannot be read, or is no plan; the message names the field.
+    """
+    tree = _read(path) if path else {}
+    given = {name: value for name, value in overrides.items() if value is not None}
+    if "nodes" in given:
+        tree["nodes"] = given["nodes"]
+    tree.setdefault("nodes", 8)
+    rendezvous = tree.setdefault("rendezvous", {})
+    workers = tree.setdefault("workers", {})
+    for name in ("nodes_min", "nodes_max", "spares"):
+        if name in given:
+            rendezvous[name] = given[name]
+    for name in ("nodes_min", "nodes_max"):
+        rendezvous.setdefault(name, tree["nodes"])
+    if "restarts_max" in given:
+        rendezvous.setdefault("policy", {})["restarts_max"] = given["restarts_max"]
+    if "per_node" in given:
+        workers["per_node"] = given["per_node"]
+    try:
+        return msgspec.convert(_in_nanoseconds(tree, path), ClusterPlan)
+    except msgspec.ValidationError as error:
+        name = path or "the options"
+        raise ConfigError(f"{name}: {error}", hint="docs/cluster-simulation.md") from error
+
+
+def parse_duration(text: str) -> int | None:
+    """Read a duration such as `1.5 s` as nanoseconds; None if it is none."""
+    found = _DURATION.fullmatch(text.strip())
+    return None if found is None else round(float(found[1]) * UNITS[found[2]])
+
+
+def _read(path: str) -> dict[str, Any]:
+    import yaml  # noqa: PLC0415  # only here
+
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        tree = yaml.safe_load(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the plan {path} cannot be read: {error}") from error
+    except yaml.YAMLError as error:
+        shown = " ".join(str(error).split())
+        raise ConfigError(f"the plan {path} is no YAML: {shown}") from error
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise ConfigError(f"the plan {path} is a {type(tree).__name__}, expected fields")
+    for name in ("rendezvous", "workers"):
+        if not isinstance(tree.get(name, {}), dict):
+            raise ConfigError(f"{path}: {name} is {tree[name]!r}, expected fields")
+    return tree
+
+
+def _in_nanoseconds(value: Any, path: str, name: str = "") -> Any:
+    """The same tree with durations as integers."""
+    if isinstance(value, dict):
+        return {
+            key: _in_nanoseconds(each, path, name if name == "late" else str(key))
+            for key, each in value.items()
+        }
+    if isinstance(value, list):
+        return [_in_nanoseconds(each, path, name) for each in value]
+    if name not in _TIMES or value is None:
+        return value
+    duration = parse_duration(value) if isinstance(value, str) else 0 if value == 0 else None
+    if duration is None:
+        raise ConfigError(
+            f"{path}: {name} is {value!r}, expected a duration with its unit, as 5 s or 200 ms"
+        )
+    return duration

@@ -1,0 +1,243 @@
+"""Broken agents, each in one way: the checkers must catch every one of them."""
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from rankwise.base.errors import SimulationError
+from rankwise.base.failure import OutcomeStatus
+from rankwise.base.keys import Put, Transaction
+from rankwise.base.units import DURATION_MAX, SECOND, Duration, Instant, after
+from rankwise.core.agent.machine import Agent
+from rankwise.core.agent.vocabulary import AgentSpec
+from rankwise.core.rendezvous.configuration import RendezvousConfig
+from rankwise.core.rendezvous.in_flight import Purpose
+from rankwise.core.rendezvous.machine import Rendezvous
+from rankwise.core.rendezvous.records import Phase, Round, Verdict
+from rankwise.core.rendezvous.requests import Commit
+from rankwise.core.rendezvous.vocabulary import Closed, Dissolved, Effect, Settled, Stimulus
+from rankwise.drivers.sim.cluster.checkers import InvariantBroken
+from rankwise.drivers.sim.cluster.faults import Clocks, ClusterPlan, Partition
+from rankwise.drivers.sim.cluster.plans import random_plan
+from rankwise.drivers.sim.cluster.world import ClusterWorld
+
+SEEDS = 400
+
+
+class WithoutConditions(Rendezvous):
+    """A leader that writes the round whatever lies there."""
+
+    def _write_round(self, round_: Round, now: Instant) -> None:
+        value = msgspec.json.encode(round_)
+        token = self._requests.begin(Purpose.ROUND, now, value)
+        self._effects.append(Commit(token, Transaction(puts=(Put(self.keys.round, value),))))
+
+
+class TrustsItsLeaseForEver(Rendezvous):
+    """A node that never notices by its own clock that it is cut off."""
+
+    def _prolong(self, sent_at: Instant) -> None:
+        super()._prolong(sent_at)
+        self._lease_until = after(sent_at, DURATION_MAX)
+
+
+class Changes(Rendezvous):
+    """A leader that writes something else than it has decided."""
+
+    def changed(self, round_: Round) -> Round:
+        raise NotImplementedError
+
+    def _write_round(self, round_: Round, now: Instant) -> None:
+        super()._write_round(self.changed(round_), now)
+
+
+class SpendsTwice(Changes):
+    def changed(self, round_: Round) -> Round:
+        before = 0 if self.round is None else self.round.restarts
+        spent = round_.restarts - before
+        return msgspec.structs.replace(round_, restarts=before + 2 * spent)
+
+
+class SpendsNothing(Changes):
+    def changed(self, round_: Round) -> Round:
+        before = 0 if self.round is None else self.round.restarts
+        return msgspec.structs.replace(round_, restarts=before)
+
+
+class SpendsForMembership(Changes):
+    def changed(self, round_: Round) -> Round:
+        is_new = round_.phase is Phase.RUNNING and round_.number > 0
+        before = 0 if self.round is None else self.round.restarts
+        return msgspec.structs.replace(round_, restarts=before + 1) if is_new else round_
+
+
+class SkipsARound(Changes):
+    def changed(self, round_: Round) -> Round:
+        return msgspec.structs.replace(round_, number=round_.number + (round_.number == 1))
+
+
+class SeatsOneTwice(Changes):
+    def changed(self, round_: Round) -> Round:
+        if round_.phase is not Phase.RUNNING or len(round_.members) < 2:
+            return round_
+        members = (*round_.members[:-1], round_.members[0])
+        return msgspec.structs.replace(round_, members=members)
+
+
+class TakesTooMany(Changes):
+    def changed(self, round_: Round) -> Round:
+        if round_.phase is not Phase.RUNNING or self._view is None:
+            return round_
+        return msgspec.structs.replace(round_, members=tuple(self._view.candidates()))
+
+
+class CallsEverythingASuccess(Changes):
+    def changed(self, round_: Round) -> Round:
+        if round_.verdict is None:
+            return round_
+        return msgspec.structs.replace(round_, verdict=Verdict(status=OutcomeStatus.SUCCEEDED))
+
+
+class BlamesAnybody(Changes):
+    def changed(self, round_: Round) -> Round:
+        verdict = round_.verdict
+        if verdict is None or verdict.root is None:
+            return round_
+        root = msgspec.structs.replace(verdict.root, rank=verdict.root.rank + 1)
+        return msgspec.structs.replace(round_, verdict=msgspec.structs.replace(verdict, root=root))
+
+
+class NeverCloses(Rendezvous):
+    """A leader that keeps the verdict to itself."""
+
+    def _write_round(self, round_: Round, now: Instant) -> None:
+        if round_.phase is not Phase.CLOSED:
+            super()._write_round(round_, now)
+
+
+class Mishears(Rendezvous):
+    """A node that tells its agent something else than it should."""
+
+    def misheard(self, effect: Effect) -> list[Effect]:
+        raise NotImplementedError
+
+    def handle(self, stimulus: Stimulus, now: Instant) -> list[Effect]:
+        return [each for effect in super().handle(stimulus, now) for each in self.misheard(effect)]
+
+
+class BeginsAtRankZero(Mishears):
+    def misheard(self, effect: Effect) -> list[Effect]:
+        if not isinstance(effect, Settled):
+            return [effect]
+        return [Settled(msgspec.structs.replace(effect.world, first_rank=0))]
+
+
+class DoesNotBegin(Mishears):
+    def misheard(self, effect: Effect) -> list[Effect]:
+        is_last = isinstance(effect, Settled) and effect.world.node_rank == effect.world.size - 1
+        return [] if is_last else [effect]
+
+
+class DoesNotStop(Mishears):
+    def misheard(self, effect: Effect) -> list[Effect]:
+        return [] if isinstance(effect, Dissolved) else [effect]
+
+
+class HasAVerdictOfItsOwn(Mishears):
+    def misheard(self, effect: Effect) -> list[Effect]:
+        if not isinstance(effect, Closed):
+            return [effect]
+        return [Closed(msgspec.structs.replace(effect.verdict, detail=self.offer.node_id))]
+
+
+class ReadyTooEarly(Agent):
+    """An agent that says that it is ready while its workers are still ending."""
+
+    def _on_dissolved(self, dissolved: Dissolved, now: Instant) -> None:
+        super()._on_dissolved(dissolved, now)
+        self.rendezvous._rewrite(ready=dissolved.next_round)
+
+
+class SaysNothingInTheEnd(Agent):
+    """An agent that does not tell why it ended."""
+
+    def _finish(self) -> None:
+        self._verdict = self._refusal = None
+        self._detail = ""
+        super()._finish()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        WithoutConditions, SpendsTwice, SpendsNothing, SpendsForMembership,
+        SkipsARound, SeatsOneTwice, TakesTooMany, CallsEverythingASuccess, BlamesAnybody,
+        NeverCloses, BeginsAtRankZero, DoesNotBegin, DoesNotStop, HasAVerdictOfItsOwn,
+    ],
+)  # fmt: skip
+def test_a_broken_rendezvous_is_caught(kind: type[Rendezvous]) -> None:
+    def make_agent(spec: AgentSpec) -> Agent:
+        agent = Agent(spec)
+        agent.rendezvous = kind(spec.run_id, spec.rendezvous, spec.offer)
+        return agent
+
+    assert any(is_caught(seed, make_agent) for seed in range(SEEDS))
+
+
+@pytest.mark.parametrize("kind", [ReadyTooEarly, SaysNothingInTheEnd])
+def test_a_broken_agent_is_caught(kind: type[Agent]) -> None:
+    assert any(is_caught(seed, kind) for seed in range(SEEDS))
+
+
+def test_a_node_that_does_not_feel_its_lease_end_is_caught() -> None:
+    def make_agent(spec: AgentSpec) -> Agent:
+        agent = Agent(spec)
+        agent.rendezvous = TrustsItsLeaseForEver(spec.run_id, spec.rendezvous, spec.offer)
+        return agent
+
+    world = ClusterWorld(cut_off_with(fence=SECOND), 0, make_agent=make_agent)
+
+    with pytest.raises(InvariantBroken, match=r"lives on|is born while"):
+        world.run()
+
+
+def test_no_fence_is_too_little_for_clocks_that_go_slow() -> None:
+    def has_two_ranks(seed: int) -> bool:
+        try:
+            ClusterWorld(cut_off_with(fence=0), seed).run()
+        except InvariantBroken as error:
+            return "lives on" in str(error) or "is born while" in str(error)
+        return False
+
+    assert any(has_two_ranks(seed) for seed in range(40))
+
+
+def test_a_fence_is_enough_for_clocks_that_go_slow() -> None:
+    for seed in range(40):
+        ClusterWorld(cut_off_with(fence=SECOND), seed).run()
+
+
+def cut_off_with(*, fence: int) -> ClusterPlan:
+    """Two of four nodes run, and one of each pair that could is cut off."""
+    return ClusterPlan(
+        nodes=4,
+        rendezvous=RendezvousConfig(
+            nodes_min=2, nodes_max=2, spares=2, fence=Duration(fence), last_call=Duration(0)
+        ),
+        clocks=Clocks(drift_ppm_max=100_000),
+        happenings=(
+            Partition(at=Instant(6 * SECOND), nodes=(0, 1), lasts=Duration(12 * SECOND)),
+            Partition(at=Instant(20 * SECOND), nodes=(2,), lasts=Duration(12 * SECOND)),
+            Partition(at=Instant(20 * SECOND), nodes=(3,), lasts=Duration(8 * SECOND)),
+        ),
+    )
+
+
+def is_caught(seed: int, make_agent: Callable[[AgentSpec], Agent]) -> bool:
+    world = ClusterWorld(random_plan(seed), seed, keeps_journal=False, make_agent=make_agent)
+    try:
+        world.run()
+    except SimulationError:
+        return True
+    return False
