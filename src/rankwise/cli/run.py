@@ -117,10 +117,14 @@ def run(ctx: click.Context, /, **_values: Any) -> int:
     """
     from rankwise.cli.run_job import job_from  # noqa: PLC0415  # not needed for --help
 
-    options = options_in(ctx)
+    options, of_scheduler = _completed_by_scheduler(options_in(ctx), os.environ)
+    if _meets_by_plugin(options):
+        from rankwise.cli.torch_plugins import launch_with_handler  # noqa: PLC0415  # rare
+
+        return launch_with_handler(options)
     job = job_from(options, os.environ)
     with suppress(OSError):  # a run is a run, though nobody can be told of its decisions
-        for notice in notices(options, job):
+        for notice in [*of_scheduler, *notices(options, job)]:
             print(f"rankwise run: {notice}", file=sys.stderr, flush=True)
     if job.logs.log_specs is None and options.event_log_handler == "null":
         from rankwise.launch.supervision import supervise  # noqa: PLC0415  # not for --help
@@ -129,6 +133,17 @@ def run(ctx: click.Context, /, **_values: Any) -> int:
     from rankwise.cli.torch_plugins import supervise_with_plugins  # noqa: PLC0415  # rare
 
     return exit_code(supervise_with_plugins(job, options.event_log_handler))
+
+
+def _meets_by_plugin(options: "RunOptions") -> bool:
+    """Whether several nodes shall meet through somebody's handler for torchrun."""
+    from rankwise.cli.nodes import BACKENDS  # noqa: PLC0415  # not needed for --help
+
+    if options.rdzv_backend in BACKENDS or options.nnodes in ("1", "1:1"):
+        return False
+    from rankwise.cli.torch_plugins import is_rendezvous_plugin  # noqa: PLC0415  # rare
+
+    return is_rendezvous_plugin(options.rdzv_backend)
 
 
 def config_from_cli(argv: Sequence[str], environ: Mapping[str, str]) -> "Job":
@@ -142,7 +157,8 @@ def config_from_cli(argv: Sequence[str], environ: Mapping[str, str]) -> "Job":
     """
     from rankwise.cli.run_job import job_from  # noqa: PLC0415  # not needed for --help
 
-    return job_from(parse(argv, environ), environ)
+    options, _ = _completed_by_scheduler(parse(argv, environ), environ)
+    return job_from(options, environ)
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> "RunOptions":
@@ -161,6 +177,18 @@ def options_in(ctx: click.Context) -> "RunOptions":
         if ctx.get_parameter_source(str(option.name)) is not ParameterSource.DEFAULT
     }
     return RunOptions(**ctx.params, origins=origins)
+
+
+def _completed_by_scheduler(
+    options: "RunOptions", environ: Mapping[str, str]
+) -> tuple["RunOptions", list[str]]:
+    """The options with what SLURM knows of this node's place in a job, and what to tell of it."""
+    if "SLURM_JOB_ID" not in environ:
+        return options, []
+    from rankwise.cli.slurm import completed  # noqa: PLC0415  # only under SLURM
+
+    options, notice = completed(options, environ)
+    return options, [notice] if notice and not options.quiet else []
 
 
 def notices(options: "RunOptions", job: "Job") -> list[str]:

@@ -1,0 +1,104 @@
+"""Two tasks of a SLURM step, each on a node: the variables are SLURM's, everything else is real."""
+
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+from running import Running, start, write_program
+
+from rankwise.cli.slurm import PORT_COUNT, Step
+
+pytestmark = pytest.mark.system
+
+TELLS_ITS_PLACE = """
+import os
+print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "on", os.environ["GROUP_RANK"],
+      "in", os.environ["TORCHELASTIC_RUN_ID"], flush=True)
+"""
+STEPS_UNTIL_TOLD = """
+import time
+import rankwise
+assert not rankwise.should_stop()  # from its first step on a rank is asked, and not signalled
+print("stepping", flush=True)
+while not rankwise.should_stop():
+    time.sleep(0.01)
+print("saved", flush=True)
+"""
+
+
+def job_with_a_free_port() -> int:
+    """The number of a job on whose port nobody listens."""
+    for job in range(os.getpid(), os.getpid() + PORT_COUNT):
+        with socket.socket() as trial:
+            try:
+                trial.bind(("127.0.0.1", Step(job, 0, 2, 2, 0, "").port))
+            except OSError:
+                continue
+            return job
+    pytest.fail("every port of the range is taken")
+
+
+def srun(job: int, node: int, *words: str | Path) -> Running:
+    """A task as srun starts it, with two nodes of which this host plays both."""
+    environment = {
+        "SLURM_JOB_ID": str(job),
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NUM_NODES": "2",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_NODELIST": "localhost,node[07]",
+        "SLURM_NODEID": str(node),
+        "SLURM_TOPOLOGY_ADDR": f"spine.leaf.node{node}",
+        "SLURM_CPUS_ON_NODE": "1",
+    }
+    return start("run", *words, environment=environment)
+
+
+def test_nodes_of_a_step_meet_without_being_told_where(tmp_path: Path) -> None:
+    job = job_with_a_free_port()
+    program = write_program(tmp_path, TELLS_ITS_PLACE)
+
+    with (
+        srun(job, 1, "--nproc-per-node", "2", program) as second,
+        srun(job, 0, "--nproc-per-node", "2", program) as first,
+    ):
+        done = [first.finish(), second.finish()]
+
+    assert [each.code for each in done] == [0, 0], done
+    told = [sorted(line.partition("]:")[2] for line in each.lines) for each in done]
+    assert told == [
+        [f"rank {rank} of 4 on {node} in {job}.0" for rank in (2 * node, 2 * node + 1)]
+        for node in (0, 1)
+    ]
+    assert f"SLURM step {job}.0: this is node 0 of 2" in done[0].stderr
+
+
+def test_a_step_that_is_preempted_stops_all_ranks_at_a_step_and_says_143(tmp_path: Path) -> None:
+    job = job_with_a_free_port()
+    program = write_program(tmp_path, STEPS_UNTIL_TOLD)
+
+    with srun(job, 0, program) as first, srun(job, 1, program) as second:
+        for task in (first, second):
+            task.wait_for("stepping")
+        # SLURM sends it to every task of the step.
+        for task in (first, second):
+            task.signal(signal.SIGTERM)
+        done = [first.finish(), second.finish()]
+
+    assert [each.code for each in done] == [143, 143], done
+    assert all("saved" in each.stdout for each in done)
+
+
+def test_several_tasks_on_a_node_end_with_one_line_and_code_2(tmp_path: Path) -> None:
+    program = write_program(tmp_path, TELLS_ITS_PLACE)
+    environment = {"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "4"}
+    for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_NODEID"):
+        environment[name] = "1"
+
+    with start("run", program, environment=environment) as task:
+        done = task.finish()
+
+    assert done.code == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "--ntasks-per-node 1" in done.stderr
