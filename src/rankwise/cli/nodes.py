@@ -138,4 +138,5 @@ def _is_seconds(text: str) -> bool:
 def _plugged_in_backends() -> tuple[str, ...]:
     from importlib.metadata import entry_points  # noqa: PLC0415  # only for unusual names
 
-    return tuple(sorted({point.name for point in entry_points(group="torchrun.handlers")}))
+    groups = ("rankwise.stores", "torchrun.handlers")
+    return tuple(sorted({point.name for group in groups for point in entry_points(group=group)}))

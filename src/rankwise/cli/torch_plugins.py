@@ -1,25 +1,33 @@
-"""Plug-ins made for torchrun, working for a run of ours: log specs and event handlers.
+"""Plug-ins made for torchrun, working for a run of ours: log specs, event and rendezvous handlers.
 
 A log specs class is asked once per attempt where the workers' output goes, as torchrun does; one
 event about the outcome goes to the event handler. Both are rare, so that nothing of this is
-imported unless a command line asks for it.
+imported unless a command line asks for it. A rendezvous handler is an agent's way to meet others
+that knows nothing of our agents, so with one the agent is `rankwise.compat.torch`'s.
 """
 
+import argparse
 import json
 import socket
 import sys
 import time
 from importlib.metadata import entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from rankwise.base.errors import ConfigError
 from rankwise.base.failure import Outcome, OutcomeStatus
+from rankwise.base.units import SECOND
 from rankwise.compat.torch.elastic.events import Event, EventSource, record
 from rankwise.compat.torch.elastic.multiprocessing.reified_logs import ReifiedLogs
 from rankwise.compat.torch.elastic.multiprocessing.std import Std
 from rankwise.launch.job import Job, StreamChoice, Streams, program_name
 from rankwise.launch.log_layout import Destinations
 from rankwise.launch.supervision import supervise
+
+if TYPE_CHECKING:
+    from rankwise.cli.run_job import RunOptions
 
 
 def supervise_with_plugins(job: Job, event_handler: str) -> Outcome:
@@ -34,6 +42,41 @@ def supervise_with_plugins(job: Job, event_handler: str) -> Outcome:
     seconds = (time.monotonic_ns() - began_ns) // 1_000_000_000
     record(outcome_event(job, outcome, seconds), event_handler)
     return outcome
+
+
+def is_rendezvous_plugin(backend: str) -> bool:
+    """Whether the backend is brought by an installed package as a handler for torchrun."""
+    return bool(entry_points(group="torchrun.handlers", name=backend))
+
+
+def launch_with_handler(options: "RunOptions") -> int:
+    """Launch with the plug-in's rendezvous handler; return the exit code.
+
+    Raises:
+        ConfigError: a value cannot be used.
+    """
+    from rankwise.compat.torch.elastic.multiprocessing import SignalException  # noqa: PLC0415
+    from rankwise.compat.torch.elastic.multiprocessing.errors import (  # noqa: PLC0415
+        ChildFailedError,
+    )
+    from rankwise.compat.torch.run import run  # noqa: PLC0415  # all three pay for much
+
+    args = argparse.Namespace(**msgspec.structs.asdict(options))
+    grace = options.shutdown_timeout
+    args.shutdown_timeout = None if grace is None else grace // SECOND
+    args.training_script_args = list(options.training_script_args)
+    args.start_method = "forkserver" if "fork" in options.start_method else "spawn"
+    try:
+        run(args)
+    except ChildFailedError as error:
+        sys.stderr.write(f"{error}\n")
+        code = error.get_first_failure()[1].exitcode
+        return 128 - code if code < 0 else code or 1
+    except SignalException as error:
+        return 128 + error.sigval
+    except (AssertionError, ValueError) as error:
+        raise ConfigError(str(error)) from error
+    return 0
 
 
 class PluggedInLogs:
@@ -82,7 +125,8 @@ def outcome_event(job: Job, outcome: Outcome, seconds: int) -> Event:
     state = "SUCCEEDED" if outcome.status is OutcomeStatus.SUCCEEDED else "FAILED"
     root_cause = outcome.failures[0] if outcome.failures else None
     raw_error = root_cause.error.traceback if root_cause and root_cause.error else None
-    about_the_agent = {"group_world_size": 1, "entry_point": program_name(job)}
+    nodes = 1 if outcome.size is None else outcome.size // job.gang.size
+    about_the_agent = {"group_world_size": nodes, "entry_point": program_name(job)}
     return Event(
         name=f"torchelastic.worker.status.{state}",
         source=EventSource.AGENT,
@@ -96,7 +140,7 @@ def outcome_event(job: Job, outcome: Outcome, seconds: int) -> Event:
             "hostname": socket.gethostname(),
             "state": state,
             "total_run_time": seconds,
-            "rdzv_backend": "static",
+            "rdzv_backend": "static" if job.cluster is None else job.cluster.backend,
             "raw_error": raw_error,
             "metadata": json.dumps(about_the_agent),
             "agent_restarts": outcome.attempts - 1,
