@@ -408,7 +408,6 @@ class Worker:
             except Exception as raised:  # noqa: BLE001  # raised again when all tasks have ended
                 error = raised
             orch.finish()
-            engine.close_scope()
             drained = engine.drain(deadline)
         except BaseException as interrupt:  # noqa: BLE001  # goes on when all is quiet
             orch.abandon()

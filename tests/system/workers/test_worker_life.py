@@ -1,18 +1,26 @@
 """How trees of real processes come up, and how they go, whatever happens."""
 
 import os
+import resource
 import select
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from rankwise.base.errors import BootstrapFailed, ConfigError, LocalProtocolError, WorkerDied
+from rankwise.base.errors import (
+    BootstrapFailed,
+    ConfigError,
+    LocalProtocolError,
+    TreeError,
+    WorkerDied,
+)
 from rankwise.workers import (
     ArgDirection,
     ChipBootstrapConfig,
@@ -219,6 +227,67 @@ def test_a_process_with_threads_is_not_forked() -> None:
     finally:
         done.set()
         thread.join()
+
+
+def test_running_out_of_descriptors_is_told_and_leaves_a_worker_that_can_be_initialised() -> None:
+    worker = Worker(level=3, num_sub_workers=64)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(path.name) for path in Path("/proc/self/fd").iterdir())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 8, hard))
+    try:
+        with pytest.raises(TreeError, match="64 children could not be started: Too many open"):
+            worker.init()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with worker:
+        worker.init()
+
+
+def test_without_the_zygote_a_worker_says_so_and_can_be_initialised_again() -> None:
+    worker = Worker(level=3, num_sub_workers=2)
+    worker.init()
+    assert worker._household is not None
+    os.kill(worker._household.engine.children._zygote, signal.SIGKILL)
+
+    with pytest.raises(WorkerDied, match="lost with the zygote"):
+        worker.run(lambda orch, _args, _config: orch.submit_sub(lambda _: None))
+
+    worker.close()
+    with worker:
+        worker.init()
+        worker.run(lambda orch, _args, _config: orch.submit_sub(lambda _: None))
+
+
+def test_a_next_level_worker_that_is_killed_is_named_and_takes_its_children_along() -> None:
+    root, inner = Worker(level=4), Worker(level=3, num_sub_workers=2)
+    root.add_worker(inner)
+    number = root.register(lambda _orch, _args, _config: end_the_process())
+
+    with root:
+        root.init()
+        with pytest.raises(WorkerDied, match="worker 0 was killed by SIGKILL in task 0"):
+            root.run(lambda orch, _args, _config: orch.submit_next_level(number))
+
+
+def test_a_worker_that_nobody_closes_is_closed_with_the_program() -> None:
+    program = (
+        "from rankwise.workers import Worker; w = Worker(level=3, num_sub_workers=2); w.init()"
+    )
+
+    done = subprocess.run([sys.executable, "-c", program], timeout=PATIENCE_S, check=False)
+
+    assert done.returncode == 0
+
+
+def test_a_buffer_that_is_larger_than_its_window_is_refused() -> None:
+    config = ChipBootstrapConfig(
+        comm=ChipCommBootstrapConfig(0, 1, "alone", 4096),
+        buffers=[ChipBufferSpec("x", "float32", 4096, "window", 16384)],
+    )
+    worker = Worker(level=3, platform="host", device_ids=[0], chip_bootstrap_configs=[config])
+
+    with pytest.raises(BootstrapFailed, match="chip 0 bootstrap failed: ConfigError: buffer 'x'"):
+        worker.init()
 
 
 def test_closing_twice_is_once_and_a_worker_can_be_used_again() -> None:

@@ -359,11 +359,8 @@ class TaskGraph:
     # From a queue to an end
 
     def _on_report(self, stimulus: ChildrenReported, now: Instant) -> None:
-        for slot, clock in stimulus.clocks.items():
-            task = self._task_in(slot)
-            task.clock = max(task.clock, clock)
-            if task.group is not None:
-                task.group.clock = max(task.group.clock, clock)
+        if stimulus.clocks:
+            self._set_clocks(stimulus.clocks)
         for end in stimulus.ends:
             slot = end & _SLOT_MASK
             task = self._task_in(slot)
@@ -389,6 +386,13 @@ class TaskGraph:
                 self._take_from_queue(other)
         self._settle()
         self._send(now)
+
+    def _set_clocks(self, clocks: dict[int, int]) -> None:
+        for slot, clock in clocks.items():
+            task = self._task_in(slot)
+            task.clock = max(task.clock, clock)
+            if task.group is not None:
+                task.group.clock = max(task.group.clock, clock)
 
     def _task_in(self, slot: int) -> Task:
         task = self._by_slot[slot] if 0 <= slot < len(self._by_slot) else None
@@ -564,7 +568,8 @@ class TaskGraph:
     def _on_drain(self, stimulus: DrainBegan, now: Instant) -> None:
         del stimulus
         self._is_draining = True
-        self._settle()
+        if self._released or not self._unfinished_count:
+            self._settle()
         self._send(now)
 
     def _on_abandoned(self, stimulus: RunAbandoned, now: Instant) -> None:

@@ -24,7 +24,8 @@ class Memory:
         self._effects = effects
         self._slabs: list[Slab] = []
         self._starts: list[int] = []
-        self.scope_depth = 0
+        self.scope_depth = 1
+        """The run's own scope is always open."""
         self.wanted_bytes: int | None = None
         """What somebody waits for."""
 
@@ -35,7 +36,7 @@ class Memory:
 
     def open_scope(self) -> None:
         """Let what is allocated from now on live until this scope is closed."""
-        if self.scope_depth == SCOPE_DEPTH_MAX:
+        if self.scope_depth > SCOPE_DEPTH_MAX:
             raise LocalProtocolError(
                 f"scopes are nested deeper than {SCOPE_DEPTH_MAX}",
                 hint="close scopes in the function that opens them: with orch.scope(): …",
@@ -44,7 +45,7 @@ class Memory:
 
     def close_scope(self) -> None:
         """Let go of what the innermost scope holds."""
-        if self.scope_depth == 0:
+        if self.scope_depth == 1:
             raise LocalProtocolError("a scope was closed, but none is open")
         for slab in self._slabs and [s for s in self._slabs if s.scope_depth == self.scope_depth]:
             slab.scope_depth = 0
@@ -56,8 +57,6 @@ class Memory:
         """Grant bytes, refuse them, or want them until `retry` can do either."""
         if self.wanted_bytes is not None:
             raise LocalProtocolError("memory was asked for while somebody waits for memory")
-        if self.scope_depth == 0:
-            raise LocalProtocolError("memory was asked for outside of every scope")
         self.wanted_bytes = Heap.rounded(size_bytes)
         return self.retry()
 
@@ -104,10 +103,10 @@ class Memory:
                 self._free(slab)
 
     def free_all(self) -> None:
-        """Begin anew, with no scope open."""
+        """Begin anew, with only the run's own scope open."""
         for slab in list(self._slabs):
             self._free(slab)
-        self.scope_depth = 0
+        self.scope_depth = 1
         self.wanted_bytes = None
 
     def _free(self, slab: Slab) -> None:

@@ -184,7 +184,10 @@ class ChildJoined(msgspec.Struct, frozen=True):
 
 
 class ScopeOpened(msgspec.Struct, frozen=True):
-    """What is allocated from now on lives until this scope is closed."""
+    """What is allocated from now on lives until this scope is closed.
+
+    Around all of them is the run's own scope, which ends with the run.
+    """
 
 
 class ScopeClosed(msgspec.Struct, frozen=True):

@@ -236,7 +236,7 @@ def test_memory_lives_as_long_as_its_scope_and_the_tasks_that_touch_it() -> None
 
 def test_memory_that_can_never_be_had_is_refused_with_who_holds_it() -> None:
     graph = graph_of()
-    tell(graph, ScopeOpened(), AllocationRequested(4096))
+    tell(graph, AllocationRequested(4096))
 
     (refused,) = tell(graph, AllocationRequested(1))
 

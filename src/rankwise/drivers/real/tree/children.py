@@ -21,7 +21,7 @@ from typing import NoReturn
 
 import msgspec
 
-from rankwise.base.errors import BootstrapFailed, LocalProtocolError
+from rankwise.base.errors import BootstrapFailed, LocalProtocolError, TreeError
 from rankwise.base.units import SECOND, Duration, Instant
 from rankwise.core.tree.crew import (
     CameUp,
@@ -161,8 +161,7 @@ class Children:
                 hint="call init() in the main thread, before anything starts threads",
             )
         try:
-            self._open()
-            self._fork_zygote()
+            self._open_all()
             self._tell_crew(StartRequested())
             while self._crew.phase in (CrewPhase.STARTING, CrewPhase.ABORTING):
                 self._hear_all(self.read(self._crew.next_deadline))
@@ -186,6 +185,16 @@ class Children:
         error = BootstrapFailed(cause.message if isinstance(cause, BootstrapFailed) else text)
         error.add_note(f"traceback in {name}:\n{report.trace}")
         raise error from cause
+
+    def _open_all(self) -> None:
+        try:
+            self._open()
+            self._fork_zygote()
+        except OSError as error:
+            raise TreeError(
+                f"{len(self._specs)} children could not be started: {error.strerror}",
+                hint="each takes four descriptors and a process: look at ulimit -n and ulimit -u",
+            ) from error
 
     def _open(self) -> None:
         with ExitStack() as stack:

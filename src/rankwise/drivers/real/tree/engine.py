@@ -172,9 +172,8 @@ class Engine(Listener):
     # A run
 
     def begin_run(self) -> None:
-        """Open the outermost scope of a run."""
+        """Forget what was told in the run before."""
         self.reports.clear()
-        self._tell(_SCOPE_OPENED)
 
     def submit(
         self,
