@@ -4,6 +4,7 @@ Exit codes: 0 every invariant held, whatever became of the simulated jobs; 1 one
 plan or an option that cannot be used, and nothing has run.
 """
 
+import gc
 import shlex
 import time
 from typing import TYPE_CHECKING
@@ -118,6 +119,7 @@ def _run_one(plan: "ClusterPlan", seed: int, journal: str | None, again: str) ->
     from rankwise.drivers.sim.cluster.world import ClusterWorld  # noqa: PLC0415  # not for --help
 
     world = ClusterWorld(plan, seed, keeps_journal=journal is not None)
+    gc.disable()  # what a large world allocates lives as long as it does
     began = time.perf_counter()
     broken: SimulationError | None = None
     try:
@@ -125,6 +127,7 @@ def _run_one(plan: "ClusterPlan", seed: int, journal: str | None, again: str) ->
     except SimulationError as error:
         broken = error
     elapsed = time.perf_counter() - began
+    gc.enable()
     if journal is not None:
         _write_journal(journal, world.journal.lines())
     if broken is not None:

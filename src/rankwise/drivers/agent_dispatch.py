@@ -19,8 +19,8 @@ from rankwise.core.agent.vocabulary import (
     AskRanksToStop,
     BeginAttempt,
     DescribeFailures,
-    Effect,
     FinishRun,
+    NodeEffect,
     PrepareRound,
     Stimulus,
     StopRanksAt,
@@ -137,11 +137,14 @@ class AgentDispatch:
                 self._journal.stimulus(MACHINE_NAME, stimulus, now)
                 for effect in self._agent.handle(stimulus, now):
                     self._journal.effect(MACHINE_NAME, effect, now)
-                    self._carry_out(effect)
+                    if isinstance(effect, Order):
+                        self._ask_store(effect)
+                    else:
+                        self._carry_out(effect)
         finally:
             self._is_busy = False
 
-    def _carry_out(self, effect: Effect) -> None:
+    def _carry_out(self, effect: NodeEffect) -> None:
         host = self._host
         match effect:
             case SpawnWorker():
@@ -170,5 +173,3 @@ class AgentDispatch:
                 self._on_announcement(effect)
             case FinishRun():
                 pass  # `finished` tells; whoever drives the agent looks at it after every step
-            case _:
-                self._ask_store(effect)

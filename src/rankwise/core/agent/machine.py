@@ -46,6 +46,7 @@ from rankwise.core.agent.vocabulary import (
     FailuresDescribed,
     FinishRun,
     LeaveRequested,
+    NodeStimulus,
     PreparationFailed,
     PrepareRound,
     RanksStood,
@@ -60,6 +61,7 @@ from rankwise.core.gang.state import Phase as GangPhase
 from rankwise.core.rendezvous import vocabulary as rendezvous_words
 from rankwise.core.rendezvous.machine import Rendezvous
 from rankwise.core.rendezvous.records import Departure, Verdict
+from rankwise.core.rendezvous.requests import Answer
 from rankwise.core.rendezvous.vocabulary import (
     AnnounceRound,
     AnnounceWaiting,
@@ -149,6 +151,14 @@ class Agent:
         """Take in a fact; return what is to be done, in this order."""
         if self.phase is Phase.FINISHED:
             return []
+        if isinstance(stimulus, Answer):  # first, since they are the most by far
+            self._tell_rendezvous(stimulus, now)
+        else:
+            self._take_in(stimulus, now)
+        effects, self._effects = self._effects, []
+        return effects
+
+    def _take_in(self, stimulus: NodeStimulus, now: Instant) -> None:
         match stimulus:
             case AgentStarted():
                 self._on_started(stimulus, now)
@@ -181,10 +191,6 @@ class Agent:
                 | gang_words.GuardianLost()
             ):
                 self._tell_gang(stimulus, now)
-            case _:
-                self._tell_rendezvous(stimulus, now)
-        effects, self._effects = self._effects, []
-        return effects
 
     def tick(self, now: Instant) -> list[Effect]:
         """Let deadlines that have passed take effect. Calling it too early changes nothing."""

@@ -110,7 +110,7 @@ class LeaveRequested(msgspec.Struct, frozen=True, tag=True):
     """This node shall leave the job, and the others go on without it (scale down)."""
 
 
-Stimulus = (
+NodeStimulus = (
     AgentStarted
     | gang.StopRequested
     | gang.Ticked
@@ -122,7 +122,6 @@ Stimulus = (
     | gang.ProgressLooked
     | gang.StacksDumped
     | gang.GuardianLost
-    | Answer
     | RoundPrepared
     | PreparationFailed
     | FailuresDescribed
@@ -130,6 +129,8 @@ Stimulus = (
     | RanksStood
     | LeaveRequested
 )
+"""What does not come from the store."""
+Stimulus = NodeStimulus | Answer
 
 
 class PrepareRound(msgspec.Struct, frozen=True, tag=True):
@@ -198,9 +199,8 @@ Announcement = (
 GangOrder = (
     gang.SpawnWorker | gang.SignalWorker | gang.LookForProgress | gang.DumpStacks | gang.Sweep
 )
-Effect = (
+NodeEffect = (
     GangOrder
-    | Order
     | PrepareRound
     | BeginAttempt
     | AskRanksToStop
@@ -209,3 +209,5 @@ Effect = (
     | Announcement
     | FinishRun
 )
+"""What does not go to the store."""
+Effect = NodeEffect | Order

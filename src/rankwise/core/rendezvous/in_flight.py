@@ -85,4 +85,6 @@ class Requests:
 
     def next_deadline(self, now: Instant) -> Instant | None:
         """When the first pause is over."""
+        if not self._paused_until:
+            return None
         return min((until for until in self._paused_until.values() if until > now), default=None)

@@ -35,6 +35,7 @@ which step a request failed, or in which order answers come; what failed is aske
   forgotten everything (no charter, where one was) ends the run with that sentence.
 """
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -129,6 +130,7 @@ class Rendezvous:
         self.config = config
         self.offer = offer
         self.keys = RunKeys(run_id)
+        self._me = offer.node_id.encode()
         self.member_of: World | None = None
         """The round in which this node has, or had, a gang, until it is ready for another."""
         self.round: Round | None = None
@@ -154,6 +156,8 @@ class Rendezvous:
         self._shared_watch: int | None = None
         self._charter_is_fine = False
         self._round_bytes: bytes | None = None
+        self._place: int | None = None
+        """This node's place among the members of the round; None if it is none of them."""
         self._lead_free_since: Instant | None = None
 
         self._record = NodeRecord(
@@ -197,18 +201,14 @@ class Rendezvous:
             self._lease is not None
             and not self._is_leaving
             and leader.lease == self._lease
-            and leader.value == self.offer.node_id.encode()
+            and leader.value == self._me
         )
 
     @property
     def is_awaited(self) -> bool:
         """Whether the others wait for this node to end its round, or for the next one."""
         round_ = self.round
-        return (
-            round_ is not None
-            and round_.phase is not Phase.CLOSED
-            and self.offer.node_id in round_.members
-        )
+        return round_ is not None and round_.phase is not Phase.CLOSED and self._place is not None
 
     @property
     def is_registered(self) -> bool:
@@ -456,8 +456,7 @@ class Rendezvous:
                 raise AssertionError(f"nothing is committed for {request.purpose}")
 
     def _learn_lead(self, revision: Revision) -> None:
-        me = self.offer.node_id.encode()
-        self._shared.leader.learn(me, revision, self._lease, revision)
+        self._shared.leader.learn(self._me, revision, self._lease, revision)
 
     def _on_lease_granted(self, request: Request, lease: LeaseId) -> None:
         self._lease = lease
@@ -559,6 +558,8 @@ class Rendezvous:
             return
         self._round_bytes = value
         self.round = round_
+        me = self.offer.node_id
+        self._place = round_.members.index(me) if me in round_.members else None
         if self._view is not None:
             self._view.turn_to(round_, now)
             self._look_soon(now)
@@ -598,23 +599,24 @@ class Rendezvous:
             self._effects.append(StopStepAgreed(world.round, round_.stop_at))
 
     def _react_as_candidate(self, round_: Round, now: Instant) -> None:
-        me = self.offer.node_id
         is_ready_for_it = self._record.ready <= round_.number and self._record.ended < round_.number
-        if me in round_.members and self._record.departure is not Departure.STAYS:
-            if is_ready_for_it:
-                self._rewrite(ended=round_.number)  # chosen too late, and nothing was begun
-        elif me in round_.members and is_ready_for_it:
-            self.member_of = _world(round_, me)
+        if self._place is None:
+            self._become_spare(round_, now)
+        elif is_ready_for_it and self._record.departure is not Departure.STAYS:
+            self._rewrite(ended=round_.number)  # chosen too late, and nothing was begun
+        elif is_ready_for_it:
+            self.member_of = _world(round_, self._place)
             self._has_ended = self.is_dissolved = False
             self._waiting_since = self._announce_at = None
             self._effects.append(Settled(self.member_of))
-        elif me not in round_.members and self._spare_in != round_.number:
-            self._spare_in = round_.number
-            self._waiting_since = now
-            count = len(round_.members)
-            self._effects.append(
-                MadeSpare(round_.number, f"round {round_.number} runs on {count} other nodes")
-            )
+
+    def _become_spare(self, round_: Round, now: Instant) -> None:
+        if self._spare_in == round_.number:
+            return
+        self._spare_in = round_.number
+        self._waiting_since = now
+        why = f"round {round_.number} runs on {len(round_.members)} other nodes"
+        self._effects.append(MadeSpare(round_.number, why))
 
     def _refuse(self, kind: RefusalKind, why: str, hint: str) -> None:
         if not self._is_told_the_end:
@@ -704,7 +706,7 @@ class Rendezvous:
             ),
             puts=(
                 Put(self.keys.charter, charter),
-                Put(self.keys.leader, self.offer.node_id.encode(), self._lease),
+                Put(self.keys.leader, self._me, self._lease),
             ),
         )
         token = self._requests.begin(Purpose.CHARTER, now, charter)
@@ -768,7 +770,7 @@ class Rendezvous:
         assert self._lease is not None, "only registered nodes lead"
         transaction = Transaction(
             conditions=(Unchanged(self.keys.leader, self._shared.leader.revision),),
-            puts=(Put(self.keys.leader, self.offer.node_id.encode(), self._lease),),
+            puts=(Put(self.keys.leader, self._me, self._lease),),
         )
         token = self._requests.begin(Purpose.LEAD, now)
         self._effects.append(Commit(token, transaction))
@@ -777,12 +779,12 @@ class Rendezvous:
     def _may_lead(self) -> bool:
         """Whether the lead is free, or bound to a lease that this node had before."""
         leader = self._shared.leader
-        me = self.offer.node_id.encode()
+        is_mine = leader.value == self._me and leader.lease != self._lease
         return (
-            self._knows_shared
+            (leader.value is None or is_mine)
+            and self._knows_shared
             and self.is_registered
             and not self._is_told_the_end
-            and (leader.value is None or (leader.value == me and leader.lease != self._lease))
         )
 
     @property
@@ -790,9 +792,7 @@ class Rendezvous:
         """When this node tries to take a free lead."""
         if self._lead_free_since is None:
             return None
-        me = self.offer.node_id
-        members = () if self.round is None else self.round.members
-        position = members.index(me) if me in members else sum(me.encode())
+        position = sum(self._me) if self._place is None else self._place
         return after(self._lead_free_since, Duration(TURN * (position % TURNS_MAX)))
 
     def _lead(self, now: Instant) -> None:
@@ -864,22 +864,33 @@ class Rendezvous:
         return f"for node {leader.decode('utf-8', 'backslashreplace')}, which gathers the others"
 
     def _earliest_deadline(self, now: Instant) -> Instant | None:
-        deadlines = [self._requests.next_deadline(now), self._announce_at]
+        earliest = self._requests.next_deadline(now)
+        for deadline in self._deadlines(now):
+            if (
+                deadline is not None
+                and deadline > now
+                and (earliest is None or deadline < earliest)
+            ):
+                earliest = deadline
+        return earliest
+
+    def _deadlines(self, now: Instant) -> Iterator[Instant | None]:
+        """Every instant at which there may be something to do, past ones included."""
+        yield self._announce_at
         if self._lease is not None:
-            deadlines.append(self._lease_until)
+            yield self._lease_until
             if self._requests.may_begin(Purpose.LEASE, now):
-                deadlines.append(self._renew_at)
+                yield self._renew_at
         if not self._is_told_the_end:
-            deadlines += [self._join_deadline, self._flush_at]
+            yield self._join_deadline
+            yield self._flush_at
         if self._may_lead and self._requests.may_begin(Purpose.LEAD, now):
-            deadlines.append(self._my_turn)
+            yield self._my_turn
         if self._view is not None and self._requests.may_begin(Purpose.ROUND, now):
-            deadlines.append(self._looks_at)
-        return min((each for each in deadlines if each is not None and each > now), default=None)
+            yield self._looks_at
 
 
-def _world(round_: Round, node: str) -> World:
-    node_rank = round_.members.index(node)
+def _world(round_: Round, node_rank: int) -> World:
     return World(
         round=round_.number,
         node_rank=node_rank,
