@@ -342,9 +342,10 @@ class Orchestrator:
             )
 
     def _number(self, callable_: Any) -> int:
-        self._check_open()
+        if self._is_over:
+            self._check_open()
         if isinstance(callable_, int):
-            if not 0 <= callable_ < len(self._table):
+            if not 0 <= callable_ < len(self._table.names):
                 raise ConfigError(
                     f"callable {callable_} is not registered: there are {len(self._table)}",
                     hint="give what register() returned",

@@ -205,7 +205,10 @@ class TaskGraph:
         self._unfinished_count += 1
         producers = self._enter(task, stimulus.accesses) if stimulus.accesses else None
         if not producers:
-            self._make_ready(task)
+            if pinned is None and task.spoiled_by is None and not self._is_abandoned:
+                self._place(task, self._queues.teams[pool])
+            else:
+                self._make_ready(task)
             if self._released:
                 self._settle()
         else:

@@ -440,10 +440,13 @@ class Engine(Listener):
             self._carry_out(self._graph.tick(_now()))
 
     def _hear(self, words: list[int]) -> None:
-        if words and max(words) < _ENDS:
-            effects = self._graph.handle(self._ends(words), _now())
-            if effects:
-                self._carry_out(effects)
+        highest = max(words, default=0)
+        if highest < _ENDS:
+            if words:
+                report = ChildrenReported(words) if highest < FAILED_BIT else self._ends(words)
+                effects = self._graph.handle(report, _now())
+                if effects:
+                    self._carry_out(effects)
             return
         ends: list[int] = []
         for word in words:
