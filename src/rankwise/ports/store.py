@@ -20,7 +20,10 @@ from rankwise.base.units import Duration
 
 
 class Watch(Protocol):
-    """The changes under a prefix, in order, none missing, none twice."""
+    """The changes under a prefix, in order, none missing, none twice.
+
+    One thread at a time may wait in it; any may close it.
+    """
 
     def next(self, patience: Duration) -> tuple[Change, ...]:
         """Wait for the next changes; empty when there were none for `patience`, or it is closed.

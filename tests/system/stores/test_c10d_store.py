@@ -5,7 +5,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,8 @@ from rankwise.base.errors import ConfigError, StoreUnavailable
 from rankwise.base.keys import Committed, Put, Revision, Transaction
 from rankwise.base.units import SECOND, Duration
 from rankwise.drivers.real.clock import SystemClock
-from rankwise.drivers.real.stores import c10d
 from rankwise.drivers.real.stores.c10d import C10dConfig, C10dStore, open_c10d
 from rankwise.drivers.real.stores.opening import open_store
-from rankwise.testing.conformance import STORE_BEHAVIOURS
 
 pytestmark = [pytest.mark.system, pytest.mark.torch]
 
@@ -36,6 +33,22 @@ def put(store: C10dStore, key: str) -> Revision:
     result = store.commit(Transaction(puts=(Put(key, b""),)))
     assert isinstance(result, Committed)
     return result.revision
+
+
+def test_a_server_lingers_until_the_others_have_heard_the_last_words() -> None:
+    pytest.importorskip("torch")
+    config = C10dConfig(host="127.0.0.1", port=free_ports(1)[0], namespace="run", linger=PATIENCE)
+    host = open_c10d(config, CLOCK)
+    other = open_c10d(config, CLOCK)
+    watch = other.watch("", other.read("").revision)
+    put(host, "verdict")
+    with ThreadPoolExecutor(1) as pool:
+        closing = pool.submit(host.close)
+
+        assert [change.key for change in watch.next(PATIENCE)] == ["verdict"]
+        assert not closing.done()
+        other.close()
+        closing.result(PATIENCE / SECOND)
 
 
 def test_a_hole_that_a_dead_writer_left_is_filled(shared: Any) -> None:
@@ -105,7 +118,6 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
 SERVE = """
 import sys
 from rankwise.drivers.real.clock import SystemClock
-from rankwise.drivers.real.stores import c10d
 from rankwise.drivers.real.stores.c10d import C10dConfig, open_c10d
 config = C10dConfig(host="127.0.0.1", port=int(sys.argv[1]), namespace="run", is_host=True)
 with open_c10d(config, SystemClock()):
@@ -148,21 +160,3 @@ def test_a_server_that_was_killed_is_unavailable_to_requests_and_watches(
             waiting.result(PATIENCE / SECOND)
         with pytest.raises(StoreUnavailable, match=f"TCPStore at 127.0.0.1:{port} does not answer"):
             store.commit(Transaction())
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "closing_a_watch_wakes_who_waits",
-        "closing_a_store_wakes_who_waits",
-        "a_lease_that_nobody_renews_takes_its_keys_along",
-    ],
-)
-def test_who_waits_inside_torch_is_woken(
-    served: tuple["subprocess.Popen[str]", int], name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not by the end of a slice: that would take longer than the behaviours wait."""
-    monkeypatch.setattr(c10d, "SLICE", timedelta(seconds=600))
-    config = C10dConfig(host="127.0.0.1", port=served[1], namespace="run", is_host=False)
-
-    STORE_BEHAVIOURS[name](lambda: open_c10d(config, CLOCK), "woken/")

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from threading import Event, Lock, Thread
+from time import monotonic
 from typing import Any, Self, cast
 
 import msgspec
@@ -38,7 +39,7 @@ from rankwise.base.keys import (
     Snapshot,
     Transaction,
 )
-from rankwise.base.units import SECOND, Duration, Instant, after
+from rankwise.base.units import SECOND, ZERO, Duration, Instant, after
 from rankwise.drivers.real.stores.addresses import is_here
 from rankwise.drivers.real.stores.c10d_log import (
     NO_TIME,
@@ -56,6 +57,8 @@ from rankwise.drivers.real.stores.connections import endpoint_text
 from rankwise.drivers.real.stores.patience import closed_error, describe
 from rankwise.ports.clock import Clock
 
+LINGER_LOOKS_S = 0.05
+"""How often one who serves looks at its end whether the others have gone."""
 LOG_LEVEL_VARIABLE = "TORCH_CPP_LOG_LEVEL"
 SLICE = timedelta(seconds=5)
 """How long a thread waits inside torch at a time, at most; who writes an entry wakes it sooner."""
@@ -78,6 +81,7 @@ class C10dConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         is_host: whether this process shall serve; None: if `host` is an address of this machine,
             and nobody serves there yet.
         connect_timeout: how long to wait for whoever serves to come up.
+        linger: how long who serves waits at its end for the others to hear the last words.
     """
 
     host: str
@@ -85,6 +89,7 @@ class C10dConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     namespace: str
     is_host: bool | None = None
     connect_timeout: Duration = Duration(60 * SECOND)
+    linger: Duration = Duration(5 * SECOND)
 
 
 def open_c10d(config: C10dConfig, clock: Clock) -> "C10dStore":
@@ -111,7 +116,14 @@ def open_c10d(config: C10dConfig, clock: Clock) -> "C10dStore":
         else:
             raise _nobody_serves(config, who, error) from error
     store.set_timeout(min(LATER_CONNECTIONS, store.timeout))
-    return C10dStore(store, namespace=config.namespace, who=who, clock=clock, reaps=serves)
+    return C10dStore(
+        store,
+        namespace=config.namespace,
+        who=who,
+        clock=clock,
+        reaps=serves,
+        linger=config.linger if serves else ZERO,
+    )
 
 
 def open_file(path: str, namespace: str, clock: Clock) -> "C10dStore":
@@ -147,6 +159,7 @@ class C10dStore:
         who: names it in errors.
         clock: counts leases if this client reaps.
         reaps: whether this client ends leases that nobody renews. One of all clients must.
+        linger: how long closing waits for the other clients to close.
     """
 
     def __init__(
@@ -157,19 +170,24 @@ class C10dStore:
         clock: Clock,
         who: str = "torch's store",
         reaps: bool = False,
+        linger: Duration = ZERO,
     ) -> None:
         self._torch_store = store
         self._who = who
         self._clock = clock
         self._log = ReplayedLog(f"rankwise-log/{namespace}", who)
         self._closed = Event()
+        self._ended = Event()
         self._lock = Lock()
         self.waiting: set[C10dWatch] = set()
         """Watches in which a thread waits."""
+        self._linger_s = linger / SECOND
         self._connection: TorchStore = store
+        self._log.count_clients(self._connection, 1)
         self._reaper: Thread | None = None
         if reaps:
-            reaper = _Reaper(self._log, self.clone(), clock, self._closed)
+            # Leases are looked after until the others have gone, too.
+            reaper = _Reaper(self._log, self.clone(), clock, self._ended)
             self._reaper = Thread(target=reaper.run, name="rankwise-reaper", daemon=True)
             self._reaper.start()
 
@@ -208,11 +226,20 @@ class C10dStore:
         self._append(lambda author, number: EndEntry(author, number, lease))
 
     def close(self) -> None:
-        """End this client's threads and watches; a server ends with its last user."""
-        was_closed = self._closed.is_set()
+        """End this client's threads and watches; if it serves, when the others have ended, too."""
+        if self._closed.is_set():
+            return
         self._closed.set()
-        if not was_closed and self.waiting:
+        if self.waiting:
             self.wake_waiting()
+        with suppress(StoreError), self._lock:
+            others = self._log.count_clients(self._connection, -1)
+            deadline = monotonic() + self._linger_s
+            nobody = Event()
+            while others > 0 and monotonic() < deadline:
+                nobody.wait(LINGER_LOOKS_S)  # torch's stores tell nobody of a counter
+                others = self._log.count_clients(self._connection, 0)
+        self._ended.set()
         if self._reaper is not None:
             self._reaper.join()
 
@@ -287,7 +314,10 @@ class C10dWatch:
             self._store.wake_waiting()
 
     def _next(self, left: timedelta) -> tuple[Change, ...]:
-        while not (self._closed.is_set() or self._store.is_closed):
+        while True:
+            place = self._store.log.position
+            if self._closed.is_set() or self._store.is_closed:
+                return ()
             if changes := self._changes():
                 return changes
             if left <= timedelta(0):
@@ -296,9 +326,8 @@ class C10dWatch:
                 self._connection = self._store.clone()
             # torch counts milliseconds, and takes nothing for no limit.
             part = max(min(left, SLICE), timedelta(milliseconds=1))
-            if not self._store.log.wait_for_next(self._connection, part):
+            if not self._store.log.wait_for(self._connection, place, part):
                 left -= part
-        return ()
 
     def _changes(self) -> tuple[Change, ...]:
         log = self._store.log

@@ -159,11 +159,19 @@ class ReplayedLog:
                 self._fill_holes(connection, range(start, start + len(keys)))
             self._replay(start, self._ask(lambda keys=keys: connection.multi_get(keys)))  # type: ignore[misc]
 
-    def wait_for_next(self, connection: TorchStore, patience: timedelta) -> bool:
-        """Wait for an entry that is not replayed yet, and replay it; False if none comes."""
+    @property
+    def position(self) -> int:
+        """The place of the next entry to replay."""
         with self.changed:
-            start = self._position
-        if not self.is_there(connection, [self._key(start)], patience):
+            return self._position
+
+    def wait_for(self, connection: TorchStore, place: int, patience: timedelta) -> bool:
+        """Wait until there is an entry at a place, and replay it; False if none comes.
+
+        The place is the position *before* the caller looked whether there is anything to do: what
+        another thread replays meanwhile then ends the wait at once, and is not slept through.
+        """
+        if not self.is_there(connection, [self._key(place)], patience):
             return False
         self.catch_up(connection)
         return True
@@ -178,6 +186,10 @@ class ReplayedLog:
                 return False
             raise self._lost(error) from error
         return True
+
+    def count_clients(self, connection: TorchStore, change: int) -> int:
+        """Count one who comes (1), goes (-1), or only asks (0); how many there are now."""
+        return int(self._ask(lambda: connection.add(f"{self._namespace}/clients", change)))
 
     def beats_of(self, connection: TorchStore, leases: list[LeaseId]) -> list[int]:
         """How often each of these leases was renewed."""

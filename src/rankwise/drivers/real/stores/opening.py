@@ -35,7 +35,7 @@ _SPELLINGS = {
 """torch's other spellings of settings."""
 _ETCD_SETTINGS = ("protocol", "cacert", "cert", "key", "user", "password", "request_timeout")
 _EMBEDDED_SETTINGS = ("token", "token_file", "is_host", "request_timeout", "linger")
-_C10D_SETTINGS = ("store_type", "is_host", "request_timeout")
+_C10D_SETTINGS = ("store_type", "is_host", "request_timeout", "linger")
 
 
 def open_store(backend: str, endpoint: str, settings: Mapping[str, str], *, run_id: str) -> Store:
@@ -168,6 +168,8 @@ def _open_c10d(endpoint: str, settings: Mapping[str, str], run_id: str) -> Store
     )
     if (timeout := _seconds(settings, "request_timeout")) is not None:
         config = msgspec.structs.replace(config, connect_timeout=timeout)
+    if (linger := _seconds(settings, "linger")) is not None:
+        config = msgspec.structs.replace(config, linger=linger)
     return open_c10d(config, SystemClock())
 
 
