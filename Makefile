@@ -12,6 +12,8 @@ SHELL := /bin/bash
 PYTHON ?=
 # More words for pytest, as in: make test PYTEST_ARGS="-k gang -x"
 PYTEST_ARGS ?=
+# How many simulated clusters `make simulate` runs.
+SEEDS ?= 200
 # How many worker processes the demo has.
 RANKS ?= 4
 
@@ -68,6 +70,11 @@ bench: ## Run the benchmarks, each against its peer (several minutes; leave the 
 	  echo "+ $$script"
 	  $(BIN)/python "$$script"
 	done
+
+.PHONY: simulate
+simulate: ## Run SEEDS simulated clusters (20000: a night's worth); a failing seed is printed with its command
+	@$(SETUP) test
+	exec $(BIN)/rankwise sim cluster --random --seeds $(SEEDS)
 
 .PHONY: clean
 clean: ## Remove .venv and everything else that can be made again

@@ -37,6 +37,7 @@ class Requests:
     def __init__(self) -> None:
         self._tokens_given = 0
         self._by_token: dict[int, Request] = {}
+        self._latest: dict[Purpose, int] = {}
         self._busy: set[Purpose] = set()
         self._paused_until: dict[Purpose, Instant] = {}
 
@@ -50,6 +51,7 @@ class Requests:
         assert purpose not in self._busy, f"a second request for {purpose}"
         token = self.new_token()
         self._by_token[token] = Request(purpose, now, context)
+        self._latest[purpose] = token
         self._busy.add(purpose)
         self._paused_until.pop(purpose, None)
         return token
@@ -57,7 +59,7 @@ class Requests:
     def settle(self, token: int) -> Request | None:
         """Take the request that is answered; None if nobody waits for the answer any more."""
         request = self._by_token.pop(token, None)
-        if request is not None:
+        if request is not None and self._latest.get(request.purpose) == token:
             self._busy.discard(request.purpose)
         return request
 
@@ -74,6 +76,10 @@ class Requests:
     def is_under_way(self, purpose: Purpose) -> bool:
         """Whether a request for that purpose is under way."""
         return purpose in self._busy
+
+    def release(self, purpose: Purpose) -> None:
+        """Let another request begin though one is under way; the answers to both are welcome."""
+        self._busy.discard(purpose)
 
     def forget(self, purpose: Purpose) -> None:
         """Wait no longer for the answer to the request for that purpose, and end its pause."""

@@ -317,8 +317,14 @@ def _settled(view: View, round_: Round, candidates: dict[str, NodeRecord], count
         best_step=round_.best_step if judgement is None else judgement.best_step,
         strikes=round_.strikes if judgement is None else judgement.strikes,
         refusals=kept | excluded,
-        why=round_.why,
+        why=_why_ended(view, round_),
     )
+
+
+def _why_ended(view: View, round_: Round) -> str:
+    """What ended the last round, now that all have told: failures may come of a lost node."""
+    lost = list(view.lost)
+    return f"{_nodes(view, lost)} lost" if round_.is_failure and lost else round_.why
 
 
 def _watch_over(view: View, round_: Round, now: Instant) -> Decision:

@@ -114,6 +114,8 @@ if TYPE_CHECKING:
     from rankwise.base.failure import Failure
 
 RENEWALS_PER_LEASE = 3
+TRIES_PER_LEASE = 10
+"""How often renewing is tried while no answer comes."""
 TURN = Duration(5 * MILLISECOND)
 """How far apart the members try to take a free lead."""
 TURNS_MAX = 50
@@ -337,9 +339,8 @@ class Rendezvous:
             self._say_left()  # the lease will end by itself
             return
         self._on_unsure(request, now)
-        # A lease runs out while one pauses; but a refused connection fails in no time.
-        hurry = 5 if request.purpose is Purpose.LEASE else 1
-        self._requests.pause(request.purpose, now, Duration(self.config.retry_pause // hurry))
+        if request.purpose is not Purpose.LEASE or self._lease is None:
+            self._requests.pause(request.purpose, now, self.config.retry_pause)
 
     def _on_unsure(self, request: Request, now: Instant) -> None:
         """The transaction conflicted, or may have taken place: know again before trying again."""
@@ -461,6 +462,7 @@ class Rendezvous:
     def _on_lease_granted(self, request: Request, lease: LeaseId) -> None:
         self._lease = lease
         self._leases.add(lease)
+        self._lease_until = request.sent_at
         self._prolong(request.sent_at)
 
     def _on_lease_renewed(self, request: Request) -> None:
@@ -469,8 +471,9 @@ class Rendezvous:
 
     def _prolong(self, sent_at: Instant) -> None:
         ttl = self.config.lease_ttl
-        self._lease_until = after(sent_at, ttl)
-        self._renew_at = after(sent_at, Duration(ttl // RENEWALS_PER_LEASE))
+        if after(sent_at, ttl) > self._lease_until:  # answers may overtake each other
+            self._lease_until = after(sent_at, ttl)
+            self._renew_at = after(sent_at, Duration(ttl // RENEWALS_PER_LEASE))
 
     def _lose_lease(self, now: Instant, why: str) -> None:
         if self._lease is None:
@@ -669,14 +672,17 @@ class Rendezvous:
         self._effects.append(RevokeLease(token, self._lease))
 
     def _keep_lease(self, now: Instant) -> None:
-        if not self._requests.may_begin(Purpose.LEASE, now):
-            return
         if self._lease is None:
-            token = self._requests.begin(Purpose.LEASE, now)
-            self._effects.append(GrantLease(token, self.config.lease_ttl))
+            if self._requests.may_begin(Purpose.LEASE, now):
+                token = self._requests.begin(Purpose.LEASE, now)
+                self._effects.append(GrantLease(token, self.config.lease_ttl))
         elif now >= self._renew_at:
+            # Again before the last one is answered, if that takes long: what was lost on a way that
+            # is whole again would be waited for in vain.
+            self._requests.release(Purpose.LEASE)
             token = self._requests.begin(Purpose.LEASE, now, self._lease)
             self._effects.append(RenewLease(token, self._lease))
+            self._renew_at = after(now, Duration(self.config.lease_ttl // TRIES_PER_LEASE))
 
     def _know_shared(self, now: Instant) -> None:
         if self._shared_is_stale and self._requests.may_begin(Purpose.SHARED, now):
@@ -879,8 +885,7 @@ class Rendezvous:
         yield self._announce_at
         if self._lease is not None:
             yield self._lease_until
-            if self._requests.may_begin(Purpose.LEASE, now):
-                yield self._renew_at
+            yield self._renew_at
         if not self._is_told_the_end:
             yield self._join_deadline
             yield self._flush_at

@@ -184,6 +184,8 @@ class ClusterChecker:
             self._broken(f"round {new.number} spends {spent} restarts")
         if new.restarts > config.policy.restarts_max:
             self._broken(f"restart {new.restarts} of {config.policy.restarts_max}")
+        if last is not None:
+            last.ended_because = new.why
         if last is not None and old is not None:
             failed = [worker for worker in last.workers if worker.failed_at is not None]
             if spent and not old.is_failure:
