@@ -97,7 +97,7 @@ class GraphSpec(msgspec.Struct, frozen=True, kw_only=True):
     heap_bytes: int = 0
     batch: int = 64
     depth: int = 192
-    hold: Duration = Duration(100 * MICROSECOND)
+    hold: Duration = Duration(200 * MICROSECOND)
 
     def __post_init__(self) -> None:
         if self.ring_depth < 1:

@@ -76,7 +76,7 @@ def test_words_for_busy_children_are_held_back_until_the_deadline() -> None:
     assert tell(graph, TaskSubmitted(Pool.SUB), TaskSubmitted(Pool.SUB)) == []
     deadline = graph.next_deadline
 
-    assert deadline == NOW + 100 * MICROSECOND
+    assert deadline == NOW + 200 * MICROSECOND
     assert graph.tick(Instant(deadline - 1)) == []
     assert graph.tick(deadline) == [sent(1, 2, child=0)]
     assert graph.next_deadline is None
