@@ -11,6 +11,7 @@ them, in our spelling or in torch's; docs/stores.md lists them.
 
 import os
 from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -18,6 +19,12 @@ from rankwise.base.errors import ConfigError
 from rankwise.base.units import Duration, duration_from_seconds
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.ports.store import Store
+
+if TYPE_CHECKING:
+    from rankwise.drivers.real.stores.embedded import EmbeddedConfig
+    from rankwise.drivers.real.stores.etcd_members import EtcdConfig
+
+ConfigT = TypeVar("ConfigT", "EmbeddedConfig", "EtcdConfig")
 
 TOKEN_VARIABLE = "RANKWISE_STORE_TOKEN"  # noqa: S105  # the variable's name
 PASSWORD_VARIABLE = "RANKWISE_ETCD_PASSWORD"  # noqa: S105  # the same
@@ -29,13 +36,13 @@ _SPELLINGS = {
     "ca_cert": "cacert",
     "ssl_cert": "cert",
     "ssl_cert_key": "key",
-    "read_timeout": "request_timeout",
     "username": "user",
 }
 """torch's other spellings of settings."""
-_ETCD_SETTINGS = ("protocol", "cacert", "cert", "key", "user", "password", "request_timeout")
-_EMBEDDED_SETTINGS = ("token", "token_file", "is_host", "request_timeout", "linger")
-_C10D_SETTINGS = ("store_type", "is_host", "request_timeout", "linger")
+_TIMEOUTS = ("request_timeout", "read_timeout")
+_ETCD_SETTINGS = ("protocol", "cacert", "cert", "key", "user", "password", *_TIMEOUTS)
+_EMBEDDED_SETTINGS = ("token", "token_file", "is_host", "linger", *_TIMEOUTS)
+_C10D_SETTINGS = ("store_type", "is_host", "linger", "read_timeout")
 
 
 def open_store(backend: str, endpoint: str, settings: Mapping[str, str], *, run_id: str) -> Store:
@@ -109,9 +116,7 @@ def _open_etcd(endpoint: str, settings: Mapping[str, str]) -> Store:
         user=settings.get("user"),
         password=settings.get("password", os.environ.get(PASSWORD_VARIABLE)),
     )
-    if (timeout := _seconds(settings, "request_timeout")) is not None:
-        config = msgspec.structs.replace(config, request_timeout=timeout)
-    return EtcdStore(config)
+    return EtcdStore(_with_timeout(config, settings))
 
 
 def _open_embedded(endpoint: str, settings: Mapping[str, str], run_id: str) -> Store:
@@ -127,8 +132,7 @@ def _open_embedded(endpoint: str, settings: Mapping[str, str], run_id: str) -> S
         token=_token(settings, run_id).encode(),
         is_host=_is_host(settings.get("is_host")),
     )
-    if (timeout := _seconds(settings, "request_timeout")) is not None:
-        config = msgspec.structs.replace(config, request_timeout=timeout)
+    config = _with_timeout(config, settings)
     if (linger := _seconds(settings, "linger")) is not None:
         config = msgspec.structs.replace(config, linger=linger)
     return open_embedded(config, SystemClock())
@@ -166,7 +170,7 @@ def _open_c10d(endpoint: str, settings: Mapping[str, str], run_id: str) -> Store
     config = C10dConfig(
         host=host, port=port, namespace=run_id, is_host=_is_host(settings.get("is_host"))
     )
-    if (timeout := _seconds(settings, "request_timeout")) is not None:
+    if (timeout := _seconds(settings, "read_timeout")) is not None:
         config = msgspec.structs.replace(config, connect_timeout=timeout)
     if (linger := _seconds(settings, "linger")) is not None:
         config = msgspec.structs.replace(config, linger=linger)
@@ -212,6 +216,20 @@ def _seconds(settings: Mapping[str, str], name: str) -> Duration | None:
     if not 0 < seconds < 1e6:
         raise ConfigError(f"--rdzv-conf: {name} is {text!r}, expected more than 0 seconds")
     return duration_from_seconds(seconds)
+
+
+def _with_timeout(config: ConfigT, settings: Mapping[str, str]) -> ConfigT:
+    """The configuration with the time that a request may take.
+
+    torch's `read_timeout` can only shorten it: it is 60 seconds there, in which no lease could be
+    renewed if a server were silent.
+    """
+    if (timeout := _seconds(settings, "read_timeout")) is not None:
+        timeout = min(timeout, config.request_timeout)
+        config = msgspec.structs.replace(config, request_timeout=timeout)
+    if (timeout := _seconds(settings, "request_timeout")) is not None:
+        config = msgspec.structs.replace(config, request_timeout=timeout)
+    return config
 
 
 def _is_host(text: str | None) -> bool | None:

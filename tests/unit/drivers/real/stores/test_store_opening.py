@@ -83,7 +83,7 @@ def test_a_file_that_holds_no_certificate_is_named(name: str, certificate: str) 
         ({"cacert": "/nowhere.pem"}, "cacert is '/nowhere.pem', and there is no such file"),
         ({"key": "/etc/passwd"}, "key is given without cert"),
         ({"password": "p"}, "password is given without user"),
-        ({"read_timeout": "0"}, "request_timeout is '0', expected more than 0 seconds"),
+        ({"read_timeout": "0"}, "read_timeout is '0', expected more than 0 seconds"),
         ({"request_timeout": "soon"}, "request_timeout is 'soon', expected more than 0 seconds"),
         ({"cacert": "a", "ca_cert": "b"}, "cacert is given twice"),
         ({"protocl": "http"}, r"protocl means nothing to the backend etcd \(did you mean protocol"),
@@ -95,6 +95,11 @@ def test_a_setting_that_cannot_be_used_is_named_with_what_was_expected(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         etcd_config("a", **settings)
+
+
+def test_torchs_long_read_timeout_does_not_outlast_a_lease() -> None:
+    assert etcd_config("a", read_timeout="60").request_timeout == 2 * SECOND
+    assert etcd_config("a", request_timeout="60").request_timeout == 60 * SECOND
 
 
 def test_etcd_needs_an_endpoint() -> None:
