@@ -146,6 +146,11 @@ class Household:
                 region.close()
             self._domains.clear()
 
+    def give_up(self) -> None:
+        """Kill all children: nobody knows any more what they do. The worker can only be closed."""
+        self._domains.clear()
+        self.engine.children.give_up()
+
     def _channel(self, place: int) -> ChipBootstrapChannel:
         address = self.engine.arena.address + self._channels[place]
         return ChipBootstrapChannel(address, len(self.spec.bootstraps[place].buffers))

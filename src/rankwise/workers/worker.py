@@ -11,18 +11,12 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from rankwise.base.errors import (
-    BootstrapFailed,
-    ConfigError,
-    LocalProtocolError,
-    WorkerDied,
-)
-from rankwise.base.units import Instant, duration_from_seconds
+from rankwise.base.errors import BootstrapFailed, ConfigError, LocalProtocolError
+from rankwise.base.units import duration_from_seconds
 from rankwise.core.mailbox.tasks import ChipCallConfig
 from rankwise.core.tree.recording import lay_out
-from rankwise.core.tree.vocabulary import Drained, Unfinished
 from rankwise.workers.arguments import TaskArgs
 from rankwise.workers.bootstrap import (
     ChipBootstrapConfig,
@@ -30,10 +24,11 @@ from rankwise.workers.bootstrap import (
     ChipContext,
 )
 from rankwise.workers.callable_table import CallableTable, check_callable
-from rankwise.workers.failures import TaskFailure, exception_for
+from rankwise.workers.failures import TaskFailure
 from rankwise.workers.household import Household, HouseholdSpec
 from rankwise.workers.orchestrator import Orchestrator
 from rankwise.workers.recording import Program, RecordedGraph, Recorder
+from rankwise.workers.runs import Runs
 from rankwise.workers.states import DEFAULT_HEAP_RING_SIZE, MAX_RING_DEPTH
 from rankwise.workers.timeline import Timeline
 
@@ -41,7 +36,6 @@ if TYPE_CHECKING:
     from rankwise.drivers.real.windows import WindowRegion
     from rankwise.workers.chip_worker import ChipWorker
 
-_GRACE_S = 2.0
 _inherited: "dict[str, WindowRegion]" = {}
 """Communicators that a worker above has made before this process was forked."""
 
@@ -64,8 +58,6 @@ class Worker:
         runtime, build: taken for programs that name a vendor's toolchain; without effect.
 
     Attributes:
-        failures: what went wrong in the last run, in the order of submission.
-        timeline: what chips did in simulated time in the last run.
         killed: children that the last `close()` had to kill.
     """
 
@@ -102,13 +94,12 @@ class Worker:
         self._parent: Worker | None = None
         self._staged: dict[str, Any] = {}
         self._household: Household | None = None
+        self._runs = Runs(None, level)
         self._chip: ChipWorker | None = None
         self._owned: dict[str, WindowRegion] = {}
         self._recordings: list[RecordedGraph] = []
         self._finalizer: Any = None
-        self._is_running = False
-        self.failures: tuple[TaskFailure, ...] = ()
-        self.timeline = Timeline()
+        self._owner_pid = 0
         self.killed: tuple[str, ...] = ()
 
     def _check(self, *, has_bootstraps: bool) -> None:
@@ -242,11 +233,12 @@ class Worker:
         try:
             household = Household(self._spec(), self._table)
             household.open(_inherited)
-            household.timeline = self.timeline = Timeline([])
         except BaseException:
             self._drop_communicators()
             raise
         self._household = household
+        self._owner_pid = os.getpid()
+        self._runs = Runs(household, self.level)
         self._finalizer = weakref.finalize(self, _close_forgotten, household, os.getpid())
 
     def _init_chip(self) -> None:
@@ -304,12 +296,20 @@ class Worker:
         self._owned = {}
 
     def close(self) -> None:
-        """End everything, in order, within `close_timeout`; what does not end is killed."""
+        """End everything, in order, within `close_timeout`; what does not end is killed.
+
+        In a process that was forked from this one by somebody else, it only lets go.
+
+        Raises:
+            LocalProtocolError: a run is going on.
+        """
+        if self._runs.is_running:
+            raise LocalProtocolError("close() was called inside of run()", hint="let it end first")
         if self._chip is not None:
             chip, self._chip = self._chip, None
             chip.finalize()
         household, self._household = self._household, None
-        if household is None:
+        if household is None or os.getpid() != self._owner_pid:
             return
         self._finalizer.detach()
         for recording in self._recordings:
@@ -345,9 +345,24 @@ class Worker:
             raise LocalProtocolError(
                 "the worker was used before init(), or after close()", hint="call init() first"
             )
+        if os.getpid() != self._owner_pid:
+            raise LocalProtocolError(
+                "the worker was used in a process that was forked from its own",
+                hint="make a Worker of its own there",
+            )
         return self._household
 
     # Runs
+
+    @property
+    def failures(self) -> tuple[TaskFailure, ...]:
+        """What went wrong in the last run, in the order of submission."""
+        return self._runs.failures
+
+    @property
+    def timeline(self) -> Timeline:
+        """What chips did in simulated time in the last run."""
+        return self._runs.timeline
 
     def run(
         self,
@@ -376,7 +391,8 @@ class Worker:
         if self.level == 2:
             self._run_chip(callable_, args, config)
             return
-        self._run(0, callable_, args, config, timeout)
+        self._opened()
+        self._runs.run(callable_, args, config, timeout=timeout)
 
     def _run_chip(self, callable_: Any, args: TaskArgs | None, config: Any) -> None:
         if self._chip is None:
@@ -385,88 +401,9 @@ class Worker:
 
     def run_at(self, clock: int, callable_: Any, args: TaskArgs | None, config: Any) -> Timeline:
         """Like `run`, with tasks that begin at an instant of simulated time; what chips did."""
-        self._run(clock, callable_, args, config, None)
+        self._opened()
+        self._runs.run(callable_, args, config, clock=clock)
         return self.timeline
-
-    def _run(
-        self, clock: int, callable_: Any, args: Any, config: Any, timeout: float | None
-    ) -> None:
-        household = self._runnable()
-        engine = household.engine
-        deadline = None if timeout is None else Instant(_now() + duration_from_seconds(timeout))
-        if self.timeline.entries:
-            household.timeline = self.timeline = Timeline([])
-        engine.clock_base = clock
-        self.failures = ()
-        self._is_running = True
-        engine.begin_run()
-        orch = Orchestrator(household)
-        error: BaseException | None = None
-        try:
-            try:
-                callable_(orch, args, config)
-            except Exception as raised:  # noqa: BLE001  # raised again when all tasks have ended
-                error = raised
-            orch.finish()
-            drained = engine.drain(deadline)
-        except BaseException as interrupt:  # noqa: BLE001  # goes on when all is quiet
-            orch.abandon()
-            self._abandon(interrupt)
-        finally:
-            self._is_running = False
-            if household.has_domains:
-                household.close_domains()
-        if error is None and not drained.unfinished:
-            return
-        self._raise(error, drained, household)
-
-    def _runnable(self) -> Household:
-        household = self._opened()
-        if self._is_running:
-            raise LocalProtocolError(
-                "run() was called inside of run()", hint="submit tasks to the orchestrator"
-            )
-        lost = household.engine.children.lost
-        if lost:
-            child, how = next(iter(sorted(lost.items())))
-            raise WorkerDied(
-                f"{household.engine.children.name_of(child)} {how}",
-                hint="close() the worker, and init() it again",
-            )
-        return household
-
-    def _abandon(self, interrupt: BaseException) -> NoReturn:
-        """Cancel what has not begun, wait a little for the rest, and go on with the exception."""
-        try:
-            self._opened().engine.abandon_run(duration_from_seconds(_GRACE_S))
-        except BaseException:  # noqa: BLE001  # the interrupt goes on instead
-            # Interrupted in the middle of something: nobody knows what the children still do.
-            self.close()
-            raise interrupt from None
-        raise interrupt
-
-    def _raise(
-        self, error: BaseException | None, drained: Drained, household: Household
-    ) -> NoReturn:
-        self.failures = tuple(self._failure(one, household) for one in drained.unfinished)
-        if error is not None:
-            for failure in self.failures:
-                error.add_note(f"besides, {failure.summary}")
-            raise error
-        raise exception_for(self.failures, self.level)
-
-    def _failure(self, unfinished: Unfinished, household: Household) -> TaskFailure:
-        child = unfinished.child
-        children = household.engine.children
-        return TaskFailure(
-            number=unfinished.number,
-            name=unfinished.name,
-            cause=unfinished.cause,
-            child="" if child is None else children.name_of(child),
-            how=household.endings.get(child, "") if child is not None else household.last_ending,
-            because=unfinished.because,
-            reports=tuple(household.engine.reports.get(unfinished.number, ())),
-        )
 
     def record(
         self,
@@ -482,7 +419,8 @@ class Worker:
         Raises:
             ConfigError: it submitted something else.
         """
-        household = self._runnable()
+        household = self._opened()
+        self._runs.check_ready()
         recorder = Recorder(household.engine)
         orch = Orchestrator(household, recorder)
         callable_(orch, args, config)
@@ -544,12 +482,6 @@ class Worker:
         count = int(np.prod(shape, dtype=np.int64))
         offset = arena.allocate(count * kind.itemsize)
         return np.frombuffer(arena.memory, kind, count, offset).reshape(shape)
-
-
-def _now() -> int:
-    import time  # noqa: PLC0415  # read once per run that has a limit
-
-    return time.monotonic_ns()
 
 
 def _check_communicator(path: str, places: Sequence[ChipCommBootstrapConfig]) -> None:

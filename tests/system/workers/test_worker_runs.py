@@ -297,6 +297,38 @@ def test_a_run_that_takes_too_long_is_ended_and_the_next_one_works(worker: Worke
     run(worker, lambda orch: orch.submit_sub(do_nothing))
 
 
+def test_the_time_is_up_also_while_a_full_ring_makes_submit_wait() -> None:
+    with Worker(level=3, num_sub_workers=1, ring_depth=2) as worker:
+        worker.init()
+
+        with pytest.raises(TimeoutError):
+            run(worker, lambda orch: [orch.submit_sub(hang) for _ in range(5)], timeout=0.05)
+
+        run(worker, lambda orch: orch.submit_sub(do_nothing))
+
+
+def test_a_worker_is_not_closed_in_the_middle_of_its_run(worker: Worker) -> None:
+    with pytest.raises(LocalProtocolError, match="inside of run"):
+        run(worker, lambda _: worker.close())
+    run(worker, lambda orch: orch.submit_sub(do_nothing))
+
+
+def test_a_forked_copy_of_the_process_can_neither_use_nor_end_the_tree(worker: Worker) -> None:
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            with pytest.raises(LocalProtocolError, match="forked from its own"):
+                run(worker, lambda orch: orch.submit_sub(do_nothing))
+            worker.close()
+            code = 0
+        finally:
+            os._exit(code)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    run(worker, lambda orch: orch.submit_sub(do_nothing))
+
+
 def test_ctrl_c_ends_a_run_and_the_next_one_works(worker: Worker) -> None:
     myself = os.getpid()
 

@@ -350,7 +350,7 @@ class Children:
     def close(self) -> tuple[str, ...]:
         """Let all children end, stage by stage; returns the names of those that were killed."""
         killed: tuple[int, ...] = ()
-        if self._crew.phase is CrewPhase.UP:
+        if self._zygote and self._crew.phase is CrewPhase.UP:
             try:
                 self._tell_crew(CloseRequested())
                 while self._closed is None:
@@ -375,10 +375,11 @@ class Children:
                 os.waitpid(pid, 0)
         self._resources.close()
 
-    def forget(self) -> None:
-        """Close all descriptors in a process that is only a copy of the worker process."""
-        self._zygote = 0
-        self._resources.close()
+    def give_up(self) -> None:
+        """End everything that is left at once, without telling the listener."""
+        self.abandon()
+        for child in range(len(self._specs)):
+            self.lost.setdefault(child, "was killed, as its worker was interrupted")
 
 
 def _how(status: int) -> str:

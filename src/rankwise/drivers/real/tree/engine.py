@@ -109,7 +109,6 @@ class Engine(Listener):
         on_lost: told a child's number, and how it ended.
         on_left: told a task's number, the child, and what the task left; returns the simulated
             instant at which it ended.
-        clock_base: the simulated instant before which no task of this run can begin.
     """
 
     def __init__(self, spec: EngineSpec) -> None:
@@ -135,7 +134,8 @@ class Engine(Listener):
         self.reports: dict[int, list[Report]] = {}
         self.on_lost: Callable[[int, str], None] | None = None
         self.on_left: Callable[[int, int, bytes], int] | None = None
-        self.clock_base = 0
+        self._clock_base = 0
+        self._deadline: Instant | None = None
         self._words = [0] * spec.ring_depth
         self._memory = memoryview(self.arena.memory)
         self._frames = layout.frames
@@ -171,9 +171,16 @@ class Engine(Listener):
 
     # A run
 
-    def begin_run(self) -> None:
-        """Forget what was told in the run before."""
+    def begin_run(self, clock: int = 0, deadline: Instant | None = None) -> None:
+        """Forget what was told in the run before.
+
+        Args:
+            clock: the simulated instant before which no task can begin.
+            deadline: when waiting ends with a `TimeoutError`, whatever is waited for.
+        """
         self.reports.clear()
+        self._clock_base = clock
+        self._deadline = deadline
 
     def submit(
         self,
@@ -286,32 +293,32 @@ class Engine(Listener):
         if deadline is not None and _now() >= deadline:
             self._carry_out(self._graph.tick(_now()))
 
-    def drain(self, deadline: Instant | None = None) -> Drained:
+    def drain(self) -> Drained:
         """Wait until every task of the run has ended.
 
         Raises:
-            TimeoutError: the deadline has passed.
+            TimeoutError: the run's deadline has passed.
         """
         self._tell(_DRAIN_BEGAN)
         while not self._drained:
-            if deadline is not None and _now() >= deadline:
-                raise TimeoutError(f"{self._graph.unfinished_count} tasks have not ended")
-            self._wait(deadline)
+            self._wait()
         return self._end_run()
 
     def abandon_run(self, grace: Duration) -> Drained:
         """Let what has not begun not begin, and kill what does not end within `grace`."""
-        deadline = Instant(_now() + grace)
+        self._deadline = Instant(_now() + grace)
         self._tell(RunAbandoned())
         while not self._drained:
-            if _now() >= deadline:
+            try:
+                self._wait()
+            except TimeoutError:
                 self.children.kill_all()
-                deadline = Instant(_now() + grace)
-            self._wait(deadline)
+                self._deadline = Instant(_now() + grace)
         return self._end_run()
 
     def _end_run(self) -> Drained:
         drained = self._drained.pop()
+        self._deadline = None
         if drained.unfinished:
             for file in self.children.reports:
                 file.empty()
@@ -415,7 +422,7 @@ class Engine(Listener):
     def _write_clocks(self, slots: list[int]) -> None:
         for slot in slots:
             if self._words[slot] & HAS_FRAME:
-                clock = max(self.clock_base, self._graph.clock_of(slot))
+                clock = max(self._clock_base, self._graph.clock_of(slot))
                 length = FRAME_HEAD.unpack_from(self._memory, self._frames + slot * FRAME_BYTES)[0]
                 FRAME_HEAD.pack_into(self._memory, self._frames + slot * FRAME_BYTES, length, clock)
 
@@ -428,11 +435,17 @@ class Engine(Listener):
             self.children.send(child, [*others, FLUSH])
         self._tell(Recalled(child, slots))
 
-    def _wait(self, deadline: Instant | None = None) -> None:
-        """Sleep until something has happened, or a deadline has passed."""
-        held = self._graph.next_deadline
-        if held is not None and (deadline is None or held < deadline):
-            deadline = held
+    def _wait(self) -> None:
+        """Sleep until something has happened.
+
+        Raises:
+            TimeoutError: the run's deadline has passed.
+        """
+        held = deadline = self._graph.next_deadline
+        if self._deadline is not None:
+            if _now() >= self._deadline:
+                raise TimeoutError(f"{self._graph.unfinished_count} tasks have not ended in time")
+            deadline = self._deadline if held is None else min(held, self._deadline)
         words = self.children.read(deadline)
         if words:
             self._hear(words)

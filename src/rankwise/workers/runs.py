@@ -1,0 +1,125 @@
+"""The runs of an initialised worker: one after the other, each to its end, whatever happens."""
+
+import time
+from typing import Any, NoReturn
+
+from rankwise.base.errors import LocalProtocolError, WorkerDied
+from rankwise.base.units import Instant, duration_from_seconds
+from rankwise.core.tree.vocabulary import Drained, Unfinished
+from rankwise.workers.failures import TaskFailure, exception_for
+from rankwise.workers.household import Household
+from rankwise.workers.orchestrator import Orchestrator
+from rankwise.workers.timeline import Timeline
+
+_GRACE_S = 2.0
+"""How long tasks may go on after an interrupt or a time-out before their children are killed."""
+
+
+class Runs:
+    """Runs orchestration functions, and remembers what became of the last one.
+
+    Attributes:
+        failures: what went wrong in the last run, in the order of submission.
+        timeline: what chips did in simulated time in the last run.
+        is_running: whether a run is going on.
+    """
+
+    def __init__(self, household: Household | None, level: int) -> None:
+        self._household = household
+        self._level = level
+        self.failures: tuple[TaskFailure, ...] = ()
+        self.timeline = Timeline([])
+        self.is_running = False
+        if household is not None:
+            household.timeline = self.timeline
+
+    def check_ready(self) -> Household:
+        """Refuse what cannot work.
+
+        Raises:
+            LocalProtocolError: a run is going on.
+            WorkerDied: a child that nobody replaces has ended.
+        """
+        assert self._household is not None, "the worker is initialised"
+        if self.is_running:
+            raise LocalProtocolError(
+                "run() was called inside of run()", hint="submit tasks to the orchestrator"
+            )
+        children = self._household.engine.children
+        for child, how in sorted(children.lost.items()):
+            raise WorkerDied(
+                f"{children.name_of(child)} {how}", hint="close() the worker, and init() it again"
+            )
+        return self._household
+
+    def run(
+        self,
+        callable_: Any,
+        args: Any,
+        config: Any,
+        *,
+        timeout: float | None = None,
+        clock: int = 0,
+    ) -> None:
+        """Call an orchestration function, and wait for all that it submits; see `Worker.run`."""
+        household = self.check_ready()
+        engine = household.engine
+        if self.timeline.entries:
+            household.timeline = self.timeline = Timeline([])
+        deadline = None
+        if timeout is not None:
+            deadline = Instant(time.monotonic_ns() + duration_from_seconds(timeout))
+        self.failures = ()
+        self.is_running = True
+        engine.begin_run(clock, deadline)
+        orch = Orchestrator(household)
+        error: BaseException | None = None
+        try:
+            try:
+                callable_(orch, args, config)
+            except Exception as raised:  # noqa: BLE001  # raised again when all tasks have ended
+                error = raised
+            orch.finish()
+            drained = engine.drain()
+        except BaseException as interrupt:  # noqa: BLE001  # goes on when all is quiet
+            orch.abandon()
+            self._abandon(household, interrupt)
+        finally:
+            self.is_running = False
+            if household.has_domains:
+                household.close_domains()
+        if error is not None or drained.unfinished:
+            self._raise(error, drained, household)
+
+    def _abandon(self, household: Household, interrupt: BaseException) -> NoReturn:
+        """Cancel what has not begun, wait a little for the rest, and go on with the exception."""
+        try:
+            household.engine.abandon_run(duration_from_seconds(_GRACE_S))
+        except BaseException:  # noqa: BLE001  # the interrupt goes on instead
+            # Interrupted in the middle of something: nobody knows what the children still do.
+            household.give_up()
+            raise interrupt from None
+        raise interrupt
+
+    def _raise(
+        self, error: BaseException | None, drained: Drained, household: Household
+    ) -> NoReturn:
+        self.failures = tuple(_failure(one, household) for one in drained.unfinished)
+        if error is None:
+            raise exception_for(self.failures, self._level)
+        for failure in self.failures:
+            error.add_note(f"besides, {failure.summary}")
+        raise error
+
+
+def _failure(unfinished: Unfinished, household: Household) -> TaskFailure:
+    child = unfinished.child
+    return TaskFailure(
+        number=unfinished.number,
+        name=unfinished.name,
+        cause=unfinished.cause,
+        child="" if child is None else household.engine.children.name_of(child),
+        how=household.last_ending if child is None else household.endings.get(child, ""),
+        because=unfinished.because,
+        reports=tuple(household.engine.reports.get(unfinished.number, ())),
+    )
