@@ -36,7 +36,12 @@ SUBCOMMANDS = {
         "rankwise.cli.sim", "sim", "Simulate programs of many ranks on a multi-chip accelerator."
     ),
     "replay": Subcommand(
-        "rankwise.cli.replay", "replay", "Show the states of a run's agents again, from its journal."
+        "rankwise.cli.replay",
+        "replay",
+        "Show the states of a run's agents again, from its journal.",
+    ),
+    "manifest": Subcommand(
+        "rankwise.cli.manifest", "manifest", "Write manifests for Kubernetes that run a job there."
     ),
     "ps": Subcommand("rankwise.cli.ps", "ps", "List the runs on this machine."),
     "stacks": Subcommand(

@@ -1,0 +1,214 @@
+"""From the options of `rankwise manifest kubernetes` to what stands in the manifests."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rankwise.cli.main import invoke
+
+
+def written(capfd: pytest.CaptureFixture[str], *words: str) -> dict[str, dict[str, Any]]:
+    """The objects by `kind/name`."""
+    code = invoke(["manifest", "kubernetes", *words])
+    out, err = capfd.readouterr()
+    assert (code, err) == (0, "")
+    return {
+        f"{one['kind']}/{one['metadata']['name']}": one
+        for one in yaml.safe_load_all(out)
+        if one is not None
+    }
+
+
+def complaint(capfd: pytest.CaptureFixture[str], *words: str) -> str:
+    assert invoke(["manifest", "kubernetes", *words]) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    return err
+
+
+def pod_of(objects: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
+    (job,) = objects[f"JobSet/{name}"]["spec"]["replicatedJobs"]
+    pod: dict[str, Any] = job["template"]["spec"]["template"]["spec"]
+    return pod
+
+
+def container_of(objects: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
+    (container,) = pod_of(objects, name)["containers"]
+    assert isinstance(container, dict)
+    return container
+
+
+def test_a_job_set_comes_with_its_etcd_and_its_services(capfd: pytest.CaptureFixture[str]) -> None:
+    objects = written(capfd, "--image", "example/train:1", "--", "train_digits.py")
+
+    assert list(objects) == [
+        "Service/train-digits-etcd",
+        "Service/train-digits-etcd-peers",
+        "PodDisruptionBudget/train-digits-etcd",
+        "StatefulSet/train-digits-etcd",
+        "NetworkPolicy/train-digits-etcd",
+        "Service/train-digits",
+        "JobSet/train-digits",
+    ]
+
+
+def test_the_pods_run_the_same_words(capfd: pytest.CaptureFixture[str]) -> None:
+    words = ("--max-restarts", "3", "-m", "pkg.train", "--epochs", "3", "$(HOME)")
+
+    objects = written(
+        capfd, "--image", "i", "--nodes", "2:4", "--nproc-per-node", "8", "--", *words
+    )
+
+    container = container_of(objects, "pkg-train")
+    assert container["command"] == ["rankwise", "run"]
+    assert container["args"][:2] == ["--nnodes=2:4", "--nproc-per-node=8"]
+    # Kubernetes reads $$ as one, and does not fill in a variable.
+    assert container["args"][-len(words) :] == [*words[:-1], "$$(HOME)"]
+
+
+def test_the_grace_of_pods_is_longer_than_that_of_workers(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    words = ("--image", "i", "--name", "n", "--")
+
+    usual = pod_of(written(capfd, *words, "t.py"), "n")
+    longer = pod_of(written(capfd, *words, "--shutdown-timeout", "2m", "t.py"), "n")
+
+    assert usual["terminationGracePeriodSeconds"] == 60
+    assert longer["terminationGracePeriodSeconds"] == 150
+
+
+def test_probes_ask_the_port_that_the_agent_answers_on(capfd: pytest.CaptureFixture[str]) -> None:
+    objects = written(
+        capfd, "--image", "i", "--name", "n", "--", "--health-port", "9000", "train.py"
+    )
+
+    container = container_of(objects, "n")
+    assert "--health-port=9000" in container["args"]
+    assert container["ports"] == [{"name": "health", "containerPort": 9000}]
+    assert objects["Service/n"]["spec"]["ports"] == [{"name": "health", "port": 9000}]
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert container[probe]["httpGet"] == {"path": "/health", "port": "health"}
+
+
+def test_gpus_are_resources_and_the_number_of_workers(capfd: pytest.CaptureFixture[str]) -> None:
+    words = ("--image", "i", "--name", "n", "--gpus")
+
+    nvidia = container_of(written(capfd, *words, "8", "--", "t.py"), "n")
+    amd = container_of(written(capfd, *words, "amd.com/gpu=4", "--cpu", "16", "--", "t.py"), "n")
+
+    assert nvidia["resources"]["limits"] == {"nvidia.com/gpu": "8"}
+    assert "--nproc-per-node=8" in nvidia["args"]
+    assert amd["resources"]["requests"] == {"cpu": "16", "amd.com/gpu": "4"}
+
+
+def test_variables_come_from_the_command_line_and_from_secrets(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    objects = written(
+        capfd,
+        *("--image", "i", "--name", "n", "--env", "A=b=c"),
+        *("--secret-env", "RANKWISE_ETCD_PASSWORD=etcd/password", "--", "t.py"),
+    )
+
+    environment = container_of(objects, "n")["env"]
+    assert {"name": "A", "value": "b=c"} in environment
+    assert {
+        "name": "RANKWISE_ETCD_PASSWORD",
+        "valueFrom": {"secretKeyRef": {"name": "etcd", "key": "password"}},
+    } in environment
+
+
+def test_an_etcd_of_ones_own_is_used_instead(capfd: pytest.CaptureFixture[str]) -> None:
+    objects = written(
+        capfd,
+        *("--image", "i", "--name", "n", "--no-etcd", "--rdzv-endpoint", "etcd.infra:2379", "--"),
+        "t.py",
+    )
+
+    assert list(objects) == ["Service/n", "JobSet/n"]
+    assert "--rdzv-endpoint=etcd.infra:2379" in container_of(objects, "n")["args"]
+
+
+def test_a_fixed_number_of_pods_must_all_succeed(capfd: pytest.CaptureFixture[str]) -> None:
+    words = ("--image", "i", "--name", "n", "--nodes")
+
+    def job(nodes: str) -> dict[str, Any]:
+        (one,) = written(capfd, *words, nodes, "--", "t.py")["JobSet/n"]["spec"]["replicatedJobs"]
+        spec: dict[str, Any] = one["template"]["spec"]
+        return spec
+
+    assert "successPolicy" not in job("4")
+    assert job("2:4")["successPolicy"] == {"rules": [{"succeededCount": 2}]}
+    assert job("2:4")["completions"] == job("2:4")["parallelism"] == 4
+
+
+def test_a_job_that_stops_on_preemption_is_over_when_it_has_stopped(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    objects = written(capfd, "--image", "i", "--", "--on-preemption", "stop", "t.py")
+
+    assert "--on-preemption=leave" not in container_of(objects, "t")["args"]
+    (job,) = objects["JobSet/t"]["spec"]["replicatedJobs"]
+    rules = job["template"]["spec"]["podFailurePolicy"]["rules"]
+    assert rules[1]["onExitCodes"]["values"] == [137]
+
+
+def test_pods_may_be_kept_apart(capfd: pytest.CaptureFixture[str]) -> None:
+    objects = written(capfd, "--image", "i", "--one-per-host", "--", "t.py")
+
+    (term,) = pod_of(objects, "t")["affinity"]["podAntiAffinity"][
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    ]
+    labels = objects["JobSet/t"]["metadata"]["labels"]
+    assert term["labelSelector"]["matchLabels"] == labels
+
+
+def test_a_namespace_is_written_into_every_object(capfd: pytest.CaptureFixture[str]) -> None:
+    objects = written(capfd, "--image", "i", "--namespace", "research", "--", "t.py")
+
+    assert {one["metadata"]["namespace"] for one in objects.values()} == {"research"}
+
+
+def test_equal_words_make_equal_files(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
+
+    for path in (first, second):
+        words = ["--image", "i", "--output", str(path), "--", "t.py"]
+        assert invoke(["manifest", "kubernetes", *words]) == 0
+
+    assert first.read_text() == second.read_text()
+    assert "# " in first.read_text()
+    assert capfd.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--", "t.py"], "--image"),
+        (["--image", "", "--", "t.py"], "--image is ''"),
+        (["--image", "i"], "RUN_WORDS"),
+        (["--image", "i", "--name", "A_b", "--", "t.py"], "--name is 'A_b'"),
+        (["--image", "i", "--name", "n" * 41, "--", "t.py"], "at most 40"),
+        (["--image", "i", "--nodes", "1", "--", "t.py"], "--nodes is '1', expected 2 to 10000"),
+        (["--image", "i", "--nodes", "4:2", "--", "t.py"], "0 < MIN <= MAX"),
+        (["--image", "i", "--gpus", "many", "--", "t.py"], "--gpus is 'many'"),
+        (["--image", "i", "--memory", "lots", "--", "t.py"], "--memory is 'lots'"),
+        (["--image", "i", "--env", "1A=b", "--", "t.py"], "--env is '1A=b'"),
+        (["--image", "i", "--secret-env", "A=b", "--", "t.py"], "NAME=SECRET/KEY"),
+        (["--image", "i", "--no-etcd", "--", "t.py"], "--no-etcd and --rdzv-endpoint go together"),
+        (["--image", "i", "--rdzv-endpoint", "e:1", "--", "t.py"], "go together"),
+        (["--image", "i", "--", "--nnodes", "2", "t.py"], "give --nodes before the --"),
+        (["--image", "i", "--", "--standalone", "t.py"], "--standalone stands among the words"),
+        (["--image", "i", "--", "--rdzv-backend", "c10d", "t.py"], "brings an etcd"),
+        (["--image", "i", "--", "--no-such-option", "t.py"], "no such option"),
+        (["--image", "i", "--output", "no/such/folder/file", "--", "t.py"], "cannot be written"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(
+    words: list[str], told: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert told in complaint(capfd, *words)
