@@ -157,6 +157,7 @@ class Rendezvous:
         self._shared_is_stale = True
         self._shared_watch: int | None = None
         self._charter_is_fine = False
+        self._is_forgotten = False
         self._round_bytes: bytes | None = None
         self._place: int | None = None
         """This node's place among the members of the round; None if it is none of them."""
@@ -202,6 +203,7 @@ class Rendezvous:
         return (
             self._lease is not None
             and not self._is_leaving
+            and not self._is_forgotten
             and leader.lease == self._lease
             and leader.value == self._me
         )
@@ -367,8 +369,11 @@ class Rendezvous:
                 raise AssertionError(f"nothing is read for {request.purpose}")
 
     def _on_shared_read(self, request: Request, snapshot: Snapshot, now: Instant) -> None:
+        self._shared_is_stale = False
         founder_then: str = request.context
         if founder_then and self._founder_in(snapshot) != founder_then:
+            self._is_forgotten = True
+            self._stop_leading()
             self._refuse(
                 RefusalKind.FORGOTTEN,
                 f"the store has forgotten the run {self.keys.run_id}: it was started anew, or "
@@ -377,7 +382,6 @@ class Rendezvous:
             )
             return
         self._shared_is_read = True
-        self._shared_is_stale = False
         self._shared.learn_snapshot(snapshot)
         if self._shared_watch is None:
             self._shared_watch = self._requests.new_token()

@@ -1,0 +1,196 @@
+"""The agent's own decisions; what it does among others is in tests/simulation/test_clusters.py."""
+
+import pytest
+
+from rankwise.base.errors import LocalProtocolError
+from rankwise.base.failure import ExitStatus
+from rankwise.base.units import SECOND, Instant
+from rankwise.core.agent.machine import Agent, Phase
+from rankwise.core.agent.vocabulary import (
+    AgentSpec,
+    AgentStarted,
+    BeginAttempt,
+    FinishRun,
+    PreparationFailed,
+    PrepareRound,
+    RoundPrepared,
+    Stimulus,
+)
+from rankwise.core.gang.vocabulary import (
+    GangSpec,
+    SignalWorker,
+    SpawnWorker,
+    StopRequested,
+    Swept,
+    WorkerExited,
+    WorkerSpawned,
+)
+from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig
+from rankwise.core.rendezvous.vocabulary import Dissolved, RefusalKind, Settled, World
+
+NOW = Instant(SECOND)
+
+
+def spec(size: int = 2) -> AgentSpec:
+    return AgentSpec(
+        run_id="run",
+        rendezvous=RendezvousConfig(nodes_min=1, nodes_max=1),
+        offer=NodeOffer(node_id="a", host="h", address="addr", slots=size),
+        gang=GangSpec(size=size),
+    )
+
+
+def started() -> Agent:
+    agent = Agent(spec())
+    agent.handle(AgentStarted(agent.spec), NOW)
+    return agent
+
+
+def settled(number: int = 4) -> Agent:
+    """An agent whose gang has been ordered for round `number`, first rank 6."""
+    agent = started()
+    agent.handle(RoundPrepared(0, 29500), NOW)
+    world = World(
+        round=number, node_rank=3, members=("x", "y", "z", "a"), first_rank=6, slots=2, size=8,
+        master_address="x", master_port=1,
+    )  # fmt: skip
+    agent._on_settled(Settled(world), NOW)
+    agent.rendezvous.member_of = world
+    return agent
+
+
+def feed(agent: Agent, *stimuli: Stimulus) -> list[object]:
+    return [effect for stimulus in stimuli for effect in agent.handle(stimulus, NOW)]
+
+
+def test_an_agent_gets_ready_before_it_joins() -> None:
+    agent = Agent(spec())
+
+    effects = agent.handle(AgentStarted(agent.spec), NOW)
+
+    assert PrepareRound(0) in effects
+    assert agent.phase is Phase.PREPARING
+
+
+def test_an_agent_lives_once() -> None:
+    agent = started()
+
+    with pytest.raises(LocalProtocolError, match="started twice"):
+        agent.handle(AgentStarted(agent.spec), NOW)
+
+
+def test_a_gangs_attempt_is_the_number_of_its_round() -> None:
+    agent = settled(number=4)
+
+    assert agent.gang is not None
+    assert agent.gang.attempt == 4
+
+
+def test_the_world_is_told_before_its_workers_are_ordered() -> None:
+    agent = started()
+    agent.handle(RoundPrepared(0, 29500), NOW)
+    world = World(
+        round=0, node_rank=0, members=("a",), first_rank=0, slots=2, size=2,
+        master_address="addr", master_port=1,
+    )  # fmt: skip
+
+    agent._on_settled(Settled(world), NOW)
+
+    assert agent._effects == [BeginAttempt(world), SpawnWorker(0, 0), SpawnWorker(1, 0)]
+
+
+def test_a_node_that_is_not_fit_leaves_and_says_why() -> None:
+    agent = started()
+
+    effects = feed(agent, PreparationFailed(0, "the disk is full", "make room"))
+
+    assert isinstance(effects[-1], FinishRun)
+    assert effects[-1].refusal is not None
+    assert effects[-1].refusal.kind is RefusalKind.UNFIT
+    assert effects[-1].refusal.why == "the disk is full"
+
+
+def test_a_check_that_does_not_end_is_not_waited_for_longer_than_allowed() -> None:
+    agent = started()
+    assert agent._deadline is not None
+
+    agent.tick(agent._deadline)
+
+    assert agent.finished is not None
+    assert agent.finished.refusal is not None
+    assert "was not fit for a round within 2 min" in agent.finished.refusal.why
+
+
+def test_who_is_stopped_before_any_round_leaves_alone() -> None:
+    agent = started()
+
+    effects = feed(agent, StopRequested(15))
+
+    assert effects[-1] == FinishRun(detail="this node was told to stop by signal 15")
+
+
+def test_a_failure_bears_the_rank_that_its_worker_had_in_the_job() -> None:
+    agent = settled()
+    feed(agent, WorkerSpawned(0, 4, 10), WorkerSpawned(1, 4, 11))
+
+    feed(agent, WorkerExited(1, 4, ExitStatus(3), NOW))
+
+    (failure,) = agent.rendezvous._failures
+    assert (failure.rank, failure.local_rank, failure.attempt) == (7, 1, 4)
+    assert agent.rendezvous._record.failing == 4
+
+
+def test_a_worker_that_was_called_off_has_not_failed() -> None:
+    agent = settled()
+    agent._on_dissolved(Dissolved(4, 5, "a node was lost", at_once=True), NOW)
+
+    feed(agent, Swept(4))
+
+    assert agent.rendezvous._record.ended == 4
+    assert agent.rendezvous._failures == ()
+    assert agent.rendezvous._record.failing == -1
+
+
+def test_a_round_that_must_end_at_once_is_killed_though_it_is_stopping() -> None:
+    agent = settled()
+    feed(agent, WorkerSpawned(0, 4, 10), WorkerSpawned(1, 4, 11))
+    feed(agent, WorkerExited(1, 4, ExitStatus(3), NOW))
+    agent._effects.clear()
+
+    agent._on_dissolved(Dissolved(4, 5, "cut off", at_once=True), NOW)
+
+    assert SignalWorker(0, 4, 9) in agent._effects
+
+
+def test_a_second_request_to_stop_kills() -> None:
+    agent = settled()
+    feed(agent, WorkerSpawned(0, 4, 10), WorkerSpawned(1, 4, 11), StopRequested(15))
+
+    effects = feed(agent, StopRequested(15))
+
+    assert SignalWorker(0, 4, 9) in effects
+    assert SignalWorker(1, 4, 9) in effects
+
+
+def test_a_stop_that_nobody_agrees_upon_is_carried_out_alone_after_a_lease() -> None:
+    agent = settled()
+    feed(agent, WorkerSpawned(0, 4, 10), WorkerSpawned(1, 4, 11), StopRequested(15))
+
+    effects = agent.tick(Instant(NOW + 5 * SECOND))
+
+    assert SignalWorker(0, 4, 15) in effects
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"run_id": "a/b"}, "run_id is 'a/b'"),
+        ({"gang": GangSpec(size=3)}, "3 workers and the offer says 2 slots"),
+        ({"gang": GangSpec(size=2, restarts_max=1)}, "restarts of its own"),
+    ],
+)
+def test_a_spec_that_cannot_be_is_refused(changes: dict[str, object], message: str) -> None:
+    fields = {name: getattr(spec(), name) for name in AgentSpec.__struct_fields__} | changes
+
+    with pytest.raises(ValueError, match=message):
+        AgentSpec(**fields)

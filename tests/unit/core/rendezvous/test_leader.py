@@ -1,0 +1,266 @@
+"""What a leader decides, given what it has heard and when."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from rankwise.base.backoff import Backoff
+from rankwise.base.failure import ErrorRecord, ExitStatus, Failure, FailureCause, OutcomeStatus
+from rankwise.base.units import SECOND, ZERO, Duration, Instant
+from rankwise.core.rendezvous.configuration import RendezvousConfig, RestartPolicy
+from rankwise.core.rendezvous.leader import decide
+from rankwise.core.rendezvous.records import Departure, FailureNote, NodeRecord, Phase, Round
+from rankwise.core.rendezvous.view import Heard, View
+
+BEGIN = Instant(100 * SECOND)
+
+
+def config(nodes_min: int = 2, nodes_max: int = 2, **fields: Any) -> RendezvousConfig:
+    return RendezvousConfig(nodes_min=nodes_min, nodes_max=nodes_max, **fields)
+
+
+def record(node: str, **fields: Any) -> NodeRecord:
+    return NodeRecord(host=f"host-{node}", address=f"addr-{node}", port=1, slots=2, **fields)
+
+
+def hear(view: View, at: int, **records: NodeRecord) -> None:
+    for node, heard in records.items():
+        view.put(node, Heard(heard, Instant(at)))
+
+
+def running(*members: str, settings: RendezvousConfig, **fields: Any) -> View:
+    """A view of round 3, which runs on these nodes."""
+    view = View(settings, BEGIN)
+    hear(view, BEGIN, **{node: record(node, ready=3, ended=2) for node in members})
+    view.turn_to(Round(number=3, phase=Phase.RUNNING, members=members, slots=(2,), **fields), BEGIN)
+    return view
+
+
+def failure(rank: int = 0, code: int = 1, at: int = BEGIN, raises: str = "") -> FailureNote:
+    error = None
+    if raises:
+        error = ErrorRecord(
+            type=raises, message="m", traceback="t", raised_at=Instant(at), wall_ns=0
+        )
+    cause = FailureCause.RAISED if raises else FailureCause.EXITED
+    return FailureNote(
+        Failure(
+            local_rank=rank % 2, rank=rank, attempt=3, cause=cause, at=Instant(at),
+            exit=ExitStatus(code), error=error,
+        )
+    )  # fmt: skip
+
+
+def follow(view: View, now: int) -> Round:
+    """Decide, and let what was decided be written."""
+    decision = decide(view, Instant(now))
+    assert decision.round is not None, decision
+    view.turn_to(decision.round, Instant(now))
+    return decision.round
+
+
+def test_the_first_round_begins_at_once_when_all_who_may_run_are_ready() -> None:
+    view = View(config(), BEGIN)
+    hear(view, BEGIN, b=record("b", ready=0), a=record("a", ready=0))
+
+    round_ = decide(view, BEGIN).round
+
+    assert round_ is not None
+    assert (round_.number, round_.phase, round_.members) == (0, Phase.RUNNING, ("a", "b"))
+    assert (round_.master_address, round_.master_port, round_.slots) == ("addr-a", 1, (2,))
+
+
+def test_a_round_that_could_be_larger_waits_for_newcomers_until_none_comes() -> None:
+    view = View(config(1, 4, last_call_min=Duration(3 * SECOND)), BEGIN)
+    hear(view, BEGIN, a=record("a", ready=0))
+    assert decide(view, BEGIN).wake_at == BEGIN + 3 * SECOND
+
+    hear(view, BEGIN + 2 * SECOND, b=record("b", ready=0))
+
+    assert decide(view, Instant(BEGIN + 3 * SECOND)).wake_at == BEGIN + 5 * SECOND
+    round_ = decide(view, Instant(BEGIN + 5 * SECOND)).round
+    assert round_ is not None
+    assert round_.members == ("a", "b")
+
+
+def test_the_last_call_is_not_waited_for_longer_than_it_lasts() -> None:
+    view = View(config(1, 4, last_call=Duration(5 * SECOND)), BEGIN)
+    hear(view, BEGIN, a=record("a", ready=0), b=record("b"))
+
+    assert decide(view, BEGIN).wake_at == BEGIN + 5 * SECOND
+    assert decide(view, Instant(BEGIN + 5 * SECOND)).round is not None
+
+
+def test_too_few_nodes_close_the_run_and_are_named() -> None:
+    view = View(config(2, 2), BEGIN)
+    hear(view, BEGIN, a=record("a", ready=0))
+    first = decide(view, BEGIN)
+
+    assert first.wake_at == BEGIN + 600 * SECOND
+    assert "1 of at least 2 nodes are ready (a on host-a)" in first.waiting
+    closed = follow(view, BEGIN + 600 * SECOND)
+    assert closed.verdict is not None
+    assert closed.verdict.status is OutcomeStatus.FAILED
+    assert "too few nodes came within 10 min" in closed.verdict.detail
+
+
+def test_a_failure_dissolves_the_round_and_costs_a_restart_when_all_have_ended() -> None:
+    settings = config(policy=RestartPolicy(restarts_max=1, backoff=Backoff(initial=ZERO)))
+    view = running("a", "b", settings=settings)
+    hear(view, BEGIN + 1, b=record("b", ready=3, ended=2, failing=3, failures=(failure(2),)))
+
+    gathering = follow(view, BEGIN + 1)
+
+    assert (gathering.number, gathering.phase, gathering.restarts) == (4, Phase.GATHERING, 0)
+    assert gathering.is_failure
+    assert decide(view, Instant(BEGIN + 2)).round is None
+    ended = record("b", ready=4, ended=3, failing=3, failures=(failure(2),))
+    hear(view, BEGIN + 3, a=record("a", ready=4, ended=3), b=ended)
+    again = follow(view, BEGIN + 3)
+    assert (again.number, again.phase, again.restarts) == (4, Phase.RUNNING, 1)
+    assert again.strikes == {"host-b": 1}
+
+
+def test_a_lost_member_explains_the_failures_of_the_others_and_costs_nothing() -> None:
+    view = running("a", "b", "c", settings=config(2, 3))
+    note = failure(2, raises="ConnectionResetError")
+    hear(view, BEGIN + 1, b=record("b", ready=3, ended=2, failing=3, failures=(note,)))
+    assert follow(view, BEGIN + 1).is_failure
+    rest = record("b", ready=4, ended=3, failing=3, failures=(note,))
+    hear(view, BEGIN + 2, a=record("a", ready=4, ended=3), b=rest)
+    assert "until the workers of c" in decide(view, Instant(BEGIN + 3)).waiting
+
+    view.delete("c", Instant(BEGIN + 5 * SECOND))
+
+    assert decide(view, Instant(BEGIN + 5 * SECOND)).wake_at == BEGIN + 6 * SECOND
+    again = follow(view, BEGIN + 6 * SECOND)
+    assert (again.members, again.restarts) == (("a", "b"), 0)
+    assert again.why == "node c on host-c is lost"
+
+
+def test_a_new_leader_gives_a_missing_member_the_fence_from_now() -> None:
+    view = View(config(1, 2), BEGIN)
+    hear(view, BEGIN, a=record("a", ready=4, ended=3))
+    view.turn_to(Round(number=4, phase=Phase.GATHERING, members=("a", "b"), slots=(2,)), BEGIN)
+
+    assert decide(view, BEGIN).wake_at == BEGIN + SECOND
+    assert decide(view, Instant(BEGIN + SECOND)).round is not None
+
+
+def test_a_member_that_said_that_it_had_ended_needs_no_fence() -> None:
+    view = running("a", "b", settings=config(1, 2))
+    hear(view, BEGIN, b=record("b", ready=3, ended=2, departure=Departure.LEAVES))
+    assert follow(view, BEGIN).why == "node b on host-b is leaving"
+    hear(view, BEGIN + 1, b=record("b", ready=3, ended=3, departure=Departure.LEAVES))
+    view.delete("b", Instant(BEGIN + 2))
+    hear(view, BEGIN + 3, a=record("a", ready=4, ended=3))
+
+    assert follow(view, BEGIN + 3).members == ("a",)
+
+
+@pytest.mark.parametrize(
+    ("policy", "note", "told"),
+    [
+        (RestartPolicy(), failure(), ""),
+        (RestartPolicy(restarts_max=5, final_exceptions=("ValueError",)),
+         failure(raises="ValueError"), "after ValueError no restart helps"),
+        (RestartPolicy(restarts_max=5, final_exit_codes=(17,)),
+         failure(code=17), "after exit code 17 no restart helps"),
+        (RestartPolicy(restarts_max=5, fruitless_max=1), failure(), "1 round ended without"),
+    ],
+)  # fmt: skip
+def test_a_failure_after_which_no_restart_is_due_closes_with_its_root_cause(
+    policy: RestartPolicy, note: FailureNote, told: str
+) -> None:
+    view = running("a", "b", settings=config(policy=policy))
+    ended = record("b", ready=4, ended=3, failing=3, failures=(note,))
+    hear(view, BEGIN + 1, a=record("a", ready=3, ended=3), b=ended)
+
+    follow(view, BEGIN + 1)
+    closed = follow(view, BEGIN + 1)
+
+    verdict = closed.verdict
+    assert closed.phase is Phase.CLOSED
+    assert verdict is not None
+    assert (verdict.status, verdict.node, verdict.host) == (OutcomeStatus.FAILED, "b", "host-b")
+    assert told in verdict.detail
+
+
+def test_the_root_cause_is_what_failed_first_on_the_leaders_clock() -> None:
+    view = running("a", "b", settings=config())
+    old = msgspec.structs.replace(failure(0, at=9 * 10**12), age=Duration(10))
+    new = msgspec.structs.replace(failure(2, at=7), age=Duration(3))
+    hear(view, BEGIN + 100, b=record("b", ready=3, ended=3, failing=3, failures=(new,)))
+    hear(view, BEGIN + 105, a=record("a", ready=3, ended=3, failing=3, failures=(old,)))
+
+    follow(view, BEGIN + 105)
+    verdict = follow(view, BEGIN + 105).verdict
+
+    assert verdict is not None
+    assert (verdict.node, verdict.failure_count) == ("a", 2)
+
+
+def test_all_done_is_a_success_and_newcomers_do_not_disturb_it() -> None:
+    view = running("a", "b", settings=config(2, 3, settle_delay=ZERO))
+    hear(view, BEGIN, c=record("c", ready=0), a=record("a", ready=3, ended=3, is_done=True))
+    assert decide(view, BEGIN).round is None
+
+    hear(view, BEGIN, b=record("b", ready=3, ended=3, is_done=True))
+
+    verdict = follow(view, BEGIN).verdict
+    assert verdict is not None
+    assert verdict.status is OutcomeStatus.SUCCEEDED
+
+
+def test_a_newcomer_is_taken_in_after_a_while() -> None:
+    view = running("a", settings=config(1, 2, settle_delay=Duration(3 * SECOND)))
+    hear(view, BEGIN + SECOND, b=record("b", ready=0))
+
+    assert decide(view, Instant(BEGIN + SECOND)).wake_at == BEGIN + 4 * SECOND
+    assert follow(view, BEGIN + 4 * SECOND).why == "node b on host-b is joining"
+
+
+def test_a_preempted_member_stops_all_at_the_largest_step() -> None:
+    view = running("a", "b", settings=config())
+    going = {"departure": Departure.PREEMPTED, "signal": 15}
+    hear(view, BEGIN, b=record("b", ready=3, ended=2, **going))
+    stopping = follow(view, BEGIN)
+    assert (stopping.phase, stopping.signal) == (Phase.STOPPING, 15)
+    hear(view, BEGIN, a=record("a", ready=3, ended=2, arrived_at=41))
+    assert decide(view, BEGIN).round is None
+    hear(view, BEGIN, b=record("b", ready=3, ended=2, arrived_at=42, **going))
+    assert follow(view, BEGIN).stop_at == 42
+
+    hear(view, BEGIN, a=record("a", ready=3, ended=3), b=record("b", ready=3, ended=3, **going))
+
+    verdict = follow(view, BEGIN).verdict
+    assert verdict is not None
+    assert (verdict.status, verdict.signal) == (OutcomeStatus.STOPPED, 15)
+
+
+def test_two_nodes_that_want_one_seat_are_both_told_after_a_lease() -> None:
+    view = View(config(is_static=True), BEGIN)
+    hear(view, BEGIN, a=record("a", ready=0, seat=1), b=record("b", ready=0, seat=1))
+    assert decide(view, BEGIN).wake_at == BEGIN + 6 * SECOND
+
+    refusals = follow(view, BEGIN + 6 * SECOND).refusals
+
+    assert refusals == {
+        "a": "node rank 1 is claimed by b on host-b too",
+        "b": "node rank 1 is claimed by a on host-a too",
+    }
+
+
+def test_a_host_that_fails_again_and_again_is_left_out_if_enough_remain() -> None:
+    policy = RestartPolicy(restarts_max=9, strikes_max=2, backoff=Backoff(initial=ZERO))
+    settings = config(1, 2, policy=policy)
+    view = running("a", "b", settings=settings, strikes={"host-b": 1}, restarts=1)
+    ended = record("b", ready=4, ended=3, failing=3, failures=(failure(2),))
+    hear(view, BEGIN, a=record("a", ready=4, ended=3), b=ended)
+
+    follow(view, BEGIN)
+    again = follow(view, BEGIN)
+
+    assert again.members == ("a",)
+    assert again.refusals == {"b": "too many failures began on its host host-b"}

@@ -1,0 +1,340 @@
+"""One node's machine, with a keyspace that answers at once, or does not."""
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rankwise.base.errors import LeaseLost, LocalProtocolError
+from rankwise.base.keys import Committed, Put, Transaction
+from rankwise.base.units import SECOND, Duration, Instant
+from rankwise.core.keyspace.machine import Keyspace
+from rankwise.core.rendezvous.codec import decode_node, encode
+from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig
+from rankwise.core.rendezvous.layout import RunKeys
+from rankwise.core.rendezvous.machine import Rendezvous
+from rankwise.core.rendezvous.records import NodeRecord
+from rankwise.core.rendezvous.requests import (
+    Answer,
+    Commit,
+    EndWatch,
+    GrantLease,
+    KeysChanged,
+    KeysRead,
+    LeaseEnded,
+    LeaseGranted,
+    LeaseRenewed,
+    LeaseRevoked,
+    Order,
+    ReadKeys,
+    RenewLease,
+    RequestFailed,
+    RevokeLease,
+    TransactionCommitted,
+    TransactionConflicted,
+    WatchKeys,
+    WatchLost,
+)
+from rankwise.core.rendezvous.vocabulary import (
+    Dissolved,
+    Effect,
+    GangEnded,
+    Joined,
+    LeaveSettled,
+    Left,
+    NodeReady,
+    RefusalKind,
+    Refused,
+    Settled,
+    Stimulus,
+    Tidings,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+KEYS = RunKeys("run")
+
+
+class Table:
+    """Nodes around one keyspace: carries orders and answers until nobody has any."""
+
+    def __init__(self) -> None:
+        self.keyspace = Keyspace()
+        self.now = Instant(0)
+        self.nodes: dict[str, Rendezvous] = {}
+        self.told: dict[str, list[Tidings]] = {}
+        self.orders: list[Order] = []
+        self.watches: dict[tuple[str, int], tuple[str, int]] = {}
+        self.is_reached: Callable[[Order], bool] = lambda _order: True
+
+    def add(self, node: str, config: RendezvousConfig) -> Rendezvous:
+        offer = NodeOffer(node_id=node, host=f"host-{node}", address=node, slots=2)
+        self.nodes[node] = Rendezvous("run", config, offer)
+        self.told[node] = []
+        self.tell(node, Joined())
+        return self.nodes[node]
+
+    def ready(self, node: str, number: int = 0) -> None:
+        self.tell(node, NodeReady(number, 29500))
+
+    def tell(self, node: str, stimulus: Stimulus) -> None:
+        self.carry_out(node, self.nodes[node].handle(stimulus, self.now))
+
+    def pass_time(self, duration: int) -> None:
+        until = self.now + duration
+        while due := [each for each in self.nodes.values() if each.next_deadline is not None]:
+            first = min(due, key=lambda each: each.next_deadline or 0)
+            if first.next_deadline is None or first.next_deadline > until:
+                break
+            self.now = Instant(max(self.now, first.next_deadline))
+            self.keyspace.tick(self.now)
+            self.publish()
+            self.carry_out(first.offer.node_id, first.tick(self.now))
+        self.now = Instant(until)
+        self.keyspace.tick(self.now)
+        self.publish()
+
+    def carry_out(self, node: str, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Order):
+                self.orders.append(effect)
+                self.serve(node, effect)
+            else:
+                self.told[node].append(effect)
+
+    def serve(self, node: str, order: Order) -> None:
+        match order:
+            case WatchKeys():
+                self.watches[node, order.token] = (order.prefix, order.after)
+            case EndWatch():
+                self.watches.pop((node, order.token), None)
+            case _ if not self.is_reached(order):
+                self.tell(node, RequestFailed(order.token, "nobody answers"))
+            case _:
+                answer = self.answer(order)
+                self.publish()
+                self.tell(node, answer)
+
+    def answer(self, order: Order) -> Answer:
+        match order:
+            case ReadKeys():
+                return KeysRead(order.token, self.keyspace.read(order.prefix))
+            case Commit():
+                done = self.keyspace.commit(order.transaction)
+                kind = (
+                    TransactionCommitted if isinstance(done, Committed) else TransactionConflicted
+                )
+                return kind(order.token, done.revision)
+            case GrantLease():
+                return LeaseGranted(order.token, self.keyspace.grant_lease(order.ttl, self.now))
+            case RenewLease():
+                try:
+                    self.keyspace.renew_lease(order.lease, self.now)
+                except LeaseLost:
+                    return LeaseEnded(order.token)
+                return LeaseRenewed(order.token)
+            case RevokeLease():
+                self.keyspace.revoke_lease(order.lease)
+                return LeaseRevoked(order.token)
+            case _:
+                raise AssertionError(order)
+
+    def publish(self) -> None:
+        for (node, token), (prefix, after) in list(self.watches.items()):
+            if (node, token) not in self.watches or after >= self.keyspace.revision:
+                continue
+            self.watches[node, token] = (prefix, self.keyspace.revision)
+            changes = self.keyspace.changes_after(after, prefix)  # type: ignore[arg-type]  # a revision
+            if changes:
+                self.tell(node, KeysChanged(token, changes))
+
+    def record(self, node: str) -> NodeRecord:
+        (entry,) = self.keyspace.read(KEYS.node(node)).entries
+        return decode_node(entry.value, entry.key, node)
+
+
+def two() -> RendezvousConfig:
+    return RendezvousConfig(nodes_min=2, nodes_max=2)
+
+
+def running_pair() -> Table:
+    table = Table()
+    for node in ("a", "b"):
+        table.add(node, two())
+        table.ready(node)
+    table.pass_time(SECOND // 10)
+    assert isinstance(table.told["a"][-1], Settled)
+    assert isinstance(table.told["b"][-1], Settled)
+    return table
+
+
+def test_two_nodes_meet_and_have_ranks_one_after_the_other() -> None:
+    table = running_pair()
+
+    worlds = [table.told[node][-1].world for node in ("a", "b")]  # type: ignore[union-attr]
+    assert [(world.node_rank, world.first_rank, world.size) for world in worlds] == [
+        (0, 0, 4),
+        (1, 2, 4),
+    ]
+    assert worlds[0].members == worlds[1].members == ("a", "b")
+    assert {world.master_address for world in worlds} == {"a"}
+
+
+def test_only_one_node_leads() -> None:
+    table = running_pair()
+
+    assert [node.is_leading for node in table.nodes.values()] == [True, False]
+
+
+def test_an_answer_that_comes_twice_changes_nothing() -> None:
+    table = Table()
+    machine = Rendezvous("run", two(), NodeOffer(node_id="a", host="h", address="a", slots=1))
+    grant, *_ = machine.handle(Joined(), table.now)
+    assert isinstance(grant, GrantLease)
+    granted = table.answer(grant)
+
+    machine.handle(granted, table.now)
+
+    assert machine.handle(granted, table.now) == []
+
+
+def test_a_node_joins_once() -> None:
+    table = Table()
+    table.add("a", two())
+
+    with pytest.raises(LocalProtocolError, match="joined twice"):
+        table.tell("a", Joined())
+
+
+def test_a_write_whose_answer_is_lost_is_read_again_before_the_next() -> None:
+    table = running_pair()
+    lost: list[Order] = []
+
+    def loses_the_answer(order: Order) -> bool:
+        if isinstance(order, Commit) and not lost:
+            lost.append(order)
+            table.answer(order)  # it has taken place
+            return False
+        return True
+
+    table.is_reached = loses_the_answer
+    table.tell("b", GangEnded(round=0, is_done=True))
+    table.orders.clear()
+    table.pass_time(SECOND)
+
+    kinds = [type(order) for order in table.orders if not isinstance(order, RenewLease)]
+    assert kinds[:2] == [ReadKeys, Commit]
+    assert table.record("b").is_done
+
+
+def test_a_node_that_is_cut_off_gives_up_by_its_own_clock_before_the_store_does() -> None:
+    table = running_pair()
+    table.is_reached = lambda _order: False
+
+    table.pass_time(5 * SECOND)
+
+    dissolved = [told for told in table.told["b"] if isinstance(told, Dissolved)]
+    assert [(each.at_once, each.round) for each in dissolved] == [(True, 0)]
+    assert "cut off from the store" in dissolved[0].why
+
+
+def test_a_node_that_was_cut_off_says_so_and_takes_part_again() -> None:
+    table = running_pair()
+    table.is_reached = lambda _order: False
+    table.pass_time(6 * SECOND)
+    table.is_reached = lambda _order: True
+    for node in ("a", "b"):
+        table.tell(node, GangEnded(round=0, is_done=False))
+        table.ready(node, 1)
+
+    table.pass_time(10 * SECOND)
+
+    assert table.record("b").cut_off == 0
+    assert isinstance(table.told["b"][-1], Settled)
+    assert table.told["b"][-1].world.round == 1
+
+
+def test_renewing_is_tried_again_without_waiting_for_an_answer() -> None:
+    table = Table()
+    machine = table.add("a", RendezvousConfig(nodes_min=1, nodes_max=1))
+    at = [Instant(0)]
+    while (deadline := machine.next_deadline) is not None and deadline < 4 * SECOND:
+        effects = machine.tick(deadline)
+        at += [deadline for effect in effects if isinstance(effect, RenewLease)]
+
+    assert len(at) > 4
+
+
+def test_other_options_are_refused_and_named() -> None:
+    table = running_pair()
+
+    table.add("c", RendezvousConfig(nodes_min=1, nodes_max=3, settings={"backend": "x"}))
+
+    refused = table.told["c"][-1]
+    assert isinstance(refused, Refused)
+    assert refused.kind is RefusalKind.CHARTER
+    assert refused.why.endswith(
+        "nodes_min 2 (here: 1), nodes_max 2 (here: 3), backend None (here: x)"
+    )
+
+
+def test_an_id_that_another_node_has_is_refused() -> None:
+    table = running_pair()
+    table.keyspace.commit(Transaction(puts=(Put(KEYS.node("c"), encode(table.record("a"))),)))
+
+    table.add("c", two())
+    table.ready("c")
+
+    refused = table.told["c"][-1]
+    assert isinstance(refused, Refused)
+    assert refused.kind is RefusalKind.IDENTITY
+
+
+def test_a_store_that_has_forgotten_the_run_ends_it() -> None:
+    table = running_pair()
+    table.keyspace = Keyspace()
+    lost = [(node, token) for node, token in table.watches]
+    table.watches.clear()
+
+    for node, token in lost:
+        table.tell(node, WatchLost(token, "started anew"))
+
+    for node in ("a", "b"):
+        refused = table.told[node][-1]
+        assert isinstance(refused, Refused)
+        assert refused.kind is RefusalKind.FORGOTTEN
+
+
+def test_a_corrupt_round_is_told_with_its_key() -> None:
+    table = running_pair()
+
+    table.keyspace.commit(Transaction(puts=(Put(KEYS.round, b"{"),)))
+    table.publish()
+
+    refused = table.told["b"][-1]
+    assert isinstance(refused, Refused)
+    assert KEYS.round in refused.why
+
+
+def test_who_leaves_is_gone_at_once() -> None:
+    table = running_pair()
+    table.tell("b", GangEnded(round=0, is_done=False))
+
+    table.tell("b", Left())
+
+    assert isinstance(table.told["b"][-1], LeaveSettled)
+    assert table.keyspace.read(KEYS.node("b")).entries == ()
+    assert any(isinstance(told, Dissolved) for told in table.told["a"])
+
+
+def test_a_node_that_reaches_no_store_gives_up_in_time() -> None:
+    table = Table()
+    table.is_reached = lambda _order: False
+    table.add("a", RendezvousConfig(nodes_min=1, nodes_max=1, join_timeout=Duration(9 * SECOND)))
+
+    table.pass_time(9 * SECOND)
+
+    refused = table.told["a"][-1]
+    assert isinstance(refused, Refused)
+    assert refused.kind is RefusalKind.TIMEOUT
+    assert "nobody answers" in refused.why
