@@ -247,7 +247,12 @@ def test_without_the_zygote_a_worker_says_so_and_can_be_initialised_again() -> N
     worker = Worker(level=3, num_sub_workers=2)
     worker.init()
     assert worker._household is not None
-    os.kill(worker._household.engine.children._zygote, signal.SIGKILL)
+    zygote = worker._household.engine.children._zygote
+    pidfd = os.pidfd_open(zygote)
+    os.kill(zygote, signal.SIGKILL)
+    # With its end the kernel has sent SIGKILL to its children, so they cannot begin anything.
+    assert select.select([pidfd], [], [], PATIENCE_S)[0]
+    os.close(pidfd)
 
     with pytest.raises(WorkerDied, match="lost with the zygote"):
         worker.run(lambda orch, _args, _config: orch.submit_sub(lambda _: None))
