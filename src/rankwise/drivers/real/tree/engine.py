@@ -68,6 +68,7 @@ from rankwise.drivers.real.tree.words import (
 RING_DEPTH_MAX = 8192 - 256
 """A pipe holds 8192 words, so with the ring's and a few others writing one never waits."""
 _POLL_EVERY = 32
+_KILLS_MAX = 2
 _ENDS = READY << KIND_SHIFT
 """Words below are ends of tasks that left nothing in their frames."""
 _END_MASK = (1 << VALUE_SHIFT) - 1
@@ -305,13 +306,23 @@ class Engine(Listener):
         return self._end_run()
 
     def abandon_run(self, grace: Duration) -> Drained:
-        """Let what has not begun not begin, and kill what does not end within `grace`."""
+        """Let what has not begun not begin, and kill what does not end within `grace`.
+
+        Raises:
+            TreeError: not even killing has ended it.
+        """
         self._deadline = Instant(_now() + grace)
         self._tell(RunAbandoned())
+        kill_count = 0
         while not self._drained:
             try:
                 self._wait()
-            except TimeoutError:
+            except TimeoutError as error:
+                if kill_count == _KILLS_MAX:
+                    raise TreeError(
+                        "a run did not end although its children were killed"
+                    ) from error
+                kill_count += 1
                 self.children.kill_all()
                 self._deadline = Instant(_now() + grace)
         return self._end_run()
