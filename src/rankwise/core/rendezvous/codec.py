@@ -6,7 +6,7 @@ same keys.
 """
 
 from functools import lru_cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -27,6 +27,10 @@ class _Versioned(msgspec.Struct):
 
 
 _VERSION = msgspec.json.Decoder(_Versioned)
+# Made here, since two threads that meet a type for the first time at once crash msgspec (0.22).
+_DECODERS: dict[type, msgspec.json.Decoder[Any]] = {
+    kind: msgspec.json.Decoder(kind) for kind in (Charter, NodeRecord, Round)
+}
 
 
 def encode(record: Record) -> bytes:
@@ -67,7 +71,8 @@ def _decode(value: bytes, kind: type[RecordT], key: str, writer: str) -> RecordT
     try:
         version = _VERSION.decode(value).version
         if version == PROTOCOL_VERSION:
-            return msgspec.json.decode(value, type=kind)
+            record: RecordT = _DECODERS[kind].decode(value)
+            return record
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         shown = value[:SHOWN_MAX].decode("utf-8", "backslashreplace")
         dots = "…" if len(value) > SHOWN_MAX else ""

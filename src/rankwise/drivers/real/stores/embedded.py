@@ -74,6 +74,8 @@ from rankwise.drivers.real.stores.embedded_protocol import (
     Tried,
     WatchAsked,
     Welcome,
+    decode_answer,
+    decode_greeting,
     encoded,
     new_nonce,
 )
@@ -449,7 +451,7 @@ class _Conversation:
             if not self._poll.poll(wait_s * 1000):
                 return None
             self._receive()
-        answer: Answer = msgspec.msgpack.decode(body, type=Answer)
+        answer: Answer = decode_answer(body)
         return answer
 
     def wake(self) -> None:
@@ -464,7 +466,7 @@ class _Conversation:
         try:
             while (body := self._frames.next()) is None:
                 self._receive()
-            word: Greeting = msgspec.msgpack.decode(body, type=Greeting)
+            word: Greeting = decode_greeting(body)
         except (RemoteProtocolError, msgspec.MsgspecError) as error:
             raise StoreRefused(
                 f"{self._who} is no embedded store: {error}", hint="check --rdzv-endpoint"

@@ -157,6 +157,12 @@ class Tried(msgspec.Struct, frozen=True, tag=True, array_like=True):
 Answer = Read | Tried | Granted | Done | Lost | Told | Forgotten | Misunderstood
 
 
+# Made here, since two threads that meet a type for the first time at once crash msgspec (0.22).
+decode_greeting = msgspec.msgpack.Decoder[Greeting](Greeting).decode
+decode_request = msgspec.msgpack.Decoder[Request](Request).decode
+decode_answer = msgspec.msgpack.Decoder[Answer](Answer).decode
+
+
 def encoded(message: Greeting | Request | Answer) -> bytes:
     """A message as a frame's body."""
     return msgspec.msgpack.encode(message)

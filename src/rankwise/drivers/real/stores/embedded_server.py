@@ -56,6 +56,8 @@ from rankwise.drivers.real.stores.embedded_protocol import (
     Tried,
     WatchAsked,
     Welcome,
+    decode_greeting,
+    decode_request,
     encoded,
     new_nonce,
 )
@@ -237,7 +239,7 @@ class EmbeddedServer:
             if connection.strange_until is not None:
                 self._greet(connection, body)
             else:
-                request: Request = msgspec.msgpack.decode(body, type=Request)
+                request: Request = decode_request(body)
                 self._answer(connection, request)
             self._send(connection)
 
@@ -252,7 +254,7 @@ class EmbeddedServer:
             self._selector.modify(connection.sock, events, key.data)
 
     def _greet(self, connection: _Connection, body: bytes) -> None:
-        match msgspec.msgpack.decode(body, type=Greeting):
+        match decode_greeting(body):
             case Hello(version, _) if version != VERSION:
                 connection.say(
                     Refusal(f"it speaks version {VERSION} of the protocol, you speak {version}")

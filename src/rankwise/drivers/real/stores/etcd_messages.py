@@ -142,13 +142,25 @@ class Fault(msgspec.Struct):
         return self.message or self.error
 
 
+# Made here and not where they are used: two threads that meet a type for the first time at the same
+# moment crash msgspec (0.22), and with it the process.
+_DECODERS: dict[type, msgspec.json.Decoder[Any]] = {
+    kind: msgspec.json.Decoder(kind, strict=False)
+    for kind in (
+        RangeReply, TransactionReply, GrantReply, KeepAliveReply, AuthenticateReply, WatchLine,
+        Fault, object,
+    )
+}  # fmt: skip
+
+
 def decoded(body: bytes, kind: type[T]) -> T:
     """Read an answer.
 
     Raises:
         msgspec.MsgspecError: it is none.
     """
-    return msgspec.json.decode(body, type=kind, strict=False)
+    answer: T = _DECODERS[kind].decode(body)
+    return answer
 
 
 def range_of(prefix: str) -> dict[str, str]:
