@@ -30,14 +30,18 @@ if (_script := shutil.which("rankwise", path=str(Path(sys.executable).parent))) 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
 
-def arguments(description: str | None, *, repetitions: int) -> argparse.Namespace:
-    """The options that every benchmark takes."""
+def arguments(
+    description: str | None, *, repetitions: int, parts: Sequence[str] = ()
+) -> argparse.Namespace:
+    """The options that every benchmark takes, and `--only` for one of several parts."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--repetitions", type=int, default=repetitions)
     parser.add_argument("--quick", action="store_true", help="one repetition, small sizes")
     parser.add_argument("--json", type=Path, help="append every figure to this file, one a line")
+    if parts:
+        parser.add_argument("--only", default=",".join(parts), help="some of these, with commas")
     options = parser.parse_args()
     if options.quick:
         options.repetitions = 1
