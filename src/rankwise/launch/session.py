@@ -149,7 +149,9 @@ class Session:
         if signals is not None:
             self.reactor.watch_readable(signals.fileno(), lambda: self._on_signals(signals.take()))
             stack.callback(self.reactor.unwatch_readable, signals.fileno())
-        self._open_control(stack, ControlAnswers(job, self._dispatch, self._host, clock))
+        self._open_control(
+            stack, ControlAnswers(job, self._dispatch, self._host, self._planner, clock)
+        )
 
     def run(self) -> Outcome:
         """Turn until the gang has finished and all that was written is out."""
@@ -280,8 +282,8 @@ class Session:
 
         self._decorator.remember_stacks(stacks)
         self._say(hang_line(self._job.gang.hang_timeout, stacks))
-        for rank, text in sorted(stacks.items()):
-            self._say(stacks_of_rank(rank, text))
+        for local_rank, text in sorted(stacks.items()):
+            self._say(stacks_of_rank(self._planner.world.rank(local_rank), text))
 
     def _say(self, sentence: str) -> None:
         """Tell the user something, between the workers' lines and never inside one."""

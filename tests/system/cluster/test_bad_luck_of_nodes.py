@@ -1,5 +1,6 @@
 """What nodes make of each other's mistakes and deaths, with real agents on one host."""
 
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -96,6 +97,17 @@ def test_every_node_shows_the_root_cause_wherever_it_happened(nodes: Nodes) -> N
     for told in (one.stderr, two.stderr):
         assert "root cause: rank 1 failed: ValueError: rank 1 has enough" in told
         assert "1 of 2 ranks failed" in told
+
+
+def test_a_hang_is_told_of_by_the_ranks_of_the_whole_job(nodes: Nodes) -> None:
+    words = ("--hang-timeout", "1")
+    one, two = both(nodes.static(0, STAY, *words), nodes.static(1, STAY, *words))
+
+    assert (one.code, two.code) == (124, 124)
+    assert "rankwise: rank 1:\n" not in one.stderr
+    assert "rankwise: rank 0:\n" not in two.stderr
+    for told in (one.stderr, two.stderr):
+        assert re.search(r"round 0 is over: rank [01] on \S+ hung\n", told)
 
 
 def test_a_failure_starts_all_nodes_again(nodes: Nodes) -> None:

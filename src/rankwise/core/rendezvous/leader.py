@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from rankwise.base.failure import OutcomeStatus
+from rankwise.base.failure import Failure, FailureCause, OutcomeStatus
 from rankwise.base.units import Duration, Instant, after, format_duration
 from rankwise.core.rendezvous.judgement import first_suspect, judge, verdict_on_failure
 from rankwise.core.rendezvous.ranking import active_count, ranked, seated
@@ -395,9 +395,7 @@ def _dissolved_by_failure(view: View, round_: Round, node: str) -> Round:
         why = f"workers of node {view.named(node)} failed"
     else:
         failure = suspect.failure
-        what = failure.error.type if failure.error is not None else str(failure.exit or "")
-        why = f"rank {failure.rank} on {suspect.host} failed"
-        why += f": {what}" if what else f": {failure.detail}" if failure.detail else ""
+        why = f"rank {failure.rank} on {suspect.host} {_what_it_did(failure)}"
     return msgspec.structs.replace(_dissolved(round_, why), is_failure=True, suspect=suspect)
 
 
@@ -405,6 +403,14 @@ def _dissolved(round_: Round, why: str) -> Round:
     return msgspec.structs.replace(
         round_,
         number=round_.number + 1,
+def _what_it_did(failure: Failure) -> str:
+    if failure.cause is FailureCause.HUNG:
+        return "hung"  # its exit only tells how it was ended
+    what = failure.error.type if failure.error is not None else str(failure.exit or "")
+    what = what or failure.detail
+    return f"failed: {what}" if what else "failed"
+
+
         phase=Phase.GATHERING,
         master_address="",
         master_port=0,

@@ -5,16 +5,25 @@ from rankwise.drivers.dispatch import Dispatch
 from rankwise.drivers.real.process_host import RealProcessHost
 from rankwise.launch.control.server import Reply, Request
 from rankwise.launch.job import Job, program_name
+from rankwise.launch.planning import JobPlanner
 from rankwise.ports.clock import Clock
 
 
 class ControlAnswers:
     """Answers questions about one run."""
 
-    def __init__(self, job: Job, dispatch: Dispatch, host: RealProcessHost, clock: Clock) -> None:
+    def __init__(
+        self,
+        job: Job,
+        dispatch: Dispatch,
+        host: RealProcessHost,
+        planner: JobPlanner,
+        clock: Clock,
+    ) -> None:
         self._job = job
         self._dispatch = dispatch
         self._host = host
+        self._planner = planner
         self._clock = clock
         self._began_at = clock.now()
 
@@ -40,7 +49,11 @@ class ControlAnswers:
     def _reply_stacks(self, stacks: dict[int, str], reply: Reply) -> None:
         from rankwise.launch.failure_report.stacks import fatal_lines  # noqa: PLC0415  # rarely asked
 
-        for rank, pid in sorted(self._host.pids().items()):
-            lines = fatal_lines(stacks.get(rank, ""))
+        pids = self._host.pids()
+        if not pids:
+            reply.send({"error": "none of its ranks is running now"})
+        for local_rank, pid in sorted(pids.items()):
+            rank = self._planner.world.rank(local_rank)
+            lines = fatal_lines(stacks.get(local_rank, ""))
             reply.send({"rank": rank, "pid": pid, "stacks": "\n".join(lines)})
         reply.finish()
