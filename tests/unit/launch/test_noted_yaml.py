@@ -8,7 +8,10 @@ from hypothesis import strategies as st
 
 from rankwise.launch.manifests.noted_yaml import WIDTH, Noted, document
 
-TEXTS = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=12)
+TEXTS = st.one_of(
+    st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=12),
+    st.text("ab: #-\n\xa0\x85\u2028", max_size=6),
+)
 SCALARS = st.one_of(st.none(), st.booleans(), st.integers(), TEXTS)
 NOTES = st.text("abc de,:#-", min_size=1, max_size=150).filter(str.strip)
 TREES = st.dictionaries(

@@ -129,6 +129,7 @@ class Agent:
         self._verdict: Verdict | None = None
         self._refusal: Refused | None = None
         self._detail = ""
+        self._stop_signal: int | None = None
 
     @property
     def next_deadline(self) -> Instant | None:
@@ -457,6 +458,7 @@ class Agent:
 
     def _go(self, departure: Departure, signal: int | None, now: Instant) -> None:
         self._is_going = True
+        self._stop_signal = signal
         self._detail = "this node was told to stop" if signal is None else ""
         if signal is not None:
             self._detail = f"this node was told to stop by signal {signal}"
@@ -504,5 +506,6 @@ class Agent:
             outcome=self._outcome,
             refusal=None if self._verdict is not None else self._refusal,
             detail="" if knows else self._detail,
+            stop_signal=None if knows else self._stop_signal,
         )
         self._effects.append(self.finished)

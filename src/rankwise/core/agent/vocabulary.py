@@ -181,12 +181,14 @@ class FinishRun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         outcome: what became of this node's last gang; None if it never had one.
         refusal: why this node may not take part; None if it may, or if the job was over first.
         detail: one sentence more: why there is no verdict.
+        stop_signal: what this node was told to go by, if there is no verdict.
     """
 
     verdict: Verdict | None = None
     outcome: Outcome | None = None
     refusal: rendezvous.Refused | None = None
     detail: str = ""
+    stop_signal: int | None = None
 
 
 Announcement = (

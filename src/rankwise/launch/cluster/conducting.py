@@ -156,14 +156,16 @@ def outcome_of(finished: FinishRun, rounds: int, size: int | None) -> Outcome:
         detail = finished.detail
         if refusal is not None:
             detail = f"{refusal.why} ({refusal.hint})" if refusal.hint else refusal.why
-        was_stopped = finished.outcome is not None and (
-            finished.outcome.status is OutcomeStatus.STOPPED
-        )
+        # Who was told to go before its first round never had a gang that could say so.
+        stop_signal = finished.stop_signal
+        was_stopped = stop_signal is not None
+        if finished.outcome is not None and finished.outcome.status is OutcomeStatus.STOPPED:
+            was_stopped, stop_signal = True, finished.outcome.stop_signal
         return Outcome(
             status=OutcomeStatus.STOPPED if was_stopped else OutcomeStatus.FAILED,
             attempts=rounds,
             failures=own if not was_stopped else (),
-            stop_signal=finished.outcome.stop_signal if finished.outcome is not None else None,
+            stop_signal=stop_signal if was_stopped else None,
             survivors=survivors,
             detail=detail,
         )

@@ -126,7 +126,9 @@ def test_who_is_stopped_before_any_round_leaves_alone() -> None:
 
     effects = feed(agent, StopRequested(15))
 
-    assert effects[-1] == FinishRun(detail="this node was told to stop by signal 15")
+    assert effects[-1] == FinishRun(
+        detail="this node was told to stop by signal 15", stop_signal=15
+    )
 
 
 def test_a_failure_bears_the_rank_that_its_worker_had_in_the_job() -> None:
