@@ -57,6 +57,8 @@ class RendezvousConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         last_call: how long the leader waits for more nodes once `nodes_min` are ready.
         last_call_min: the first round begins earlier if no newcomer has come for so long and all
             who are here are ready; later rounds do not wait for newcomers, who may come any time.
+        rejoin_timeout: how long the next round waits for members of the last one that are here and
+            are getting ready again.
         settle_delay: how long a newcomer to a running job waits for others, before all begin
             again in a larger round.
         join_timeout: how long a round may take to gather `nodes_min` nodes.
@@ -77,6 +79,7 @@ class RendezvousConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     settings: dict[str, str] = {}
     last_call: Duration = Duration(30 * SECOND)
     last_call_min: Duration = Duration(3 * SECOND)
+    rejoin_timeout: Duration = Duration(60 * SECOND)
     settle_delay: Duration = Duration(3 * SECOND)
     join_timeout: Duration = Duration(600 * SECOND)
     close_timeout: Duration = Duration(30 * SECOND)
@@ -95,7 +98,9 @@ class RendezvousConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             raise ValueError(f"spares is {self.spares}, expected 0 or more")
         if self.is_static and (self.spares or self.nodes_min != self.nodes_max):
             raise ValueError("a static rendezvous has a fixed number of nodes and no spares")
-        for name in ("last_call", "last_call_min", "settle_delay", "fence", "retry_pause"):
+        for name in (
+            "last_call", "last_call_min", "rejoin_timeout", "settle_delay", "fence", "retry_pause",
+        ):  # fmt: skip
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)} ns, expected 0 or more")
         for name in (

@@ -264,7 +264,11 @@ def _last_call_ends(view: View, candidates: dict[str, NodeRecord], now: Instant)
     if config.is_static or len(candidates) >= config.nodes_max + config.spares:
         return now
     last = after(view.enough_since, config.last_call)
-    if any(_may_become_ready(view, node, candidates) for node in view.nodes):
+    late = {node for node in view.nodes if _may_become_ready(view, node, candidates)}
+    if late & set(view.members):
+        # Without them the round would be dissolved for them as soon as they are ready.
+        return max(last, after(view.enough_since, config.rejoin_timeout))
+    if late:
         return last
     if view.run_number >= 0:
         return now  # everybody who was there is back or gone; newcomers are taken in while it runs
@@ -399,10 +403,6 @@ def _dissolved_by_failure(view: View, round_: Round, node: str) -> Round:
     return msgspec.structs.replace(_dissolved(round_, why), is_failure=True, suspect=suspect)
 
 
-def _dissolved(round_: Round, why: str) -> Round:
-    return msgspec.structs.replace(
-        round_,
-        number=round_.number + 1,
 def _what_it_did(failure: Failure) -> str:
     if failure.cause is FailureCause.HUNG:
         return "hung"  # its exit only tells how it was ended
@@ -411,6 +411,10 @@ def _what_it_did(failure: Failure) -> str:
     return f"failed: {what}" if what else "failed"
 
 
+def _dissolved(round_: Round, why: str) -> Round:
+    return msgspec.structs.replace(
+        round_,
+        number=round_.number + 1,
         phase=Phase.GATHERING,
         master_address="",
         master_port=0,

@@ -647,14 +647,21 @@ class Rendezvous:
         if self._lease is not None and now >= self._lease_until:
             ttl = format_duration(self.config.lease_ttl)
             self._lose_lease(now, f"which has not answered for {ttl}")
-        self._keep_lease(now)
-        self._know_shared(now)
+        # Most facts change nothing in the store, so what need not be asked is not even looked into.
+        if self._lease is None or now >= self._renew_at:
+            self._keep_lease(now)
+        if self._shared_is_stale:
+            self._know_shared(now)
         if not self._is_told_the_end:
-            self._found_the_run(now)
+            if self._shared.charter.value is None:
+                self._found_the_run(now)
+            if self._written_version != self._version or not self.is_registered:
+                self._write_record(now)
             self._give_up_joining(now)
-            self._write_record(now)
-        self._take_the_lead(now)
-        self._lead(now)
+            if self._may_lead:
+                self._take_the_lead(now)
+        if self.is_leading:
+            self._lead(now)
         self._announce(now)
         self._deadline = self._earliest_deadline(now)
 
@@ -668,7 +675,7 @@ class Rendezvous:
             self._say_left()
             return
         # The last word first, so that the leader need not wait for workers that are gone.
-        if self._own_revision is not None:
+        if self._own_revision is not None and self._written_version != self._version:
             self._write_record(now)
         if self._requests.is_under_way(Purpose.OWN) or self._requests.is_under_way(Purpose.GOODBYE):
             return
@@ -758,8 +765,7 @@ class Rendezvous:
             token = self._requests.begin(Purpose.OWN, now)
             self._effects.append(ReadKeys(token, key))
             return
-        is_written = self._written_version == self._version and self.is_registered
-        if is_written or (self._flush_at is not None and now < self._flush_at):
+        if self._flush_at is not None and now < self._flush_at:
             return
         self._flush_at = None
         notes = tuple(FailureNote(each, between(each.at, now)) for each in self._failures)
@@ -772,7 +778,7 @@ class Rendezvous:
         self._effects.append(Commit(token, transaction))
 
     def _take_the_lead(self, now: Instant) -> None:
-        if not self._may_lead or not self._requests.may_begin(Purpose.LEAD, now):
+        if not self._requests.may_begin(Purpose.LEAD, now):
             return
         turn = self._my_turn
         if turn is not None and now < turn:
@@ -806,8 +812,6 @@ class Rendezvous:
         return after(self._lead_free_since, Duration(TURN * (position % TURNS_MAX)))
 
     def _lead(self, now: Instant) -> None:
-        if not self.is_leading:
-            return
         if self._view is None:
             if self._requests.may_begin(Purpose.NODES, now):
                 token = self._requests.begin(Purpose.NODES, now)

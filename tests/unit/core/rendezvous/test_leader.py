@@ -221,6 +221,20 @@ def test_a_newcomer_is_taken_in_after_a_while() -> None:
     assert follow(view, BEGIN + 4 * SECOND).why == "node b on host-b is joining"
 
 
+def test_a_member_that_is_getting_ready_again_is_waited_for_beyond_the_last_call() -> None:
+    view = running("a", "b", "c", settings=config(2, 3, last_call=ZERO))
+    hear(view, BEGIN, c=record("c", ready=3, ended=2, departure=Departure.LEAVES))
+    follow(view, BEGIN)
+    both = {"a": record("a", ready=4, ended=3), "b": record("b", ready=4, ended=3)}
+    view.delete("c", BEGIN)
+    hear(view, BEGIN, d=record("d"), **both)
+    hear(view, BEGIN, a=record("a", ready=3, ended=3), d=record("d", ready=0))
+
+    assert decide(view, BEGIN).wake_at == BEGIN + 60 * SECOND
+    hear(view, BEGIN, a=both["a"])
+    assert follow(view, BEGIN + 2 * SECOND).members == ("a", "b", "d")
+
+
 def test_a_preempted_member_stops_all_at_the_largest_step() -> None:
     view = running("a", "b", settings=config())
     going = {"departure": Departure.PREEMPTED, "signal": 15}

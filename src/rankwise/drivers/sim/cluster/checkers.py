@@ -53,6 +53,8 @@ class RoundBook:
     """Whether a member's record vanished while it ran, or before the next one began."""
     has_leaver: bool = False
     """Whether a member has told that it leaves, or that its workers are gone."""
+    had_newcomer: bool = False
+    """Whether a node that is no member was there while it ran."""
     dissolved_at: Instant | None = None
     ended_because: str = ""
 
@@ -117,6 +119,8 @@ class ClusterChecker:
     def _note_node(self, node: str, change: Change) -> None:
         if change.value is not None:
             self._nodes.add(node)
+            if self.books and not self._books_of(node):
+                self.books[max(self.books)].had_newcomer = True
             record = decode_node(change.value, change.key, node)
             for book in self._books_of(node):
                 has_given_up = record.ended >= book.record.number and not record.is_done
@@ -198,16 +202,15 @@ class ClusterChecker:
         book = RoundBook(new, self._now())
         # The leader hears of what is written to the store a little later.
         book.member_vanished = any(node not in self._nodes for node in new.members)
+        book.had_newcomer = any(node not in new.members for node in self._nodes)
         self.books[new.number] = book
 
     def _judge_dissolution(self, old: Round, new: Round) -> None:
         book = self.books[old.number]
         book.dissolved_at = self._now()
         book.ended_because = new.why
-        if new.is_failure or book.member_vanished or book.has_leaver:
+        if new.is_failure or book.member_vanished or book.has_leaver or book.had_newcomer:
             return
-        if any(node not in old.members for node in self._nodes):
-            return  # somebody has joined
         self._broken(f"round {old.number} ended without a reason, told is: {new.why}")
 
     # The workers

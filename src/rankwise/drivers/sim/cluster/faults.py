@@ -54,6 +54,7 @@ class Workers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         per_node: how many there are on each node.
         work: how long a round must run undisturbed to succeed.
         uneven: how much longer it takes at most on some.
+        prepare_takes: how long a node takes at most to get ready for a round; 0 for no time.
         start_takes: how long one takes at most to come into being.
         stop_takes: how long one takes at most to end after SIGTERM.
         stubborn: how many of 100 ignore SIGTERM.
@@ -64,6 +65,7 @@ class Workers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     per_node: int = 1
     work: Duration = Duration(20 * SECOND)
     uneven: Duration = ZERO
+    prepare_takes: Duration = ZERO
     start_takes: Duration = Duration(20 * MILLISECOND)
     stop_takes: Duration = Duration(20 * MILLISECOND)
     stubborn: int = 0

@@ -232,7 +232,11 @@ class SimulatedNode:
 
     def prepare_round(self, number: int) -> None:
         """A simulated node is always fit."""
-        self._tell(RoundPrepared(number, MASTER_PORT + number % 1000))
+        prepared = RoundPrepared(number, MASTER_PORT + number % 1000)
+        if self._habits.prepare_takes:
+            self._tell(prepared, self._up_to(self._habits.prepare_takes))
+        else:
+            self._deliver(prepared)  # from within the order, as a real host may
 
     def begin_attempt(self, world: World) -> None:
         """The next workers live in this world."""

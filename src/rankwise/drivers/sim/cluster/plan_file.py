@@ -26,10 +26,10 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ns|us|ms|s|min|h)")
 _TIMES = frozenset(
     {
         "again_after", "announce_every", "at", "back_after", "close_timeout", "fence", "grace",
-        "initial", "join_timeout", "joins_within", "last_call", "last_call_min", "lasts",
-        "late", "latency_max", "latency_min", "lease_ttl", "longest", "offset_max",
-        "progress_after", "request_timeout", "retry_pause", "settle_delay", "start_takes",
-        "stop_takes", "takes", "time_limit", "uneven", "until", "work",
+        "initial", "join_timeout", "joins_within", "last_call", "last_call_min", "lasts", "late",
+        "latency_max", "latency_min", "lease_ttl", "longest", "offset_max", "prepare_takes",
+        "progress_after", "rejoin_timeout", "request_timeout", "retry_pause", "settle_delay",
+        "start_takes", "stop_takes", "takes", "time_limit", "uneven", "until", "work",
     }
 )  # fmt: skip
 """Fields that hold a duration, or an instant counted from the beginning."""

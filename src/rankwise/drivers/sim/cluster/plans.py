@@ -90,6 +90,7 @@ def _random_workers(chance: Random) -> Workers:
         per_node=chance.choice((1, 1, 2, 3)),
         work=_between(chance, SECOND, 20 * SECOND),
         uneven=_between(chance, ZERO, 3 * SECOND),
+        prepare_takes=chance.choice((ZERO, Duration(MILLISECOND), Duration(2 * SECOND))),
         start_takes=_between(chance, ZERO, 500 * MILLISECOND),
         stop_takes=_between(chance, ZERO, 500 * MILLISECOND),
         stubborn=chance.choice((0, 0, 10, 50)),
