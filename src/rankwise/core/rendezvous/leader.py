@@ -264,7 +264,11 @@ def _last_call_ends(view: View, candidates: dict[str, NodeRecord], now: Instant)
     if config.is_static or len(candidates) >= config.nodes_max + config.spares:
         return now
     last = after(view.enough_since, config.last_call)
-    if any(_may_become_ready(view, node, candidates) for node in view.nodes):
+    late = {node for node in view.nodes if _may_become_ready(view, node, candidates)}
+    if late & set(view.members):
+        # Without them the round would be dissolved for them as soon as they are ready.
+        return max(last, after(view.enough_since, config.rejoin_timeout))
+    if late:
         return last
     if view.run_number >= 0:
         return now  # everybody who was there is back or gone; newcomers are taken in while it runs
