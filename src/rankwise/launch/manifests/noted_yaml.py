@@ -5,7 +5,6 @@ a comment above the line on which the key or the item begins. Comments never cha
 back: they are whole lines, and a test compares.
 """
 
-import re
 import textwrap
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -13,8 +12,6 @@ from typing import Any, NamedTuple
 import yaml
 
 WIDTH = 100
-_END_OF_LINE = re.compile(r"(?<=[\n\x85\u2028\u2029])")
-"""What ends a line where PyYAML counts them; the end stays with its line."""
 _NEVER_WRAPPED = 1_000_000
 """PyYAML would fold long words of a command line in places that nobody expects."""
 
@@ -38,15 +35,15 @@ def document(tree: Any, *, head: str = "") -> str:
         _without_notes(tree, (), notes),
         sort_keys=False,
         default_flow_style=False,
-        allow_unicode=True,
+        # PyYAML writes some characters that end lines (U+0085) so that it cannot read them back.
+        allow_unicode=False,
         width=_NEVER_WRAPPED,
     )
-    lines = _END_OF_LINE.split(text)
     above: dict[int, str] = {
         line: notes[path] for path, line in _beginnings(yaml.compose(text), ()) if path in notes
     }
     written = [f"{line}\n" for line in _comment(head, "")]
-    for number, line in enumerate(lines):
+    for number, line in enumerate(text.splitlines(keepends=True)):
         indent = line[: len(line) - len(line.lstrip(" "))]
         written += (f"{comment}\n" for comment in _comment(above.get(number, ""), indent))
         written.append(line)
