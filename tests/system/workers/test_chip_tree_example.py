@@ -48,3 +48,4 @@ def test_its_failures_name_the_root_cause_first(failure: str, told: str) -> None
 
     assert done.returncode == 1
     assert done.stderr.startswith(told), done.stderr
+    assert "raceback" not in done.stderr
