@@ -211,7 +211,8 @@ def main() -> int:
         except (RankwiseError, ArithmeticError) as error:
             print(f"{type(error).__name__}: {error}", file=sys.stderr)
             for note in getattr(error, "__notes__", ()):
-                print(f"  {note.partition(chr(10))[0]}", file=sys.stderr)
+                if "\n" not in note:  # the others are tracebacks of children
+                    print(f"  {note}", file=sys.stderr)
             return 1
     # Closing has stored every chip's sum to where it was staged.
     sums = [

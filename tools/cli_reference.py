@@ -27,7 +27,8 @@ RUN_RULES = """\
 `--log_dir`), cut down to any beginning that fits one option only (`--redirect=3`), with the value
 as the next word or glued on (`-r 3`, `-r3`, `--tee=3`). Options that torchrun does not have never
 make one of its abbreviations ambiguous. The first word that is neither option nor value is
-SCRIPT; everything after it belongs to the script, also `--help` and `--`.
+SCRIPT; everything after it belongs to the script, also `--help` and `--`. In it `${local_rank}`
+stands for each worker's local rank and `$$` for a dollar sign, as with torchrun.
 
 **Environment.** Every option can be given by the variable named with it. The command line wins;
 an empty variable counts as unset. Variables of options without value take a number (0 is false),
@@ -54,7 +55,10 @@ ended the run: 130 after Ctrl-C, 143 after SIGTERM. 2 when the command line cann
 - An unknown signal, a rank that does not exist, `--node-rank` on a single node: refused instead
   of ignored.
 - Without `--master-port`, the port is free and stays reserved for the run.
-- Several nodes are not supported yet.
+- With the static rendezvous the nodes meet at `--master-addr` and `--master-port`, and rank 0
+  listens on a free port of its own. Give `--rdzv-endpoint` and `--master-port` to choose both.
+- On several nodes a run without `--rdzv-id` is called `none`. Where runs share a store, give each
+  a name of its own.
 """
 
 

@@ -194,7 +194,9 @@ def _one_line(error: click.UsageError) -> str:
         is_argument = isinstance(error.param, click.Argument)
         own_name = error.param.human_readable_name if is_argument else error.param.opts[-1]
         return f"{error.param_hint or own_name}: {_uncapitalised(error.message.rstrip('.'))}"
-    return _uncapitalised(error.format_message().rstrip("."))
+    # Click lists an argument's choices on lines of their own.
+    message = " ".join(error.format_message().replace(". Choose from:", ", choose from").split())
+    return _uncapitalised(message.rstrip("."))
 
 
 def _uncapitalised(text: str) -> str:

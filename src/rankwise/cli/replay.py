@@ -20,8 +20,9 @@ from rankwise.cli.main import CONTEXT_SETTINGS
 def replay(journal: str, machine: str | None, *, shows_all: bool) -> int:
     """Show again how the agents of a run went from state to state.
 
-    JOURNAL is what `rankwise run --journal` or `rankwise sim cluster --journal` wrote. The machines
-    are fed what they were told, at the same times, and must order the same.
+    JOURNAL is the journal.jsonl that a run on several nodes has left in its log directory, one on
+    each node, or what `rankwise sim cluster --journal` wrote. The machines are fed what they were
+    told, at the same times, and must order the same.
     """
     from rankwise.core.agent.replay import Step  # noqa: PLC0415  # not for --help
     from rankwise.core.agent.replay import replay as steps_of  # noqa: PLC0415  # the same
@@ -47,8 +48,16 @@ def replay(journal: str, machine: str | None, *, shows_all: bool) -> int:
         if step.differs and different is None:
             different = step
     if not count:
-        whose = f" of {machine}" if machine is not None else " of an agent"
-        raise ConfigError(f"{journal} holds no entry{whose}")
+        if machine is not None:
+            raise ConfigError(
+                f"{journal} holds no entry of {machine}",
+                hint="without --machine all are shown, by their names",
+            )
+        raise ConfigError(
+            f"{journal} holds no entry of an agent",
+            hint="only runs on several nodes have agents to replay; this one has a gang's journal, "
+            "or none",
+        )
     if different is not None:
         click.echo(
             f"{different.machine} decides otherwise now, at {different.at} ns: it orders "

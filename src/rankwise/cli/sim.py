@@ -64,13 +64,17 @@ def run(program: str, **options: Any) -> int:
     return _simulate(program, is_file=True, **options)
 
 
-@sim.command("topology", context_settings=CONTEXT_SETTINGS)
+@sim.command(
+    "topology",
+    short_help="Draw the machine of a preset or a file.",
+    context_settings=CONTEXT_SETTINGS,
+)
 @click.argument("file", shell_complete=complete_machines)
 @click.option(
     "--svg", metavar="FILE", shell_complete=complete_files, help="Write the drawing as SVG instead."
 )
 def topology(file: str, svg: str | None) -> None:
-    """Draw the machine that FILE, or a preset, describes."""
+    """Draw the machine that FILE describes: a preset (default, torus16, pod64, switch8) or YAML."""
     from rankwise.cli.sim_progress import terminal_width  # noqa: PLC0415  # not for --help
     from rankwise.sim.hardware.topology import load_topology  # noqa: PLC0415  # the same
     from rankwise.sim.reporting.machine_drawing import as_svg, as_text  # noqa: PLC0415  # the same

@@ -7,7 +7,8 @@ plan or an option that cannot be used, and nothing has run.
 import gc
 import shlex
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -23,17 +24,32 @@ if TYPE_CHECKING:
 WHY_MAX = 60
 ROUNDS_SHOWN = 12
 
+Decorator = Callable[[Callable[..., int]], Callable[..., int]]
 
-@click.command("cluster", context_settings=CONTEXT_SETTINGS)
-@click.option("--nodes", type=click.IntRange(1, 100_000), help="How many nodes there are.")
-@click.option("--nnodes", metavar="MIN:MAX", help="How many of them run; default: all.")
-@click.option("--spares", type=click.IntRange(0), help="How many are kept in reserve.")
-@click.option("--nproc-per-node", type=click.IntRange(1), help="Workers of each node; default 1.")
-@click.option("--max-restarts", type=click.IntRange(0), help="How many failures the job survives.")
-@click.option("--faults", metavar="PLAN.yaml", default="", help="What befalls the cluster.")
+
+def _count(name: str, least: int, most: int | None = None, **attributes: Any) -> Decorator:
+    return click.option(name, metavar="N", type=click.IntRange(least, most), **attributes)
+
+
+@click.command(
+    "cluster",
+    short_help="Simulate a cluster of agents, and what goes wrong there.",
+    context_settings=CONTEXT_SETTINGS,
+)
+@_count("--nodes", 1, 100_000, help="How many nodes there are. [default: 8]")
+@click.option("--nnodes", metavar="N|MIN:MAX", help="How many of them run. [default: all]")
+@_count("--spares", 0, help="How many are kept in reserve. [default: 0]")
+@_count("--nproc-per-node", 1, help="Workers of each node. [default: 1]")
+@_count("--max-restarts", 0, help="How many failures the job survives. [default: 0]")
+@click.option(
+    "--faults",
+    metavar="PLAN.yaml",
+    default="",
+    help="What befalls the cluster; docs/cluster-simulation.md tells how to write it.",
+)
 @click.option("--random", "is_random", is_flag=True, help="Draw the whole plan from the seed.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Decides all chance.")
-@click.option("--seeds", type=click.IntRange(1), default=1, help="Run so many, from --seed on.")
+@click.option("--seed", metavar="N", type=int, default=0, help="Decides all chance. [default: 0]")
+@_count("--seeds", 1, default=1, help="Run so many, from --seed on. [default: 1]")
 @click.option("--journal", metavar="FILE", help="Write every stimulus and effect as JSON lines.")
 @click.option("--plan-only", is_flag=True, help="Print the plan as JSON, and run nothing.")
 def cluster(
@@ -66,8 +82,10 @@ def cluster(
         "--max-restarts": max_restarts,
         "--faults": faults or None,
     }
-    if is_random and any(value is not None for value in given.values()):
-        raise ConfigError("--random draws the whole plan; it takes no option but --seed")
+    if is_random and (
+        named := ", ".join(name for name, value in given.items() if value is not None)
+    ):
+        raise ConfigError("--random draws the whole plan from the seed", hint=f"leave out {named}")
     nodes_min, nodes_max = _range(nnodes)
     plan: ClusterPlan | None = None
     if not is_random:
@@ -195,9 +213,8 @@ def _summary(plan: "ClusterPlan", run: "ClusterRun", elapsed: float) -> str:
         until = "-" if ended is None else f"{ended / SECOND:.3f} s"
         why = book.ended_because[:WHY_MAX]
         number, members = book.record.number, len(book.record.members)
-        lines.append(
-            f"{number:>5} {members:>6} {began / SECOND:>8.3f} s {took:>14} {until:>10}  {why}"
-        )
+        line = f"{number:>5} {members:>6} {began / SECOND:>8.3f} s {took:>14} {until:>10}  {why}"
+        lines.append(line.rstrip())
     if hidden > 0:
         lines.append(f"      and {hidden} more")
     return "\n".join(lines)

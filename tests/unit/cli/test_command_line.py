@@ -1,6 +1,7 @@
 """The `rankwise` command in this process: help, errors, completion. No worker is started."""
 
 import os
+from pathlib import Path
 
 import pytest
 from click.shell_completion import ShellComplete
@@ -121,7 +122,7 @@ def test_choices_are_completed() -> None:
 
 
 def test_subcommands_scripts_and_their_arguments_are_completed() -> None:
-    assert completions("r") == ["run"]
+    assert completions("ru") == ["run"]
     assert completions("run", "--tee", "3", "tr") == ["<file>"]
     assert completions("run", "train.py", "da") == ["<file>"]
     assert completions("run", "--log-dir", "lo") == ["<dir>"]
@@ -133,6 +134,40 @@ def test_completion_scripts_call_the_command(
 ) -> None:
     assert invoke(["completion", shell]) == 0
     assert "_RANKWISE_COMPLETE" in capsys.readouterr().out
+
+
+def test_a_shell_that_is_not_named_is_asked_for_in_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert invoke(["completion"]) == 2
+
+    assert capsys.readouterr().err == (
+        "rankwise completion: error: missing argument '{bash|zsh|fish}', choose from bash, zsh, "
+        "fish (try 'rankwise completion --help')\n"
+    )
+
+
+def test_a_drawn_cluster_takes_no_sizes_and_names_those_given(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert invoke(["sim", "cluster", "--random", "--nodes", "3", "--spares", "0"]) == 2
+
+    assert capsys.readouterr().err == (
+        "rankwise sim: error: --random draws the whole plan from the seed (leave out --nodes, "
+        "--spares)\n"
+    )
+
+
+def test_a_journal_of_one_gang_is_said_to_have_no_agents(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal = tmp_path / "journal.jsonl"
+    journal.write_text('{"at":1,"machine":"gang","stimulus":{"type":"Started"}}\n')
+
+    assert invoke(["replay", str(journal)]) == 2
+
+    told = capsys.readouterr().err
+    assert "holds no entry of an agent (only runs on several nodes have agents" in told
 
 
 def outcome(status: OutcomeStatus, code: int | None = None, stop: int | None = None) -> Outcome:

@@ -86,7 +86,7 @@ def replay(lines: Iterable[bytes], path: str) -> Iterator[Step]:
         except msgspec.DecodeError as error:
             raise ConfigError(
                 f"{path}, line {number}: {error}",
-                hint="is it the journal of a run on several nodes?",
+                hint="is it the journal of a run on several nodes, by this version of rankwise?",
             ) from error
         if line.machine in pending:
             yield pending.pop(line.machine)
