@@ -21,12 +21,12 @@ def fork_bare(count: int) -> None:
 def main() -> None:
     how, count = sys.argv[1], int(sys.argv[2])
     if how == "torch":
-        import torch.multiprocessing as mp  # noqa: PLC0415  # only for this peer
+        import torch.multiprocessing as mp  # only for this peer
 
         start = time.perf_counter()
         mp.spawn(nothing, nprocs=count)
     elif how == "warm":
-        import rankwise  # noqa: PLC0415  # only for this peer
+        import rankwise  # only for this peer
 
         with rankwise.ForkServer() as server:
             rankwise.run(nothing, args=(0,), nprocs=1, server=server)
@@ -39,7 +39,7 @@ def main() -> None:
         start = time.perf_counter()
         fork_bare(count)
     else:
-        import rankwise  # noqa: PLC0415  # only for this peer
+        import rankwise  # only for this peer
 
         start = time.perf_counter()
         rankwise.spawn(nothing, nprocs=count, start_method=how)

@@ -73,6 +73,14 @@ class Store(Protocol):
         """
         ...
 
+    def follow(self, prefix: str) -> tuple[Snapshot, Watch]:
+        """Read, and tell every change that is later than what was read: both at once.
+
+        The same as `read`, then `watch` after the snapshot's revision; a store that is slow to go
+        back in time for a watch begins it first.
+        """
+        ...
+
     def grant_lease(self, ttl: Duration) -> LeaseId:
         """A new lease that ends `ttl` after its last renewal, by the store's own clock.
 

@@ -81,7 +81,6 @@ from rankwise.core.rendezvous.requests import (
     StoreDenied,
     TransactionCommitted,
     TransactionConflicted,
-    WatchKeys,
     WatchLost,
 )
 from rankwise.core.rendezvous.shared import SharedKeys
@@ -311,12 +310,14 @@ class Rendezvous:
     def _on_answer(self, stimulus: Reply, now: Instant) -> None:
         request = self._requests.settle(stimulus.token)
         if request is None:
+            if isinstance(stimulus, KeysRead):
+                self._end_watch(stimulus.watch)
             return
         if not isinstance(stimulus, RequestFailed):
             self._store_trouble = ""
         match stimulus:
             case KeysRead():
-                self._on_read(request, stimulus.snapshot, now)
+                self._on_read(request, stimulus, now)
             case TransactionCommitted():
                 self._on_committed(request, stimulus.revision, now)
             case TransactionConflicted():
@@ -357,14 +358,15 @@ class Rendezvous:
             case _:
                 pass
 
-    def _on_read(self, request: Request, snapshot: Snapshot, now: Instant) -> None:
+    def _on_read(self, request: Request, read: KeysRead, now: Instant) -> None:
         match request.purpose:
             case Purpose.SHARED:
-                self._on_shared_read(request, snapshot, now)
+                self._shared_watch = self._shared_watch or read.watch
+                self._on_shared_read(request, read.snapshot, now)
             case Purpose.OWN:
-                self._on_own_read(snapshot)
+                self._on_own_read(read.snapshot)
             case Purpose.NODES:
-                self._on_nodes_read(snapshot, now)
+                self._on_nodes_read(read, now)
             case _:
                 raise AssertionError(f"nothing is read for {request.purpose}")
 
@@ -383,9 +385,6 @@ class Rendezvous:
             return
         self._shared_is_read = True
         self._shared.learn_snapshot(snapshot)
-        if self._shared_watch is None:
-            self._shared_watch = self._requests.new_token()
-            self._effects.append(WatchKeys(self._shared_watch, self.keys.shared, snapshot.revision))
         self._after_shared(now)
 
     def _founder_in(self, snapshot: Snapshot) -> str:
@@ -413,16 +412,16 @@ class Rendezvous:
                 "node ids must be made anew for every agent",
             )
 
-    def _on_nodes_read(self, snapshot: Snapshot, now: Instant) -> None:
+    def _on_nodes_read(self, read: KeysRead, now: Instant) -> None:
         if not self.is_leading:
+            self._end_watch(read.watch)
             return
+        self._nodes_watch = read.watch
         self._view = View(self.config, now)
-        for entry in snapshot.entries:
+        for entry in read.snapshot.entries:
             self._hear(self._view, entry.key, entry.value, now)
         if self.round is not None:
             self._view.turn_to(self.round, now)
-        self._nodes_watch = self._requests.new_token()
-        self._effects.append(WatchKeys(self._nodes_watch, self.keys.nodes, snapshot.revision))
         self._look_soon(now)
 
     def _hear(self, view: View, key: str, value: bytes | None, now: Instant) -> None:
@@ -667,10 +666,10 @@ class Rendezvous:
 
     def _say_goodbye(self, now: Instant) -> None:
         self._deadline = None
-        for watch in (self._shared_watch, self._nodes_watch):
-            if watch is not None:
-                self._effects.append(EndWatch(watch))
-        self._shared_watch = self._nodes_watch = None
+        shared, self._shared_watch = self._shared_watch, None
+        nodes, self._nodes_watch = self._nodes_watch, None
+        self._end_watch(shared)
+        self._end_watch(nodes)
         if self._lease is None:
             self._say_left()
             return
@@ -698,7 +697,8 @@ class Rendezvous:
     def _know_shared(self, now: Instant) -> None:
         if self._shared_is_stale and self._requests.may_begin(Purpose.SHARED, now):
             token = self._requests.begin(Purpose.SHARED, now, self._record.founder)
-            self._effects.append(ReadKeys(token, self.keys.shared))
+            watch = self._requests.new_token() if self._shared_watch is None else None
+            self._effects.append(ReadKeys(token, self.keys.shared, watch))
 
     @property
     def _knows_shared(self) -> bool:
@@ -815,7 +815,7 @@ class Rendezvous:
         if self._view is None:
             if self._requests.may_begin(Purpose.NODES, now):
                 token = self._requests.begin(Purpose.NODES, now)
-                self._effects.append(ReadKeys(token, self.keys.nodes))
+                self._effects.append(ReadKeys(token, self.keys.nodes, self._requests.new_token()))
             return
         if self._looks_at is None or now < self._looks_at or self._shared_is_stale:
             return
@@ -840,10 +840,14 @@ class Rendezvous:
         token = self._requests.begin(Purpose.ROUND, now, value)
         self._effects.append(Commit(token, transaction))
 
+    def _end_watch(self, watch: int | None) -> None:
+        """End a watch that nobody listens to, if there is one."""
+        if watch is not None and watch not in (self._shared_watch, self._nodes_watch):
+            self._effects.append(EndWatch(watch))
+
     def _stop_leading(self) -> None:
-        if self._nodes_watch is not None:
-            self._effects.append(EndWatch(self._nodes_watch))
-        self._nodes_watch = None
+        nodes, self._nodes_watch = self._nodes_watch, None
+        self._end_watch(nodes)
         self._view = None
         self._decision = Decision()
         self._looks_at = None

@@ -14,10 +14,17 @@ from rankwise.base.units import Duration
 
 
 class ReadKeys(msgspec.Struct, frozen=True, tag=True):
-    """Read all keys that begin with `prefix`; answer `KeysRead`."""
+    """Read all keys that begin with `prefix`; answer `KeysRead`.
+
+    With `watch`, also tell every later change under the prefix: `KeysChanged` with that token,
+    again and again, until `EndWatch`. All changes of one transaction come together. A store that
+    does not answer for a while is no end of a watch: it goes on where it was. Without `KeysRead`
+    there is no watch.
+    """
 
     token: int
     prefix: str
+    watch: int | None = None
 
 
 class Commit(msgspec.Struct, frozen=True, tag=True):
@@ -25,18 +32,6 @@ class Commit(msgspec.Struct, frozen=True, tag=True):
 
     token: int
     transaction: Transaction
-
-
-class WatchKeys(msgspec.Struct, frozen=True, tag=True):
-    """Tell every change under `prefix` later than `after`: `KeysChanged`, again and again.
-
-    All changes of one transaction come together. A store that does not answer for a while is no
-    end of a watch: it goes on where it was.
-    """
-
-    token: int
-    prefix: str
-    after: Revision
 
 
 class EndWatch(msgspec.Struct, frozen=True, tag=True):
@@ -66,14 +61,15 @@ class RevokeLease(msgspec.Struct, frozen=True, tag=True):
     lease: LeaseId
 
 
-Order = ReadKeys | Commit | WatchKeys | EndWatch | GrantLease | RenewLease | RevokeLease
+Order = ReadKeys | Commit | EndWatch | GrantLease | RenewLease | RevokeLease
 
 
 class KeysRead(msgspec.Struct, frozen=True, tag=True):
-    """The answer to `ReadKeys`."""
+    """The answer to `ReadKeys`; `watch` is the order's."""
 
     token: int
     snapshot: Snapshot
+    watch: int | None = None
 
 
 class TransactionCommitted(msgspec.Struct, frozen=True, tag=True):

@@ -46,7 +46,6 @@ from rankwise.core.rendezvous.requests import (
     StoreDenied,
     TransactionCommitted,
     TransactionConflicted,
-    WatchKeys,
     WatchLost,
 )
 from rankwise.ports.clock import Clock
@@ -138,8 +137,6 @@ class StoreClient:
     def submit(self, order: Order) -> None:
         """Carry out an order soon; its answer is delivered from the reactor."""
         match order:
-            case WatchKeys():
-                self._begin_watch(order)
             case EndWatch(token):
                 self._end_watch(token)
             case RenewLease():
@@ -174,12 +171,16 @@ class StoreClient:
             self._is_serving = True
             self._start("rankwise-store", self._serve)
 
-    def _begin_watch(self, order: WatchKeys) -> None:
+    def _begin_watch(self, read: KeysRead, watch: Watch) -> None:
+        """Tell the snapshot, and from then on what changes: in the reactor's thread."""
+        assert read.watch is not None, "a watch has a token"
         if self._is_closed:
+            watch.close()
             return
-        followed = _Followed(order.token, self._store.watch(order.prefix, order.after))
-        self._followed[order.token] = followed
-        self._start("rankwise-watch", partial(self._follow, followed))
+        followed = self._followed[read.watch] = _Followed(read.watch, watch)
+        self._deliver(read)
+        if followed.is_wanted:
+            self._start("rankwise-watch", partial(self._follow, followed))
 
     def _end_watch(self, token: int) -> None:
         followed = self._followed.pop(token, None)
@@ -207,9 +208,12 @@ class StoreClient:
                 if self._is_closed:
                     return
                 request, useless_at = self._waiting.popleft()
-            self._post(self._answer(request, useless_at))
+            answer = self._answer(request, useless_at)
+            if answer is not None:
+                self._post(answer)
 
-    def _answer(self, request: Request, useless_at: Instant) -> Answer:
+    def _answer(self, request: Request, useless_at: Instant) -> Answer | None:
+        """What is to be told; nothing if that is on its way already."""
         token = request.token
         if self._clock.now() >= useless_at:
             waited = format_duration(self._request_timeout)
@@ -227,11 +231,16 @@ class StoreClient:
         self._trouble = ""
         return answer
 
-    def _carry_out(self, request: Request) -> Answer:
+    def _carry_out(self, request: Request) -> Answer | None:
         token = request.token
         match request:
-            case ReadKeys():
+            case ReadKeys(watch=None):
                 return KeysRead(token, self._store.read(request.prefix))
+            case ReadKeys():
+                snapshot, watch = self._store.follow(request.prefix)
+                read = KeysRead(token, snapshot, request.watch)
+                self._reactor.post(partial(self._begin_watch, read, watch))
+                return None
             case Commit():
                 result = self._store.commit(request.transaction)
                 if isinstance(result, Committed):

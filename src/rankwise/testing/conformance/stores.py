@@ -225,6 +225,41 @@ def a_watch_may_begin_in_the_past(connect: Connect, prefix: str) -> None:
     assert [change.value for change in told] == [b"1", b"2", b"3"]
 
 
+def following_reads_and_tells_what_comes_later(connect: Connect, prefix: str) -> None:
+    """Every change is either in the snapshot or told, and none is both."""
+    with connect() as store, connect() as writer:
+        before = _put(writer, prefix + "a", b"0")
+        snapshot, watch = store.follow(prefix)
+        with closing(watch):
+            _put(writer, prefix + "a", b"1")
+            _put(writer, prefix + "b", b"2")
+            told = _told(watch, 2)
+
+    assert snapshot.entries == (Entry(prefix + "a", b"0", before),)
+    assert [change.value for change in told] == [b"1", b"2"]
+
+
+def following_misses_nothing_while_others_write(connect: Connect, prefix: str) -> None:
+    """The same, in the midst of changes."""
+    count = 60
+    with connect() as store, connect() as writer:
+
+        def write() -> None:
+            for number in range(count):
+                _put(writer, prefix + "a", str(number).encode())
+
+        thread = Thread(target=write)
+        thread.start()
+        snapshot, watch = store.follow(prefix)
+        with closing(watch):
+            seen = [int(entry.value) for entry in snapshot.entries]
+            while (seen[-1] if seen else -1) < count - 1:
+                seen += [int(change.value or b"") for change in _next(watch)]
+        thread.join()
+
+    assert seen == list(range(seen[0], count))
+
+
 def the_changes_of_a_transaction_come_together(connect: Connect, prefix: str) -> None:
     """One answer of the watch holds all of them."""
     keys = [f"{prefix}{number:02}" for number in range(30)]
@@ -503,6 +538,8 @@ STORE_BEHAVIOURS: dict[str, Behaviour] = {
         what_changes_nothing_makes_no_revision,
         a_watch_tells_every_change_in_order,
         a_watch_may_begin_in_the_past,
+        following_reads_and_tells_what_comes_later,
+        following_misses_nothing_while_others_write,
         the_changes_of_a_transaction_come_together,
         a_watch_tells_nothing_when_nothing_happens,
         closing_a_watch_wakes_who_waits,

@@ -31,7 +31,6 @@ from rankwise.core.rendezvous.requests import (
     RevokeLease,
     TransactionCommitted,
     TransactionConflicted,
-    WatchKeys,
     WatchLost,
 )
 from rankwise.core.rendezvous.vocabulary import (
@@ -104,8 +103,6 @@ class Table:
 
     def serve(self, node: str, order: Order) -> None:
         match order:
-            case WatchKeys():
-                self.watches[node, order.token] = (order.prefix, order.after)
             case EndWatch():
                 self.watches.pop((node, order.token), None)
             case _ if not self.is_reached(order):
@@ -113,12 +110,14 @@ class Table:
             case _:
                 answer = self.answer(order)
                 self.publish()
+                if isinstance(answer, KeysRead) and isinstance(order, ReadKeys) and order.watch:
+                    self.watches[node, order.watch] = (order.prefix, answer.snapshot.revision)
                 self.tell(node, answer)
 
     def answer(self, order: Order) -> Answer:
         match order:
             case ReadKeys():
-                return KeysRead(order.token, self.keyspace.read(order.prefix))
+                return KeysRead(order.token, self.keyspace.read(order.prefix), order.watch)
             case Commit():
                 done = self.keyspace.commit(order.transaction)
                 kind = (

@@ -39,13 +39,12 @@ from rankwise.core.rendezvous.requests import (
     StoreDenied,
     TransactionCommitted,
     TransactionConflicted,
-    WatchKeys,
     WatchLost,
 )
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.reactor import Reactor
 from rankwise.drivers.real.store_client import StoreClient
-from rankwise.drivers.real.stores.memory import MemoryClient, MemoryStore
+from rankwise.drivers.real.stores.memory import MemoryClient, MemoryStore, MemoryWatch
 
 AnswerT = TypeVar("AnswerT", bound=Answer)
 PATIENCE = Duration(60 * SECOND)
@@ -124,8 +123,7 @@ def test_every_order_is_answered_with_its_token(agent: Agent) -> None:
 
 
 def test_answers_are_delivered_in_the_thread_of_the_reactor(agent: Agent) -> None:
-    agent.ask(ReadKeys(1, ""), KeysRead)
-    agent.client.submit(WatchKeys(2, "", Revision(0)))
+    agent.ask(ReadKeys(1, "", watch=2), KeysRead)
     agent.ask(Commit(3, put("a")), TransactionCommitted)
     agent.wait_for(KeysChanged)
 
@@ -134,33 +132,44 @@ def test_answers_are_delivered_in_the_thread_of_the_reactor(agent: Agent) -> Non
 
 def test_a_watch_tells_until_it_is_ended(agent: Agent, shared: MemoryStore) -> None:
     with shared.connect() as other:
-        agent.client.submit(WatchKeys(7, "a", Revision(0)))
+        read = agent.ask(ReadKeys(6, "a", watch=7), KeysRead)
         other.commit(put("a"))
         told = agent.wait_for(KeysChanged)
         agent.client.submit(EndWatch(7))
         other.commit(put("a"))
         agent.ask(ReadKeys(8, ""), KeysRead)
 
+    assert read == KeysRead(6, Snapshot((), Revision(0)), 7)
     assert told == KeysChanged(7, (Change("a", b"", Revision(1)),))
     assert agent.answers == []
 
 
-def test_a_watch_that_lags_behind_is_told_to_be_lost(agent: Agent, shared: MemoryStore) -> None:
-    with shared.connect() as other:
+class HurryingStore(MemoryClient):
+    """A store in which much happens as soon as a watch has begun."""
+
+    def follow(self, prefix: str) -> tuple[Snapshot, MemoryWatch]:
+        followed = super().follow(prefix)
         for _ in range(5):
-            other.commit(put("a"))
+            self.commit(put("a"))
+        return followed
 
-    lost = agent.ask(WatchKeys(1, "", Revision(0)), WatchLost)
 
+def test_a_watch_that_lags_behind_is_told_to_be_lost(shared: MemoryStore) -> None:
+    agent = Agent(HurryingStore(shared))
+
+    read = agent.ask(ReadKeys(1, "", watch=2), KeysRead)
+    lost = agent.wait_for(WatchLost)
+    agent.close()
+
+    assert (read.watch, lost.token) == (2, 2)
     assert "forgotten" in lost.reason
 
 
 def test_closing_ends_every_thread_and_delivers_nothing_more(shared: MemoryStore) -> None:
     before = threading.active_count()
     agent = Agent(shared.connect())
-    agent.ask(ReadKeys(1, ""), KeysRead)
-    agent.client.submit(WatchKeys(2, "", Revision(0)))
-    agent.client.submit(WatchKeys(3, "", Revision(0)))
+    agent.ask(ReadKeys(1, "", watch=2), KeysRead)
+    agent.ask(ReadKeys(4, "", watch=3), KeysRead)
     agent.client.submit(EndWatch(3))
 
     agent.client.close()

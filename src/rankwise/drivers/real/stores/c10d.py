@@ -208,6 +208,11 @@ class C10dStore:
         """Tell every change under `prefix` that is later than `after`."""
         return C10dWatch(self, prefix, after)
 
+    def follow(self, prefix: str) -> tuple[Snapshot, "C10dWatch"]:
+        """Read, and tell every change that is later than what was read."""
+        snapshot = self.read(prefix)
+        return snapshot, self.watch(prefix, snapshot.revision)
+
     def grant_lease(self, ttl: Duration) -> LeaseId:
         """A new lease, which the reaper looks after."""
         return cast("LeaseId", self._append(lambda author, number: GrantEntry(author, number, ttl)))

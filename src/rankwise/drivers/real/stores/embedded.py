@@ -160,6 +160,11 @@ class EmbeddedStore:
             self._watches = {one for one in self._watches if not one.is_closed} | {watch}
         return watch
 
+    def follow(self, prefix: str) -> tuple[Snapshot, "EmbeddedWatch"]:
+        """Read, and tell every change that is later than what was read."""
+        snapshot = self.read(prefix)
+        return snapshot, self.watch(prefix, snapshot.revision)
+
     def grant_lease(self, ttl: Duration) -> LeaseId:
         """A new lease."""
         return self._ask(GrantAsked(ttl), Granted).lease

@@ -97,10 +97,23 @@ class EtcdStore:
 
     def watch(self, prefix: str, after: Revision) -> "EtcdWatch":
         """Tell every change under `prefix` that is later than `after`."""
-        watch = EtcdWatch(self._members, prefix, after)
-        with self._lock:
-            self._watches = {one for one in self._watches if not one.is_closed} | {watch}
-        return watch
+        return self._kept(EtcdWatch(self._members, prefix, after))
+
+    def follow(self, prefix: str) -> tuple[Snapshot, "EtcdWatch"]:
+        """Read, and tell every change that is later than what was read.
+
+        A watch that is to begin in the past is told nothing until etcd's next round of such
+        watches, up to 100 ms later. So this one begins now, and the keys are read after that.
+        """
+        watch = self._kept(EtcdWatch(self._members, prefix, None))
+        try:
+            watch.begin()
+            snapshot = self.read(prefix)
+        except BaseException:
+            watch.close()
+            raise
+        watch.pass_over(snapshot.revision)
+        return snapshot, watch
 
     def grant_lease(self, ttl: Duration) -> LeaseId:
         """A new lease, of whole seconds rounded up, and of at least etcd's own minimum."""
@@ -140,11 +153,23 @@ class EtcdStore:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
+    def _kept(self, watch: "EtcdWatch") -> "EtcdWatch":
+        with self._lock:
+            self._watches = {one for one in self._watches if not one.is_closed} | {watch}
+        return watch
+
 
 class EtcdWatch:
-    """The changes under a prefix; a `rankwise.ports.store.Watch`."""
+    """The changes under a prefix; a `rankwise.ports.store.Watch`.
 
-    def __init__(self, members: Members, prefix: str, after: Revision) -> None:
+    Args:
+        members: who is asked.
+        prefix: of the keys.
+        after: the revision up to which everything is known; None for whatever is present when the
+            watch begins.
+    """
+
+    def __init__(self, members: Members, prefix: str, after: Revision | None) -> None:
         self._members = members
         self._prefix = prefix
         self._told = after
@@ -168,6 +193,26 @@ class EtcdWatch:
                 self._is_waiting = False
             if self._is_over:
                 self._hang_up()
+
+    def begin(self) -> None:
+        """Wait until etcd has confirmed the watch.
+
+        Raises:
+            StoreUnavailable, StoreRefused: nobody does.
+        """
+        with self._lock:
+            self._is_waiting = True
+        try:
+            self._connect()
+        finally:
+            with self._lock:
+                self._is_waiting = False
+            if self._is_over:
+                self._hang_up()
+
+    def pass_over(self, revision: Revision) -> None:
+        """Do not tell what was changed up to that revision."""
+        self._told = max(self._told or revision, revision)
 
     def close(self) -> None:
         """End the watch and wake a thread that waits in `next`."""
@@ -253,13 +298,13 @@ class EtcdWatch:
             # A member without a leader does that, and one that restarts.
             raise NotServing(reply.cancel_reason or "the watch was ended by etcd")
         changes = tuple(
-            event.change() for event in reply.events if event.kv.mod_revision > self._told
+            event.change() for event in reply.events if event.kv.mod_revision > (self._told or 0)
         )
         if changes:
             self._told = changes[-1].revision
-        elif not reply.created:
-            # A sign of progress: everything up to it has been told.
-            self._told = max(self._told, Revision(reply.header.revision))
+        elif self._told is None or not reply.created:
+            # Where the watch begins, or a sign of progress: everything up to it has been told.
+            self._told = max(self._told or Revision(0), Revision(reply.header.revision))
         return changes
 
     def _hang_up(self) -> None:

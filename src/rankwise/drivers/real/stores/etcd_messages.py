@@ -200,13 +200,17 @@ def _put_body(put: Put) -> dict[str, Any]:
     return body
 
 
-def watch_body(prefix: str, after: Revision) -> dict[str, Any]:
+def watch_body(prefix: str, after: Revision | None) -> dict[str, Any]:
     """A watch for `/watch` whose first message may repeat what `after` itself has changed.
+
+    Without `after` it begins with whatever comes next, and its confirmation tells when that is.
 
     A deletion that happened in just the revision up to which etcd is compacted is not told to a
     watch that begins with it, so ours begins one earlier, and is refused if that is compacted.
     """
-    create = {**range_of(prefix), "start_revision": max(1, after), "progress_notify": True}
+    create: dict[str, Any] = {**range_of(prefix), "progress_notify": True}
+    if after is not None:
+        create["start_revision"] = max(1, after)
     return {"create_request": create}
 
 

@@ -73,6 +73,11 @@ class MemoryClient:
         """Tell every change under `prefix` that is later than `after`."""
         return MemoryWatch(self._shared, self, prefix, after)
 
+    def follow(self, prefix: str) -> tuple[Snapshot, "MemoryWatch"]:
+        """Read, and tell every change that is later than what was read."""
+        snapshot = self.read(prefix)
+        return snapshot, self.watch(prefix, snapshot.revision)
+
     def grant_lease(self, ttl: Duration) -> LeaseId:
         """A new lease."""
         with self._shared.changed:

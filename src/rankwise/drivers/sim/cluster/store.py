@@ -32,7 +32,6 @@ from rankwise.core.rendezvous.requests import (
     RevokeLease,
     TransactionCommitted,
     TransactionConflicted,
-    WatchKeys,
     WatchLost,
 )
 from rankwise.drivers.sim.agenda import Agenda, VirtualClock
@@ -133,8 +132,6 @@ class SimulatedStore:
         match order:
             case EndWatch():
                 self._end_watch(client, order.token)
-            case WatchKeys():
-                self._begin_watch(client, order)
             case _:
                 self._send(client, order)
 
@@ -217,7 +214,10 @@ class SimulatedStore:
         self._agenda.at(arrival, partial(self._deliver, pending, answer))
 
     def _deliver(self, pending: Pending, answer: Answer) -> None:
+        is_first = not pending.is_answered
         pending.is_answered = True
+        if is_first and isinstance(pending.order, ReadKeys) and isinstance(answer, KeysRead):
+            self._begin_watch(pending.client, pending.order, answer.snapshot.revision)
         pending.client.hear(answer)
 
     def _fail(self, pending: Pending) -> None:
@@ -236,7 +236,7 @@ class SimulatedStore:
         keyspace = self.keyspace
         match order:
             case ReadKeys():
-                return KeysRead(order.token, keyspace.read(order.prefix))
+                return KeysRead(order.token, keyspace.read(order.prefix), order.watch)
             case Commit():
                 try:
                     result = keyspace.commit(order.transaction)
@@ -256,16 +256,18 @@ class SimulatedStore:
             case RevokeLease():
                 keyspace.revoke_lease(order.lease)
                 return LeaseRevoked(order.token)
-            case WatchKeys() | EndWatch():
-                raise AssertionError("watches are no requests")
+            case EndWatch():
+                raise AssertionError("it has no answer")
 
     # Watches
 
-    def _begin_watch(self, client: StoreClient, order: WatchKeys) -> None:
-        self.traffic.count("WatchKeys", size_of(order))
+    def _begin_watch(self, client: StoreClient, order: ReadKeys, after: Revision) -> None:
+        """Begin the watch that a read asks for, if it does."""
+        if order.watch is None:
+            return
         number = self._client_numbers.setdefault(client, len(self._client_numbers))
-        watcher = Watcher(client, order.token, order.prefix, order.after)
-        self._watchers.setdefault(order.prefix, {})[number, order.token] = watcher
+        watcher = Watcher(client, order.watch, order.prefix, after)
+        self._watchers.setdefault(order.prefix, {})[number, order.watch] = watcher
         self._agenda.after(self._latency(), lambda: self._first_tell(watcher))
 
     def _first_tell(self, watcher: Watcher) -> None:

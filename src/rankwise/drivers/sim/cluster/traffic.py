@@ -15,7 +15,6 @@ from rankwise.core.rendezvous.requests import (
     ReadKeys,
     RenewLease,
     RevokeLease,
-    WatchKeys,
 )
 
 REQUEST_HEADERS = 170
@@ -45,9 +44,9 @@ def size_of(message: object) -> int:
     """How many bytes a message takes."""
     match message:
         case ReadKeys():
-            return REQUEST_HEADERS + _base64(len(message.prefix)) * 2
-        case WatchKeys():
-            return REQUEST_HEADERS + _base64(len(message.prefix)) * 2 + 40
+            keys = _base64(len(message.prefix)) * 2
+            watch = REQUEST_HEADERS + keys + 40 + WATCH_CHUNK + ANSWER_HEADERS
+            return REQUEST_HEADERS + keys + (0 if message.watch is None else watch)
         case Commit():
             return REQUEST_HEADERS + _transaction(message.transaction)
         case GrantLease() | RenewLease() | RevokeLease():

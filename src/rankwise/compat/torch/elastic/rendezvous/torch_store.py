@@ -116,11 +116,12 @@ class TorchStore:
 
     def _wait_for(self, key: str, deadline: float) -> bool:
         path = self._prefix + key
-        snapshot = self._store.read(path)
-        if any(entry.key == path for entry in snapshot.entries):
+        if self._entry(key) is not None:
             return True
-        watch = self._store.watch(path, snapshot.revision)
+        snapshot, watch = self._store.follow(path)
         try:
+            if any(entry.key == path for entry in snapshot.entries):
+                return True
             while (patience := deadline - time.monotonic()) > 0:
                 for change in watch.next(Duration(int(patience * SECOND))):
                     if change.key == path and change.value is not None:
