@@ -21,6 +21,8 @@ from rankwise.cli.run_options import GROUPS, OPTIONS
 from rankwise.cli.spelling import Flag, SpellingError, in_strict_spelling
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from rankwise.base.failure import Failure, Outcome
     from rankwise.cli.run_job import RunOptions
     from rankwise.launch.job import Job
@@ -65,6 +67,13 @@ class RunCommand(click.Command):
         except click.BadParameter as error:
             error.param_hint = _origin(error.param, ctx, environ)
             raise
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list["CompletionItem"]:
+        """Complete options up to the script; what follows it is not ours."""
+        has_script = ctx.params.get("training_script") is not None
+        if has_script and incomplete.startswith("-"):
+            return []
+        return super().shell_complete(ctx, incomplete)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Show the options under their groups' headings."""

@@ -288,14 +288,14 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
     _flag(
         "--standalone",
         group=RENDEZVOUS,
-        help="One node that needs nobody else, whatever the other options say.",
+        help="One node that needs nobody else, whatever the --rdzv options say.",
     ),
     _value(
         "--master-addr",
         group=RENDEZVOUS,
         metavar="HOST",
         default="127.0.0.1",
-        help="Address on which rank 0 listens.",
+        help="Address on which rank 0 listens, and at which nodes meet with --rdzv-backend static.",
     ),
     _value(
         "--master-port",
@@ -303,16 +303,18 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         metavar="PORT",
         type=click.INT,
         default=None,
-        default_shown="a free port, reserved for the run",
-        help="Port on which rank 0 listens.",
+        default_shown="a free port, reserved for the run; 29500 where nodes meet there",
+        help="Port on which rank 0 listens; on several nodes with --rdzv-backend static and no "
+        "--rdzv-endpoint, the one at which they meet.",
     ),
     _value(
         "--rdzv-id",
         group=RENDEZVOUS,
         metavar="NAME",
         default="none",
-        default_shown="a short random name",
-        help="The run's name, shown by `rankwise ps` and used for log directories.",
+        default_shown="a short random name; none on several nodes",
+        help="The run's name, the same on all its nodes; shown by `rankwise ps` and used for log "
+        "directories.",
     ),
     _value(
         "--rdzv-backend",

@@ -128,6 +128,12 @@ def test_subcommands_scripts_and_their_arguments_are_completed() -> None:
     assert completions("run", "--log-dir", "lo") == ["<dir>"]
 
 
+def test_options_of_the_script_are_not_taken_for_ours() -> None:
+    assert completions("run", "train.py", "--") == []
+    assert completions("run", "-m", "mypackage.train", "--log") == []
+    assert completions("run", "--nproc-per-node", "2", "--log-d") == ["--log-dir"]
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_scripts_call_the_command(
     shell: str, capsys: pytest.CaptureFixture[str]

@@ -179,6 +179,13 @@ def test_a_traceback_printed_without_the_boot_frames_is_recognised() -> None:
     assert without_traceback(["before", *printed], reported) == ["before"]
 
 
+def test_a_traceback_to_which_torch_has_put_the_rank_is_recognised() -> None:
+    reported = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\nE: x\n'
+    printed = [f"[rank3]: {line}" for line in reported.splitlines()]
+
+    assert without_traceback(["before", *printed, "after"], reported) == ["before", "after"]
+
+
 def test_lines_that_only_look_like_a_part_of_the_traceback_stay() -> None:
     text = f'{HEADER}\n  File "a.py", line 1, in f\nE: x\n'
 

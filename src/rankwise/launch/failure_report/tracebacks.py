@@ -26,6 +26,8 @@ _NUMBERED = re.compile(
     r"\b((?:local_?|global_?)?rank|worker|cuda|gpu|device|pid|process|port)([\s:=#\[]{0,3})\d+",
     re.IGNORECASE,
 )
+_TORCH_PREFIX = re.compile(r"\[rank\d+\]: ?")
+"""What torch writes before each line of a traceback, once its process group is there."""
 _HEAD_LINES, _TAIL_LINES = 40, 80
 _COMPARED_MAX = 20_000
 
@@ -86,7 +88,8 @@ def _normalised(text: str) -> str:
 def without_traceback(tail: list[str], traceback: str) -> list[str]:
     """The lines of stderr without the traceback that is shown anyway, even if cut at its top.
 
-    What a worker printed and what it reported may differ by our frames, so either form counts.
+    What a worker printed and what it reported may differ by our frames, so either form counts, and
+    by the rank that torch writes before each line.
     """
     whole = printable_lines(traceback)
     for lines in (whole, without_boot_frames(whole)):
@@ -100,7 +103,7 @@ def _cut_out(tail: list[str], block: list[str]) -> list[str] | None:
     wanted = [line.rstrip() for line in block]
     if not wanted:
         return None
-    found = [line.rstrip() for line in tail]
+    found = [_TORCH_PREFIX.sub("", line.rstrip()) for line in tail]
     for end in range(len(found), 0, -1):
         overlap = min(end, len(wanted))
         starts_at = end - overlap
