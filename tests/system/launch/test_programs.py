@@ -156,7 +156,7 @@ subprocess.run(inner, check=True)
 
 USAGE_ERRORS = {
     "script 'absent.py' does not exist": ["absent.py"],
-    "--nnodes is '2', several nodes are not supported yet": ["--nnodes=2", "script.py"],
+    "--nnodes is '1:2', but the static rendezvous has a fixed": ["--nnodes=1:2", "script.py"],
     "--log-dir is file, but": ["--log-dir=file", "script.py"],
     "may not be executed": ["--no-python", "./script.py"],
     "no such option": ["--no-such-flag", "script.py"],
