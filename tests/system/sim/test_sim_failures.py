@@ -160,7 +160,7 @@ def test_what_many_points_fail_with_is_told_once(start: Start) -> None:
 
     assert code == 1
     assert err.count("\n") == 1
-    assert "at elements=1 and 2 more points: algorithm " in err
+    assert "at elements=1 and 2 more points: the defaults of collectives with " in err
 
 
 def test_a_hundred_points_come_in_their_order(start: Start) -> None:

@@ -108,6 +108,7 @@ class CollectiveConfiguration:
         algorithms: by name.
         chosen: the name of the algorithm of every collective.
         world_size: how many ranks the shipped programs shall start; None for one per SIP.
+        source: the file, or what errors call it.
     """
 
     def __init__(
@@ -115,10 +116,12 @@ class CollectiveConfiguration:
         algorithms: Mapping[str, Algorithm],
         chosen: Mapping[str, str],
         world_size: int | None = None,
+        source: str = "the given configuration",
     ) -> None:
         self.algorithms = dict(algorithms)
         self.chosen = dict(chosen)
         self.world_size = world_size
+        self.source = source
 
     def algorithm(self, collective: str, name: str | None = None) -> Algorithm:
         """The algorithm for a collective, or the one of that name."""
@@ -221,7 +224,7 @@ def _checked(tree: Any, source: str) -> CollectiveConfiguration:
             raise ConfigError(
                 f"{source}: collectives.{collective}: algorithm {name} is for {found}"
             )
-    return CollectiveConfiguration(algorithms, chosen, defaults.world_size)
+    return CollectiveConfiguration(algorithms, chosen, defaults.world_size, source)
 
 
 def _algorithm(name: str, fields: dict[str, Any], source: str, where: str) -> Algorithm:
@@ -254,19 +257,19 @@ def _check_sizes(queues: Queues, where: str) -> None:
 _WIDEST_ELEMENT = 8
 
 
-def check_against(queues: Queues, tcm_bytes: int, queue_count: int, name: str) -> None:
+def check_against(queues: Queues, tcm_bytes: int, queue_count: int, where: str) -> None:
     """Refuse queues that do not fit into the scratch memory of a PE.
 
     Args:
         queues: the layout.
         tcm_bytes: what a PE has.
         queue_count: how many queues end at the PE that has the most.
-        name: the algorithm, for the message.
+        where: what the message begins with.
     """
     needed = queues.n_slots * queues.slot_size * queue_count
     if queues.buffer_kind == "tcm" and needed > tcm_bytes:
         raise ConfigError(
-            f"algorithm {name}: the buffer is too small: {queue_count} queues of {queues.n_slots}"
+            f"{where}: the buffer is too small: {queue_count} queues of {queues.n_slots}"
             f" slots of {queues.slot_size} bytes need {needed} bytes of TCM, a PE has {tcm_bytes}",
             hint="use fewer or smaller slots, or buffer_kind: hbm",
         )
@@ -281,7 +284,8 @@ def check_sizes_against(configuration: CollectiveConfiguration, tcm_bytes: int) 
     usual = (Queues().n_slots, Queues().slot_size)
     for algorithm in configuration.algorithms.values():
         if (algorithm.queues.n_slots, algorithm.queues.slot_size) != usual:
-            check_against(algorithm.queues, tcm_bytes, 1, algorithm.name)
+            where = f"{configuration.source}: algorithm {algorithm.name}"
+            check_against(algorithm.queues, tcm_bytes, 1, where)
 
 
 def _known(name: str, algorithms: Mapping[str, Algorithm], source: str, where: str) -> str:

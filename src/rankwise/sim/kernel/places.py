@@ -1,9 +1,10 @@
 """Where in the user's code? Lines are told of stacks, of suspended generators and of exceptions.
 
-Code of this package and of the import system lies between the user and whatever goes wrong; it is
-named only where there is nothing else.
+Code of this package, of the import system and of `with` lies between the user and whatever goes
+wrong; it is named only where there is nothing else.
 """
 
+import contextlib
 import importlib
 import os.path
 from collections.abc import Iterable, Iterator
@@ -13,7 +14,7 @@ from typing import NamedTuple
 from rankwise.sim.kernel.events import Steps
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep  # noqa: PTH100, PTH120 (compared as text with file names of code objects)
-_NOT_THE_USERS = (_PACKAGE, "<frozen ", importlib.__file__)
+_NOT_THE_USERS = (_PACKAGE, "<frozen ", importlib.__file__, contextlib.__file__)
 
 
 class Line(NamedTuple):

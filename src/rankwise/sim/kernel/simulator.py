@@ -244,7 +244,8 @@ class Simulator:
             return
         is_awaited = bool(process._waiters)  # noqa: SLF001 (the kernel is one module in files)
         process.fail(how)
-        if not is_awaited or not isinstance(how, Exception):
+        # An interrupt or a limit is nobody's failure: it ends the run, whoever was running.
+        if not is_awaited or not isinstance(how, Exception) or isinstance(how, TimeLimit):
             raise how
 
     def _refuse_beyond(self, last: int, instant: int) -> None:

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from greenlet import getcurrent
 
-from rankwise.base.errors import LocalProtocolError
+from rankwise.base.errors import LocalProtocolError, TimeLimit
 from rankwise.sim.ccl.configuration import (
     CollectiveConfiguration,
     check_sizes_against,
@@ -137,12 +137,12 @@ class RuntimeContext:
                 raise SystemExit("this rank is ended, because another one has failed")
             self._pending_worker_waits.append(handle)
             self.give_way()
-            while handle not in self._completed:
-                # Whoever took it off the list has seen to it; else we were woken too soon.
-                if handle not in self._pending_worker_waits:
-                    self._completed.add(handle)
-                    break
-                self.give_way()
+            # Whoever goes on with a rank has drained its wait; where it was only taken off the
+            # list, it was seen to. One who has done neither gives the rank the right to drive.
+            if handle in self._pending_worker_waits:
+                self._pending_worker_waits.remove(handle)
+                self.complete(handle)
+            self._completed.add(handle)
         self._raise_failure(handle)
 
     def was_waited_for(self, handle: Any) -> bool:
@@ -158,6 +158,8 @@ class RuntimeContext:
             return
         try:
             self.engine.wait(handle)
+        except TimeLimit:
+            raise  # it ends the run, and is no failure of the command
         except Exception as failure:
             if not getattr(handle, "is_done", False):
                 raise

@@ -160,7 +160,7 @@ class Collective:
     def _prepared(self, algorithm: Algorithm, asked: Signature) -> Execution:
         machine, queues = self._context.engine.machine, algorithm.queues
         tcm = machine.topology.machine.pe.tcm.capacity
-        check_against(queues, tcm, queues_per_pe(self._plan), algorithm.name)
+        check_against(queues, tcm, queues_per_pe(self._plan), f"algorithm {algorithm.name}")
         fewest = min(len(device.pes) for device in self._devices)
         count = lane_count(self._plan, asked.kind.itemsize, queues, fewest)
         return Execution(

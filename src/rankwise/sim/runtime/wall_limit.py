@@ -3,20 +3,25 @@
 The simulation looks at the clock between events. A rank that loops for ever in plain Python never
 lets it, so a signal has to interrupt it. Signals reach the main thread only: elsewhere there is no
 limit but the simulation's own.
+
+The signal may come in the middle of a process of the simulation. That a limit is over is no failure
+of whatever happens to run then, which those who wait for it would be told: it ends the run.
 """
 
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 from types import FrameType
 
 from greenlet import getcurrent
 
 from rankwise.base.errors import ConfigError, TimeLimit
 from rankwise.sim.kernel import Fiber, Rank
-from rankwise.sim.kernel.places import frames_of_stack, where_of
+from rankwise.sim.kernel.places import frames_of_stack, users_line_among
 
 _INSIST_EVERY_S = 0.02
 """What is interrupted may go on all the same, in a `finally` block for instance."""
@@ -55,15 +60,19 @@ def wall_limit(seconds: float | None, *, remedy: str = "a larger wall_limit_s") 
         yield
         return
     is_over = False
+    # The caller of the function that has the `with`: no line from there on can be to blame.
+    beyond = sys._getframe(2).f_back  # noqa: SLF001 (the only way to it that costs no stack)
 
     def interrupt(_signal: int, frame: FrameType | None) -> None:
         nonlocal is_over
         if is_over and not isinstance(getcurrent(), Rank | Fiber):
             return  # the scheduler is ending the ranks, and must not be disturbed
         is_over = True
+        inside = takewhile(lambda each: each is not beyond, frames_of_stack(frame))
+        where = users_line_among(inside)
         raise RealTimeLimit(
-            f"{_running()} still ran after {seconds:g} s of real time,"
-            f" at {where_of(frames_of_stack(frame))}",
+            f"{_running()} still ran after {seconds:g} s of real time"
+            + (f", at {where}" if where else ""),
             hint=f"it loops for ever, or needs {remedy}",
         )
 

@@ -26,18 +26,22 @@ PropagateNan = type("PropagateNan", (), {"NONE": 0, "ALL": 0xFFFF})
 """Whether `maximum` and its siblings return the NaN when one operand is one."""
 
 
+_NARROWEST_BYTES = 2
+"""Of what functions of floats take. Triton's compiler asks for fp32; its interpreter does not."""
+
+
 def _of_float(name: str, function: Callable[[Array], Array]) -> Callable[[Any], tensor]:
     def operation(x: Any) -> tensor:
         x = to_tensor(x)
-        if not (x.dtype.is_fp32() or x.dtype.is_fp64()):
+        if not x.dtype.is_floating() or x.dtype.itemsize < _NARROWEST_BYTES:
             raise KernelTypeError(
-                f"{place()}: {name} is for fp32 and fp64, not {x.dtype}",
+                f"{place()}: {name} is for floats of 16 bits and more, not {x.dtype}",
                 hint="cast with .to(tl.float32) first",
             )
         return elementwise(name, function, x.dtype, x)
 
     operation.__name__ = name
-    operation.__doc__ = f"`{name}` of each element, fp32 or fp64."
+    operation.__doc__ = f"`{name}` of each element; of fp16 and bf16 in fp32, and rounded."
     return operation
 
 

@@ -126,7 +126,9 @@ def test_queues_that_do_not_fit_into_scratch_memory_are_refused() -> None:
 def test_sizes_of_which_not_one_queue_fits_are_refused_before_anything_runs() -> None:
     engine = GraphEngine("default")
 
-    with pytest.raises(ConfigError, match="the buffer is too small: 1 queues of 512 slots"):
+    with pytest.raises(
+        ConfigError, match=r"configuration: .* the buffer is too small: 1 queues of 512 slots"
+    ):
         RuntimeContext(engine, ccl={"defaults": {"n_slots": 512}})
 
     RuntimeContext(engine, ccl={"defaults": {"n_slots": 512, "buffer_kind": "hbm"}})

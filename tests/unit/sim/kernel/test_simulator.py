@@ -194,6 +194,27 @@ def test_a_failure_that_nobody_waits_for_leaves_run_and_the_rest_can_go_on() -> 
     assert seen == ["due at the same instant"]
 
 
+def test_a_limit_that_is_over_ends_the_run_and_is_no_failure_of_who_was_running() -> None:
+    simulator = Simulator()
+    told: list[str] = []
+
+    def interrupted() -> Generator[Any, Any, None]:
+        yield 10
+        raise TimeLimit("the time is over")
+
+    def waiting(other: Event) -> Generator[Any, Any, None]:
+        try:
+            yield other
+        except TimeLimit as limit:
+            told.append(str(limit))
+
+    simulator.process(waiting(simulator.process(interrupted())))
+
+    with pytest.raises(TimeLimit, match="the time is over"):
+        simulator.run()
+    assert told == []
+
+
 def test_an_event_happens_once() -> None:
     event = Simulator().event("door")
     event.succeed()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from greenlet import getcurrent, greenlet
 
-from rankwise.base.errors import LocalProtocolError
+from rankwise.base.errors import LocalProtocolError, TimeLimit
 from rankwise.sim import DPPolicy, GraphEngine, RuntimeContext, load_topology
 from rankwise.sim.hardware import MemoryExhausted, MemoryWrite, MmuMap, Run
 from rankwise.sim.runtime.multiprocessing import _drain_pending
@@ -100,18 +100,19 @@ def test_a_rank_that_waits_for_what_is_complete_goes_straight_on(ctx: RuntimeCon
     assert worker.dead
 
 
-def test_a_rank_that_is_woken_too_soon_waits_on(ctx: RuntimeContext) -> None:
+def test_a_rank_that_is_woken_without_a_drain_sees_its_wait_through_itself(
+    ctx: RuntimeContext,
+) -> None:
     handle = lasting(ctx, 1000)
     worker = greenlet(ctx.wait)
     worker.switch(handle)
 
     worker.switch()
 
-    assert not worker.dead
-    assert ctx._pending_worker_waits == [handle]
-    _drain_pending(ctx)
-    worker.switch()
     assert worker.dead
+    assert handle.is_done
+    assert handle in ctx._completed
+    assert ctx._pending_worker_waits == []
 
 
 def test_whoever_takes_a_wait_off_the_list_has_seen_to_it(ctx: RuntimeContext) -> None:
@@ -162,6 +163,21 @@ def test_what_a_command_failed_with_is_raised_in_the_rank_that_waits(ctx: Runtim
     worker.switch()
 
     assert len(caught) == 1
+
+
+def test_a_limit_that_is_over_ends_the_wait_and_is_no_failure_of_the_command(
+    ctx: RuntimeContext,
+) -> None:
+    def start(_env: Any) -> Any:
+        yield 10
+        raise TimeLimit("the time is over")
+
+    handle = ctx.engine.submit(Run(sip=0, start=start))
+
+    with pytest.raises(TimeLimit, match="the time is over"):
+        ctx.wait(handle)
+    assert not handle.is_done
+    assert handle not in ctx._completed
 
 
 def test_making_a_tensor_maps_it_and_then_writes_it(

@@ -79,6 +79,31 @@ def test_a_kernel_that_loops_for_ever_is_named_with_its_line(ctx: RuntimeContext
         )
 
 
+def test_ranks_that_do_nothing_but_meet_for_ever_are_told_of_the_limit_and_of_no_deadlock(
+    ctx: RuntimeContext,
+) -> None:
+    def worker(_rank: int) -> None:
+        while True:
+            ctx.distributed.barrier()
+
+    with pytest.raises(TimeLimit, match=r"still ran after 0\.2 s of real time"):
+        ctx.multiprocessing.spawn(worker, nprocs=2, wall_limit_s=0.2)
+
+
+def test_no_line_outside_of_what_is_limited_is_blamed() -> None:
+    ctx = RuntimeContext(GraphEngine("default"), ccl={})
+
+    def worker(_rank: int) -> None:
+        # The signal comes when no rank runs, in the middle of the simulation.
+        ctx.engine.simulator.call_at(1, signal.raise_signal, signal.SIGALRM)
+        ctx.zeros(4)
+
+    with pytest.raises(
+        TimeLimit, match=r"^the simulation still ran after 60 s of real time \(it loops"
+    ):
+        ctx.multiprocessing.spawn(worker, nprocs=1, wall_limit_s=60)
+
+
 def test_ranks_within_their_limit_leave_no_timer_behind(ctx: RuntimeContext) -> None:
     before = signal.getsignal(signal.SIGALRM)
     of_pytest = signal.setitimer(signal.ITIMER_REAL, 0)
