@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import Any
 
+from rankwise.compat.torch.argparse_util import check_env, env
 from rankwise.compat.torch.elastic.multiprocessing import DefaultLogsSpecs, LogsSpecs, Std
 from rankwise.compat.torch.elastic.multiprocessing.errors import record
 from rankwise.compat.torch.elastic.rendezvous.utils import _parse_rendezvous_config
@@ -117,13 +118,12 @@ def _option(
     kind: Callable[[str], Any] = str,
     choices: Sequence[str] | None = None,
 ) -> None:
-    dest = name.replace("-", "_")
     parser.add_argument(
         *short,
         *_spellings(name),
-        dest=dest,
-        # argparse converts a default that is a text, so the variable is checked as well.
-        default=os.environ.get(f"PET_{dest.upper()}", default),
+        dest=name.replace("-", "_"),
+        action=env,
+        default=default,
         type=kind,
         choices=choices,
         help=what,
@@ -132,15 +132,7 @@ def _option(
 
 def _flag(parser: argparse.ArgumentParser, name: str, what: str, *short: str) -> None:
     dest = name.replace("-", "_")
-    variable = f"PET_{dest.upper()}"
-    text = os.environ.get(variable, "0")
-    try:
-        default = bool(int(text))
-    except ValueError:
-        raise ValueError(f"{variable} is {text!r}, expected 0 or 1") from None
-    parser.add_argument(
-        *short, *_spellings(name), dest=dest, action="store_true", default=default, help=what
-    )
+    parser.add_argument(*short, *_spellings(name), dest=dest, action=check_env, help=what)
 
 
 def _spellings(name: str) -> list[str]:
@@ -348,11 +340,12 @@ def _get_logs_specs_class(logs_specs_name: str | None) -> type[LogsSpecs]:
 def _numa_options(binding: str | None) -> Any:
     if binding is None:
         return None
-    from rankwise.compat.torch.elastic.multiprocessing.numa import (  # noqa: PLC0415  # rarely asked
+    from rankwise.compat.torch.numa.binding import (  # noqa: PLC0415  # rarely asked
+        AffinityMode,
         NumaOptions,
     )
 
-    return NumaOptions(affinity_mode=binding)
+    return NumaOptions(affinity_mode=AffinityMode(binding))
 
 
 def run_script_path(training_script: str, *training_script_args: str) -> None:

@@ -8,7 +8,6 @@ import os
 import sys
 import uuid
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,10 +19,12 @@ from rankwise.compat.torch.elastic.agent.server.health_check_server import (
     create_healthcheck_server,
 )
 from rankwise.compat.torch.elastic.agent.server.local_elastic_agent import (
+    EARLY_HEALTH_KNOB,
     HEALTH_TIMEOUT_S,
     TORCHELASTIC_HEALTH_CHECK_PORT,
     LocalElasticAgent,
     _AliveCallbackProxy,
+    justknobs_check,
 )
 from rankwise.compat.torch.elastic.multiprocessing import (
     DefaultLogsSpecs,
@@ -217,25 +218,26 @@ def _run_agent(
         health_check_server.alive_callback, _AliveCallbackProxy
     ):
         health_check_server.alive_callback.set_delegate(agent._get_alive_time)  # noqa: SLF001
-    leaves_open = False
     try:
         metrics.initialize_metrics(metrics.MetricsConfig(config.metrics_cfg))
         result = agent.run()
-    except SignalException:
-        # The other nodes go on, or wait for this one to be restarted.
-        leaves_open = True
-        events.record(agent.get_event_failed(), config.event_log_handler)
-        raise
-    except Exception:
-        events.record(agent.get_event_failed(), config.event_log_handler)
-        raise
-    else:
         # The agent has done what it was to do, whatever became of the workers.
         events.record(agent.get_event_succeeded(), config.event_log_handler)
-        return _values_of(result, name)
-    finally:
-        if not leaves_open:
-            _shut_down(spec)
+        values = _values_of(result, name)
+    except ChildFailedError:
+        _close(spec)
+        raise
+    except SignalException:
+        # The rendezvous stays open: the others go on, or wait for this node to be restarted.
+        events.record(agent.get_event_failed(), config.event_log_handler)
+        raise
+    except BaseException as error:
+        if isinstance(error, Exception):
+            events.record(agent.get_event_failed(), config.event_log_handler)
+        _close(spec)
+        raise
+    spec.rdzv_handler.shutdown()
+    return values
 
 
 def _values_of(result: RunResult | None, name: str) -> dict[int, Any]:
@@ -246,13 +248,12 @@ def _values_of(result: RunResult | None, name: str) -> dict[int, Any]:
     return result.return_values
 
 
-def _shut_down(spec: WorkerSpec) -> None:
-    """Shut the rendezvous down; an error of that must not hide why the launch has ended."""
-    if sys.exc_info()[0] is None:
-        spec.rdzv_handler.shutdown()
-        return
+def _close(spec: WorkerSpec) -> None:
+    """End the rendezvous for everybody; an error of that must not hide why the launch has failed.
+
+    The other nodes cannot go on without us, and should not have to find that out.
+    """
     try:
-        # The other nodes cannot go on without us, and should not have to find that out.
         spec.rdzv_handler.set_closed()
         spec.rdzv_handler.shutdown()
     except Exception:
@@ -261,15 +262,18 @@ def _shut_down(spec: WorkerSpec) -> None:
 
 def _early_health_check_server() -> HealthCheckServer | None:
     """Answer questions about our health before the nodes have met, which may take long."""
-    with suppress(ValueError):  # the agent warns of what is no port
+    port = os.environ.get(TORCHELASTIC_HEALTH_CHECK_PORT)
+    if port is None or not justknobs_check(EARLY_HEALTH_KNOB, default=False):
+        return None
+    try:
         server = create_healthcheck_server(
-            alive_callback=_AliveCallbackProxy(),
-            port=int(os.environ.get(TORCHELASTIC_HEALTH_CHECK_PORT, "")),
-            timeout=HEALTH_TIMEOUT_S,
+            alive_callback=_AliveCallbackProxy(), port=int(port), timeout=HEALTH_TIMEOUT_S
         )
         server.start()
-        return server
-    return None
+    except Exception:  # the job matters more
+        logger.warning("no health check server on port %s", port, exc_info=True)
+        return None
+    return server
 
 
 def _restore(variable: str, value: str | None) -> None:

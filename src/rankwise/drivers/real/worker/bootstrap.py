@@ -125,6 +125,10 @@ def run_as_started() -> None:
         started_as.remove(boot_file)
     if not getattr(sys.flags, "safe_path", sys.flags.isolated):
         del sys.path[0]
+    if program[0] == "function":
+        # As a fork does: libraries that are torn down while their peers vanish crash now and then,
+        # torch among them, and what the function returned has been sent long ago.
+        run_and_exit(program, take_descriptors())
     run(program, take_descriptors())
 
 
@@ -169,11 +173,11 @@ def take_descriptors() -> dict[str, int]:
 
 
 def run_and_exit(program: "Program", descriptors: "Mapping[str, int]") -> "NoReturn":
-    """Run a program in a fork, as `run` does, and end the process as an interpreter ends.
+    """Run a program as `run` does, and end the process almost as an interpreter ends.
 
-    Everything that a program can observe of an interpreter's end happens here, but for the
-    destruction of all modules, which would copy the memory that forks share: threads are waited
-    for, exit functions run, buffers are flushed.
+    For forks, and for functions. Everything that a program can observe of an interpreter's end
+    happens here, but for the destruction of all modules, which would copy the memory that forks
+    share: threads are waited for, exit functions run, buffers are flushed.
     """
     code = 0
     uncaught: BaseException | None = None

@@ -1,20 +1,8 @@
 """NUMA binding as torch's options ask for it, done by rankwise: neither CUDA nor numactl needed."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from rankwise.base.errors import ConfigError
-
-
-class NumaOptions(NamedTuple):
-    """What torch's class of this name says, for those who have no torch.
-
-    Attributes:
-        affinity_mode: `node`, `socket`, `exclusive` or `core-complex`.
-        should_fall_back_if_binding_fails: whether workers are left unbound then.
-    """
-
-    affinity_mode: str
-    should_fall_back_if_binding_fails: bool = False
 
 
 def cpus_for(numa_options: Any, size: int) -> dict[int, frozenset[int]] | None:

@@ -15,7 +15,9 @@ import os
 import secrets
 import socket
 import threading
-from functools import partial
+from typing import Any
+
+import msgspec
 
 from rankwise.base.failure import OutcomeStatus
 from rankwise.compat.torch.elastic.events import NodeState, construct_and_record_rdzv_event
@@ -32,6 +34,7 @@ from rankwise.compat.torch.elastic.rendezvous.api import (
     RendezvousTimeoutError,
 )
 from rankwise.compat.torch.elastic.rendezvous.torch_store import TorchStore
+from rankwise.compat.torch.elastic.utils.distributed import get_free_port
 from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig, RestartPolicy
 from rankwise.core.rendezvous.machine import Rendezvous
 from rankwise.core.rendezvous.records import Departure, Verdict
@@ -61,7 +64,18 @@ __all__ = ["StoreRendezvousHandler", "create_handler"]
 
 UNLIMITED_RESTARTS = 1 << 30
 CLOSING_PATIENCE_S = 5.0
-"""How long `shutdown` waits until everybody can see that the run was closed."""
+"""How long `shutdown` waits until the run is over for everybody."""
+_STORE_IN_AN_AGENT = frozenset({"is_host", "store_type"})
+_STORE_OF_ITS_OWN = frozenset(
+    {"protocol", "etcd_prefix", "cacert", "ca_cert", "cert", "ssl_cert", "key", "ssl_cert_key"}
+)
+_MEANINGLESS = {
+    "etcd": _STORE_IN_AN_AGENT,
+    "etcd-v2": _STORE_IN_AN_AGENT,
+    "c10d": _STORE_OF_ITS_OWN,
+    "embedded": _STORE_OF_ITS_OWN | {"store_type"},
+}
+"""Settings of torch's that are another backend's: programs pass the same to all of them."""
 _ERRORS = {
     RefusalKind.VERSION: RendezvousStateError,
     RefusalKind.CHARTER: RendezvousStateError,
@@ -81,15 +95,10 @@ class StoreRendezvousHandler(RendezvousHandler):
     """
 
     def __init__(self, params: RendezvousParameters) -> None:
-        settings = split_settings(params.config, label="rdzv_configs")
+        settings = split_settings(_for_backend(params), label="rdzv_configs")
         self._params = params
-        self._open_store = partial(
-            open_store,
-            params.backend,
-            params.endpoint,
-            settings.store,
-            run_id=params.run_id,
-        )
+        self._store_settings = settings.store
+        self._endpoint = _endpoint(params)
         host = socket.gethostname()
         address = params.local_addr or own_address(params.endpoint)
         self._port = ReservedPort(address)
@@ -99,6 +108,9 @@ class StoreRendezvousHandler(RendezvousHandler):
             policy=RestartPolicy(restarts_max=UNLIMITED_RESTARTS),
         )
         config = with_timing(config, settings, "rdzv_configs")
+        # Agents of torch's start at different times, and count on the last call being as long as it
+        # is: a short job would be over before a node that takes its time to import has come.
+        config = msgspec.structs.replace(config, last_call_min=config.last_call)
         # Handlers know nothing of workers: each node counts as one, and agents count the ranks.
         offer = NodeOffer(node_id=secrets.token_hex(4), host=host, address=address, slots=1)
         self._rendezvous = Rendezvous(params.run_id, config, offer)
@@ -167,20 +179,23 @@ class StoreRendezvousHandler(RendezvousHandler):
                 world = self._world
             if world is not None:
                 thread.tell(GangEnded(round=world.round, is_done=not self._is_closing))
-            if self._is_closing:
+            if self._is_closing or world is not None:
+                # Who leads the round, or hosts its store, is there until the others are done.
                 with self._changed:
                     self._changed.wait_for(self._knows_the_end, CLOSING_PATIENCE_S)
-            thread.close()
+        # Ours first: whoever hosts the store waits for its clients to leave.
         store, self._shared_store = self._shared_store, None
         if store is not None:
             store.close()
+        if thread is not None:
+            thread.close()
         self._port.close()
         return True
 
     def _begun(self) -> RendezvousThread:
         if self._thread is None:
             self._thread = RendezvousThread(
-                self._rendezvous, self._open_store(), SystemClock(), self._on_tiding
+                self._rendezvous, self._open_store(may_host=True), SystemClock(), self._on_tiding
             )
             self._thread.tell(Joined())
         return self._thread
@@ -188,8 +203,16 @@ class StoreRendezvousHandler(RendezvousHandler):
     def _opened_store(self) -> Store:
         """A connection of our own: the machine's must not wait behind ours."""
         if self._shared_store is None:
-            self._shared_store = self._open_store()
+            self._shared_store = self._open_store(may_host=False)
         return self._shared_store
+
+    def _open_store(self, *, may_host: bool) -> Store:
+        settings = dict(self._store_settings)
+        if self._params.backend == "c10d" and not may_host:
+            settings["is_host"] = "false"
+        return open_store(
+            self._params.backend, self._endpoint, settings, run_id=self._params.run_id
+        )
 
     def _on_tiding(self, tiding: Effect) -> None:
         with self._changed:
@@ -235,6 +258,20 @@ class StoreRendezvousHandler(RendezvousHandler):
         construct_and_record_rdzv_event(
             run_id=self.get_run_id(), message=message, node_state=state, pid=os.getpid()
         )
+
+
+def _for_backend(params: RendezvousParameters) -> dict[str, Any]:
+    """The settings that concern this backend, or nobody that is known: these are refused later."""
+    ignored = _MEANINGLESS[params.backend]
+    return {key: value for key, value in params.config.items() if key not in ignored}
+
+
+def _endpoint(params: RendezvousParameters) -> str:
+    """Where the store is; port 0 of torch's store is any port, which only this node will know."""
+    host, colon, port = params.endpoint.rpartition(":")
+    if params.backend == "c10d" and colon and port.strip() == "0":
+        return f"{host}:{get_free_port()}"
+    return params.endpoint
 
 
 def create_handler(params: RendezvousParameters) -> RendezvousHandler:

@@ -4,7 +4,10 @@ import ipaddress
 import re
 import socket
 
-__all__ = ["parse_rendezvous_endpoint"]
+from rankwise.compat.torch.elastic.rendezvous.periodic import PeriodicTimer as _PeriodicTimer
+from rankwise.compat.torch.elastic.rendezvous.periodic import delay as _delay
+
+__all__ = ["_PeriodicTimer", "_delay", "parse_rendezvous_endpoint"]
 
 
 def parse_rendezvous_endpoint(endpoint: str | None, default_port: int) -> tuple[str, int]:

@@ -97,13 +97,13 @@ class FileTimerClient(TimerClient):
             BrokenPipeError: there is no server.
             ConfigError: the scope's name is too long for one write.
         """
-        self._send(FileTimerRequest(os.getpid(), scope_id, expiration_time, self.signal))
+        self._send_request(FileTimerRequest(os.getpid(), scope_id, expiration_time, self.signal))
 
     def release(self, scope_id: str) -> None:
         """Give a timer back; raises as `acquire` does."""
-        self._send(FileTimerRequest(os.getpid(), scope_id, -1, 0))
+        self._send_request(FileTimerRequest(os.getpid(), scope_id, -1, 0))
 
-    def _send(self, request: FileTimerRequest) -> None:
+    def _send_request(self, request: FileTimerRequest) -> None:
         line = (request.to_json() + "\n").encode()
         if len(line) > select.PIPE_BUF:
             # Longer writes are not atomic, and would tear the lines of other workers.

@@ -45,9 +45,15 @@ TORCHELASTIC_HEALTH_CHECK_PORT = "TORCHELASTIC_HEALTH_CHECK_PORT"
 TORCHELASTIC_TIMER_FILE = "TORCHELASTIC_TIMER_FILE"
 TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
 HEALTH_TIMEOUT_S = 60
+EARLY_HEALTH_KNOB = "ai_infra/pytorch_distributed:torchelastic_enable_healthcheck_before_rendezvous"
 WATCHDOG_INTERVAL_S = 0.1
 
 logger = get_logger(__name__)
+
+
+def justknobs_check(name: str, default: bool = True) -> bool:  # noqa: ARG001  # torch's interface
+    """Whether a feature is switched on: always; deployments of torch replace this function."""
+    return True
 
 
 class LocalElasticAgent(SimpleElasticAgent):
@@ -86,7 +92,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._worker_watchdog: timer.FileTimerServer | None = None
         self._logs_specs = logs_specs
         self._health_check_server = health_check_server
-        self._uninterruptible_state_timeout = _uninterruptible_timeout(
+        self._uninterruptible_state_timeout = _resolve_uninterruptible_state_timeout(
             uninterruptible_state_timeout
         )
         self._uninterruptible_state_first_seen: dict[int, float] = {}
@@ -209,7 +215,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             )
         worker_env["LOCAL_RANK"] = "0"
         worker_env["CUDA_VISIBLE_DEVICES"] = (
-            str(local_rank) if devices is None else devices[local_rank]
+            str(local_rank) if devices is None else devices[local_rank].strip()
         )
 
     def _setup_local_watchdog(self, envs: dict[int, dict[str, str]]) -> None:
@@ -229,11 +235,23 @@ class LocalElasticAgent(SimpleElasticAgent):
             for environment in envs.values():
                 environment[TORCHELASTIC_TIMER_FILE] = path
 
+    @staticmethod
+    def _get_current_time_secs() -> int:
+        return int(time.time())
+
     def _setup_healthcheck(self) -> None:
         """Answer questions about our health if the environment names a port."""
         text = os.getenv(TORCHELASTIC_HEALTH_CHECK_PORT)
-        if text is None or self._health_check_server is not None:
+        if text is None:
             return
+        alive_callback: Callable[[], int] = self._get_alive_time
+        if justknobs_check(EARLY_HEALTH_KNOB, default=False):
+            if self._health_check_server is not None:
+                return
+        elif self._worker_watchdog is None:
+            alive_callback = LocalElasticAgent._get_current_time_secs
+        else:
+            alive_callback = self._worker_watchdog.get_last_progress_time
         try:
             port = int(text)
         except ValueError:
@@ -244,7 +262,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             )
             return
         self._health_check_server = create_healthcheck_server(
-            alive_callback=self._get_alive_time, port=port, timeout=HEALTH_TIMEOUT_S
+            alive_callback=alive_callback, port=port, timeout=HEALTH_TIMEOUT_S
         )
         self._health_check_server.start()
 
@@ -296,19 +314,37 @@ class LocalElasticAgent(SimpleElasticAgent):
         self, worker_group: WorkerGroup, timeout: float
     ) -> RunResult | None:
         """Whether a worker waits in the kernel for too long: no restart would help this node."""
-        now = time.monotonic()
+        if self._pcontext is None:
+            return None
+        pids = set(self._pcontext.pids().values())
         seen = self._uninterruptible_state_first_seen
-        pids = {worker.id for worker in worker_group.workers if isinstance(worker.id, int)}
-        stuck = {pid for pid in pids if is_uninterruptible_state(read_proc_state(pid))}
-        for pid in set(seen) - stuck:
+        for pid in set(seen) - pids:
             del seen[pid]
-        for pid in sorted(stuck):
-            waited_s = now - seen.setdefault(pid, now)
-            if waited_s >= timeout:
-                logger.error("process %s has not been interruptible for %.0f s", pid, waited_s)
+        result = None
+        for pid in sorted(pids):
+            waited_s = self._update_uninterruptible_dwell(pid)
+            if waited_s is not None and waited_s >= timeout:
+                logger.error(
+                    "[%s] process %s has not been interruptible for %.0f s",
+                    worker_group.spec.role,
+                    pid,
+                    waited_s,
+                )
+                # It holds on to a device, or to a file, that another worker would wait for too.
                 self._remaining_restarts = 0
-                return RunResult(state=WorkerState.UNHEALTHY)
-        return None
+                result = RunResult(state=WorkerState.UNHEALTHY)
+        return result
+
+    def _update_uninterruptible_dwell(self, pid: int) -> float | None:
+        """Seconds that a process has been uninterruptible; None if it is not, or not known."""
+        state = read_proc_state(pid)
+        if state is None:
+            return None
+        if not is_uninterruptible_state(state):
+            self._uninterruptible_state_first_seen.pop(pid, None)
+            return None
+        now = time.monotonic()
+        return now - self._uninterruptible_state_first_seen.setdefault(pid, now)
 
 
 class _AliveCallbackProxy:
@@ -325,10 +361,10 @@ class _AliveCallbackProxy:
         return int(time.time()) if self._delegate is None else self._delegate()
 
 
-def _uninterruptible_timeout(argument: float | None) -> float:
+def _resolve_uninterruptible_state_timeout(explicit: float | None) -> float:
     """Seconds; 0 if nobody asks for it, or what the environment says is no number."""
-    if argument is not None:
-        return max(0.0, argument)
+    if explicit is not None:
+        return max(0.0, float(explicit))
     text = os.getenv(TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT, "0")
     try:
         return max(0.0, float(text))

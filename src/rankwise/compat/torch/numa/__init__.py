@@ -1,0 +1,1 @@
+"""Binding workers to CPUs: what `torch.numa` is beside `torch.distributed`."""
