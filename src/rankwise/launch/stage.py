@@ -16,6 +16,7 @@ from rankwise.drivers.real.process_host import RealProcessHost
 from rankwise.drivers.real.reactor import Reactor
 from rankwise.launch.decoration import FailureDecorator
 from rankwise.launch.job import Job
+from rankwise.launch.one_gang import OneGang, SteppingRanks
 from rankwise.launch.planning import JobPlanner
 from rankwise.ports.clock import Clock
 from rankwise.ports.journal import Journal
@@ -56,7 +57,9 @@ def conduct_one_gang(stage: Stage) -> GangDispatch:
             case AnnounceKill():
                 tell_kill(stage, announcement)
 
-    return GangDispatch(Gang(stage.job.gang), stage.host, stage.clock, stage.journal, announce)
+    ranks = SteppingRanks(stage.host, stage.planner, stage.reactor, stage.clock)
+    stage.stack.callback(ranks.close)
+    return OneGang(Gang(stage.job.gang), ranks, stage.clock, stage.journal, announce)
 
 
 def _tell_restart(stage: Stage, announcement: AnnounceRestart) -> None:

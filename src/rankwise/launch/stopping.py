@@ -22,9 +22,9 @@ def should_stop() -> bool:
             train_one_step()
         save_checkpoint()
 
-    When a node of the job gets SIGTERM, all ranks on all nodes get the same answer at the same
-    call: none of them is a step ahead. To agree, a call may wait for ranks that are behind. In a
-    program that nobody launched the answer is always no.
+    When the run, or a node of it, gets SIGTERM or another signal to stop, all ranks on all nodes
+    get the same answer at the same call: none of them is a step ahead. To agree, a call may wait
+    for ranks that are behind. In a program that nobody launched the answer is always no.
 
     A rank that calls it is not sent the signal by which the job was asked to stop. It has the whole
     grace (`--shutdown-timeout`) to reach the step and to end; then it is killed.

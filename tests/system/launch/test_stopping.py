@@ -13,6 +13,7 @@ from running import (
     PATIENCE_S,
     WITHIN_S,
     Deaths,
+    Finished,
     Running,
     numbers_after,
     run,
@@ -36,6 +37,21 @@ import os
 print("importing", os.getpid(), flush=True)
 with open(os.environ["GATE"]) as gate:
     gate.read()
+"""
+STEP = """
+import os, signal, threading, rankwise
+if rankwise.rank() == 1 and os.environ["RANK_1"] == "counts no steps":
+    print("under way", flush=True)
+    signal.pause()
+count = 0
+while not rankwise.should_stop():
+    count += 1
+    threading.Event().wait(0.001 * (1 + rankwise.rank()))
+    if count == 5:
+        print("under way", flush=True)
+        if rankwise.rank() == 1 and os.environ["RANK_1"] == "gets stuck":
+            signal.pause()
+print(f"stopped after {count} steps", flush=True)
 """
 
 
@@ -80,6 +96,54 @@ def test_whoever_waits_for_stubborn_ranks_is_told_how_long_and_what_helps(tmp_pa
         )
         running.signal(signal.SIGINT)
         assert running.finish().code == 128 + signal.SIGINT
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_ranks_that_count_their_steps_all_stop_after_the_same(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = stopped_steps("goes on", number, tmp_path, monkeypatch, "--nproc-per-node=3")
+
+    told = [line.partition(":")[2] for line in done.lines if "stopped after" in line]
+    assert len(told) == 3, done
+    assert len(set(told)) == 1, told
+
+
+def test_a_rank_that_counts_no_steps_is_told_to_stop_by_the_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = stopped_steps(
+        "counts no steps", signal.SIGTERM, tmp_path, monkeypatch, "--nproc-per-node=2"
+    )
+
+    assert done.stdout.count("stopped after") == 1, done
+
+
+def test_a_rank_that_never_comes_to_its_next_step_is_killed_when_its_grace_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ("--nproc-per-node=2", "--shutdown-timeout=1s")
+    done = stopped_steps("gets stuck", signal.SIGTERM, tmp_path, monkeypatch, *options)
+
+    assert "stopped after" not in done.stdout, done
+
+
+def stopped_steps(
+    rank_1: str,
+    number: signal.Signals,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *options: str,
+) -> Finished:
+    """Run ranks that count their steps, and ask them to stop by a signal to their agent."""
+    monkeypatch.setenv("RANK_1", rank_1)
+    script = write_program(folder, STEP)
+    with start("run", *options, script) as running:
+        running.wait_for("under way", count=int(options[0][-1]))
+        running.signal(number)
+        done = running.finish()
+    assert done.code == 128 + number, done
+    return done
 
 
 @pytest.mark.parametrize("files_max", [5, 6, 7, 8, 9, 10, 12, 14, 16, 20])

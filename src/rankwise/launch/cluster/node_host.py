@@ -10,7 +10,6 @@ kill at its end is sent as ever.
 
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 
 from rankwise.base.errors import RankwiseError
@@ -28,6 +27,7 @@ from rankwise.core.gang.vocabulary import Stimulus as GangStimulus
 from rankwise.core.rendezvous.vocabulary import World
 from rankwise.drivers.real.stop_words import StopWords
 from rankwise.launch import world as launch_world
+from rankwise.launch.agreement import Agreement
 from rankwise.launch.cluster.fitness import places_to_check, unfitness
 from rankwise.launch.cluster.plan import ClusterPlan
 from rankwise.launch.master_port import ReservedPort
@@ -52,7 +52,7 @@ class RealNodeHost:
         self.world_size: int | None = None
         """How many workers the last of them had on all nodes."""
         self._port: ReservedPort | None = None
-        self._agreement: _Agreement | None = None
+        self._agreement: Agreement | None = None
         self._over: set[int] = set()
         stage.stack.callback(self.close)
 
@@ -106,7 +106,7 @@ class RealNodeHost:
         segment = self._stage.planner.segment
         if segment is None or segment.steps() is None:
             return  # nobody counts steps: the signal is all that the ranks are told
-        self._agreement = _Agreement(
+        self._agreement = Agreement(
             StopWords(segment, self._stage.clock),
             alive=set(self._processes.links) - self._over,
             on_stood=lambda step: self._stage.reactor.post(
@@ -178,48 +178,3 @@ class RealNodeHost:
     @staticmethod
     def _in_thread(work: Callable[[], None]) -> None:
         threading.Thread(target=work, name="rankwise-node", daemon=True).start()
-
-
-class _Agreement:
-    """The ranks of this node on their way to a step at which all of the job stop."""
-
-    def __init__(
-        self, words: StopWords, *, alive: set[int], on_stood: Callable[[int], None]
-    ) -> None:
-        self.words = words
-        self._alive = alive
-        self._on_stood = on_stood
-        self._lock = threading.Lock()
-        self._is_over = False
-        self._steppers = {rank for rank in alive if words.uses_steps(rank)}
-        words.ask()
-        self._thread = threading.Thread(target=self._watch, name="rankwise-stop", daemon=True)
-        self._thread.start()
-
-    def concerns(self, local_rank: int) -> bool:
-        """Whether a rank counts its steps, so that it will stand."""
-        return local_rank in self._steppers
-
-    def on_over(self, local_rank: int) -> None:
-        """A rank has ended: nobody waits for it."""
-        with self._lock:
-            self._alive.discard(local_rank)
-        self.words.wake_waiter()
-
-    def close(self) -> None:
-        """End the thread."""
-        self._is_over = True
-        with suppress(OSError):  # the segment is gone; so is whoever slept on it
-            self.words.wake_waiter()
-        self._thread.join()
-        self.words.release()
-
-    def _watch(self) -> None:
-        seen = self.words.wait_standing(-1)
-        while not self._is_over:
-            with self._lock:
-                step = self.words.standing_step(self._alive & self._steppers)
-            if step is not None:
-                self._on_stood(step)
-                return
-            seen = self.words.wait_standing(seen)
