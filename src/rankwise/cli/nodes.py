@@ -4,11 +4,18 @@ One node meets nobody, so for it the rendezvous flags decide little. A value tha
 refused all the same, or it would first be noticed on the cluster.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from rankwise.base.errors import ConfigError
 
 BACKENDS = ("static", "c10d", "etcd-v2", "etcd", "embedded")
+
+_OF_SEVERAL_NODES = (
+    "no_retry", "retry_startup_errors", "max_no_progress", "max_node_failures", "node_check",
+    "on_preemption", "health_port",
+)  # fmt: skip
+"""Options of which one node has no use. torchrun's are not among them, as they are everywhere."""
 
 
 class NodeCounts(NamedTuple):
@@ -93,6 +100,14 @@ def master_address(
         return MasterAddress(_without_brackets(host), port or None)
     # Port 0 is everybody's way of asking for any free port.
     return MasterAddress(_without_brackets(master_addr), master_port or None)
+
+
+def idle_notice(origins: Mapping[str, str]) -> str | None:
+    """What to tell whoever gave options that do nothing where there is one node."""
+    idle = [origins[name] for name in _OF_SEVERAL_NODES if name in origins]
+    if not idle:
+        return None
+    return f"{', '.join(idle)} {'has' if len(idle) == 1 else 'have'} no effect on one node"
 
 
 def endpoint_notice(*, backend: str, endpoint: str, is_standalone: bool) -> str | None:

@@ -125,6 +125,8 @@ def values_from(
 ) -> dict[str, Any]:
     """What the environment says about the options: a map for click's `default_map`.
 
+    An option that may be given several times is given once by its variable.
+
     Raises:
         click.UsageError: a variable for a flag is neither a number nor yes or no.
     """
@@ -134,7 +136,10 @@ def values_from(
         if variable is None or option.name is None:
             continue
         text = environ[variable]
-        values[option.name] = _flag_value(variable, text) if option.is_flag else text
+        if option.is_flag:
+            values[option.name] = _flag_value(variable, text)
+        else:
+            values[option.name] = [text] if option.multiple else text
     return values
 
 

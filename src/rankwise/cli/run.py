@@ -204,22 +204,20 @@ def notices(options: "RunOptions", job: "Job") -> list[str]:
     """What the user should know of decisions that rankwise has made, unless it is to be quiet."""
     if not job.console:
         return []
-    from rankwise.cli.nodes import endpoint_notice  # noqa: PLC0415  # not needed for --help
+    from rankwise.cli.nodes import endpoint_notice, idle_notice  # noqa: PLC0415  # not for --help
 
     told = []
     if "OMP_NUM_THREADS" in job.environment:
         workers = job.gang.size
         told.append(f"OMP_NUM_THREADS=1 for each of {workers} workers, since it was not set")
-    endpoint = (
-        None
-        if job.cluster is not None
-        else endpoint_notice(
-            backend=options.rdzv_backend,
-            endpoint=options.rdzv_endpoint,
-            is_standalone=options.standalone,
-        )
+    if job.cluster is not None:
+        return told
+    endpoint = endpoint_notice(
+        backend=options.rdzv_backend,
+        endpoint=options.rdzv_endpoint,
+        is_standalone=options.standalone,
     )
-    return [*told, endpoint] if endpoint else told
+    return [*told, *filter(None, (idle_notice(options.origins), endpoint))]
 
 
 def exit_code(outcome: "Outcome") -> int:

@@ -169,6 +169,14 @@ def test_many_workers_get_one_thread_each_unless_somebody_decided(folder: Path) 
     assert notices_of("--nproc-per-node 2 train.py", OMP_NUM_THREADS="4") == []
 
 
+def test_options_that_one_node_does_nothing_with_are_told(folder: Path) -> None:
+    assert notices_of("--health-port 8080 train.py") == ["--health-port has no effect on one node"]
+    assert notices_of("--no-retry 3 train.py", PET_NODE_CHECK="true") == [
+        "--no-retry, PET_NODE_CHECK have no effect on one node"
+    ]
+    assert notices_of("--nnodes 2 --no-retry 3 train.py") == []
+
+
 @pytest.mark.parametrize(
     ("options", "method"),
     [
