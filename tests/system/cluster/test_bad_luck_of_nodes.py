@@ -17,6 +17,11 @@ import os
 print(f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}", flush=True)
 """
 STAY = HELLO + "import threading; threading.Event().wait()\n"
+PIDS = """
+import os, threading
+print(f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} pid {os.getpid()}", flush=True)
+threading.Event().wait()
+"""
 FAIL_ONCE = """
 import os
 if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
@@ -224,6 +229,34 @@ def test_a_node_that_is_not_fit_stays_out(nodes: Nodes) -> None:
 
 
 @needs_etcd
+def test_a_stopped_agents_workers_are_gone_before_others_get_their_ranks(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    with etcd_cluster(tmp_path) as cluster:
+        (host, port), *_ = cluster.endpoints
+        words = (
+            *("--nnodes", "1:2", "--rdzv-backend", "etcd", "--rdzv-endpoint", f"{host}:{port}"),
+            *("--rdzv-id", "run", "--rdzv-conf", "lease_ttl=2"),
+        )
+        one, two = nodes.start(PIDS, *words), nodes.start(PIDS, *words)
+        wait_for_any([one, two], "of 2", count=2)
+        workers = [int(pid) for pid in re.findall(r"pid (\d+)", one.stdout)]
+
+        one.signal(signal.SIGSTOP)
+        two.wait_for("of 1")
+        left = [pid for pid in workers if Path(f"/proc/{pid}").exists()]
+        one.signal(signal.SIGCONT)
+        wait_for_any([one, two], "of 2", count=4)
+        one.signal(signal.SIGTERM)
+        done = both(one, two)
+
+    assert workers
+    assert left == []
+    assert [each.code for each in done] == [143, 143], done
+    assert "failed" not in one.stderr + two.stderr
+
+
+@needs_etcd
 def test_etcd_may_be_gone_for_less_than_a_lease_and_for_more(nodes: Nodes, tmp_path: Path) -> None:
     with etcd_cluster(tmp_path) as cluster:
         (host, port), *_ = cluster.endpoints
@@ -244,3 +277,20 @@ def test_etcd_may_be_gone_for_less_than_a_lease_and_for_more(nodes: Nodes, tmp_p
         one.signal(signal.SIGTERM)
 
         assert one.finish().code == 143
+
+
+@needs_etcd
+def test_a_run_that_is_over_says_so_to_who_comes_later(nodes: Nodes, tmp_path: Path) -> None:
+    with etcd_cluster(tmp_path) as cluster:
+        (host, port), *_ = cluster.endpoints
+        words = ("--nnodes", "1:2", "--rdzv-backend", "etcd", "--rdzv-id", "once")
+        endpoint = ("--rdzv-endpoint", f"{host}:{port}")
+
+        first = nodes.start(HELLO, *words, *endpoint).finish()
+        second = nodes.start(HELLO, *words, *endpoint).finish()
+
+    assert (first.code, second.code) == (0, 0)
+    assert "rank 0 of 1" in first.stdout
+    assert second.stdout == ""
+    assert "the run once had succeeded before this node could take part" in second.stderr
+    assert "a new run needs a new --rdzv-id" in second.stderr

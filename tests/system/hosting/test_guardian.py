@@ -264,6 +264,36 @@ def test_a_sweep_kills_what_tried_to_get_away_and_spares_what_is_kept(guardian: 
     assert guardian.wait_for("exited", 1)[2] == 3, "it was alive and well until now"
 
 
+def test_behind_its_fence_no_worker_lives_but_those_that_are_kept(guardian: Hosted) -> None:
+    gate, write_gate = os.pipe()
+    guardian.order(1, {0: gate}, argv=["sh", "-c", "read line; exit 3"], keep=True)
+    os.close(gate)
+    guardian.wait_for("spawned", 1)
+    stubborn = start_stubborn_worker(guardian, 2)
+
+    guardian.send("fence", time.monotonic_ns() + 100_000_000)
+    ended = guardian.wait_for("exited", 2)
+
+    assert ended[2] == -signal.SIGKILL
+    assert all_ended(stubborn, PATIENCE)
+    os.close(write_gate)
+    assert guardian.wait_for("exited", 1)[2] == 3, "it was alive and well until now"
+
+
+def test_a_fence_that_is_put_off_or_taken_away_harms_nobody(guardian: Hosted) -> None:
+    past = time.monotonic_ns() - 1
+    guardian.order(1, argv=["sleep", "600"])
+    guardian.wait_for("spawned", 1)
+
+    # Frames that come together are read together, before anybody looks at the time.
+    frames = [("fence", past), ("fence", past + 10**15), ("fence", past), ("fence", None)]
+    guardian.socket.sendall(b"".join(wire.encode(frame) for frame in frames))
+
+    assert guardian.run(2, argv=["true"]) == 0
+    guardian.signal(1, signal.SIGTERM, group=False)
+    assert guardian.wait_for("exited", 1)[2] == -signal.SIGTERM
+
+
 def test_a_sweep_is_over_when_a_fork_bomb_is(guardian: Hosted) -> None:
     """Processes that fork all the time are born between the look and the kill."""
     program = (

@@ -422,7 +422,8 @@ class Agent:
         self._tell_rendezvous(ended, now)
         if self.phase is not Phase.ENDED:
             return  # it has learned meanwhile that all is over, or that it is wanted again
-        if self._verdict is not None or self._refusal is not None:
+        is_told_twice = self._stops_asked > 1
+        if self._verdict is not None or self._refusal is not None or is_told_twice:
             self._leave(now)
         elif outcome.survivors:
             pids = ", ".join(map(str, outcome.survivors))

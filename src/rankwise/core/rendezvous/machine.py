@@ -214,6 +214,14 @@ class Rendezvous:
         return round_ is not None and round_.phase is not Phase.CLOSED and self._place is not None
 
     @property
+    def alive_until(self) -> Instant | None:
+        """Until when the others believe that this node lives, by its own clock; None: not at all.
+
+        None of its workers may live for longer than `config.fence` after that.
+        """
+        return None if self._lease is None else self._lease_until
+
+    @property
     def is_registered(self) -> bool:
         """Whether the others can see this node."""
         return self._lease is not None and self._written_lease == self._lease
@@ -526,7 +534,7 @@ class Rendezvous:
     def _after_shared(self, now: Instant) -> None:
         """The charter, the leader or the round may have changed."""
         self._check_charter()
-        if self._shared.leader.value is not None:
+        if not self._is_lead_free:
             self._lead_free_since = None
         elif self._lead_free_since is None:
             self._lead_free_since = now
@@ -797,11 +805,16 @@ class Rendezvous:
         leader = self._shared.leader
         is_mine = leader.value == self._me and leader.lease != self._lease
         return (
-            (leader.value is None or is_mine)
+            (self._is_lead_free or is_mine)
             and self._knows_shared
             and self.is_registered
             and not self._is_told_the_end
         )
+
+    @property
+    def _is_lead_free(self) -> bool:
+        """Whether nobody leads; who has put a name there without a lease is none of us."""
+        return self._shared.leader.value is None or self._shared.leader.lease is None
 
     @property
     def _my_turn(self) -> Instant | None:

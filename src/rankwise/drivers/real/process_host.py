@@ -276,6 +276,10 @@ class RealProcessHost:
             self._signal(link, STACKS_SIGNAL, group=False)
         self._expect_stacks(request, STACKS_PATIENCE if ready else Duration(0))
 
+    def fence(self, at: Instant | None) -> None:
+        """Let the guardian kill all workers at that instant, however this process fares then."""
+        self._guardian.fence(at)
+
     def sweep(self, attempt: int) -> None:
         """Kill whatever the attempt left behind; see ports.processes."""
         # A token of its own: a warm guardian may still owe an answer to an earlier gang.

@@ -11,11 +11,12 @@ from functools import partial
 import msgspec
 
 from rankwise.base.failure import Outcome, OutcomeStatus
-from rankwise.base.units import Instant
+from rankwise.base.units import Duration, Instant, after
 from rankwise.core.agent.machine import Agent
 from rankwise.core.agent.vocabulary import AgentSpec, FinishRun, Stimulus
 from rankwise.core.gang.machine import Gang
 from rankwise.core.gang.vocabulary import Stimulus as GangStimulus
+from rankwise.core.gang.vocabulary import WorkerExited
 from rankwise.core.rendezvous.configuration import NodeOffer
 from rankwise.drivers.agent_dispatch import AgentDispatch
 from rankwise.drivers.dispatch import Dispatch
@@ -25,6 +26,8 @@ from rankwise.launch.cluster.node_host import RealNodeHost
 from rankwise.launch.cluster.plan import ClusterPlan
 from rankwise.launch.cluster.telling import ClusterTeller
 from rankwise.launch.stage import Conductor, Stage
+
+NEVER = Instant(1 << 63)
 
 
 def conduct_agent(plan: ClusterPlan) -> Conductor:
@@ -37,6 +40,9 @@ class ClusterDispatch(Dispatch):
 
     def __init__(self, plan: ClusterPlan, stage: Stage) -> None:
         job = stage.job
+        self._stage = stage
+        self._alive_until: Instant | None = None
+        self._fence = NEVER
         self._agent = Agent(
             AgentSpec(
                 run_id=job.run_id,
@@ -102,14 +108,34 @@ class ClusterDispatch(Dispatch):
 
     def deliver(self, stimulus: GangStimulus) -> None:
         """Tell the agent what its processes do, or that it shall stop."""
+        if isinstance(stimulus, WorkerExited) and stimulus.at >= self._fence:
+            # The guardian has killed it, since this process was stopped for longer than its lease.
+            # It has not failed: the agent first finds out that it was cut off, then of the end.
+            self.tick()
+            stimulus = msgspec.structs.replace(stimulus, at=self._stage.clock.now())
         self._host.on_gang_stimulus(stimulus)
 
     def tick(self) -> None:
         """Let a deadline that has passed take effect."""
         self._dispatch.tick()
+        self._put_fence()
 
     def _deliver(self, stimulus: Stimulus) -> None:
         self._dispatch.deliver(stimulus)
+        self._put_fence()
+
+    def _put_fence(self) -> None:
+        """Tell the guardian until when workers may live, should this process get stuck."""
+        rendezvous = self._agent.rendezvous
+        alive_until = rendezvous.alive_until
+        if alive_until == self._alive_until:
+            return
+        self._alive_until = alive_until
+        if alive_until is None:  # the agent itself has noticed, and ends its workers
+            self._stage.host.fence(None)
+            return
+        self._fence = after(alive_until, Duration(rendezvous.config.fence // 2))
+        self._stage.host.fence(self._fence)
 
     def _answer_for_health(self, port: int, stage: Stage) -> None:
         from rankwise.launch.cluster.health import AgentStatus, HealthServer  # noqa: PLC0415  # rare
@@ -159,12 +185,16 @@ def outcome_of(finished: FinishRun, rounds: int, size: int | None) -> Outcome:
         # Who was told to go before its first round never had a gang that could say so.
         stop_signal = finished.stop_signal
         was_stopped = stop_signal is not None
-        if finished.outcome is not None and finished.outcome.status is OutcomeStatus.STOPPED:
+        # Of a run that refuses this node, the agent has ended the gang unasked.
+        is_gang_stopped = (
+            finished.outcome is not None and finished.outcome.status is OutcomeStatus.STOPPED
+        )
+        if refusal is None and finished.outcome is not None and is_gang_stopped:
             was_stopped, stop_signal = True, finished.outcome.stop_signal
         return Outcome(
             status=OutcomeStatus.STOPPED if was_stopped else OutcomeStatus.FAILED,
             attempts=rounds,
-            failures=own if not was_stopped else (),
+            failures=() if is_gang_stopped else own,
             stop_signal=stop_signal if was_stopped else None,
             survivors=survivors,
             detail=detail,

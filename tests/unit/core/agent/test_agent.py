@@ -26,7 +26,13 @@ from rankwise.core.gang.vocabulary import (
     WorkerSpawned,
 )
 from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig
-from rankwise.core.rendezvous.vocabulary import Dissolved, RefusalKind, Settled, World
+from rankwise.core.rendezvous.vocabulary import (
+    Dissolved,
+    RefusalKind,
+    Settled,
+    StopAgreed,
+    World,
+)
 
 NOW = Instant(SECOND)
 
@@ -172,6 +178,19 @@ def test_a_second_request_to_stop_kills() -> None:
 
     assert SignalWorker(0, 4, 9) in effects
     assert SignalWorker(1, 4, 9) in effects
+
+
+def test_who_is_told_to_stop_twice_leaves_without_waiting_for_the_others() -> None:
+    agent = settled()
+    feed(agent, WorkerSpawned(0, 4, 10), WorkerSpawned(1, 4, 11), StopRequested(15))
+    agent._on_stop_agreed(StopAgreed(4, "node a was told to stop", 15), NOW)
+
+    feed(agent, StopRequested(15))
+    for local_rank in (0, 1):
+        feed(agent, WorkerExited(local_rank, 4, ExitStatus(-9), Instant(NOW + 1)))
+    feed(agent, Swept(4))
+
+    assert agent.finished is not None
 
 
 def test_a_stop_that_nobody_agrees_upon_is_carried_out_alone_after_a_lease() -> None:

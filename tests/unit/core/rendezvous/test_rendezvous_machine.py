@@ -264,6 +264,32 @@ def test_renewing_is_tried_again_without_waiting_for_an_answer() -> None:
     assert len(at) > 4
 
 
+def test_a_lead_that_nobody_keeps_alive_is_taken() -> None:
+    table = running_pair()
+
+    table.keyspace.commit(Transaction(puts=(Put(KEYS.leader, b"somebody"),)))
+    table.publish()
+    table.pass_time(SECOND)
+
+    assert [node for node in ("a", "b") if table.nodes[node].is_leading]
+
+
+def test_a_node_tells_until_when_it_is_believed_to_live() -> None:
+    table = running_pair()
+    machine = table.nodes["b"]
+    registered = machine.alive_until
+    table.pass_time(3 * SECOND)
+    renewed = machine.alive_until
+
+    table.is_reached = lambda _order: False
+    table.pass_time(6 * SECOND)
+
+    assert registered is not None
+    assert renewed is not None
+    assert registered < renewed <= 8 * SECOND
+    assert machine.alive_until is None
+
+
 def test_other_options_are_refused_and_named() -> None:
     table = running_pair()
 

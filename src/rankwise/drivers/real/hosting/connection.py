@@ -147,6 +147,10 @@ class Connection:
         """Order that these directories are removed if the agent dies."""
         self._send(("guard", list(paths)))
 
+    def fence(self, at: Instant | None) -> None:
+        """Let the guardian kill all workers at that instant, unless it is told another before."""
+        self._send(("fence", at))
+
     def on_readable(self) -> None:
         """Take in what has arrived and tell the listener."""
         try:

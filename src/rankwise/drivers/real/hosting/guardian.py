@@ -41,10 +41,12 @@ class Guardian:
         self._loop = SpawnLoop(
             control,
             become=self._begin_worker,
+            on_alarm=self._kill_workers,
             orders={
                 "environment": self._take_environment,
                 "sweep": self._sweep,
                 "guard": self._guard,
+                "fence": self._fence,
             },
         )
 
@@ -73,10 +75,16 @@ class Guardian:
         execute(order["argv"], environment)
 
     def _sweep(self, token: object) -> "Message":
+        return ("swept", token, self._kill_workers())
+
+    def _kill_workers(self) -> list[int]:
+        """Kill all descendants that are not kept; return those that could not be killed."""
         spared = [self._loop.workers[worker] for worker in self._loop.kept]
         awaited = self._loop.workers.values()
-        survivors = kill_descendants(SWEEP_PATIENCE_NS, spared=spared, awaited=awaited)
-        return ("swept", token, survivors)
+        return kill_descendants(SWEEP_PATIENCE_NS, spared=spared, awaited=awaited)
+
+    def _fence(self, instant_ns: int | None) -> None:
+        self._loop.alarm_at = instant_ns
 
     def _guard(self, paths: list[str]) -> None:
         self._guarded = paths

@@ -52,6 +52,7 @@ class SpawnLoop:
     Attributes:
         workers: pids of the workers whose end has not been seen yet, by worker number.
         kept: the workers among them that a sweep spares.
+        alarm_at: nanoseconds of CLOCK_MONOTONIC; None for never.
         inherited: in a child, what it has got of its parent's memory without wanting it.
     """
 
@@ -61,6 +62,7 @@ class SpawnLoop:
         *,
         become: "Callable[[Order], None]",
         admit: "Callable[[], None]" = lambda: None,
+        on_alarm: "Callable[[], object]" = lambda: None,
         orders: "Mapping[str, Callable[..., Message | None]] | None" = None,
     ) -> None:
         """Take over the process's signals.
@@ -70,12 +72,15 @@ class SpawnLoop:
             become: called last in the child of a fork; either it never returns (it execs), or
                 the child comes out of `run`. It raises `Refused`.
             admit: called before a fork; raises `Refused` when there must be none.
+            on_alarm: called at `alarm_at`, if the agent has not put it off by then.
             orders: what else the agent may ask for: functions of the rest of the message, which
                 return the reply.
         """
         self.workers: dict[int, int] = {}
         self.kept: set[int] = set()
         self.inherited: list[Frame] = []
+        self.alarm_at: int | None = None
+        self._on_alarm = on_alarm
         self._become = become
         self._admit = admit
         self._orders = orders or {}
@@ -118,7 +123,7 @@ class SpawnLoop:
     def run(self) -> "Order | None":
         """Work until the agent ends; in a child that did not exec, return its order."""
         while not self._agent_has_ended and not self._reader.ended and self._flush():
-            ready = {fd for fd, _ in self._epoll.poll()}
+            ready = {fd for fd, _ in self._epoll.poll(self._seconds_to_alarm())}
             # An end must not overtake the beginning that it belongs to.
             for status in ready & self._starting.keys():
                 self._settle(status)
@@ -130,6 +135,10 @@ class SpawnLoop:
                 if child is not None:
                     return child
             self._agent_has_ended = self._agent in ready
+            # Last, since the agent may have put it off before it fell silent.
+            if self.alarm_at is not None and time.monotonic_ns() >= self.alarm_at:
+                self.alarm_at = None
+                self._on_alarm()
         self._obey_last_orders()
         return None
 
@@ -141,6 +150,11 @@ class SpawnLoop:
         self._reader.close()
         for fd in (*self._descriptors, *self._starting):
             os.close(fd)
+
+    def _seconds_to_alarm(self) -> float | None:
+        if self.alarm_at is None:
+            return None
+        return max(0.0, (self.alarm_at - time.monotonic_ns()) / 1e9)
 
     def _obey(self) -> "Order | None":
         try:
