@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 EXIT_CODE_OF_A_HANG = 124
 """What `timeout` of the core utilities says of a command that ran out of time."""
 
+STRICT_WORDS = "rankwise.cli.run.words"
+"""Where in click's `Context.meta` the words are, in strict spelling."""
+
 EXAMPLES = """\
   rankwise run --nproc-per-node 4 train.py --epochs 3
   rankwise run --nproc-per-node gpu --start-method forkserver --preload torch train.py
@@ -53,6 +56,7 @@ class RunCommand(click.Command):
         options = _options(self)
         try:
             args = in_strict_spelling(args, [_HELP, *(option.flag for option in options)])
+            ctx.meta[STRICT_WORDS] = tuple(args)
             ctx.default_map = values_from(environ, options)
         except SpellingError as error:
             if not ctx.resilient_parsing:  # completion meets unfinished words
@@ -126,7 +130,11 @@ def run(ctx: click.Context, /, **_values: Any) -> int:
     """
     from rankwise.cli.run_job import job_from  # noqa: PLC0415  # not needed for --help
 
-    options, of_scheduler = _completed_by_scheduler(options_in(ctx), os.environ)
+    if (options := options_in(ctx)).on is not None:
+        from rankwise.cli.on_ray import run_elsewhere  # noqa: PLC0415  # only there
+
+        return run_elsewhere(options, ctx.meta[STRICT_WORDS], os.environ)
+    options, of_scheduler = _completed_by_scheduler(options, os.environ)
     if _meets_by_plugin(options):
         from rankwise.cli.torch_plugins import launch_with_handler  # noqa: PLC0415  # rare
 

@@ -105,6 +105,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     node_check: list[str]
     node_topology: str
     health_port: int | None
+    on: str | None
+    ray_resources: str
     hang_timeout: Duration | None
     restart_backoff: Duration | None
     log_prefix: str | None

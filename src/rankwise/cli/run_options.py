@@ -389,6 +389,25 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         help="What a signal to one of several nodes means: stop the whole job at one step, or "
         "leave it and let the others go on.",
     ),
+    OptionWithVariable(
+        ["--on"],
+        group=RENDEZVOUS,
+        type=click.Choice(["ray"]),
+        default=None,
+        default_shown="this machine is one of the nodes",
+        is_torchrun=False,
+        help="Start the agents elsewhere: ray starts one on each of --nnodes nodes of a Ray "
+        "cluster, in a placement group (needs the extra: pip install 'rankwise[ray]').",
+    ),
+    _value(
+        "--ray-resources",
+        group=RENDEZVOUS,
+        metavar="NAME=N,...",
+        default="",
+        default_shown="a CPU per worker; all GPUs of a node where --nproc-per-node is gpu or auto",
+        is_torchrun=False,
+        help="What each agent takes of its node with --on ray, such as CPU=16,GPU=8.",
+    ),
     _value(
         "--health-port",
         group=RENDEZVOUS,
