@@ -70,14 +70,16 @@ class ClusterDispatch(Dispatch):
                 request_timeout=plan.rendezvous.request_timeout,
             )
         )
+        self._teller = ClusterTeller(stage, plan)
         self._dispatch = AgentDispatch(
             self._agent,
             host=self._host,
             ask_store=self._client.submit,
             clock=stage.clock,
             journal=stage.journal,
-            on_announcement=ClusterTeller(stage, plan).tell,
+            on_announcement=self._teller.tell,
         )
+        self._outcome: Outcome | None = None
 
         if plan.health_port is not None:
             self._answer_for_health(plan.health_port, stage)
@@ -86,11 +88,11 @@ class ClusterDispatch(Dispatch):
     def outcome(self) -> Outcome | None:
         """What became of the run, once the agent's life is over."""
         finished = self._dispatch.finished
-        return (
-            None
-            if finished is None
-            else outcome_of(finished, self._host.rounds, self._host.world_size)
-        )
+        if finished is not None and self._outcome is None:
+            self._outcome = outcome_of(finished, self._host.rounds, self._host.world_size)
+            if finished.verdict is not None and self._host.rounds == 0:
+                self._teller.tell_too_late(finished.verdict)
+        return self._outcome
 
     @property
     def next_deadline(self) -> Instant | None:

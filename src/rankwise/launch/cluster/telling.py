@@ -3,6 +3,7 @@
 from rankwise.base.units import format_duration
 from rankwise.core.agent.vocabulary import Announcement, AnnounceRoundEnd
 from rankwise.core.gang.vocabulary import AnnounceKill
+from rankwise.core.rendezvous.records import Verdict
 from rankwise.core.rendezvous.vocabulary import AnnounceRound, AnnounceWaiting, MadeSpare
 from rankwise.launch.cluster.plan import ClusterPlan
 from rankwise.launch.stage import Stage, tell_kill
@@ -14,6 +15,13 @@ class ClusterTeller:
     def __init__(self, stage: Stage, plan: ClusterPlan) -> None:
         self._stage = stage
         self._place = f"{plan.backend} at {plan.endpoint}" if plan.endpoint else plan.backend
+
+    def tell_too_late(self, verdict: Verdict) -> None:
+        """Say that nothing was started here, since the run is over: a run's name serves once."""
+        self._stage.say(
+            f"the run {self._stage.job.run_id} had {verdict.status} before this node could take "
+            "part, so nothing was started here (a new run needs a new --rdzv-id)"
+        )
 
     def tell(self, announcement: Announcement) -> None:
         """Say one of them."""
