@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from greenlet import getcurrent
 
-from rankwise.base.errors import LocalProtocolError, TimeLimit
+from rankwise.base.errors import Deadlock, LocalProtocolError, TimeLimit
 from rankwise.sim.ccl.configuration import (
     CollectiveConfiguration,
     check_sizes_against,
@@ -89,6 +89,7 @@ class RuntimeContext:
         self.world_size = 1
         self._completed: set[Any] = set()
         self._failures: dict[Any, BaseException] = {}
+        self._given_up: set[Handle] = set()
         self._pending_worker_waits: list[Any] = []
         self._pending_collectives: list[Any] = []
         self._is_ending_ranks = False
@@ -119,7 +120,8 @@ class RuntimeContext:
     ) -> None:
         _OPEN[:] = [ref for ref in _OPEN if ref() is not None and ref() is not self]
         if kind is None:
-            self.synchronize()
+            self.drain_waits()
+            self._streams.synchronize(without=self._given_up)
 
     def wait(self, handle: Any, *, _meta: Any = None) -> None:
         """Wait until a command is complete; raise what it failed with.
@@ -160,6 +162,9 @@ class RuntimeContext:
             self.engine.wait(handle)
         except TimeLimit:
             raise  # it ends the run, and is no failure of the command
+        except Deadlock:
+            self.give_up()
+            raise
         except Exception as failure:
             if not getattr(handle, "is_done", False):
                 raise
@@ -167,6 +172,13 @@ class RuntimeContext:
         self._completed.add(handle)
         if handle in self._pending_collectives:
             self._pending_collectives.remove(handle)
+
+    def give_up(self) -> None:
+        """Leave what is not complete now: why it never will be has been told.
+
+        The end of the context does not wait for it, which would tell it again.
+        """
+        self._given_up.update(self._streams.unfinished())
 
     def _raise_failure(self, handle: Any) -> None:
         failure = self._failures.get(handle)

@@ -166,7 +166,14 @@ class _Schedule:
         self._ranks = [Rank(rank, self._body) for rank in range(nprocs)]
 
     def run(self) -> None:
-        """Run all ranks to their end."""
+        """Run all ranks to their end; what they leave when they fail is given up."""
+        try:
+            self._run()
+        except BaseException:
+            self._context.give_up()
+            raise
+
+    def _run(self) -> None:
         context, distributed = self._context, self._context.distributed
         _drain_pending(context)
         world_before = context.world_size

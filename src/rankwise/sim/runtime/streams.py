@@ -6,7 +6,7 @@ waited for only when the program says so.
 """
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -179,12 +179,22 @@ class StreamRegistry:
             found += self._touching.get(device, ())
         return tuple(handle for handle in found if not handle.is_done)
 
-    def synchronize(self, device: "Device | None" = None) -> None:
-        """Wait until all streams are empty, or those of one device."""
+    def unfinished(self) -> "tuple[Handle, ...]":
+        """The latest commands, as far as they are not complete, of all streams."""
+        return self.latest(tuple(self._of_device))
+
+    def synchronize(
+        self, device: "Device | None" = None, *, without: "Collection[Handle]" = ()
+    ) -> None:
+        """Wait until all streams are empty, or those of one device.
+
+        Streams whose latest command is among `without` are not waited for.
+        """
         for owner, streams in list(self._of_device.items()):
             if device is None or owner == device:
                 for stream in list(streams):
-                    stream.synchronize()
+                    if stream.last not in without:
+                        stream.synchronize()
 
     def _register(self, stream: Stream) -> Stream:
         self._of_device.setdefault(stream.device, []).append(stream)

@@ -34,11 +34,12 @@ _SHORT_NAMES = {
 
 
 def element_type(named: Any) -> dtype:
-    """The element type that a user means: a name, a numpy type, or one of the kernel language's."""
+    """The element type that a user means: a name, or a type of numpy, torch or the kernels."""
     if isinstance(named, dtype):
         return named
+    is_spelled = isinstance(named, str) or type(named).__module__ == "torch"
     try:
-        return dtype_named(named if isinstance(named, str) else np.dtype(named).name)
+        return dtype_named(str(named) if is_spelled else np.dtype(named).name)
     except TypeError:
         raise ConfigError(
             f"there is no dtype {named!r}; expected one of {', '.join(_SHORT_NAMES.values())}"
@@ -163,6 +164,10 @@ class Tensor:
     def flatten(self) -> "Tensor":
         """The same memory seen as a vector."""
         return self._alias((self.numel(),))
+
+    def launch_kernel(self, kernel: Any, grid: Any, *args: Any, **meta: Any) -> Any:
+        """Launch a kernel on this machine: what `kernel[grid](tensor, …)` does."""
+        return self._context.launch(kernel, grid, *args, **meta)
 
     def _alias(self, shape: tuple[int, ...]) -> "Tensor":
         return Tensor(

@@ -7,6 +7,7 @@ between its first and its last, as on a device.
 """
 
 import sys
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -78,6 +79,24 @@ def _element_strides(array: Array) -> list[int]:
     return [stride // array.itemsize for stride in np.asarray(array).strides]
 
 
+def launcher_among(values: Iterable[Any]) -> Callable[..., Any] | None:
+    """How to launch a kernel where the first of `values` that lies on a simulated machine does.
+
+    Such a value has a method `launch_kernel(kernel, grid, *args, **meta)`.
+    """
+    for value in values:
+        if isinstance(value, (tuple, list)):
+            found = launcher_among(value)
+            if found is not None:
+                return found
+            continue
+        owner = value.base if isinstance(value, TensorDescriptor) else value
+        if hasattr(type(owner), "launch_kernel"):
+            launch: Callable[..., Any] = owner.launch_kernel
+            return launch
+    return None
+
+
 class Arguments:
     """Turns a launch's arguments into what the kernel sees; keeps the buffers they brought."""
 
@@ -135,6 +154,12 @@ class Arguments:
             return _array_buffer(name, value.array, value.dtype)
         if isinstance(value, np.ndarray):
             return _array_buffer(name, value, _type_of(name, value))
+        if launcher_among((value,)) is not None:
+            # A copy of its values would be taken, and what the kernel stores would be lost.
+            raise LocalProtocolError(
+                f"argument {name!r} lies on a simulated machine",
+                hint="launch the kernel there: kernel[grid](…) with it as an argument, or launch()",
+            )
         if hasattr(value, "data_ptr"):
             return _torch_buffer(name, value)
         if hasattr(value, "__array_interface__"):

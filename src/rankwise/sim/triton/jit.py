@@ -20,7 +20,7 @@ from rankwise.base.errors import LocalProtocolError
 from rankwise.sim.triton import creation, debug, functions
 from rankwise.sim.triton.constants import constexpr, plain
 from rankwise.sim.triton.execution import ACTIVE, KERNEL_CODE, Launch, Observer
-from rankwise.sim.triton.host import Arguments
+from rankwise.sim.triton.host import Arguments, launcher_among
 from rankwise.sim.triton.launching import run_launch
 from rankwise.sim.triton.memory import Memory
 from rankwise.sim.triton.races import RaceDetector
@@ -95,13 +95,19 @@ class KernelFunction:
 class OnGrid:
     """What `kernel[grid]` gives: call it with the kernel's arguments."""
 
-    def __init__(self, run: Callable[..., Any], grid: Any) -> None:
-        self._run = run
+    def __init__(self, kernel: Any, grid: Any) -> None:
+        self._kernel = kernel
         self._grid = grid
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Launch the kernel over the grid: a tuple, a number, or a function of its parameters."""
-        return self._run(*args, grid=self._grid, warmup=False, **kwargs)
+        """Launch the kernel over the grid: a tuple, a number, or a function of its parameters.
+
+        If an argument lies on a simulated machine, it is launched there.
+        """
+        on_machine = launcher_among((*args, *kwargs.values()))
+        if on_machine is not None:
+            return on_machine(self._kernel, self._grid, *args, **kwargs)
+        return self._kernel.run(*args, grid=self._grid, warmup=False, **kwargs)
 
 
 class CompiledKernel:
@@ -173,7 +179,7 @@ class JITFunction:
 
     def __getitem__(self, grid: Any) -> OnGrid:
         """A launch over a grid: a tuple, a number, or a function of the kernel's parameters."""
-        return OnGrid(self.run, grid)
+        return OnGrid(self, grid)
 
     def warmup(self, *args: Any, grid: Any = (1,), **kwargs: Any) -> Any:
         """What compiling would have given, without running anything."""

@@ -11,6 +11,7 @@ line.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -34,6 +35,7 @@ from rankwise.sim.kernel import (
 )
 from rankwise.sim.triton.dtypes import Array, dtype, dtype_named
 from rankwise.sim.triton.execution import ACTIVE, Execution, Launch, Operation
+from rankwise.sim.triton.host import TensorDescriptor
 from rankwise.sim.triton.jit import JITFunction, grid_sizes
 from rankwise.sim.triton.memory import Buffer, Memory
 from rankwise.sim.triton.queues import PeQueues, ProgramQueues
@@ -297,11 +299,17 @@ class _Launching:
             )
 
     def _argument(self, name: str, value: Any) -> Any:
-        """A tensor of the runtime or a device pointer as a buffer; anything else as it is."""
+        """Tensors of the runtime and device pointers as buffers; anything else as it is."""
         if isinstance(value, DevicePointer):
             buffer = self._buffer(value.name or name, value.address, value.dtype, value.elements)
         elif hasattr(value, "address") and hasattr(value, "kind") and hasattr(value, "numel"):
             buffer = self._buffer(value.name or name, value.address, value.kind, value.numel())
+        elif isinstance(value, TensorDescriptor):
+            described = copy(value)
+            described.base = self._argument(name, value.base)
+            return described
+        elif type(value) in {tuple, list}:
+            return tuple(self._argument(f"{name}[{at}]", each) for at, each in enumerate(value))
         else:
             return value
         if buffer.name in self._buffers:

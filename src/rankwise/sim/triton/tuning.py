@@ -108,7 +108,7 @@ class Autotuner:
 
     def __getitem__(self, grid: Any) -> OnGrid:
         """A launch over a grid: a tuple, a number, or a function of the kernel's parameters."""
-        return OnGrid(self.run, grid)
+        return OnGrid(self, grid)
 
     def warmup(self, *args: Any, grid: Any = (1,), **kwargs: Any) -> Any:
         """What compiling would have given, without running anything."""
@@ -276,7 +276,7 @@ class Heuristics:
 
     def __getitem__(self, grid: Any) -> OnGrid:
         """A launch over a grid: a tuple, a number, or a function of the kernel's parameters."""
-        return OnGrid(self.run, grid)
+        return OnGrid(self, grid)
 
     def warmup(self, *args: Any, grid: Any = (1,), **kwargs: Any) -> Any:
         """What compiling would have given, without running anything."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import rankwise.sim.triton.language as tl
 from rankwise.base.errors import ConfigError, Deadlock, LocalProtocolError
 from rankwise.sim import GraphEngine, RuntimeContext, SpawnException, load_topology
 from rankwise.sim.hardware import MemoryExhausted, Run
@@ -393,3 +394,35 @@ def test_random_values_differ_by_rank_and_repeat_by_seed(ctx: RuntimeContext) ->
 
     assert not np.array_equal(first[0], first[1])
     np.testing.assert_array_equal(first, second)
+
+
+def waits_for_ever(flag: Any) -> None:
+    while tl.atomic_cas(flag, 1, 2) != 1:
+        pass
+
+
+def test_the_end_of_a_context_does_not_tell_a_deadlock_again() -> None:
+    context = RuntimeContext(GraphEngine("default"), ccl={})
+
+    with context as ctx, pytest.raises(Deadlock, match="waits for memory to change"):
+        ctx.launch(waits_for_ever, 1, ctx.zeros(1, dtype="i32"))
+
+
+def test_the_end_of_a_context_does_not_wait_for_what_failed_ranks_have_left() -> None:
+    def worker(rank: int, ctx: RuntimeContext) -> None:
+        flag = ctx.zeros(1, dtype="i32")
+        if rank == 1:
+            raise ValueError("the one that was to set the flag")
+        ctx.launch(waits_for_ever, 1, flag)
+
+    context = RuntimeContext(GraphEngine("default"), ccl={})
+
+    with context as ctx, pytest.raises(SpawnException, match="rank 1: ValueError"):
+        ctx.multiprocessing.spawn(worker, args=(ctx,), nprocs=2)
+
+
+def test_the_end_of_a_context_tells_a_deadlock_that_nobody_was_told() -> None:
+    ctx = RuntimeContext(GraphEngine("default"), ccl={})
+
+    with pytest.raises(Deadlock, match="waits for memory to change"), ctx, ctx.stream(ctx.Stream()):
+        ctx.launch(waits_for_ever, 1, ctx.zeros(1, dtype="i32"))

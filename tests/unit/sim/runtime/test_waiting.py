@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from greenlet import getcurrent, greenlet
 
-from rankwise.base.errors import LocalProtocolError, TimeLimit
+import rankwise.sim.triton.language as tl
+from rankwise.base.errors import ConfigError, LocalProtocolError, TimeLimit
 from rankwise.sim import DPPolicy, GraphEngine, RuntimeContext, load_topology
 from rankwise.sim.hardware import MemoryExhausted, MemoryWrite, MmuMap, Run
 from rankwise.sim.runtime.multiprocessing import _drain_pending
@@ -441,3 +442,16 @@ def test_host_reads_of_several_ranks_take_place_at_the_same_time(ctx: RuntimeCon
         return max(took)
 
     assert duration(4) == duration(1)
+
+
+@pytest.mark.parametrize("spelling", ["f16", "float16", np.float16, tl.float16, "torch.float16"])
+def test_a_type_is_known_by_all_its_names(ctx: RuntimeContext, spelling: Any) -> None:
+    assert ctx.zeros(2, dtype=spelling).dtype == "f16"
+
+
+def test_torchs_own_types_are_known_too(ctx: RuntimeContext) -> None:
+    torch = pytest.importorskip("torch")
+
+    assert ctx.zeros(2, dtype=torch.bfloat16).dtype == "bf16"
+    with pytest.raises(ConfigError, match=r"there is no dtype torch\.complex64"):
+        ctx.zeros(2, dtype=torch.complex64)
