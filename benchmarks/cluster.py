@@ -359,7 +359,7 @@ PLAN = """
 nodes: {nodes}
 rendezvous: {{nodes_min: 900, nodes_max: {nodes}, policy: {{restarts_max: 100}}}}
 workers: {{work: 60 s}}
-faults:
+happenings:
 """
 
 

@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from measuring import PROGRAMS, environment, scratch_directory
 
 PATIENCE = 60.0
+HOST = "127.0.0.1"
 ETCD = shutil.which("etcd") or shutil.which("etcd", path=f"{sys.prefix}/etcd/usr/bin")
 """From PATH or from where tools/setup has unpacked it; None if there is none."""
 
@@ -24,7 +25,7 @@ def etcd() -> Iterator[int]:
     assert ETCD is not None, "asked of a machine that has etcd"
     with scratch_directory() as directory:
         port, peer_port = free_ports(2)
-        url, peer_url = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{peer_port}"
+        url, peer_url = f"http://{HOST}:{port}", f"http://{HOST}:{peer_port}"
         command = [
             *(ETCD, "--data-dir", str(directory / "data"), "--logger", "zap"),
             *("--listen-client-urls", url, "--advertise-client-urls", url),
