@@ -110,6 +110,16 @@ def idle_notice(origins: Mapping[str, str]) -> str | None:
     return f"{', '.join(idle)} {'has' if len(idle) == 1 else 'have'} no effect on one node"
 
 
+def nameless_notice(backend: str, run_id: str) -> str | None:
+    """What to tell whoever lets runs meet in a store that others use, too, and gives no name."""
+    if run_id != "none" or backend in ("static", "c10d", "embedded"):
+        return None
+    return (
+        f"this run is called none, and others without a name in the same {backend} would join it "
+        "(give each run a --rdzv-id of its own, the same on all its nodes)"
+    )
+
+
 def endpoint_notice(*, backend: str, endpoint: str, is_standalone: bool) -> str | None:
     """What to tell of an endpoint that is not this machine and that nobody will meet at."""
     is_used = backend == "static" and not is_standalone

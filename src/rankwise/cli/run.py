@@ -212,14 +212,19 @@ def notices(options: "RunOptions", job: "Job") -> list[str]:
     """What the user should know of decisions that rankwise has made, unless it is to be quiet."""
     if not job.console:
         return []
-    from rankwise.cli.nodes import endpoint_notice, idle_notice  # noqa: PLC0415  # not for --help
+    from rankwise.cli.nodes import (  # noqa: PLC0415  # not for --help
+        endpoint_notice,
+        idle_notice,
+        nameless_notice,
+    )
 
     told = []
     if "OMP_NUM_THREADS" in job.environment:
         workers = job.gang.size
         told.append(f"OMP_NUM_THREADS=1 for each of {workers} workers, since it was not set")
     if job.cluster is not None:
-        return told
+        nameless = nameless_notice(options.rdzv_backend, job.run_id)
+        return [*told, nameless] if nameless else told
     endpoint = endpoint_notice(
         backend=options.rdzv_backend,
         endpoint=options.rdzv_endpoint,

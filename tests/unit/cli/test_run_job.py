@@ -177,6 +177,16 @@ def test_options_that_one_node_does_nothing_with_are_told(folder: Path) -> None:
     assert notices_of("--nnodes 2 --no-retry 3 train.py") == []
 
 
+def test_a_run_without_a_name_in_a_shared_store_is_told_who_might_join(folder: Path) -> None:
+    words = "--nnodes 2 --rdzv-backend etcd --rdzv-endpoint store:2379"
+
+    (notice,) = notices_of(f"{words} train.py")
+
+    assert notice.startswith("this run is called none, and others without a name in the same etcd")
+    assert notices_of(f"{words} --rdzv-id nightly train.py") == []
+    assert notices_of("--nnodes 2 --rdzv-backend c10d --rdzv-endpoint a:1 train.py") == []
+
+
 @pytest.mark.parametrize(
     ("options", "method"),
     [
