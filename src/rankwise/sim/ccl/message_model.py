@@ -30,6 +30,10 @@ class Dimension(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.count < 1:
             raise ValueError(f"a dimension of {self.count} ranks")
+        if not (self.bandwidth_gbps > 0 and self.latency_ns >= 0):
+            raise ValueError(
+                f"a dimension with links of {self.bandwidth_gbps} GB/s and {self.latency_ns} ns"
+            )
         if self.algorithm == "halving_doubling" and self.count & (self.count - 1):
             raise ValueError(f"halving_doubling needs a power of two of ranks, not {self.count}")
 

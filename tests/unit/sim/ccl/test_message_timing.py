@@ -146,6 +146,12 @@ def test_nothing_cannot_be_timed(size: int, chunks: int) -> None:
         collective_time("all_reduce", size, [ring], chunks=chunks)
 
 
+@pytest.mark.parametrize(("bandwidth", "latency"), [(0, 1), (-50, 1), (50, -1), (float("nan"), 1)])
+def test_links_that_cannot_be_are_refused(bandwidth: float, latency: float) -> None:
+    with pytest.raises(ValueError, match=f"links of {bandwidth} GB/s and {latency} ns"):
+        Dimension(count=4, bandwidth_gbps=bandwidth, latency_ns=latency)
+
+
 def test_halving_needs_a_power_of_two() -> None:
     with pytest.raises(ValueError, match="power of two of ranks, not 6"):
         Dimension(count=6, algorithm="halving_doubling", bandwidth_gbps=1, latency_ns=1)
