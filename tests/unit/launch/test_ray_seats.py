@@ -98,9 +98,9 @@ def test_success_of_the_run_outweighs_an_agent_that_left_it() -> None:
         st.tuples(st.sampled_from(["begin", "end", "lose", "stop"]), st.integers(0, 2)), max_size=40
     )
 )
-def test_once_over_a_job_stays_over(happenings: list[tuple[str, int]]) -> None:
+def test_once_over_a_job_stays_over(stimuli: list[tuple[str, int]]) -> None:
     seats = Seats(3)
-    for what, seat in happenings:
+    for what, seat in stimuli:
         if seats.is_over:
             assert Seat.RUNNING not in seats.states
             return

@@ -70,7 +70,7 @@ class Lost(NamedTuple):
     why: str
 
 
-Happening = Placed | Unplaced | SignalCame | Told | Lost
+Stimulus = Placed | Unplaced | SignalCame | Told | Lost
 
 
 class NotPlaced(RankwiseError):
@@ -86,9 +86,9 @@ def run_on_ray(job: RayJob, environ: Mapping[str, str]) -> int:
     """
     with ExitStack() as stack:
         ray = stack.enter_context(_connected(environ))
-        happenings: SimpleQueue[Happening] = SimpleQueue()
-        stack.enter_context(_signals_put_into(happenings))
-        return _Driver(ray, job, environ, happenings, stack).run()
+        stimuli: SimpleQueue[Stimulus] = SimpleQueue()
+        stack.enter_context(_signals_put_into(stimuli))
+        return _Driver(ray, job, environ, stimuli, stack).run()
 
 
 class _Driver:
@@ -99,12 +99,12 @@ class _Driver:
         ray: Any,
         job: RayJob,
         environ: Mapping[str, str],
-        happenings: SimpleQueue[Happening],
+        stimuli: SimpleQueue[Stimulus],
         stack: ExitStack,
     ) -> None:
         self._ray = ray
         self._job = job
-        self._happenings = happenings
+        self._stimuli = stimuli
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         self._bundle = _bundle(job, nodes)
         fitting = sum(_fits(self._bundle, resources) for resources in nodes)
@@ -127,7 +127,7 @@ class _Driver:
         try:
             self._in_thread(lambda: self._wait_placed(group))
             while not self._seats.is_over:
-                self._handle(self._happenings.get(), group)
+                self._handle(self._stimuli.get(), group)
             self._write_what_is_left()
             return self._seats.code
         finally:
@@ -135,8 +135,8 @@ class _Driver:
                 self._ray.kill(actor)
             remove_placement_group(group)
 
-    def _handle(self, happening: Happening, group: Any) -> None:
-        match happening:
+    def _handle(self, stimulus: Stimulus, group: Any) -> None:
+        match stimulus:
             case Placed():
                 for seat in range(len(self._seats.states)):
                     self._fill(seat, group)
@@ -192,31 +192,31 @@ class _Driver:
         try:
             for item in stream:
                 kind, value = self._ray.get(item)
-                self._happenings.put(Told(seat, kind, value))
+                self._stimuli.put(Told(seat, kind, value))
         except self._ray.exceptions.RayError as error:
-            self._happenings.put(Lost(seat, _reason(error)))
+            self._stimuli.put(Lost(seat, _reason(error)))
 
     def _wait_placed(self, group: Any) -> None:
         """In a thread: wait until every seat has a node."""
         if group.wait(timeout_seconds=self._job.patience / SECOND):
-            self._happenings.put(Placed())
+            self._stimuli.put(Placed())
             return
         wanted = ", ".join(f"{name}: {amount:g}" for name, amount in self._bundle.items())
         why = (
             f"Ray has not found {len(self._seats.states)} nodes with {wanted} each within "
             f"{self._job.patience / SECOND:g} s"
         )
-        self._happenings.put(Unplaced(why))
+        self._stimuli.put(Unplaced(why))
 
     def _write_what_is_left(self) -> None:
         """What came after the last agent's end, from another's stream."""
         while True:
             try:
-                happening = self._happenings.get_nowait()
+                stimulus = self._stimuli.get_nowait()
             except Empty:
                 return
-            if isinstance(happening, Told) and happening.kind in ("stdout", "stderr"):
-                _write(happening.kind, happening.value)
+            if isinstance(stimulus, Told) and stimulus.kind in ("stdout", "stderr"):
+                _write(stimulus.kind, stimulus.value)
 
     @staticmethod
     def _in_thread(work: Callable[[], None]) -> None:
@@ -270,11 +270,11 @@ def _check_reachable(address: str) -> None:
 
 
 @contextmanager
-def _signals_put_into(happenings: SimpleQueue[Happening]) -> Iterator[None]:
-    """Signals as happenings; ray.init has set handlers of its own."""
+def _signals_put_into(stimuli: SimpleQueue[Stimulus]) -> Iterator[None]:
+    """Signals as stimuli; ray.init has set handlers of its own."""
 
     def on_signal(number: int, _frame: object) -> None:
-        happenings.put(SignalCame(number))
+        stimuli.put(SignalCame(number))
 
     before = {number: signal.signal(number, on_signal) for number in _SIGNALS}
     try:
