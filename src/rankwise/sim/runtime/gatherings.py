@@ -59,6 +59,14 @@ class Gatherings:
                 return f"rank {gone[0]} has left, and others wait for it"
         return None
 
+    def abandoned(self) -> str | None:
+        """Which call came to nothing, when all ranks have returned and nobody waits for it."""
+        for meeting in self._meetings.values():
+            rank, call = next(iter(meeting.calls.items()))
+            missing = meeting.missing()[0]
+            return f"{call} of rank {rank} never took place: rank {missing} did not call it"
+        return None
+
     def are_all_waiting(self, alive: set[int]) -> bool:
         """Whether every live rank waits for a meeting that has not taken place."""
         return all(rank in self._waiting and self._waiting[rank].handle is None for rank in alive)

@@ -125,8 +125,8 @@ class Multiprocessing:
 
         Raises:
             SpawnException: ranks raised; `.errors` has the root causes.
-            RanksStuck: ranks wait for a rank that left, or called different collectives. It is both
-                a `SpawnException` and a `Deadlock`.
+            RanksStuck: ranks wait for a rank that left, called different collectives, or began one
+                that others never called. It is both a `SpawnException` and a `Deadlock`.
             TimeLimit: the wall limit is exceeded; names the rank and its line.
         """
         del daemon, start_method
@@ -216,6 +216,9 @@ class _Schedule:
                 raise self._stuck(live, str(deadlock), deadlock.waiting) from deadlock
             if live and not had_work:
                 self._refuse_hopeless(live, is_stuck=True)
+        abandoned = self._context.distributed.gatherings.abandoned()
+        if abandoned is not None and not self._errors:
+            raise self._stuck([], abandoned, ())
 
     def _is_interrupted(self) -> bool:
         """Whether the rank that ran last was interrupted: then no other one runs on."""

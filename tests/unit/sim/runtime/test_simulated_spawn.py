@@ -426,3 +426,21 @@ def test_the_end_of_a_context_tells_a_deadlock_that_nobody_was_told() -> None:
 
     with pytest.raises(Deadlock, match="waits for memory to change"), ctx, ctx.stream(ctx.Stream()):
         ctx.launch(waits_for_ever, 1, ctx.zeros(1, dtype="i32"))
+
+
+def test_a_collective_that_was_begun_and_that_others_never_called_is_told(
+    ctx: RuntimeContext,
+) -> None:
+    def worker(rank: int) -> None:
+        if rank == 0:
+            ctx.distributed.all_reduce(ctx.ones(4), async_op=True)
+
+    with pytest.raises(RanksStuck) as stuck:
+        ctx.multiprocessing.spawn(worker, nprocs=2)
+
+    assert str(stuck.value).startswith(
+        "all_reduce #1 of (4,) f32 of rank 0 never took place: rank 1 did not call it: "
+        "rank 0 has returned after all_reduce #1 of (4,) f32; "
+        "rank 1 has returned without calling any collective"
+    )
+    assert_is_clean(ctx)
