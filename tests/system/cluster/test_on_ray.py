@@ -141,6 +141,28 @@ def test_a_signal_stops_all_ranks_at_a_step(
     assert done.stdout.count("saved") == 2
 
 
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_a_lost_agent_is_replaced_while_the_others_go_on(ray_cluster: str, tmp_path: Path) -> None:
+    words = ("--nnodes", "1:2", "--rdzv-conf", "lease_ttl=2")
+
+    with stepping(ray_cluster, tmp_path, *words) as job:
+        told = job.wait_for("pid", count=2)
+        rank = next(map(int, re.findall(r"default1.*pid (\d+)", told)))
+        actor = parent_of(parent_of(parent_of(rank)))  # above the agent, above its guardian
+        os.kill(actor, signal.SIGKILL)
+        job.wait_for("is lost", stream="stderr")
+        # The other rank alone, then both again; or both at once, if Ray is quick.
+        job.wait_for("begins on", count=3, stream="stderr")
+        job.wait_for("default1", count=2)
+        job.signal(signal.SIGTERM)
+        done = job.finish(PATIENCE_S)
+
+    assert done.code == 143, done
+
+
 def test_nothing_is_left_when_the_driver_is_killed(ray_cluster: str, tmp_path: Path) -> None:
     with stepping(ray_cluster, tmp_path, "--nnodes", "2") as job:
         told = job.wait_for("pid", count=2)
