@@ -119,6 +119,13 @@ def test_choices_are_completed() -> None:
     assert completions("run", "--start-method", "s") == ["subprocess", "spawn"]
     assert completions("run", "--nproc-per-node", "2", "--numa-binding", "e") == ["exclusive"]
     assert completions("completion", "z") == ["zsh"]
+    assert completions("run", "--on", "r") == ["ray"]
+
+
+def test_options_of_nested_commands_are_completed() -> None:
+    assert completions("manifest", "k") == ["kubernetes"]
+    assert completions("manifest", "kubernetes", "--etcd") == ["--etcd-image", "--etcd-storage"]
+    assert completions("manifest", "kubernetes", "--output", "jo") == ["<file>"]
 
 
 def test_subcommands_scripts_and_their_arguments_are_completed() -> None:
