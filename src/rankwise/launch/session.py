@@ -119,6 +119,7 @@ class Session:
             on_hang=self._on_hang,
             on_preload_failure=self._on_preload_failure,
             abandon_spawns=partial(self._abandon_spawns, hosting),
+            renew_spawner=hosting.replace_server,
         )
         stack.callback(self._host.close)
         self._guard_files(hosting)

@@ -34,6 +34,19 @@ if os.environ["RANK"] == "1":
     raise ValueError("rank 1 has enough")
 threading.Event().wait()
 """
+FAIL_ON_RANK_0_ONCE = """
+import os
+if os.environ["RANK"] == "0" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    raise ValueError("not this time")
+print(f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}", flush=True)
+"""
+ENDLESS_ONCE = """
+import pathlib, threading
+mark = pathlib.Path(__file__).with_suffix(".mark")
+if not mark.exists():
+    mark.touch()
+    threading.Event().wait()
+"""
 STEP = """
 import os, threading, rankwise
 count = 0
@@ -122,6 +135,22 @@ def test_a_failure_starts_all_nodes_again(nodes: Nodes) -> None:
     )
 
     assert (one.code, two.code) == (0, 0), (one, two)
+    assert "rank 1 of 2" in two.stdout
+
+
+def test_a_round_that_ends_while_a_fork_server_imports_is_not_its_last(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    (tmp_path / "endless_once.py").write_text(ENDLESS_ONCE)
+    words = ("--max-restarts", "1", "--start-method", "forkserver")
+
+    one, two = both(
+        nodes.static(0, FAIL_ON_RANK_0_ONCE, *words),
+        nodes.static(1, FAIL_ON_RANK_0_ONCE, *words, "--preload", "endless_once"),
+    )
+
+    assert (one.code, two.code) == (0, 0), (one, two)
+    assert "the fork server is still importing endless_once" in two.stderr
     assert "rank 1 of 2" in two.stdout
 
 

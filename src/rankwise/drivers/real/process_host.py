@@ -182,6 +182,7 @@ class RealProcessHost:
         on_hang: is shown where every rank stands, before the gang hears that it was looked at.
         on_preload_failure: is told of a module that a fork server could not import, and why.
         abandon_spawns: takes back orders for workers that have not been made yet.
+        renew_spawner: makes a spawner that was lost by that as good as new, before the next order.
     """
 
     def __init__(
@@ -197,6 +198,7 @@ class RealProcessHost:
         on_hang: Callable[[dict[int, str]], None],
         on_preload_failure: Callable[[str, str], None],
         abandon_spawns: Callable[[], None],
+        renew_spawner: Callable[[], None],
     ) -> None:
         self.has_survivors = False
         """Whether a process that nobody can kill, or find, may hold a pipe open for ever."""
@@ -210,6 +212,7 @@ class RealProcessHost:
         self._on_hang = on_hang
         self._on_preload_failure = on_preload_failure
         self._abandon_spawns = abandon_spawns
+        self._renew_spawner = renew_spawner
         self._began_at = clock.now()
         self._links: dict[int, WorkerLink] = {}
         self._current: dict[int, WorkerLink] = {}
@@ -234,6 +237,7 @@ class RealProcessHost:
     def spawn(self, local_rank: int, attempt: int) -> None:
         """Make a worker's process; see ports.processes."""
         try:
+            self._renew_spawner()
             link = self._open_link(local_rank, attempt)
         except Exception as error:  # noqa: BLE001  # it must not end the agent of the other workers
             self._deliver(WorkerRefused(local_rank, attempt, str(error) or repr(error)))

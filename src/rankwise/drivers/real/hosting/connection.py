@@ -163,6 +163,14 @@ class Connection:
         if self._reader.ended:
             self._lose(f"the {self.name} has died")
 
+    def reopen(self, ours: socket.socket) -> None:
+        """Go on, after `close`, with a process that takes the place of the one that was left."""
+        self._socket = ours
+        ours.setblocking(False)  # noqa: FBT003  # the standard library's signature
+        self._reader = wire.FrameReader()
+        self._environment = None
+        self.loss = ""
+
     def close(self) -> None:
         """Hang up; the other side takes that as our end and clears up."""
         self.loss = self.loss or f"the {self.name} has been closed"

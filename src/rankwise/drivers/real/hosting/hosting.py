@@ -69,7 +69,13 @@ class Hosting:
         self._environment = {**(os.environ if environment is None else environment)}
         self._environment[MARK_VARIABLE] = mark
         self._preload = tuple(preload or ())
+        self._modules = (*(("--guessed",) if is_guess else ()), *self._preload)
+        self._is_guess = is_guess
+        self._is_abandoned = False
+        self._reactor: Reactor | None = None
         self._spare_end: socket.socket | None = None
+        self.server_number = SERVER_NUMBER
+        """The present fork server's; those that take its place count downwards."""
         with ExitStack() as stack:
             self.guardian: Guardian = stack.enter_context(Guardian(mark))
             self.server: Connection | None = None
@@ -79,7 +85,7 @@ class Hosting:
                 stack.callback(self.server.close)
                 self._spare_end = theirs
                 stack.callback(self._close_spare_end)
-                self._start_server(*(("--guessed",) if is_guess else ()), *self._preload)
+                self._start_server(*self._modules)
                 if not is_guess:
                     self._close_spare_end()
             self._exit = stack.pop_all()
@@ -124,6 +130,7 @@ class Hosting:
                 hint="make another rankwise.ForkServer",
             )
         self._gang = gang
+        self._reactor = reactor
         for connection in self._connections:
             connection.watch(reactor)
 
@@ -157,14 +164,32 @@ class Hosting:
         """Take back orders for workers that have not been carried out.
 
         The guardian carries orders out one after another, so that a sweep comes after them. A fork
-        server may be deep in an import: it is killed, and this hosting makes no more workers.
+        server may be deep in an import: it is killed, and this hosting makes no more workers until
+        `replace_server`.
         """
         if self.server is not None and not self.loss:
+            self._is_abandoned = True
             self._loss = "it was ended with a run that was stopped while it imported"
             self.server.close()
             # The orders lie in the socket with the workers' ends of all pipes: these end with it.
             self._close_spare_end()
-            self.guardian.signal(SERVER_NUMBER, SIGKILL, group=False)
+            self.guardian.signal(self.server_number, SIGKILL, group=False)
+
+    def replace_server(self) -> None:
+        """Start another fork server if the last one was abandoned: the gang goes on after all."""
+        if not self._is_abandoned or self.guardian.loss:
+            return
+        assert self.server is not None, "only fork servers are abandoned"
+        assert self._reactor is not None, "a gang asks for it"
+        ours, self._spare_end = socket.socketpair()
+        self._is_abandoned = self._is_server_ready = False
+        self._loss = ""
+        self.server_number -= 1
+        self.server.reopen(ours)
+        self.server.watch(self._reactor)
+        self._start_server(*self._modules)
+        if not self._is_guess:
+            self._close_spare_end()
 
     def on_server_ready(self) -> None:
         """It has imported what it can: its end of the socket is its own."""
@@ -176,7 +201,7 @@ class Hosting:
         if self.server is not None and self._spare_end is not None:
             self.server.on_readable()  # it may have been ready, and have taken orders
         if self._spare_end is not None and not self.loss:
-            self._preload = ()
+            self._preload = self._modules = ()
             self._start_server()
             self._close_spare_end()
             return
@@ -220,7 +245,7 @@ class Hosting:
             "fds": [_SERVER_FD],
             "keep": True,
         }
-        self.guardian.spawn(SERVER_NUMBER, order, [self._spare_end.fileno()])
+        self.guardian.spawn(self.server_number, order, [self._spare_end.fileno()])
 
     def _close_spare_end(self) -> None:
         if self._spare_end is not None:
@@ -235,19 +260,19 @@ class _GuardianListener:
         self._hosting = hosting
 
     def on_spawned(self, worker: int, pid: int) -> None:
-        if worker != SERVER_NUMBER and self._hosting.gang is not None:
+        if worker > SERVER_NUMBER and self._hosting.gang is not None:
             self._hosting.gang.on_spawned(worker, pid)
 
     def on_refused(self, worker: int, reason: str) -> None:
-        if worker == SERVER_NUMBER:
+        if worker == self._hosting.server_number:
             self._hosting.lose_server(f"the fork server cannot be started: {reason}")
-        elif self._hosting.gang is not None:
+        elif worker > SERVER_NUMBER and self._hosting.gang is not None:
             self._hosting.gang.on_refused(worker, reason)
 
     def on_exited(self, worker: int, code: int, at: Instant) -> None:
-        if worker == SERVER_NUMBER:
+        if worker == self._hosting.server_number:
             self._hosting.on_server_ended(f"the fork server has ended with {ExitStatus(code)}")
-        elif self._hosting.gang is not None:
+        elif worker > SERVER_NUMBER and self._hosting.gang is not None:
             self._hosting.gang.on_exited(worker, code, at)
 
     def on_swept(self, token: int, survivors: tuple[int, ...]) -> None:
