@@ -4,9 +4,9 @@ The names are torchrun's: `static` and `embedded` mean a store in one of the age
 `etcd-v2` both mean etcd v3; `c10d` means torch's TCPStore. Any other name is looked up among the
 entry points of the group `rankwise.stores`: a function with the arguments of `open_store`.
 
-Nothing is asked of anybody yet, but for a server that this process must be itself; torch's store
-alone can only be made by waiting for whoever serves it. Settings are texts, as `--rdzv-conf` has
-them, in our spelling or in torch's; docs/stores.md lists them.
+Nothing is asked of anybody yet, but for a server that this process must be itself; torch's store,
+which can only be made by waiting for whoever serves it, is made by the first call. Settings are
+texts, as `--rdzv-conf` has them, in our spelling or in torch's; docs/stores.md lists them.
 """
 
 import os
@@ -16,13 +16,16 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from rankwise.base.errors import ConfigError
-from rankwise.base.units import Duration, duration_from_seconds
+from rankwise.base.units import SECOND, Duration, duration_from_seconds
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.ports.store import Store
 
 if TYPE_CHECKING:
     from rankwise.drivers.real.stores.embedded import EmbeddedConfig
     from rankwise.drivers.real.stores.etcd_members import EtcdConfig
+
+C10D_PATIENCE = Duration(2 * SECOND)
+"""How long a call waits while torch's store is being made."""
 
 ConfigT = TypeVar("ConfigT", "EmbeddedConfig", "EtcdConfig")
 
@@ -160,6 +163,7 @@ def _open_c10d(endpoint: str, settings: Mapping[str, str], run_id: str) -> Store
         open_c10d,
         open_file,
     )
+    from rankwise.drivers.real.stores.deferred import DeferredStore  # noqa: PLC0415  # the same
 
     store_type = settings.get("store_type", "tcp").lower()
     if store_type == "file":
@@ -174,7 +178,8 @@ def _open_c10d(endpoint: str, settings: Mapping[str, str], run_id: str) -> Store
         config = msgspec.structs.replace(config, connect_timeout=timeout)
     if (linger := _seconds(settings, "linger")) is not None:
         config = msgspec.structs.replace(config, linger=linger)
-    return open_c10d(config, SystemClock())
+    who = f"torch's TCPStore at {host}:{port}"
+    return DeferredStore(lambda: open_c10d(config, SystemClock()), who, C10D_PATIENCE)
 
 
 def _checked(settings: Mapping[str, str], known: Collection[str], backend: str) -> dict[str, str]:
