@@ -1,64 +1,142 @@
 """Numbers for callables: what a worker registers, and what its children find under a number.
 
 What was registered before `init()` is in the children's memory as it was then, closures and all.
-What is registered later is pickled into the arena, where a child looks when it meets a number that
-it does not know; the pickle is there before the first word with that number is.
+What comes later is pickled into the arena, where a child looks when it meets a number that it does
+not know; the pickle is there before the first word with that number is.
+
+A function that is submitted without having been registered has its number for as long as the
+program holds it. Then its pickle goes, at the next run, and its number is not given out again, so
+what a child remembers under it is never asked for; a child forgets such when it fetches others.
 """
 
 import struct
+import weakref
 from typing import Any
 
 from rankwise.base.errors import ConfigError
 from rankwise.drivers.real.tree.arena import CALLABLES_MAX, Arena
+from rankwise.drivers.real.tree.words import FIELD_MASK
 
 _ENTRY = struct.Struct("=QQ")
+_FORGET_FROM = 4
 
 
 class CallableTable:
-    """The callables of one worker, and, after the fork, of its children."""
+    """The callables of one worker, and, after the fork, of its children.
+
+    Attributes:
+        names: what to call each callable, by its number.
+        found: in a child, what it has asked for, by number.
+    """
 
     def __init__(self) -> None:
-        self._known: list[Any] = []
+        self._kept: dict[int, Any] = {}
+        self._borrowed: dict[int, weakref.ref[Any]] = {}
+        """Those that were not registered, and that the program keeps alive."""
+        self._dropped: list[int] = []
+        """Those of the borrowed that the program has let go of."""
         self._numbers: dict[int, int] = {}
-        """The number of a callable by its identity; `_known` keeps it alive."""
-        self._fetched: dict[int, Any] = {}
+        """The number of a callable by its identity."""
+        self._offsets: dict[int, int] = {}
+        """Where the pickle of a number is; in a child, where it was."""
+        self._taken: set[int] = set()
+        """Entries in the arena that some number has."""
+        self._next = 0
+        self._forget_at = _FORGET_FROM
         self._arena: Arena | None = None
-        self.names: list[str] = []
-        """What to call each callable."""
+        self.names: dict[int, str] = {}
+        self.found: dict[int, Any] = {}
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self.names)
 
     def add(self, callable_: Any) -> int:
-        """Give a callable a number; the same one keeps its number.
+        """Give a callable a number for good; the same one keeps its number.
 
         Raises:
             ConfigError: it cannot be called, or cannot be pickled for children that run already.
         """
         number = self._numbers.get(id(callable_))
+        if number is None:
+            number = self._enter(callable_)
+        self._borrowed.pop(number, None)
+        self._kept[number] = callable_
+        return number
+
+    def borrow(self, callable_: Any) -> int:
+        """Give a callable a number for as long as the program holds it; see `add`."""
+        identity = id(callable_)
+        number = self._numbers.get(identity)
         if number is not None:
             return number
-        number = len(self._known)
-        if number == CALLABLES_MAX:
-            raise ConfigError(f"a worker has {CALLABLES_MAX} callables, and no room for more")
-        if self._arena is not None:
-            self._publish(number, callable_, self._arena)
-        self._known.append(callable_)
-        self._numbers[id(callable_)] = number
-        self.names.append(name_of(callable_))
+        number = mine = self._enter(callable_)
+
+        def on_end(_: Any) -> None:
+            if self._borrowed.pop(mine, None) is not None:
+                del self._numbers[identity]
+                self._dropped.append(mine)
+
+        try:
+            self._borrowed[number] = weakref.ref(callable_, on_end)
+        except TypeError:  # nobody can tell when it ends
+            self._kept[number] = callable_
         return number
+
+    def let_go(self) -> None:
+        """Forget what the program has let go of; called while no task is under way."""
+        while self._dropped:
+            number = self._dropped.pop()
+            del self.names[number]
+            self._taken.discard(number % CALLABLES_MAX)
+            offset = self._offsets.pop(number)
+            if self._arena is not None:
+                _ENTRY.pack_into(self._arena.memory, _place(number), 0, 0)
+                self._arena.release(offset)
 
     def share_through(self, arena: Arena | None) -> None:
         """From now on children exist that find new callables there; None when they are gone."""
+        if arena is None:
+            self._arena = None
+            self._dropped += self._borrowed
+            self._borrowed.clear()
+            self.let_go()
+            self._numbers = {id(callable_): number for number, callable_ in self._kept.items()}
+            self._offsets.clear()
         self._arena = arena
 
     def find(self, number: int) -> Any:
         """The callable of a number, in a child."""
-        if number < len(self._known):
-            return self._known[number]
-        if number not in self._fetched:
-            self._fetched[number] = self._fetch(number)
-        return self._fetched[number]
+        callable_ = self.found.get(number)
+        if callable_ is None:
+            callable_ = self._kept.get(number)
+            if callable_ is None:
+                callable_ = self._fetch(number)
+            self.found[number] = callable_
+        return callable_
+
+    def _enter(self, callable_: Any) -> int:
+        number = self._free_number()
+        if self._arena is not None:
+            self._publish(number, callable_, self._arena)
+        self._numbers[id(callable_)] = number
+        self._taken.add(number % CALLABLES_MAX)
+        self._next = number + 1
+        self.names[number] = name_of(callable_)
+        return number
+
+    def _free_number(self) -> int:
+        """The next number whose entry in the arena nobody has."""
+        if len(self._taken) == CALLABLES_MAX:
+            raise ConfigError(f"a worker has {CALLABLES_MAX} callables, and no room for more")
+        number = self._next
+        while number % CALLABLES_MAX in self._taken:
+            number += 1
+        if number > FIELD_MASK:
+            raise ConfigError(
+                f"a worker has given numbers to {FIELD_MASK + 1} callables, and has no more",
+                hint="submit the same functions again instead of new ones for each task",
+            )
+        return number
 
     def _publish(self, number: int, callable_: Any, arena: Arena) -> None:
         from rankwise.workers.late_callables import pickled  # noqa: PLC0415  # only who needs it
@@ -70,18 +148,34 @@ class CallableTable:
                 f"{name_of(callable_)} cannot be sent to children that run already: {error}",
                 hint="register it before init(), or let it capture nothing that is open",
             ) from error
-        offset = arena.allocate(len(payload))
+        offset = self._offsets[number] = arena.allocate(len(payload))
         arena.memory[offset : offset + len(payload)] = payload
-        _ENTRY.pack_into(arena.memory, number * _ENTRY.size, offset, len(payload))
+        _ENTRY.pack_into(arena.memory, _place(number), offset, len(payload))
 
     def _fetch(self, number: int) -> Any:
         import pickle  # noqa: PLC0415  # only what was registered late needs it
 
         assert self._arena is not None, "a child has the arena of its worker"
-        offset, length = _ENTRY.unpack_from(self._arena.memory, number * _ENTRY.size)
+        memory = self._arena.memory
+        offset, length = _ENTRY.unpack_from(memory, _place(number))
         if not length:
             raise ConfigError(f"callable {number} is not registered")
-        return pickle.loads(self._arena.memory[offset : offset + length])  # noqa: S301  # our own
+        if len(self.found) >= self._forget_at:
+            self._forget_stale(memory)
+        self._offsets[number] = offset
+        return pickle.loads(memory[offset : offset + length])  # noqa: S301  # our own
+
+    def _forget_stale(self, memory: Any) -> None:
+        for number, offset in list(self._offsets.items()):
+            if _ENTRY.unpack_from(memory, _place(number))[0] != offset:
+                self.found.pop(number, None)
+                del self._offsets[number]
+        # So that all of this costs little per callable, however many there are.
+        self._forget_at = max(_FORGET_FROM, 2 * len(self.found))
+
+
+def _place(number: int) -> int:
+    return number % CALLABLES_MAX * _ENTRY.size
 
 
 def check_callable(thing: Any) -> None:

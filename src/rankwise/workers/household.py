@@ -18,6 +18,7 @@ from rankwise.core.tree.vocabulary import Pool
 from rankwise.drivers.real.tree.children import ChildSpec
 from rankwise.drivers.real.tree.engine import Engine, EngineSpec
 from rankwise.drivers.real.tree.mappings import SharedRanges
+from rankwise.drivers.real.tree.reports import rebuilt
 from rankwise.workers.bootstrap import (
     ChipBootstrapChannel,
     ChipBootstrapConfig,
@@ -29,7 +30,15 @@ from rankwise.workers.bootstrap import (
 from rankwise.workers.callable_table import CallableTable
 from rankwise.workers.child_context import ChildContext, path_here
 from rankwise.workers.errors import IndexOutOfRange
-from rankwise.workers.roles import JOIN, LEAVE, ChipRole, FunctionRole, WorkerRole, decode_left
+from rankwise.workers.roles import (
+    JOIN,
+    LEAVE,
+    ChipRole,
+    FunctionRole,
+    WorkerRole,
+    decode_leaks,
+    decode_left,
+)
 from rankwise.workers.staging import posix_shared_memory
 from rankwise.workers.timeline import Timeline
 
@@ -39,6 +48,7 @@ if TYPE_CHECKING:
     from rankwise.drivers.real.tree.child import ChildEnds
     from rankwise.drivers.real.windows import WindowRegion
     from rankwise.workers.domains import DomainSpec
+    from rankwise.workers.platforms.port import Leak
     from rankwise.workers.worker import Worker
 
 _SUB_STAGE, _CHIP_STAGE, _NEXT_LEVEL_STAGE = range(3)
@@ -79,6 +89,7 @@ class Household:
         table: the numbers of callables.
         chip_contexts: what is known of each chip that was brought up.
         timeline: what chips have done in simulated time in the present or last run.
+        leaks: after `close`, memory that was not freed, by the name of its chip.
     """
 
     def __init__(self, spec: HouseholdSpec, table: CallableTable) -> None:
@@ -89,6 +100,7 @@ class Household:
         self.first_sub = self.next_level_count
         self.sub_count = spec.sub_count
         self.timeline = Timeline()
+        self.leaks: dict[str, tuple[Leak, ...]] = {}
         self.endings: dict[int, str] = {}
         """How children ended last, by number."""
         self.last_ending = ""
@@ -140,11 +152,25 @@ class Household:
         """End all children; the names of those that had to be killed."""
         self.table.share_through(None)
         try:
-            return self.engine.close()
+            killed = self.engine.close()
+            self._hear_farewells()
+            return killed
         finally:
             for _, region, _, _ in self._domains.values():
                 region.close()
             self._domains.clear()
+
+    def _hear_farewells(self) -> None:
+        for report in self.engine.children.farewells.values():
+            if report.left:
+                self.leaks.update(decode_leaks(report.left))
+
+    def check_farewells(self) -> None:
+        """Raise what the first child raised that did not come to a good end, after `close`."""
+        children = self.engine.children
+        for child, report in sorted(children.farewells.items()):
+            if not report.left:
+                raise rebuilt(report, f"{children.name_of(child)}, when it was closed")
 
     def give_up(self) -> None:
         """Kill all children: nobody knows any more what they do. The worker can only be closed."""
@@ -272,8 +298,10 @@ class Household:
 
     def _checked_chip(self, worker_id: int) -> int:
         if not 0 <= worker_id < self.next_level_count:
+            kind = self.next_level_kind if self.next_level_count else "chip"
             raise IndexOutOfRange(
-                f"there is no {self.next_level_kind} {worker_id}: there are {self.next_level_count}"
+                f"there is no {kind} {worker_id}: there are {self.next_level_count}",
+                hint=None if self.next_level_count else "a level-3 worker has device_ids=[…]",
             )
         if not self.spec.device_ids:
             raise ConfigError(

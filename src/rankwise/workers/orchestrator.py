@@ -28,7 +28,8 @@ from rankwise.core.mailbox.tensors import (
 from rankwise.core.tree.vocabulary import HOST, Access, Pool
 from rankwise.workers.arguments import TaskArgs
 from rankwise.workers.callable_table import check_callable
-from rankwise.workers.errors import IndexOutOfRange
+from rankwise.workers.errors import BadArguments, IndexOutOfRange
+from rankwise.workers.numbers import checked_shape
 from rankwise.workers.states import SubmitResult
 from rankwise.workers.wire import pack_task
 
@@ -98,6 +99,8 @@ class Orchestrator:
         self._household = household
         self._engine: Submitting = household.engine if engine is None else engine
         self._table = household.table
+        self._enter = self._table.borrow if engine is None else self._table.add
+        """A recording needs its callables as long as it lives."""
         self._scope_depth = 0
         self._is_over = False
 
@@ -113,6 +116,7 @@ class Orchestrator:
         Raises:
             ConfigError: nothing is registered under this number, there are no sub workers, or a
                 tensor lies in memory that children do not see.
+            BadArguments: `args` are no `TaskArgs`.
             LocalProtocolError: the run is over.
         """
         number = self._number(callable_)
@@ -219,16 +223,21 @@ class Orchestrator:
 
     # Memory
 
-    def alloc(self, shape: Iterable[int], dtype: Any = DataType.FLOAT32) -> ContinuousTensor:
+    def alloc(self, shape: Iterable[int] | int, dtype: Any = DataType.FLOAT32) -> ContinuousTensor:
         """A tensor that all children see, until the scope is closed and its tasks have ended.
 
         Waits while tasks that are still running hold the memory. What is in it is undefined.
 
+        Args:
+            shape: lengths of its dimensions, or one length.
+            dtype: a `DataType`, or a name of one: `float32`, `f4`.
+
         Raises:
+            ConfigError: there is no such shape or type.
             TreeError: there will never be enough; says who holds the memory.
         """
         self._check_open()
-        shape = tuple(shape)
+        shape = checked_shape(shape)
         kind = data_type(dtype)
         size_bytes = get_element_size(kind)
         for length in shape:
@@ -345,16 +354,21 @@ class Orchestrator:
         if self._is_over:
             self._check_open()
         if isinstance(callable_, int):
-            if not 0 <= callable_ < len(self._table.names):
+            if callable_ not in self._table.names:
                 raise ConfigError(
                     f"callable {callable_} is not registered: there are {len(self._table)}",
                     hint="give what register() returned",
                 )
             return callable_
         check_callable(callable_)
-        return self._table.add(callable_)
+        return self._enter(callable_)
 
     def _accesses(self, args: TaskArgs) -> tuple[Access, ...]:
+        if not isinstance(args, TaskArgs):
+            raise BadArguments(
+                f"a task was given {type(args).__name__} for its arguments",
+                hint="make a TaskArgs, and add_tensor and add_scalar what the task needs",
+            )
         accesses = []
         for place, (address, size_bytes, tag, is_childs) in enumerate(args.accesses()):
             kind = TensorArgType(tag)

@@ -4,15 +4,18 @@ Everything is decided when the graph is recorded: which child runs which call, i
 `core.tree.recording`). A replay is one word per child, and one word back.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from rankwise.base.errors import ConfigError, LocalProtocolError
+from rankwise.base.units import Instant
 from rankwise.core.tree.recording import RecordedTask
 from rankwise.core.tree.vocabulary import Access, Pool
 from rankwise.workers.arguments import TaskArgs
+from rankwise.workers.numbers import checked_patience
 from rankwise.workers.wire import unpack_task
 
 if TYPE_CHECKING:
@@ -125,13 +128,17 @@ class RecordedGraph:
         self._programs = programs
         self.task_count = task_count
 
-    def replay(self) -> None:
+    def replay(self, *, timeout: float | None = None) -> None:
         """Run all tasks once more, and wait for them.
 
         A task that raises ends its child's part; the parts of other children go on.
 
+        Args:
+            timeout: how many seconds it may take; children that take longer are killed.
+
         Raises:
             WorkerDied: a child has ended.
+            TimeoutError: it took too long.
             Exception: what a task has raised.
         """
         if self._engine is None:
@@ -139,7 +146,10 @@ class RecordedGraph:
                 "a recorded graph was replayed after its worker was closed",
                 hint="record it again after init()",
             )
-        self._engine.run_programs(self._programs)
+        deadline = None
+        if timeout is not None:
+            deadline = Instant(time.monotonic_ns() + checked_patience("timeout", timeout))
+        self._engine.run_programs(self._programs, deadline)
 
     def forget(self) -> None:
         """Called when the worker is closed."""

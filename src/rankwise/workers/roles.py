@@ -5,7 +5,7 @@ frame begins with its length and the simulated instant before which its task can
 """
 
 import pickle
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -13,11 +13,13 @@ from rankwise.base.errors import CollectiveError, ConfigError
 from rankwise.core.mailbox.tasks import ControlCode
 from rankwise.drivers.real.tree.arena import FRAME_HEAD
 from rankwise.drivers.real.tree.child import ChildEnds
+from rankwise.drivers.real.tree.reports import summary_of
 from rankwise.workers.arguments import TaskArgs
 from rankwise.workers.bootstrap import ChipBootstrapChannel, ChipBootstrapConfig
 from rankwise.workers.callable_table import CallableTable
 from rankwise.workers.child_context import ChildContext, enter
 from rankwise.workers.chip_communicator import RegionSource
+from rankwise.workers.platforms.port import Leak
 from rankwise.workers.staging import StagingSource
 from rankwise.workers.timeline import Timeline, TimelineEntry
 from rankwise.workers.wire import decode_command, unpack_task
@@ -31,6 +33,7 @@ JOIN, LEAVE = b"J", b"L"
 
 encode_left = msgspec.msgpack.Encoder().encode
 decode_left = msgspec.msgpack.Decoder(Timeline).decode
+decode_leaks = msgspec.msgpack.Decoder(dict[str, tuple[Leak, ...]]).decode
 
 
 def _opened(frame: memoryview) -> tuple[int, memoryview]:
@@ -54,7 +57,7 @@ class _Role:
     def failed(self, error: BaseException) -> None:
         """A task has raised: its peers shall not wait for it."""
         if not isinstance(error, CollectiveError):  # they know, or it was told by the collective
-            self.child.give_up(f"its task raised {type(error).__name__}: {error}")
+            self.child.give_up(f"its task raised {summary_of(error)}")
 
     def command(self, frame: memoryview) -> bytes:
         """Join or leave a domain."""
@@ -84,9 +87,10 @@ class _Role:
         program.run(self.table)
         return b""
 
-    def finish(self) -> None:
+    def finish(self) -> bytes:
         """Leave all domains."""
         self.child.leave_all()
+        return b""
 
 
 class FunctionRole(_Role):
@@ -94,13 +98,13 @@ class FunctionRole(_Role):
 
     def __init__(self, ends: ChildEnds, table: CallableTable, child: ChildContext) -> None:
         super().__init__(ends, table, child)
-        self._functions: dict[int, Any] = {}
+        self._functions = table.found
 
     def run(self, callable_: int, frame: memoryview | None) -> None:
         """Call a function."""
         function = self._functions.get(callable_)
         if function is None:
-            function = self._functions[callable_] = self.table.find(callable_)
+            function = self.table.find(callable_)
         function(TaskArgs() if frame is None else unpack_task(_opened(frame)[1])[0])
 
 
@@ -158,7 +162,11 @@ class ChipRole(_Role):
         report = self._chip.last_report
         if report is None:
             return b""
-        entries = [TimelineEntry(self.child.path, report.task, report.start_ps, report.end_ps, 0)]
+        entries = [
+            TimelineEntry(
+                self.child.path, report.task, report.start_ps, report.end_ps, 0, report.tensors
+            )
+        ]
         entries += [
             TimelineEntry(f"{self.child.path} {span.place}", span.name, span.start_ps, span.end_ps)
             for span in report.spans
@@ -181,13 +189,15 @@ class ChipRole(_Role):
                 raise ConfigError(f"a chip knows no command {command.code}")
         return b""
 
-    def finish(self) -> None:
-        """Store outputs to the host, leave the communicator, let go of the chip."""
+    def finish(self) -> bytes:
+        """Store outputs to the host, leave the communicator, let go of the chip; tells leaks."""
         super().finish()
         try:
             self._chip.shutdown_bootstrap()
         finally:
             self._chip.finalize()
+        leaks = self._chip.leaks
+        return encode_left({self.child.path: leaks}) if leaks else b""
 
 
 class WorkerRole(_Role):
@@ -212,7 +222,9 @@ class WorkerRole(_Role):
         timeline = self._worker.run_at(clock, self.table.find(callable_), args, config)
         return encode_left(timeline)
 
-    def finish(self) -> None:
-        """Close the worker."""
+    def finish(self) -> bytes:
+        """Close the worker; tells what its chips have leaked."""
         super().finish()
         self._worker.close()
+        leaks = self._worker.leaks
+        return encode_left(leaks) if leaks else b""

@@ -1,18 +1,21 @@
 """The runs of an initialised worker: one after the other, each to its end, whatever happens."""
 
+import os
 import time
 from typing import Any, NoReturn
 
 from rankwise.base.errors import LocalProtocolError, WorkerDied
-from rankwise.base.units import Instant, duration_from_seconds
+from rankwise.base.units import SECOND, Duration, Instant
 from rankwise.core.tree.vocabulary import Drained, Unfinished
 from rankwise.workers.failures import TaskFailure, exception_for
 from rankwise.workers.household import Household
 from rankwise.workers.orchestrator import Orchestrator
 from rankwise.workers.timeline import Timeline
 
-_GRACE_S = 2.0
+_GRACE = Duration(2 * SECOND)
 """How long tasks may go on after an interrupt or a time-out before their children are killed."""
+
+_NOTES_MAX = 20
 
 
 class Runs:
@@ -27,6 +30,7 @@ class Runs:
     def __init__(self, household: Household | None, level: int) -> None:
         self._household = household
         self._level = level
+        self._pid = os.getpid()
         self.failures: tuple[TaskFailure, ...] = ()
         self.timeline = Timeline([])
         self.is_running = False
@@ -58,7 +62,7 @@ class Runs:
         args: Any,
         config: Any,
         *,
-        timeout: float | None = None,
+        patience: Duration | None = None,
         clock: int = 0,
     ) -> None:
         """Call an orchestration function, and wait for all that it submits; see `Worker.run`."""
@@ -67,9 +71,10 @@ class Runs:
         if self.timeline.entries:
             household.timeline = self.timeline = Timeline([])
         deadline = None
-        if timeout is not None:
-            deadline = Instant(time.monotonic_ns() + duration_from_seconds(timeout))
+        if patience is not None:
+            deadline = Instant(time.monotonic_ns() + patience)
         self.failures = ()
+        household.table.let_go()
         self.is_running = True
         engine.begin_run(clock, deadline)
         orch = Orchestrator(household)
@@ -79,26 +84,39 @@ class Runs:
                 callable_(orch, args, config)
             except Exception as raised:  # noqa: BLE001  # raised again when all tasks have ended
                 error = raised
+            self._check_no_copy()
             orch.finish()
             drained = engine.drain()
-        except BaseException as interrupt:  # noqa: BLE001  # goes on when all is quiet
+        except BaseException as interrupt:  # goes on when all is quiet
             orch.abandon()
+            if os.getpid() != self._pid:
+                raise
             self._abandon(household, interrupt)
         finally:
             self.is_running = False
-            if household.has_domains:
+            if household.has_domains and os.getpid() == self._pid:
                 household.close_domains()
         if error is not None or drained.unfinished:
             self._raise(error, drained, household)
 
+    def _check_no_copy(self) -> None:
+        if os.getpid() != self._pid:
+            raise LocalProtocolError(
+                "an orchestration function has forked, and this is the copy",
+                hint="os._exit() at the end of what the copy does",
+            )
+
     def _abandon(self, household: Household, interrupt: BaseException) -> NoReturn:
         """Cancel what has not begun, wait a little for the rest, and go on with the exception."""
         try:
-            household.engine.abandon_run(duration_from_seconds(_GRACE_S))
+            drained = household.engine.abandon_run(_GRACE)
         except BaseException:  # noqa: BLE001  # the interrupt goes on instead
             # Interrupted in the middle of something: nobody knows what the children still do.
             household.give_up()
             raise interrupt from None
+        self.failures = tuple(_failure(one, household) for one in drained.unfinished)
+        for failure in self.failures[:_NOTES_MAX]:
+            interrupt.add_note(f"besides, {failure.summary}")
         raise interrupt
 
     def _raise(

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import msgspec
 
+from rankwise.workers.platforms.port import TensorSummary
+
 
 class TimelineEntry(msgspec.Struct, frozen=True):
     """Something that a chip did.
@@ -18,6 +20,7 @@ class TimelineEntry(msgspec.Struct, frozen=True):
         name: what it did.
         start_ps, end_ps: from when to when, in picoseconds of simulated time.
         task: the number of the task in its run; -1 for a part of a task.
+        tensors: what its arguments held afterwards, if `enable_dump_tensor` has asked for that.
     """
 
     place: str
@@ -25,6 +28,7 @@ class TimelineEntry(msgspec.Struct, frozen=True):
     start_ps: int
     end_ps: int
     task: int = -1
+    tensors: tuple[TensorSummary, ...] = ()
 
 
 class Timeline(msgspec.Struct):

@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from rankwise.base.errors import BootstrapFailed, ConfigError, LocalProtocolError
-from rankwise.base.units import duration_from_seconds
 from rankwise.core.mailbox.tasks import ChipCallConfig
 from rankwise.core.tree.recording import lay_out
 from rankwise.workers.arguments import TaskArgs
@@ -24,8 +23,10 @@ from rankwise.workers.bootstrap import (
     ChipContext,
 )
 from rankwise.workers.callable_table import CallableTable, check_callable
+from rankwise.workers.child_context import path_here
 from rankwise.workers.failures import TaskFailure
 from rankwise.workers.household import Household, HouseholdSpec
+from rankwise.workers.numbers import check_whole, checked_patience, checked_shape
 from rankwise.workers.orchestrator import Orchestrator
 from rankwise.workers.recording import Program, RecordedGraph, Recorder
 from rankwise.workers.runs import Runs
@@ -35,6 +36,7 @@ from rankwise.workers.timeline import Timeline
 if TYPE_CHECKING:
     from rankwise.drivers.real.windows import WindowRegion
     from rankwise.workers.chip_worker import ChipWorker
+    from rankwise.workers.platforms.port import Leak
 
 _inherited: "dict[str, WindowRegion]" = {}
 """Communicators that a worker above has made before this process was forked."""
@@ -59,6 +61,7 @@ class Worker:
 
     Attributes:
         killed: children that the last `close()` had to kill.
+        leaks: chips' memory that nobody had freed at the last `close()`, by the chip's name.
     """
 
     def __init__(
@@ -78,6 +81,10 @@ class Worker:
         build: bool = False,
     ) -> None:
         del runtime, build
+        check_whole("level", level, 2, "2 is one chip; 3 has chips, and each above has workers")
+        check_whole("num_sub_workers", num_sub_workers, 0)
+        check_whole("heap_ring_size", heap_ring_size, 1)
+        check_whole("ring_depth", ring_depth, 1)
         self.level = level
         self._platform = platform
         self._device_id = device_id
@@ -86,8 +93,8 @@ class Worker:
         self._bootstraps = tuple(chip_bootstrap_configs or ())
         self._heap_bytes = MAX_RING_DEPTH * heap_ring_size
         self._ring_depth = ring_depth
-        self._start_patience = duration_from_seconds(start_timeout)
-        self._close_patience = duration_from_seconds(close_timeout)
+        self._start_patience = checked_patience("start_timeout", start_timeout)
+        self._close_patience = checked_patience("close_timeout", close_timeout)
         self._check(has_bootstraps=chip_bootstrap_configs is not None)
         self._table = CallableTable()
         self._next_level: list[Worker] = []
@@ -101,11 +108,12 @@ class Worker:
         self._finalizer: Any = None
         self._owner_pid = 0
         self.killed: tuple[str, ...] = ()
+        self.leaks: dict[str, tuple[Leak, ...]] = {}
 
     def _check(self, *, has_bootstraps: bool) -> None:
         level, chips = self.level, len(self._device_ids)
-        if level < 2:
-            raise ConfigError(f"level is {level!r}, expected 2 (one chip), 3, or more")
+        for device_id in self._device_ids:
+            check_whole("a number in device_ids", device_id, 0)
         if has_bootstraps and level < 3:
             raise ConfigError(
                 f"chip_bootstrap_configs was given to a worker of level {level}",
@@ -123,11 +131,14 @@ class Worker:
             )
         if len(set(self._device_ids)) != chips:
             raise ConfigError(f"device_ids names a chip twice: {list(self._device_ids)}")
-        if self._sub_count < 0 or (self._sub_count and level < 3):
+        if self._sub_count and level < 3:
             raise ConfigError(
-                f"num_sub_workers is {self._sub_count}, expected 0 or more, and 0 at level 2"
+                f"num_sub_workers is {self._sub_count}, but a level-2 worker has none",
+                hint="a level-3 worker has chips and sub workers",
             )
         for config in self._bootstraps:
+            if not isinstance(config, ChipBootstrapConfig):
+                raise ConfigError(f"{config!r} is no ChipBootstrapConfig")
             config.check()
 
     # Before init
@@ -156,6 +167,8 @@ class Worker:
             LocalProtocolError: this worker or that one is initialised already, or has a parent.
             ConfigError: the levels do not fit.
         """
+        if not isinstance(worker, Worker):
+            raise ConfigError(f"{worker!r} is no Worker, and cannot be added to one")
         if self.level < 4:
             raise LocalProtocolError(
                 f"a worker of level {self.level} has no next-level workers",
@@ -220,11 +233,17 @@ class Worker:
         """Start everything, and wait until all of it is ready.
 
         Raises:
-            LocalProtocolError: it was called before, or this process has other threads.
+            LocalProtocolError: it was called before, this worker was added to another, or this
+                process has other threads.
             BootstrapFailed: something did not come up; nothing of it is left.
         """
         if self.is_initialized:
             raise LocalProtocolError("init() was called twice", hint="call close() in between")
+        if self._parent is not None and not path_here():
+            raise LocalProtocolError(
+                f"this worker was added to one of level {self._parent.level}",
+                hint="init() of the outermost worker initialises all that are below",
+            )
         if self.level == 2:
             self._init_chip()
             return
@@ -302,6 +321,7 @@ class Worker:
 
         Raises:
             LocalProtocolError: a run is going on.
+            Exception: what a chip raised when it was to store its outputs. All is gone even so.
         """
         if self._runs.is_running:
             raise LocalProtocolError("close() was called inside of run()", hint="let it end first")
@@ -319,6 +339,8 @@ class Worker:
             self.killed = household.close()
         finally:
             self._drop_communicators()
+        self.leaks = household.leaks
+        household.check_farewells()
 
     def __enter__(self) -> Self:
         return self
@@ -392,7 +414,13 @@ class Worker:
             self._run_chip(callable_, args, config)
             return
         self._opened()
-        self._runs.run(callable_, args, config, timeout=timeout)
+        if not callable(callable_):
+            raise ConfigError(
+                f"run() was given {callable_!r}, which cannot be called",
+                hint="give a function of (orch, args, config), which submits tasks",
+            )
+        patience = None if timeout is None else checked_patience("timeout", timeout)
+        self._runs.run(callable_, args, config, patience=patience)
 
     def _run_chip(self, callable_: Any, args: TaskArgs | None, config: Any) -> None:
         if self._chip is None:
@@ -469,17 +497,33 @@ class Worker:
         else:
             self._opened().copy_from(destination, source, size, worker_id)
 
-    def share(self, shape: Iterable[int], dtype: Any = "f4") -> Any:
+    def share(self, shape: Iterable[int] | int, dtype: Any = "f4") -> Any:
         """A numpy array with zeros that this process and all children see, until `close()`.
+
+        Args:
+            shape: lengths of its dimensions, or one length.
+            dtype: whatever numpy takes for one.
 
         Raises:
             LocalProtocolError: before `init()`, and after `close()`.
+            ConfigError: there is no such shape or dtype.
+            MemoryError: no address is left for so much.
         """
-        import numpy as np  # noqa: PLC0415  # only who wants arrays pays for it
+        import math  # noqa: PLC0415  # only who wants arrays pays for it
+
+        import numpy as np  # noqa: PLC0415  # the same
 
         arena = self._opened().engine.arena
-        shape, kind = tuple(shape), np.dtype(dtype)
-        count = int(np.prod(shape, dtype=np.int64))
+        shape = checked_shape(shape)
+        try:
+            kind = np.dtype(dtype)
+        except TypeError:
+            raise ConfigError(
+                f"there is no dtype {dtype!r}", hint="give one of numpy's: 'f4', 'int64', …"
+            ) from None
+        if kind.hasobject:
+            raise ConfigError("objects of Python cannot be shared", hint="share numbers")
+        count = math.prod(shape)
         offset = arena.allocate(count * kind.itemsize)
         return np.frombuffer(arena.memory, kind, count, offset).reshape(shape)
 

@@ -21,11 +21,14 @@ from rankwise.base.errors import (
     TreeError,
     WorkerDied,
 )
+from rankwise.base.units import SECOND, Duration
+from rankwise.drivers.real.tree import children
 from rankwise.workers import (
     ArgDirection,
     ChipBootstrapConfig,
     ChipBufferSpec,
     ChipCallable,
+    ChipCallConfig,
     ChipCommBootstrapConfig,
     ContinuousTensor,
     DataType,
@@ -293,6 +296,85 @@ def test_a_buffer_that_is_larger_than_its_window_is_refused() -> None:
 
     with pytest.raises(BootstrapFailed, match="chip 0 bootstrap failed: ConfigError: buffer 'x'"):
         worker.init()
+
+
+def test_a_tree_is_closed_while_another_one_that_is_younger_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Or the zygote would be killed in the end, and the tree be closed even so.
+    monkeypatch.setattr(children, "_ZYGOTE_PATIENCE", Duration(3600 * SECOND))
+    with Worker(level=3, num_sub_workers=1) as older, Worker(level=3, num_sub_workers=1) as younger:
+        older.init()
+        younger.init()  # its processes have copies of what the older one had open
+
+        older.close()
+
+        younger.run(lambda orch, _args, _config: orch.submit_sub(lambda _: None))
+
+
+def test_what_a_chip_has_leaked_is_told_when_its_worker_is_closed() -> None:
+    inner = Worker(level=3, platform="host", device_ids=[0])
+    with Worker(level=4) as outer:
+        outer.add_worker(inner)
+        outer.init()
+        outer.run(
+            lambda orch, _args, _config: orch.submit_next_level(
+                lambda inner_orch, _inner_args, _inner_config: inner_orch.malloc(0, 100)
+            )
+        )
+        outer.close()
+
+        (leak,) = outer.leaks["chip 0 of worker 0"]
+        assert leak.size == 100
+
+
+def test_what_went_wrong_in_the_end_of_a_chip_is_raised_when_its_worker_is_closed() -> None:
+    def vanish() -> None:
+        def refuse() -> None:
+            raise OSError("the host's memory is gone")
+
+        setattr(context().chip, "shutdown_bootstrap", refuse)  # noqa: B010  # mypy minds the other
+
+    worker = Worker(level=3, platform="host", device_ids=[0])
+    worker.init()
+    worker.run(
+        lambda orch, _args, _config: orch.submit_next_level(
+            ChipCallable.build([], "vanish", vanish)
+        )
+    )
+
+    with pytest.raises(OSError, match="the host's memory is gone") as caught:
+        worker.close()
+
+    assert caught.value.__notes__ == ["in chip 0, when it was closed"]
+    assert not worker.is_initialized
+
+
+def test_tensors_are_summarised_in_the_timeline_when_that_is_asked_for() -> None:
+    with Worker(level=3, platform="host", device_ids=[0]) as worker:
+        worker.init()
+        x = worker.share((4,), "f4")
+        x[:] = 2
+        args = TaskArgs()
+        args.add_tensor(x, TensorArgType.INPUT)
+        args.add_tensor(worker.share((4,), "f4"), TensorArgType.OUTPUT)
+
+        worker.run(
+            lambda orch, _args, _config: orch.submit_next_level(
+                ADD_ONE, args, ChipCallConfig(enable_dump_tensor=True)
+            )
+        )
+
+        (entry,) = worker.timeline.entries
+        assert [(each.minimum, each.mean) for each in entry.tensors] == [(2, 2), (3, 3)]
+
+
+def test_a_worker_inside_another_is_not_initialised_by_itself() -> None:
+    inner = Worker(level=3, num_sub_workers=1)
+    Worker(level=4).add_worker(inner)
+
+    with pytest.raises(LocalProtocolError, match="this worker was added to one of level 4"):
+        inner.init()
 
 
 def test_closing_twice_is_once_and_a_worker_can_be_used_again() -> None:

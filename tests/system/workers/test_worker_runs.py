@@ -2,7 +2,9 @@
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from rankwise.base.errors import (
 )
 from rankwise.core.tree.vocabulary import EndCause
 from rankwise.workers import (
+    BadArguments,
     DataType,
     Orchestrator,
     TaskArgs,
@@ -39,6 +42,18 @@ class Misfortune(Exception):
 class Unspeakable(Exception):
     def __reduce__(self) -> Any:
         raise TypeError("this exception stays where it is")
+
+
+class Demanding(Exception):
+    def __init__(self, what: str, lock: Any) -> None:
+        super().__init__(what)
+        self.what = what
+        self.lock = lock
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
 
 
 def given(*tensors: tuple[Any, TensorArgType], scalars: tuple[int, ...] = ()) -> TaskArgs:
@@ -226,6 +241,143 @@ def test_an_exception_that_cannot_travel_is_told_in_words(worker: Worker) -> Non
         run(worker, lambda orch: orch.submit_sub(speak))
 
 
+def test_an_exception_whose_class_cannot_be_called_again_keeps_its_class(worker: Worker) -> None:
+    def demand(args: TaskArgs) -> None:
+        raise Demanding("a lock", threading.Lock())
+
+    with pytest.raises(Demanding, match="a lock") as caught:
+        run(worker, lambda orch: orch.submit_sub(demand))
+
+    assert caught.value.what == "a lock"
+    assert not hasattr(caught.value, "lock")
+
+
+def test_an_exception_that_cannot_be_printed_does_not_end_its_child(worker: Worker) -> None:
+    def mumble(args: TaskArgs) -> None:
+        raise Unprintable
+
+    with pytest.raises(Unprintable):
+        run(worker, lambda orch: orch.submit_sub(mumble))
+
+    assert worker.failures[0].cause is EndCause.RAISED
+    assert "Unprintable, which raised RuntimeError" in worker.failures[0].summary
+
+
+@pytest.mark.parametrize("fate", ["returns", "raises", "exits"])
+def test_a_process_that_a_task_forks_ends_where_the_task_does(worker: Worker, fate: str) -> None:
+    codes = worker.share((1,), "i8")
+
+    def fork(args: TaskArgs) -> None:
+        pid = os.fork()
+        if pid == 0:
+            if fate == "raises":
+                raise Misfortune("in the copy")
+            if fate == "exits":
+                raise SystemExit(5)
+            return
+        codes[0] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    run(worker, lambda orch: orch.submit_sub(fork))
+    for _ in range(20):
+        run(worker, lambda orch: orch.submit_sub(do_nothing))
+
+    assert codes.tolist() == [{"returns": 0, "raises": 1, "exits": 5}[fate]]
+
+
+def test_a_process_that_the_orchestration_function_forks_leaves_the_tree_alone(
+    worker: Worker,
+) -> None:
+    forked: list[int] = []
+
+    def orchestrate(orch: Orchestrator) -> None:
+        orch.submit_sub(do_nothing)
+        forked.append(os.fork())
+
+    try:
+        run(worker, orchestrate)
+    except LocalProtocolError as error:
+        os._exit(7 if "this is the copy" in str(error) else 1)  # only the copy gets here
+
+    assert os.waitstatus_to_exitcode(os.waitpid(forked[0], 0)[1]) == 7
+    run(worker, lambda orch: orch.submit_sub(do_nothing))
+
+
+def test_functions_that_nobody_holds_any_more_are_forgotten(worker: Worker) -> None:
+    def shared_memory_kib() -> int:
+        status = Path("/proc/self/status").read_text()
+        return int(status.partition("RssShmem:")[2].split()[0])
+
+    cargo = np.ones(1 << 18, "u1")
+    seen = worker.share((1,), "i8")
+
+    def one_run(number: int) -> None:
+        def late(args: TaskArgs) -> None:
+            seen[0] += number * int(cargo[-1])
+
+        run(worker, lambda orch: orch.submit_sub(late))
+
+    one_run(0)
+    before = shared_memory_kib()
+    for number in range(40):
+        one_run(number)
+
+    assert seen.tolist() == [sum(range(40))]
+    assert shared_memory_kib() - before < 10 * 256
+
+
+def test_a_function_that_is_submitted_again_keeps_its_number(worker: Worker) -> None:
+    seen = worker.share((1,), "i8")
+
+    def late(args: TaskArgs) -> None:
+        seen[0] += 1
+
+    for _ in range(3):
+        run(worker, lambda orch: orch.submit_sub(late))
+        run(worker, lambda orch: orch.submit_sub(lambda _: None))
+
+    assert seen.tolist() == [3]
+
+
+def test_a_recorded_function_outlives_what_the_program_holds(worker: Worker) -> None:
+    seen = worker.share((1,), "i8")
+
+    def orchestrate(orch: Orchestrator, _args: Any, _config: Any) -> None:
+        def late(args: TaskArgs) -> None:
+            seen[0] += 1
+
+        orch.submit_sub(late)
+
+    graph = worker.record(orchestrate)
+    run(worker, lambda orch: orch.submit_sub(lambda _: None))
+    graph.replay()
+
+    assert seen.tolist() == [1]
+
+
+def test_a_replay_that_takes_too_long_is_ended_and_the_next_run_works(worker: Worker) -> None:
+    graph = worker.record(lambda orch, _args, _config: orch.submit_sub(hang))
+
+    with pytest.raises(TimeoutError, match="a recorded graph has not ended in time"):
+        graph.replay(timeout=0.05)
+
+    run(worker, lambda orch: orch.submit_sub(do_nothing))
+
+
+def test_ctrl_c_ends_a_replay_and_the_next_run_works(worker: Worker) -> None:
+    parent = os.getpid()
+
+    def interrupt_and_hang(args: TaskArgs) -> None:
+        os.kill(parent, signal.SIGINT)
+        hang(args)
+
+    graph = worker.record(lambda orch, _args, _config: orch.submit_sub(interrupt_and_hang))
+
+    with pytest.raises(KeyboardInterrupt):
+        graph.replay()
+
+    run(worker, lambda orch: orch.submit_sub(do_nothing))
+
+
 def test_a_task_that_wants_to_exit_ends_neither_its_child_nor_this_process(worker: Worker) -> None:
     def leave(args: TaskArgs) -> None:
         raise SystemExit(3)
@@ -295,6 +447,51 @@ def test_a_run_that_takes_too_long_is_ended_and_the_next_one_works(worker: Worke
         run(worker, lambda orch: orch.submit_sub(hang), timeout=0.05)
 
     run(worker, lambda orch: orch.submit_sub(do_nothing))
+
+
+@pytest.mark.parametrize("seconds", [-1, float("nan"), "soon"])
+def test_a_timeout_that_is_no_number_of_seconds_is_refused(worker: Worker, seconds: Any) -> None:
+    with pytest.raises(ConfigError, match=r"timeout is .*, expected a number of seconds"):
+        run(worker, lambda orch: orch.submit_sub(do_nothing), timeout=seconds)
+
+
+def test_a_run_may_have_all_the_time_in_the_world(worker: Worker) -> None:
+    run(worker, lambda orch: orch.submit_sub(do_nothing), timeout=float("inf"))
+
+
+def test_a_run_that_takes_too_long_says_what_it_waited_for(worker: Worker) -> None:
+    with pytest.raises(TimeoutError, match="a task has not ended in time") as caught:
+        run(worker, lambda orch: orch.submit_sub(hang), timeout=0.05)
+
+    assert "SIGKILL in task 0 (hang)" in caught.value.__notes__[0]
+    assert [failure.cause for failure in worker.failures] == [EndCause.DIED]
+
+
+@pytest.mark.parametrize("shape", [(-1,), (2.5,), "ab", None])
+def test_a_shape_that_no_tensor_has_is_refused(worker: Worker, shape: Any) -> None:
+    with pytest.raises(ConfigError, match=r"the shape is .*, expected whole numbers"):
+        worker.share(shape)
+    with pytest.raises(ConfigError, match=r"the shape is .*, expected whole numbers"):
+        run(worker, lambda orch: orch.alloc(shape))
+
+
+def test_types_have_the_same_names_wherever_they_are_given(worker: Worker) -> None:
+    assert worker.share(4, "i2").dtype == np.int16
+
+    def orchestrate(orch: Orchestrator) -> None:
+        assert orch.alloc(4, "i2").dtype is DataType.INT16
+        assert orch.alloc((2, 2), "float32").dtype is DataType.FLOAT32
+
+    run(worker, orchestrate)
+
+
+def test_arguments_that_are_no_task_args_and_functions_that_are_none_are_refused(
+    worker: Worker,
+) -> None:
+    with pytest.raises(BadArguments, match="a task was given int for its arguments"):
+        run(worker, lambda orch: orch.submit_sub(do_nothing, 42))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"run\(\) was given 42, which cannot be called"):
+        worker.run(42)
 
 
 def test_the_time_is_up_also_while_a_full_ring_makes_submit_wait() -> None:

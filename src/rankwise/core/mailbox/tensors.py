@@ -47,16 +47,23 @@ _ELEMENT_BYTES = {
 
 
 _DATA_TYPES = tuple(DataType)
+_SHORT_NAMES = {
+    "f4": DataType.FLOAT32, "f2": DataType.FLOAT16, "i4": DataType.INT32, "i2": DataType.INT16,
+    "i1": DataType.INT8, "u1": DataType.UINT8, "i8": DataType.INT64, "u8": DataType.UINT64,
+    "u2": DataType.UINT16, "u4": DataType.UINT32,
+}  # fmt: skip
 
 
 def data_type(named: Any) -> DataType:
-    """The `DataType` of a number or of a name in any case.
+    """The `DataType` of a number or of a name: `float32` in any case, or `f4` as numpy has it.
 
     Raises:
         ConfigError: there is none; the message lists what there is.
     """
     try:
-        return DataType[named.upper()] if isinstance(named, str) else DataType(named)
+        if isinstance(named, str):
+            return _SHORT_NAMES[named] if named in _SHORT_NAMES else DataType[named.upper()]
+        return DataType(named)
     except (KeyError, ValueError, TypeError):
         raise ConfigError(
             f"there is no data type {named!r}",

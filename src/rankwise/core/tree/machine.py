@@ -135,6 +135,11 @@ class TaskGraph:
         return self._unfinished_count
 
     @property
+    def busy_children(self) -> list[int]:
+        """Those in whose queues something is."""
+        return [child.index for child in self._queues.children if child.queue]
+
+    @property
     def next_slot(self) -> int:
         """The slot that the next task takes; -1 when the ring has no room at present."""
         return self._free[-1] if self._free else -1

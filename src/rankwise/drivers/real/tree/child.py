@@ -8,15 +8,19 @@ the child is dead. What the counts promise (see `core.tree.machine`):
 
 Successes are told late only while more words are known to follow whose callables were quick the
 last time. So a quick task's end never waits for a slow one, unless that one surprises us.
+
+A task may fork. The copy ends where the task does: the pipes, the counts and the place in
+communicators are the child's, and two that take words from one pipe would ruin the tree.
 """
 
 import os
 import time
+import traceback
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from rankwise.drivers.real.tree.arena import FRAME_BYTES, Arena
-from rankwise.drivers.real.tree.reports import ReportFile, report_of, report_of_left
+from rankwise.drivers.real.tree.reports import FAREWELL, ReportFile, report_of, report_of_left
 from rankwise.drivers.real.tree.words import (
     AHEAD,
     ANSWERED,
@@ -42,6 +46,7 @@ from rankwise.drivers.real.tree.words import (
     pack_word,
     unpack_word,
 )
+from rankwise.drivers.real.tree.zygote import flush_output
 
 QUICK_NS = 20_000
 _DEFERRED_MAX = 16
@@ -70,8 +75,8 @@ class Role(Protocol):
         """Run a recorded program; returns nothing of interest."""
         ...
 
-    def finish(self) -> None:
-        """Come to an end."""
+    def finish(self) -> bytes:
+        """Come to an end; returns what the worker process shall know of it."""
         ...
 
 
@@ -99,7 +104,13 @@ def live(role: Role, ends: ChildEnds) -> int:
         return 1
     os.write(ends.done_fd, completion(READY, index))
     serve(role, ends)
-    role.finish()
+    try:
+        left = role.finish()
+    except BaseException as error:  # noqa: BLE001  # close() raises it
+        ends.reports.append(FAREWELL, report_of(error))
+        return 1
+    if left:
+        ends.reports.append(FAREWELL, report_of_left(left))
     return 0
 
 
@@ -115,6 +126,9 @@ def serve(role: Role, ends: ChildEnds) -> None:
     quick: set[int] = set()
     deferred: list[int] = []
     begun = disturbances = 0
+    copies: list[int] = []
+    """Who this process is, if it was forked in a task: to look here is cheaper than to ask."""
+    os.register_at_fork(after_in_child=lambda: copies.append(os.getpid()))
 
     def tell_deferred() -> None:
         if len(deferred) == 1:
@@ -160,6 +174,8 @@ def serve(role: Role, ends: ChildEnds) -> None:
             else:
                 left = run(callable_, None)
         except BaseException as error:  # noqa: BLE001  # the worker process raises it
+            if copies:
+                _end_copy(error)
             if deferred:
                 tell_deferred()
             role.failed(error)
@@ -168,6 +184,8 @@ def serve(role: Role, ends: ChildEnds) -> None:
             disturbances += 1
             counters[1] = begun
             continue
+        if copies:
+            _end_copy(None)
         is_quick = now() - began < QUICK_NS
         counters[1] = begun
         deferred.append(slot)
@@ -178,6 +196,20 @@ def serve(role: Role, ends: ChildEnds) -> None:
         else:
             quick.discard(callable_)
         tell_deferred()
+
+
+def _end_copy(error: BaseException | None) -> NoReturn:
+    """End a process that a task has forked, as Python ends one at the end of its program."""
+    code: Any = 0
+    try:
+        if isinstance(error, SystemExit):
+            code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        elif error is not None:
+            code = 1
+            traceback.print_exception(error)
+        flush_output()
+    finally:
+        os._exit(code & 255)
 
 
 def _leave(ends: ChildEnds, slot: int, left: bytes, frame: memoryview) -> int:

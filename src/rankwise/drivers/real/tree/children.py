@@ -55,7 +55,7 @@ from rankwise.drivers.real.tree.pipes import (
     read_without_waiting,
     wait_readable,
 )
-from rankwise.drivers.real.tree.reports import Report, ReportFile, exception_of
+from rankwise.drivers.real.tree.reports import FAREWELL, Report, ReportFile, exception_of
 from rankwise.drivers.real.tree.words import (
     ENDED,
     FIELD_MASK,
@@ -109,6 +109,7 @@ class Children:
     Attributes:
         lost: children that are gone for good, with how they ended.
         reports: for each child its report file.
+        farewells: what children have said when they were closed, by their numbers.
     """
 
     def __init__(
@@ -135,6 +136,7 @@ class Children:
         self.lost: dict[int, str] = {}
         self.is_all_lost = False
         self.reports: list[ReportFile] = []
+        self.farewells: dict[int, Report] = {}
         self._refusals: dict[int, Report] = {}
         self._failure: StartFailed | None = None
         self._closed: Closed | None = None
@@ -285,10 +287,9 @@ class Children:
         taken = read_without_waiting(self._done_now.number, _READ_BYTES)
         return array("Q", taken).tolist()
 
-    def kill_all(self) -> None:
-        """Kill every child; their ends are told as usual."""
-        for child in range(len(self._specs)):
-            self._orders.send(order(KILL, child))
+    def kill(self, child: int) -> None:
+        """Kill a child; its end is told as usual."""
+        self._orders.send(order(KILL, child))
 
     def hear(self, word: int) -> bool:
         """Tell the crew what a word says of a child; whether it was about one."""
@@ -355,18 +356,26 @@ class Children:
                 self._tell_crew(CloseRequested())
                 while self._closed is None:
                     self._hear_all(self.read(self._crew.next_deadline))
+                self._hear_farewells()
             finally:
                 killed = () if self._closed is None else self._closed.killed
                 self.abandon()
         self.abandon()
         return tuple(self.name_of(child) for child in killed)
 
+    def _hear_farewells(self) -> None:
+        for child, file in enumerate(self.reports):
+            for subject, report in file.read_new():
+                if subject == FAREWELL:
+                    self.farewells[child] = report
+
     def abandon(self) -> None:
         """End everything that is left at once, and close all descriptors; twice is once."""
         if self._zygote:
             # Told that nobody gives orders any more, it kills all its descendants and ends.
             pid, self._zygote = self._zygote, 0
-            self._orders.close()
+            # Closing would not do: whatever was forked meanwhile, another tree, has a copy of it.
+            self._orders.shutdown(socket.SHUT_RDWR)
             pidfd = Descriptor(os.pidfd_open(pid))
             if not wait_readable(pidfd.number, _ZYGOTE_PATIENCE):
                 os.kill(pid, signal.SIGKILL)

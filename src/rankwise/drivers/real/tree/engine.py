@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from rankwise.base.errors import ConfigError, TreeError, WorkerDied
-from rankwise.base.units import Duration, Instant, format_bytes
+from rankwise.base.units import SECOND, Duration, Instant, format_bytes
 from rankwise.core.tree.heap import ALIGNMENT
 from rankwise.core.tree.machine import TaskGraph
 from rankwise.core.tree.vocabulary import (
@@ -69,6 +69,7 @@ RING_DEPTH_MAX = 8192 - 256
 """A pipe holds 8192 words, so with the ring's and a few others writing one never waits."""
 _POLL_EVERY = 32
 _KILLS_MAX = 2
+_KILL_PATIENCE = Duration(10 * SECOND)
 _ENDS = READY << KIND_SHIFT
 """Words below are ends of tasks that left nothing in their frames."""
 _END_MASK = (1 << VALUE_SHIFT) - 1
@@ -323,7 +324,8 @@ class Engine(Listener):
                         "a run did not end although its children were killed"
                     ) from error
                 kill_count += 1
-                self.children.kill_all()
+                for child in self._graph.busy_children:
+                    self.children.kill(child)
                 self._deadline = Instant(_now() + grace)
         return self._end_run()
 
@@ -360,26 +362,44 @@ class Engine(Listener):
             raise rebuilt(self._failed_to_run.pop(child), self.children.name_of(child))
         return bytes(self._memory[place : place + length])
 
-    def run_programs(self, programs: dict[int, int]) -> None:
+    def run_programs(self, programs: dict[int, int], deadline: Instant | None = None) -> None:
         """Run a recorded program at each of these children, all at once, and wait for all.
 
         Raises:
             WorkerDied: a child has ended.
+            TimeoutError: the deadline has passed. Who was not done is killed.
             Exception: whatever the first child raised.
         """
+        for child in programs:
+            self._check_alive(child)
         ends = self._program_ends
         ends.clear()
         self._deaths.clear()
         for child, number in programs.items():
             self.children.send(child, [PROGRAM | number])
-        while len(ends) < len(programs):
-            self._hear(self.children.read(None))
-            if self._deaths:
-                for child in programs:
-                    self._check_alive(child)
+        try:
+            self._hear_programs(programs, deadline)
+        except BaseException:
+            # Late ends would be taken for those of the next replay.
+            for child in self._at_programs(programs):
+                self.children.kill(child)
+            self._hear_programs(programs, Instant(_now() + _KILL_PATIENCE))
+            raise
+        for child in programs:
+            self._check_alive(child)
         for child, went_well in sorted(ends.items()):
             if not went_well:
                 raise rebuilt(self._failed_to_run.pop(child), self.children.name_of(child))
+
+    def _hear_programs(self, programs: dict[int, int], deadline: Instant | None) -> None:
+        while self._at_programs(programs):
+            if deadline is not None and _now() >= deadline:
+                raise TimeoutError("a recorded graph has not ended in time")
+            self._hear(self.children.read(deadline))
+
+    def _at_programs(self, programs: dict[int, int]) -> list[int]:
+        ends, deaths = self._program_ends, self._deaths
+        return [child for child in programs if child not in ends and child not in deaths]
 
     def _check_alive(self, child: int) -> None:
         how = self._deaths.get(child) or self.children.lost.get(child)
@@ -455,7 +475,9 @@ class Engine(Listener):
         held = deadline = self._graph.next_deadline
         if self._deadline is not None:
             if _now() >= self._deadline:
-                raise TimeoutError(f"{self._graph.unfinished_count} tasks have not ended in time")
+                count = self._graph.unfinished_count
+                what = "a task has" if count == 1 else f"{count} tasks have"
+                raise TimeoutError(f"{what} not ended in time")
             deadline = self._deadline if held is None else min(held, self._deadline)
         words = self.children.read(deadline)
         if words:

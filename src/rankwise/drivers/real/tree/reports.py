@@ -6,19 +6,25 @@ child writes. A record is `<u32 length><u32 subject>` and a body.
 
 An exception travels as itself when it can. It is pickled by reference first, so that `except
 MyError` in the worker process finds the very class; a class that only the child knows goes by
-value; and what cannot be pickled, or not be read again, goes as text.
+value; one whose class cannot be called with its `args`, or that has attributes which cannot be
+pickled, is made without calling it, and without them; and what all this does not help goes as text.
 """
 
 import os
 import pickle
 import struct
 import traceback
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from rankwise.base.errors import CollectiveError, RankwiseError, TaskFailed
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+FAREWELL = (1 << 32) - 1
+"""The subject of what a child says when it ends."""
 _HEADER = struct.Struct("=II")
 
 
@@ -47,8 +53,17 @@ _decode = msgspec.msgpack.Decoder(Report).decode
 def report_of(error: BaseException) -> bytes:
     """Write an exception down."""
     trace = "".join(traceback.format_exception(error))
-    summary = f"{type(error).__name__}: {error}"
-    return _encode(Report(_pickled(error), summary, trace, isinstance(error, CollectiveError)))
+    is_consequence = isinstance(error, CollectiveError)
+    return _encode(Report(_pickled(error), summary_of(error), trace, is_consequence))
+
+
+def summary_of(error: BaseException) -> str:
+    """One line: `ValueError: no such thing`."""
+    name = type(error).__name__
+    try:
+        return f"{name}: {error}"
+    except Exception as trouble:  # noqa: BLE001  # whatever a foreign class does when it is printed
+        return f"{name}, which raised {type(trouble).__name__} when it was to be printed"
 
 
 def report_of_left(left: bytes) -> bytes:
@@ -70,14 +85,55 @@ def exception_of(report: Report) -> BaseException | None:
 def _pickled(error: BaseException) -> bytes:
     import cloudpickle  # noqa: PLC0415  # only who fails pays for it
 
-    for dumps in (pickle.dumps, cloudpickle.dumps):
+    ways: list[Callable[[], bytes]] = [
+        lambda: pickle.dumps(error),
+        lambda: cloudpickle.dumps(error),
+    ]
+    if type(error).__reduce__ is BaseException.__reduce__:  # else its class has an opinion
+        ways.append(lambda: cloudpickle.dumps(_Bare(error)))
+    for way in ways:
         try:
-            pickled: bytes = dumps(error)
+            pickled = way()
             if isinstance(pickle.loads(pickled), BaseException):  # noqa: S301  # just written
                 return pickled
         except Exception:  # noqa: BLE001, S112  # the next way, or none: then the text is told
             continue
     return b""
+
+
+class _Bare:
+    """Pickles as an exception of the same class, without calling it.
+
+    Many classes take other arguments than they hand on to `Exception`, and cannot be called with
+    those; many carry something that cannot travel, which stays behind.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        error = self._error
+        attributes = {name: it for name, it in vars(error).items() if _travels(it)}
+        return _remade, (type(error), tuple(filter(_travels, error.args)), attributes)
+
+
+def _remade(
+    kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]
+) -> BaseException:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(attributes)
+    return error
+
+
+def _travels(thing: object) -> bool:
+    import cloudpickle  # noqa: PLC0415  # only who fails pays for it
+
+    try:
+        pickle.loads(cloudpickle.dumps(thing))  # noqa: S301  # just written
+    except Exception:  # noqa: BLE001  # whatever a foreign class does when it is pickled
+        return False
+    return True
 
 
 class ReportFile:

@@ -1,0 +1,51 @@
+"""Numbers that users give: counts, seconds, shapes."""
+
+import operator
+from collections.abc import Iterable
+
+from rankwise.base.errors import ConfigError
+from rankwise.base.units import Duration, duration_from_seconds
+
+_CENTURY_S = 3.2e9
+
+
+def check_whole(name: str, value: object, least: int, hint: str | None = None) -> None:
+    """Refuse what is no whole number from `least` on.
+
+    Raises:
+        ConfigError: names it and its value.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(
+            f"{name} is {value!r}, expected a whole number from {least} on", hint=hint
+        )
+
+
+def checked_patience(name: str, seconds: float) -> Duration:
+    """How long seconds are that a user is ready to wait; infinity is as good as a century.
+
+    Raises:
+        ConfigError: they are negative, or no number.
+    """
+    try:
+        if seconds >= 0:
+            return duration_from_seconds(min(float(seconds), _CENTURY_S))
+    except (TypeError, ValueError):
+        pass
+    raise ConfigError(f"{name} is {seconds!r}, expected a number of seconds from 0 on")
+
+
+def checked_shape(shape: Iterable[int] | int) -> tuple[int, ...]:
+    """The lengths of a tensor's dimensions.
+
+    Raises:
+        ConfigError: they are none.
+    """
+    try:
+        lengths = (operator.index(shape),) if isinstance(shape, int) else tuple(shape)
+        lengths = tuple(operator.index(length) for length in lengths)
+        if min(lengths, default=0) >= 0:
+            return lengths
+    except TypeError:
+        pass
+    raise ConfigError(f"the shape is {shape!r}, expected whole numbers from 0 on: (4, 8)")
