@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from rankwise.base.errors import ConfigError
 from rankwise.base.units import SECOND
 from rankwise.cli.run import config_from_cli
 from rankwise.launch.cluster.plan import ClusterPlan
@@ -110,3 +111,15 @@ def test_variables_stand_for_flags() -> None:
 
 def test_one_node_meets_nobody() -> None:
     assert job_of("--nnodes 1 --rdzv-backend etcd --rdzv-endpoint 127.0.0.1:1").cluster is None
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"), [("lease_tll=3", "lease_ttl"), ("join_timout=3", "join_timeout")]
+)
+def test_a_misspelt_time_of_the_rendezvous_is_not_left_to_the_store(given: str, meant: str) -> None:
+    words = f"--nnodes 2 --rdzv-backend etcd --rdzv-endpoint h:1 --rdzv-conf {given}"
+
+    with pytest.raises(ConfigError) as raised:
+        plan_of(words)
+
+    assert raised.value.hint == f"did you mean {meant}?"

@@ -54,7 +54,7 @@ from rankwise.core.rendezvous.codec import decode_charter, decode_node, decode_r
 from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig
 from rankwise.core.rendezvous.in_flight import Purpose, Request, Requests
 from rankwise.core.rendezvous.layout import RunKeys
-from rankwise.core.rendezvous.leader import Decision, decide
+from rankwise.core.rendezvous.leader import Decision, decide, named
 from rankwise.core.rendezvous.records import (
     Charter,
     Departure,
@@ -189,6 +189,7 @@ class Rendezvous:
         self._is_told_the_end = False
         self._waiting_since: Instant | None = None
         self._announce_at: Instant | None = None
+        self._announce_pause = config.announce_every
 
     @property
     def next_deadline(self) -> Instant | None:
@@ -267,8 +268,8 @@ class Rendezvous:
         if self._joined:
             raise LocalProtocolError("a node joined twice; make a rendezvous for each life")
         self._joined = True
-        self._cut_off_since = self._waiting_since = now
-        self._announce_at = after(now, self.config.announce_every)
+        self._cut_off_since = now
+        self._wait_from(now)
 
     def _on_ready(self, stimulus: NodeReady, now: Instant) -> None:
         self.member_of = None
@@ -276,8 +277,7 @@ class Rendezvous:
         self._stop_is_told = self._step_is_told = False
         self._rewrite(ready=stimulus.round, port=stimulus.port, arrived_at=None)
         self._flush_at = None
-        self._waiting_since = now
-        self._announce_at = after(now, self.config.announce_every)
+        self._wait_from(now)
         self._react(now)
 
     def _on_failing(self, stimulus: GangFailing) -> None:
@@ -300,6 +300,7 @@ class Rendezvous:
         )
         self._flush_at = None if is_news else after(now, COALESCE)
         self._has_ended = True
+        self._wait_from(now)
         self._react(now)
 
     def _on_left(self) -> None:
@@ -629,7 +630,9 @@ class Rendezvous:
             return
         self._spare_in = round_.number
         self._waiting_since = now
-        why = f"round {round_.number} runs on {len(round_.members)} other nodes"
+        count = len(round_.members)
+        others = "one other node" if count == 1 else f"{count} other nodes"
+        why = f"round {round_.number} runs on {others}"
         self._effects.append(MadeSpare(round_.number, why))
 
     def _refuse(self, kind: RefusalKind, why: str, hint: str) -> None:
@@ -871,10 +874,18 @@ class Rendezvous:
         soonest = now if self._looked_at is None else after(self._looked_at, LOOK_EVERY)
         self._looks_at = max(now, soonest)
 
+    def _wait_from(self, now: Instant) -> None:
+        """Count from now for how long this node waits, and tell people if it takes long."""
+        self._waiting_since = now
+        self._announce_pause = self.config.announce_every
+        self._announce_at = after(now, self._announce_pause)
+
     def _announce(self, now: Instant) -> None:
         if self._announce_at is None or now < self._announce_at:
             return
-        self._announce_at = after(now, self.config.announce_every)
+        self._announce_at = after(now, self._announce_pause)
+        if self.member_of is not None:  # others may work on for hours
+            self._announce_pause = Duration(2 * self._announce_pause)
         waiting = self._waiting_for()
         since = self._waiting_since
         if waiting and since is not None and not self._is_told_the_end:
@@ -885,7 +896,9 @@ class Rendezvous:
         """On whom this node waits, for people; empty if on nobody."""
         if self._cut_off_since is not None:
             return f"for the store: {self._store_trouble or 'it has not answered yet'}"
-        if self.member_of is not None or self._is_spare:
+        if self.member_of is not None:
+            return self._waiting_for_members()
+        if self._is_spare:
             return ""
         if self.is_leading:
             return self._decision.waiting
@@ -893,6 +906,16 @@ class Rendezvous:
         if leader is None:
             return "for a node that leads"
         return f"for node {leader.decode('utf-8', 'backslashreplace')}, which gathers the others"
+
+    def _waiting_for_members(self) -> str:
+        """On whom a node waits whose own workers have ended."""
+        if not self._has_ended:
+            return ""
+        if self.is_dissolved:
+            return "until this node is fit for the next round"
+        if self._view is None:
+            return "for the other nodes, whose workers have not all ended"
+        return f"until the workers of {named(self._view, self._view.blockers())} have ended"
 
     def _earliest_deadline(self, now: Instant) -> Instant | None:
         earliest = self._requests.next_deadline(now)

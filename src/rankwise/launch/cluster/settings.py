@@ -28,6 +28,10 @@ _MEANINGLESS = ("heartbeat_timeout", "rank")
 """torch's; nothing here waits for a heartbeat, and a rank is `--node-rank`."""
 
 
+TYPO_LIKENESS = 0.85
+"""From here on a name is taken for a misspelling: more alike than any two that stores have."""
+
+
 class Settings(NamedTuple):
     """What a text or a dictionary of settings means.
 
@@ -57,12 +61,22 @@ def split_settings(given: Mapping[str, object], *, label: str = "--rdzv-conf") -
         elif key in _KEEP_ALIVE:
             keep_alive[key] = _positive(value, key, label)
         elif key not in _MEANINGLESS:
+            _refuse_typo(key, label)
             store[key] = str(value)
     if any(keep_alive.values()) and "lease_ttl" not in timing:
         interval = keep_alive["keep_alive_interval"] or 5.0
         attempts = keep_alive["keep_alive_max_attempt"] or 3.0
         timing["lease_ttl"] = duration_from_seconds(interval * attempts)
     return Settings(timing, store)
+
+
+def _refuse_typo(key: str, label: str) -> None:
+    """Name a setting of ours that somebody has meant; the store knows only its own."""
+    from difflib import get_close_matches  # noqa: PLC0415  # only for what is not ours
+
+    near = get_close_matches(key, [*_DURATIONS, *_KEEP_ALIVE], 1, TYPO_LIKENESS)
+    if near:
+        raise ConfigError(f"{label}: there is no {key}", hint=f"did you mean {near[0]}?")
 
 
 def with_timing(config: RendezvousConfig, settings: Settings, label: str) -> RendezvousConfig:

@@ -34,6 +34,7 @@ from rankwise.core.rendezvous.requests import (
     WatchLost,
 )
 from rankwise.core.rendezvous.vocabulary import (
+    AnnounceWaiting,
     Dissolved,
     Effect,
     GangEnded,
@@ -262,6 +263,21 @@ def test_renewing_is_tried_again_without_waiting_for_an_answer() -> None:
         at += [deadline for effect in effects if isinstance(effect, RenewLease)]
 
     assert len(at) > 4
+
+
+def test_a_node_that_is_done_says_on_whom_it_waits_and_says_so_less_and_less_often() -> None:
+    table = running_pair()
+    leader, other = sorted(table.nodes, key=lambda node: not table.nodes[node].is_leading)
+    table.tell(leader, GangEnded(round=0, is_done=True))
+
+    table.pass_time(100 * SECOND)
+
+    told = [each for each in table.told[leader] if isinstance(each, AnnounceWaiting)]
+    assert {each.text for each in told} == {
+        f"until the workers of {other} on host-{other} have ended"
+    }
+    assert [each.waited // SECOND for each in told] == [10, 20, 40, 80]
+    assert not any(isinstance(each, AnnounceWaiting) for each in table.told[other])
 
 
 def test_a_lead_that_nobody_keeps_alive_is_taken() -> None:
