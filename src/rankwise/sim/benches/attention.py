@@ -42,3 +42,9 @@ def run(
             size=4 * heads * length * width * q.itemsize,
         )
     ]  # fmt: skip
+
+
+def worker(rank: int, world_size: int, torch: Any) -> None:
+    """The same in a rank of a program of many: on the rank's own device."""
+    del rank, world_size
+    run(torch)

@@ -40,3 +40,9 @@ def run(
             roofline_of(torch.engine.topology, dtype), flops=2 * m * n * k, size=size,
         )
     ]  # fmt: skip
+
+
+def worker(rank: int, world_size: int, torch: Any) -> None:
+    """The same in a rank of a program of many: on the rank's own device."""
+    del rank, world_size
+    run(torch)

@@ -44,3 +44,9 @@ def run(
             )
         )  # fmt: skip
     return results
+
+
+def worker(rank: int, world_size: int, torch: Any) -> None:
+    """The same in a rank of a program of many: on the rank's own device."""
+    del rank, world_size
+    run(torch)

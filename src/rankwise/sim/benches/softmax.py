@@ -41,3 +41,9 @@ def run(
             flops=OPERATIONS_PER_ELEMENT * elements, size=2 * elements * x.itemsize,
         )
     ]  # fmt: skip
+
+
+def worker(rank: int, world_size: int, torch: Any) -> None:
+    """The same in a rank of a program of many: on the rank's own device."""
+    del rank, world_size
+    run(torch)

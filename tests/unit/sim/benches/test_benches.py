@@ -1,5 +1,6 @@
 """The programs that ship: right numbers, honest bounds, small sizes."""
 
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -131,6 +132,17 @@ def test_a_check_names_the_worst_element() -> None:
 def test_not_a_number_is_never_close() -> None:
     with pytest.raises(CheckFailed, match="1 of 2"):
         check_close("it", np.array([1.0, np.nan]), np.array([1.0, 1.0]), tolerance=1.0)
+
+
+@pytest.mark.parametrize("name", ["gemm", "softmax", "attention", "memory_bandwidth"])
+def test_a_bench_of_one_device_also_runs_in_every_rank_on_its_own(name: str) -> None:
+    bench = import_module(f"rankwise.sim.benches.{name}")
+
+    with RuntimeContext(GraphEngine("default", enable_data=False), ccl={}) as torch:
+        torch.multiprocessing.spawn(bench.worker, args=(2, torch), nprocs=2)
+
+    kernels = [each for each in torch.engine.op_log if each.kind == "KernelLaunch"]
+    assert {each.place for each in kernels} == {"sip0", "sip1"}
 
 
 def test_every_bench_says_what_it_is() -> None:
