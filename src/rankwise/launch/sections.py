@@ -11,6 +11,8 @@ must not use sections.
 """
 
 import faulthandler
+import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +23,8 @@ LEARNING_RUNS = 3
 """How often a section runs before its limit is learned: the first ones compile and connect."""
 FACTOR = 10.0
 LEAST_S = 30.0
+HEAD_START_S = 0.1
+"""How long before the watchdog bites the section is named."""
 
 _longest_s: dict[str, float] = {}
 _runs: dict[str, int] = {}
@@ -66,9 +70,55 @@ def _limit_of(name: str) -> float:
 
 def _arm(now: float) -> None:
     """Let the watchdog bite at the nearest limit of all sections that we are in."""
-    stuck_at = min((at for _, at in _open), default=float("inf"))
+    name, stuck_at = min(_open, key=lambda each: each[1], default=("", float("inf")))
     if stuck_at == float("inf"):
         faulthandler.cancel_dump_traceback_later()
+        _teller.expect(None)
         return
+    _teller.expect((name, stuck_at))
     # A limit that has passed while the section was left bites at once.
-    faulthandler.dump_traceback_later(max(stuck_at - now, 1e-3), exit=True, file=2)
+    patience = max(stuck_at + HEAD_START_S - now, 1e-3)
+    faulthandler.dump_traceback_later(patience, exit=True, file=2)
+
+
+class _Teller:
+    """A thread that tells which section is stuck, shortly before the watchdog bites.
+
+    It needs the interpreter's lock, which the watchdog does not: a program stuck in foreign code
+    that holds it ends without these words.
+    """
+
+    def __init__(self) -> None:
+        self._expected: tuple[str, float] | None = None
+        self._changed = threading.Condition()
+        self._is_started = False
+
+    def expect(self, section: tuple[str, float] | None) -> None:
+        """Tell of this section when its time has come; None of none."""
+        with self._changed:
+            self._expected = section
+            if section is None:
+                return
+            if not self._is_started:
+                self._is_started = True
+                threading.Thread(target=self._watch, name="rankwise-section", daemon=True).start()
+            self._changed.notify()
+
+    def _watch(self) -> None:
+        with self._changed:
+            while True:
+                if self._expected is None:
+                    self._changed.wait()
+                    continue
+                name, stuck_at = self._expected
+                patience = stuck_at - time.monotonic()
+                if patience > 0:
+                    self._changed.wait(patience)
+                    continue
+                before = f", its longest run took {_longest_s[name]:.3g} s" if name in _runs else ""
+                text = f"rankwise: section {name!r} is stuck{before}; here are its stacks\n"
+                os.write(2, text.encode())
+                self._expected = None
+
+
+_teller = _Teller()

@@ -45,6 +45,7 @@ def test_a_section_that_is_stuck_ends_the_process_with_its_stacks() -> None:
     """)
 
     assert done.returncode == 1
+    assert done.stderr.startswith("rankwise: section 'step' is stuck; here are its stacks\n")
     assert "Timeout" in done.stderr
     assert "wait_for_ever" in done.stderr
 
@@ -64,6 +65,7 @@ def test_a_limit_is_learned_from_earlier_runs() -> None:
     """)
 
     assert done.returncode == 1
+    assert "section 'step' is stuck, its longest run took" in done.stderr
     assert done.stdout == "learned\n"
     assert "Timeout" in done.stderr
 
@@ -79,4 +81,5 @@ def test_an_outer_limit_holds_while_inner_sections_come_and_go() -> None:
     """)
 
     assert done.returncode == 1
+    assert "section 'epoch' is stuck" in done.stderr
     assert "Timeout" in done.stderr
