@@ -72,6 +72,7 @@ class Session:
         stack: ExitStack,
         *,
         places: LogPlaces,
+        console_fds: tuple[int, int],
         hosting: Hosting | None,
         clock: SystemClock,
         on_begun: Callable[[], None],
@@ -91,7 +92,8 @@ class Session:
         # First of all, since it starts on another core while we go on here.
         hosting = hosting or stack.enter_context(hosting_for(job))
         self.reactor = stack.enter_context(Reactor(clock))
-        self._console = Console(say=self._say)
+        stdout_fd, stderr_fd = console_fds
+        self._console = Console(stdout_fd=stdout_fd, stderr_fd=stderr_fd, say=self._say)
         stack.callback(self._console.close)
         self._complaints = DiskComplaints(self._say)
         stack.callback(places.discard)

@@ -31,12 +31,19 @@ class Supervision:
         job: what to run.
         hosting: a warm guardian and fork server to borrow; None makes one for this run.
         places: where log files go, when not as `job.logs` says.
+        console_fds: what stands for standard output and standard error.
     """
 
     def __init__(
-        self, job: Job, *, hosting: Hosting | None = None, places: LogPlaces | None = None
+        self,
+        job: Job,
+        *,
+        hosting: Hosting | None = None,
+        places: LogPlaces | None = None,
+        console_fds: tuple[int, int] = (1, 2),
     ) -> None:
         self.job = job
+        self._console_fds = console_fds
         self.places = places or LogLayout(job.logs, size=job.gang.size, run_id=job.run_id)
         self._hosting = hosting
         self._clock = SystemClock()
@@ -104,6 +111,7 @@ class Supervision:
                 self.job,
                 stack,
                 places=self.places,
+                console_fds=self._console_fds,
                 hosting=self._hosting,
                 clock=self._clock,
                 conductor=_conductor_of(self.job),

@@ -332,3 +332,27 @@ def test_a_client_without_server_says_so(tmp_path: Path, monkeypatch: pytest.Mon
 
     with pytest.raises(BrokenPipeError, match="no FileTimerServer reads"):
         module.FileTimerClient(str(tmp_path / "none")).acquire("s", 1.0)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("variable", "is_newer"), [("0", False), ("1", True), (None, True)])
+def test_which_daemon_a_c10d_store_has(
+    load: Load, monkeypatch: pytest.MonkeyPatch, variable: str | None, *, is_newer: bool
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.delenv("USE_LIBUV", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("USE_LIBUV", variable)
+
+    store = load("utils.distributed").create_c10d_store(
+        is_server=True, server_addr="localhost", timeout=30
+    )
+
+    assert store.libuvBackend is is_newer
+
+
+@pytest.mark.torch
+def test_the_error_of_torchs_stores_is_found_beside_the_barrier(load: Load) -> None:
+    dist = pytest.importorskip("torch.distributed")
+
+    assert load("utils.store").DistStoreError is dist.DistStoreError

@@ -1,10 +1,12 @@
 """Agents: torch's and ours through the same scenarios, on torch's stores."""
 
 import json
+import os
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 from elastic_sides import Load
@@ -230,3 +232,125 @@ def test_a_specification_needs_something_to_run(api: ModuleType, rendezvous: Mod
         spec = make_spec(api, rendezvous, entrypoint=None, fn=print)
     assert spec.entrypoint is print
     assert make_spec(api, rendezvous, entrypoint="/bin/echo").get_entrypoint_name() == "echo"
+
+
+@pytest.fixture
+def local(load: Load) -> ModuleType:
+    pytest.importorskip("torch")
+    return load("agent.server.local_elastic_agent")
+
+
+def local_agent(
+    local: ModuleType, api: ModuleType, rendezvous: ModuleType, load: Load, **fields: Any
+) -> Any:
+    logs_specs = load("multiprocessing").DefaultLogsSpecs(log_dir=os.devnull)
+    return local.LocalElasticAgent(make_spec(api, rendezvous), logs_specs, **fields)
+
+
+def test_a_local_agent_closes_its_workers_once(
+    local: ModuleType, api: ModuleType, rendezvous: ModuleType, load: Load
+) -> None:
+    context = Mock()
+    context.pids.return_value = {0: 17, 1: 18}
+    context.wait.return_value = Mock(
+        is_failed=lambda: False, return_values={0: "a", 1: "b"}, failures={}
+    )
+    agent = local_agent(local, api, rendezvous, load)
+
+    with (
+        patch.object(local, "start_processes", return_value=context),
+        patch.object(load("utils.store"), "barrier", side_effect=RuntimeError("nobody")) as barrier,
+    ):
+        result = agent.run()
+
+    assert result.return_values == {0: "a", 1: "b"}
+    barrier.assert_called_once()
+    context.close.assert_called_once()
+
+
+def test_a_shutdown_hands_signal_and_patience_on(
+    local: ModuleType, api: ModuleType, rendezvous: ModuleType, load: Load
+) -> None:
+    agent = local_agent(local, api, rendezvous, load)
+    agent._pcontext = context = Mock()
+
+    agent._shutdown(signal.SIGINT, 150)
+
+    context.close.assert_called_once_with(signal.SIGINT, 150)
+
+
+def test_a_worker_that_no_signal_reaches_makes_the_node_unhealthy(
+    local: ModuleType, api: ModuleType, rendezvous: ModuleType, load: Load
+) -> None:
+    agent = local_agent(local, api, rendezvous, load, uninterruptible_state_timeout=5)
+    group = agent.get_worker_group()
+    states = {17: "D", 18: "S"}
+
+    def look() -> Any:
+        with patch.object(local, "read_proc_state", side_effect=states.get):
+            return agent._check_uninterruptible_state_timeout(group, 5)
+
+    assert look() is None  # there are no workers yet
+    agent._pcontext = Mock()
+    agent._pcontext.pids.return_value = {0: 17, 1: 18}
+    with patch.object(local, "time") as clock:
+        clock.monotonic.return_value = 100.0
+        assert look() is None
+        assert set(agent._uninterruptible_state_first_seen) == {17}
+        clock.monotonic.return_value = 104.0
+        states[17] = "R"
+        assert look() is None
+        assert agent._uninterruptible_state_first_seen == {}
+        states[17] = "D"
+        assert look() is None
+        clock.monotonic.return_value = 109.0
+        result = look()
+
+    assert result.state == api.WorkerState.UNHEALTHY
+    assert agent._remaining_restarts == 0
+
+
+@pytest.mark.parametrize(
+    ("argument", "variable", "seconds"),
+    [(None, None, 0), (7, "3", 7), (None, "3.5", 3.5), (None, "soon", 0), (-1, None, 0)],
+)
+def test_how_long_a_worker_may_be_out_of_reach(
+    local: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    argument: float | None,
+    variable: str | None,
+    seconds: float,
+) -> None:
+    monkeypatch.delenv("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", variable)
+
+    assert local._resolve_uninterruptible_state_timeout(argument) == seconds
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+def test_whose_sign_of_life_the_health_check_asks_for(
+    local: ModuleType,
+    api: ModuleType,
+    rendezvous: ModuleType,
+    load: Load,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_early: bool,
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_HEALTH_CHECK_PORT", "4711")
+    agent = local_agent(local, api, rendezvous, load)
+
+    with (
+        patch.object(local, "justknobs_check", return_value=is_early),
+        patch.object(local, "create_healthcheck_server") as create,
+    ):
+        agent._setup_healthcheck()
+        agent._setup_healthcheck()
+
+    assert create.call_count == (1 if is_early else 2)
+    assert create.call_args.kwargs["port"] == 4711
+    callback = create.call_args.kwargs["alive_callback"]
+    expected = agent._get_alive_time if is_early else local.LocalElasticAgent._get_current_time_secs
+    assert callback == expected
+    assert create.return_value.start.call_count == create.call_count

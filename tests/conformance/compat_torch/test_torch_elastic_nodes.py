@@ -1,6 +1,7 @@
 """`elastic_launch` with one or two agents on one etcd: ours alone, since torch needs etcd's v2."""
 
 import multiprocessing
+import socket
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -10,13 +11,16 @@ from typing import Any
 import pytest
 from etcd_servers import EtcdCluster, etcd_cluster, needs_etcd
 
+from rankwise.base.units import SECOND
 from rankwise.compat.torch.elastic.multiprocessing.errors import ChildFailedError
 from rankwise.compat.torch.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousParameters,
     RendezvousTimeoutError,
 )
+from rankwise.compat.torch.elastic.rendezvous.etcd_server import EtcdServer
 from rankwise.compat.torch.elastic.rendezvous.registry import get_rendezvous_handler
+from rankwise.compat.torch.elastic.rendezvous.store_rendezvous import StoreRendezvousHandler
 from rankwise.compat.torch.launcher import LaunchConfig, elastic_launch
 
 pytestmark = [pytest.mark.system, needs_etcd]
@@ -122,9 +126,13 @@ def test_nodes_that_never_come_are_waited_for_no_longer_than_asked(endpoint: str
 
 def test_a_run_that_was_closed_admits_nobody(endpoint: str) -> None:
     run_id = str(uuid.uuid4())
-    first = get_rendezvous_handler(RendezvousParameters("etcd", endpoint, run_id, 1, 2))
+    first = get_rendezvous_handler(
+        RendezvousParameters("etcd", endpoint, run_id, 1, 2, last_call_timeout=1)
+    )
     first.next_rendezvous()
-    late = get_rendezvous_handler(RendezvousParameters("etcd", endpoint, run_id, 1, 2))
+    late = get_rendezvous_handler(
+        RendezvousParameters("etcd", endpoint, run_id, 1, 2, last_call_timeout=1)
+    )
 
     first.set_closed()
     first.shutdown()
@@ -132,6 +140,86 @@ def test_a_run_that_was_closed_admits_nobody(endpoint: str) -> None:
     with pytest.raises(RendezvousClosedError):
         late.next_rendezvous()
     late.shutdown()
+
+
+@pytest.mark.parametrize("backend", ["etcd", "c10d", "embedded"])
+def test_settings_of_other_backends_mean_nothing(endpoint: str, backend: str) -> None:
+    if backend == "c10d":
+        pytest.importorskip("torch")
+    settings: dict[str, Any] = {
+        "is_host": True,
+        "store_type": "tcp",
+        "etcd_prefix": "/a",
+        "protocol": "http",
+    }
+    place = endpoint if backend == "etcd" else "localhost:0"
+    handler = get_rendezvous_handler(
+        RendezvousParameters(backend, place, str(uuid.uuid4()), 1, 1, join_timeout=60, **settings)
+    )
+
+    meeting = handler.next_rendezvous()
+
+    assert (meeting.rank, meeting.world_size) == (0, 1)
+    meeting.store.set("key", "value")
+    assert meeting.store.get("key") == b"value"
+    handler.shutdown()
+
+
+def test_a_setting_of_nobodys_is_refused(endpoint: str) -> None:
+    handler = get_rendezvous_handler(
+        RendezvousParameters("etcd", endpoint, str(uuid.uuid4()), 1, 1, protocl="http")
+    )
+
+    with pytest.raises(ValueError, match="protocl means nothing to the backend etcd"):
+        handler.next_rendezvous()
+
+    handler.shutdown()
+
+
+def test_the_last_call_is_as_long_as_torchs(endpoint: str) -> None:
+    # Agents that are started by hand, or import torch first, come many seconds after each other.
+    plain = StoreRendezvousHandler(RendezvousParameters("etcd", endpoint, "run", 1, 2))
+    short = StoreRendezvousHandler(
+        RendezvousParameters("etcd", endpoint, "run", 1, 2, last_call_timeout=2)
+    )
+
+    for handler, seconds in ((plain, 30), (short, 2)):
+        config = handler._rendezvous.config
+        assert config.last_call == config.last_call_min == seconds * SECOND
+        handler.shutdown()
+
+
+def test_a_server_that_cannot_start_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "etcd"
+    program.write_text("#!/bin/sh\necho no disk today >&2\nexit 3\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("TORCHELASTIC_ETCD_BINARY_PATH", str(program))
+    server = EtcdServer(str(tmp_path / "data"))
+
+    with pytest.raises(RuntimeError, match="exit code 3: no disk today"):
+        server.start(num_retries=2)
+
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_server_runs_until_it_is_stopped(tmp_path: Path) -> None:
+    server = EtcdServer(str(tmp_path / "data"))
+
+    server.start()
+    host, port = server.get_host(), server.get_port()
+    assert server.get_endpoint() == f"{host}:{port}"
+    with socket.create_connection((host, port), timeout=30):
+        pass
+    with pytest.raises(RuntimeError, match="runs already"):
+        server.start()
+    server.stop()
+    server.stop()
+
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((host, port), timeout=30)
+    assert not (tmp_path / "data").exists()
 
 
 def test_an_embedded_store_needs_nothing_installed(tmp_path: Path) -> None:

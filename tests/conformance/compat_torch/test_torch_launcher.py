@@ -1,17 +1,18 @@
 """Launching from Python: torch's and ours through the same scenarios."""
 
 import importlib
+import io
 import sys
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest.mock import MagicMock, patch
 
 import pytest
-from elastic_sides import load_from
+from elastic_sides import RANKWISE, load_from
 
 pytestmark = pytest.mark.torch
 
@@ -191,3 +192,36 @@ def test_a_program_writes_its_rank(launcher: ModuleType, tmp_path: Path) -> None
         "1 of 3\n",
         "2 of 3\n",
     ]
+
+
+@pytest.mark.system
+def test_output_goes_to_what_has_replaced_the_streams(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "[rank${rank}]: ")
+    run = importlib.import_module(f"{RANKWISE}.run")
+    script = tmp_path / "say.sh"
+    script.write_text("echo to stdout; echo to stderr >&2")
+
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        run.main(
+            ["--nproc-per-node=2", "-t3", f"--log-dir={tmp_path}", "--no-python", "sh", str(script)]
+        )
+
+    assert sorted(out.getvalue().splitlines()) == [f"[rank{rank}]: to stdout" for rank in (0, 1)]
+    assert {f"[rank{rank}]: to stderr" for rank in (0, 1)} <= set(err.getvalue().splitlines())
+
+
+def test_a_launch_inside_an_exceptions_handler_succeeds(side: str, launch: Launch) -> None:
+    api = load_from(side, "agent.server.api")
+    launch.run.return_value = api.RunResult(api.WorkerState.SUCCEEDED, {0: "fine"})
+
+    try:
+        int("no number")
+    except ValueError:
+        values = launch()
+
+    assert values == {0: "fine"}
+    launch.handler.set_closed.assert_not_called()
+    launch.handler.shutdown.assert_called_once()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from elastic_sides import Load
@@ -272,3 +273,20 @@ def test_nobody_listens_to_rendezvous_events_by_default(
     events.construct_and_record_rdzv_event("run", "m", events.NodeState.RUNNING)
 
     assert asked == ["dynamic_rendezvous"]
+
+
+def test_names_of_the_events_package_may_be_replaced(side: str, load: Load) -> None:
+    events = load("events")
+
+    def told_with(handler: logging.Handler) -> int:
+        with (
+            patch(f"{side}.elastic.events.get_logging_handler", return_value=handler),
+            patch(f"{side}.elastic.events.record_rdzv_event") as record,
+        ):
+            events.construct_and_record_rdzv_event(
+                run_id="run", message="here", node_state=events.NodeState.RUNNING
+            )
+        return record.call_count
+
+    assert told_with(logging.StreamHandler()) == 1
+    assert told_with(logging.NullHandler()) == 0

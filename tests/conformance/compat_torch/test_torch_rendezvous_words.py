@@ -1,5 +1,9 @@
 """Rendezvous parameters, endpoints and registries: torch's and ours through the same scenarios."""
 
+import gc
+import threading
+import time
+from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
@@ -168,3 +172,52 @@ def test_rank_0_tells_where_it_listens(api: ModuleType) -> None:
 
     assert (first.master_addr, first.master_port) == ("10.0.0.1", 77)
     assert second == first
+
+
+def test_a_wait_lasts_as_long_as_it_is_told(utils: ModuleType) -> None:
+    began_at = time.monotonic()
+
+    utils._delay(seconds=(0.05, 0.06))
+    utils._delay(0.001)
+
+    assert time.monotonic() - began_at >= 0.05
+
+
+def test_a_periodic_timer_calls_until_it_is_cancelled(utils: ModuleType) -> None:
+    called = threading.Event()
+    given: list[Any] = []
+
+    def note(*args: Any, **kwargs: Any) -> None:
+        given.append((args, kwargs))
+        called.set()
+
+    timer = utils._PeriodicTimer(timedelta(milliseconds=5), note, 1, b=2)
+    timer.set_name("a timer of this test")
+    timer.start()
+    assert called.wait(30)
+    assert "a timer of this test" in thread_names()
+    with pytest.raises(RuntimeError, match=r"^The timer has already started\.$"):
+        timer.start()
+    with pytest.raises(RuntimeError, match=r"^The timer has already started\.$"):
+        timer.set_name("another")
+    timer.cancel()
+    timer.cancel()
+
+    assert given[0] == ((1,), {"b": 2})
+    assert timer.name == "a timer of this test"
+    assert "a timer of this test" not in thread_names()
+
+
+def test_a_periodic_timer_that_nobody_needs_stops(utils: ModuleType) -> None:
+    timer = utils._PeriodicTimer(timedelta(hours=1), print)
+    timer.set_name("a forgotten timer")
+    timer.start()
+
+    del timer
+    gc.collect()
+
+    assert "a forgotten timer" not in thread_names()
+
+
+def thread_names() -> set[str]:
+    return {thread.name for thread in threading.enumerate()}

@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+from typing import Any
 
 from rankwise.compat.torch.elastic.events.api import Event, NodeState, RdzvEvent
 
@@ -48,7 +49,7 @@ def construct_and_record_rdzv_event(
     import traceback  # noqa: PLC0415  # the same
 
     caller = sys._getframe(1).f_code  # noqa: SLF001  # one frame; inspect.stack reads all sources
-    record_rdzv_event(
+    _package().record_rdzv_event(
         RdzvEvent(
             name=f"{os.path.basename(caller.co_filename)}:{name or caller.co_name}",
             run_id=run_id,
@@ -77,7 +78,12 @@ def _get_or_create_logger(destination: str = "null") -> logging.Logger:
 
 
 def _handler_of(destination: str) -> logging.Handler:
-    """Ask the package, so that a program may replace `events.get_logging_handler`."""
+    handler: logging.Handler = _package().get_logging_handler(destination)
+    return handler
+
+
+def _package() -> Any:
+    """The package, whose names a program may have replaced."""
     from rankwise.compat.torch.elastic import events  # noqa: PLC0415  # the package imports us
 
-    return events.get_logging_handler(destination)
+    return events

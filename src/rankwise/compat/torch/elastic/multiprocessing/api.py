@@ -34,6 +34,7 @@ from rankwise.compat.torch.elastic.multiprocessing.redirects import (
     redirect_stdout,
 )
 from rankwise.compat.torch.elastic.multiprocessing.reified_logs import ReifiedLogs, log_plan
+from rankwise.compat.torch.elastic.multiprocessing.replaced_streams import ReplacedStreams
 from rankwise.compat.torch.elastic.multiprocessing.results import RunProcsResult, process_failures
 from rankwise.compat.torch.elastic.multiprocessing.std import Std, to_map
 from rankwise.compat.torch.lazy_names import lazy_names
@@ -143,6 +144,7 @@ class PContext(ABC):
             duplicate_stderr_filters or (),
         )
         self._supervision: Supervision | None = None
+        self._streams: ReplacedStreams | None = None
         self._result: RunProcsResult | None = None
         self._replaced_handlers: dict[signal.Signals, Handler] = {}
         self._cpus_by_rank: dict[int, frozenset[int]] | None = None
@@ -196,6 +198,8 @@ class PContext(ABC):
             for number in self._own_handlers():
                 signal.signal(number, lambda *_: supervision.stop())
             _end(supervision, death_sig or signal.SIGTERM, timeout)
+        if self._streams is not None:
+            self._streams.close()
         for number in self._own_handlers():
             signal.signal(number, self._replaced_handlers[number])
         self._replaced_handlers = {}
@@ -204,7 +208,12 @@ class PContext(ABC):
         if self._supervision is not None:
             raise LocalProtocolError("the workers have been started already; make another context")
         job = self._make_job()
-        supervision = Supervision(job, places=ReifiedLogs(self._dest, self.envs))
+        self._streams = ReplacedStreams()
+        supervision = Supervision(
+            job,
+            places=ReifiedLogs(self._dest, self.envs),
+            console_fds=self._streams.console_fds,
+        )
         supervision.start_in_thread()
         self._supervision = supervision  # now, since a signal may interrupt us from here on
         supervision.wait_begun()

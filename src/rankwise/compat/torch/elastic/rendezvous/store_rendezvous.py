@@ -65,7 +65,7 @@ __all__ = ["StoreRendezvousHandler", "create_handler"]
 UNLIMITED_RESTARTS = 1 << 30
 CLOSING_PATIENCE_S = 5.0
 """How long `shutdown` waits until the run is over for everybody."""
-_STORE_IN_AN_AGENT = frozenset({"is_host", "store_type"})
+_STORE_IN_AN_AGENT = frozenset({"is_host", "store_type", "etcd_prefix"})
 _STORE_OF_ITS_OWN = frozenset(
     {"protocol", "etcd_prefix", "cacert", "ca_cert", "cert", "ssl_cert", "key", "ssl_cert_key"}
 )
@@ -75,7 +75,10 @@ _MEANINGLESS = {
     "c10d": _STORE_OF_ITS_OWN,
     "embedded": _STORE_OF_ITS_OWN | {"store_type"},
 }
-"""Settings of torch's that are another backend's: programs pass the same to all of them."""
+"""Settings of torch's that are another backend's: programs pass the same to all of them.
+
+So is the prefix of etcd's keys, since ours begin with the run id anyway.
+"""
 _ERRORS = {
     RefusalKind.VERSION: RendezvousStateError,
     RefusalKind.CHARTER: RendezvousStateError,

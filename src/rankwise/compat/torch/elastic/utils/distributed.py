@@ -1,5 +1,6 @@
 """torch's TCPStore, made with patience, and free ports. Making a store imports torch."""
 
+import os
 import socket
 from contextlib import closing
 from datetime import timedelta
@@ -36,7 +37,8 @@ def create_c10d_store(
         timeout: seconds that its operations wait.
         wait_for_workers: whether to return only when all members are there.
         retries: how often another free port is tried when one has just been taken.
-        use_libuv: torch's choice of daemon; None leaves it to torch.
+        use_libuv: torch's newer daemon, or its older one; None means what USE_LIBUV says, or the
+            newer.
 
     Raises:
         ValueError: several members and no port to meet at.
@@ -49,7 +51,8 @@ def create_c10d_store(
             f"world_size={world_size}"
         )
     dist = _torch_distributed()
-    options = {} if use_libuv is None else {"use_libuv": use_libuv}
+    if use_libuv is None:
+        use_libuv = os.environ.get("USE_LIBUV", "1") == "1"
     for attempts_left in range(retries - 1, -1, -1):
         port = get_free_port() if server_port == -1 else server_port
         try:
@@ -60,7 +63,7 @@ def create_c10d_store(
                 is_master=is_server,
                 timeout=timedelta(seconds=timeout),
                 wait_for_workers=wait_for_workers,
-                **options,
+                use_libuv=use_libuv,
             )
         except RuntimeError as error:
             was_taken = _IN_USE in str(error).lower() or "EADDRINUSE" in str(error)

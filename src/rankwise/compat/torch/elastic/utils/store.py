@@ -22,6 +22,15 @@ _MAX_TRACE_MISSING_RANKS = 16
 _NO_VALUE = "<val_ignored>"
 
 
+def __getattr__(name: str) -> Any:
+    """`DistStoreError`, which torch's own stores raise: only whoever asks for it pays for torch."""
+    if name != "DistStoreError":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from torch.distributed import DistStoreError  # noqa: PLC0415  # see above
+
+    return DistStoreError
+
+
 class StoreTimeout(StoreError, RuntimeError):
     """A key that was waited for did not come in time."""
 
