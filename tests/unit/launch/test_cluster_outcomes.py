@@ -28,3 +28,11 @@ def test_a_node_that_was_stopped_and_heard_no_verdict_was_stopped() -> None:
 
     assert outcome.status is OutcomeStatus.STOPPED
     assert (outcome.stop_signal, outcome.failures) == (9, ())
+
+
+def test_a_node_that_stopped_by_itself_tells_the_signal_that_asked_for_it() -> None:
+    alone = Outcome(status=OutcomeStatus.STOPPED, attempts=1)
+
+    outcome = outcome_of(FinishRun(outcome=alone, stop_signal=15), rounds=1, size=2)
+
+    assert (outcome.status, outcome.stop_signal) == (OutcomeStatus.STOPPED, 15)

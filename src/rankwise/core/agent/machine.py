@@ -123,6 +123,8 @@ class Agent:
         self._is_stop_agreed = False
         """Whether the whole job stops with this round."""
         self._stops_asked = 0
+        self._loss = ""
+        """Why this node can have no workers any more; empty while it can."""
         self._is_going = False
         """Whether this node was asked to stop or to leave."""
         self._outcome: Outcome | None = None
@@ -189,9 +191,10 @@ class Agent:
                 | gang_words.Swept()
                 | gang_words.ProgressLooked()
                 | gang_words.StacksDumped()
-                | gang_words.GuardianLost()
             ):
                 self._tell_gang(stimulus, now)
+            case gang_words.GuardianLost():
+                self._on_guardian_lost(stimulus, now)
 
     def tick(self, now: Instant) -> list[Effect]:
         """Let deadlines that have passed take effect. Calling it too early changes nothing."""
@@ -239,6 +242,9 @@ class Agent:
     def _prepare(self, round_number: int, now: Instant) -> None:
         if self.phase in (Phase.LEAVING, Phase.FINISHED):
             return
+        if self._loss:
+            self._refuse_without_guardian(now)
+            return
         self.phase = Phase.PREPARING
         self.gang = None
         self.world = None
@@ -256,6 +262,18 @@ class Agent:
     def _on_preparation_failed(self, stimulus: PreparationFailed, now: Instant) -> None:
         if self.phase is Phase.PREPARING and stimulus.round == self._next_round:
             self._refuse(stimulus.reason, stimulus.hint, now)
+
+    def _on_guardian_lost(self, stimulus: gang_words.GuardianLost, now: Instant) -> None:
+        """No worker can be made on this node any more; those that there were have died."""
+        self._loss = stimulus.reason
+        if self.gang is not None:
+            self._tell_gang(stimulus, now)
+        elif self.phase in (Phase.PREPARING, Phase.WAITING):
+            self._refuse_without_guardian(now)
+
+    def _refuse_without_guardian(self, now: Instant) -> None:
+        hint = "somebody has killed it, or the machine was out of memory; start this node again"
+        self._refuse(f"this node can start no more ranks: {self._loss}", hint, now)
 
     def _refuse(self, why: str, hint: str, now: Instant) -> None:
         """This node itself finds that it cannot go on."""

@@ -190,6 +190,8 @@ class Rendezvous:
         self._waiting_since: Instant | None = None
         self._announce_at: Instant | None = None
         self._announce_pause = config.announce_every
+        self._round_trouble = ""
+        """Why the store has not taken the round that this node, as the leader, has decided upon."""
 
     @property
     def next_deadline(self) -> Instant | None:
@@ -347,6 +349,10 @@ class Rendezvous:
 
     def _on_failed(self, request: Request, reason: str, now: Instant) -> None:
         self._store_trouble = reason
+        if request.purpose is Purpose.ROUND:
+            if self.member_of is not None and not self._round_trouble:
+                self._wait_from(now)
+            self._round_trouble = reason
         if request.purpose is Purpose.GOODBYE:
             self._say_left()  # the lease will end by itself
             return
@@ -463,6 +469,7 @@ class Rendezvous:
                 self._learn_lead(revision)
                 self._after_shared(now)
             case Purpose.ROUND:
+                self._round_trouble = ""
                 self._shared.round.learn(request.context, revision, None, revision)
                 self._after_shared(now)
             case _:
@@ -866,6 +873,7 @@ class Rendezvous:
         self._end_watch(nodes)
         self._view = None
         self._decision = Decision()
+        self._round_trouble = ""
         self._looks_at = None
         self._requests.forget(Purpose.NODES)
 
@@ -896,6 +904,8 @@ class Rendezvous:
         """On whom this node waits, for people; empty if on nobody."""
         if self._cut_off_since is not None:
             return f"for the store: {self._store_trouble or 'it has not answered yet'}"
+        if self._round_trouble and self.is_leading:
+            return f"for the store, which does not take the next round: {self._round_trouble}"
         if self.member_of is not None:
             return self._waiting_for_members()
         if self._is_spare:

@@ -192,7 +192,7 @@ def outcome_of(finished: FinishRun, rounds: int, size: int | None) -> Outcome:
             finished.outcome is not None and finished.outcome.status is OutcomeStatus.STOPPED
         )
         if refusal is None and finished.outcome is not None and is_gang_stopped:
-            was_stopped, stop_signal = True, finished.outcome.stop_signal
+            was_stopped, stop_signal = True, stop_signal or finished.outcome.stop_signal
         return Outcome(
             status=OutcomeStatus.STOPPED if was_stopped else OutcomeStatus.FAILED,
             attempts=rounds,

@@ -10,6 +10,7 @@ from rankwise.core.agent.vocabulary import (
     AgentSpec,
     AgentStarted,
     BeginAttempt,
+    FailuresDescribed,
     FinishRun,
     PreparationFailed,
     PrepareRound,
@@ -18,6 +19,7 @@ from rankwise.core.agent.vocabulary import (
 )
 from rankwise.core.gang.vocabulary import (
     GangSpec,
+    GuardianLost,
     SignalWorker,
     SpawnWorker,
     StopRequested,
@@ -191,6 +193,27 @@ def test_who_is_told_to_stop_twice_leaves_without_waiting_for_the_others() -> No
     feed(agent, Swept(4))
 
     assert agent.finished is not None
+
+
+def test_a_node_without_its_guardian_leaves_before_it_gets_ranks() -> None:
+    agent = started()
+    agent.handle(RoundPrepared(0, 29500), NOW)
+
+    feed(agent, GuardianLost("the guardian has died"))
+
+    assert agent.finished is not None
+    assert agent.finished.refusal is not None
+    assert "can start no more ranks: the guardian has died" in agent.finished.refusal.why
+
+
+def test_a_node_whose_guardian_died_with_its_workers_takes_part_in_no_further_round() -> None:
+    agent = settled()
+    feed(agent, WorkerSpawned(0, 4, 10), WorkerSpawned(1, 4, 11))
+
+    feed(agent, GuardianLost("the guardian has died"), FailuresDescribed(4, ()))
+
+    assert agent.finished is not None
+    assert agent.finished.refusal is not None
 
 
 def test_a_stop_that_nobody_agrees_upon_is_carried_out_alone_after_a_lease() -> None:

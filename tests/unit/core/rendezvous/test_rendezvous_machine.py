@@ -12,7 +12,7 @@ from rankwise.core.rendezvous.codec import decode_node, encode
 from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig
 from rankwise.core.rendezvous.layout import RunKeys
 from rankwise.core.rendezvous.machine import Rendezvous
-from rankwise.core.rendezvous.records import NodeRecord
+from rankwise.core.rendezvous.records import Departure, NodeRecord
 from rankwise.core.rendezvous.requests import (
     Answer,
     Commit,
@@ -35,6 +35,7 @@ from rankwise.core.rendezvous.requests import (
 )
 from rankwise.core.rendezvous.vocabulary import (
     AnnounceWaiting,
+    DepartureRequested,
     Dissolved,
     Effect,
     GangEnded,
@@ -278,6 +279,22 @@ def test_a_node_that_is_done_says_on_whom_it_waits_and_says_so_less_and_less_oft
     }
     assert [each.waited // SECOND for each in told] == [10, 20, 40, 80]
     assert not any(isinstance(each, AnnounceWaiting) for each in table.told[other])
+
+
+def test_a_leader_whose_round_is_not_taken_says_so_while_its_workers_run() -> None:
+    table = running_pair()
+    leader, other = sorted(table.nodes, key=lambda node: not table.nodes[node].is_leading)
+    table.is_reached = lambda order: (
+        not (isinstance(order, Commit) and order.transaction.puts[0].key == KEYS.round)
+    )
+
+    table.tell(other, DepartureRequested(Departure.LEAVES))
+    table.pass_time(25 * SECOND)
+
+    told = [each for each in table.told[leader] if isinstance(each, AnnounceWaiting)]
+    assert {each.text for each in told} == {
+        "for the store, which does not take the next round: nobody answers"
+    }
 
 
 def test_a_lead_that_nobody_keeps_alive_is_taken() -> None:

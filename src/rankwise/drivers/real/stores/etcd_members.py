@@ -152,7 +152,9 @@ class Members:
                 last_error = error.__cause__
             except (OSError, HTTPException, NotServing) as error:
                 _raise_if_not_etcd(error, member)
-                last_error = error
+                # The last attempt may have had no time; what a member has said before tells more.
+                if not (isinstance(error, TimeoutError) and isinstance(last_error, NotServing)):
+                    last_error = error
                 if not repeats:
                     self.suspect(member)
                     raise self._unanswered(member, error) from error
@@ -161,6 +163,8 @@ class Members:
 
     def hint_for(self, error: BaseException | None) -> str:
         """What to do when nobody has answered."""
+        if "space exceeded" in str(error):
+            return "etcd's quota is spent: compact and defragment it, then `etcdctl alarm disarm`"
         if not isinstance(error, ConnectionResetError | ssl.SSLEOFError | BrokenPipeError):
             return HINT_UNAVAILABLE
         # Both sides just hang up when they hear what they do not understand.
