@@ -409,6 +409,8 @@ class _Passage:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if self._offset is not None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # When nobody waited for the end, the chip may be at it still.
+        is_over = kind is None or not issubclass(kind, (KeyboardInterrupt, TimeoutError))
+        if self._offset is not None and is_over:
             self._arena.release(self._offset)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rankwise.workers.worker import Worker
 
 JOIN, LEAVE = b"J", b"L"
-"""First bytes of commands about domains; a frame of `core.mailbox` begins with neither."""
+"""First bytes of commands about domains; one of `core.mailbox.tasks` begins with neither."""
 
 encode_left = msgspec.msgpack.Encoder().encode
 decode_left = msgspec.msgpack.Decoder(Timeline).decode
@@ -59,33 +59,32 @@ class _Role:
         if not isinstance(error, CollectiveError):  # they know, or it was told by the collective
             self.child.give_up(f"its task raised {summary_of(error)}")
 
-    def command(self, frame: memoryview) -> bytes:
+    def command(self, body: bytes) -> bytes:
         """Join or leave a domain."""
-        kind = bytes(frame[:1])
+        kind = body[:1]
         if kind == JOIN:
             from rankwise.workers.member import Member  # noqa: PLC0415  # takes numpy along
 
-            spec, rank = pickle.loads(frame[1:])  # noqa: S301  # from our own worker process
+            spec, rank = pickle.loads(body[1:])  # noqa: S301  # from our own worker process
             self.child.join(spec.name, Member.join_at(self.ends.arena.memory, spec, rank))
         elif kind == LEAVE:
-            self.child.leave(pickle.loads(frame[1:]))  # noqa: S301  # the same
+            self.child.leave(pickle.loads(body[1:]))  # noqa: S301  # the same
         else:
-            return self.device_command(frame)
+            return self.device_command(body)
         return b""
 
-    def device_command(self, frame: memoryview) -> bytes:
+    def device_command(self, body: bytes) -> bytes:
         """Do something with the memory of a device."""
-        del frame
+        del body
         raise ConfigError(
             f"{self.child.path} has no device memory",
             hint="malloc, free, copy_to and copy_from are for chips of a level-3 worker",
         )
 
-    def program(self, number: int) -> bytes:
+    def program(self, number: int) -> None:
         """Run a recorded program."""
         program: Program = self.table.find(number)
         program.run(self.table)
-        return b""
 
     def finish(self) -> bytes:
         """Leave all domains."""
@@ -173,9 +172,9 @@ class ChipRole(_Role):
         ]
         return encode_left(Timeline(entries))
 
-    def device_command(self, frame: memoryview) -> bytes:
+    def device_command(self, body: bytes) -> bytes:
         """Malloc, free, copy."""
-        chip, command = self._chip, decode_command(frame)
+        chip, command = self._chip, decode_command(body)
         match command.code:
             case ControlCode.MALLOC:
                 return chip.malloc(command.arg0).to_bytes(8, "little")

@@ -138,6 +138,49 @@ def test_memory_of_a_chip_is_taken_filled_read_and_given_back() -> None:
     assert "in chip 1" in caught.value.__notes__
 
 
+def test_the_answer_to_an_interrupted_command_is_not_taken_for_that_of_the_next() -> None:
+    parent, (read_gate, write_gate) = os.getpid(), os.pipe()
+
+    def make_malloc_slow() -> None:
+        def slow_malloc(size: int) -> int:
+            if size == 1:
+                os.kill(parent, signal.SIGINT)
+                os.read(read_gate, 1)
+            return size
+
+        setattr(context().chip, "malloc", slow_malloc)  # noqa: B010  # mypy minds the other
+
+    make_slow = ChipCallable.build([], "make_malloc_slow", make_malloc_slow)
+    with Worker(level=3, platform="host", device_ids=[0]) as worker:
+        worker.init()
+        worker.run(lambda orch, _args, _config: orch.submit_next_level(make_slow))
+        with pytest.raises(KeyboardInterrupt):
+            worker.malloc(1)
+        os.write(write_gate, b"!")
+
+        assert worker.malloc(2) == 2
+    os.close(read_gate)
+    os.close(write_gate)
+
+
+def test_a_command_may_fail_with_more_words_than_its_frame_holds() -> None:
+    def make_malloc_fail() -> None:
+        def failing_malloc(size: int) -> int:
+            raise ValueError("much " * size)
+
+        setattr(context().chip, "malloc", failing_malloc)  # noqa: B010  # mypy minds the other
+
+    make_fail = ChipCallable.build([], "make_malloc_fail", make_malloc_fail)
+    with Worker(level=3, platform="host", device_ids=[0]) as worker:
+        worker.init()
+        worker.run(lambda orch, _args, _config: orch.submit_next_level(make_fail))
+
+        for count in (1, 50_000, 2):
+            with pytest.raises(ValueError, match="much") as caught:
+                worker.malloc(count)
+            assert str(caught.value) == "much " * count
+
+
 def test_the_first_error_of_a_bootstrap_is_told_at_once_and_the_next_init_works() -> None:
     worker = two_chips(bring_up(0, 2), bring_up(1, 2, source="nowhere"))
 

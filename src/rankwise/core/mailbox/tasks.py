@@ -1,7 +1,8 @@
 """What a worker is told in one frame: a task's configuration and arguments, or a command.
 
 A task's body is the configuration (4 words of 32 bits) and the blob of arguments; a command's is a
-code and three arguments of 64 bits. Both are bodies of REQUEST frames, on lanes of their own.
+code and three arguments of 64 bits. Both are bodies of REQUEST frames, on lanes of their own. Tasks
+are written as whole frames here, since there are many; commands are framed by the machines.
 """
 
 import struct
@@ -159,27 +160,25 @@ class Command(msgspec.Struct, frozen=True):
 
 
 def encode_command(code: int, arg0: int = 0, arg1: int = 0, arg2: int = 0) -> bytes:
-    """A command's frame.
+    """A command, as the body of a request.
 
     Raises:
         ConfigError: one of the words has no place in 64 bits.
     """
     try:
-        body = _COMMAND.pack(code, arg0, arg1, arg2)
+        return _COMMAND.pack(code, arg0, arg1, arg2)
     except struct.error:
         raise ConfigError(
             f"command {code} has arguments {arg0}, {arg1}, {arg2}, expected 0 to 2**64 - 1"
         ) from None
-    return encode_frame(Frame(FrameKind.REQUEST, Lane.CONTROL, 0, body))
 
 
-def decode_command(data: bytes | bytearray | memoryview) -> Command:
-    """Read a command's frame.
+def decode_command(body: bytes | bytearray | memoryview) -> Command:
+    """Read a command out of a request's body.
 
     Raises:
-        MailboxCorrupt: it was cut, is from another release, or is no command.
+        MailboxCorrupt: it was cut, or is no command.
     """
-    body = _body(data, Lane.CONTROL, "command")
     if len(body) != _COMMAND.size:
         raise MailboxCorrupt(f"a command's message has {len(body)} bytes, expected {_COMMAND.size}")
     return Command(*_COMMAND.unpack(body))

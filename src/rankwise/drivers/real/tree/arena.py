@@ -66,6 +66,10 @@ class Layout(msgspec.Struct, frozen=True):
         """The first byte of the rest."""
         return _page_up(self.heap + self.heap_bytes)
 
+    def command(self, child: int) -> int:
+        """A child's frame for commands."""
+        return self.commands + FRAME_BYTES * child
+
     def counter(self, child: int) -> int:
         """Where a child counts."""
         return self.counters + _COUNTERS_STRIDE * child

@@ -16,14 +16,19 @@ communicators are the child's, and two that take words from one pipe would ruin 
 import os
 import time
 import traceback
-from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
 
 from rankwise.drivers.real.tree.arena import FRAME_BYTES, Arena
-from rankwise.drivers.real.tree.reports import FAREWELL, ReportFile, report_of, report_of_left
+from rankwise.drivers.real.tree.mailbox import ChildMailbox
+from rankwise.drivers.real.tree.reports import (
+    ANSWER,
+    FAREWELL,
+    ReportFile,
+    report_of,
+    report_of_left,
+)
 from rankwise.drivers.real.tree.words import (
     AHEAD,
-    ANSWERED,
     COMMAND,
     COUNTER_SHIFT,
     FAILED,
@@ -36,7 +41,6 @@ from rankwise.drivers.real.tree.words import (
     PROGRAM,
     PROGRAM_ENDED,
     PROGRAM_FAILED,
-    READY,
     REFUSED,
     RELEASE,
     RETURNED,
@@ -67,12 +71,12 @@ class Role(Protocol):
         """Hear that a task has raised, before the worker process does."""
         ...
 
-    def command(self, frame: memoryview) -> bytes:
+    def command(self, body: bytes) -> bytes:
         """Do what a command wants; returns the answer."""
         ...
 
-    def program(self, number: int) -> bytes:
-        """Run a recorded program; returns nothing of interest."""
+    def program(self, number: int) -> None:
+        """Run a recorded program."""
         ...
 
     def finish(self) -> bytes:
@@ -102,9 +106,8 @@ def live(role: Role, ends: ChildEnds) -> int:
         ends.reports.append(index, report_of(error))
         os.write(ends.done_fd, completion(REFUSED, index))
         return 1
-    os.write(ends.done_fd, completion(READY, index))
-    serve(role, ends)
     try:
+        serve(role, ends)
         left = role.finish()
     except BaseException as error:  # noqa: BLE001  # close() raises it
         ends.reports.append(FAREWELL, report_of(error))
@@ -121,6 +124,10 @@ def serve(role: Role, ends: ChildEnds) -> None:
     task_fd, done_fd, index = ends.task_fd, ends.done_fd, ends.index
     layout = ends.arena.layout
     memory = memoryview(ends.arena.memory)
+    mailbox = ChildMailbox(
+        index, memory[layout.command(index) :][:FRAME_BYTES], done_fd, ends.reports, role.command
+    )
+    mailbox.start()
     counters = memory[layout.counter(index) : layout.counter(index) + 16].cast("Q")
     frames = layout.frames
     quick: set[int] = set()
@@ -149,7 +156,10 @@ def serve(role: Role, ends: ChildEnds) -> None:
                 tell_deferred()
             if word & RELEASE:
                 return
-            _do_other(role, ends, word, memory)
+            if word & COMMAND:
+                mailbox.rung(slot)
+            elif word & PROGRAM:
+                _run_program(role, ends, slot)
             continue
         if word & AHEAD and word >> COUNTER_SHIFT != disturbances & 255:
             if deferred:
@@ -221,28 +231,11 @@ def _leave(ends: ChildEnds, slot: int, left: bytes, frame: memoryview) -> int:
     return len(left) << VALUE_SHIFT
 
 
-def _do_other(role: Role, ends: ChildEnds, word: int, memory: memoryview) -> None:
-    """A command or a program."""
-    if word & COMMAND:
-        place = ends.arena.layout.commands + ends.index * FRAME_BYTES
-        frame = memory[place : place + (word & FIELD_MASK)]
-        answer = _attempt(ends, lambda: role.command(frame))
-        if answer is not None:
-            memory[place : place + len(answer)] = answer
-        # A length that no answer has says that it failed.
-        length = FRAME_BYTES + 1 if answer is None else len(answer)
-        os.write(ends.done_fd, completion(ANSWERED, ends.index, length))
-    elif word & PROGRAM:
-        number = word & FIELD_MASK
-        ended = _attempt(ends, lambda: role.program(number))
-        kind = PROGRAM_FAILED if ended is None else PROGRAM_ENDED
-        os.write(ends.done_fd, completion(kind, ends.index))
-
-
-def _attempt(ends: ChildEnds, action: Callable[[], Any]) -> Any:
-    """What the action returns; None when it raised, which is in the report file then."""
+def _run_program(role: Role, ends: ChildEnds, number: int) -> None:
+    kind = PROGRAM_ENDED
     try:
-        return action()
+        role.program(number)
     except BaseException as error:  # noqa: BLE001  # the worker process raises it
-        ends.reports.append(ends.index, report_of(error))
-        return None
+        ends.reports.append(ANSWER, report_of(error))
+        kind = PROGRAM_FAILED
+    os.write(ends.done_fd, completion(kind, ends.index))

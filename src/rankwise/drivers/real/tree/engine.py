@@ -14,6 +14,7 @@ import msgspec
 
 from rankwise.base.errors import ConfigError, TreeError, WorkerDied
 from rankwise.base.units import SECOND, Duration, Instant, format_bytes
+from rankwise.core.mailbox.vocabulary import Deliver
 from rankwise.core.tree.heap import ALIGNMENT
 from rankwise.core.tree.machine import TaskGraph
 from rankwise.core.tree.vocabulary import (
@@ -44,7 +45,8 @@ from rankwise.core.tree.vocabulary import (
 )
 from rankwise.drivers.real.tree.arena import FRAME_BYTES, FRAME_HEAD, PAGE, Arena, Layout
 from rankwise.drivers.real.tree.children import Children, ChildSpec, Listener
-from rankwise.drivers.real.tree.reports import Report, rebuilt
+from rankwise.drivers.real.tree.mailbox import Mailbox
+from rankwise.drivers.real.tree.reports import ANSWER, Report, decode_report, rebuilt
 from rankwise.drivers.real.tree.words import (
     AHEAD,
     ANSWERED,
@@ -146,7 +148,9 @@ class Engine(Listener):
         self._allocations: list[Granted | Refused] = []
         self._left: dict[int, bytes] = {}
         """What tasks have left in report files, by slot."""
-        self._answers: dict[int, int] = {}
+        self._mailboxes: list[Mailbox] = []
+        self._answers: dict[int, Report] = {}
+        """What children have told in report files that was no task's."""
         self._program_ends: dict[int, bool] = {}
         self._deaths: dict[int, str] = {}
         """Children that have ended since somebody began to wait for them."""
@@ -154,11 +158,21 @@ class Engine(Listener):
 
     def start(self) -> None:
         """Start all children; see `Children.start` for what is raised."""
+        self._mailboxes = [self._mailbox(child) for child in range(len(self.spec.children))]
         try:
             self.children.start()
         except BaseException:
             self._unmap()
             raise
+
+    def _mailbox(self, child: int) -> Mailbox:
+        place = self.arena.layout.command(child)
+        return Mailbox(
+            self.children.name_of(child),
+            self._memory[place : place + FRAME_BYTES],
+            lambda length: self.children.send(child, [COMMAND | length]),
+            lambda: self.children.kill(child),
+        )
 
     def close(self) -> tuple[str, ...]:
         """End all children and let go of the memory; the names of those that were killed."""
@@ -168,6 +182,7 @@ class Engine(Listener):
             self._unmap()
 
     def _unmap(self) -> None:
+        self._mailboxes = []
         self._memory.release()
         self.arena.close()
 
@@ -339,28 +354,28 @@ class Engine(Listener):
 
     # Commands and programs
 
-    def command(self, child: int, frame: bytes) -> bytes:
+    def command(self, child: int, body: bytes) -> bytes:
         """Ask a child for something that is no task, after all that was sent to it.
 
         Raises:
             WorkerDied: the child has ended.
             Exception: whatever the child raised.
         """
-        self._check_alive(child)
-        if len(frame) > FRAME_BYTES:
-            raise ConfigError(f"a command takes {format_bytes(len(frame))}, too much for a frame")
-        place = self.arena.layout.commands + child * FRAME_BYTES
-        self._memory[place : place + len(frame)] = frame
-        self._answers.pop(child, None)
         self._deaths.clear()
-        self.children.send(child, [COMMAND | len(frame)])
-        while child not in self._answers:
-            self._check_alive(child)
-            self._wait()
-        length = self._answers.pop(child)
-        if length > FRAME_BYTES:
-            raise rebuilt(self._failed_to_run.pop(child), self.children.name_of(child))
-        return bytes(self._memory[place : place + length])
+        self._check_alive(child)
+        mailbox = self._mailboxes[child]
+        call = mailbox.call(body)
+        try:
+            while (end := mailbox.end_of(call)) is None:
+                self._wait()
+        except BaseException:
+            mailbox.forget(call)
+            raise
+        if not isinstance(end, Deliver):
+            raise WorkerDied(end.reason)
+        if not end.succeeded:
+            raise rebuilt(decode_report(end.body), self.children.name_of(child))
+        return end.body
 
     def run_programs(self, programs: dict[int, int], deadline: Instant | None = None) -> None:
         """Run a recorded program at each of these children, all at once, and wait for all.
@@ -534,7 +549,9 @@ class Engine(Listener):
 
     def _read_reports(self, child: int) -> None:
         for subject, report in self.children.reports[child].read_new():
-            if report.left:
+            if subject == ANSWER:
+                self._answers[child] = report
+            elif report.left:
                 self._left[subject] = report.left
             else:
                 number, _ = self._graph.task_in(subject)
@@ -543,12 +560,15 @@ class Engine(Listener):
     def _hear_of_child(self, kind: int, word: int) -> None:
         child, value = word & FIELD_MASK, word >> VALUE_SHIFT
         if kind == ANSWERED:
-            if value > FRAME_BYTES:
-                self._failed_to_run[child] = self.children.reports[child].read_new()[-1][1]
-            self._answers[child] = value
+            if value == LEFT_IN_FILE:
+                self._read_reports(child)
+                self._mailboxes[child].hear(self._answers.pop(child).left)
+            else:
+                self._mailboxes[child].answered(value)
         elif kind in (PROGRAM_ENDED, PROGRAM_FAILED):
             if kind == PROGRAM_FAILED:
-                self._failed_to_run[child] = self.children.reports[child].read_new()[-1][1]
+                self._read_reports(child)
+                self._failed_to_run[child] = self._answers.pop(child)
             self._program_ends[child] = kind == PROGRAM_ENDED
         else:
             self.children.hear(word)
@@ -561,10 +581,12 @@ class Engine(Listener):
         counters[0] = counters[1] = 0
         self.children.take_back(child)  # or its successor would find the words
         self._deaths[child] = how
+        self._mailboxes[child].child_ended(how)
         if self.on_lost is not None:
             self.on_lost(child, how)
         self._tell(ChildDied(child, begun, done, successor))
 
     def child_replaced(self, child: int) -> None:
         """The successor of a dead child is ready."""
+        self._mailboxes[child] = self._mailbox(child)
         self._tell(ChildJoined(child))

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 FAREWELL = (1 << 32) - 1
 """The subject of what a child says when it ends."""
+ANSWER = FAREWELL - 1
+"""The subject of what is no task's: an answer that its frame has no room for, a program's error."""
 _HEADER = struct.Struct("=II")
 
 
@@ -47,7 +49,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Report).decode
+decode_report = msgspec.msgpack.Decoder(Report).decode
 
 
 def report_of(error: BaseException) -> bytes:
@@ -159,7 +161,7 @@ class ReportFile:
             if len(body) < length:
                 break  # its writer was killed in the middle
             self._read_up_to += _HEADER.size + length
-            found.append((subject, _decode(body)))
+            found.append((subject, decode_report(body)))
         return found
 
     def empty(self) -> None:
