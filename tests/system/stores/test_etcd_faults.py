@@ -460,3 +460,21 @@ def _post(member: EtcdMember, path: str, body: dict[str, Any]) -> Any:
         answer = response.read()
         assert response.status == 200, answer
         return json.loads(answer)
+
+
+def test_a_cluster_whose_quota_is_spent_is_named_with_what_to_do(tmp_path: Path) -> None:
+    def fill(store: EtcdStore) -> None:
+        for number in range(200):
+            store.commit(Transaction(puts=(Put(f"fill/{number}", bytes(20_000)),)))
+
+    quota = ("--quota-backend-bytes", "1000000")
+    with (
+        etcd_cluster(tmp_path, extra=quota) as cluster,
+        store_of(cluster, Duration(2 * SECOND)) as store,
+    ):
+        with pytest.raises(StoreUnavailable, match="database space exceeded"):
+            fill(store)
+        with pytest.raises(StoreUnavailable, match="database space exceeded") as raised:
+            store.grant_lease(PATIENCE)
+
+    assert "alarm disarm" in (raised.value.hint or "")
