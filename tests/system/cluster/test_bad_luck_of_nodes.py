@@ -258,6 +258,31 @@ def test_a_node_that_is_not_fit_stays_out(nodes: Nodes) -> None:
 
 
 @needs_etcd
+def test_a_quorum_that_was_lost_for_longer_than_a_lease_brings_all_nodes_back(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    with etcd_cluster(tmp_path, 3) as cluster:
+        endpoints = ",".join(f"{host}:{port}" for host, port in cluster.endpoints)
+        words = (
+            *("--nnodes", "2", "--rdzv-backend", "etcd", "--rdzv-endpoint", endpoints),
+            *("--rdzv-id", "run", "--rdzv-conf", "lease_ttl=2"),
+        )
+        one, two = nodes.start(STAY, *words), nodes.start(STAY, *words)
+        wait_for_any([one, two], "of 2", count=2)
+
+        for member in cluster.members[:2]:
+            member.kill()
+        for each in (one, two):
+            each.wait_for("cut off from the store", stream="stderr")
+        cluster.heal()
+        wait_for_any([one, two], "of 2", count=4)
+        one.signal(signal.SIGTERM)
+        done = both(one, two)
+
+    assert [each.code for each in done] == [143, 143], done
+
+
+@needs_etcd
 def test_a_stopped_agents_workers_are_gone_before_others_get_their_ranks(
     nodes: Nodes, tmp_path: Path
 ) -> None:

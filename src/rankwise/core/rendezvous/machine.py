@@ -323,6 +323,8 @@ class Rendezvous:
         if request is None:
             if isinstance(stimulus, KeysRead):
                 self._end_watch(stimulus.watch)
+            elif isinstance(stimulus, StoreDenied) and self._is_watched(stimulus.token):
+                self._refuse(RefusalKind.STORE, stimulus.reason, stimulus.hint)
             return
         if not isinstance(stimulus, RequestFailed):
             self._store_trouble = ""
@@ -865,8 +867,11 @@ class Rendezvous:
 
     def _end_watch(self, watch: int | None) -> None:
         """End a watch that nobody listens to, if there is one."""
-        if watch is not None and watch not in (self._shared_watch, self._nodes_watch):
+        if watch is not None and not self._is_watched(watch):
             self._effects.append(EndWatch(watch))
+
+    def _is_watched(self, token: int) -> bool:
+        return token in (self._shared_watch, self._nodes_watch)
 
     def _stop_leading(self) -> None:
         nodes, self._nodes_watch = self._nodes_watch, None

@@ -29,6 +29,7 @@ from rankwise.core.rendezvous.requests import (
     RenewLease,
     RequestFailed,
     RevokeLease,
+    StoreDenied,
     TransactionCommitted,
     TransactionConflicted,
     WatchLost,
@@ -295,6 +296,17 @@ def test_a_leader_whose_round_is_not_taken_says_so_while_its_workers_run() -> No
     assert {each.text for each in told} == {
         "for the store, which does not take the next round: nobody answers"
     }
+
+
+def test_a_watch_that_the_store_refuses_ends_the_nodes_part() -> None:
+    table = running_pair()
+    (token,) = [token for node, token in table.watches if node == "b"][:1]
+
+    table.tell("b", StoreDenied(token, "the user may not watch", "grant it"))
+
+    refused = table.told["b"][-1]
+    assert isinstance(refused, Refused)
+    assert (refused.kind, refused.why) == (RefusalKind.STORE, "the user may not watch")
 
 
 def test_a_lead_that_nobody_keeps_alive_is_taken() -> None:

@@ -131,15 +131,15 @@ class WatchLine(msgspec.Struct):
 
 
 class Fault(msgspec.Struct):
-    """What comes with a status other than 200."""
+    """What comes with a status other than 200; where a stream was asked for, `error` has parts."""
 
     message: str = ""
-    error: str = ""
+    error: str | StreamFault = ""
 
     @property
     def text(self) -> str:
         """What etcd says."""
-        return self.message or self.error
+        return self.message or (self.error if isinstance(self.error, str) else self.error.message)
 
 
 # Made here and not where they are used: two threads that meet a type for the first time at the same
