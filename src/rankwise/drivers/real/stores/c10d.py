@@ -411,16 +411,36 @@ class _Watched(msgspec.Struct, frozen=True):
     alive_at: Instant
 
 
+def require_torch() -> None:
+    """Look whether torch is installed, without the seconds that importing it takes.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    from importlib.util import find_spec  # noqa: PLC0415 -- with the store only
+
+    try:
+        is_there = find_spec("torch") is not None
+    except ValueError:  # somebody has said that it cannot be imported
+        is_there = False
+    if not is_there:
+        raise _torch_is_missing()
+
+
+def _torch_is_missing() -> ConfigError:
+    return ConfigError(
+        "the c10d store needs PyTorch, which cannot be imported",
+        hint="pip install 'rankwise[torch]', or use --rdzv-backend embedded, which needs"
+        " nothing, or etcd",
+    )
+
+
 def _import_torch() -> Any:
     try:
         with _quiet_torch():
             from torch import distributed  # noqa: PLC0415 -- takes seconds, and may be absent
     except ImportError as error:
-        raise ConfigError(
-            "the c10d store needs PyTorch, which cannot be imported",
-            hint="pip install 'rankwise[torch]', or use --rdzv-backend embedded, which needs"
-            " nothing, or etcd",
-        ) from error
+        raise _torch_is_missing() from error
     if not distributed.is_available():
         raise ConfigError(
             "the c10d store needs torch.distributed, which this build of PyTorch lacks",

@@ -162,6 +162,7 @@ def _open_c10d(endpoint: str, settings: Mapping[str, str], run_id: str) -> Store
         C10dConfig,
         open_c10d,
         open_file,
+        require_torch,
     )
     from rankwise.drivers.real.stores.deferred import DeferredStore  # noqa: PLC0415  # the same
 
@@ -178,6 +179,7 @@ def _open_c10d(endpoint: str, settings: Mapping[str, str], run_id: str) -> Store
         config = msgspec.structs.replace(config, connect_timeout=timeout)
     if (linger := _seconds(settings, "linger")) is not None:
         config = msgspec.structs.replace(config, linger=linger)
+    require_torch()
     who = f"torch's TCPStore at {host}:{port}"
     return DeferredStore(lambda: open_c10d(config, SystemClock()), who, C10D_PATIENCE)
 
