@@ -27,14 +27,14 @@ class CallableTable:
     Attributes:
         names: what to call each callable, by its number.
         found: in a child, what it has asked for, by number.
+        dropped: what was borrowed, and the program has let go of.
     """
 
     def __init__(self) -> None:
         self._kept: dict[int, Any] = {}
         self._borrowed: dict[int, weakref.ref[Any]] = {}
         """Those that were not registered, and that the program keeps alive."""
-        self._dropped: list[int] = []
-        """Those of the borrowed that the program has let go of."""
+        self.dropped: list[int] = []
         self._numbers: dict[int, int] = {}
         """The number of a callable by its identity."""
         self._offsets: dict[int, int] = {}
@@ -74,7 +74,7 @@ class CallableTable:
         def on_end(_: Any) -> None:
             if self._borrowed.pop(mine, None) is not None:
                 del self._numbers[identity]
-                self._dropped.append(mine)
+                self.dropped.append(mine)
 
         try:
             self._borrowed[number] = weakref.ref(callable_, on_end)
@@ -84,8 +84,8 @@ class CallableTable:
 
     def let_go(self) -> None:
         """Forget what the program has let go of; called while no task is under way."""
-        while self._dropped:
-            number = self._dropped.pop()
+        while self.dropped:
+            number = self.dropped.pop()
             del self.names[number]
             self._taken.discard(number % CALLABLES_MAX)
             offset = self._offsets.pop(number)
@@ -97,7 +97,7 @@ class CallableTable:
         """From now on children exist that find new callables there; None when they are gone."""
         if arena is None:
             self._arena = None
-            self._dropped += self._borrowed
+            self.dropped += self._borrowed
             self._borrowed.clear()
             self.let_go()
             self._numbers = {id(callable_): number for number, callable_ in self._kept.items()}

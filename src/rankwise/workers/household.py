@@ -15,6 +15,7 @@ from rankwise.base.errors import ConfigError, RankwiseError
 from rankwise.base.units import Duration
 from rankwise.core.mailbox.tasks import ControlCode, encode_command
 from rankwise.core.tree.vocabulary import Pool
+from rankwise.drivers.real.tree.arena import SIZE as ARENA_BYTES
 from rankwise.drivers.real.tree.children import ChildSpec
 from rankwise.drivers.real.tree.engine import Engine, EngineSpec
 from rankwise.drivers.real.tree.mappings import SharedRanges
@@ -117,6 +118,8 @@ class Household:
                 close_patience=spec.close_patience,
             )
         )
+        self._arena_span = self.engine.arena.address, self.engine.arena.address + ARENA_BYTES
+        """Looked at for every tensor of every task."""
         self.engine.on_lost = self._on_lost
         if self.next_level_count:
             self.engine.on_left = self._on_left
@@ -281,7 +284,8 @@ class Household:
         Raises:
             ConfigError: it is this process's own, or nobody's.
         """
-        if self.is_shared(start, size_bytes):
+        low, high = self._arena_span
+        if (low <= start and start + size_bytes <= high) or self.is_shared(start, size_bytes):
             return
         raise ConfigError(
             f"tensor {place} lies at {start:#x}, which children do not share with this process",

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
 _DEVICE_SHIFT = 48
 """Addresses of devices have the device's number, plus one, above this bit."""
-_HOW = {
+_OUTPUT = int(TensorArgType.OUTPUT)
+_HOW: dict[int, tuple[bool, bool]] = {
     TensorArgType.INPUT: (True, False),
     TensorArgType.OUTPUT: (False, True),
     TensorArgType.INOUT: (True, True),
@@ -371,9 +372,8 @@ class Orchestrator:
             )
         accesses = []
         for place, (address, size_bytes, tag, is_childs) in enumerate(args.accesses()):
-            kind = TensorArgType(tag)
             start = address
-            if not address and kind is TensorArgType.OUTPUT:
+            if not address and tag == _OUTPUT:
                 start = self._engine.allocate(size_bytes)
                 args.set_address(place, start)
             if not start:
@@ -381,7 +381,7 @@ class Orchestrator:
             space = (start >> _DEVICE_SHIFT) - 1 if is_childs else HOST
             if not is_childs:
                 self._household.check_shared(start, size_bytes, place)
-            how = _HOW.get(kind)
+            how = _HOW.get(tag)
             if how is not None:
                 accesses.append(Access(space, start, start + size_bytes, *how))
         return tuple(accesses)

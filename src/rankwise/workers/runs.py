@@ -50,7 +50,8 @@ class Runs:
                 "run() was called inside of run()", hint="submit tasks to the orchestrator"
             )
         children = self._household.engine.children
-        for child, how in sorted(children.lost.items()):
+        if children.lost:
+            child, how = min(children.lost.items())
             raise WorkerDied(
                 f"{children.name_of(child)} {how}", hint="close() the worker, and init() it again"
             )
@@ -74,7 +75,8 @@ class Runs:
         if patience is not None:
             deadline = Instant(time.monotonic_ns() + patience)
         self.failures = ()
-        household.table.let_go()
+        if household.table.dropped:
+            household.table.let_go()
         self.is_running = True
         engine.begin_run(clock, deadline)
         orch = Orchestrator(household)
@@ -84,7 +86,8 @@ class Runs:
                 callable_(orch, args, config)
             except Exception as raised:  # noqa: BLE001  # raised again when all tasks have ended
                 error = raised
-            self._check_no_copy()
+            if os.getpid() != self._pid:
+                self._refuse_copy()
             orch.finish()
             drained = engine.drain()
         except BaseException as interrupt:  # goes on when all is quiet
@@ -99,12 +102,11 @@ class Runs:
         if error is not None or drained.unfinished:
             self._raise(error, drained, household)
 
-    def _check_no_copy(self) -> None:
-        if os.getpid() != self._pid:
-            raise LocalProtocolError(
-                "an orchestration function has forked, and this is the copy",
-                hint="os._exit() at the end of what the copy does",
-            )
+    def _refuse_copy(self) -> NoReturn:
+        raise LocalProtocolError(
+            "an orchestration function has forked, and this is the copy",
+            hint="os._exit() at the end of what the copy does",
+        )
 
     def _abandon(self, household: Household, interrupt: BaseException) -> NoReturn:
         """Cancel what has not begun, wait a little for the rest, and go on with the exception."""

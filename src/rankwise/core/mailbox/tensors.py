@@ -264,13 +264,10 @@ def encode_arguments(tensors: Sequence[ContinuousTensor], scalars: Sequence[int]
     """Tensors and scalars as one blob: i32 T, i32 S, T tensors of 40 bytes, S words of 64 bits."""
     if not tensors and not scalars:
         return _NOTHING
-    return b"".join(
-        (
-            _COUNTS.pack(len(tensors), len(scalars)),
-            *[tensor.pack() for tensor in tensors],
-            struct.pack(f"={len(scalars)}Q", *scalars),
-        )
-    )
+    packed = [tensor.pack() for tensor in tensors]
+    if scalars:
+        packed.append(struct.pack(f"={len(scalars)}Q", *scalars))
+    return _COUNTS.pack(len(tensors), len(scalars)) + b"".join(packed)
 
 
 _NOTHING = _COUNTS.pack(0, 0)

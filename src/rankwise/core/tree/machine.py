@@ -81,6 +81,7 @@ _POOL_NAMES = {Pool.NEXT_LEVEL: "next-level worker", Pool.SUB: "sub worker"}
 _PENDING, _READY, _RUNNING = TaskState.PENDING, TaskState.READY, TaskState.RUNNING
 _COMPLETED, _FAILED, _SKIPPED = TaskState.COMPLETED, TaskState.FAILED, TaskState.SKIPPED
 _SLOT_MASK = FAILED_BIT - 1
+_NOBODY: tuple[Unfinished, ...] = ()
 _NOTHING: "list[Effect]" = []
 """What most facts lead to; nobody adds to it."""
 
@@ -192,7 +193,7 @@ class TaskGraph:
         return self._orders()
 
     def _orders(self) -> list[Effect]:
-        orders = self._effects.copy()
+        orders = self._effects[:]
         self._effects.clear()  # the parts hold this very list
         return orders
 
@@ -219,9 +220,12 @@ class TaskGraph:
         else:
             child = self._queues.common_child(task)
             if child is not None and not self._is_abandoned:
-                child.followers.append(task)
-                self._queues.has_followers = True
-                self._queues.follow(child)
+                if not child.followers and len(child.queue) < self.spec.depth:
+                    self._queues.append(child, task)
+                else:
+                    child.followers.append(task)
+                    self._queues.has_followers = True
+                    self._queues.follow(child)
         self._send(now)
 
     def _on_group(self, stimulus: GroupSubmitted, now: Instant) -> None:
@@ -599,7 +603,7 @@ class TaskGraph:
 
     def _finish(self) -> None:
         self._memory.free_all()
-        unfinished: tuple[Unfinished, ...] = ()
+        unfinished = _NOBODY
         if self._not_completed:
             unfinished = tuple(sorted(self._not_completed, key=_by_number))
             self._not_completed = []

@@ -104,8 +104,9 @@ class Memory:
 
     def free_all(self) -> None:
         """Begin anew, with only the run's own scope open."""
-        for slab in list(self._slabs):
-            self._free(slab)
+        if self._slabs:
+            for slab in list(self._slabs):
+                self._free(slab)
         self.scope_depth = 1
         self.wanted_bytes = None
 

@@ -224,6 +224,11 @@ class Queues:
 
     def _send(self, child: Child) -> None:
         unsent, child.unsent = child.unsent, []
+        if len(unsent) == 1:  # cheaper, and what somebody may be waiting for
+            (task,) = unsent
+            order = Dispatch(child.index, [task.slot], [task.waiting_for > 0], child.epoch)
+            self._effects.append(order)
+            return
         # Members of a group wait for nobody; nothing ever counts up their `waiting_for`.
         ahead = [task.waiting_for > 0 for task in unsent]
         slots = [task.slot for task in unsent]

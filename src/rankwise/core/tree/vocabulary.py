@@ -231,7 +231,7 @@ Stimulus = (
 # Effects
 
 
-class Dispatch(msgspec.Struct, frozen=True):
+class Dispatch(msgspec.Struct, frozen=True, gc=False):
     """Append to a child's queue.
 
     Attributes:

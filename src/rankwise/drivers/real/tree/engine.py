@@ -430,16 +430,18 @@ class Engine(Listener):
 
     def _carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:
-            if type(effect) is Dispatch:  # most are, and a match costs several times as much
+            # A match costs several times as much, and these are the most frequent.
+            if type(effect) is Dispatch:
                 self._dispatch(effect)
                 continue
+            if type(effect) is Drained:
+                self._drained.append(effect)
+                continue
             match effect:
-                case Dispatch():  # found above
+                case Dispatch() | Drained():  # found above
                     pass
                 case Recall():
                     self._recall(effect.child)
-                case Drained():
-                    self._drained.append(effect)
                 case Granted() | Refused():
                     self._allocations.append(effect)
                 case Discard():
