@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,11 @@ def is_among(wanted: str, lines: list[str]) -> bool:
     return any(re.fullmatch(pattern, line) for line in lines)
 
 
-def open_folder(namespace: dict[str, Any]) -> None:
+def begin_page(namespace: dict[str, Any]) -> None:
+    # Some pages fork, which a process with threads must not: those of earlier pages end first.
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread():
+            thread.join(PATIENCE_S)
     namespace["folder"] = Path(tempfile.mkdtemp(prefix="documentation-"))
 
 
@@ -91,6 +96,6 @@ def remove_folder(namespace: dict[str, Any]) -> None:
 pytest_collect_file = Sybil(
     parsers=[PythonBlocks(), ConsoleBlocks()],
     patterns=["*.md"],
-    setup=open_folder,
+    setup=begin_page,
     teardown=remove_folder,
 ).pytest()

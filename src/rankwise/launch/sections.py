@@ -23,6 +23,8 @@ LEARNING_RUNS = 3
 """How often a section runs before its limit is learned: the first ones compile and connect."""
 FACTOR = 10.0
 LEAST_S = 30.0
+LINGER_S = 1.0
+"""How long the thread that tells waits for a next section, so that not each one starts a thread."""
 HEAD_START_S = 0.1
 """How long before the watchdog bites the section is named."""
 
@@ -85,7 +87,8 @@ class _Teller:
     """A thread that tells which section is stuck, shortly before the watchdog bites.
 
     It needs the interpreter's lock, which the watchdog does not: a program stuck in foreign code
-    that holds it ends without these words.
+    that holds it ends without these words. It ends when there was nothing to tell of for a while,
+    because a process with threads cannot fork trees of workers.
     """
 
     def __init__(self) -> None:
@@ -97,9 +100,7 @@ class _Teller:
         """Tell of this section when its time has come; None of none."""
         with self._changed:
             self._expected = section
-            if section is None:
-                return
-            if not self._is_started:
+            if section is not None and not self._is_started:
                 self._is_started = True
                 threading.Thread(target=self._watch, name="rankwise-section", daemon=True).start()
             self._changed.notify()
@@ -108,8 +109,10 @@ class _Teller:
         with self._changed:
             while True:
                 if self._expected is None:
-                    self._changed.wait()
-                    continue
+                    self._changed.wait(LINGER_S)
+                    if self._expected is None:
+                        self._is_started = False
+                        return
                 name, stuck_at = self._expected
                 patience = stuck_at - time.monotonic()
                 if patience > 0:

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import textwrap
+import threading
 
 import pytest
 
@@ -23,6 +24,16 @@ def run_program(text: str) -> "subprocess.CompletedProcess[str]":
 def test_a_section_that_is_left_in_time_changes_nothing() -> None:
     with section("quick", timeout=60), section("inner"):
         pass
+
+
+def test_the_thread_that_watches_ends_when_there_is_nothing_to_watch() -> None:
+    with section("quick", timeout=60):
+        (watching,) = [t for t in threading.enumerate() if t.name == "rankwise-section"]
+    watching.join(60)
+
+    assert not watching.is_alive()
+    with section("quick", timeout=60):
+        assert "rankwise-section" in [thread.name for thread in threading.enumerate()]
 
 
 def test_a_limit_must_be_positive() -> None:
