@@ -19,7 +19,13 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 
 def pytest_configure() -> None:
-    """Hear the signals that a shell makes its background jobs ignore: tests send them."""
+    """Hear the signals that a shell makes its background jobs ignore: tests send them.
+
+    Under nohup that is SIGHUP, which shall not end this process though what it starts shall hear
+    it: a handler of our own is not inherited, while being ignored is.
+    """
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: None)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN:

@@ -78,7 +78,8 @@ def test_two_nodes_meet_by_a_plug_in(package: Path, words: list[str | Path], bac
 
 def test_a_worker_that_fails_gives_its_exit_code(package: Path, tmp_path: Path) -> None:
     script = write_program(tmp_path, "import sys; sys.exit(7)", "fail.py")
-    words = ("--nnodes", "1:2", "--rdzv-endpoint", f"127.0.0.1:{free_ports(1)[0]}")
+    endpoint = f"127.0.0.1:{free_ports(1)[0]}"
+    words = ("--nnodes", "1:2", "--rdzv-endpoint", endpoint, "--rdzv-conf", "last_call_timeout=1")
 
     with start(
         *("run", "--rdzv-backend", "meadow", *words, "--rdzv-id", "run", script),
