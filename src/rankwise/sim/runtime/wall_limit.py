@@ -4,10 +4,14 @@ The simulation looks at the clock between events. A rank that loops for ever in 
 lets it, so a signal has to interrupt it. Signals reach the main thread only: elsewhere there is no
 limit but the simulation's own.
 
+Nor may it come where Python drops exceptions, in a finalizer or a callback of the garbage
+collector: there it is let pass, and comes again a moment later.
+
 The signal may come in the middle of a process of the simulation. That a limit is over is no failure
 of whatever happens to run then, which those who wait for it would be told: it ends the run.
 """
 
+import gc
 import signal
 import sys
 import threading
@@ -67,6 +71,8 @@ def wall_limit(seconds: float | None, *, remedy: str = "a larger wall_limit_s") 
         nonlocal is_over
         if is_over and not isinstance(getcurrent(), Rank | Fiber):
             return  # the scheduler is ending the ranks, and must not be disturbed
+        if _would_be_lost(frame):
+            return
         is_over = True
         inside = takewhile(lambda each: each is not beyond, frames_of_stack(frame))
         where = users_line_among(inside)
@@ -88,6 +94,16 @@ def wall_limit(seconds: float | None, *, remedy: str = "a larger wall_limit_s") 
         if left:
             rest = left - (time.monotonic() - begun)
             signal.setitimer(signal.ITIMER_REAL, max(rest, _INSIST_EVERY_S), interval)
+
+
+def _would_be_lost(frame: FrameType | None) -> bool:
+    """Whether an exception raised here would be printed and forgotten."""
+    callbacks = {getattr(callback, "__code__", None) for callback in gc.callbacks}
+    while frame is not None:
+        if frame.f_code in callbacks or frame.f_code.co_name == "__del__":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _running() -> str:

@@ -1,5 +1,6 @@
 """What never gives the simulator a turn is ended all the same, and named with its line."""
 
+import gc
 import signal
 import threading
 from typing import Any
@@ -88,6 +89,25 @@ def test_ranks_that_do_nothing_but_meet_for_ever_are_told_of_the_limit_and_of_no
 
     with pytest.raises(TimeLimit, match=r"still ran after 0\.2 s of real time"):
         ctx.multiprocessing.spawn(worker, nprocs=2, wall_limit_s=0.2)
+
+
+def test_a_limit_is_not_lost_where_python_drops_exceptions() -> None:
+    class Finalized:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGALRM)
+
+    def on_collection(_phase: str, _details: object) -> None:
+        signal.raise_signal(signal.SIGALRM)
+
+    gc.callbacks.append(on_collection)
+    try:
+        with wall_limit(60):
+            gc.collect()
+            Finalized()
+    finally:
+        gc.callbacks.remove(on_collection)
+    with pytest.raises(TimeLimit), wall_limit(60):
+        signal.raise_signal(signal.SIGALRM)
 
 
 def test_no_line_outside_of_what_is_limited_is_blamed() -> None:
