@@ -1,11 +1,9 @@
 """Carries an agent's effects to its node and to the store, and what they answer to the agent.
 
 The counterpart of `dispatch.py` for a node among several: the real driver and the simulated one
-share it, so that both run the very same machine. Stimuli that arrive while effects are being
-carried out wait their turn, so that a host may answer from within an order.
+share it, so that both run the very same machine.
 """
 
-from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -36,6 +34,7 @@ from rankwise.core.gang.vocabulary import (
 )
 from rankwise.core.rendezvous.requests import Order
 from rankwise.core.rendezvous.vocabulary import AnnounceRound, AnnounceWaiting, MadeSpare, World
+from rankwise.drivers.turns import Turns
 from rankwise.ports.clock import Clock
 from rankwise.ports.journal import Journal
 from rankwise.ports.processes import ProcessHost
@@ -97,10 +96,10 @@ class AgentDispatch:
         self._host = host
         self._ask_store = ask_store
         self._clock = clock
-        self._journal = journal
         self._on_announcement = on_announcement
-        self._waiting: deque[Stimulus] = deque()
-        self._is_busy = False
+        self._turns: Turns[Stimulus, NodeEffect | Order] = Turns(
+            MACHINE_NAME, agent.handle, self._carry_out, clock, journal
+        )
 
     @property
     def finished(self) -> FinishRun | None:
@@ -118,9 +117,7 @@ class AgentDispatch:
 
     def deliver(self, stimulus: Stimulus) -> None:
         """Tell the agent a fact and carry out its answer."""
-        self._waiting.append(stimulus)
-        if not self._is_busy:
-            self._work_off()
+        self._turns.deliver(stimulus)
 
     def tick(self) -> None:
         """Let a deadline that has passed take effect; too early, nothing happens."""
@@ -128,23 +125,13 @@ class AgentDispatch:
         if deadline is not None and self._clock.now() >= deadline:
             self.deliver(Ticked())
 
-    def _work_off(self) -> None:
-        self._is_busy = True
-        try:
-            while self._waiting:
-                stimulus = self._waiting.popleft()
-                now = self._clock.now()
-                self._journal.stimulus(MACHINE_NAME, stimulus, now)
-                for effect in self._agent.handle(stimulus, now):
-                    self._journal.effect(MACHINE_NAME, effect, now)
-                    if isinstance(effect, Order):
-                        self._ask_store(effect)
-                    else:
-                        self._carry_out(effect)
-        finally:
-            self._is_busy = False
+    def _carry_out(self, effect: NodeEffect | Order) -> None:
+        if isinstance(effect, Order):
+            self._ask_store(effect)
+        else:
+            self._carry_out_here(effect)
 
-    def _carry_out(self, effect: NodeEffect) -> None:
+    def _carry_out_here(self, effect: NodeEffect) -> None:
         host = self._host
         match effect:
             case SpawnWorker():

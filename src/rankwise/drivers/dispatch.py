@@ -1,11 +1,9 @@
 """Carries a gang's effects to a process host, and the host's stimuli to the gang.
 
 This is all that the real and the simulated driver have in common, and it is enough for both to run
-the very same machine. Stimuli that arrive while effects are being carried out wait their turn, so
-that a host may answer from within an order.
+the very same machine.
 """
 
-from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -26,6 +24,7 @@ from rankwise.core.gang.vocabulary import (
     Sweep,
     Ticked,
 )
+from rankwise.drivers.turns import Turns
 from rankwise.ports.clock import Clock
 from rankwise.ports.journal import Journal
 from rankwise.ports.processes import ProcessHost
@@ -88,10 +87,10 @@ class GangDispatch:
         self._gang = gang
         self._host = host
         self._clock = clock
-        self._journal = journal
         self._on_announcement = on_announcement
-        self._waiting: deque[Stimulus] = deque()
-        self._is_busy = False
+        self._turns: Turns[Stimulus, Effect] = Turns(
+            MACHINE_NAME, gang.handle, self._carry_out, clock, journal
+        )
 
     @property
     def outcome(self) -> Outcome | None:
@@ -114,9 +113,7 @@ class GangDispatch:
 
     def deliver(self, stimulus: Stimulus) -> None:
         """Tell the gang a fact and carry out its answer."""
-        self._waiting.append(stimulus)
-        if not self._is_busy:
-            self._work_off()
+        self._turns.deliver(stimulus)
 
     def tick(self) -> None:
         """Let a deadline that has passed take effect; too early, nothing happens."""
@@ -124,32 +121,19 @@ class GangDispatch:
         if deadline is not None and self._clock.now() >= deadline:
             self.deliver(Ticked())
 
-    def _work_off(self) -> None:
-        self._is_busy = True
-        try:
-            while self._waiting:
-                stimulus = self._waiting.popleft()
-                now = self._clock.now()
-                self._journal.stimulus(MACHINE_NAME, stimulus, now)
-                self._carry_out(self._gang.handle(stimulus, now), now)
-        finally:
-            self._is_busy = False
-
-    def _carry_out(self, effects: list[Effect], now: Instant) -> None:
-        for effect in effects:
-            self._journal.effect(MACHINE_NAME, effect, now)
-            match effect:
-                case SpawnWorker():
-                    self._host.spawn(effect.local_rank, effect.attempt)
-                case SignalWorker():
-                    self._host.signal(effect.local_rank, effect.attempt, effect.signal)
-                case LookForProgress():
-                    self._host.look_for_progress(effect.attempt)
-                case DumpStacks():
-                    self._host.dump_stacks(effect.attempt)
-                case Sweep():
-                    self._host.sweep(effect.attempt)
-                case AnnounceRestart() | AnnounceKill():
-                    self._on_announcement(effect)
-                case Finish():
-                    pass  # `outcome` tells; whoever drives the gang looks at it after every step
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case SpawnWorker():
+                self._host.spawn(effect.local_rank, effect.attempt)
+            case SignalWorker():
+                self._host.signal(effect.local_rank, effect.attempt, effect.signal)
+            case LookForProgress():
+                self._host.look_for_progress(effect.attempt)
+            case DumpStacks():
+                self._host.dump_stacks(effect.attempt)
+            case Sweep():
+                self._host.sweep(effect.attempt)
+            case AnnounceRestart() | AnnounceKill():
+                self._on_announcement(effect)
+            case Finish():
+                pass  # `outcome` tells; whoever drives the gang looks at it after every step

@@ -3,7 +3,6 @@
 import os
 import sys
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self
 
 from rankwise.drivers.real.hosting.hosting import Hosting
@@ -53,12 +52,7 @@ class ForkServer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

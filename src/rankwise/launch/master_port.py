@@ -7,7 +7,6 @@ two sockets with SO_REUSEADDR may share an address while at most one listens.
 """
 
 import socket
-from types import TracebackType
 from typing import Self
 
 from rankwise.base.errors import ConfigError
@@ -23,12 +22,7 @@ class ReservedPort:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

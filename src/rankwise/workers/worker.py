@@ -10,7 +10,6 @@ again. A sub worker that dies is replaced.
 import os
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from rankwise.base.errors import BootstrapFailed, ConfigError, LocalProtocolError
@@ -345,12 +344,7 @@ class Worker:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property

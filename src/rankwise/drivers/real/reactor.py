@@ -14,7 +14,6 @@ from heapq import heappop, heappush
 from itertools import count
 from select import EPOLLIN, EPOLLOUT, epoll
 from threading import RLock
-from types import TracebackType
 from typing import Self
 
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant
@@ -67,12 +66,7 @@ class Reactor:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def watch_readable(self, fd: int, callback: Callback) -> None:

@@ -57,7 +57,7 @@ class RendezvousThread:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def tell(self, stimulus: Stimulus) -> None:

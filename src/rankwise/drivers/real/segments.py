@@ -34,7 +34,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from mmap import mmap
 from stat import S_ISREG
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import msgspec
@@ -314,10 +313,5 @@ class Segment:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exception_type: type[BaseException] | None,
-        exception: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -131,7 +131,7 @@ class StoreClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def submit(self, order: Order) -> None:

@@ -8,7 +8,6 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 from select import EPOLLIN, EPOLLOUT, epoll
-from types import TracebackType
 from typing import Any, Literal, Self
 
 import msgspec
@@ -145,12 +144,7 @@ class ControlServer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def fileno(self) -> int:

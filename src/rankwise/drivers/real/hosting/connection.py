@@ -19,7 +19,6 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from itertools import count
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from rankwise.base.errors import RemoteProtocolError, SpawnFailed
@@ -288,12 +287,7 @@ class Guardian(Connection):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -75,7 +75,7 @@ class DeferredStore:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _opened(self) -> Store:

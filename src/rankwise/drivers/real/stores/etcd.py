@@ -150,7 +150,7 @@ class EtcdStore:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _kept(self, watch: "EtcdWatch") -> "EtcdWatch":

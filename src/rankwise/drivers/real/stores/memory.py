@@ -109,7 +109,7 @@ class MemoryClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _begin(self) -> Instant:

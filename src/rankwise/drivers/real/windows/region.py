@@ -19,7 +19,6 @@ import struct
 from contextlib import suppress
 from enum import IntEnum
 from mmap import MAP_SHARED, mmap
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from rankwise.base.errors import ConfigError, LocalProtocolError, WindowError
@@ -311,12 +310,7 @@ class WindowRegion:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exception_type: type[BaseException] | None,
-        exception: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

@@ -14,7 +14,6 @@ import os
 import select
 import threading
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Self
 
 from rankwise.base.errors import WindowError
@@ -109,10 +108,5 @@ class PeerWatch:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exception_type: type[BaseException] | None,
-        exception: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
