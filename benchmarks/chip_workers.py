@@ -2,6 +2,9 @@
 
     python benchmarks/chip_workers.py [--quick] [--repetitions 5]
 
+"bare" is a child that answers on an eventfd and does nothing else: what the machine's kernel takes
+to wake two processes one after the other.
+
 Peers take turns. Every side is given the same function, which does nothing, and two processes. Ray
 takes part where it is installed. What has no peer (idle CPU, deaths, start and end) is measured
 alone. Trees are initialised before anything else starts threads, as they must be.
@@ -18,7 +21,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
-from measuring import Table, arguments, describe_machine, ratio
+from measuring import BarePing, Table, arguments, describe_machine, ratio
 
 from rankwise.base.errors import PeerDied, WorkerDied
 from rankwise.workers import DataType, TaskArgs, TensorArgType, Worker, context
@@ -356,12 +359,14 @@ def main() -> None:
     describe_machine()
     measure_life(options.json, quick=options.quick)
     # Trees first: the peers start threads.
-    sides: dict[str, Any] = {"ours, 1 sub": Tree(1), "ours, 2 subs": Tree(2), "pool": Pool()}
+    sides: dict[str, Any] = {"ours, 1 sub": Tree(1), "ours, 2 subs": Tree(2), "bare": BarePing()}
+    sides["pool"] = Pool()
     if ray is None:
         print("\nRay is left out: it is not installed in this environment")
     else:
         sides["ray"] = RayActors()
     compare_latency(sides, 100 if options.quick else 1000, options.json)
+    sides.pop("bare").close()
     compare_rates(sides, 5_000 if options.quick else 50_000, options.repetitions, options.json)
     sides["pool"].executor.shutdown()
     for name in ("ours, 1 sub", "ours, 2 subs"):

@@ -12,36 +12,18 @@ import importlib.util
 import json
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from measuring import KIB, MIB, Medians, iterations_for, median_of, median_us
+
 from rankwise.drivers.real.segments import Segment
 
-KIB, MIB = 1 << 10, 1 << 20
 SIZES = {"4 KiB": 4 * KIB, "64 KiB": 64 * KIB, "1 MiB": MIB, "64 MiB": 64 * MIB}
-Results = dict[str, float]
-
-
-def iterations_for(size_bytes: int, *, quick: bool) -> int:
-    count = 1000 if size_bytes <= 64 * KIB else 100 if size_bytes <= MIB else 10
-    return max(3, count // 5) if quick else count
-
-
-def measure(operation: Callable[[], object], meet: Callable[[], object], count: int) -> float:
-    """Median microseconds of an operation that all ranks begin together."""
-    samples = []
-    for _ in range(count + 3):
-        meet()
-        start = time.perf_counter_ns()
-        operation()
-        samples.append((time.perf_counter_ns() - start) / 1000)
-    return statistics.median(samples[3:])
 
 
 def measure_all(
@@ -49,15 +31,15 @@ def measure_all(
     barrier: Callable[[], object],
     *,
     quick: bool,
-) -> Results:
-    results = {"barrier": measure(barrier, barrier, iterations_for(0, quick=quick))}
+) -> Medians:
+    results = {"barrier": median_us(barrier, barrier, iterations_for(0, quick=quick))}
     for name, size_bytes in SIZES.items():
         count = iterations_for(size_bytes, quick=quick)
-        results[f"all_reduce {name}"] = measure(make_operation(size_bytes), barrier, count)
+        results[f"all_reduce {name}"] = median_us(make_operation(size_bytes), barrier, count)
     return results
 
 
-def be_rank_of_rankwise(*, quick: bool) -> Results:
+def be_rank_of_rankwise(*, quick: bool) -> Medians:
     import numpy as np  # noqa: PLC0415  # only in this side's ranks
 
     from rankwise import collectives  # noqa: PLC0415  # only in this side's ranks
@@ -71,7 +53,7 @@ def be_rank_of_rankwise(*, quick: bool) -> Results:
     return measure_all(make_operation, communicator.barrier, quick=quick)
 
 
-def be_rank_of_gloo(rendezvous_file: str, *, quick: bool) -> Results:
+def be_rank_of_gloo(rendezvous_file: str, *, quick: bool) -> Medians:
     import torch  # noqa: PLC0415  # only in this side's ranks
     import torch.distributed as dist  # noqa: PLC0415  # only in this side's ranks
 
@@ -92,7 +74,7 @@ def be_rank_of_gloo(rendezvous_file: str, *, quick: bool) -> Results:
     return results
 
 
-def run_world(side: str, rank_count: int, *, quick: bool) -> Results:
+def run_world(side: str, rank_count: int, *, quick: bool) -> Medians:
     """Run one side's ranks once; what rank 0 measured."""
     with tempfile.TemporaryDirectory() as directory, Segment.create(rank_count) as segment:
         command = [sys.executable, __file__, "--side", side]
@@ -120,15 +102,11 @@ def run_world(side: str, rank_count: int, *, quick: bool) -> Results:
         codes = [rank.wait(timeout=60) for rank in ranks]
     if any(codes):
         raise SystemExit(f"{side}: ranks ended with exit codes {codes}")
-    results: Results = json.loads(output.splitlines()[-1])
+    results: Medians = json.loads(output.splitlines()[-1])
     return results
 
 
-def median_of(runs: list[Results]) -> Results:
-    return {name: statistics.median(run[name] for run in runs) for name in runs[0]}
-
-
-def print_table(rank_count: int, medians: dict[str, Results]) -> None:
+def print_table(rank_count: int, medians: dict[str, Medians]) -> None:
     print(f"\n{rank_count} ranks\n")
     print("| what | rankwise | gloo | gloo / rankwise |")
     print("| --- | ---: | ---: | ---: |")
@@ -166,7 +144,7 @@ def main() -> None:
     print(f"{os.cpu_count()} CPUs, Linux {platform.release()}, Python {platform.python_version()}; "
           f"float32 sum in place, medians of {repetitions} run(s)")  # fmt: skip
     for rank_count in map(int, options.ranks.split(",")):
-        runs: dict[str, list[Results]] = {side: [] for side in sides}
+        runs: dict[str, list[Medians]] = {side: [] for side in sides}
         for _ in range(repetitions):
             for side in sides:
                 runs[side].append(run_world(side, rank_count, quick=options.quick))

@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -86,6 +87,61 @@ def take_turns(
             if repetition == 0 or name not in once:
                 samples[name].append(sample())
     return {name: statistics.median(values) for name, values in samples.items()}
+
+
+KIB, MIB = 1 << 10, 1 << 20
+Medians = dict[str, float]
+"""What one run of some ranks has measured, in microseconds, by name."""
+
+
+def iterations_for(size_bytes: int, *, quick: bool) -> int:
+    """How often an operation on so many bytes is done."""
+    count = 1000 if size_bytes <= 64 * KIB else 100 if size_bytes <= MIB else 10
+    return max(3, count // 5) if quick else count
+
+
+def median_us(operation: Callable[[], object], meet: Callable[[], object], count: int) -> float:
+    """Median microseconds of an operation that all ranks begin together."""
+    samples = []
+    for _ in range(count + 3):
+        meet()
+        start = time.perf_counter_ns()
+        operation()
+        samples.append((time.perf_counter_ns() - start) / 1000)
+    return statistics.median(samples[3:])
+
+
+def median_of(runs: Sequence[Medians]) -> Medians:
+    """The median of each figure over several runs."""
+    return {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+
+
+class BarePing:
+    """A child that does nothing but answer: what two processes need to wake each other.
+
+    It is forked, so make it before there are threads.
+    """
+
+    def __init__(self) -> None:
+        """Start the child."""
+        self._there, self._back = os.eventfd(0), os.eventfd(0)
+        self._child = os.fork()
+        if self._child == 0:
+            while True:
+                os.eventfd_read(self._there)
+                os.eventfd_write(self._back, 1)
+
+    def one(self) -> None:
+        """Wake it, and sleep until it has woken us."""
+        os.eventfd_write(self._there, 1)
+        os.eventfd_read(self._back)
+
+    def close(self) -> None:
+        """End the child."""
+        os.kill(self._child, signal.SIGKILL)
+        os.waitpid(self._child, 0)
+        os.close(self._there)
+        os.close(self._back)
 
 
 class Table:

@@ -8,6 +8,8 @@ gloo runs through torch.distributed on the loop-back interface; without torch it
 
 one way      half of a ping-pong: 4 KiB put, then signalled, and the same back; gloo's is a send
              and a receive
+bare eventfd the same ping-pong with nothing put, no deadline and no watch: what this machine's
+             kernel and Python take to wake another process
 death        from the kill of a rank to the exception in another that is in a barrier with it
 idle CPU     of all ranks together, in cores, while they wait for a signal for a second
 """
@@ -31,31 +33,14 @@ from typing import Any
 
 import measuring
 import numpy as np
+from measuring import KIB, MIB, BarePing, Medians, iterations_for, median_of, median_us
 
 from rankwise.base.errors import PeerDied
 from rankwise.workers import Member, PeerWatch, WindowRegion, create_domain, plan_domain
 from rankwise.workers.domains import DomainSpec
 
-KIB, MIB = 1 << 10, 1 << 20
 SIZES = {"4 KiB": 4 * KIB, "1 MiB": MIB, "64 MiB": 64 * MIB}
 IDLE_S = 1.0
-Results = dict[str, float]
-
-
-def iterations_for(size_bytes: int, *, quick: bool) -> int:
-    count = 1000 if size_bytes <= 64 * KIB else 100 if size_bytes <= MIB else 10
-    return max(3, count // 5) if quick else count
-
-
-def median_us(operation: Callable[[], object], meet: Callable[[], object], count: int) -> float:
-    """Median microseconds of an operation that all ranks begin together."""
-    samples = []
-    for _ in range(count + 3):
-        meet()
-        start = time.perf_counter_ns()
-        operation()
-        samples.append((time.perf_counter_ns() - start) / 1000)
-    return statistics.median(samples[3:])
 
 
 def median_lap_us(lap: Callable[[int], object], count: int) -> float:
@@ -77,7 +62,7 @@ def plan(rank_count: int) -> DomainSpec:
     )
 
 
-def be_rank_of_rankwise(member: Member, *, quick: bool) -> Results:
+def be_rank_of_rankwise(member: Member, *, quick: bool) -> Medians:
     many = iterations_for(0, quick=quick)
     results = {"barrier": median_us(member.barrier, member.barrier, many)}
     source = np.ones(KIB, np.float32)
@@ -115,7 +100,7 @@ def be_rank_of_rankwise(member: Member, *, quick: bool) -> Results:
     return results
 
 
-def measure_large_put(member: Member, *, quick: bool) -> Results:
+def measure_large_put(member: Member, *, quick: bool) -> Medians:
     """A put of 64 MiB and a memcpy of as much between private arrays, in turns."""
     source = np.ones(64 * MIB // 4, np.float32)
     target = np.zeros_like(source)
@@ -133,7 +118,7 @@ def measure_large_put(member: Member, *, quick: bool) -> Results:
     }
 
 
-def be_rank_of_gloo(rendezvous_file: str, *, quick: bool) -> Results:
+def be_rank_of_gloo(rendezvous_file: str, *, quick: bool) -> Medians:
     import torch  # noqa: PLC0415  # only in this side's ranks
     import torch.distributed as dist  # noqa: PLC0415  # only in this side's ranks
 
@@ -200,7 +185,7 @@ def ranks_of(region: WindowRegion, body: Callable[[int], object]) -> Iterator[di
                 os.waitpid(pid, 0)
 
 
-def run_rankwise(rank_count: int, *, quick: bool) -> Results:
+def run_rankwise(rank_count: int, *, quick: bool) -> Medians:
     spec = plan(rank_count)
     reader, writer = os.pipe()
     with create_domain(spec) as region:
@@ -215,7 +200,7 @@ def run_rankwise(rank_count: int, *, quick: bool) -> Results:
             pass
     os.close(writer)
     with os.fdopen(reader) as pipe:
-        results: Results = json.loads(pipe.read())
+        results: Medians = json.loads(pipe.read())
     return results
 
 
@@ -283,7 +268,7 @@ def cpu_of(pids: dict[int, int]) -> float:
     )
 
 
-def run_gloo(rank_count: int, *, quick: bool) -> Results:
+def run_gloo(rank_count: int, *, quick: bool) -> Medians:
     with tempfile.TemporaryDirectory() as directory:
         command = [sys.executable, __file__, "--gloo", str(Path(directory, "gloo"))]
         command += ["--quick"] if quick else []
@@ -306,21 +291,27 @@ def run_gloo(rank_count: int, *, quick: bool) -> Results:
         codes = [rank.wait(timeout=60) for rank in ranks]
     if any(codes):
         raise SystemExit(f"gloo: ranks ended with exit codes {codes}")
-    results: Results = json.loads(output.splitlines()[-1])
+    results: Medians = json.loads(output.splitlines()[-1])
     return results
 
 
-def median_of(runs: list[Results]) -> Results:
-    return {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+def measure_bare_one_way(*, quick: bool) -> float:
+    """Microseconds until a process that another one has woken runs."""
+    ping = BarePing()
+    try:
+        return median_us(ping.one, lambda: None, iterations_for(0, quick=quick)) / 2
+    finally:
+        ping.close()
 
 
 def compare(rank_count: int, repetitions: int, sides: list[str], options: Any) -> None:
-    runs: dict[str, list[Results]] = {side: [] for side in sides}
-    deaths, idles = [], []
+    runs: dict[str, list[Medians]] = {side: [] for side in sides}
+    deaths, idles, bares = [], [], []
     for _ in range(repetitions):
         runs["rankwise"].append(run_rankwise(rank_count, quick=options.quick))
         deaths.append(measure_death(rank_count))
         idles.append(measure_idle(rank_count))
+        bares.append(measure_bare_one_way(quick=options.quick))
         if "gloo" in runs:
             runs["gloo"].append(run_gloo(rank_count, quick=options.quick))
     ours = median_of(runs["rankwise"])
@@ -337,6 +328,7 @@ def compare(rank_count: int, repetitions: int, sides: list[str], options: Any) -
             "-" if peer is None else f"{peer / figure:.1f}",
         )
     speed = ours["memcpy of 64 MiB"] / ours["put of 64 MiB"]
+    table.row("a bare eventfd, one way", f"{statistics.median(bares):,.1f} us", "-", "-")
     table.row("put of 64 MiB, of memcpy's speed", f"{speed:.2f}", "-", "-")
     table.row("death of a rank in a barrier", f"{statistics.median(deaths):.1f} ms", "-", "-")
     table.row("idle CPU of all, in cores", f"{statistics.median(idles):.4f}", "-", "-")
