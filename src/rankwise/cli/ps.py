@@ -9,13 +9,17 @@ from rankwise.base.units import SECOND, Instant, duration_from_seconds, format_d
 from rankwise.cli.main import CONTEXT_SETTINGS
 
 PATIENCE = 2 * SECOND
-_COLUMNS = ("RUN", "PID", "NPROC", "STATE", "AGE", "PROGRAM")
+_COLUMNS = ("RUN", "PID", "NODE", "ROUND", "NPROC", "RANKS", "STATE", "AGE", "PROGRAM")
 
 
 @click.command("ps", context_settings=CONTEXT_SETTINGS)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per run.")
 def ps(*, as_json: bool) -> None:
-    """List your runs on this machine (root sees everybody's)."""
+    """List your runs on this machine (root sees everybody's).
+
+    A line is an agent: of a run on several nodes, with the node's rank, the round, and the ranks
+    that it has in it. While nodes meet, it has none.
+    """
     rows = _statuses()
     if as_json:
         import msgspec  # noqa: PLC0415  # only here
@@ -44,19 +48,32 @@ def _statuses() -> list[dict[str, Any]]:
             row["state"] = "silent"
         row.setdefault("state", "unknown")
         rows.append(row)
-    return rows
+    return sorted(rows, key=lambda row: (row["run_id"], row.get("node_rank", row["pid"])))
 
 
 def _shown(row: dict[str, Any]) -> tuple[str, ...]:
     age = row.get("age_s")
+    is_round = "round" in row
     return (
         _printable(row["run_id"]),
         str(row["pid"]),
+        f"{row['node_rank']} of {row['nodes']}" if is_round else "-",
+        str(row["round"]) if is_round else "-",
         str(row.get("nproc", "-")),
+        _ranks(row),
         str(row["state"]),
         "-" if age is None else format_duration(duration_from_seconds(age)),
         _printable(row.get("program", "-")),
     )
+
+
+def _ranks(row: dict[str, Any]) -> str:
+    """The ranks on this node, and how many the job has; `-` while it has none."""
+    if "first_rank" not in row:
+        return "-"
+    first, last = row["first_rank"], row["first_rank"] + row["nproc"] - 1
+    ranks = str(first) if first == last else f"{first}-{last}"
+    return f"{ranks} of {row['world_size']}" if "round" in row else ranks
 
 
 def _printable(text: Any) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from etcd_servers import etcd_cluster, free_ports, needs_etcd
-from running import Finished, Running, start, wait_for_any, write_program
+from running import Finished, Running, run, start, wait_for_any, write_program
 
 pytestmark = pytest.mark.system
 
@@ -106,6 +106,23 @@ def test_two_nodes_share_the_ranks(nodes: Nodes) -> None:
     assert (one.code, two.code) == (0, 0), (one, two)
     assert sorted(line.partition(":")[2] for line in one.lines) == ["rank 0 of 4", "rank 1 of 4"]
     assert sorted(line.partition(":")[2] for line in two.lines) == ["rank 2 of 4", "rank 3 of 4"]
+
+
+def test_agents_of_one_run_are_listed_with_their_ranks(nodes: Nodes) -> None:
+    words = ("--rdzv-id", f"listed-{nodes.port}", "--nproc-per-node", "2")
+    both_nodes = [nodes.static(number, STAY, *words) for number in (1, 0)]
+    wait_for_any(both_nodes, "of 4", count=4)
+
+    listed = [line for line in run("ps").lines if f"listed-{nodes.port}" in line]
+    for each in both_nodes:
+        each.signal(signal.SIGTERM)
+    done = both(*both_nodes)
+
+    assert [re.split("  +", line)[2:6] for line in listed] == [
+        ["0 of 2", "0", "2", "0-1 of 4"],
+        ["1 of 2", "0", "2", "2-3 of 4"],
+    ]
+    assert [each.code for each in done] == [143, 143]
 
 
 def test_every_node_shows_the_root_cause_wherever_it_happened(nodes: Nodes) -> None:

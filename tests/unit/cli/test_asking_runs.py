@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import select
 import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -17,17 +19,30 @@ from rankwise.cli.main import invoke
 from rankwise.cli.stacks import RunNotFound, choose_run, render
 from rankwise.launch.control import ControlServer, Reply, Request, RunSummary
 
-STATUS = {"nproc": 2, "state": "running", "age_s": 65.0, "program": "train.py"}
+MEETING = {"nproc": 2, "state": "meeting", "age_s": 65.0, "program": "train.py", "attempt": 0}
+ALONE = MEETING | {
+    "state": "running", "node_rank": 0, "nodes": 1, "first_rank": 0, "world_size": 2,
+}  # fmt: skip
+MEMBER = MEETING | {
+    "state": "running", "attempt": 3, "round": 3, "node_rank": 1, "nodes": 4,
+    "first_rank": 2, "world_size": 8,
+}  # fmt: skip
 
 
 @pytest.fixture
-def run_id() -> Iterator[str]:
+def status() -> dict[str, Any]:
+    """What the agent says of itself."""
+    return ALONE
+
+
+@pytest.fixture
+def run_id(status: dict[str, Any]) -> Iterator[str]:
     """The name of a run that answers while the test lasts."""
     name = f"test-{uuid.uuid4().hex[:12]}"
 
     def on_request(request: Request, reply: Reply) -> None:
         if request.ask == "status":
-            reply.send(STATUS)
+            reply.send(status)
         else:
             for rank in (1, 0):
                 stacks = f'Thread 0x{rank:x} (most recent call first):\n  File "a.py", line 7 in f'
@@ -50,22 +65,35 @@ def run_id() -> Iterator[str]:
     os.close(until)
 
 
-def test_runs_are_listed_with_their_state(run_id: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("status", "shown"),
+    [
+        (MEETING, ["-", "-", "2", "-", "meeting"]),
+        (ALONE, ["-", "-", "2", "0-1", "running"]),
+        (ALONE | {"nproc": 1, "world_size": 1}, ["-", "-", "1", "0", "running"]),
+        (MEMBER, ["1 of 4", "3", "2", "2-3 of 8", "running"]),
+        (MEMBER | {"nodes": 1, "node_rank": 0}, ["0 of 1", "3", "2", "2-3 of 8", "running"]),
+    ],
+)
+def test_runs_are_listed_with_their_state_and_their_place(
+    run_id: str, shown: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert invoke(["ps"]) == 0
 
     header, *lines = capsys.readouterr().out.splitlines()
-    assert header.split() == ["RUN", "PID", "NPROC", "STATE", "AGE", "PROGRAM"]
-    (line,) = [line for line in lines if run_id in line]
-    assert line.split() == [
-        run_id, str(os.getpid()), "2", "running", "1", "min", "5", "s", "train.py"
+    assert header.split() == [
+        "RUN", "PID", "NODE", "ROUND", "NPROC", "RANKS", "STATE", "AGE", "PROGRAM"
     ]  # fmt: skip
+    (line,) = [line for line in lines if run_id in line]
+    cells = re.split(r"  +", line)
+    assert cells == [run_id, str(os.getpid()), *shown, "1 min 5 s", "train.py"]
 
 
 def test_runs_are_listed_for_programs(run_id: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert invoke(["ps", "--json"]) == 0
 
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert {"run_id": run_id, "pid": os.getpid(), **STATUS} in rows
+    assert {"run_id": run_id, "pid": os.getpid(), **ALONE} in rows
 
 
 @pytest.mark.parametrize("by", ["name", "beginning"])

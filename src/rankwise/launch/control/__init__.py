@@ -6,7 +6,9 @@ answer may take time (stacks are collected from the workers), so the server hand
 over with a `Reply` that is written and finished whenever it is known.
 
 A status is one line with the fields that `rankwise ps` shows: `nproc`, `state`, `age_s`,
-`program`, `attempt`; stacks are one line per rank: `rank`, `pid`, `stacks`.
+`program`, `attempt`, and the node's place in the job while it has one: `node_rank`, `nodes`,
+`first_rank`, `world_size`, and `round` where nodes agree upon them. Stacks are one line per rank:
+`rank`, `pid`, `stacks`.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -38,13 +38,24 @@ class ControlAnswers:
 
     def _status(self) -> dict[str, object]:
         gang = self._dispatch.gang
-        return {
+        status: dict[str, object] = {
             "nproc": self._job.gang.size,
             "state": "meeting" if gang is None else str(gang.phase),
             "age_s": (self._clock.now() - self._began_at) / SECOND,
             "program": program_name(self._job),
             "attempt": 0 if gang is None else gang.attempt,
         }
+        if gang is not None:  # between two rounds this node has no place among the others
+            world = self._planner.world
+            status |= {
+                "node_rank": world.node_rank,
+                "nodes": world.node_count,
+                "first_rank": world.first_rank,
+                "world_size": world.size,
+            }
+            if world.restarts is not None:  # agreed upon by nodes, however few there are
+                status["round"] = gang.attempt
+        return status
 
     def _reply_stacks(self, stacks: dict[int, str], reply: Reply) -> None:
         from rankwise.launch.failure_report.stacks import fatal_lines  # noqa: PLC0415  # rarely asked
