@@ -11,11 +11,12 @@ from rankwise.base.keys import Put, Transaction
 from rankwise.base.units import DURATION_MAX, SECOND, Duration, Instant, after
 from rankwise.core.agent.machine import Agent
 from rankwise.core.agent.vocabulary import AgentSpec
-from rankwise.core.rendezvous.configuration import RendezvousConfig
+from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig
 from rankwise.core.rendezvous.in_flight import Purpose
+from rankwise.core.rendezvous.lease import KeptLease
 from rankwise.core.rendezvous.machine import Rendezvous
 from rankwise.core.rendezvous.records import Phase, Round, Verdict
-from rankwise.core.rendezvous.requests import Commit
+from rankwise.core.rendezvous.requests import Commit, Order
 from rankwise.core.rendezvous.vocabulary import Closed, Dissolved, Effect, Settled, Stimulus
 from rankwise.drivers.sim.cluster.checkers import InvariantBroken
 from rankwise.drivers.sim.cluster.faults import Clocks, ClusterPlan, Partition
@@ -25,31 +26,43 @@ from rankwise.drivers.sim.cluster.world import ClusterWorld
 SEEDS = 400
 
 
-class WithoutConditions(Rendezvous):
-    """A leader that writes the round whatever lies there."""
-
-    def _write_round(self, round_: Round, now: Instant) -> None:
-        value = msgspec.json.encode(round_)
-        token = self._requests.begin(Purpose.ROUND, now, value)
-        self._effects.append(Commit(token, Transaction(puts=(Put(self.keys.round, value),))))
-
-
-class TrustsItsLeaseForEver(Rendezvous):
-    """A node that never notices by its own clock that it is cut off."""
+class TrustedForEver(KeptLease):
+    """A lease of which its node never notices by its own clock that it has ended."""
 
     def _prolong(self, sent_at: Instant) -> None:
         super()._prolong(sent_at)
-        self._lease_until = after(sent_at, DURATION_MAX)
+        self.until = after(sent_at, DURATION_MAX)
 
 
-class Changes(Rendezvous):
+class Writes(Rendezvous):
+    """A leader that does not write what it has decided."""
+
+    def __init__(self, run_id: str, config: RendezvousConfig, offer: NodeOffer) -> None:
+        super().__init__(run_id, config, offer)
+        self._write = self._standing.lead.write
+        self._standing.lead.write = self.write  # type: ignore[method-assign]
+
+    def write(self, round_: Round, now: Instant) -> list[Order]:
+        raise NotImplementedError
+
+
+class WithoutConditions(Writes):
+    """A leader that writes the round whatever lies there."""
+
+    def write(self, round_: Round, now: Instant) -> list[Order]:
+        value = msgspec.json.encode(round_)
+        token = self._standing.requests.begin(Purpose.ROUND, now, value)
+        return [Commit(token, Transaction(puts=(Put(self._standing.keys.round, value),)))]
+
+
+class Changes(Writes):
     """A leader that writes something else than it has decided."""
 
     def changed(self, round_: Round) -> Round:
         raise NotImplementedError
 
-    def _write_round(self, round_: Round, now: Instant) -> None:
-        super()._write_round(self.changed(round_), now)
+    def write(self, round_: Round, now: Instant) -> list[Order]:
+        return self._write(self.changed(round_), now)
 
 
 class SpendsTwice(Changes):
@@ -87,9 +100,10 @@ class SeatsOneTwice(Changes):
 
 class TakesTooMany(Changes):
     def changed(self, round_: Round) -> Round:
-        if round_.phase is not Phase.RUNNING or self._view is None:
+        view = self._standing.lead.view
+        if round_.phase is not Phase.RUNNING or view is None:
             return round_
-        return msgspec.structs.replace(round_, members=tuple(self._view.candidates()))
+        return msgspec.structs.replace(round_, members=tuple(view.candidates()))
 
 
 class CallsEverythingASuccess(Changes):
@@ -108,12 +122,11 @@ class BlamesAnybody(Changes):
         return msgspec.structs.replace(round_, verdict=msgspec.structs.replace(verdict, root=root))
 
 
-class NeverCloses(Rendezvous):
+class NeverCloses(Writes):
     """A leader that keeps the verdict to itself."""
 
-    def _write_round(self, round_: Round, now: Instant) -> None:
-        if round_.phase is not Phase.CLOSED:
-            super()._write_round(round_, now)
+    def write(self, round_: Round, now: Instant) -> list[Order]:
+        return [] if round_.phase is Phase.CLOSED else self._write(round_, now)
 
 
 class Mishears(Rendezvous):
@@ -156,7 +169,7 @@ class ReadyTooEarly(Agent):
 
     def _on_dissolved(self, dissolved: Dissolved, now: Instant) -> None:
         super()._on_dissolved(dissolved, now)
-        self.rendezvous._rewrite(ready=dissolved.next_round)
+        self.rendezvous._standing.own.rewrite(ready=dissolved.next_round)
 
 
 class SaysNothingInTheEnd(Agent):
@@ -193,7 +206,8 @@ def test_a_broken_agent_is_caught(kind: type[Agent]) -> None:
 def test_a_node_that_does_not_feel_its_lease_end_is_caught() -> None:
     def make_agent(spec: AgentSpec) -> Agent:
         agent = Agent(spec)
-        agent.rendezvous = TrustsItsLeaseForEver(spec.run_id, spec.rendezvous, spec.offer)
+        standing = agent.rendezvous._standing
+        standing.lease = TrustedForEver(spec.rendezvous.lease_ttl, standing.requests)
         return agent
 
     world = ClusterWorld(cut_off_with(fence=SECOND), 0, make_agent=make_agent)

@@ -33,7 +33,7 @@ from rankwise.core.gang.vocabulary import (
     Ticked,
 )
 from rankwise.core.rendezvous.requests import Order
-from rankwise.core.rendezvous.vocabulary import AnnounceRound, AnnounceWaiting, MadeSpare, World
+from rankwise.core.rendezvous.vocabulary import AnnounceWaiting, MadeSpare, World
 from rankwise.drivers.turns import Turns
 from rankwise.ports.clock import Clock
 from rankwise.ports.journal import Journal
@@ -154,7 +154,7 @@ class AgentDispatch:
                 host.stop_ranks_at(effect.round, effect.step)
             case DescribeFailures():
                 host.describe_failures(effect.round, effect.failures)
-            case AnnounceKill() | AnnounceRoundEnd() | AnnounceRound() | AnnounceWaiting():
+            case AnnounceKill() | AnnounceRoundEnd() | AnnounceWaiting():
                 self._on_announcement(effect)
             case MadeSpare():
                 self._on_announcement(effect)

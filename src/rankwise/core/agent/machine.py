@@ -63,8 +63,6 @@ from rankwise.core.rendezvous.machine import Rendezvous
 from rankwise.core.rendezvous.records import Departure, Verdict
 from rankwise.core.rendezvous.requests import Answer
 from rankwise.core.rendezvous.vocabulary import (
-    AnnounceRound,
-    AnnounceWaiting,
     Closed,
     DepartureRequested,
     Dissolved,
@@ -73,7 +71,6 @@ from rankwise.core.rendezvous.vocabulary import (
     Joined,
     LeaveSettled,
     Left,
-    MadeSpare,
     NodeReady,
     RanksArrived,
     RefusalKind,
@@ -302,8 +299,6 @@ class Agent:
                     self._end_all(now)
                 case LeaveSettled():
                     self._finish()
-                case MadeSpare() | AnnounceWaiting() | AnnounceRound():
-                    self._effects.append(effect)
                 case _:
                     self._effects.append(effect)
 

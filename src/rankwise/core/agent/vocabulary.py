@@ -192,11 +192,7 @@ class FinishRun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 Announcement = (
-    rendezvous.AnnounceWaiting
-    | rendezvous.AnnounceRound
-    | rendezvous.MadeSpare
-    | AnnounceRoundEnd
-    | gang.AnnounceKill
+    rendezvous.AnnounceWaiting | rendezvous.MadeSpare | AnnounceRoundEnd | gang.AnnounceKill
 )
 GangOrder = (
     gang.SpawnWorker | gang.SignalWorker | gang.LookForProgress | gang.DumpStacks | gang.Sweep

@@ -5,7 +5,10 @@ may overtake each other. The store's revision tells which is newer.
 """
 
 from rankwise.base.keys import ABSENT, Change, LeaseId, Revision, Snapshot
+from rankwise.base.units import Instant
+from rankwise.core.rendezvous.in_flight import Purpose, Requests
 from rankwise.core.rendezvous.layout import RunKeys
+from rankwise.core.rendezvous.requests import Order, ReadKeys
 
 
 class SharedKey:
@@ -21,31 +24,62 @@ class SharedKey:
 
     def learn(
         self, value: bytes | None, revision: Revision, lease: LeaseId | None, as_of: Revision
-    ) -> bool:
-        """Take in news; returns whether they change anything."""
-        if as_of <= self.as_of:
-            return False
-        self.as_of = as_of
-        is_new = (value is None) != (self.value is None) or revision != self.revision
-        self.value, self.revision, self.lease = value, revision, lease
-        return is_new
+    ) -> None:
+        """Take in news, unless newer ones came before."""
+        if as_of > self.as_of:
+            self.as_of = as_of
+            self.value, self.revision, self.lease = value, revision, lease
 
 
 class SharedKeys:
-    """The charter, the leader and the round."""
+    """The charter, the leader and the round.
 
-    def __init__(self, keys: RunKeys) -> None:
+    Args:
+        keys: where they lie.
+        requests: those of this node.
+    """
+
+    def __init__(self, keys: RunKeys, requests: Requests) -> None:
         self.charter = SharedKey()
         self.leader = SharedKey()
         self.round = SharedKey()
+        self.watch: int | None = None
+        """The token of the watch that tells of them."""
+        self.is_read = False
+        """Whether they were ever read."""
+        self.is_stale = True
+        """Whether they must be read (again) before they can be relied on."""
+        self.lead_free_since: Instant | None = None
+        """Since when this node knows that nobody leads."""
+        self._keys = keys
+        self._requests = requests
         self._by_key = {
             keys.charter: self.charter,
             keys.leader: self.leader,
             keys.round: self.round,
         }
 
+    @property
+    def is_known(self) -> bool:
+        """Whether they can be relied on."""
+        return self.is_read and not self.is_stale
+
+    @property
+    def is_lead_free(self) -> bool:
+        """Whether nobody leads; who has put a name there without a lease is none of us."""
+        return self.leader.value is None or self.leader.lease is None
+
+    def read(self, founder: str, now: Instant) -> list[Order]:
+        """Ask for them if they are stale; `founder` comes back with the answer."""
+        if not self.is_stale or not self._requests.may_begin(Purpose.SHARED, now):
+            return []
+        token = self._requests.begin(Purpose.SHARED, now, founder)
+        watch = self._requests.new_token() if self.watch is None else None
+        return [ReadKeys(token, self._keys.shared, watch)]
+
     def learn_snapshot(self, snapshot: Snapshot) -> None:
         """Take in what was read."""
+        self.is_read = True
         found = {entry.key: entry for entry in snapshot.entries}
         for key, shared in self._by_key.items():
             entry = found.get(key)
@@ -61,3 +95,10 @@ class SharedKeys:
             if shared is not None:
                 revision = ABSENT if change.value is None else change.revision
                 shared.learn(change.value, revision, change.lease, change.revision)
+
+    def note_free_lead(self, now: Instant) -> None:
+        """Note since when nobody leads, if nobody does."""
+        if not self.is_lead_free:
+            self.lead_free_since = None
+        elif self.lead_free_since is None:
+            self.lead_free_since = now

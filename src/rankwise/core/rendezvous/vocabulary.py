@@ -202,13 +202,6 @@ class AnnounceWaiting(msgspec.Struct, frozen=True, tag=True):
     waited: Duration
 
 
-class AnnounceRound(msgspec.Struct, frozen=True, tag=True):
-    """Tell people that the membership has changed: who came, who went, and why."""
-
-    round: int
-    text: str
-
-
 Tidings = (
     Settled
     | MadeSpare
@@ -219,6 +212,5 @@ Tidings = (
     | Refused
     | LeaveSettled
     | AnnounceWaiting
-    | AnnounceRound
 )
 Effect = Order | Tidings

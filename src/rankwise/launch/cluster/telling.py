@@ -4,7 +4,7 @@ from rankwise.base.units import format_duration
 from rankwise.core.agent.vocabulary import Announcement, AnnounceRoundEnd
 from rankwise.core.gang.vocabulary import AnnounceKill
 from rankwise.core.rendezvous.records import Verdict
-from rankwise.core.rendezvous.vocabulary import AnnounceRound, AnnounceWaiting, MadeSpare
+from rankwise.core.rendezvous.vocabulary import AnnounceWaiting, MadeSpare
 from rankwise.launch.cluster.plan import ClusterPlan
 from rankwise.launch.stage import Stage, tell_kill
 
@@ -29,8 +29,6 @@ class ClusterTeller:
             case AnnounceWaiting():
                 waited = format_duration(announcement.waited)
                 self._stage.say(f"waiting {announcement.text} (since {waited}; {self._place})")
-            case AnnounceRound():
-                self._stage.say(announcement.text)
             case MadeSpare():
                 self._stage.say(f"this node is a spare: {announcement.why}")
             case AnnounceRoundEnd():

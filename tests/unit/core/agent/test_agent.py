@@ -63,7 +63,7 @@ def settled(number: int = 4) -> Agent:
         master_address="x", master_port=1,
     )  # fmt: skip
     agent._on_settled(Settled(world), NOW)
-    agent.rendezvous.member_of = world
+    agent.rendezvous._standing.part.member_of = world
     return agent
 
 
@@ -145,9 +145,9 @@ def test_a_failure_bears_the_rank_that_its_worker_had_in_the_job() -> None:
 
     feed(agent, WorkerExited(1, 4, ExitStatus(3), NOW))
 
-    (failure,) = agent.rendezvous._failures
+    (failure,) = agent.rendezvous._standing.own.failures
     assert (failure.rank, failure.local_rank, failure.attempt) == (7, 1, 4)
-    assert agent.rendezvous._record.failing == 4
+    assert agent.rendezvous._standing.own.record.failing == 4
 
 
 def test_a_worker_that_was_called_off_has_not_failed() -> None:
@@ -156,9 +156,9 @@ def test_a_worker_that_was_called_off_has_not_failed() -> None:
 
     feed(agent, Swept(4))
 
-    assert agent.rendezvous._record.ended == 4
-    assert agent.rendezvous._failures == ()
-    assert agent.rendezvous._record.failing == -1
+    assert agent.rendezvous._standing.own.record.ended == 4
+    assert agent.rendezvous._standing.own.failures == ()
+    assert agent.rendezvous._standing.own.record.failing == -1
 
 
 def test_a_round_that_must_end_at_once_is_killed_though_it_is_stopping() -> None:

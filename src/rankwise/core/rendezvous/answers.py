@@ -1,0 +1,216 @@
+"""What the store says, and what follows for this node.
+
+Answers come late, twice, in any order, or not at all: each is taken for what it proves, and
+whatever is left uncertain is read again before anything is built on it.
+"""
+
+from rankwise.base.errors import RemoteProtocolError
+from rankwise.base.keys import Revision, Snapshot
+from rankwise.base.units import Instant
+from rankwise.core.rendezvous.charter import agree, founder_in
+from rankwise.core.rendezvous.codec import decode_round
+from rankwise.core.rendezvous.in_flight import Purpose, Request
+from rankwise.core.rendezvous.requests import (
+    Answer,
+    KeysChanged,
+    KeysRead,
+    LeaseEnded,
+    LeaseGranted,
+    LeaseRenewed,
+    LeaseRevoked,
+    Reply,
+    RequestFailed,
+    StoreDenied,
+    TransactionCommitted,
+    TransactionConflicted,
+    WatchLost,
+)
+from rankwise.core.rendezvous.standing import Standing
+from rankwise.core.rendezvous.vocabulary import RefusalKind, Refused
+
+
+def take_in(standing: Standing, answer: Answer, now: Instant) -> None:
+    """Take in whatever the store says."""
+    match answer:
+        case KeysChanged():
+            _on_changes(standing, answer, now)
+        case WatchLost():
+            _on_watch_lost(standing, answer)
+        case _:
+            _on_answer(standing, answer, now)
+
+
+def _on_answer(standing: Standing, stimulus: Reply, now: Instant) -> None:
+    request = standing.requests.settle(stimulus.token)
+    if request is None:
+        if isinstance(stimulus, KeysRead):
+            standing.end_watch(stimulus.watch)
+        elif isinstance(stimulus, StoreDenied) and standing.is_watched(stimulus.token):
+            standing.refuse(RefusalKind.STORE, stimulus.reason, stimulus.hint)
+        return
+    if not isinstance(stimulus, RequestFailed):
+        standing.waiting.store_trouble = ""
+    match stimulus:
+        case KeysRead():
+            _on_read(standing, request, stimulus, now)
+        case TransactionCommitted():
+            _on_committed(standing, request, stimulus.revision, now)
+        case TransactionConflicted():
+            _on_unsure(standing, request, now)
+        case LeaseGranted():
+            standing.lease.granted(request, stimulus.lease)
+        case LeaseRenewed():
+            standing.lease.renewed(request)
+        case LeaseEnded():
+            if request.context == standing.lease.id or request.purpose is not Purpose.LEASE:
+                standing.lose_lease(now, "its lease has ended")
+        case LeaseRevoked():
+            standing.say_left()
+        case RequestFailed():
+            _on_failed(standing, request, stimulus.reason, now)
+        case StoreDenied():
+            standing.refuse(RefusalKind.STORE, stimulus.reason, stimulus.hint)
+
+
+def _on_failed(standing: Standing, request: Request, reason: str, now: Instant) -> None:
+    standing.waiting.store_trouble = reason
+    if request.purpose is Purpose.ROUND:
+        if standing.part.member_of is not None and not standing.lead.round_trouble:
+            standing.waiting.begin(now)
+        standing.lead.round_trouble = reason
+    if request.purpose is Purpose.GOODBYE:
+        standing.say_left()  # the lease will end by itself
+        return
+    _on_unsure(standing, request, now)
+    if request.purpose is not Purpose.LEASE or standing.lease.id is None:
+        standing.requests.pause(request.purpose, now, standing.config.retry_pause)
+
+
+def _on_unsure(standing: Standing, request: Request, now: Instant) -> None:
+    """The transaction conflicted, or may have taken place: know again before trying again."""
+    match request.purpose:
+        case Purpose.OWN:
+            standing.own.revision = None
+        case Purpose.CHARTER | Purpose.LEAD:
+            standing.shared.is_stale = True
+        case Purpose.ROUND:
+            standing.shared.is_stale = True
+            standing.lead.looks_at = now
+        case _:
+            pass
+
+
+def _on_read(standing: Standing, request: Request, read: KeysRead, now: Instant) -> None:
+    match request.purpose:
+        case Purpose.SHARED:
+            standing.shared.watch = standing.shared.watch or read.watch
+            _on_shared_read(standing, request.context, read.snapshot, now)
+        case Purpose.OWN:
+            _on_own_read(standing, read.snapshot)
+        case Purpose.NODES if standing.is_leading:
+            standing.lead.begin(read, standing.part.round, standing.own.record.founder, now)
+        case Purpose.NODES:
+            standing.end_watch(read.watch)
+        case _:
+            raise AssertionError(f"nothing is read for {request.purpose}")
+
+
+def _on_shared_read(
+    standing: Standing, founder_then: str, snapshot: Snapshot, now: Instant
+) -> None:
+    standing.shared.is_stale = False
+    if founder_then and founder_in(snapshot, standing.keys) != founder_then:
+        standing.is_forgotten = True
+        standing.stop_leading()
+        standing.refuse(
+            RefusalKind.FORGOTTEN,
+            f"the store has forgotten the run {standing.keys.run_id}: it was started anew, or "
+            "somebody has deleted its keys",
+            "a store that survives its host, such as etcd with three members, does not forget",
+        )
+        return
+    standing.shared.learn_snapshot(snapshot)
+    _after_shared(standing, now)
+
+
+def _on_own_read(standing: Standing, snapshot: Snapshot) -> None:
+    if not standing.own.learn(snapshot, standing.lease.was_ours):
+        standing.refuse(
+            RefusalKind.IDENTITY,
+            f"another node of the run {standing.keys.run_id} is called {standing.me}",
+            "node ids must be made anew for every agent",
+        )
+
+
+def _on_committed(standing: Standing, request: Request, revision: Revision, now: Instant) -> None:
+    shared = standing.shared
+    if request.purpose is Purpose.OWN:
+        standing.own.committed(request, revision)
+        if standing.is_registered:
+            standing.waiting.cut_off_since = None
+        standing.compare(now)
+        return
+    match request.purpose:
+        case Purpose.CHARTER:
+            shared.charter.learn(request.context, revision, None, revision)
+            shared.leader.learn(standing.me.encode(), revision, standing.lease.id, revision)
+        case Purpose.LEAD:
+            shared.leader.learn(standing.me.encode(), revision, standing.lease.id, revision)
+        case Purpose.ROUND:
+            standing.lead.round_trouble = ""
+            shared.round.learn(request.context, revision, None, revision)
+        case _:
+            raise AssertionError(f"nothing is committed for {request.purpose}")
+    _after_shared(standing, now)
+
+
+def _on_changes(standing: Standing, stimulus: KeysChanged, now: Instant) -> None:
+    if standing.is_leaving:
+        return
+    if stimulus.token == standing.shared.watch:
+        standing.shared.learn_changes(stimulus.changes)
+        _after_shared(standing, now)
+    elif stimulus.token == standing.lead.watch:
+        standing.lead.hear(stimulus.changes, standing.own.record.founder, now)
+
+
+def _on_watch_lost(standing: Standing, stimulus: WatchLost) -> None:
+    if stimulus.token == standing.shared.watch:
+        standing.shared.watch = None
+        standing.shared.is_stale = True
+    elif stimulus.token == standing.lead.watch:
+        standing.lead.lose_sight()
+
+
+def _after_shared(standing: Standing, now: Instant) -> None:
+    """The charter, the leader or the round may have changed."""
+    _check_charter(standing)
+    standing.shared.note_free_lead(now)
+    if not standing.is_leading:
+        standing.stop_leading()
+    value = standing.shared.round.value
+    if value is not None and value is not standing.part.round_bytes:
+        _take_round(standing, value, now)
+
+
+def _check_charter(standing: Standing) -> None:
+    value = standing.shared.charter.value
+    if value is None or standing.has_agreed or standing.part.is_told_the_end:
+        return
+    founder = agree(value, standing.keys, standing.config)
+    if isinstance(founder, Refused):
+        standing.effects += standing.part.refuse(founder)
+        return
+    standing.has_agreed = True
+    standing.own.rewrite(founder=founder)
+
+
+def _take_round(standing: Standing, value: bytes, now: Instant) -> None:
+    try:
+        round_ = decode_round(value, standing.keys.round)
+    except RemoteProtocolError as error:
+        standing.refuse(RefusalKind.STORE, error.message, error.hint or "")
+        return
+    standing.part.turn_to(round_, value)
+    standing.lead.turn_to(round_, now)
+    standing.compare(now)

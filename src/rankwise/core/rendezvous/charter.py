@@ -1,0 +1,73 @@
+"""Founding a run, and joining one that others have founded: what all nodes must want alike."""
+
+import msgspec
+
+from rankwise.base.errors import RemoteProtocolError
+from rankwise.base.keys import ABSENT, LeaseId, Put, Revision, Snapshot, Transaction, Unchanged
+from rankwise.core.rendezvous.codec import decode_charter
+from rankwise.core.rendezvous.configuration import RendezvousConfig
+from rankwise.core.rendezvous.layout import RunKeys
+from rankwise.core.rendezvous.records import Charter
+from rankwise.core.rendezvous.vocabulary import RefusalKind, Refused
+
+
+def founding(
+    charter: bytes, me: str, keys: RunKeys, leader: Revision, lease: LeaseId
+) -> Transaction:
+    """Write the charter, unless there is one, and take the lead with it.
+
+    Args:
+        charter: what to write.
+        me: the node that founds the run.
+        keys: where the run's records lie.
+        leader: the revision of the key `leader`.
+        lease: this node's.
+    """
+    return Transaction(
+        conditions=(Unchanged(keys.charter, ABSENT), Unchanged(keys.leader, leader)),
+        puts=(Put(keys.charter, charter), Put(keys.leader, me.encode(), lease)),
+    )
+
+
+def agree(value: bytes, keys: RunKeys, config: RendezvousConfig) -> str | Refused:
+    """Compare the charter with what this node wants: the run's founder, or why it cannot join."""
+    try:
+        theirs = decode_charter(value, keys.charter)
+    except RemoteProtocolError as error:
+        return Refused(RefusalKind.VERSION, error.message, error.hint or "")
+    if theirs != msgspec.structs.replace(config.charter, founder=theirs.founder):
+        return Refused(
+            RefusalKind.CHARTER,
+            f"the run {keys.run_id} was begun by others with "
+            f"{_differences(theirs, config.charter)}",
+            "start every node with the same options, or choose another run id",
+        )
+    return theirs.founder
+
+
+def founder_in(snapshot: Snapshot, keys: RunKeys) -> str:
+    """Who wrote the charter that was read; empty if there is none, or none to be read."""
+    for entry in snapshot.entries:
+        if entry.key == keys.charter:
+            try:
+                return decode_charter(entry.value, entry.key).founder
+            except RemoteProtocolError:
+                return ""
+    return ""
+
+
+def _differences(theirs: Charter, ours: Charter) -> str:
+    """The fields in which two charters differ, for people."""
+    found = []
+    for field in msgspec.structs.fields(Charter):
+        name = field.name
+        if name in {"settings", "founder"}:
+            continue
+        there, here = getattr(theirs, name), getattr(ours, name)
+        if there != here:
+            found.append(f"{name} {there} (here: {here})")
+    for name in sorted(theirs.settings.keys() | ours.settings.keys()):
+        there, here = theirs.settings.get(name), ours.settings.get(name)
+        if there != here:
+            found.append(f"{name} {there} (here: {here})")
+    return ", ".join(found)

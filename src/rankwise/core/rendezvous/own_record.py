@@ -1,0 +1,105 @@
+"""This node's own record: what it should say, and what is known to lie in the store.
+
+The two are versions of each other. The record is written whenever they differ, bound to the
+revision that was last seen of its key; after an answer that was lost, or a conflict, the key is
+read first. A key of this name that another node's lease holds is another node's.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from rankwise.base.keys import ABSENT, LeaseId, Put, Revision, Snapshot, Transaction, Unchanged
+from rankwise.base.units import Instant, between
+from rankwise.core.rendezvous.codec import encode
+from rankwise.core.rendezvous.configuration import NodeOffer
+from rankwise.core.rendezvous.in_flight import Purpose, Request, Requests
+from rankwise.core.rendezvous.records import FailureNote, NodeRecord
+from rankwise.core.rendezvous.requests import Commit, Order, ReadKeys
+
+if TYPE_CHECKING:
+    from rankwise.base.failure import Failure
+
+
+class Written(NamedTuple):
+    """What a transaction of this node's record writes: which version, under which lease."""
+
+    version: int
+    lease: LeaseId
+
+
+class OwnRecord:
+    """One node's record.
+
+    Args:
+        key: where it lies.
+        offer: what the node brings along.
+        requests: those of this node.
+    """
+
+    def __init__(self, key: str, offer: NodeOffer, requests: Requests) -> None:
+        self.record = NodeRecord(
+            host=offer.host,
+            address=offer.address,
+            slots=offer.slots,
+            topology=offer.topology,
+            seat=offer.seat,
+        )
+        self.failures: tuple[Failure, ...] = ()
+        self.flush_at: Instant | None = None
+        """Until when writing may wait for more to say; None to write at once."""
+        self.lease: LeaseId | None = None
+        """The lease under which it was last written."""
+        self.revision: Revision | None = ABSENT
+        """Of its key; None if that must be read."""
+        self._key = key
+        self._requests = requests
+        self._version = 1
+        self._written_version = 0
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the store has its latest version, under whatever lease."""
+        return self._written_version == self._version
+
+    def rewrite(self, **changes: object) -> None:
+        """Change what it should say."""
+        self.record = msgspec.structs.replace(self.record, **changes)
+        self._version += 1
+
+    def write(self, lease: LeaseId, now: Instant) -> list[Order]:
+        """Ask the store to take it, or what lies there if that is not known."""
+        if not self._requests.may_begin(Purpose.OWN, now):
+            return []
+        if self.revision is None:
+            return [ReadKeys(self._requests.begin(Purpose.OWN, now), self._key)]
+        if self.flush_at is not None and now < self.flush_at:
+            return []
+        self.flush_at = None
+        notes = tuple(FailureNote(each, between(each.at, now)) for each in self.failures)
+        record = msgspec.structs.replace(self.record, failures=notes)
+        transaction = Transaction(
+            conditions=(Unchanged(self._key, self.revision),),
+            puts=(Put(self._key, encode(record), lease),),
+        )
+        token = self._requests.begin(Purpose.OWN, now, Written(self._version, lease))
+        return [Commit(token, transaction)]
+
+    def committed(self, request: Request, revision: Revision) -> None:
+        """The store has taken it."""
+        written: Written = request.context
+        self.revision = revision
+        self._written_version, self.lease = written
+
+    def learn(self, snapshot: Snapshot, was_ours: Callable[[LeaseId | None], bool]) -> bool:
+        """Take in what was read; returns False if the key is another node's."""
+        self._written_version = 0
+        entry = next((entry for entry in snapshot.entries if entry.key == self._key), None)
+        if entry is None:
+            self.revision = ABSENT
+        elif was_ours(entry.lease):
+            self.revision = entry.revision
+        else:
+            return False
+        return True

@@ -1,0 +1,138 @@
+"""Where one node stands: its lease, its record, its part, the lead, and what they mean together.
+
+The parts know little of each other. What concerns several of them at once is here: who leads, what
+follows when the lease ends, when there is something to do next.
+"""
+
+from rankwise.base.units import Instant
+from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig
+from rankwise.core.rendezvous.in_flight import Purpose, Requests
+from rankwise.core.rendezvous.layout import RunKeys
+from rankwise.core.rendezvous.lead import Lead
+from rankwise.core.rendezvous.lease import KeptLease
+from rankwise.core.rendezvous.own_record import OwnRecord
+from rankwise.core.rendezvous.part import Part
+from rankwise.core.rendezvous.requests import EndWatch
+from rankwise.core.rendezvous.shared import SharedKeys
+from rankwise.core.rendezvous.vocabulary import Effect, LeaveSettled, RefusalKind, Refused
+from rankwise.core.rendezvous.waiting import Waiting
+
+
+class Standing:
+    """The parts of one node's rendezvous.
+
+    Args:
+        run_id: names the run.
+        config: who may join, and for how long anybody waits.
+        offer: what the node brings along.
+    """
+
+    def __init__(self, run_id: str, config: RendezvousConfig, offer: NodeOffer) -> None:
+        self.config = config
+        self.me = offer.node_id
+        self.keys = RunKeys(run_id)
+        self.requests = Requests()
+        self.shared = SharedKeys(self.keys, self.requests)
+        self.lease = KeptLease(config.lease_ttl, self.requests)
+        self.own = OwnRecord(self.keys.node(self.me), offer, self.requests)
+        self.part = Part(self.me, self.own, is_static=config.is_static)
+        self.lead = Lead(config, self.me, self.keys, self.shared, self.requests)
+        self.waiting = Waiting(config, self.part, self.lead, self.shared)
+        self.effects: list[Effect] = []
+        """What is to be done, and was not yet returned."""
+        self.has_agreed = False
+        """Whether the charter says what this node wants."""
+        self.is_forgotten = False
+        """Whether the store has forgotten the run."""
+        self.is_leaving = False
+        """Whether the agent is at its end."""
+        self.is_over = False
+        """Whether the goodbye is said."""
+
+    @property
+    def is_leading(self) -> bool:
+        """Whether this node leads, as far as it knows."""
+        return (
+            self.lease.id is not None
+            and not self.is_leaving
+            and not self.is_forgotten
+            and self.lead.is_held_with(self.lease.id)
+        )
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether the others can see this node."""
+        return self.lease.id is not None and self.own.lease == self.lease.id
+
+    @property
+    def may_lead(self) -> bool:
+        """Whether this node may try to take the lead, when its turn comes."""
+        return (
+            self.is_registered
+            and not self.part.is_told_the_end
+            and self.lead.is_to_be_had(self.lease.id)
+        )
+
+    def take_effects(self) -> list[Effect]:
+        """What is to be done, in this order."""
+        effects, self.effects = self.effects, []
+        return effects
+
+    def say_left(self) -> None:
+        """Tell the agent that nothing more will come."""
+        self.is_over = True
+        self.effects.append(LeaveSettled())
+
+    def lose_lease(self, now: Instant, why: str) -> None:
+        """The lease has ended, or must be believed to have: this node is cut off."""
+        if self.lease.id is None:
+            return
+        self.lease.lose()
+        self.own.revision = None
+        self.shared.is_stale = True
+        self.waiting.cut_off_since = now
+        for purpose in (Purpose.LEASE, Purpose.OWN, Purpose.LEAD, Purpose.CHARTER, Purpose.ROUND):
+            self.requests.forget(purpose)
+        self.stop_leading()
+        trouble = self.waiting.store_trouble
+        self.effects += self.part.cut_off(f"{why}: {trouble}" if trouble else why)
+
+    def compare(self, now: Instant) -> None:
+        """Compare the round with this node's part in it, and tell the agent."""
+        if self.is_leaving:
+            return
+        for tidings in self.part.compare(is_registered=self.is_registered):
+            self.waiting.take_note(tidings, now)
+            self.effects.append(tidings)
+
+    def refuse(self, kind: RefusalKind, why: str, hint: str) -> None:
+        """Tell the agent that it may not take part."""
+        self.effects += self.part.refuse(Refused(kind, why, hint))
+
+    def stop_leading(self) -> None:
+        """Lead no longer, if this node did."""
+        watch = self.lead.watch
+        self.lead.stop()
+        self.end_watch(watch)
+
+    def end_watch(self, watch: int | None) -> None:
+        """End a watch that nobody listens to, if there is one."""
+        if watch is not None and not self.is_watched(watch):
+            self.effects.append(EndWatch(watch))
+
+    def is_watched(self, token: int) -> bool:
+        """Whether this node listens to the watch with that token."""
+        return token in (self.shared.watch, self.lead.watch)
+
+    def earliest_deadline(self, now: Instant) -> Instant | None:
+        """The first instant at which there may be something to do."""
+        deadlines = [self.requests.next_deadline(now), self.waiting.announce_at]
+        if self.lease.id is not None:
+            deadlines += (self.lease.until, self.lease.renew_at)
+        if not self.part.is_told_the_end:
+            deadlines += (self.waiting.deadline, self.own.flush_at)
+        if self.may_lead and self.requests.may_begin(Purpose.LEAD, now):
+            deadlines.append(self.lead.turn(self.part.place))
+        if self.lead.view is not None and self.requests.may_begin(Purpose.ROUND, now):
+            deadlines.append(self.lead.looks_at)
+        return min((each for each in deadlines if each is not None and each > now), default=None)

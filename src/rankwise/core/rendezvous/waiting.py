@@ -1,0 +1,119 @@
+"""On whom a node waits, for how long at most, and when people are told."""
+
+from rankwise.base.units import Duration, Instant, after, between, format_duration
+from rankwise.core.rendezvous.configuration import RendezvousConfig
+from rankwise.core.rendezvous.lead import Lead
+from rankwise.core.rendezvous.leader import named
+from rankwise.core.rendezvous.part import Part
+from rankwise.core.rendezvous.shared import SharedKeys
+from rankwise.core.rendezvous.vocabulary import (
+    AnnounceWaiting,
+    MadeSpare,
+    RefusalKind,
+    Refused,
+    Settled,
+    Tidings,
+)
+
+
+class Waiting:
+    """A node's patience.
+
+    Args:
+        config: how long anybody waits.
+        part, lead, shared: of the same node; looked at, never changed.
+    """
+
+    def __init__(
+        self, config: RendezvousConfig, part: Part, lead: Lead, shared: SharedKeys
+    ) -> None:
+        self.cut_off_since: Instant | None = None
+        """Since when the others cannot see this node; None while they can."""
+        self.store_trouble = ""
+        """Why the last request to the store failed; empty if it did not."""
+        self.announce_at: Instant | None = None
+        self._config = config
+        self._part = part
+        self._lead = lead
+        self._shared = shared
+        self._since: Instant | None = None
+        self._pause = config.announce_every
+
+    def begin(self, now: Instant) -> None:
+        """Count from now for how long this node waits, and tell people if it takes long."""
+        self._since = now
+        self._pause = self._config.announce_every
+        self.announce_at = after(now, self._pause)
+
+    def take_note(self, tidings: Tidings, now: Instant) -> None:
+        """What the agent is told may be what was waited for."""
+        if isinstance(tidings, Settled):
+            self._since = self.announce_at = None
+        elif isinstance(tidings, MadeSpare):
+            self._since = now
+
+    @property
+    def deadline(self) -> Instant | None:
+        """When this node waits no longer; the leader closes a run for which too few come before."""
+        if self.cut_off_since is not None:
+            return after(self.cut_off_since, self._config.join_timeout)
+        if self._since is None or self._part.member_of is not None or self._part.is_spare:
+            return None
+        patience = 2 * self._config.join_timeout + self._config.close_timeout
+        return after(self._since, Duration(patience))
+
+    def give_up(self, now: Instant) -> list[Tidings]:
+        """Refuse to wait any longer when the deadline has passed."""
+        deadline = self.deadline
+        if deadline is None or now < deadline:
+            return []
+        waited = format_duration(between(self._since or now, now))
+        trouble = self.store_trouble or "the store has answered"
+        why = f"no round has begun with this node within {waited}"
+        if self.cut_off_since is not None:
+            waited = format_duration(between(self.cut_off_since, now))
+            why = f"this node could not register within {waited}"
+        hint = "is the store reachable from here?"
+        return self._part.refuse(Refused(RefusalKind.TIMEOUT, f"{why}: {trouble}", hint))
+
+    def announce(self, now: Instant, *, is_leading: bool) -> list[Tidings]:
+        """Tell people on whom is being waited, if that is due."""
+        if self.announce_at is None or now < self.announce_at:
+            return []
+        self.announce_at = after(now, self._pause)
+        if self._part.member_of is not None:  # others may work on for hours
+            self._pause = Duration(2 * self._pause)
+        waiting = self._waiting_for(is_leading=is_leading)
+        if not waiting or self._since is None or self._part.is_told_the_end:
+            return []
+        number = 0 if self._part.round is None else self._part.round.number
+        return [AnnounceWaiting(number, waiting, between(self._since, now))]
+
+    def _waiting_for(self, *, is_leading: bool) -> str:
+        """On whom this node waits, for people; empty if on nobody."""
+        if self.cut_off_since is not None:
+            return f"for the store: {self.store_trouble or 'it has not answered yet'}"
+        if self._lead.round_trouble and is_leading:
+            trouble = self._lead.round_trouble
+            return f"for the store, which does not take the next round: {trouble}"
+        if self._part.member_of is not None:
+            return self._waiting_for_members()
+        if self._part.is_spare:
+            return ""
+        if is_leading:
+            return self._lead.decision.waiting
+        leader = self._shared.leader.value
+        if leader is None:
+            return "for a node that leads"
+        return f"for node {leader.decode('utf-8', 'backslashreplace')}, which gathers the others"
+
+    def _waiting_for_members(self) -> str:
+        """On whom a node waits whose own workers have ended."""
+        if not self._part.has_ended:
+            return ""
+        if self._part.is_dissolved:
+            return "until this node is fit for the next round"
+        view = self._lead.view
+        if view is None:
+            return "for the other nodes, whose workers have not all ended"
+        return f"until the workers of {named(view, view.blockers())} have ended"
