@@ -5,6 +5,10 @@ from contextlib import suppress
 from select import POLLIN, poll
 
 
+class HungUp(ConnectionResetError):
+    """The other end has closed a connection on which an answer was waited for."""
+
+
 def notice_dead_hosts(sock: socket.socket) -> None:
     """Let the kernel end a connection to a machine that has vanished without a word."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

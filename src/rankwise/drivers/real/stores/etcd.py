@@ -14,7 +14,6 @@ etcd's new leader, so none ends because of the outage alone.
 import socket
 import ssl
 from contextlib import suppress
-from http.client import HTTPException
 from select import POLLIN, poll
 from threading import Lock
 from time import monotonic
@@ -39,7 +38,7 @@ from rankwise.base.keys import (
     Transaction,
 )
 from rankwise.base.units import SECOND, Duration
-from rankwise.drivers.real.stores.connections import hang_up
+from rankwise.drivers.real.stores.connections import HungUp, hang_up
 from rankwise.drivers.real.stores.etcd_members import (
     HINT_UNAVAILABLE,
     EtcdConfig,
@@ -67,9 +66,7 @@ from rankwise.drivers.real.stores.etcd_stream import ResponseLines
 PROBE_AFTER_S = 5.0
 """A watch asks its member for a sign of life when nobody else has heard of it for so long."""
 RECEIVED_AT_ONCE = 256 * 1024
-STREAM_IS_OVER = (
-    OSError, HTTPException, NotAuthenticated, NotServing, NotReached, RemoteProtocolError,
-)  # fmt: skip
+STREAM_IS_OVER = (OSError, NotAuthenticated, NotServing, NotReached, RemoteProtocolError)
 
 
 class EtcdStore:
@@ -341,7 +338,7 @@ class _Stream:
                     return None
                 continue
             if not data:
-                raise ConnectionResetError("the member has hung up")
+                raise HungUp("the member has hung up")
             self._waiting += self._lines.feed(data)
             if self._lines.status not in (None, 200) and self._waiting:
                 assert self._lines.status is not None, "a body has come, so its head has"

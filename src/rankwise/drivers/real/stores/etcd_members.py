@@ -13,8 +13,6 @@ caller knows how to find out. All others are repeated, with the next member, unt
 
 import socket
 import ssl
-from http.client import BadStatusLine, HTTPConnection, HTTPException, RemoteDisconnected
-from http.client import HTTPSConnection as TlsConnection
 from random import randrange
 from threading import Event, Lock
 from time import monotonic
@@ -24,13 +22,10 @@ import msgspec
 
 from rankwise.base.errors import ConfigError, LeaseLost, StoreError, StoreRefused, StoreUnavailable
 from rankwise.base.units import SECOND, Duration
-from rankwise.drivers.real.stores.connections import (
-    endpoint_text,
-    hang_up,
-    has_hung_up,
-    notice_dead_hosts,
-)
+from rankwise.drivers.real.stores.connections import endpoint_text, hang_up
+from rankwise.drivers.real.stores.etcd_connection import Connection
 from rankwise.drivers.real.stores.etcd_messages import AuthenticateReply, Fault, decoded
+from rankwise.drivers.real.stores.etcd_stream import NoHttp
 from rankwise.drivers.real.stores.patience import Patience, closed_error, describe
 
 T = TypeVar("T")
@@ -84,7 +79,7 @@ class Member:
     def __init__(self, host: str, port: int) -> None:
         self.host = host
         self.port = port
-        self.idle: list[HTTPConnection] = []
+        self.idle: list[Connection] = []
         self.watching: set[socket.socket] = set()
         self.answered_at = 0.0
         """When it last answered a request, on the clock of `monotonic`."""
@@ -109,7 +104,7 @@ class Members:
         self._api_path = API_PATHS[0]
         self._token: str | None = None
         self._lock = Lock()
-        self._busy: set[HTTPConnection] = set()
+        self._busy: set[Connection] = set()
 
     @property
     def timeout_s(self) -> float:
@@ -150,7 +145,7 @@ class Members:
                 return self._ask_authenticated(member, path, body, kind, patience)
             except NotReached as error:
                 last_error = error.__cause__
-            except (OSError, HTTPException, NotServing) as error:
+            except (OSError, NotServing) as error:
                 _raise_if_not_etcd(error, member)
                 # The last attempt may have had no time; what a member has said before tells more.
                 if not (isinstance(error, TimeoutError) and isinstance(last_error, NotServing)):
@@ -178,7 +173,7 @@ class Members:
         body = {"key": "AA==", "count_only": True}
         try:
             self._ask_authenticated(member, "/kv/range", body, object, patience)
-        except (OSError, HTTPException, NotReached, NotServing):
+        except (OSError, NotReached, NotServing):
             self.suspect(member)
 
     def suspect(self, member: Member) -> None:
@@ -200,20 +195,13 @@ class Members:
         """
         patience = Patience(self.attempt_s, self.closed, member.endpoint)
         token = self._token_for(member, patience)
+        headers = _authorization(token)
+        # Told to etcd itself: end the stream when this member is cut off from the others.
+        headers["Grpc-Metadata-Hasleader"] = "true"
         connection = self._connect(member, patience.left_s)
         sock = connection.sock
-        payload = msgspec.json.encode(body)
-        lines = [
-            f"POST {self._api_path}{path} HTTP/1.1",
-            f"Host: {member.endpoint}",
-            f"Content-Length: {len(payload)}",
-            # Told to etcd itself: end the stream when this member is cut off from the others.
-            "Grpc-Metadata-Hasleader: true",
-        ]
-        if token is not None:
-            lines.append(f"Authorization: {token}")
         try:
-            sock.sendall("\r\n".join(lines).encode() + b"\r\n\r\n" + payload)
+            connection.send(self._api_path + path, body, headers, patience.left_s)
         except BaseException:
             sock.close()
             raise
@@ -240,8 +228,7 @@ class Members:
                 for sock in member.watching:
                     hang_up(sock)
             for connection in self._busy:
-                if connection.sock is not None:
-                    hang_up(connection.sock)
+                hang_up(connection.sock)
 
     def raise_fault(self, status: int, body: bytes, member: Member) -> NoReturn:
         """Raise what an answer other than 200 means.
@@ -329,14 +316,16 @@ class Members:
         token: str | None = None,
     ) -> T:
         """One request, one answer, on a connection of their own while it lasts."""
-        headers = {} if token is None else {"Authorization": token}
-        payload = msgspec.json.encode(body)
+        headers = _authorization(token)
         timeout_s = min(self.attempt_s, patience.left_s)
         connection = self._take(member, timeout_s)
         try:
-            status, answer = self._send(connection, path, payload, headers)
+            status, answer = connection.ask(self._api_path + path, body, headers, timeout_s)
             if status == 404 and path != "/auth/authenticate" and answer[:1] != b"{":
-                status, answer = self._send_to_older(connection, path, payload, headers)
+                status, answer = self._ask_older(connection, path, body, headers, timeout_s)
+        except NoHttp as error:
+            self._drop(connection)
+            raise _not_etcd(error.began, member) from error
         except BaseException:
             self._drop(connection)
             raise
@@ -348,30 +337,23 @@ class Members:
         except msgspec.MsgspecError:
             raise _not_etcd(answer, member) from None
 
-    def _send(
-        self, connection: HTTPConnection, path: str, payload: bytes, headers: dict[str, str]
-    ) -> tuple[int, bytes]:
-        # Without the header that http.client adds by itself: bytes count, with many nodes.
-        connection.putrequest("POST", self._api_path + path, skip_accept_encoding=True)
-        connection.putheader("Content-Length", str(len(payload)))
-        for name, value in headers.items():
-            connection.putheader(name, value)
-        connection.endheaders(payload)
-        response = connection.getresponse()
-        return response.status, response.read()
-
-    def _send_to_older(
-        self, connection: HTTPConnection, path: str, payload: bytes, headers: dict[str, str]
+    def _ask_older(
+        self,
+        connection: Connection,
+        path: str,
+        body: dict[str, Any],
+        headers: dict[str, str],
+        timeout_s: float,
     ) -> tuple[int, bytes]:
         """There is no such page: ask where older versions have it, and remember what worked."""
         before = self._api_path
         self._api_path = next(other for other in API_PATHS if other != before)
-        status, answer = self._send(connection, path, payload, headers)
+        status, answer = connection.ask(self._api_path + path, body, headers, timeout_s)
         if status == 404 and answer[:1] != b"{":
             self._api_path = before
         return status, answer
 
-    def _take(self, member: Member, timeout_s: float) -> HTTPConnection:
+    def _take(self, member: Member, timeout_s: float) -> Connection:
         while True:
             with self._lock:
                 if self.closed.is_set():
@@ -380,8 +362,7 @@ class Members:
             if connection is None:
                 connection = self._connect(member, timeout_s)
                 break
-            if not has_hung_up(connection.sock):
-                connection.sock.settimeout(timeout_s)
+            if connection.may_be_used_again:
                 break
             connection.close()
         with self._lock:
@@ -390,32 +371,23 @@ class Members:
                 hang_up(connection.sock)
         return connection
 
-    def _connect(self, member: Member, timeout_s: float) -> HTTPConnection:
-        if self._tls is None:
-            connection = HTTPConnection(member.host, member.port, timeout=timeout_s)
-        else:
-            connection = TlsConnection(
-                member.host, member.port, timeout=timeout_s, context=self._tls
-            )
+    def _connect(self, member: Member, timeout_s: float) -> Connection:
         try:
-            connection.connect()
+            return Connection(member.host, member.port, timeout_s, self._tls)
         except OSError as error:
-            connection.close()
             _raise_if_not_etcd(error, member)
             raise NotReached(describe(error)) from error
-        notice_dead_hosts(connection.sock)
-        return connection
 
-    def _give_back(self, member: Member, connection: HTTPConnection) -> None:
+    def _give_back(self, member: Member, connection: Connection) -> None:
         member.answered_at = monotonic()
         with self._lock:
             self._busy.discard(connection)
-            if connection.sock is not None and not self.closed.is_set():
+            if not self.closed.is_set():
                 member.idle.append(connection)
                 return
         connection.close()
 
-    def _drop(self, connection: HTTPConnection) -> None:
+    def _drop(self, connection: Connection) -> None:
         with self._lock:
             self._busy.discard(connection)
         connection.close()
@@ -427,6 +399,10 @@ class Members:
             f"{member.endpoint} did not answer a transaction: {describe(error)}",
             hint="it may have taken place: read before trying again",
         )
+
+
+def _authorization(token: str | None) -> dict[str, str]:
+    return {} if token is None else {"Authorization": token}
 
 
 def _tls_context(config: EtcdConfig) -> ssl.SSLContext | None:
@@ -452,13 +428,11 @@ def _tls_context(config: EtcdConfig) -> ssl.SSLContext | None:
 
 
 def _raise_if_not_etcd(error: BaseException, member: Member) -> None:
-    """A certificate that is not good now, or no HTTP, will not be good in a second.
+    """A certificate that is not good now will not be good in a second.
 
     Raises:
         StoreRefused: who refuses whom.
     """
-    if isinstance(error, BadStatusLine) and not isinstance(error, RemoteDisconnected):
-        raise _not_etcd(str(error).encode(), member) from error
     if isinstance(error, ssl.SSLCertVerificationError):
         raise StoreRefused(
             f"the certificate of {member.endpoint} is not good: {error.verify_message}",
