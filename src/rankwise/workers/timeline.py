@@ -5,10 +5,19 @@ what it needs is there, and its chip is told when that is; so the clocks of all 
 """
 
 import json
+import re
 from pathlib import Path
 
 import msgspec
 
+from rankwise.base.trace_events import (
+    TraceEvent,
+    lanes_of,
+    number_step,
+    process_events,
+    slice_event,
+    track_events,
+)
 from rankwise.workers.platforms.port import TensorSummary
 
 
@@ -42,25 +51,61 @@ class Timeline(msgspec.Struct):
         return max((entry.end_ps for entry in self.entries), default=0)
 
     def write_trace(self, path: Path | str) -> None:
-        """Write it as trace-event JSON, which Perfetto and Chrome open."""
-        places = {
-            place: number
-            for number, place in enumerate(sorted({entry.place for entry in self.entries}))
-        }
-        names = [
-            {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": place}}
-            for place, pid in places.items()
-        ]
-        events = [
-            {
-                "ph": "X",
-                "name": entry.name,
-                "pid": places[entry.place],
-                "tid": 0 if entry.task >= 0 else 1,
-                "ts": entry.start_ps / 1e6,
-                "dur": (entry.end_ps - entry.start_ps) / 1e6,
-                "args": {"task": entry.task},
-            }
-            for entry in self.entries
-        ]
-        Path(path).write_text(json.dumps({"traceEvents": names + events}), encoding="utf-8")
+        """Write it as trace-event JSON, which Perfetto and Chrome open.
+
+        One process per chip; its tasks are the first track, parts of the device the others.
+        """
+        chips: dict[str, dict[str, list[TimelineEntry]]] = {}
+        for entry in self.entries:
+            chip, part = _chip_and_part(entry.place)
+            chips.setdefault(chip, {}).setdefault(part, []).append(entry)
+        events: list[TraceEvent] = []
+        step = number_step(len(self.entries))
+        for number, chip in enumerate(sorted(chips, key=_in_the_tree)):
+            process = (number + 1) * step
+            events += process_events(process, chip, number)
+            track = process + 1
+            for part in sorted(chips[chip], key=_by_numbers):
+                own = _part_events(process, track, part, chips[chip][part])
+                events += own
+                track = 1 + max(event["tid"] for event in own)
+        text = json.dumps({"displayTimeUnit": "ns", "traceEvents": events})
+        Path(path).write_text(text, encoding="utf-8")
+
+
+def _part_events(
+    process: int, track: int, part: str, entries: list[TimelineEntry]
+) -> list[TraceEvent]:
+    """What a part did, on tracks from `track` on: as many as things it did at once."""
+    entries = sorted(entries, key=lambda each: (each.start_ps, each.end_ps))
+    lanes = lanes_of((each.start_ps, each.end_ps) for each in entries)
+    name, category = (part, "part") if part else ("tasks", "task")
+    events: list[TraceEvent] = []
+    for lane in range(1 + max(lanes)):
+        events += track_events(process, track + lane, f"{name} ({lane + 1})" if lane else name)
+    events += [
+        slice_event(
+            entry.name, category, process, track + lane, entry.start_ps, entry.end_ps,
+            {"task": entry.task} if entry.task >= 0 else {},
+        )
+        for entry, lane in zip(entries, lanes, strict=True)
+    ]  # fmt: skip
+    return events
+
+
+def _chip_and_part(place: str) -> tuple[str, str]:
+    """`chip 1 of worker 0 sip1.cube0.pe2` is the chip and `sip1.cube0.pe2`."""
+    chip, space, part = place.rpartition(" ")
+    return (chip, part) if space and not part.isdecimal() else (place, "")
+
+
+def _by_numbers(name: str) -> list[tuple[int, str]]:
+    """What sorts chip 2 before chip 10."""
+    return [
+        (int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)
+    ]
+
+
+def _in_the_tree(chip: str) -> list[list[tuple[int, str]]]:
+    """What keeps chips of a worker together."""
+    return [_by_numbers(part) for part in reversed(chip.split(" of "))]

@@ -1,11 +1,13 @@
 """The op log, dealt to tracks: what each engine of each device was doing when.
 
-A track holds slices that do not overlap. What an engine did at the same time (DMAs share links, and
-streams overlap) goes to further lanes of it.
+A track holds slices that do not overlap. What a device did at the same time (streams overlap) goes
+to further lanes of its track. The op log counts an operation of a PE from the moment at which it
+was given to its engine; there it waits for others. On a track it begins when those are done that
+were there before it and end before it: when an engine has *got to it*.
 """
 
-from collections.abc import Iterable
-from heapq import heappop, heappush
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from rankwise.sim.hardware.op_log import Operation
@@ -14,6 +16,8 @@ _DMA = frozenset({"load", "store", "atomic"})
 _HOST = frozenset({"MmuMap", "MmuUnmap", "MemoryWrite", "MemoryRead", "Copy"})
 ENGINES = ("host", "commands", "kernels", "collectives", "dma", "gemm", "math")
 """In the order in which they are shown."""
+MESSAGES_OUT, MESSAGES_IN = "messages out", "messages in"
+_TRACKS = (*ENGINES, MESSAGES_OUT, MESSAGES_IN)
 
 
 class Place(NamedTuple):
@@ -59,31 +63,40 @@ def by_place(operations: Iterable[Operation]) -> dict[Place, list[Slice]]:
         found.setdefault(place_of(operation), []).append(each)
     for slices in found.values():
         slices.sort(key=lambda each: (each.start, each.end, each.operation.number))
-    return dict(sorted(found.items(), key=lambda item: _order(item[0])))
+    return dict(sorted(found.items(), key=lambda item: order_of(item[0])))
 
 
-def _order(place: Place) -> tuple[int, int, tuple[int, ...], int]:
+def order_of(place: Place) -> tuple[int, int, tuple[int, ...], int]:
+    """What places are sorted by: devices first, then their PEs, by numbers."""
     numbers = tuple(
         int("".join(sign for sign in part if sign.isdecimal()) or 0)
         for part in place.pe.split(".")
         if part
     )
-    return place.sip, len(numbers), numbers, ENGINES.index(place.engine)
+    return place.sip, len(numbers), numbers, _TRACKS.index(place.engine)
 
 
-def lanes_of(intervals: Iterable[tuple[int, int]]) -> list[int]:
-    """For every interval, in the order of their starts, the lowest lane that is free by then."""
-    lanes: list[int] = []
-    busy: list[tuple[int, int]] = []
-    free: list[int] = []
-    for start, end in intervals:
-        while busy and busy[0][0] <= start:
-            heappush(free, heappop(busy)[1])
-        lane = heappop(free) if free else len(busy)
-        lanes.append(lane)
-        # Even what takes no time keeps its lane to itself, or two would start at one place.
-        heappush(busy, (max(end, start + 1), lane))
-    return lanes
+def got_to(intervals: Sequence[tuple[int, int]]) -> list[int]:
+    """For every interval when an engine got to it: when nothing that was there before still was.
+
+    That is its start, or the last end before its own of an interval that started no later.
+    """
+    starts = [start for start, _ in intervals]
+    # Of those that end earlier: none starts later than another and ends before that.
+    earlier: list[tuple[int, int]] = []
+    by_end: dict[int, list[int]] = {}
+    for index, (_, end) in enumerate(intervals):
+        by_end.setdefault(end, []).append(index)
+    for end, indexes in sorted(by_end.items()):
+        for index in indexes:
+            place = bisect_right(earlier, intervals[index][0], key=lambda each: each[0])
+            if place:
+                starts[index] = max(starts[index], earlier[place - 1][1])
+        for start in sorted((intervals[index][0] for index in indexes), reverse=True):
+            while earlier and earlier[-1][0] >= start:
+                earlier.pop()
+            earlier.append((start, end))
+    return starts
 
 
 def busy_shares(slices: Iterable[tuple[int, int]], end: int, bins: int) -> list[float]:

@@ -2,28 +2,75 @@
 
 One process per SIP, one track per engine, and an arrow for every message from PE to PE. Instants
 are microseconds, as the format has it, with six decimals: picoseconds are kept. Equal runs give
-equal bytes.
+equal bytes. How figures are written so that Perfetto, which counts whole nanoseconds, drops
+nothing is told in `base.trace_events`; the ends of an arrow lie in slices that last a nanosecond at
+least, since an arrow cannot be fastened to nothing.
 
-Perfetto itself counts whole nanoseconds and cuts the rest off. What is written is chosen so that
-this does no harm: slices of a track still do not overlap, and the ends of an arrow lie in slices
-that last a nanosecond at least, since an arrow cannot be fastened to nothing.
+An operation of a PE begins when its engine got to it; if it had waited, `waited_us` says how long.
 """
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import msgspec
 
+from rankwise.base.trace_events import (
+    PICOSECONDS_PER_MICROSECOND,
+    PICOSECONDS_PER_NANOSECOND,
+    TraceEvent,
+    lanes_of,
+    microseconds,
+    number_step,
+    process_events,
+    slice_event,
+    track_events,
+)
 from rankwise.sim.hardware.engine import GraphEngine
 from rankwise.sim.hardware.machine import Message
-from rankwise.sim.hardware.quantities import PICOSECONDS_PER_NANOSECOND
 from rankwise.sim.reporting.files import write_text
-from rankwise.sim.reporting.timeline import Place, by_place, lanes_of
+from rankwise.sim.reporting.timeline import (
+    MESSAGES_IN,
+    MESSAGES_OUT,
+    Place,
+    Slice,
+    by_place,
+    got_to,
+    order_of,
+)
 
-PICOSECONDS_PER_MICROSECOND = 1_000_000
-_Event = dict[str, Any]
 _ENCODER = msgspec.json.Encoder()
+
+
+class _Track(NamedTuple):
+    place: Place
+    lane: int
+
+    @property
+    def name(self) -> str:
+        pe, engine = self.place.pe, self.place.engine
+        shown = f"{pe} {engine}" if pe else engine
+        return f"{shown} ({self.lane + 1})" if self.lane else shown
+
+
+class _Bar(NamedTuple):
+    """A slice of a track, before the track has a number."""
+
+    track: _Track
+    name: str
+    category: str
+    start: int
+    end: int
+    details: dict[str, Any]
+
+
+class _ArrowEnd(NamedTuple):
+    """Where an arrow begins, or where it ends."""
+
+    track: _Track
+    phase: str
+    number: int
+    at: int
 
 
 def write_trace(path: str, engine: GraphEngine) -> None:
@@ -33,50 +80,88 @@ def write_trace(path: str, engine: GraphEngine) -> None:
     write_text(path, f'{{"displayTimeUnit":"ns","traceEvents":[\n{body}\n]}}\n')
 
 
-def trace_events(engine: GraphEngine) -> list[_Event]:
+def trace_events(engine: GraphEngine) -> list[TraceEvent]:
     """The events: names of processes and tracks first, then everything else by time."""
-    tracks = _Tracks()
-    events = [*_operation_events(engine, tracks), *_message_events(engine, tracks)]
+    shown = [*_operations(engine), *_messages(engine)]
+    tracks = _Tracks(each.track for each in shown)
+    events = [_event(each, tracks) for each in shown]
     events.sort(key=lambda event: (event["ts"], event["ph"] != "X"))
     return [*tracks.names(), *events]
 
 
 class _Tracks:
-    """Gives numbers to tracks: lanes of engines, per process."""
+    """The numbers of processes and tracks, in the order in which they are to be seen."""
 
-    def __init__(self) -> None:
-        self._numbers: dict[tuple[int, str, int], int] = {}
+    def __init__(self, tracks: Iterable[_Track]) -> None:
+        ordered = sorted(set(tracks), key=lambda each: (order_of(each.place), each.lane))
+        self._of_sip = {
+            sip: list(each) for sip, each in groupby(ordered, lambda each: each.place.sip)
+        }
+        self._step = number_step(max(map(len, self._of_sip.values()), default=0))
+        self._numbers = {
+            track: self.process(sip) + row
+            for sip, own in self._of_sip.items()
+            for row, track in enumerate(own, 1)
+        }
 
-    def number(self, sip: int, name: str, lane: int) -> int:
-        key = (sip, name, lane)
-        return self._numbers.setdefault(key, len(self._numbers) + 1)
+    def process(self, sip: int) -> int:
+        return (sip + 1) * self._step
 
-    def names(self) -> Iterator[_Event]:
-        for sip in sorted({sip for sip, _, _ in self._numbers}):
-            yield _named("process_name", _process(sip), 0, name=f"SIP {sip}")
-            yield _named("process_sort_index", _process(sip), 0, sort_index=sip)
-        for (sip, name, lane), number in self._numbers.items():
-            shown = f"{name} ({lane + 1})" if lane else name
-            yield _named("thread_name", _process(sip), number, name=shown)
-            yield _named("thread_sort_index", _process(sip), number, sort_index=number)
+    def __getitem__(self, track: _Track) -> int:
+        return self._numbers[track]
+
+    def names(self) -> Iterator[TraceEvent]:
+        # Perfetto sorts processes by their names, and has its own idea of where 10 goes.
+        width = len(str(max(self._of_sip, default=0)))
+        for sip, own in self._of_sip.items():
+            yield from process_events(self.process(sip), f"SIP {sip:0{width}}", sip)
+            for track in own:
+                yield from track_events(self.process(sip), self[track], track.name)
 
 
-def _operation_events(engine: GraphEngine, tracks: _Tracks) -> Iterator[_Event]:
+def _event(shown: _Bar | _ArrowEnd, tracks: _Tracks) -> TraceEvent:
+    process, number = tracks.process(shown.track.place.sip), tracks[shown.track]
+    if isinstance(shown, _Bar):
+        return slice_event(
+            shown.name, shown.category, process, number, shown.start, shown.end, shown.details
+        )
+    event = {
+        "name": "message", "cat": "message", "ph": shown.phase, "id": shown.number,
+        "pid": process, "tid": number, "ts": microseconds(shown.at),
+    }  # fmt: skip
+    return {**event, "bp": "e"} if shown.phase == "f" else event
+
+
+def _operations(engine: GraphEngine) -> Iterator[_Bar]:
     for place, slices in by_place(engine.op_log).items():
-        lanes = lanes_of((each.start, each.end) for each in slices)
-        for (start, end, operation), lane in zip(slices, lanes, strict=True):
-            details: dict[str, Any] = {"kind": operation.kind, "number": operation.number}
-            if operation.bytes:
-                details["bytes"] = operation.bytes
-            if operation.flops:
-                details["flops"] = operation.flops
-            yield _slice(
-                operation.name, place.engine, _process(place.sip),
-                tracks.number(place.sip, _track_name(place), lane), start, end, details,
-            )  # fmt: skip
+        bars = [_bar(place, each, start) for each, start in _begun(place, slices)]
+        bars.sort(key=lambda bar: (bar.start, bar.end))
+        lanes = lanes_of((bar.start, bar.end) for bar in bars)
+        for bar, lane in zip(bars, lanes, strict=True):
+            yield bar._replace(track=_Track(place, lane))
 
 
-def _message_events(engine: GraphEngine, tracks: _Tracks) -> Iterator[_Event]:
+def _begun(place: Place, slices: Sequence[Slice]) -> Iterable[tuple[Slice, int]]:
+    """When each is shown to begin: engines of PEs do one thing after the other."""
+    if not place.pe:
+        return [(each, each.start) for each in slices]
+    starts = got_to([(each.start, each.end) for each in slices])
+    return zip(slices, starts, strict=True)
+
+
+def _bar(place: Place, each: Slice, start: int) -> _Bar:
+    operation = each.operation
+    details: dict[str, Any] = {"kind": operation.kind, "number": operation.number}
+    if operation.bytes:
+        details["bytes"] = operation.bytes
+    if operation.flops:
+        details["flops"] = operation.flops
+    if start > each.start:
+        details["waited_us"] = (start - each.start) / PICOSECONDS_PER_MICROSECOND
+    return _Bar(_Track(place, 0), operation.name, place.engine, start, each.end, details)
+
+
+def _messages(engine: GraphEngine) -> Iterator[_Bar | _ArrowEnd]:
     """A slice where each message leaves, one where it arrives, and an arrow between them."""
     messages = engine.machine.messages or []
     leaving = _placed([_lasting(each.source, each.sent_at, each.pace) for each in messages])
@@ -88,7 +173,7 @@ def _message_events(engine: GraphEngine, tracks: _Tracks) -> Iterator[_Event]:
         ]
     )
     for number, message in enumerate(messages):
-        yield from _message(number, message, leaving[number], coming[number], tracks)
+        yield from _message(number, message, leaving[number], coming[number])
 
 
 def _shown(message: Message) -> int:
@@ -116,56 +201,14 @@ def _placed(intervals: Sequence[tuple[str, int, int]]) -> list[tuple[int, int, i
 
 
 def _message(
-    number: int,
-    message: Message,
-    leaving: tuple[int, int, int],
-    coming: tuple[int, int, int],
-    tracks: _Tracks,
-) -> Iterable[_Event]:
+    number: int, message: Message, leaving: tuple[int, int, int], coming: tuple[int, int, int]
+) -> Iterator[_Bar | _ArrowEnd]:
     details = {"bytes": message.size, "from": message.source, "to": message.destination}
-    ends = ((message.source, "out", leaving), (message.destination, "in", coming))
-    for (pe_name, way, (start, end, lane)), phase in zip(ends, ("s", "f"), strict=True):
-        sip, _, pe = pe_name.partition(".")
-        index = int(sip.removeprefix("sip"))
-        track = tracks.number(index, f"{pe} messages {way}", lane)
-        other = message.destination if way == "out" else message.source
-        yield _slice(
-            f"{'to' if way == 'out' else 'from'} {other}", "message", _process(index), track,
-            start, end, details,
-        )  # fmt: skip
-        arrow: _Event = {
-            "name": "message", "cat": "message", "ph": phase, "id": number,
-            "pid": _process(index), "tid": track, "ts": _microseconds(start),
-        }  # fmt: skip
-        if phase == "f":
-            arrow["bp"] = "e"
-        yield arrow
-
-
-def _track_name(place: Place) -> str:
-    return f"{place.pe} {place.engine}" if place.pe else place.engine
-
-
-def _process(sip: int) -> int:
-    return sip + 1  # Perfetto takes process 0 for the idle task
-
-
-def _microseconds(picoseconds: int) -> float:
-    """The figure to write; times a thousand and cut off, it is the right nanosecond."""
-    figure = picoseconds / PICOSECONDS_PER_MICROSECOND
-    if int(figure * 1_000) < picoseconds // PICOSECONDS_PER_NANOSECOND:
-        return math.nextafter(figure, math.inf)
-    return figure
-
-
-def _slice(  # noqa: PLR0917  # a row of a table
-    name: str, category: str, process: int, track: int, start: int, end: int, details: _Event
-) -> _Event:
-    return {
-        "name": name, "cat": category, "ph": "X", "pid": process, "tid": track,
-        "ts": _microseconds(start), "dur": _microseconds(end - start), "args": details,
-    }  # fmt: skip
-
-
-def _named(what: str, process: int, track: int, **args: Any) -> _Event:
-    return {"name": what, "ph": "M", "pid": process, "tid": track, "ts": 0, "args": args}
+    for pe, way, name, (start, end, lane), phase in (
+        (message.source, MESSAGES_OUT, f"to {message.destination}", leaving, "s"),
+        (message.destination, MESSAGES_IN, f"from {message.source}", coming, "f"),
+    ):
+        sip, _, rest = pe.partition(".")
+        track = _Track(Place(int(sip.removeprefix("sip")), rest, way), lane)
+        yield _Bar(track, name, "message", start, end, details)
+        yield _ArrowEnd(track, phase, number, start)

@@ -1,10 +1,10 @@
-"""Operations on tracks: nothing overlaps in a lane, nothing is counted twice."""
+"""Operations on tracks: they take their turns, and nothing is counted twice."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwise.sim.hardware.op_log import OpLog
-from rankwise.sim.reporting.timeline import Place, busy_shares, by_place, lanes_of
+from rankwise.sim.reporting.timeline import Place, busy_shares, by_place, got_to
 
 intervals = st.lists(
     st.tuples(st.integers(0, 50), st.integers(0, 20)).map(lambda each: (each[0], sum(each))),
@@ -13,29 +13,27 @@ intervals = st.lists(
 
 
 @given(intervals)
-def test_what_is_in_one_lane_does_not_overlap(given_intervals: list[tuple[int, int]]) -> None:
-    lanes = lanes_of(given_intervals)
-
-    ends: dict[int, int] = {}
-    for (start, end), lane in zip(given_intervals, lanes, strict=True):
-        assert start >= ends.get(lane, 0)
-        ends[lane] = max(end, start + 1)
-
-
-@given(intervals)
-def test_no_more_lanes_are_used_than_things_happen_at_once(
+def test_an_engine_gets_to_something_when_what_was_there_before_has_ended(
     given_intervals: list[tuple[int, int]],
 ) -> None:
-    lanes = lanes_of(given_intervals)
+    starts = got_to(given_intervals)
 
-    at_once = max(
-        (
-            sum(start <= instant < max(end, start + 1) for start, end in given_intervals)
-            for instant in range(75)
-        ),
-        default=0,
-    )
-    assert len(set(lanes)) == at_once
+    for (start, end), begun in zip(given_intervals, starts, strict=True):
+        before = [
+            other_end
+            for other_start, other_end in given_intervals
+            if other_start <= start and other_end < end
+        ]
+        assert begun == max([start, *before])
+        assert begun <= end
+
+
+def test_what_queues_at_an_engine_is_in_one_lane() -> None:
+    queueing = [(0, 10), (0, 20), (0, 30), (5, 40), (50, 60)]
+
+    starts = got_to(queueing)
+
+    assert starts == [0, 10, 20, 30, 50]
 
 
 @given(intervals)

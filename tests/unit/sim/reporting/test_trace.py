@@ -1,16 +1,17 @@
 """The timeline as trace-event JSON: what Perfetto needs to open it and to draw its arrows."""
 
 import gzip
+import math
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from rankwise.sim.benches.session import Session, Settings
-from rankwise.sim.reporting.trace import _microseconds, trace_events, write_trace
+from rankwise.sim.reporting.trace import trace_events, write_trace
 
 
 class Named(msgspec.Struct, tag_field="ph", tag="M", forbid_unknown_fields=True):
@@ -110,12 +111,23 @@ def test_every_arrow_has_both_ends_inside_slices(trace: Trace) -> None:
             assert any(one.ts <= each.ts <= one.ts + one.dur for one in on_track)
 
 
-def nanoseconds(microseconds: float) -> int:
-    """As Perfetto's importer reads them: it counts whole nanoseconds, and cuts the rest off."""
+def cut_off(microseconds: float) -> int:
+    """As some versions of Perfetto's importer read them, in whole nanoseconds."""
     return int(microseconds * 1_000)
 
 
-def test_slices_do_not_overlap_in_whole_nanoseconds_either(trace: Trace) -> None:
+def rounded(microseconds: float) -> int:
+    """As others read them."""
+    return math.floor(microseconds * 1_000 + 0.5)
+
+
+both_readings = pytest.mark.parametrize("nanoseconds", [cut_off, rounded])
+
+
+@both_readings
+def test_slices_do_not_overlap_in_whole_nanoseconds_either(
+    trace: Trace, nanoseconds: Callable[[float], int]
+) -> None:
     ends: dict[int, int] = {}
     for event in trace.traceEvents:
         if isinstance(event, Complete):
@@ -124,7 +136,10 @@ def test_slices_do_not_overlap_in_whole_nanoseconds_either(trace: Trace) -> None
             ends[event.tid] = start + nanoseconds(event.dur)
 
 
-def test_arrows_are_fastened_to_slices_that_last_in_whole_nanoseconds(trace: Trace) -> None:
+@both_readings
+def test_arrows_are_fastened_to_slices_that_last_in_whole_nanoseconds(
+    trace: Trace, nanoseconds: Callable[[float], int]
+) -> None:
     """An importer binds an end to the slice that is open on its track then; it goes forward."""
     open_until: dict[int, tuple[int, int]] = {}
     begun: dict[int, int] = {}
@@ -146,13 +161,39 @@ def test_arrows_are_fastened_to_slices_that_last_in_whole_nanoseconds(trace: Tra
     assert begun == {}
 
 
-@given(st.integers(0, 10**15) | st.integers(0, 10**12).map(lambda number: 1_000 * number))
-@example(1_001_000)  # 1.001 us times a thousand is a little less than 1,001
-def test_an_instant_is_written_so_that_its_nanosecond_survives(picoseconds: int) -> None:
-    written = _microseconds(picoseconds)
+def test_engines_of_a_pe_do_one_thing_after_the_other(session: Session) -> None:
+    """However many operations were given to them at once; only DMA may overtake itself."""
+    names = {
+        event["args"]["name"]
+        for event in trace_events(session.engine)
+        if event["name"] == "thread_name"
+    }
 
-    assert nanoseconds(written) == picoseconds // 1_000
-    assert round(written * 1_000_000) == picoseconds
+    assert not [name for name in names if re.search(r"(gemm|math) \(\d+\)$", name)]
+
+
+def test_tracks_are_numbered_in_the_order_in_which_they_are_to_be_seen(trace: Trace) -> None:
+    shown = [
+        event.args["name"]
+        for event in sorted(
+            (each for each in trace.traceEvents if isinstance(each, Named)),
+            key=lambda each: each.tid,
+        )
+        if event.name == "thread_name" and event.pid == trace.traceEvents[0].pid
+    ]
+    pes = [int(found[1]) for name in shown if (found := re.match(r"cube0\.pe(\d+)", str(name)))]
+
+    assert shown[0] == "host"
+    assert pes == sorted(pes)
+    assert pes
+
+
+def test_numbers_behind_names_cannot_be_taken_for_parts_of_them(trace: Trace) -> None:
+    """Perfetto writes the number of a process or a track behind its name."""
+    assert all(event.pid >= 1000 for event in trace.traceEvents)
+    assert {event.pid for event in trace.traceEvents}.isdisjoint(
+        event.tid for event in trace.traceEvents
+    )
 
 
 def test_tracks_have_numbers_of_their_own_and_no_process_is_the_idle_task(trace: Trace) -> None:
@@ -181,6 +222,23 @@ def test_there_is_a_process_per_sip_and_a_name_for_every_track(trace: Trace) -> 
 
     assert processes == {"SIP 0", "SIP 1", "SIP 2", "SIP 3"}
     assert used == named
+
+
+def test_names_of_processes_sort_as_their_numbers_do() -> None:
+    """Perfetto shows processes in the order of their names."""
+    session = Session(
+        Settings(program="ccl_allreduce", topology="torus16", fields={"elements": "16"})
+    )
+    session.run()
+
+    names = [
+        event["args"]["name"]
+        for event in trace_events(session.engine)
+        if event["name"] == "process_name"
+    ]
+
+    assert names == sorted(names)
+    assert (names[0], names[-1]) == ("SIP 00", "SIP 15")
 
 
 def test_every_message_of_the_collective_is_there(session: Session) -> None:
