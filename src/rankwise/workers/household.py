@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from rankwise.base.errors import ConfigError, RankwiseError
+from rankwise.base.errors import ConfigError, RankwiseError, WorkerDied
 from rankwise.base.units import Duration
 from rankwise.core.mailbox.tasks import ControlCode, encode_command
 from rankwise.core.tree.vocabulary import Pool
@@ -37,7 +37,7 @@ from rankwise.workers.roles import (
     ChipRole,
     FunctionRole,
     WorkerRole,
-    decode_leaks,
+    decode_farewell,
     decode_left,
 )
 from rankwise.workers.staging import posix_shared_memory
@@ -106,6 +106,7 @@ class Household:
         """How children ended last, by number."""
         self.last_ending = ""
         self.chip_contexts: list[ChipContext] = []
+        self._lost_before_close: frozenset[int] = frozenset()
         self._domains: dict[str, tuple[DomainSpec, WindowRegion, int, list[int]]] = {}
         self._communicators: dict[str, WindowRegion] = {}
         self._channels: list[int] = []
@@ -152,28 +153,43 @@ class Household:
             raise
 
     def close(self) -> tuple[str, ...]:
-        """End all children; the names of those that had to be killed."""
+        """End all children; the names of those that had to be killed, also further below."""
         self.table.share_through(None)
+        self._lost_before_close = frozenset(self.engine.children.lost)
         try:
             killed = self.engine.close()
-            self._hear_farewells()
-            return killed
+            return killed + self._hear_farewells()
         finally:
             for _, region, _, _ in self._domains.values():
                 region.close()
             self._domains.clear()
 
-    def _hear_farewells(self) -> None:
-        for report in self.engine.children.farewells.values():
+    def _hear_farewells(self) -> tuple[str, ...]:
+        killed: tuple[str, ...] = ()
+        for _, report in sorted(self.engine.children.farewells.items()):
             if report.left:
-                self.leaks.update(decode_leaks(report.left))
+                farewell = decode_farewell(report.left)
+                self.leaks.update(farewell.leaks)
+                killed += farewell.killed
+        return killed
 
     def check_farewells(self) -> None:
-        """Raise what the first child raised that did not come to a good end, after `close`."""
+        """Raise why the first child did not come to a good end, after `close`.
+
+        Raises:
+            WorkerDied: it ended in the middle of it; its outputs may not be where they should.
+            Exception: what it raised.
+        """
         children = self.engine.children
         for child, report in sorted(children.farewells.items()):
             if not report.left:
                 raise rebuilt(report, f"{children.name_of(child)}, when it was closed")
+        for child, how in sorted(children.lost.items()):
+            if child not in self._lost_before_close:
+                raise WorkerDied(
+                    f"{children.name_of(child)} {how} when it was closed",
+                    hint="what it was to store may be missing; init() may follow",
+                )
 
     def give_up(self) -> None:
         """Kill all children: nobody knows any more what they do. The worker can only be closed."""

@@ -31,9 +31,22 @@ if TYPE_CHECKING:
 JOIN, LEAVE = b"J", b"L"
 """First bytes of commands about domains; one of `core.mailbox.tasks` begins with neither."""
 
+
+class Farewell(msgspec.Struct, frozen=True):
+    """What a child says when it is closed, if there is anything to say.
+
+    Attributes:
+        leaks: memory of chips that nobody had freed, by the chip's name.
+        killed: children of its own that it had to kill.
+    """
+
+    leaks: dict[str, tuple[Leak, ...]] = {}
+    killed: tuple[str, ...] = ()
+
+
 encode_left = msgspec.msgpack.Encoder().encode
 decode_left = msgspec.msgpack.Decoder(Timeline).decode
-decode_leaks = msgspec.msgpack.Decoder(dict[str, tuple[Leak, ...]]).decode
+decode_farewell = msgspec.msgpack.Decoder(Farewell).decode
 
 
 def _opened(frame: memoryview) -> tuple[int, memoryview]:
@@ -58,6 +71,10 @@ class _Role:
         """A task has raised: its peers shall not wait for it."""
         if not isinstance(error, CollectiveError):  # they know, or it was told by the collective
             self.child.give_up(f"its task raised {summary_of(error)}")
+
+    def loss(self) -> str:
+        """Nothing that is needed can be lost."""
+        return ""
 
     def command(self, body: bytes) -> bytes:
         """Join or leave a domain."""
@@ -196,7 +213,7 @@ class ChipRole(_Role):
         finally:
             self._chip.finalize()
         leaks = self._chip.leaks
-        return encode_left({self.child.path: leaks}) if leaks else b""
+        return encode_left(Farewell({self.child.path: leaks})) if leaks else b""
 
 
 class WorkerRole(_Role):
@@ -221,9 +238,15 @@ class WorkerRole(_Role):
         timeline = self._worker.run_at(clock, self.table.find(callable_), args, config)
         return encode_left(timeline)
 
+    def loss(self) -> str:
+        """The chip or worker that has ended below, if one has."""
+        return self._worker.loss
+
     def finish(self) -> bytes:
-        """Close the worker; tells what its chips have leaked."""
+        """Close the worker; tells what its chips have leaked, and whom it had to kill."""
         super().finish()
-        self._worker.close()
-        leaks = self._worker.leaks
-        return encode_left(leaks) if leaks else b""
+        worker = self._worker
+        worker.close()
+        if not (worker.leaks or worker.killed):
+            return b""
+        return encode_left(Farewell(worker.leaks, worker.killed))

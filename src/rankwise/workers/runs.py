@@ -4,7 +4,7 @@ import os
 import time
 from typing import Any, NoReturn
 
-from rankwise.base.errors import LocalProtocolError, WorkerDied
+from rankwise.base.errors import LocalProtocolError
 from rankwise.base.units import SECOND, Duration, Instant
 from rankwise.core.tree.vocabulary import Drained, Unfinished
 from rankwise.workers.failures import TaskFailure, exception_for
@@ -49,12 +49,7 @@ class Runs:
             raise LocalProtocolError(
                 "run() was called inside of run()", hint="submit tasks to the orchestrator"
             )
-        children = self._household.engine.children
-        if children.lost:
-            child, how = min(children.lost.items())
-            raise WorkerDied(
-                f"{children.name_of(child)} {how}", hint="close() the worker, and init() it again"
-            )
+        self._household.engine.children.check_whole()
         return self._household
 
     def run(

@@ -59,7 +59,7 @@ class Worker:
         runtime, build: taken for programs that name a vendor's toolchain; without effect.
 
     Attributes:
-        killed: children that the last `close()` had to kill.
+        killed: children that had to be killed at the last `close()`, here or further below.
         leaks: chips' memory that nobody had freed at the last `close()`, by the chip's name.
     """
 
@@ -367,6 +367,12 @@ class Worker:
                 hint="make a Worker of its own there",
             )
         return self._household
+
+    @property
+    def loss(self) -> str:
+        """Who has ended without whom this worker cannot run, in words that follow its name."""
+        lost = None if self._household is None else self._household.engine.children.first_lost
+        return "" if lost is None else "has lost {}, which {}".format(*lost)
 
     # Runs
 

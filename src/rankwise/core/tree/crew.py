@@ -16,7 +16,9 @@ not: what kills it would kill the next one too.
 
 *Closing* goes by stage: the children of a stage are released together, the next stage follows when
 they are gone. One deadline holds for all stages; what is left then is killed. A child that not
-even that ends within its own deadline is stuck in the kernel and is told as a survivor.
+even that ends within its own deadline is stuck in the kernel and is told as a survivor. A child
+that comes to a bad end meanwhile is told as lost, if nobody could have taken its place: nobody
+knows whether it has done what it had to do in the end.
 
 *The zygote* is the parent of all children. When it ends, they end with it, and nobody is left who
 could tell how.
@@ -84,10 +86,17 @@ class ChildRefused(msgspec.Struct, frozen=True):
 
 
 class ChildEnded(msgspec.Struct, frozen=True):
-    """A child has ended; `how` says so in words: `was killed by SIGKILL`."""
+    """A child has ended.
+
+    Attributes:
+        child: which.
+        how: that in words: `was killed by SIGKILL`.
+        is_well: whether it has come to its end by itself, and says that all went well.
+    """
 
     child: int
     how: str
+    is_well: bool = False
 
 
 class ZygoteEnded(msgspec.Struct, frozen=True):
@@ -145,7 +154,7 @@ class StartFailed(msgspec.Struct, frozen=True):
 
 
 class ChildLost(msgspec.Struct, frozen=True):
-    """A child that was up has ended."""
+    """A child has ended that was up, or has come to a bad end while it was closed."""
 
     child: int
     how: str
@@ -159,7 +168,9 @@ class ChildReplaced(msgspec.Struct, frozen=True):
 
 
 class CrewLost(msgspec.Struct, frozen=True):
-    """All children are gone, with the zygote."""
+    """The children that were left are gone, with the zygote."""
+
+    children: tuple[int, ...]
 
 
 class Closed(msgspec.Struct, frozen=True):
@@ -285,9 +296,15 @@ class Crew:
             case CrewPhase.UP:
                 return self._replace(child, end.how)
             case CrewPhase.CLOSING:
-                return self._release_next()
+                return [*self._told_at_close(end), *self._release_next()]
             case CrewPhase.IDLE:
                 return []
+
+    def _told_at_close(self, end: ChildEnded) -> list[CrewEffect]:
+        is_expected = end.is_well or end.child in self._killed
+        if is_expected or self.spec.replaceable[end.child]:
+            return []
+        return [ChildLost(end.child, end.how, successor=False)]
 
     def _replace(self, child: int, how: str) -> list[CrewEffect]:
         was_ready, self._ready[child] = self._ready[child], False
@@ -300,15 +317,18 @@ class Crew:
         return [ChildLost(child, how, successor=True), Spawn(child)]
 
     def _on_zygote_end(self) -> list[CrewEffect]:
-        self._living = []
+        living, self._living = self._living, []
         match self.phase:
             case CrewPhase.STARTING:
                 self.phase = CrewPhase.ABORTING
                 self._failure = (None, "the zygote, their parent, has ended", False)
                 return self._finish()
             case CrewPhase.UP:
-                return [CrewLost()]
-            case CrewPhase.ABORTING | CrewPhase.CLOSING:
+                return [CrewLost(tuple(living))]
+            case CrewPhase.CLOSING:
+                unexpected = tuple(child for child in living if child not in self._killed)
+                return [CrewLost(unexpected), *self._finish()]
+            case CrewPhase.ABORTING:
                 return self._finish()
             case CrewPhase.IDLE:
                 return []

@@ -47,6 +47,10 @@ def tell(crew: Crew, *stimuli: CrewStimulus, now: int = 0) -> list[CrewEffect]:
     return [effect for stimulus in stimuli for effect in crew.handle(stimulus, Instant(now))]
 
 
+def ended_well(child: int) -> ChildEnded:
+    return ChildEnded(child, "ended with exit code 0", is_well=True)
+
+
 def crew_that_is_up(*stages: int, replaceable: bool = False) -> Crew:
     crew = crew_of(*stages, replaceable=replaceable)
     tell(crew, StartRequested(), *(ChildReady(index) for index in range(len(stages))))
@@ -131,10 +135,28 @@ def test_closing_goes_by_stage() -> None:
     crew = crew_that_is_up(1, 0, 2, 0)
 
     assert tell(crew, CloseRequested()) == [Release(1), Release(3)]
-    assert tell(crew, ChildEnded(1, "ended")) == []
-    assert tell(crew, ChildEnded(3, "ended")) == [Release(0)]
-    assert tell(crew, ChildEnded(0, "ended")) == [Release(2)]
-    assert tell(crew, ChildEnded(2, "ended")) == [Closed((), ())]
+    assert tell(crew, ended_well(1)) == []
+    assert tell(crew, ended_well(3)) == [Release(0)]
+    assert tell(crew, ended_well(0)) == [Release(2)]
+    assert tell(crew, ended_well(2)) == [Closed((), ())]
+
+
+def test_a_bad_end_while_it_is_closed_is_told_of_a_child_that_nobody_replaces() -> None:
+    lasting, replaceable = crew_that_is_up(0, 0), crew_that_is_up(0, 0, replaceable=True)
+    for crew in (lasting, replaceable):
+        tell(crew, CloseRequested())
+
+    assert tell(lasting, ChildEnded(1, KILLED)) == [ChildLost(1, KILLED, successor=False)]
+    assert tell(lasting, ended_well(0)) == [Closed((), ())]
+    assert tell(replaceable, ChildEnded(1, KILLED)) == []
+
+
+def test_who_is_left_when_the_zygote_ends_is_lost_also_while_it_is_closed() -> None:
+    up, closing = crew_that_is_up(0, 0), crew_that_is_up(0, 0, 1)
+    tell(closing, CloseRequested(), ended_well(0))
+
+    assert tell(up, ZygoteEnded()) == [CrewLost((0, 1))]
+    assert tell(closing, ZygoteEnded()) == [CrewLost((1, 2)), Closed((), ())]
 
 
 def test_what_does_not_end_in_time_is_killed_and_named() -> None:
@@ -146,13 +168,10 @@ def test_what_does_not_end_in_time_is_killed_and_named() -> None:
     assert tell(crew, ChildEnded(1, KILLED)) == [Closed((0, 1), ())]
 
 
-def test_with_the_zygote_all_are_gone() -> None:
-    starting, up, closing = crew_of(0), crew_that_is_up(0), crew_that_is_up(0)
+def test_without_the_zygote_nobody_comes_up() -> None:
+    starting = crew_of(0)
     tell(starting, StartRequested())
-    tell(closing, CloseRequested())
 
-    assert tell(up, ZygoteEnded()) == [CrewLost()]
-    assert tell(closing, ZygoteEnded()) == [Closed((), ())]
     (failed,) = tell(starting, ZygoteEnded())
     assert isinstance(failed, StartFailed)
     assert failed.child is None

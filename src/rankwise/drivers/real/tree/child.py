@@ -6,6 +6,9 @@ the child is dead. What the counts promise (see `core.tree.machine`):
 - a success may be counted and told later, together with others: it is not lost if the child dies;
 - a failure and a return are told first and counted then: whoever finds the count finds the word.
 
+A child that has lost what it cannot go on without says so with the failure that this has caused,
+takes no more words, and comes to its end.
+
 Successes are told late only while more words are known to follow whose callables were quick the
 last time. So a quick task's end never waits for a slow one, unless that one surprises us.
 
@@ -71,6 +74,10 @@ class Role(Protocol):
         """Hear that a task has raised, before the worker process does."""
         ...
 
+    def loss(self) -> str:
+        """What it has lost and cannot go on without, in words that follow its name; or nothing."""
+        ...
+
     def command(self, body: bytes) -> bytes:
         """Do what a command wants; returns the answer."""
         ...
@@ -118,7 +125,7 @@ def live(role: Role, ends: ChildEnds) -> int:
 
 
 def serve(role: Role, ends: ChildEnds) -> None:
-    """Take words until one says that this is the end, or nobody can write any more."""
+    """Take words until one says that this is the end, or the role has lost what it needs."""
     # Everything is bound to a name of its own: this loop is what a small task costs.
     read, write, now, run = os.read, os.write, time.monotonic_ns, role.run
     task_fd, done_fd, index = ends.task_fd, ends.done_fd, ends.index
@@ -189,10 +196,13 @@ def serve(role: Role, ends: ChildEnds) -> None:
             if deferred:
                 tell_deferred()
             role.failed(error)
-            ends.reports.append(slot, report_of(error))
+            loss = role.loss()
+            ends.reports.append(slot, report_of(error, loss))
             write(done_fd, completion(FAILED, slot))
             disturbances += 1
             counters[1] = begun
+            if loss:
+                return
             continue
         if copies:
             _end_copy(None)

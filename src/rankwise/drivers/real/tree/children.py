@@ -21,7 +21,7 @@ from typing import NoReturn
 
 import msgspec
 
-from rankwise.base.errors import BootstrapFailed, LocalProtocolError, TreeError
+from rankwise.base.errors import BootstrapFailed, LocalProtocolError, TreeError, WorkerDied
 from rankwise.base.units import SECOND, Duration, Instant
 from rankwise.core.tree.crew import (
     CameUp,
@@ -107,7 +107,7 @@ class Children:
     """All children of one worker process.
 
     Attributes:
-        lost: children that are gone for good, with how they ended.
+        lost: children that are gone for good, or about to go, with what became of them.
         reports: for each child its report file.
         farewells: what children have said when they were closed, by their numbers.
     """
@@ -134,7 +134,6 @@ class Children:
             )
         )
         self.lost: dict[int, str] = {}
-        self.is_all_lost = False
         self.reports: list[ReportFile] = []
         self.farewells: dict[int, Report] = {}
         self._refusals: dict[int, Report] = {}
@@ -146,6 +145,25 @@ class Children:
     def name_of(self, child: int) -> str:
         """What a child is called."""
         return self._specs[child].name
+
+    @property
+    def first_lost(self) -> tuple[str, str] | None:
+        """The first child that is gone for good: its name, and what became of it."""
+        if not self.lost:
+            return None
+        child, how = min(self.lost.items())
+        return self.name_of(child), how
+
+    def check_whole(self) -> None:
+        """Refuse to begin anything without a child that nobody replaces.
+
+        Raises:
+            WorkerDied: one is gone.
+        """
+        if self.lost:
+            raise WorkerDied(
+                " ".join(self.first_lost or ()), hint="close() the worker, and init() it again"
+            )
 
     # From nothing to ready
 
@@ -176,7 +194,8 @@ class Children:
 
     def _raise(self, failure: StartFailed) -> NoReturn:
         if failure.child is None:
-            raise BootstrapFailed(f"bootstrap failed: {failure.reason}")
+            more = f" and {len(self._specs) - 1} more" if len(self._specs) > 1 else ""
+            raise BootstrapFailed(f"bootstrap of {self.name_of(0)}{more} failed: {failure.reason}")
         name = self.name_of(failure.child)
         report = self._refusals.get(failure.child)
         if not failure.refused or report is None:
@@ -295,7 +314,8 @@ class Children:
         """Tell the crew what a word says of a child; whether it was about one."""
         kind, child = word >> KIND_SHIFT & _KIND_MASK, word & FIELD_MASK
         if kind == ENDED:
-            self._tell_crew(ChildEnded(child, _how(word >> VALUE_SHIFT)))
+            status = word >> VALUE_SHIFT
+            self._tell_crew(ChildEnded(child, _how(status), is_well=status == 0))
         elif kind == READY:
             self._tell_crew(ChildReady(child))
         elif kind == REFUSED:
@@ -330,21 +350,22 @@ class Children:
                     self._on_lost(effect)
                 case ChildReplaced(child=child):
                     self._listener.child_replaced(child)
-                case CrewLost():
-                    self._on_crew_lost()
+                case CrewLost(children=left):
+                    self._on_crew_lost(left)
                 case Closed():
                     self._closed = effect
 
     def _on_lost(self, lost: ChildLost) -> None:
+        how = lost.how
         if not lost.successor:
-            self.lost[lost.child] = lost.how
-        self._listener.child_lost(lost.child, lost.how, successor=lost.successor)
+            # One that has said before that it would be of no use any more has told why.
+            how = self.lost.setdefault(lost.child, how)
+        self._listener.child_lost(lost.child, how, successor=lost.successor)
 
-    def _on_crew_lost(self) -> None:
-        for child in range(len(self._specs)):
-            if child not in self.lost:
-                how = "was lost with the zygote, the parent of all children, which has ended"
-                self._on_lost(ChildLost(child, how, successor=False))
+    def _on_crew_lost(self, left: tuple[int, ...]) -> None:
+        for child in left:
+            how = "was lost with the zygote, the parent of all children, which has ended"
+            self._on_lost(ChildLost(child, how, successor=False))
 
     # The end
 

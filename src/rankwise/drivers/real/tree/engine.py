@@ -385,8 +385,7 @@ class Engine(Listener):
             TimeoutError: the deadline has passed. Who was not done is killed.
             Exception: whatever the first child raised.
         """
-        for child in programs:
-            self._check_alive(child)
+        self.children.check_whole()
         ends = self._program_ends
         ends.clear()
         self._deaths.clear()
@@ -558,6 +557,9 @@ class Engine(Listener):
             else:
                 number, _ = self._graph.task_in(subject)
                 self.reports.setdefault(number, []).append(report)
+                if report.loss:
+                    # It ends, which is told like any end; but the next run shall know for sure.
+                    self.children.lost[child] = report.loss
 
     def _hear_of_child(self, kind: int, word: int) -> None:
         child, value = word & FIELD_MASK, word >> VALUE_SHIFT

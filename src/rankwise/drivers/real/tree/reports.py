@@ -46,17 +46,20 @@ class Report(msgspec.Struct, frozen=True):
     """Whether it only tells that some other child has failed or died."""
     left: bytes = b""
     """What a task that went well has left, when its frame was too short for it."""
+    loss: str = ""
+    """What the child has lost and cannot go on without, so that it ends after this."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
 decode_report = msgspec.msgpack.Decoder(Report).decode
 
 
-def report_of(error: BaseException) -> bytes:
-    """Write an exception down."""
+def report_of(error: BaseException, loss: str = "") -> bytes:
+    """Write an exception down, and what the child has lost."""
     trace = "".join(traceback.format_exception(error))
     is_consequence = isinstance(error, CollectiveError)
-    return _encode(Report(_pickled(error), summary_of(error), trace, is_consequence))
+    summary = summary_of(error)
+    return _encode(Report(_pickled(error), summary, trace, is_consequence, loss=loss))
 
 
 def summary_of(error: BaseException) -> str:
