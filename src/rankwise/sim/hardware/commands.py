@@ -41,7 +41,8 @@ class MmuMap(_Command, frozen=True, kw_only=True, eq=False):
     """Let virtual addresses lie in a cube's HBM, at the channel next to PE `pe`; they read zero.
 
     With `places`, consecutive stretches lie in several: bytes, cube and PE of each; they add up to
-    `size`.
+    `size`. With `interleave`, they take turns instead, so many bytes each, and the bytes of a place
+    are what it has in all.
     """
 
     address: int
@@ -49,6 +50,7 @@ class MmuMap(_Command, frozen=True, kw_only=True, eq=False):
     cube: int = 0
     pe: int = 0
     places: tuple[tuple[int, int, int], ...] = ()
+    interleave: int = 0
 
 
 class MmuUnmap(_Command, frozen=True, kw_only=True, eq=False):

@@ -23,7 +23,7 @@ from rankwise.sim.hardware.commands import (
     Run,
 )
 from rankwise.sim.hardware.environment import DealtPes, KernelEnvironment
-from rankwise.sim.hardware.machine import Machine
+from rankwise.sim.hardware.machine import Machine, Memory
 from rankwise.sim.hardware.memory import AddressSpace, BadAddress, Bytes, as_bytes
 from rankwise.sim.hardware.op_log import Operand, OpLog
 from rankwise.sim.hardware.quantities import exact_picoseconds, picoseconds
@@ -150,7 +150,7 @@ class GraphEngine:
             raise BadAddress(f"{handle}: its places have {mapped} bytes, not {command.size}")
         cubes = [(size, sip.cube(number), pe) for size, number, pe in parts]
         places = [(size, cube.hbm(pe % cube.hbm_channels)) for size, cube, pe in cubes]
-        self.space(command.sip).map_places(command.address, places)
+        self.space(command.sip).map_places(command.address, places, command.interleave)
         operand = self._operand(command.sip, command.address, command.size)
         self._log(handle, 0, writes=(operand,), compute=lambda _: [_zeros(command.size)])
         yield from ()  # a generator that waits for nothing
@@ -187,7 +187,7 @@ class GraphEngine:
 
     def _move_with_host(self, sip: int, address: int, size: int, *, is_write: bool) -> Steps:
         host, flows = self.machine.host, []
-        for memory, count in self.space(sip).stretches(address, size):
+        for memory, count in self.space(sip).shares(address, size) if size else ():
             ends = (host, memory) if is_write else (memory, host)
             flows.append(self.machine.start_transfer(*ends, count))
         if flows:
@@ -195,12 +195,13 @@ class GraphEngine:
 
     def _copy(self, handle: Handle, command: Copy) -> Steps:
         source, target = self.space(command.sip), self.space(command.destination_sip)
-        position, flows = 0, []
+        position, between = 0, dict[tuple[Memory, Memory], int]()
         for memory, count in source.stretches(command.address, command.size):
             address = command.destination + position
             for other, part in target.stretches(address, count):
-                flows.append(self.machine.start_transfer(memory, other, part))
+                between[memory, other] = between.get((memory, other), 0) + part
             position += count
+        flows = [self.machine.start_transfer(*ends, part) for ends, part in between.items()]
         if flows:
             yield all_of(flows)
         if self.enable_data:

@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, overload
 
+from rankwise.sim.hardware.footprint import Footprint
 from rankwise.sim.hardware.memory import AddressSpace, Mapping
 from rankwise.sim.hardware.op_log import OpLog
-from rankwise.sim.kernel import Event, Simulator, all_of
+from rankwise.sim.kernel import Event, Simulator
 
 if TYPE_CHECKING:
     from rankwise.sim.hardware.engine import GraphEngine
-    from rankwise.sim.hardware.machine import Machine, Memory, Pe, Sip
+    from rankwise.sim.hardware.machine import Machine, Pe, Sip
 
 
 class KernelEnvironment:
@@ -64,20 +65,21 @@ class KernelEnvironment:
         """The mapping that an address lies in; raises `BadAddress` if there is none."""
         return self.space.mapping_at(address)
 
-    def start_load(self, pe: "Pe", address: int, size: int) -> Event:
-        """Begin the DMA of a range of addresses into the TCM of a PE. Time only."""
+    def start_load(self, pe: "Pe", address: int, size: int | Footprint) -> Event:
+        """Begin the DMA of so many bytes, or of a footprint, into the TCM of a PE. Time only."""
         return self._start_dma(pe, address, size, is_load=True)
 
-    def start_store(self, pe: "Pe", address: int, size: int) -> Event:
+    def start_store(self, pe: "Pe", address: int, size: int | Footprint) -> Event:
         """Begin the DMA from the TCM of a PE to a range of addresses. Time only."""
         return self._start_dma(pe, address, size, is_load=False)
 
-    def _start_dma(self, pe: "Pe", address: int, size: int, *, is_load: bool) -> Event:
-        flows = []
-        for memory, count in self.space.stretches(address, size):
-            ends: tuple[Memory, Memory] = (memory, pe.tcm)
-            flows.append(pe.start_dma(count, *(ends if is_load else ends[::-1])))
-        return flows[0] if len(flows) == 1 else all_of(flows)
+    def _start_dma(self, pe: "Pe", address: int, size: int | Footprint, *, is_load: bool) -> Event:
+        if isinstance(size, int):
+            shares = self.space.shares(address, size)
+        else:
+            burst = self.engine.topology.machine.cube.hbm.burst_bytes
+            shares = self.mapping_at(address).shares(*size.bursts(address, burst))
+        return pe.start_dmas(shares, is_load=is_load)
 
 
 class DealtPes(Sequence["Pe"]):

@@ -188,7 +188,14 @@ class Flow:
     )  # fmt: skip
 
     def __init__(
-        self, simulator: Simulator, path: Path, size: int, chunk: int, name: object = ""
+        self,
+        simulator: Simulator,
+        path: Path,
+        size: int,
+        chunk: int,
+        name: object = "",
+        *,
+        may_be_express: bool = True,
     ) -> None:
         self._simulator = simulator
         self.path = path
@@ -206,7 +213,7 @@ class Flow:
         self._last_chunk = size - (self._chunk_count - 1) * self._chunk
         self._slowest = path.slowest
         self._pace = self._slowest.time_for(self._chunk)
-        if self._finds_path_idle():
+        if may_be_express and self._finds_path_idle():
             self._go_express(path.latency)
         else:
             self._send_next()
@@ -326,8 +333,14 @@ class Flow:
 
 
 def start_flow(
-    simulator: Simulator, path: list[Link], size: int, chunk: int, name: object = ""
+    simulator: Simulator,
+    path: list[Link],
+    size: int,
+    chunk: int,
+    name: object = "",
+    *,
+    may_be_express: bool = True,
 ) -> Event:
     """Send `size` bytes over `path`; the event happens when the last byte has arrived."""
     way = path if isinstance(path, Path) else Path(path)
-    return Flow(simulator, way, size, chunk, name).done
+    return Flow(simulator, way, size, chunk, name, may_be_express=may_be_express).done

@@ -18,7 +18,7 @@ from rankwise.sim.hardware.engines import GemmEngine, MathEngine
 from rankwise.sim.hardware.links import Link, Path, start_flow
 from rankwise.sim.hardware.quantities import Rate, picoseconds
 from rankwise.sim.hardware.routing import mesh_route, sip_route
-from rankwise.sim.kernel import Event, Server, Simulator, Steps
+from rankwise.sim.kernel import Event, Server, Simulator, Steps, all_of
 
 if TYPE_CHECKING:
     from rankwise.sim.hardware.specification import LinkSpec
@@ -82,6 +82,7 @@ class Pe:
         self.name = name = f"{cube.name}.pe{number}"
         self._dma_name = f"dma of {name}"
         self._dma_paths: dict[tuple[Memory, Memory], Path] = {}
+        self._dma_turn = number
         place = (cube.sip.number, cube.number, number)
         tcm_port = machine.link(
             f"{name}.tcm", Rate.of_gigabytes_per_second(spec.tcm.bandwidth), spec.tcm.latency_ns
@@ -112,13 +113,49 @@ class Pe:
         self, size: int, source: Memory | None = None, destination: Memory | None = None
     ) -> Event:
         """Begin a DMA; the event happens when it is done. Several overlap, and share links."""
-        source = source or self.hbm
-        destination = destination or self.tcm
+        path = self._dma_path(source or self.hbm, destination or self.tcm)
+        return self.machine.start_flow(path, size, name=self._dma_name)
+
+    def start_dmas(self, shares: list[tuple[Memory, int]], *, is_load: bool) -> Event:
+        """Begin one DMA between several memories and its TCM: how many bytes with each.
+
+        It is timed in as many flows as it has chunks, at most: memories whose share is less are
+        drawn together, and stand for each other in turn, which costs no more than one flow and
+        keeps their loads even.
+        """
+        if len(shares) > 1:
+            shares = self._drawn_together(shares)
+        paths = [
+            (self._dma_path(*((memory, self.tcm) if is_load else (self.tcm, memory))), size)
+            for memory, size in shares
+        ]
+        if len(paths) == 1:
+            ((path, size),) = paths
+            return self.machine.start_flow(path, size, name=self._dma_name)
+        return all_of([
+            self.machine.start_flow(path, size, name=self._dma_name, is_alone=False)
+            for path, size in paths
+        ])  # fmt: skip
+
+    def _drawn_together(self, shares: list[tuple[Memory, int]]) -> list[tuple[Memory, int]]:
+        total = sum(size for _, size in shares)
+        flows = -(-total // self.machine.topology.machine.system.chunk_bytes)
+        if len(shares) <= flows:
+            return shares
+        self._dma_turn += 1
+        drawn = []
+        for flow in range(flows):
+            group = shares[len(shares) * flow // flows : len(shares) * (flow + 1) // flows]
+            memory, _ = group[self._dma_turn % len(group)]
+            drawn.append((memory, sum(size for _, size in group)))
+        return drawn
+
+    def _dma_path(self, source: Memory, destination: Memory) -> Path:
         path = self._dma_paths.get((source, destination))
         if path is None:
             path = Path([self.dma_engine, *self.machine.path(source, destination)])
             self._dma_paths[source, destination] = path
-        return self.machine.start_flow(path, size, name=self._dma_name)
+        return path
 
     def gemm(self, m: int, n: int, k: int, dtype: str) -> Steps:
         """Multiply m x k by k x n on the GEMM engine."""
@@ -254,11 +291,21 @@ class Machine:
         return self.start_flow(self.path(source, destination), size, chunk, name=_Lazy(name))
 
     def start_flow(
-        self, path: list[Link], size: int, chunk: int | None = None, name: object = ""
+        self,
+        path: list[Link],
+        size: int,
+        chunk: int | None = None,
+        name: object = "",
+        *,
+        is_alone: bool = True,
     ) -> Event:
-        """Send bytes over links; the event happens when the last byte has arrived."""
+        """Send bytes over links; the event happens when the last byte has arrived.
+
+        `is_alone=False` foretells that others share a link of it, which makes it no different, but
+        cheaper to simulate.
+        """
         chunk = chunk or self.topology.machine.system.chunk_bytes
-        return start_flow(self.simulator, path, size, chunk, name)
+        return start_flow(self.simulator, path, size, chunk, name, may_be_express=is_alone)
 
     def path(self, source: Memory, destination: Memory) -> Path:
         """The links from one memory to another, the ports of both included."""

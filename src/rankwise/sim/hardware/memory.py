@@ -1,14 +1,15 @@
 """Virtual address spaces: where a SIP's addresses lie, and the bytes behind them.
 
-Every SIP has one. `map` gives a range of addresses a place in an HBM channel, against that
-channel's capacity; memory that nobody has written reads as zero, without a byte being stored for it
-until the first write. Addresses outside of every mapping are an error that names the nearest one.
+Every SIP has one. `map` gives a range of addresses a place in an HBM channel, or several, against
+the channels' capacity; memory that nobody has written reads as zero, without a byte being stored
+for it until the first write. Addresses outside of every mapping are an error that names the nearest
+one.
 
 With data off, only the places are kept.
 """
 
 from bisect import bisect_right, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy.typing as npt
 
 from rankwise.base.errors import SimulationError
 from rankwise.sim.hardware.machine import Memory
+from rankwise.sim.hardware.places import Consecutive, Interleaved, Offsets, Places
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -33,19 +35,22 @@ class BadAddress(SimulationError):
 
 
 class Mapping:
-    """A range of addresses that was mapped at once; it lies in one memory, or in several in turn.
+    """A range of addresses that was mapped at once; it lies in one memory, or in several.
 
     Attributes:
-        memory: the memory of its first byte.
-        places: its parts in order: the offset at which each ends, and its memory.
+        wanted: how many bytes it has in each memory.
+        places: where which byte lies.
     """
 
-    __slots__ = ("_data", "end", "has_data", "memory", "places", "size", "start")
+    __slots__ = ("_data", "end", "has_data", "places", "size", "start", "wanted")
 
-    def __init__(self, start: int, places: Sequence[tuple[int, Memory]], *, has_data: bool) -> None:
+    def __init__(
+        self, start: int, wanted: dict[Memory, int], places: Places, *, has_data: bool
+    ) -> None:
         self.start = start
-        self.places = tuple(places)
-        self.size, self.memory = self.places[-1][0], self.places[0][1]
+        self.wanted = wanted
+        self.places = places
+        self.size = sum(wanted.values())
         self.end = start + self.size
         self.has_data = has_data
         self._data: Bytes | None = None
@@ -70,8 +75,26 @@ class Mapping:
         """Whether anybody has asked for the bytes; if not, they are all zero."""
         return self._data is not None
 
+    def shares(self, begins: Offsets, ends: Offsets) -> list[tuple[Memory, int]]:
+        """How many bytes of ascending ranges of addresses lie in which memory.
+
+        In the order of the memories; what reaches beyond the mapping is left out.
+        """
+        memories = self.places.memories
+        if len(memories) == 1:
+            low, high = max(int(begins[0]), self.start), min(int(ends[-1]), self.end)
+            outside = int(ends[-1]) - int(begins[0]) - (high - low)
+            return [(memories[0], int((ends - begins).sum()) - outside)]
+        lows, highs = (np.clip(edge, self.start, self.end) - self.start for edge in (begins, ends))
+        numbers, sizes = self.places.pieces(lows, highs)
+        totals = np.bincount(numbers, sizes, len(memories)).astype(np.int64)
+        shares: dict[Memory, int] = {}
+        for number in np.flatnonzero(totals).tolist():
+            shares[memories[number]] = shares.get(memories[number], 0) + int(totals[number])
+        return list(shares.items())
+
     def __repr__(self) -> str:
-        return f"<Mapping {self.start:#x}..{self.end:#x} in {self.memory.name}>"
+        return f"<Mapping {self.start:#x}..{self.end:#x} in {self.places.memories[0].name}>"
 
 
 class AddressSpace:
@@ -95,8 +118,16 @@ class AddressSpace:
         """Let a range of addresses lie in `memory`; it reads as zero."""
         return self.map_places(address, [(size, memory)])
 
-    def map_places(self, address: int, places: Sequence[tuple[int, Memory]]) -> Mapping:
-        """Let consecutive stretches of a range lie in memories: the bytes of each, and where."""
+    def map_places(
+        self, address: int, places: Sequence[tuple[int, Memory]], interleave: int = 0
+    ) -> Mapping:
+        """Let a range lie in memories: how many bytes, and where.
+
+        Args:
+            address: its first byte.
+            places: consecutive stretches.
+            interleave: if not 0, places take turns instead, so many bytes each (`places`).
+        """
         size = sum(length for length, _ in places)
         if size < 1 or min(length for length, _ in places) < 1:
             raise BadAddress(f"sip{self.sip}: a mapping of {size} bytes at {address:#x}")
@@ -107,10 +138,8 @@ class AddressSpace:
                 f" {self._mappings[self._starts[place - 1]]!r}"
             )
         wanted: dict[Memory, int] = {}
-        ends: list[tuple[int, Memory]] = []
         for length, memory in places:
             wanted[memory] = wanted.get(memory, 0) + length
-            ends.append((length + (ends[-1][0] if ends else 0), memory))
         for memory, length in wanted.items():
             used = self._used.get(memory, 0)
             if used + length > memory.capacity:
@@ -119,11 +148,22 @@ class AddressSpace:
                     f" {memory.capacity} free",
                     hint="spread the tensor over more cubes or PEs, or give the cubes more memory",
                 )
-        for memory, length in wanted.items():
+        sizes, memories = zip(*places, strict=True)
+        rule = Interleaved(interleave, memories) if interleave else Consecutive(sizes, memories)
+        return self._add(Mapping(address, wanted, rule, has_data=self.has_data))
+
+    def map_like(self, mapping: Mapping, memory_of: Callable[[Memory], Memory]) -> Mapping:
+        """Map what another space has mapped, in memories that stand for those it has there."""
+        wanted = {memory_of(memory): size for memory, size in mapping.wanted.items()}
+        return self._add(
+            Mapping(mapping.start, wanted, mapping.places.on(memory_of), has_data=self.has_data)
+        )
+
+    def _add(self, mapping: Mapping) -> Mapping:
+        for memory, length in mapping.wanted.items():
             self._used[memory] = self._used.get(memory, 0) + length
-        mapping = Mapping(address, ends, has_data=self.has_data)
-        insort(self._starts, address)
-        self._mappings[address] = mapping
+        insort(self._starts, mapping.start)
+        self._mappings[mapping.start] = mapping
         return mapping
 
     def unmap(self, address: int) -> None:
@@ -132,10 +172,8 @@ class AddressSpace:
         if mapping is None:
             raise BadAddress(f"sip{self.sip}: no mapping starts at {address:#x}")
         self._starts.remove(address)
-        begin = 0
-        for end, memory in mapping.places:
-            self._used[memory] -= end - begin
-            begin = end
+        for memory, length in mapping.wanted.items():
+            self._used[memory] -= length
 
     def used(self, memory: Memory) -> int:
         """How many bytes of a memory are mapped."""
@@ -166,13 +204,17 @@ class AddressSpace:
     def stretches(self, address: int, size: int) -> Iterator[tuple[Memory, int]]:
         """Where the bytes of a range lie, in order: a memory, and how many there."""
         for mapping, offset, count in self.pieces(address, size):
-            position, end = offset, offset + count
-            place = bisect_right(mapping.places, position, key=lambda each: each[0])
-            while position < end:
-                border, memory = mapping.places[place]
-                yield memory, min(border, end) - position
-                position = min(border, end)
-                place += 1
+            yield from mapping.places.stretches(offset, count)
+
+    def shares(self, address: int, size: int) -> list[tuple[Memory, int]]:
+        """Which memories the bytes of a range lie in, each once, and how many there."""
+        mapping = self.mapping_at(address)
+        if address + size <= mapping.end:
+            return mapping.shares(np.array([address]), np.array([address + size]))
+        shares: dict[Memory, int] = {}
+        for memory, count in self.stretches(address, size):
+            shares[memory] = shares.get(memory, 0) + count
+        return list(shares.items())
 
     def read(self, address: int, size: int) -> Bytes:
         """Copy bytes out."""

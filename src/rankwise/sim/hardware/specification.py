@@ -137,6 +137,15 @@ class HbmSpec(_Part, frozen=True, kw_only=True):
     latency_ns: Delay
     burst_bytes: Count = 64
     """What it gives or takes at once: kernels pay for whole bursts."""
+    interleave_bytes: Count = 4_096
+    """What channels take turns with, where nothing says which addresses are whose."""
+
+    def __post_init__(self) -> None:
+        if self.interleave_bytes % self.burst_bytes:
+            raise ValueError(
+                f"interleave_bytes is {self.interleave_bytes}, no multiple of burst_bytes,"
+                f" {self.burst_bytes}"
+            )
 
     @property
     def capacity(self) -> int:

@@ -303,7 +303,8 @@ class RuntimeContext:
         device = device or self.device
         name = name or f"tensor{self._tensor_count}"
         self._tensor_count += 1
-        layout = layout_of(lengths, kind.itemsize, dp, device)
+        turns = self.engine.topology.machine.cube.hbm.interleave_bytes
+        layout = layout_of(lengths, kind.itemsize, dp, device, turns)
         places = tuple(tuple(piece) for piece in (*layout.pieces, *layout.copies))
         size = sum(piece[0] for piece in places)
         address = self.engine.space(device.sip).reserve(size)
@@ -314,6 +315,7 @@ class RuntimeContext:
                 address=address,
                 size=size,
                 places=places,  # type: ignore[arg-type]
+                interleave=layout.interleave,
                 name=f"map {name}",
                 stream=stream.number,
             )

@@ -2,7 +2,7 @@
 
 A rank has a device: a SIP, or some of its cubes if there are more ranks than SIPs. A tensor is one
 row-major range of virtual addresses whose pieces lie in the HBM channels next to the PEs that the
-tensor's policy gives them to.
+tensor's policy gives them to. Without a policy, all channels of the device take turns.
 """
 
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import msgspec
 
 from rankwise.base.errors import ConfigError
+from rankwise.sim.hardware.places import interleaved_sizes
 
 Cut: TypeAlias = Literal["replicate", "row", "column"]
 
@@ -18,7 +19,7 @@ PIECES_MAX = 1024
 """A tensor that a policy would cut into more pieces is cut into this many."""
 
 SMALLEST_PIECE_BYTES = 256
-"""Without a policy, tensors are not cut any smaller."""
+"""Without a policy, tensors are not cut any smaller, even if that leaves channels without any."""
 
 
 class DPPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,23 +171,42 @@ class _Region(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Where a tensor lies: the pieces that are used, and copies that only take up room."""
+    """Where a tensor lies.
+
+    Attributes:
+        pieces: those that are used, one after the other.
+        copies: those that only take up room.
+        interleave: if not 0, the pieces take turns instead, so many bytes each.
+    """
 
     pieces: tuple[Piece, ...]
     copies: tuple[Piece, ...] = ()
+    interleave: int = 0
 
 
 def layout_of(
-    shape: tuple[int, ...], item_bytes: int, policy: DPPolicy | None, device: Device
+    shape: tuple[int, ...],
+    item_bytes: int,
+    policy: DPPolicy | None,
+    device: Device,
+    interleave: int,
 ) -> Layout:
-    """Lay a tensor out on a device."""
+    """Lay a tensor out on a device.
+
+    Args:
+        shape: its lengths.
+        item_bytes: bytes per element.
+        policy: how it lies there; None to let all channels take turns.
+        device: where.
+        interleave: the bytes that channels take turns with; fewer, if they are not enough for all.
+    """
     elements = 1
     for length in shape:
         elements *= length
     if not elements:
         return Layout(())
     if policy is None:
-        return Layout(_evenly(elements, item_bytes, device))
+        return _in_turn(elements * item_bytes, device, interleave)
     # A vector has rows of one element, so that both cuts cut it.
     columns = shape[-1] if len(shape) > 1 else 1
     rows = elements // columns
@@ -197,14 +217,14 @@ def layout_of(
     )
 
 
-def _evenly(elements: int, item_bytes: int, device: Device) -> tuple[Piece, ...]:
+def _in_turn(size: int, device: Device, interleave: int) -> Layout:
     places = [(cube, pe) for pe in range(device.pes_per_cube) for cube in device.cubes]
-    count = max(1, min(len(places), elements * item_bytes // SMALLEST_PIECE_BYTES))
-    pieces = []
-    for index, (cube, pe) in enumerate(places[:count]):
-        length = elements * (index + 1) // count - elements * index // count
-        pieces.append(Piece(length * item_bytes, cube, pe))
-    return tuple(pieces)
+    whole = -(-size // len(places) // SMALLEST_PIECE_BYTES) * SMALLEST_PIECE_BYTES
+    granule = min(interleave, max(whole, SMALLEST_PIECE_BYTES))
+    places = places[: -(-size // granule)]
+    sizes = interleaved_sizes(size, granule, len(places))
+    pieces = tuple(Piece(length, *place) for length, place in zip(sizes, places, strict=True))
+    return Layout(pieces, interleave=granule)
 
 
 def _regions(

@@ -6,7 +6,6 @@ import numpy as np
 
 from rankwise.sim.triton import casting
 from rankwise.sim.triton.arithmetic import in_type
-from rankwise.sim.triton.bursts import moved_bytes
 from rankwise.sim.triton.constants import plain
 from rankwise.sim.triton.dtypes import Array, dtype, int1, pointer_type
 from rankwise.sim.triton.execution import (
@@ -18,6 +17,7 @@ from rankwise.sim.triton.execution import (
     site,
     tokens_of,
 )
+from rankwise.sim.triton.footprints import footprint_of
 from rankwise.sim.triton.memory import (
     Access,
     Buffer,
@@ -110,7 +110,7 @@ def _note(
     operands: tuple[Any, ...],
 ) -> None:
     elements = -(-access.touched // execution.size)
-    moved = moved_bytes(target, access, execution.launch.burst_bytes) if elements else 0
+    lowest, footprint = footprint_of(target, access) if elements else (target.buffer.address, None)
     token = execution.note(
         Operation(
             kind,
@@ -119,10 +119,10 @@ def _note(
             elements,
             tuple(map(int, execution.programs)),
             size_bytes=elements * target.element.itemsize,
-            moved_bytes=-(-moved // execution.size),
+            footprint=footprint,
             buffer=target.buffer.name,
             space=target.buffer.space,
-            address=target.buffer.address + access.first * target.element.itemsize,
+            address=lowest,
             after=tokens_of(operands),
         )
     )

@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 
 from rankwise.base.errors import LocalProtocolError, SimulationError
+from rankwise.sim.hardware.footprint import Footprint
 from rankwise.sim.triton.dtypes import Array
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class Operation(msgspec.Struct, frozen=True):
         dtype: the name of the type of what was moved or calculated.
         elements: how many elements the result has (or, for a reduction, its operand).
         size_bytes: bytes loaded or stored; 0 for calculations.
-        moved_bytes: what the memory moves for that, in whole bursts.
+        footprint: which bytes those are; None for atomics and calculations.
         shape: `(m, n, k)` of a dot, with the batch multiplied into `m`.
         buffer: the buffer's name for an access to memory.
         space: the memory that the buffer lies in.
@@ -104,7 +105,7 @@ class Operation(msgspec.Struct, frozen=True):
     elements: int
     programs: tuple[int, ...]
     size_bytes: int = 0
-    moved_bytes: int = 0
+    footprint: Footprint | None = None
     shape: tuple[int, int, int] | None = None
     buffer: str = ""
     space: str = ""
@@ -144,7 +145,6 @@ class Launch:
     Attributes:
         is_wary: whether its programs visibly wait in a loop, so that looking at memory twice and
             seeing the same may be waiting.
-        burst_bytes: what memory gives and takes at once, for whoever models time.
         knows_addresses: whether a program has seen a pointer as a number.
     """
 
@@ -169,7 +169,6 @@ class Launch:
         self.largest_block = 1
         self.channels: Any = None
         self.is_wary = False
-        self.burst_bytes = 1
         self.knows_addresses = False
 
     def saw_block(self, elements: int) -> None:

@@ -22,6 +22,7 @@ import numpy as np
 from rankwise.base.errors import LocalProtocolError
 from rankwise.sim.hardware.engine import GraphEngine
 from rankwise.sim.hardware.environment import DealtPes, KernelEnvironment
+from rankwise.sim.hardware.footprint import Footprint
 from rankwise.sim.hardware.op_log import Operand
 from rankwise.sim.kernel import (
     Event,
@@ -176,7 +177,6 @@ class _Launching:
                 return self._repeated(function.__name__, recordings)
         launch, body = function.prepared(given, sizes)
         launch.computes = self._env.enable_data
-        launch.burst_bytes = self._burst_bytes
         self._memory = launch.memory
         count = sizes[0] * sizes[1] * sizes[2]
         launch.channels = ProgramQueues(
@@ -194,16 +194,11 @@ class _Launching:
             for number in range(count)
         ]
 
-    @property
-    def _burst_bytes(self) -> int:
-        return self._env.engine.topology.machine.cube.hbm.burst_bytes
-
     def _recorded(
         self, function: JITFunction, given: dict[str, Any], sizes: tuple[int, int, int]
     ) -> tuple[Recording, ...] | None:
         launch, body = function.prepared(given, sizes)
         launch.computes = False
-        launch.burst_bytes = self._burst_bytes
         return recorded(launch, body, sizes[0] * sizes[1] * sizes[2], self._behind)
 
     def _repeated(self, name: str, recordings: tuple[Recording, ...]) -> list[Process]:
@@ -240,8 +235,7 @@ class _Launching:
     def _clock(self, number: int, wait: Callable[[Event], Any]) -> ProgramClock:
         pe = self._env.pe_of(number)
 
-        def start_dma(address: int, size: int, *, is_load: bool) -> Event:
-            size = min(size, self._env.mapping_at(address).end - address)
+        def start_dma(address: int, size: int | Footprint, *, is_load: bool) -> Event:
             start = self._env.start_load if is_load else self._env.start_store
             return start(pe, address, size)
 
@@ -386,9 +380,7 @@ def _time_alone(
     space = engine.space(env.sip)
     addresses = [each.address for each in args if hasattr(each, "address")]
     for mapping in dict.fromkeys(map(env.mapping_at, addresses)):
-        places = env.space.stretches(mapping.start, mapping.size)
-        here = [(size, sip.cube(memory.cube).hbm(memory.pe)) for memory, size in places]
-        space.map_places(mapping.start, here)
+        space.map_like(mapping, lambda memory: sip.cube(memory.cube).hbm(memory.pe))
     assert isinstance(env.pes, DealtPes), "an engine deals the PEs of its launches"
     trial = KernelEnvironment(engine, env.sip, env.pes.on(sip), env.name, env.extra)
     outer = ACTIVE.execution

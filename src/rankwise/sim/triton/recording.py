@@ -28,8 +28,6 @@ from rankwise.sim.triton.memory import Buffer
 _LONGEST = 10_000
 """Operations of one program; more than that may have no end."""
 _KEPT = 16
-_PAGE = 4_096
-"""Addresses decide in how many bursts a block lies, which are smaller than this."""
 _OWN = "rankwise.sim.triton"
 
 
@@ -187,7 +185,7 @@ def key_of(function: JITFunction, given: Mapping[str, Any], grid: tuple[int, int
 
 def _argument(value: Any) -> Any:
     if isinstance(value, Buffer):
-        return Buffer, value.dtype.name, value.flat.size, value.address % _PAGE
+        return Buffer, value.dtype.name, value.flat.size
     return _value(value, set())
 
 

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from rankwise.sim.hardware.footprint import Footprint
 from rankwise.sim.kernel import Event, Simulator, Steps, all_of
 from rankwise.sim.triton.execution import Operation
 from rankwise.sim.triton.recording import Recording, Step
@@ -42,7 +43,7 @@ class ProcessingElement(Protocol):
 class StartDma(Protocol):
     """Begins to move bytes between a virtual address and scratch memory."""
 
-    def __call__(self, address: int, size: int, *, is_load: bool) -> Event:
+    def __call__(self, address: int, size: int | Footprint, *, is_load: bool) -> Event:
         """The event happens when they have arrived."""
         ...
 
@@ -138,10 +139,11 @@ class ProgramClock:
         start = self._simulator.now
         dtype = DTYPE_NAMES[operation.dtype]
         match operation.kind:
-            case "load":
-                yield self._start_dma(operation.address, operation.moved_bytes, is_load=True)
-            case "store":
-                yield self._start_dma(operation.address, operation.moved_bytes, is_load=False)
+            case "load" | "store" as kind:
+                assert operation.footprint is not None, "it touches what it moves"
+                yield self._start_dma(
+                    operation.address, operation.footprint, is_load=kind == "load"
+                )
             case "atomic":
                 for is_load in (True, False):
                     yield self._start_dma(operation.address, operation.size_bytes, is_load=is_load)

@@ -35,7 +35,7 @@ from rankwise.sim.hardware import (
 )
 from rankwise.sim.hardware.commands import Command
 from rankwise.sim.runtime.placement import Device as SimulatedDevice
-from rankwise.sim.runtime.placement import layout_of
+from rankwise.sim.runtime.placement import Layout, layout_of
 from rankwise.sim.triton.kernel_runner import DevicePointer, KernelRunner
 from rankwise.workers.arguments import TaskArgs
 from rankwise.workers.arrays import Bytes, data_type_of, host_bytes, numpy_type
@@ -125,12 +125,14 @@ class SimulatedChip:
         space = self._engine.space(self.chip)
         sip = self._engine.machine.sip(self.chip)
         places = []
-        for piece in layout_of((size,), 1, None, self._device).pieces:
+        layout = self._layout(size)
+        for piece in layout.pieces:
             # It takes the time of the chip's memory, and none of its room.
             port = sip.cube(piece.cube).hbm(piece.pe).port
             memory = Memory("hbm", (self.chip, piece.cube, piece.pe), piece.size, port)
             places.append((piece.size, memory))
-        space.map_places(address, places).lie_in(host_bytes(address, size, name))
+        mapping = space.map_places(address, places, layout.interleave)
+        mapping.lie_in(host_bytes(address, size, name))
 
     def detach(self, address: int) -> None:
         """Undo `attach`."""
@@ -215,16 +217,21 @@ class SimulatedChip:
             self.free(leak.address)
         return leaks
 
+    def _layout(self, size: int) -> Layout:
+        turns = self._engine.topology.machine.cube.hbm.interleave_bytes
+        return layout_of((size,), 1, None, self._device, turns)
+
     def _allocate(self, size: int, name: str) -> int:
         address = self._heap.reserve(size, name)
-        pieces = layout_of((size,), 1, None, self._device).pieces
+        layout = self._layout(size)
         try:
             self._do(
                 MmuMap(
                     sip=self.chip,
                     address=address,
                     size=size,
-                    places=tuple((piece.size, piece.cube, piece.pe) for piece in pieces),
+                    places=tuple((piece.size, piece.cube, piece.pe) for piece in layout.pieces),
+                    interleave=layout.interleave,
                     name=f"map {name}",
                 )
             )

@@ -11,16 +11,27 @@ import rankwise.sim.triton.language as tl
 from rankwise.sim.hardware.commands import KernelLaunch, MmuMap
 from rankwise.sim.hardware.engine import GraphEngine
 from rankwise.sim.triton.affine import Affine
-from rankwise.sim.triton.bursts import moved_bytes
 from rankwise.sim.triton.dtypes import dtype_named
+from rankwise.sim.triton.footprints import footprint_of
 from rankwise.sim.triton.kernel_runner import DevicePointer, KernelRunner
-from rankwise.sim.triton.memory import Buffer, Target, resolve_pattern, resolve_scattered
+from rankwise.sim.triton.memory import (
+    Access,
+    Buffer,
+    Target,
+    resolve_pattern,
+    resolve_scattered,
+)
 
 F32 = dtype_named("float32")
 
 
 def target(address: int, shape: tuple[int, ...]) -> Target:
     return Target("load", Buffer("x", np.zeros(4_096, np.float32), F32, address), F32, shape)
+
+
+def moved_bytes(aim: Target, access: Access, burst: int) -> int:
+    lowest, footprint = footprint_of(aim, access)
+    return footprint.moved_bytes(lowest, burst)
 
 
 @given(
