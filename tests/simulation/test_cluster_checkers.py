@@ -7,7 +7,7 @@ import pytest
 
 from rankwise.base.errors import SimulationError
 from rankwise.base.failure import OutcomeStatus
-from rankwise.base.keys import Put, Transaction
+from rankwise.base.keys import Put, Snapshot, Transaction
 from rankwise.base.units import DURATION_MAX, SECOND, Duration, Instant, after
 from rankwise.core.agent.machine import Agent
 from rankwise.core.agent.vocabulary import AgentSpec
@@ -16,7 +16,7 @@ from rankwise.core.rendezvous.in_flight import Purpose
 from rankwise.core.rendezvous.lease import KeptLease
 from rankwise.core.rendezvous.machine import Rendezvous
 from rankwise.core.rendezvous.records import Phase, Round, Verdict
-from rankwise.core.rendezvous.requests import Commit, Order
+from rankwise.core.rendezvous.requests import Commit, KeysRead, Order
 from rankwise.core.rendezvous.vocabulary import Closed, Dissolved, Effect, Settled, Stimulus
 from rankwise.drivers.sim.cluster.checkers import InvariantBroken
 from rankwise.drivers.sim.cluster.faults import Clocks, ClusterPlan, Partition
@@ -164,6 +164,22 @@ class HasAVerdictOfItsOwn(Mishears):
         return [Closed(msgspec.structs.replace(effect.verdict, detail=self.offer.node_id))]
 
 
+class ForgetsWhoWasDone(Rendezvous):
+    """A leader that takes whoever was gone when it began to lead for lost."""
+
+    def handle(self, stimulus: Stimulus, now: Instant) -> list[Effect]:
+        if isinstance(stimulus, KeysRead):
+            entries = tuple(
+                entry
+                for entry in stimulus.snapshot.entries
+                if not entry.key.startswith(self._standing.keys.done_notes)
+            )
+            stimulus = KeysRead(
+                stimulus.token, Snapshot(entries, stimulus.snapshot.revision), stimulus.watch
+            )
+        return super().handle(stimulus, now)
+
+
 class ReadyTooEarly(Agent):
     """An agent that says that it is ready while its workers are still ending."""
 
@@ -186,7 +202,8 @@ class SaysNothingInTheEnd(Agent):
     [
         WithoutConditions, SpendsTwice, SpendsNothing, SpendsForMembership,
         SkipsARound, SeatsOneTwice, TakesTooMany, CallsEverythingASuccess, BlamesAnybody,
-        NeverCloses, BeginsAtRankZero, DoesNotBegin, DoesNotStop, HasAVerdictOfItsOwn,
+        NeverCloses, ForgetsWhoWasDone, BeginsAtRankZero, DoesNotBegin, DoesNotStop,
+        HasAVerdictOfItsOwn,
     ],
 )  # fmt: skip
 def test_a_broken_rendezvous_is_caught(kind: type[Rendezvous]) -> None:

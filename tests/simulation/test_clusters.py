@@ -138,6 +138,25 @@ def test_survivors_of_a_finished_job_do_not_wait() -> None:
     assert run.ended_at < 7 * SECOND
 
 
+def test_nodes_that_are_done_may_go_one_after_the_other() -> None:
+    run = cluster(8, uneven=600, leaves_when_done=100)
+
+    (only,) = run.rounds.values()
+    assert sum(worker.succeeded for worker in only.workers) == 8
+    assert only.dissolved_at is None
+    assert run.ended_at > 100 * SECOND
+
+
+def test_nodes_that_are_done_may_die_one_after_the_other_whoever_leads() -> None:
+    run = cluster(8, uneven=600, dies_when_done=50)
+
+    (only,) = run.rounds.values()
+    assert sum(worker.succeeded for worker in only.workers) == 8
+    assert only.dissolved_at is None
+    assert run.verdict is not None
+    assert run.verdict.status is OutcomeStatus.SUCCEEDED
+
+
 def test_a_spare_takes_the_place_of_a_lost_node() -> None:
     run = cluster(4, KillAgent(at=Instant(10 * SECOND), node=0), nodes_min=3, nodes_max=3, spares=1)
 
@@ -178,6 +197,9 @@ def cluster(
     work: int = 20,
     cascade: int = 0,
     asks_to_stop: bool = False,
+    uneven: int = 0,
+    leaves_when_done: int = 0,
+    dies_when_done: int = 0,
 ) -> ClusterRun:
     plan = ClusterPlan(
         nodes=nodes,
@@ -187,7 +209,14 @@ def cluster(
             spares=spares,
             policy=RestartPolicy(restarts_max=restarts_max, backoff=Backoff(initial=ZERO)),
         ),
-        workers=Workers(work=Duration(work * SECOND), cascade=cascade, asks_to_stop=asks_to_stop),
+        workers=Workers(
+            work=Duration(work * SECOND),
+            uneven=Duration(uneven * SECOND),
+            cascade=cascade,
+            asks_to_stop=asks_to_stop,
+            leaves_when_done=leaves_when_done,
+            dies_when_done=dies_when_done,
+        ),
         happenings=happenings,
     )
     first = ClusterWorld(plan, 7, keeps_journal=False).run()

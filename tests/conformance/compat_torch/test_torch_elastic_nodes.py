@@ -4,7 +4,7 @@ import multiprocessing
 import socket
 import uuid
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from rankwise.base.units import SECOND
 from rankwise.compat.torch.elastic.multiprocessing.errors import ChildFailedError
 from rankwise.compat.torch.elastic.rendezvous import (
     RendezvousClosedError,
+    RendezvousGracefulExitError,
     RendezvousParameters,
     RendezvousTimeoutError,
 )
@@ -115,7 +116,7 @@ def test_a_handler_meets_again_and_again(endpoint: str) -> None:
 
 def test_nodes_that_never_come_are_waited_for_no_longer_than_asked(endpoint: str) -> None:
     handler = get_rendezvous_handler(
-        RendezvousParameters("etcd", endpoint, str(uuid.uuid4()), 2, 2, timeout=1)
+        RendezvousParameters("etcd", endpoint, str(uuid.uuid4()), 2, 2, timeout=5)
     )
 
     with pytest.raises(RendezvousTimeoutError, match="1 of at least 2 nodes are ready"):
@@ -138,6 +139,23 @@ def test_a_run_that_was_closed_admits_nobody(endpoint: str) -> None:
     first.shutdown()
 
     with pytest.raises(RendezvousClosedError):
+        late.next_rendezvous()
+    late.shutdown()
+
+
+def test_whoever_comes_later_knows_that_those_who_left_were_done(endpoint: str) -> None:
+    params = RendezvousParameters("etcd", endpoint, str(uuid.uuid4()), 2, 2, join_timeout=60)
+    handlers = [get_rendezvous_handler(params) for _ in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        meetings = pool.map(lambda handler: handler.next_rendezvous(), handlers)
+        assert {meeting.rank for meeting in meetings} == {0, 1}
+    late = get_rendezvous_handler(params)
+
+    # One of them leads, and each leaves before anybody can have written that all are done.
+    for handler in handlers:
+        assert handler.shutdown()
+
+    with pytest.raises(RendezvousGracefulExitError, match="have finished without this one"):
         late.next_rendezvous()
     late.shutdown()
 

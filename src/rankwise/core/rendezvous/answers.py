@@ -150,6 +150,8 @@ def _on_committed(standing: Standing, request: Request, revision: Revision, now:
             standing.waiting.cut_off_since = None
         standing.compare(now)
         return
+    if request.purpose is Purpose.DONE_NOTE:
+        return
     match request.purpose:
         case Purpose.CHARTER:
             shared.charter.learn(request.context, revision, None, revision)

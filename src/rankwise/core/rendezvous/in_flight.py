@@ -17,6 +17,7 @@ class Purpose(StrEnum):
     SHARED = "shared"
     CHARTER = "charter"
     OWN = "own"
+    DONE_NOTE = "done-note"
     LEAD = "lead"
     NODES = "nodes"
     ROUND = "round"

@@ -41,6 +41,15 @@ class RunKeys(NamedTuple):
         """The record of one node."""
         return f"{self.nodes}{node_id}"
 
+    @property
+    def done_notes(self) -> str:
+        """The prefix of what remains of nodes that were done."""
+        return f"{self.nodes}done/"
+
+    def done_note(self, node_id: str) -> str:
+        """The record of one node as it was when it was done; without a lease."""
+        return f"{self.done_notes}{node_id}"
+
     def node_id(self, key: str) -> str:
-        """The node whose record lies at `key`."""
-        return key.removeprefix(self.nodes)
+        """The node whose record, or note, lies at `key`."""
+        return key.removeprefix(self.nodes).removeprefix("done/")

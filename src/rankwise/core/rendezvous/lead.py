@@ -6,6 +6,8 @@ free the last round's members try in the order of their ranks, a little apart, s
 the rule.
 """
 
+from contextlib import suppress
+
 from rankwise.base.errors import RemoteProtocolError
 from rankwise.base.keys import Change, LeaseId, Put, Transaction, Unchanged
 from rankwise.base.units import MILLISECOND, Duration, Instant, after
@@ -168,6 +170,9 @@ class Lead:
 
     def _hear(self, view: View, key: str, value: bytes | None, founder: str, now: Instant) -> None:
         node = self._keys.node_id(key)
+        if key.startswith(self._keys.done_notes):
+            self._hear_of_done(view, node, key, value, founder)
+            return
         if value is None:
             view.delete(node, now)
             return
@@ -179,3 +184,14 @@ class Lead:
         except RemoteProtocolError as error:
             heard = Heard(None, now, str(error))
         view.put(node, heard)
+
+    def _hear_of_done(
+        self, view: View, node: str, key: str, value: bytes | None, founder: str
+    ) -> None:
+        if value is None:
+            view.done.pop(node, None)
+            return
+        with suppress(RemoteProtocolError):  # told of its node's record, if it still is there
+            record = decode_node(value, key, node)
+            if record.founder == founder:
+                view.done[node] = record

@@ -344,13 +344,12 @@ def _watch_over(view: View, round_: Round, now: Instant) -> Decision:
             failing.append(node)
         elif record is None or record.ready > number or node in view.returned:
             gone.append(node)
+        elif record.ended >= number and record.is_done:
+            done += 1  # also if it leaves: what it had to do is done
         elif record.departure is Departure.LEAVES:
             leaving.append(node)
         elif record.ended >= number:
-            if record.is_done:
-                done += 1
-            else:
-                gone.append(node)
+            gone.append(node)
     if done == len(round_.members):
         success = Verdict(status=OutcomeStatus.SUCCEEDED, restarts=round_.restarts)
         return Decision(_closed(round_, success))

@@ -65,6 +65,8 @@ from rankwise.core.rendezvous.vocabulary import (
     World,
 )
 
+LAST_WORDS = (Purpose.OWN, Purpose.DONE_NOTE, Purpose.GOODBYE)
+"""What a node that leaves still says, and waits for."""
 COALESCE = Duration(20 * MILLISECOND)
 """How long a node that ended without news waits to say so together with being ready again."""
 
@@ -204,7 +206,8 @@ class Rendezvous:
         standing.is_leaving = True
         standing.own.flush_at = None
         for purpose in Purpose:
-            if purpose not in (Purpose.GOODBYE, Purpose.OWN):
+            # A last word that failed a moment ago is tried again at once.
+            if purpose not in LAST_WORDS or not standing.requests.is_under_way(purpose):
                 standing.requests.forget(purpose)
 
     # What is to be done
@@ -270,10 +273,13 @@ class Rendezvous:
             standing.say_left()
             return
         # The last word first, so that the leader need not wait for workers that are gone.
-        if standing.own.revision is not None and not standing.own.is_written:
+        own, is_told_the_end = standing.own, standing.part.is_told_the_end
+        if not own.is_written and (own.revision is not None or not is_told_the_end):
             self._write_record(now)
+        if is_told_the_end:
+            standing.effects += own.take_back_note(now)
         requests = standing.requests
-        if requests.is_under_way(Purpose.OWN) or requests.is_under_way(Purpose.GOODBYE):
+        if any(requests.is_under_way(purpose) for purpose in LAST_WORDS):
             return
         token = requests.begin(Purpose.GOODBYE, now)
         standing.effects.append(RevokeLease(token, standing.lease.id))

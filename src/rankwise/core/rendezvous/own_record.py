@@ -3,6 +3,10 @@
 The two are versions of each other. The record is written whenever they differ, bound to the
 revision that was last seen of its key; after an answer that was lost, or a conflict, the key is
 read first. A key of this name that another node's lease holds is another node's.
+
+A node whose workers have all succeeded writes its record twice, in one transaction: the second, its
+*done note*, is bound to no lease. So whoever leads later knows that the work was done, wherever
+the node is then. It takes the note back when it is ready for another round, or the run is over.
 """
 
 from collections.abc import Callable
@@ -34,11 +38,12 @@ class OwnRecord:
 
     Args:
         key: where it lies.
+        note_key: where its done note lies.
         offer: what the node brings along.
         requests: those of this node.
     """
 
-    def __init__(self, key: str, offer: NodeOffer, requests: Requests) -> None:
+    def __init__(self, key: str, note_key: str, offer: NodeOffer, requests: Requests) -> None:
         self.record = NodeRecord(
             host=offer.host,
             address=offer.address,
@@ -54,6 +59,8 @@ class OwnRecord:
         self.revision: Revision | None = ABSENT
         """Of its key; None if that must be read."""
         self._key = key
+        self._note_key = note_key
+        self._is_noted = False
         self._requests = requests
         self._version = 1
         self._written_version = 0
@@ -79,12 +86,26 @@ class OwnRecord:
         self.flush_at = None
         notes = tuple(FailureNote(each, between(each.at, now)) for each in self.failures)
         record = msgspec.structs.replace(self.record, failures=notes)
-        transaction = Transaction(
-            conditions=(Unchanged(self._key, self.revision),),
-            puts=(Put(self._key, encode(record), lease),),
-        )
         token = self._requests.begin(Purpose.OWN, now, Written(self._version, lease))
-        return [Commit(token, transaction)]
+        return [Commit(token, self._written(encode(record), lease, self.revision))]
+
+    def _written(self, value: bytes, lease: LeaseId, revision: Revision) -> Transaction:
+        conditions = (Unchanged(self._key, revision),)
+        record = Put(self._key, value, lease)
+        if self.record.is_done and self.record.ready <= self.record.ended:
+            self._is_noted = True
+            return Transaction(conditions=conditions, puts=(record, Put(self._note_key, value)))
+        was_noted, self._is_noted = self._is_noted, False
+        deletes = (self._note_key,) if was_noted else ()
+        return Transaction(conditions=conditions, puts=(record,), deletes=deletes)
+
+    def take_back_note(self, now: Instant) -> list[Order]:
+        """Ask the store to forget the done note, if it may have one."""
+        if not self._is_noted or not self._requests.may_begin(Purpose.DONE_NOTE, now):
+            return []
+        self._is_noted = False
+        token = self._requests.begin(Purpose.DONE_NOTE, now)
+        return [Commit(token, Transaction(deletes=(self._note_key,)))]
 
     def committed(self, request: Request, revision: Revision) -> None:
         """The store has taken it."""

@@ -34,7 +34,9 @@ class Standing:
         self.requests = Requests()
         self.shared = SharedKeys(self.keys, self.requests)
         self.lease = KeptLease(config.lease_ttl, self.requests)
-        self.own = OwnRecord(self.keys.node(self.me), offer, self.requests)
+        self.own = OwnRecord(
+            self.keys.node(self.me), self.keys.done_note(self.me), offer, self.requests
+        )
         self.part = Part(self.me, self.own, is_static=config.is_static)
         self.lead = Lead(config, self.me, self.keys, self.shared, self.requests)
         self.waiting = Waiting(config, self.part, self.lead, self.shared)

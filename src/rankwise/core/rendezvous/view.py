@@ -2,7 +2,8 @@
 
 All instants are of the leader's own clock: when it heard of something, never when something was
 said to have happened. A new leader begins with an empty view, reads every record, and takes each
-member that is missing for lost at that moment, so that it errs on the side of waiting.
+member that is missing for lost at that moment, so that it errs on the side of waiting; unless it
+has left a note that its workers have all succeeded, which nothing that befalls it can change.
 """
 
 from collections.abc import Iterator
@@ -50,6 +51,8 @@ class View:
         """When each of them was first heard of."""
         self.gone: dict[str, Gone] = {}
         """Members of the present or last round that have vanished."""
+        self.done: dict[str, NodeRecord] = {}
+        """What nodes have noted when they were done, in this round or an earlier one."""
         self.returned: set[str] = set()
         """Members that had vanished, and have written a new record since."""
         self.round: Round | None = None
@@ -86,7 +89,14 @@ class View:
             self.returned.clear()
         for node in new.members:
             if node not in self.nodes and node not in self.gone:
-                self.gone[node] = Gone(None, now, has_ended=False)
+                self.gone[node] = self._gone_unseen(node, now)
+
+    def _gone_unseen(self, node: str, now: Instant) -> Gone:
+        """What is known of a member that vanished before this node led."""
+        noted = self.done.get(node)
+        if noted is None or noted.ended != self.run_number:
+            return Gone(None, now, has_ended=False)
+        return Gone(Heard(noted, now), now, has_ended=True)
 
     @property
     def members(self) -> tuple[str, ...]:

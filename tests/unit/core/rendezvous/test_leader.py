@@ -52,6 +52,16 @@ def failure(rank: int = 0, code: int = 1, at: int = BEGIN, raises: str = "") -> 
     )  # fmt: skip
 
 
+def led_anew(view: View, at: int) -> View:
+    """What another leader knows, which reads the store when some have gone."""
+    fresh = View(view.config, Instant(at))
+    hear(fresh, at, **{n: h.record for n, h in view.nodes.items() if h.record is not None})
+    fresh.done.update(view.done)
+    assert view.round is not None
+    fresh.turn_to(view.round, Instant(at))
+    return fresh
+
+
 def follow(view: View, now: int) -> Round:
     """Decide, and let what was decided be written."""
     decision = decide(view, Instant(now))
@@ -278,3 +288,38 @@ def test_a_host_that_fails_again_and_again_is_left_out_if_enough_remain() -> Non
 
     assert again.members == ("a",)
     assert again.refusals == {"b": "too many failures began on its host host-b"}
+
+
+def test_a_new_leader_counts_those_who_were_done_before_they_went() -> None:
+    view = running("a", "b", settings=config())
+    view.delete("a", Instant(BEGIN + SECOND))
+    view.done["a"] = record("a", ready=3, ended=3, is_done=True)
+
+    anew = led_anew(view, BEGIN + 2 * SECOND)
+    waits = decide(anew, Instant(BEGIN + 3 * SECOND))
+    hear(anew, BEGIN + 4 * SECOND, b=record("b", ready=3, ended=3, is_done=True))
+
+    assert waits.round is None
+    verdict = follow(anew, BEGIN + 4 * SECOND).verdict
+    assert verdict is not None
+    assert verdict.status is OutcomeStatus.SUCCEEDED
+
+
+def test_a_note_of_an_earlier_round_says_nothing_about_this_one() -> None:
+    view = running("a", "b", settings=config())
+    view.delete("a", Instant(BEGIN + SECOND))
+    view.done["a"] = record("a", ready=2, ended=2, is_done=True)
+
+    dissolved = follow(led_anew(view, BEGIN + 2 * SECOND), BEGIN + 3 * SECOND)
+
+    assert (dissolved.number, dissolved.phase) == (4, Phase.GATHERING)
+    assert dissolved.why == "node a is lost"
+
+
+def test_who_leaves_when_it_is_done_is_no_loss() -> None:
+    view = running("a", "b", settings=config())
+    leaving = record("a", ready=3, ended=3, is_done=True, departure=Departure.LEAVES)
+    hear(view, BEGIN + SECOND, a=leaving)
+    view.delete("a", Instant(BEGIN + 2 * SECOND))
+
+    assert decide(view, Instant(BEGIN + 3 * SECOND)).round is None

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankwise.base.errors import LeaseLost, LocalProtocolError
+from rankwise.base.failure import OutcomeStatus
 from rankwise.base.keys import Committed, Put, Transaction
 from rankwise.base.units import SECOND, Duration, Instant
 from rankwise.core.keyspace.machine import Keyspace
@@ -12,7 +13,7 @@ from rankwise.core.rendezvous.codec import decode_node, encode
 from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig
 from rankwise.core.rendezvous.layout import RunKeys
 from rankwise.core.rendezvous.machine import Rendezvous
-from rankwise.core.rendezvous.records import Departure, NodeRecord
+from rankwise.core.rendezvous.records import Departure, NodeRecord, Phase
 from rankwise.core.rendezvous.requests import (
     Answer,
     Commit,
@@ -36,6 +37,7 @@ from rankwise.core.rendezvous.requests import (
 )
 from rankwise.core.rendezvous.vocabulary import (
     AnnounceWaiting,
+    Closed,
     DepartureRequested,
     Dissolved,
     Effect,
@@ -150,6 +152,12 @@ class Table:
             if changes:
                 self.tell(node, KeysChanged(token, changes))
 
+    def kill(self, node: str) -> None:
+        """SIGKILL: its lease ends by itself."""
+        del self.nodes[node]
+        for watch in [watch for watch in self.watches if watch[0] == node]:
+            del self.watches[watch]
+
     def record(self, node: str) -> NodeRecord:
         (entry,) = self.keyspace.read(KEYS.node(node)).entries
         return decode_node(entry.value, entry.key, node)
@@ -157,6 +165,11 @@ class Table:
 
 def two() -> RendezvousConfig:
     return RendezvousConfig(nodes_min=2, nodes_max=2)
+
+
+def verdict_of(table: Table, node: str) -> OutcomeStatus | None:
+    told = table.told[node][-1]
+    return told.verdict.status if isinstance(told, Closed) else None
 
 
 def running_pair() -> Table:
@@ -395,6 +408,78 @@ def test_who_leaves_is_gone_at_once() -> None:
     assert isinstance(table.told["b"][-1], LeaveSettled)
     assert table.keyspace.read(KEYS.node("b")).entries == ()
     assert any(isinstance(told, Dissolved) for told in table.told["a"])
+
+
+def test_a_leader_that_is_done_may_leave_while_the_others_work_on() -> None:
+    table = running_pair()
+    table.tell("a", GangEnded(round=0, is_done=True))
+    table.tell("a", Left())
+    table.pass_time(3600 * SECOND)
+
+    table.tell("b", GangEnded(round=0, is_done=True))
+    table.pass_time(SECOND)
+
+    assert verdict_of(table, "b") is OutcomeStatus.SUCCEEDED
+    assert not any(isinstance(told, Dissolved) for told in table.told["b"])
+
+
+def test_a_leader_may_say_in_one_breath_that_it_is_done_and_goes() -> None:
+    table = running_pair()
+    table.is_reached = lambda order: not isinstance(order, Commit)
+    table.tell("a", GangEnded(round=0, is_done=True))
+    table.is_reached = lambda _order: True
+    table.tell("a", Left())
+    table.tell("b", GangEnded(round=0, is_done=True))
+
+    table.pass_time(SECOND)
+
+    assert verdict_of(table, "b") is OutcomeStatus.SUCCEEDED
+
+
+def test_a_leader_that_is_done_may_die_while_the_others_work_on() -> None:
+    table = running_pair()
+    table.tell("a", GangEnded(round=0, is_done=True))
+    table.kill("a")
+    table.pass_time(3600 * SECOND)
+
+    table.tell("b", GangEnded(round=0, is_done=True))
+    table.pass_time(SECOND)
+
+    assert verdict_of(table, "b") is OutcomeStatus.SUCCEEDED
+    assert not any(isinstance(told, Dissolved) for told in table.told["b"])
+
+
+def test_who_was_done_in_an_earlier_round_is_lost_in_a_later_one() -> None:
+    table = running_pair()
+    table.tell("a", GangEnded(round=0, is_done=True))
+    table.tell("b", GangEnded(round=0, is_done=False))
+    for node in ("a", "b"):
+        table.ready(node, 1)
+    table.pass_time(SECOND)
+    assert table.nodes["b"].round is not None
+    assert (table.nodes["b"].round.number, table.nodes["b"].round.phase) == (1, Phase.RUNNING)
+
+    table.kill("a")
+    table.pass_time(20 * SECOND)
+
+    dissolved = [told for told in table.told["b"] if isinstance(told, Dissolved)]
+    assert [each.round for each in dissolved] == [1]
+
+
+def test_a_run_that_is_over_leaves_no_notes_of_who_was_done() -> None:
+    table = running_pair()
+    for node in ("a", "b"):
+        table.tell(node, GangEnded(round=0, is_done=True))
+    table.pass_time(SECOND)
+    noted = [entry.key for entry in table.keyspace.read(KEYS.nodes).entries]
+
+    for node in ("a", "b"):
+        table.tell(node, Left())
+
+    assert sorted(noted) == sorted(
+        key for node in ("a", "b") for key in (KEYS.node(node), KEYS.done_note(node))
+    )
+    assert table.keyspace.read(KEYS.nodes).entries == ()
 
 
 def test_a_node_that_reaches_no_store_gives_up_in_time() -> None:

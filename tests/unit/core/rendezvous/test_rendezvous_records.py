@@ -47,9 +47,9 @@ def test_a_corrupt_record_names_its_key_and_its_writer() -> None:
 
 
 def test_another_version_is_told_as_such_whatever_its_fields_mean() -> None:
-    value = b'{"version":2,"members":{"changed":"meaning"}}'
+    value = b'{"version":99,"members":{"changed":"meaning"}}'
 
-    with pytest.raises(RemoteProtocolError, match="protocol version 2, and this rankwise"):
+    with pytest.raises(RemoteProtocolError, match="protocol version 99, and this rankwise"):
         decode_round(value, "round")
 
 

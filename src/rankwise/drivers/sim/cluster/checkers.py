@@ -9,6 +9,7 @@ machines but the words in which they write.
 - No rank is held by two living workers.
 - A restart is spent for each round that ended by a failure, once, and for no other; never more than
   there are.
+- No round ends because a node goes that is done: with leave, by SIGKILL, leading or not.
 - Whoever is admitted to a round runs in it within a few leases, unless it died or the round ended.
 - In the end every agent tells why it ended; all who know the verdict know the same one, and it is
   true: a success is one of all members' workers, a root cause is a worker that failed by itself and
@@ -49,8 +50,10 @@ class RoundBook:
     began: dict[str, Instant] = field(default_factory=dict)
     """When each member's agent had its ranks, by node id."""
     workers: list[Worker] = field(default_factory=list)
+    done: set[str] = field(default_factory=set)
+    """Members that have told that their workers had all succeeded."""
     member_vanished: bool = False
-    """Whether a member's record vanished while it ran, or before the next one began."""
+    """Whether the record of a member that was not done vanished before the next round began."""
     has_leaver: bool = False
     """Whether a member has told that it leaves, or that its workers are gone."""
     had_newcomer: bool = False
@@ -113,6 +116,8 @@ class ClusterChecker:
                 if change.value is None:
                     self._broken("the round was deleted")
                 self._judge_round(decode_round(change.value, change.key))
+            elif change.key.startswith(self._keys.done_notes):
+                pass  # says again what the node's record says
             elif change.key.startswith(self._keys.nodes):
                 self._note_node(self._keys.node_id(change.key), change)
 
@@ -128,10 +133,12 @@ class ClusterChecker:
                     book.has_leaver = True
                 if record.cut_off == book.record.number:
                     book.member_vanished = True
+                if record.ended == book.record.number and record.is_done:
+                    book.done.add(node)
             return
         self._nodes.discard(node)
         for book in self._books_of(node):
-            book.member_vanished = True
+            book.member_vanished |= node not in book.done
 
     def _books_of(self, node: str) -> list[RoundBook]:
         """The round that runs, or ran last, if the node is a member."""

@@ -60,6 +60,9 @@ class Workers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         stubborn: how many of 100 ignore SIGTERM.
         cascade: how many of 100 raise an exception of their own when a peer vanishes.
         asks_to_stop: whether they call `should_stop`, and so stop at one step.
+        leaves_when_done: on how many of 100 nodes the agent leaves as soon as its own workers have
+            all succeeded, as one under torch's handler does.
+        dies_when_done: on how many of 100 it is killed then.
     """
 
     per_node: int = 1
@@ -71,6 +74,8 @@ class Workers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     stubborn: int = 0
     cascade: int = 0
     asks_to_stop: bool = False
+    leaves_when_done: int = 0
+    dies_when_done: int = 0
 
     def __post_init__(self) -> None:
         if self.per_node < 1:

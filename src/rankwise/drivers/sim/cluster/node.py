@@ -47,6 +47,8 @@ NEWS_TAKE = Duration(200 * MICROSECOND)
 """How long orders to the guardian and news from it travel."""
 KILL_TAKES = Duration(20 * MILLISECOND)
 """At most, from SIGKILL to the end of a process."""
+GOING_TAKES = Duration(100 * MILLISECOND)
+"""At most, from the success of a node's last worker until its agent goes, if it does."""
 MASTER_PORT = 29500
 
 
@@ -349,6 +351,21 @@ class SimulatedNode:
         if worker.is_alive and worker.failed_at is None:
             worker.succeeded = not worker.is_told_to_die
             self._end(worker, 0)
+            self._go_if_done(worker.round)
+
+    def _go_if_done(self, round_number: int) -> None:
+        """Let the agent leave or die soon after its last worker has succeeded, if plans say so."""
+        habits, world = self._habits, self._world
+        done = [each for each in self.workers.values() if each.round == round_number]
+        if world is None or len(done) < world.slots or not all(each.succeeded for each in done):
+            return
+        life = self.lives
+        if habits.leaves_when_done and self._chance.randrange(100) < habits.leaves_when_done:
+            self._tell(LeaveRequested(), self._up_to(GOING_TAKES))
+        if habits.dies_when_done and self._chance.randrange(100) < habits.dies_when_done:
+            self._agenda.after(
+                self._up_to(GOING_TAKES), lambda: self.kill_agent() if life == self.lives else None
+            )
 
     def _raise(self, worker: Worker, exception: str) -> None:
         worker.failed_at = self._agenda_now()

@@ -7,6 +7,8 @@ whole and the store is up, so that the job can end, and must.
 
 from random import Random
 
+import msgspec
+
 from rankwise.base.backoff import Backoff
 from rankwise.base.units import MICROSECOND, MILLISECOND, SECOND, ZERO, Duration, Instant
 from rankwise.core.rendezvous.configuration import RendezvousConfig, RestartPolicy
@@ -41,7 +43,7 @@ def random_plan(seed: int) -> ClusterPlan:
     return ClusterPlan(
         nodes=nodes,
         rendezvous=rendezvous,
-        workers=_random_workers(chance),
+        workers=_random_workers(chance, stream(seed, "endings")),
         network=_random_network(chance),
         clocks=Clocks(drift_ppm_max=chance.choice((0, 100, 1000))),
         joins_within=_between(chance, ZERO, 3 * SECOND),
@@ -85,8 +87,8 @@ def _random_rendezvous(chance: Random, nodes: int) -> RendezvousConfig:
     )
 
 
-def _random_workers(chance: Random) -> Workers:
-    return Workers(
+def _random_workers(chance: Random, endings: Random) -> Workers:
+    workers = Workers(
         per_node=chance.choice((1, 1, 2, 3)),
         work=_between(chance, SECOND, 20 * SECOND),
         uneven=_between(chance, ZERO, 3 * SECOND),
@@ -96,6 +98,15 @@ def _random_workers(chance: Random) -> Workers:
         stubborn=chance.choice((0, 0, 10, 50)),
         cascade=chance.choice((0, 50, 100)),
         asks_to_stop=_happens(chance, 40),
+    )
+    if not _happens(endings, 40):
+        return workers
+    # A job whose nodes finish at very different times, and do not all wait for one another.
+    return msgspec.structs.replace(
+        workers,
+        uneven=_between(endings, SECOND, 40 * SECOND),
+        leaves_when_done=endings.choice((0, 0, 30, 100)),
+        dies_when_done=endings.choice((0, 0, 10, 50)),
     )
 
 

@@ -267,7 +267,6 @@ class ClusterWorld:
         if not node.is_up:
             return
         node.kill_agent()
-        self._up.discard(node.number)
         if back_after is not None:
             self._start_later(node, after(self._clock.now(), back_after))
 
@@ -361,6 +360,7 @@ class ClusterWorld:
 
     def vanished(self, node: SimulatedNode) -> None:
         """A node's agent was killed."""
+        self._up.discard(node.number)
         self.checker.vanished(node)
 
     def began(self, node: SimulatedNode, world: World) -> None:

@@ -64,7 +64,7 @@ __all__ = ["StoreRendezvousHandler", "create_handler"]
 
 UNLIMITED_RESTARTS = 1 << 30
 CLOSING_PATIENCE_S = 5.0
-"""How long `shutdown` waits until the run is over for everybody."""
+"""How long `shutdown` waits, after `set_closed`, until the run is over for everybody."""
 _STORE_IN_AN_AGENT = frozenset({"is_host", "store_type", "etcd_prefix"})
 _STORE_OF_ITS_OWN = frozenset(
     {"protocol", "etcd_prefix", "cacert", "ca_cert", "cert", "ssl_cert", "key", "ssl_cert_key"}
@@ -182,8 +182,8 @@ class StoreRendezvousHandler(RendezvousHandler):
                 world = self._world
             if world is not None:
                 thread.tell(GangEnded(round=world.round, is_done=not self._is_closing))
-            if self._is_closing or world is not None:
-                # Who leads the round, or hosts its store, is there until the others are done.
+            if self._is_closing:
+                # It may be this node that leads, and so must write that the run is over.
                 with self._changed:
                     self._changed.wait_for(self._knows_the_end, CLOSING_PATIENCE_S)
         # Ours first: whoever hosts the store waits for its clients to leave.
