@@ -83,7 +83,7 @@ def _time_axis(end: int, y: int) -> list[str]:
         lines.append(f'<line x1="{x}" y1="{y}" x2="{x}" y2="{y + 5}" stroke="#8fa3bf"/>')
         lines.append(
             f'<text x="{x}" y="{y + 18}" text-anchor="{anchor}">'
-            f"{format_picoseconds(end * fifth // 5)}</text>"
+            f"{format_picoseconds(end * fifth // 5) if fifth else 0}</text>"
         )
     return lines
 

@@ -108,7 +108,10 @@ def _text_grid(rows: int, columns: int, word: str) -> list[str]:
     return lines
 
 
-WIDTH, HEIGHT = 760, 360
+WIDTH, HEIGHT = 760, 372
+STUB = 13
+"""How far a link that goes round a torus is seen beyond its SIP."""
+NAME_SHOWN = 24
 EDGES_DRAWN, PES_DRAWN = 2_000, 10_000
 """Where there are more, a picture shows nothing but ink, and takes megabytes."""
 
@@ -116,6 +119,9 @@ EDGES_DRAWN, PES_DRAWN = 2_000, 10_000
 def as_svg(topology: Topology) -> str:
     """The machine as a picture that stands by itself: the system and one SIP."""
     sips, cubes = topology.machine.system.sips, topology.machine.sip.cubes
+    name, is_torus = topology.name, sips.graph == "torus_2d"
+    if len(name) > NAME_SHOWN:
+        name = f"{name[: NAME_SHOWN - 1]}…"
     parts = [
         (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
@@ -123,8 +129,8 @@ def as_svg(topology: Topology) -> str:
             'font-size="11">'
         ),
         (
-            f'<text x="10" y="18" fill="#7a8699">{escape(topology.name)}: {sips.count} SIPs, '
-            f"{sips.graph}</text>"
+            f'<text x="10" y="18" fill="#7a8699">{escape(name)}: {sips.count} SIPs, '
+            f"{sips.graph}{' (dashed: round to the other side)' * is_torus}</text>"
         ),
         *_system(topology),
         (
@@ -150,17 +156,15 @@ def _system(topology: Topology) -> list[str]:
         edges = []
     for one, other in edges:
         (x1, y1), (x2, y2) = points[one], points[other]
-        is_wrap = sips.graph == "torus_2d" and math.dist(points[one], points[other]) > 1.5 * _step(
-            topology
-        )
-        if is_wrap:
-            # Bent, so that it does not lie on the links between.
-            bend = 26 if y1 == y2 else 0, 26 if x1 == x2 else 0
-            lines.append(
-                f'<path d="M{x1:.1f},{y1:.1f} Q{(x1 + x2) / 2 + bend[1]:.1f},'
-                f'{(y1 + y2) / 2 + bend[0]:.1f} {x2:.1f},{y2:.1f}" fill="none" stroke="#8fa3bf" '
-                'stroke-dasharray="3 3"/>'
-            )
+        distance = math.dist(points[one], points[other])
+        if sips.graph == "torus_2d" and distance > 1.5 * _step(topology):
+            # Two ends that point outwards: a line between them would lie on everything between.
+            dx, dy = (x1 - x2) / distance, (y1 - y2) / distance
+            reach = radius + STUB
+            lines += [
+                _dashed(x1, y1, x1 + dx * reach, y1 + dy * reach),
+                _dashed(x2, y2, x2 - dx * reach, y2 - dy * reach),
+            ]
         else:
             lines.append(
                 f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" '
@@ -180,7 +184,14 @@ def _system(topology: Topology) -> list[str]:
 
 def _step(topology: Topology) -> float:
     shape = topology.machine.system.sips.shape or (1, 1)
-    return 300 / max(1, *(length - 1 for length in shape))
+    return 276 / max(1, *(length - 1 for length in shape))
+
+
+def _dashed(x1: float, y1: float, x2: float, y2: float) -> str:
+    return (
+        f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="#8fa3bf" '
+        'stroke-width="1.5" stroke-dasharray="3 2"/>'
+    )
 
 
 def _positions(topology: Topology) -> list[Point]:
@@ -189,7 +200,7 @@ def _positions(topology: Topology) -> list[Point]:
     if sips.shape is not None:
         step = _step(topology)
         return [
-            (30 + step * (sip % sips.shape[1]), 42 + step * (sip // sips.shape[1]) * 0.94)
+            (46 + step * (sip % sips.shape[1]), 66 + step * (sip // sips.shape[1]) * 0.94)
             for sip in range(sips.count)
         ]
     middle, radius = (185.0, 192.0), 140.0

@@ -17,8 +17,9 @@ from rankwise.sim.reporting.results import (
     cells_of,
     column_names,
 )
+from rankwise.sim.reporting.utilisation import busiest_first, by_kind
 
-UTILISATION_ROWS = 24
+UTILISATION_ROWS = 12
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1d2733; --soft: #5f6f84; --line: #d5dde8;
@@ -39,13 +40,13 @@ th, td { padding: 4px 10px; border-bottom: 1px solid var(--line); white-space: n
 tr:last-child td { border-bottom: 0; } td.wrap { white-space: normal; }
 .bar { display: inline-block; height: 9px; background: var(--accent); border-radius: 2px;
   min-width: 1px; vertical-align: middle; }
-.bar-cell { width: 45%; }
-svg { min-width: 720px; width: 100%; height: auto; display: block; }
+.bar-cell { width: 40%; min-width: 80px; }
+svg { min-width: 900px; width: 100%; height: auto; display: block; }
 svg text:not([fill]) { fill: var(--soft); } svg text.strong { fill: var(--ink); }
 div + p.note { margin-top: 8px; }
 @media (prefers-color-scheme: dark) { svg .cube { fill: #263548; } svg .on-cube { fill: #c3d0e2; } }
 @media (max-width: 600px) { main { padding: 20px 12px 40px; } .scroll { padding: 8px; }
-  th, td { padding: 4px 7px; } .bar-cell { width: 30%; } }
+  th, td { padding: 4px 7px; } .bar-cell { width: 25%; } }
 """
 
 
@@ -84,7 +85,8 @@ def page(title: str, engine: GraphEngine, results: Sequence[BenchResult]) -> str
             (
                 '<p class="note">The slope is the memory of the devices, the flat parts are '
                 "their GEMM and math engines at the rate of the best dtype. Each point is a "
-                "result, numbered below the plot; one of several SIPs may lie above.</p>"
+                "result, numbered below the plot; one of several SIPs may lie above, and "
+                "what is bound by links (alpha-beta) lies far below.</p>"
             ),
             f'<div class="scroll">{roofline_chart(topology, results)}</div>',
         ]
@@ -117,20 +119,38 @@ def _results(results: Sequence[BenchResult]) -> str:
 
 
 def _utilisation(engine: GraphEngine) -> str:
-    """The busiest resources, and how many there are of the rest."""
-    used = {name: share for name, share in engine.machine.utilisation().items() if share > 0}
-    busiest = sorted(used.items(), key=lambda item: (-item[1], item[0]))
+    """How busy each kind of resource was, and the busiest of all."""
+    shares = engine.machine.utilisation()
+    kinds = "".join(
+        f"<tr><td>{each.kind}</td><td>{each.count:,}</td><td>{_percent(each.mean)}</td>"
+        f"<td>{_percent(each.highest)}</td><td>{escape(each.busiest)}</td>{_bar(each.highest)}</tr>\n"
+        for each in by_kind(shares)
+    )
+    busiest = busiest_first(shares)
     rows = "".join(
-        f'<tr><td>{escape(name)}</td><td>{100 * share:.1f} %</td><td class="bar-cell">'
-        f'<span class="bar" style="width:{100 * share:.1f}%"></span></td></tr>\n'
+        f"<tr><td>{escape(name)}</td><td>{_percent(share)}</td>{_bar(share)}</tr>\n"
         for name, share in busiest[:UTILISATION_ROWS]
     )
     rest = len(busiest) - UTILISATION_ROWS
-    more = f" {rest} more were used less." if rest > 0 else ""
+    more = f"; {rest:,} more were used" if rest > 0 else ""
     return (
-        f'<p class="note">The busiest links and engines, as a share of the whole simulated time.'
-        f'{more}</p><div class="scroll"><table><tr><th>resource</th><th>busy</th><th></th></tr>\n'
-        f"{rows}</table></div>"
+        '<p class="note">How long links and engines were busy, as a share of the whole simulated '
+        "time, on average over those of a kind that were used at all.</p>"
+        '<div class="scroll"><table><tr><th>kind</th><th>used</th><th>on average</th>'
+        f"<th>at most</th><th>which</th><th></th></tr>\n{kinds}</table></div>"
+        f'<p class="note">The busiest of all{more}:</p><div class="scroll"><table>'
+        f"<tr><th>resource</th><th>busy</th><th></th></tr>\n{rows}</table></div>"
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %" if share >= 0.0005 else "&lt; 0.1 %"
+
+
+def _bar(share: float) -> str:
+    return (
+        f'<td class="bar-cell"><span class="bar" style="width:{max(0.1, 100 * share):.1f}%">'
+        "</span></td>"
     )
 
 

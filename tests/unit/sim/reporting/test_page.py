@@ -82,6 +82,27 @@ def test_every_preset_is_drawn_with_all_its_sips(preset: str) -> None:
     assert topology.name in as_text(topology)
 
 
+def test_a_long_name_does_not_run_into_the_other_half_of_the_picture() -> None:
+    spec = deepcopy(load_topology("torus16").spec)
+    spec["system"]["name"] = "the machine that we might buy next year, if it is cheap"
+
+    picture = as_svg(parse_topology(yaml.safe_dump(spec), "file"))
+
+    assert "the machine that we mig…: 16 SIPs" in picture
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_what_is_drawn_of_a_machine_is_in_view(preset: str) -> None:
+    picture = as_svg(load_topology(preset))
+
+    assert in_view(picture) == []
+    lines = [each for each in ET.fromstring(picture).iter() if each.tag.endswith("line")]
+    ends = [
+        (float(each.attrib[f"x{n}"]), float(each.attrib[f"y{n}"])) for each in lines for n in "12"
+    ]
+    assert all(0 <= x <= 760 and 20 < y <= 372 for x, y in ends)
+
+
 def in_view(picture: str) -> list[str]:
     """What lies outside of a picture's view."""
     root = ET.fromstring(picture)
