@@ -122,7 +122,7 @@ def _utilisation(engine: GraphEngine) -> str:
     """How busy each kind of resource was, and the busiest of all."""
     shares = engine.machine.utilisation()
     kinds = "".join(
-        f"<tr><td>{each.kind}</td><td>{each.count:,}</td><td>{_percent(each.mean)}</td>"
+        f"<tr><td>{each.kind}</td><td>{each.used:,}</td><td>{_percent(each.mean)}</td>"
         f"<td>{_percent(each.highest)}</td><td>{escape(each.busiest)}</td>{_bar(each.highest)}</tr>\n"
         for each in by_kind(shares)
     )

@@ -24,13 +24,14 @@ class KindInUse(NamedTuple):
     """The parts of one kind that were used at all.
 
     Attributes:
+        used: how many there are of them.
         mean: how busy they were on average, 0 to 1.
         busiest: the name of the one that was busiest; the first of equals.
         highest: how busy that was.
     """
 
     kind: str
-    count: int
+    used: int
     mean: float
     busiest: str
     highest: float

@@ -27,7 +27,7 @@ def test_every_part_of_a_machine_is_of_a_kind(topology: str) -> None:
 
     kinds = by_kind(shares)
 
-    assert sum(each.count for each in kinds) == len([each for each in shares.values() if each])
+    assert sum(each.used for each in kinds) == len([each for each in shares.values() if each])
     assert OTHERS not in [each.kind for each in kinds]
     assert {"links between SIPs", "HBM channels", "GEMM engines"} <= {each.kind for each in kinds}
     assert all(0 < each.mean <= each.highest <= 1 for each in kinds)
