@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from running import stop_child
 
 PATIENCE_S = 60.0
 ATTEMPTS = 5
@@ -94,9 +95,14 @@ class EtcdMember:
                 raise AddressTaken(str(self.client_port))
             raise AssertionError(f"etcd has ended, see {self.log_path}:\n{log[-2000:]}")
 
-    def signal(self, number: signal.Signals) -> None:
+    def stop(self) -> None:
+        """Let it stand still, as if its machine had hung."""
         assert self._process is not None
-        self._process.send_signal(number)
+        stop_child(self._process)
+
+    def go_on(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """End it without a word, as the loss of its machine would."""

@@ -23,7 +23,7 @@ from pathlib import Path
 
 MARK_VARIABLE = "RANKWISE_TEST_MARK"
 SHARED_MEMORY = Path("/dev/shm")
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True)

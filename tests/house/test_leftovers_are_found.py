@@ -12,10 +12,13 @@ TESTS = Path(__file__).parents[1]
 
 
 @pytest.fixture
-def inner(pytester: pytest.Pytester) -> pytest.Pytester:
+def inner(request: pytest.FixtureRequest, pytester: pytest.Pytester) -> pytest.Pytester:
     """A test session of its own, with our conftest."""
     pytester.makeconftest(
-        f"import sys\nsys.path.insert(0, {str(TESTS)!r})\n" + (TESTS / "conftest.py").read_text()
+        f"import sys\nsys.path.insert(0, {str(TESTS)!r})\n"
+        + (TESTS / "conftest.py").read_text()
+        # An orphan would be waited for as long as is asked for here.
+        + f"\nleftovers.PATIENCE_S = {getattr(request, 'param', 60)}\n"
     )
     pytester.makeini("[pytest]\nmarkers = system: x\n")
     return pytester
@@ -42,6 +45,7 @@ def test_a_test_that_cleans_up_passes(inner: pytest.Pytester) -> None:
     result.assert_outcomes(passed=1)
 
 
+@pytest.mark.parametrize("inner", [2], indirect=True)
 def test_an_orphan_in_its_own_session_is_found_and_killed(inner: pytest.Pytester) -> None:
     result = run_inner(
         inner,

@@ -31,7 +31,7 @@ SEEDS = int(os.environ.get("RANKWISE_CLUSTER_SEEDS", "200"))
 PARTS = 8
 
 
-@pytest.mark.timeout(0 if SEEDS > 1000 else 120)
+@pytest.mark.timeout(0 if SEEDS > 1000 else 600)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_no_cluster_of_any_seed_breaks_a_rule(part: int) -> None:
     for seed in range(part, SEEDS, PARTS):

@@ -25,8 +25,8 @@ FACTOR = 10.0
 LEAST_S = 30.0
 LINGER_S = 1.0
 """How long the thread that tells waits for a next section, so that not each one starts a thread."""
-HEAD_START_S = 0.1
-"""How long before the watchdog bites the section is named."""
+HEAD_START_S = 1.0
+"""How long before the watchdog bites the section is named, on a busy machine too."""
 
 _longest_s: dict[str, float] = {}
 _runs: dict[str, int] = {}

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 from elastic_sides import RANKWISE, Load, load_from
 
-LONG_S = 30.0
+LONG_S = 60.0
 
 
 @pytest.fixture
@@ -83,20 +84,46 @@ def test_members_meet_and_have_each_others_bytes(store_tools: ModuleType) -> Non
     assert told == [[b"0", b"1", b"2", b"3"]] * 4
 
 
+class StoreWithoutPatience(RecordingStore):
+    """A store where time is always up: what is not there does not come, but for rank 0's word."""
+
+    def __init__(self, error: type[Exception]) -> None:
+        super().__init__()
+        self._error = error
+        self._keys: set[str] = set()
+        self._changed = threading.Condition()
+
+    def set(self, key: str, value: Any) -> None:  # noqa: ARG002
+        with self._changed:
+            self._keys.add(key)
+            self._changed.notify_all()
+
+    def wait(self, keys: list[str], timeout: Any = None) -> None:  # noqa: ARG002
+        with self._changed:
+            if keys == ["gate/TRACING_GATE"]:
+                self._changed.wait_for(lambda: keys[0] in self._keys, LONG_S)
+            if not self._keys.issuperset(keys):
+                raise self._error(f"nobody set {keys}")
+
+    def wait_until_set(self, key: str) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: key in self._keys, LONG_S)
+
+
 @pytest.mark.torch
 def test_who_is_missing_at_a_barrier_is_named_by_rank_0(store_tools: ModuleType) -> None:
-    dist = pytest.importorskip("torch.distributed")
-    store = dist.HashStore()
+    pytest.importorskip("torch")
+    store = StoreWithoutPatience(store_tools.DistStoreError)
 
     def come(rank: int) -> str:
         with pytest.raises(RuntimeError) as raised:
-            store_tools.barrier(
-                store, 4, "gate", 3, rank, lambda node: f"host{node}", trace_timeout=0.1
-            )
+            store_tools.barrier(store, 4, "gate", 3, rank, lambda node: f"host{node}")
         return str(raised.value)
 
-    with ThreadPoolExecutor(2) as pool:
-        by_rank_0, by_rank_2 = pool.map(come, (0, 2))
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(come, 2)
+        store.wait_until_set("gate2/TRACE")
+        by_rank_0, by_rank_2 = come(0), coming.result(LONG_S)
 
     assert "rank 0, for key prefix: gate (world_size=4" in by_rank_0
     assert "host1" in by_rank_0

@@ -16,7 +16,7 @@ from elastic_sides import RANKWISE, Load, load_from
 
 pytestmark = pytest.mark.system
 
-PATIENCE_S = 60.0
+PATIENCE_S = 100.0
 SH = "/bin/sh"
 
 Start = Callable[..., Any]
@@ -71,10 +71,9 @@ def result_of(context: Any) -> Any:
 
 def is_alive(pid: int) -> bool:
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
         return False
-    return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
 
 
 def test_functions_return_values_and_write_to_their_files(
@@ -234,12 +233,13 @@ def test_an_unknown_start_method_is_refused(start: Start) -> None:
 
 
 def test_tee_shows_lines_with_prefixes_and_copies_what_filters_choose(
-    multiprocessing: ModuleType, start: Start, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    ours: ModuleType, start_ours: Start, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    std = multiprocessing.Std
-    logs = multiprocessing.DefaultLogsSpecs(str(tmp_path), tee={0: std.ALL, 1: std.OUT})
+    # torch loses what a program writes between the last look at its file and the news of its end.
+    std = ours.Std
+    logs = ours.DefaultLogsSpecs(str(tmp_path), tee={0: std.ALL, 1: std.OUT})
     script = "echo out; echo loss 3; echo err >&2"
-    context = start(
+    context = start_ours(
         SH,
         ("-c", script),
         ("-c", script),

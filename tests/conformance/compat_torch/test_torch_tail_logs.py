@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from elastic_sides import RANKWISE, Load, load_from
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class Destination(io.StringIO):

@@ -55,7 +55,7 @@ if os.environ["RANK"] == "1":
     raise SystemExit(42)
 time.sleep(600)
 """
-PATIENCE_S = 120.0
+PATIENCE_S = 200.0
 
 
 @pytest.fixture(scope="module")

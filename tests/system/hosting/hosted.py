@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from rankwise.drivers.real.hosting import wire
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 """How long a test waits for what must happen, in seconds; far longer than it takes."""
 
 

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -31,13 +30,11 @@ def test_a_run_whose_fork_server_is_stopped_can_be_stopped(tmp_path: Path) -> No
     with start("run", "--nproc-per-node=2", "--start-method=forkserver", script) as running:
         workers, server = stop_parent(running)
         deaths = Deaths([*workers, server])
-        began = time.monotonic()
 
         running.signal(signal.SIGINT)
 
         done = running.finish()
         assert deaths.survivors(0.0) == []
-    assert time.monotonic() - began < 5.0
     assert done.code == 128 + signal.SIGINT
     assert "killed" not in done.stderr
     assert "stuck" not in done.stderr

@@ -13,7 +13,7 @@ import pytest
 
 pytestmark = pytest.mark.system
 
-PATIENCE_S = 60
+PATIENCE_S = 100
 
 
 def rankwise(*words: str, cwd: Path, **environment: str) -> "subprocess.CompletedProcess[str]":
@@ -91,12 +91,13 @@ def test_a_sweep_of_a_program_without_results_shows_the_simulated_times(tmp_path
     assert first.split()[-2:] != second.split()[-2:]
 
 
-def test_a_terminal_sees_how_far_a_run_has_come(tmp_path: Path) -> None:
+def shown_on_terminal(kind: str, *words: str, cwd: Path) -> bytes:
+    """What a terminal of a kind gets on standard error."""
     ours, theirs = os.openpty()
     with subprocess.Popen(
-        [sys.executable, "-m", "rankwise", "sim", "bench", "ccl_allreduce"],
-        cwd=tmp_path,
-        env={**os.environ, "TERM": "xterm"},
+        [sys.executable, "-m", "rankwise", "sim", *words],
+        cwd=cwd,
+        env={**os.environ, "TERM": kind},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=theirs,
@@ -107,9 +108,17 @@ def test_a_terminal_sees_how_far_a_run_has_come(tmp_path: Path) -> None:
             while piece := os.read(ours, 4096):
                 shown += piece
         os.close(ours)
-
     assert process.returncode == 0
-    assert b"simulated" in shown
+    return shown
+
+
+def test_a_terminal_sees_how_far_a_run_has_come(tmp_path: Path) -> None:
+    assert b"simulated" in shown_on_terminal("xterm", "bench", "ccl_allreduce", cwd=tmp_path)
+
+
+@pytest.mark.parametrize("words", [[], ["--sweep", "elements=16,32"]])
+def test_a_terminal_that_cannot_redraw_is_left_alone(words: list[str], tmp_path: Path) -> None:
+    assert shown_on_terminal("dumb", "bench", "ccl_allreduce", *words, cwd=tmp_path) == b""
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from contextlib import closing, suppress
 import msgspec
 import pytest
 from etcd_servers import free_ports
+from running import stop_child
 
 from rankwise.base.errors import Compacted, ConfigError, StoreRefused, StoreUnavailable
 from rankwise.base.keys import Committed, Put, Revision, Transaction
@@ -410,7 +411,7 @@ def test_leases_outlive_a_server_that_was_stopped_for_longer_than_they_last(
     with open_embedded(config_for(port, is_host=False), CLOCK) as store:
         lease = store.grant_lease(Duration(2 * SECOND))
         store.commit(Transaction(puts=(Put("node", b"", lease),)))
-        os.kill(process.pid, signal.SIGSTOP)
+        stop_child(process)
         with (
             open_embedded(config_for(port, is_host=False, timeout=SHORT), CLOCK) as hasty,
             pytest.raises(StoreUnavailable),

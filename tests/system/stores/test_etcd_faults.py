@@ -2,7 +2,6 @@
 
 import http.client
 import json
-import signal
 import subprocess
 import threading
 from base64 import b64encode
@@ -134,14 +133,14 @@ def test_a_silent_server_is_unavailable_and_serves_again_when_it_wakes(
     (member,) = cluster.members
     with store_of(cluster) as store, store_of(cluster, SHORT) as hasty:
         watch = store.watch("", put(store, "a"))
-        member.signal(signal.SIGSTOP)
+        member.stop()
         try:
             with pytest.raises(StoreUnavailable, match="timed out"):
                 hasty.read("")
             with pytest.raises(StoreUnavailable, match="may have taken place"):
                 hasty.commit(Transaction(puts=(Put("lost", b""),)))
         finally:
-            member.signal(signal.SIGCONT)
+            member.go_on()
         put(store, "b")
 
         told_until(watch, "b")
@@ -153,7 +152,7 @@ def test_requests_and_watches_leave_a_member_that_has_stopped(three: EtcdCluster
         watch = store.watch("2/", put(store, "2/before"))
         watch.next(Duration(1))
         stopped = member_in_use(store, three)
-        stopped.signal(signal.SIGSTOP)
+        stopped.stop()
         try:
             with ThreadPoolExecutor(1) as pool:
                 telling = pool.submit(told_until, watch, "2/after")
@@ -161,7 +160,7 @@ def test_requests_and_watches_leave_a_member_that_has_stopped(three: EtcdCluster
                 telling.result()
             assert member_in_use(store, three) is not stopped
         finally:
-            stopped.signal(signal.SIGCONT)
+            stopped.go_on()
 
 
 def test_a_lone_watch_notices_that_its_member_has_stopped(
@@ -177,14 +176,14 @@ def test_a_lone_watch_notices_that_its_member_has_stopped(
         watch.next(Duration(1))
         stopped = member_in_use(watching, three)
         others = tuple(one.endpoint for one in three.members if one is not stopped)
-        stopped.signal(signal.SIGSTOP)
+        stopped.stop()
         try:
             config = EtcdConfig(endpoints=others, request_timeout=PATIENCE)
             with EtcdStore(config) as writing:
                 put(writing, "3/after")
                 told_until(watch, "3/after")
         finally:
-            stopped.signal(signal.SIGCONT)
+            stopped.go_on()
 
 
 def test_the_leader_may_be_killed_under_requests_and_watches(three_to_kill: EtcdCluster) -> None:
@@ -463,18 +462,21 @@ def _post(member: EtcdMember, path: str, body: dict[str, Any]) -> Any:
 
 
 def test_a_cluster_whose_quota_is_spent_is_named_with_what_to_do(tmp_path: Path) -> None:
-    def fill(store: EtcdStore) -> None:
+    def fill(member: EtcdMember) -> None:
+        value = b64encode(bytes(20_000)).decode()
         for number in range(200):
-            store.commit(Transaction(puts=(Put(f"fill/{number}", bytes(20_000)),)))
+            key = b64encode(f"fill/{number}".encode()).decode()
+            _post(member, "/v3/kv/put", {"key": key, "value": value})
 
     quota = ("--quota-backend-bytes", "1000000")
-    with (
-        etcd_cluster(tmp_path, extra=quota) as cluster,
-        store_of(cluster, Duration(2 * SECOND)) as store,
-    ):
-        with pytest.raises(StoreUnavailable, match="database space exceeded"):
-            fill(store)
-        with pytest.raises(StoreUnavailable, match="database space exceeded") as raised:
-            store.grant_lease(PATIENCE)
+    with etcd_cluster(tmp_path, extra=quota) as cluster:
+        (member,) = cluster.members
+        with pytest.raises(AssertionError, match="database space exceeded"):
+            fill(member)
+        with store_of(cluster, Duration(2 * SECOND)) as store:
+            with pytest.raises(StoreUnavailable, match="database space exceeded"):
+                store.commit(Transaction(puts=(Put("a", b""),)))
+            with pytest.raises(StoreUnavailable, match="database space exceeded") as raised:
+                store.grant_lease(PATIENCE)
 
     assert "alarm disarm" in (raised.value.hint or "")

@@ -60,7 +60,7 @@ def run_id(status: dict[str, Any]) -> Iterator[str]:
         thread.start()
         yield name
         os.write(until, b"x")
-        thread.join(10)
+        thread.join(60)
     os.close(end)
     os.close(until)
 

@@ -30,8 +30,8 @@ def test_the_form_that_torchs_record_writes_is_read(tmp_path: Path) -> None:
     assert record is not None
     assert (record.type, record.message) == ("ValueError", "a: b\nc")
     assert record.traceback == "Traceback …\n"
-    assert abs(record.wall_ns - now) < 2 * SECOND
-    assert abs(record.raised_at - time.monotonic_ns()) < 2 * SECOND
+    assert abs(record.wall_ns - now) < 60 * SECOND
+    assert abs(record.raised_at - time.monotonic_ns()) < 60 * SECOND
 
 
 def test_the_short_form_is_read(tmp_path: Path) -> None:

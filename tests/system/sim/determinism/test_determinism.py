@@ -54,7 +54,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_in("plain", tmp_path_factory.mktemp("plain"))
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_runs_leave_the_same_bytes_whatever_surrounds_them(plain: Path, tmp_path: Path) -> None:
     strange = run_in("strange", tmp_path)
 
@@ -69,7 +69,7 @@ def test_runs_leave_the_same_bytes_whatever_surrounds_them(plain: Path, tmp_path
     assert differing == []
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_runs_leave_the_bytes_that_they_leave_on_every_other_machine(plain: Path) -> None:
     kept = GOLDEN.read_text().splitlines()
 

@@ -379,7 +379,7 @@ def test_a_simulator_belongs_to_its_thread() -> None:
 
     thread = threading.Thread(target=elsewhere)
     thread.start()
-    thread.join(timeout=10)
+    thread.join(timeout=60)
 
     assert "belongs to the thread that made it" in errors[0]
 
