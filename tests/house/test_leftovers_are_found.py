@@ -13,12 +13,18 @@ TESTS = Path(__file__).parents[1]
 
 @pytest.fixture
 def inner(request: pytest.FixtureRequest, pytester: pytest.Pytester) -> pytest.Pytester:
-    """A test session of its own, with our conftest."""
+    """A test session of its own, with our conftest.
+
+    It looks for shared memory in a folder of its own, or the sessions beside us would be told of
+    what is left there on purpose.
+    """
+    shared_memory = pytester.mkdir("shm")
     pytester.makeconftest(
         f"import sys\nsys.path.insert(0, {str(TESTS)!r})\n"
         + (TESTS / "conftest.py").read_text()
         # An orphan would be waited for as long as is asked for here.
         + f"\nleftovers.PATIENCE_S = {getattr(request, 'param', 60)}\n"
+        + f"leftovers.SHARED_MEMORY = Path({str(shared_memory)!r})\n"
     )
     pytester.makeini("[pytest]\nmarkers = system: x\n")
     return pytester
@@ -87,20 +93,15 @@ def test_temporary_directories_and_shared_memory_are_found(inner: pytest.Pyteste
     result = run_inner(
         inner,
         """
-        import os, pathlib, tempfile
-        NAME = pathlib.Path(f"/dev/shm/rankwise-test-{os.getpid()}")
-        @pytest.fixture(autouse=True, scope="module")
-        def remove():
-            yield
-            NAME.unlink()
+        import leftovers, tempfile
         def test_leaves_files():
             tempfile.mkdtemp(prefix="rankwise_")
-            NAME.touch()
+            (leftovers.SHARED_MEMORY / "rankwise-test").touch()
         """,
     )
 
     result.assert_outcomes(passed=1, errors=1)
-    result.stdout.fnmatch_lines(["*/dev/shm/rankwise-test-*", "*/rankwise_*"])
+    result.stdout.fnmatch_lines(["*/dev/shm/rankwise-test", "*/rankwise_*"])
 
 
 def test_processes_of_other_sessions_are_nobodys_business(inner: pytest.Pytester) -> None:
