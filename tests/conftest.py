@@ -12,10 +12,19 @@ import hypothesis
 import leftovers
 import pytest
 
-hypothesis.settings.register_profile("dev", deadline=None)
+# However slowly a busy machine comes by its examples, that says nothing about what is tested.
+hypothesis.settings.register_profile(
+    "exploring", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 # The same examples on every run, so that a red build is about the change and can be repeated.
-hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
-hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
+# Others are looked for with --hypothesis-profile=exploring.
+hypothesis.settings.register_profile(
+    "repeating",
+    hypothesis.settings.get_profile("exploring"),
+    derandomize=True,
+    print_blob=True,
+)
+hypothesis.settings.load_profile("repeating")
 
 
 def pytest_configure() -> None:
