@@ -118,7 +118,8 @@ def _on_read(standing: Standing, request: Request, read: KeysRead, now: Instant)
 def _on_shared_read(
     standing: Standing, founder_then: str, snapshot: Snapshot, now: Instant
 ) -> None:
-    standing.shared.is_stale = False
+    # The watch may have been lost after this was asked without one: then what was read grows old.
+    standing.shared.is_stale = standing.shared.watch is None
     if founder_then and founder_in(snapshot, standing.keys) != founder_then:
         standing.is_forgotten = True
         standing.stop_leading()

@@ -49,7 +49,7 @@ from rankwise.core.rendezvous.codec import encode
 from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig
 from rankwise.core.rendezvous.in_flight import Purpose
 from rankwise.core.rendezvous.records import Departure, Phase, Round
-from rankwise.core.rendezvous.requests import Commit, RevokeLease
+from rankwise.core.rendezvous.requests import Commit, LeaseRenewed, RevokeLease
 from rankwise.core.rendezvous.standing import Standing
 from rankwise.core.rendezvous.vocabulary import (
     DeadlinePassed,
@@ -80,6 +80,10 @@ class Rendezvous:
         self._standing = Standing(run_id, config, offer)
         self._deadline: Instant | None = None
         self._joined = False
+        self._quiet_until = Instant(0)
+        """Until when the lease alone is to be kept, unless something else happens."""
+        self._others_rest_until: Instant | None = None
+        """The next deadline beside those of the lease."""
 
     @property
     def next_deadline(self) -> Instant | None:
@@ -130,6 +134,8 @@ class Rendezvous:
         """Take in a fact; return what is to be done, in this order."""
         if self.is_over:
             return []
+        if now < self._quiet_until and isinstance(stimulus, LeaseRenewed | DeadlinePassed):
+            return self._keep_quiet(stimulus, now)
         match stimulus:
             case Joined():
                 self._on_joined(now)
@@ -157,6 +163,16 @@ class Rendezvous:
         if self._deadline is None or now < self._deadline:
             return []
         return self.handle(DeadlinePassed(), now)
+
+    def _keep_quiet(self, stimulus: LeaseRenewed | DeadlinePassed, now: Instant) -> list[Effect]:
+        """Do what nodes do most of the time: keep the lease, and look at nothing else."""
+        standing = self._standing
+        if isinstance(stimulus, LeaseRenewed):
+            take_in(standing, stimulus, now)
+        effects: list[Effect] = []
+        effects += standing.lease.keep(now)
+        self._rest(self._others_rest_until)
+        return effects
 
     # What the agent says
 
@@ -233,7 +249,17 @@ class Rendezvous:
         if is_leading:
             standing.effects += standing.lead.work(now)
         standing.effects += standing.waiting.announce(now, is_leading=is_leading)
-        self._deadline = standing.earliest_deadline(now)
+        self._rest(standing.deadline_beside_lease(now))
+
+    def _rest(self, others: Instant | None) -> None:
+        """Set the next deadline; until `others` there is nothing to do but to keep the lease."""
+        lease = self._standing.lease
+        self._others_rest_until = others
+        if lease.id is None:
+            self._deadline, self._quiet_until = others, Instant(0)
+            return
+        self._quiet_until = lease.until if others is None else min(others, lease.until)
+        self._deadline = min(self._quiet_until, lease.renew_at)
 
     def _take_part(self, now: Instant) -> None:
         """Found the run, register, and take the lead, wherever that is still to be done."""
@@ -264,7 +290,7 @@ class Rendezvous:
 
     def _say_goodbye(self, now: Instant) -> None:
         standing = self._standing
-        self._deadline = None
+        self._deadline, self._quiet_until = None, Instant(0)
         shared, standing.shared.watch = standing.shared.watch, None
         nodes, standing.lead.watch = standing.lead.watch, None
         standing.end_watch(shared)

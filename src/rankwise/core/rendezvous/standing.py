@@ -126,11 +126,9 @@ class Standing:
         """Whether this node listens to the watch with that token."""
         return token in (self.shared.watch, self.lead.watch)
 
-    def earliest_deadline(self, now: Instant) -> Instant | None:
-        """The first instant at which there may be something to do."""
+    def deadline_beside_lease(self, now: Instant) -> Instant | None:
+        """The first instant at which there may be something to do but to keep the lease."""
         deadlines = [self.requests.next_deadline(now), self.waiting.announce_at]
-        if self.lease.id is not None:
-            deadlines += (self.lease.until, self.lease.renew_at)
         if not self.part.is_told_the_end:
             deadlines += (self.waiting.deadline, self.own.flush_at)
         if self.may_lead and self.requests.may_begin(Purpose.LEAD, now):

@@ -6,7 +6,7 @@ import pytest
 
 from rankwise.base.errors import LeaseLost, LocalProtocolError
 from rankwise.base.failure import OutcomeStatus
-from rankwise.base.keys import Committed, Put, Transaction
+from rankwise.base.keys import Committed, Put, Revision, Transaction
 from rankwise.base.units import SECOND, Duration, Instant
 from rankwise.core.keyspace.machine import Keyspace
 from rankwise.core.rendezvous.codec import decode_node, encode
@@ -346,6 +346,27 @@ def test_a_node_tells_until_when_it_is_believed_to_live() -> None:
     assert renewed is not None
     assert registered < renewed <= 8 * SECOND
     assert machine.alive_until is None
+
+
+def test_a_watch_that_is_lost_while_the_shared_keys_are_read_is_begun_anew() -> None:
+    table = Table()
+    machine = Rendezvous("run", two(), NodeOffer(node_id="a", host="h", address="a", slots=1))
+    grant, read = machine.handle(Joined(), table.now)
+    assert isinstance(grant, GrantLease)
+    assert isinstance(read, ReadKeys)
+    assert read.watch is not None
+    machine.handle(table.answer(grant), table.now)
+    (found,) = machine.handle(table.answer(read), table.now)
+    assert isinstance(found, Commit)
+    conflict = TransactionConflicted(found.token, Revision(1))
+    (again,) = machine.handle(conflict, table.now)
+    assert isinstance(again, ReadKeys)
+    assert again.watch is None
+
+    machine.handle(WatchLost(read.watch, "compacted"), table.now)
+    effects = machine.handle(table.answer(again), table.now)
+
+    assert any(isinstance(each, ReadKeys) and each.watch is not None for each in effects)
 
 
 def test_other_options_are_refused_and_named() -> None:
