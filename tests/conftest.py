@@ -1,6 +1,5 @@
 """What all tests share: hypothesis profiles, and the proof that a system test cleaned up."""
 
-import os
 import shutil
 import signal
 import tempfile
