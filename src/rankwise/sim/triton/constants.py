@@ -31,6 +31,10 @@ def _reflected(function: Callable[[Any, Any], Any]) -> Callable[["constexpr", An
     return operation
 
 
+class const:
+    """The annotation of a parameter that points to what a kernel only reads; it changes nothing."""
+
+
 class constexpr:
     """A value known at compile time."""
 

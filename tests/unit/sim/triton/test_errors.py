@@ -154,6 +154,13 @@ def test_a_name_that_is_not_emulated_says_so() -> None:
         kernel[(1,)](np.zeros(4, np.float32))
 
 
+def test_kernels_can_ask_whether_a_name_is_there() -> None:
+    """As they do that run under several versions of Triton."""
+    assert not hasattr(tl, "dot_scaled")
+    assert getattr(tl, "float8e4b8", None) is None
+    assert hasattr(tl, "make_tensor_descriptor")
+
+
 def test_device_assert_names_the_program_and_the_element() -> None:
     @triton.jit
     def kernel(x: Any, B: tl.constexpr) -> None:

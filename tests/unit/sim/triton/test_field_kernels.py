@@ -460,3 +460,17 @@ def test_pointers_that_were_loaded_from_memory_reach_their_arrays() -> None:
 
     for array, old in zip(arrays, before, strict=True):
         assert (array == old * 2).all()
+
+
+@triton.jit
+def copy_kernel(src: tl.const, dst: Any, n: Any, BLOCK_SIZE: tl.constexpr) -> None:
+    offsets = tl.program_id(0) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+    tl.store(dst + offsets, tl.load(src + offsets, mask=offsets < n), mask=offsets < n)
+
+
+def test_a_pointer_to_constants_is_an_array_as_others_are() -> None:
+    source, target = RANDOM.random(100, np.float32), np.zeros(100, np.float32)
+
+    copy_kernel[(2,)](source, target, 100, BLOCK_SIZE=64)
+
+    assert (source == target).all()

@@ -8,7 +8,7 @@ import builtins
 from typing import Any
 
 from rankwise.sim.triton.casting import cast
-from rankwise.sim.triton.constants import constexpr
+from rankwise.sim.triton.constants import const, constexpr
 from rankwise.sim.triton.creation import arange, num_programs, program_id, range, static_range
 from rankwise.sim.triton.debug import (
     assume,
@@ -178,10 +178,14 @@ _WITHOUT_EMULATION = (
 )  # fmt: skip
 
 
+class _NameNotEmulated(Unsupported, AttributeError):
+    """So that `hasattr(tl, name)`, by which kernels adapt to versions of Triton, says no."""
+
+
 def __getattr__(name: str) -> Any:
     """Refuse names of the language that are not emulated, with a better message than Python's."""
     if name in _WITHOUT_EMULATION:
-        raise Unsupported(
+        raise _NameNotEmulated(
             f"{place()}: tl.{name} is not emulated",
             hint="docs/sim/kernels.md lists what is",
         )
@@ -220,6 +224,7 @@ __all__ = [
     "ceil",
     "clamp",
     "condition",
+    "const",
     "constexpr",
     "cos",
     "cumprod",
