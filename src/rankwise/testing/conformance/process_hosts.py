@@ -27,7 +27,7 @@ from rankwise.testing.programs import Dies, Exits, Lives, Program, Raises, RunsF
 SIGABRT, SIGKILL, SIGSEGV, SIGTERM = 6, 9, 11, 15
 SOON = Duration(300 * MILLISECOND)
 """Far enough for all workers to be up."""
-LATER = Duration(1 * SECOND)
+LATER = Duration(2 * SECOND)
 """Far enough for all workers to have said how they take signals, on a busy machine too."""
 GRACE = Duration(20 * SECOND)
 RUNS = Program(ending=RunsForever())
@@ -250,7 +250,7 @@ def strays_of_a_killed_worker_are_swept(world: ProcessWorld) -> None:
 
 def silence_is_a_hang(world: ProcessWorld) -> None:
     """When nobody shows a sign of life, stacks are asked for and the gang is ended."""
-    patience = Duration(1 * SECOND)
+    patience = Duration(3 * SECOND)
     silent = Program(ending=RunsForever(), progress_every=SOON, silent_after=SOON)
     record = world.run(GangSpec(size=2, hang_timeout=patience, grace=GRACE), [[silent, RUNS]])
 
@@ -265,9 +265,9 @@ def silence_is_a_hang(world: ProcessWorld) -> None:
 
 def one_lively_worker_is_no_hang(world: ProcessWorld) -> None:
     """Signs of life of any worker count for all."""
-    patience = Duration(1 * SECOND)
-    lively = Program(after=Duration(2 * SECOND), progress_every=Duration(100 * MILLISECOND))
-    quiet = Program(after=Duration(2 * SECOND))
+    patience = Duration(3 * SECOND)
+    lively = Program(after=Duration(5 * SECOND), progress_every=Duration(100 * MILLISECOND))
+    quiet = Program(after=Duration(5 * SECOND))
     record = world.run(GangSpec(size=2, hang_timeout=patience), [[lively, quiet]])
 
     assert record.outcome.status is OutcomeStatus.SUCCEEDED
