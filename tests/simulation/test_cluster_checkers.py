@@ -13,6 +13,7 @@ from rankwise.core.agent.machine import Agent
 from rankwise.core.agent.vocabulary import AgentSpec
 from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig
 from rankwise.core.rendezvous.in_flight import Purpose
+from rankwise.core.rendezvous.lead import WrittenRound
 from rankwise.core.rendezvous.lease import KeptLease
 from rankwise.core.rendezvous.machine import Rendezvous
 from rankwise.core.rendezvous.records import Phase, Round, Verdict
@@ -51,7 +52,8 @@ class WithoutConditions(Writes):
 
     def write(self, round_: Round, now: Instant) -> list[Order]:
         value = msgspec.json.encode(round_)
-        token = self._standing.requests.begin(Purpose.ROUND, now, value)
+        written = WrittenRound(value, None, binds_charter=False)
+        token = self._standing.requests.begin(Purpose.ROUND, now, written)
         return [Commit(token, Transaction(puts=(Put(self._standing.keys.round, value),)))]
 
 

@@ -13,7 +13,7 @@ BACKENDS = ("static", "c10d", "etcd-v2", "etcd", "embedded")
 
 _OF_SEVERAL_NODES = (
     "no_retry", "retry_startup_errors", "max_no_progress", "max_node_failures", "node_check",
-    "on_preemption", "health_port",
+    "on_preemption", "health_port", "rdzv_once",
 )  # fmt: skip
 """Options of which one node has no use. torchrun's are not among them, as they are everywhere."""
 

@@ -102,6 +102,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     no_retry: list[str]
     retry_startup_errors: bool
     on_preemption: str
+    rdzv_once: bool
     node_check: list[str]
     node_topology: str
     health_port: int | None

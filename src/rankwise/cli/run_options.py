@@ -316,6 +316,12 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         help="The run's name, the same on all its nodes; shown by `rankwise ps` and used for log "
         "directories.",
     ),
+    _flag(
+        "--rdzv-once",
+        group=RENDEZVOUS,
+        help="The run's name serves once: a node that comes when the run is over is told how it "
+        "ended, instead of beginning another run of that name.",
+    ),
     _value(
         "--rdzv-backend",
         group=RENDEZVOUS,

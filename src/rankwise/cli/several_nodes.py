@@ -13,7 +13,7 @@ from rankwise.launch.cluster.addresses import (
     split_endpoint,
 )
 from rankwise.launch.cluster.plan import ClusterPlan
-from rankwise.launch.cluster.settings import split_settings, with_timing
+from rankwise.launch.cluster.settings import RUN_TTL, split_settings, with_timing
 from rankwise.launch.limits import check_run_id
 
 if TYPE_CHECKING:
@@ -44,6 +44,8 @@ def cluster_plan(options: "RunOptions", counts: NodeCounts, gang: "GangSpec") ->
         spares=options.spares,
         is_static=is_static,
         policy=_policy(options, gang),
+        replaces_ended=not options.rdzv_once,
+        run_ttl=RUN_TTL,
     )
     rendezvous = with_timing(rendezvous, settings, label)
     address = options.local_addr and address_of(options.local_addr)

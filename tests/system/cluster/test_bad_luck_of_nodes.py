@@ -357,20 +357,3 @@ def test_etcd_may_be_gone_for_less_than_a_lease_and_for_more(nodes: Nodes, tmp_p
         one.signal(signal.SIGTERM)
 
         assert one.finish().code == 143
-
-
-@needs_etcd
-def test_a_run_that_is_over_says_so_to_who_comes_later(nodes: Nodes, tmp_path: Path) -> None:
-    with etcd_cluster(tmp_path) as cluster:
-        (host, port), *_ = cluster.endpoints
-        words = ("--nnodes", "1:2", "--rdzv-backend", "etcd", "--rdzv-id", "once")
-        endpoint = ("--rdzv-endpoint", f"{host}:{port}")
-
-        first = nodes.start(HELLO, *words, *endpoint).finish()
-        second = nodes.start(HELLO, *words, *endpoint).finish()
-
-    assert (first.code, second.code) == (0, 0)
-    assert "rank 0 of 1" in first.stdout
-    assert second.stdout == ""
-    assert "the run once had succeeded before this node could take part" in second.stderr
-    assert "a new run needs a new --rdzv-id" in second.stderr

@@ -109,6 +109,7 @@ def test_options_are_completed_with_dashes_and_once() -> None:
     assert completions("run", "--nproc") == ["--nproc-per-node"]
     assert completions("run", "--rdzv") == [
         "--rdzv-id",
+        "--rdzv-once",
         "--rdzv-backend",
         "--rdzv-endpoint",
         "--rdzv-conf",

@@ -30,6 +30,7 @@ def test_agents_get_the_words_of_the_user_and_where_to_meet() -> None:
         "--rdzv-backend=embedded",
         "--rdzv-endpoint=10.0.0.1:7",
         "--rdzv-conf=is_host=false",
+        "--rdzv-once",
         "--nproc-per-node=2",
         "--no-prefix",
         *("--", "train.py", "--on", "board", "--", "a"),

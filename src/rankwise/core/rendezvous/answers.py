@@ -5,9 +5,9 @@ whatever is left uncertain is read again before anything is built on it.
 """
 
 from rankwise.base.errors import RemoteProtocolError
-from rankwise.base.keys import Revision, Snapshot
+from rankwise.base.keys import ABSENT, Revision, Snapshot
 from rankwise.base.units import Instant
-from rankwise.core.rendezvous.charter import agree, founder_in
+from rankwise.core.rendezvous.charter import agree, forgotten, founder_in
 from rankwise.core.rendezvous.codec import decode_round
 from rankwise.core.rendezvous.in_flight import Purpose, Request
 from rankwise.core.rendezvous.requests import (
@@ -57,6 +57,8 @@ def _on_answer(standing: Standing, stimulus: Reply, now: Instant) -> None:
             _on_committed(standing, request, stimulus.revision, now)
         case TransactionConflicted():
             _on_unsure(standing, request, now)
+        case LeaseGranted() if request.purpose is Purpose.RUN_LEASE:
+            standing.lead.run_lease.granted(stimulus.lease, now)
         case LeaseGranted():
             standing.lease.granted(request, stimulus.lease)
         case LeaseRenewed():
@@ -91,7 +93,7 @@ def _on_unsure(standing: Standing, request: Request, now: Instant) -> None:
     match request.purpose:
         case Purpose.OWN:
             standing.own.revision = None
-        case Purpose.CHARTER | Purpose.LEAD:
+        case Purpose.CHARTER | Purpose.LEAD | Purpose.RUN_LEASE:
             standing.shared.is_stale = True
         case Purpose.ROUND:
             standing.shared.is_stale = True
@@ -120,15 +122,11 @@ def _on_shared_read(
 ) -> None:
     # The watch may have been lost after this was asked without one: then what was read grows old.
     standing.shared.is_stale = standing.shared.watch is None
-    if founder_then and founder_in(snapshot, standing.keys) != founder_then:
+    founder = founder_in(snapshot, standing.keys)
+    if founder_then and founder != founder_then:
         standing.is_forgotten = True
         standing.stop_leading()
-        standing.refuse(
-            RefusalKind.FORGOTTEN,
-            f"the store has forgotten the run {standing.keys.run_id}: it was started anew, or "
-            "somebody has deleted its keys",
-            "a store that survives its host, such as etcd with three members, does not forget",
-        )
+        standing.effects += standing.part.refuse(forgotten(standing.keys, founder))
         return
     standing.shared.learn_snapshot(snapshot)
     _after_shared(standing, now)
@@ -155,13 +153,15 @@ def _on_committed(standing: Standing, request: Request, revision: Revision, now:
         return
     match request.purpose:
         case Purpose.CHARTER:
-            shared.charter.learn(request.context, revision, None, revision)
+            shared.charter.learn(request.context, revision, shared.charter.lease, revision)
+            shared.round.learn(None, ABSENT, None, revision)
             shared.leader.learn(standing.me.encode(), revision, standing.lease.id, revision)
         case Purpose.LEAD:
             shared.leader.learn(standing.me.encode(), revision, standing.lease.id, revision)
         case Purpose.ROUND:
-            standing.lead.round_trouble = ""
-            shared.round.learn(request.context, revision, None, revision)
+            standing.lead.written(request.context, revision)
+        case Purpose.RUN_LEASE:
+            standing.lead.charter_bound(request.context, revision)
         case _:
             raise AssertionError(f"nothing is committed for {request.purpose}")
     _after_shared(standing, now)
@@ -171,8 +171,9 @@ def _on_changes(standing: Standing, stimulus: KeysChanged, now: Instant) -> None
     if standing.is_leaving:
         return
     if stimulus.token == standing.shared.watch:
-        standing.shared.learn_changes(stimulus.changes)
-        _after_shared(standing, now)
+        for changes in standing.shared.lives(stimulus.changes):
+            standing.shared.learn_changes(changes)
+            _after_shared(standing, now)
     elif stimulus.token == standing.lead.watch:
         standing.lead.hear(stimulus.changes, standing.own.record.founder, now)
 
@@ -187,12 +188,12 @@ def _on_watch_lost(standing: Standing, stimulus: WatchLost) -> None:
 
 def _after_shared(standing: Standing, now: Instant) -> None:
     """The charter, the leader or the round may have changed."""
-    _check_charter(standing)
     standing.shared.note_free_lead(now)
+    _check_charter(standing)
     if not standing.is_leading:
         standing.stop_leading()
     value = standing.shared.round.value
-    if value is not None and value is not standing.part.round_bytes:
+    if standing.has_agreed and value is not None and value is not standing.part.round_bytes:
         _take_round(standing, value, now)
 
 
@@ -200,8 +201,15 @@ def _check_charter(standing: Standing) -> None:
     value = standing.shared.charter.value
     if value is None or standing.has_agreed or standing.part.is_told_the_end:
         return
+    succession = standing.succession
+    succession.obstacle = ""
+    if succession.is_over:
+        return  # and another is founded in its place
     founder = agree(value, standing.keys, standing.config)
     if isinstance(founder, Refused):
+        if founder.kind is RefusalKind.CHARTER and succession.may_be_abandoned:
+            succession.obstacle = founder.why
+            return
         standing.effects += standing.part.refuse(founder)
         return
     standing.has_agreed = True

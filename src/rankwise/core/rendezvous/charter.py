@@ -3,30 +3,41 @@
 import msgspec
 
 from rankwise.base.errors import RemoteProtocolError
-from rankwise.base.keys import ABSENT, LeaseId, Put, Revision, Snapshot, Transaction, Unchanged
+from rankwise.base.keys import LeaseId, Put, Snapshot, Transaction, Unchanged
 from rankwise.core.rendezvous.codec import decode_charter
 from rankwise.core.rendezvous.configuration import RendezvousConfig
 from rankwise.core.rendezvous.layout import RunKeys
 from rankwise.core.rendezvous.records import Charter
+from rankwise.core.rendezvous.shared import SharedKeys
 from rankwise.core.rendezvous.vocabulary import RefusalKind, Refused
 
 
 def founding(
-    charter: bytes, me: str, keys: RunKeys, leader: Revision, lease: LeaseId
+    charter: bytes, me: str, keys: RunKeys, shared: SharedKeys, lease: LeaseId
 ) -> Transaction:
-    """Write the charter, unless there is one, and take the lead with it.
+    """Write the charter, unless somebody else has, and take the lead with it.
+
+    An earlier run's charter is replaced, and its round deleted; the lease by which the store
+    remembers that run serves the new one.
 
     Args:
         charter: what to write.
         me: the node that founds the run.
         keys: where the run's records lie.
-        leader: the revision of the key `leader`.
+        shared: what lies there now.
         lease: this node's.
     """
-    return Transaction(
-        conditions=(Unchanged(keys.charter, ABSENT), Unchanged(keys.leader, leader)),
-        puts=(Put(keys.charter, charter), Put(keys.leader, me.encode(), lease)),
+    conditions: tuple[Unchanged, ...] = (
+        Unchanged(keys.charter, shared.charter.revision),
+        Unchanged(keys.leader, shared.leader.revision),
     )
+    puts = (
+        Put(keys.charter, charter, shared.charter.lease), Put(keys.leader, me.encode(), lease),
+    )  # fmt: skip
+    if shared.round.value is None:
+        return Transaction(conditions=conditions, puts=puts)
+    conditions = (*conditions, Unchanged(keys.round, shared.round.revision))
+    return Transaction(conditions=conditions, puts=puts, deletes=(keys.round,))
 
 
 def agree(value: bytes, keys: RunKeys, config: RendezvousConfig) -> str | Refused:
@@ -43,6 +54,23 @@ def agree(value: bytes, keys: RunKeys, config: RendezvousConfig) -> str | Refuse
             "start every node with the same options, or choose another run id",
         )
     return theirs.founder
+
+
+def forgotten(keys: RunKeys, founder: str) -> Refused:
+    """What a node is told whose run is not in the store any more, but perhaps another's."""
+    if founder:
+        return Refused(
+            RefusalKind.FORGOTTEN,
+            f"the run {keys.run_id} that this node took part in is over, and another has begun "
+            "under that id",
+            "start this node again to take part in the other run",
+        )
+    return Refused(
+        RefusalKind.FORGOTTEN,
+        f"the store has forgotten the run {keys.run_id}: it was started anew, or somebody has "
+        "deleted its keys",
+        "a store that survives its host, such as etcd with three members, does not forget",
+    )
 
 
 def founder_in(snapshot: Snapshot, keys: RunKeys) -> str:

@@ -69,6 +69,9 @@ class RendezvousConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         request_timeout: after which a request to the store has failed.
         retry_pause: before it is repeated.
         announce_every: how often people are told on whom is being waited.
+        replaces_ended: whether this node, if it comes when the run of that id is over, begins
+            another instead of being told how it ended (`succession.py`).
+        run_ttl: how long the store remembers a run that nobody leads any more; None for ever.
     """
 
     nodes_min: int
@@ -88,6 +91,8 @@ class RendezvousConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     request_timeout: Duration = Duration(2 * SECOND)
     retry_pause: Duration = Duration(500 * MILLISECOND)
     announce_every: Duration = Duration(10 * SECOND)
+    replaces_ended: bool = False
+    run_ttl: Duration | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.nodes_min <= self.nodes_max:
@@ -114,6 +119,8 @@ class RendezvousConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
                 f"request_timeout is {self.request_timeout} ns and lease_ttl {self.lease_ttl} ns, "
                 "expected a lease of two timeouts at least, so that one lost renewal costs nothing"
             )
+        if self.run_ttl is not None and self.run_ttl <= 0:
+            raise ValueError(f"run_ttl is {self.run_ttl} ns, expected more than 0")
 
     @property
     def charter(self) -> Charter:

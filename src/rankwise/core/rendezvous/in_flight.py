@@ -21,6 +21,7 @@ class Purpose(StrEnum):
     LEAD = "lead"
     NODES = "nodes"
     ROUND = "round"
+    RUN_LEASE = "run lease"
     GOODBYE = "goodbye"
 
 

@@ -47,7 +47,7 @@ class RunKeys(NamedTuple):
         return f"{self.nodes}done/"
 
     def done_note(self, node_id: str) -> str:
-        """The record of one node as it was when it was done; without a lease."""
+        """The record of one node as it was when it was done; it outlives the node's lease."""
         return f"{self.done_notes}{node_id}"
 
     def node_id(self, key: str) -> str:

@@ -7,9 +7,10 @@ the rule.
 """
 
 from contextlib import suppress
+from typing import NamedTuple
 
 from rankwise.base.errors import RemoteProtocolError
-from rankwise.base.keys import Change, LeaseId, Put, Transaction, Unchanged
+from rankwise.base.keys import Change, LeaseId, Put, Revision, Transaction, Unchanged
 from rankwise.base.units import MILLISECOND, Duration, Instant, after
 from rankwise.core.rendezvous.codec import decode_node, encode
 from rankwise.core.rendezvous.configuration import RendezvousConfig
@@ -18,6 +19,7 @@ from rankwise.core.rendezvous.layout import RunKeys
 from rankwise.core.rendezvous.leader import Decision, decide
 from rankwise.core.rendezvous.records import Round
 from rankwise.core.rendezvous.requests import Commit, KeysRead, Order, ReadKeys
+from rankwise.core.rendezvous.run_lease import RunLease
 from rankwise.core.rendezvous.shared import SharedKeys
 from rankwise.core.rendezvous.view import Heard, View
 
@@ -26,6 +28,14 @@ TURN = Duration(5 * MILLISECOND)
 TURNS_MAX = 50
 LOOK_EVERY = Duration(2 * MILLISECOND)
 """How often the leader of many nodes looks at their changes at most."""
+
+
+class WrittenRound(NamedTuple):
+    """What a transaction of the leader writes."""
+
+    value: bytes
+    lease: LeaseId | None
+    binds_charter: bool
 
 
 class Lead:
@@ -57,6 +67,7 @@ class Lead:
         """When the leader looks at the nodes again."""
         self.round_trouble = ""
         """Why the store has not taken the round that was decided upon."""
+        self.run_lease = RunLease(config, keys, shared, requests)
         self._config = config
         self._me = me.encode()
         self._keys = keys
@@ -145,14 +156,32 @@ class Lead:
     def write(self, round_: Round, now: Instant) -> list[Order]:
         """Ask the store to take a round."""
         value = encode(round_)
-        transaction = Transaction(
-            conditions=(
-                Unchanged(self._keys.leader, self._shared.leader.revision),
-                Unchanged(self._keys.round, self._shared.round.revision),
-            ),
-            puts=(Put(self._keys.round, value),),
+        lease, binding = self.run_lease.id, self.run_lease.binding()
+        conditions: tuple[Unchanged, ...] = (
+            Unchanged(self._keys.leader, self._shared.leader.revision),
+            Unchanged(self._keys.round, self._shared.round.revision),
         )
-        return [Commit(self._requests.begin(Purpose.ROUND, now, value), transaction)]
+        if binding:
+            conditions = (*conditions, Unchanged(self._keys.charter, self._shared.charter.revision))
+        transaction = Transaction(
+            conditions=conditions, puts=(Put(self._keys.round, value, lease), *binding)
+        )
+        written = WrittenRound(value, lease, binds_charter=bool(binding))
+        return [Commit(self._requests.begin(Purpose.ROUND, now, written), transaction)]
+
+    def written(self, written: "WrittenRound", revision: Revision) -> None:
+        """The store has taken it."""
+        self.round_trouble = ""
+        shared = self._shared
+        shared.round.learn(written.value, revision, written.lease, revision)
+        if written.binds_charter:
+            self.charter_bound(written.lease, revision)
+
+    def charter_bound(self, lease: LeaseId | None, revision: Revision) -> None:
+        """The store has bound the charter to the run's lease."""
+        charter = self._shared.charter
+        charter.learn(charter.value, revision, lease, revision)
+        self.run_lease.bound()
 
     def lose_sight(self) -> None:
         """The watch is lost: read all nodes anew."""
@@ -166,6 +195,7 @@ class Lead:
         self.decision = Decision()
         self.round_trouble = ""
         self.looks_at = None
+        self.run_lease.stop()
         self._requests.forget(Purpose.NODES)
 
     def _hear(self, view: View, key: str, value: bytes | None, founder: str, now: Instant) -> None:

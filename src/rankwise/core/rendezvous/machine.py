@@ -35,7 +35,8 @@ which step a request failed, or in which order answers come; what failed is aske
   forgotten everything (no charter, where one was) ends the run with that sentence.
 
 This module hears the agent and asks the store for what is missing; `answers.py` hears the store.
-What they know of the node, each part in a file of its own, is its `standing.py`.
+What they know of the node, each part in a file of its own, is its `standing.py`. `succession.py`
+says how one run follows another under one id, `run_lease.py` how the store comes to forget them.
 """
 
 import msgspec
@@ -247,6 +248,7 @@ class Rendezvous:
             self._take_part(now)
         is_leading = standing.is_leading
         if is_leading:
+            standing.effects += standing.lead.run_lease.keep(now)
             standing.effects += standing.lead.work(now)
         standing.effects += standing.waiting.announce(now, is_leading=is_leading)
         self._rest(standing.deadline_beside_lease(now))
@@ -265,7 +267,7 @@ class Rendezvous:
         """Found the run, register, and take the lead, wherever that is still to be done."""
         standing = self._standing
         lease = standing.lease.id
-        if lease is not None and standing.shared.charter.value is None:
+        if lease is not None and standing.may_found(now):
             self._found_the_run(lease, now)
         if not standing.own.is_written or not standing.is_registered:
             self._write_record(now)
@@ -275,18 +277,18 @@ class Rendezvous:
 
     def _found_the_run(self, lease: LeaseId, now: Instant) -> None:
         standing = self._standing
-        if not standing.shared.is_known or not standing.requests.may_begin(Purpose.CHARTER, now):
+        if not standing.requests.may_begin(Purpose.CHARTER, now):
             return
         charter = encode(msgspec.structs.replace(self.config.charter, founder=standing.me))
-        leader = standing.shared.leader.revision
-        transaction = founding(charter, standing.me, standing.keys, leader, lease)
+        transaction = founding(charter, standing.me, standing.keys, standing.shared, lease)
         token = standing.requests.begin(Purpose.CHARTER, now, charter)
         standing.effects.append(Commit(token, transaction))
 
     def _write_record(self, now: Instant) -> None:
         standing = self._standing
         if standing.lease.id is not None and standing.has_agreed:
-            standing.effects += standing.own.write(standing.lease.id, now)
+            run_lease = standing.shared.charter.lease
+            standing.effects += standing.own.write(standing.lease.id, run_lease, now)
 
     def _say_goodbye(self, now: Instant) -> None:
         standing = self._standing

@@ -5,8 +5,9 @@ revision that was last seen of its key; after an answer that was lost, or a conf
 read first. A key of this name that another node's lease holds is another node's.
 
 A node whose workers have all succeeded writes its record twice, in one transaction: the second, its
-*done note*, is bound to no lease. So whoever leads later knows that the work was done, wherever
-the node is then. It takes the note back when it is ready for another round, or the run is over.
+*done note*, is bound to the run's lease alone. So whoever leads later knows that the work was done,
+wherever the node is then. It takes the note back when it is ready for another round, or the run is
+over.
 """
 
 from collections.abc import Callable
@@ -75,8 +76,14 @@ class OwnRecord:
         self.record = msgspec.structs.replace(self.record, **changes)
         self._version += 1
 
-    def write(self, lease: LeaseId, now: Instant) -> list[Order]:
-        """Ask the store to take it, or what lies there if that is not known."""
+    def write(self, lease: LeaseId, run_lease: LeaseId | None, now: Instant) -> list[Order]:
+        """Ask the store to take it, or what lies there if that is not known.
+
+        Args:
+            lease: this node's.
+            run_lease: the run's, with which a note vanishes that is not taken back.
+            now: the time.
+        """
         if not self._requests.may_begin(Purpose.OWN, now):
             return []
         if self.revision is None:
@@ -87,14 +94,18 @@ class OwnRecord:
         notes = tuple(FailureNote(each, between(each.at, now)) for each in self.failures)
         record = msgspec.structs.replace(self.record, failures=notes)
         token = self._requests.begin(Purpose.OWN, now, Written(self._version, lease))
-        return [Commit(token, self._written(encode(record), lease, self.revision))]
+        return [Commit(token, self._written(encode(record), lease, run_lease, self.revision))]
 
-    def _written(self, value: bytes, lease: LeaseId, revision: Revision) -> Transaction:
+    def _written(
+        self, value: bytes, lease: LeaseId, run_lease: LeaseId | None, revision: Revision
+    ) -> Transaction:
         conditions = (Unchanged(self._key, revision),)
         record = Put(self._key, value, lease)
         if self.record.is_done and self.record.ready <= self.record.ended:
             self._is_noted = True
-            return Transaction(conditions=conditions, puts=(record, Put(self._note_key, value)))
+            return Transaction(
+                conditions=conditions, puts=(record, Put(self._note_key, value, run_lease))
+            )
         was_noted, self._is_noted = self._is_noted, False
         deletes = (self._note_key,) if was_noted else ()
         return Transaction(conditions=conditions, puts=(record,), deletes=deletes)

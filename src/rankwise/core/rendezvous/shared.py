@@ -96,6 +96,20 @@ class SharedKeys:
                 revision = ABSENT if change.value is None else change.revision
                 shared.learn(change.value, revision, change.lease, change.revision)
 
+    def lives(self, changes: tuple[Change, ...]) -> list[tuple[Change, ...]]:
+        """Changes in parts, each of one run's: another begins where the charter is written.
+
+        Who was slow is told both at once, and must not miss how the first has ended.
+        """
+        starts = [each.revision for each in changes if each.key == self._keys.charter]
+        parts: list[list[Change]] = [[]]
+        for change in changes:
+            if starts and change.revision >= starts[0]:
+                del starts[0]
+                parts.append([])
+            parts[-1].append(change)
+        return [tuple(part) for part in parts if part]
+
     def note_free_lead(self, now: Instant) -> None:
         """Note since when nobody leads, if nobody does."""
         if not self.is_lead_free:

@@ -14,6 +14,7 @@ from rankwise.core.rendezvous.own_record import OwnRecord
 from rankwise.core.rendezvous.part import Part
 from rankwise.core.rendezvous.requests import EndWatch
 from rankwise.core.rendezvous.shared import SharedKeys
+from rankwise.core.rendezvous.succession import Succession
 from rankwise.core.rendezvous.vocabulary import Effect, LeaveSettled, RefusalKind, Refused
 from rankwise.core.rendezvous.waiting import Waiting
 
@@ -39,7 +40,8 @@ class Standing:
         )
         self.part = Part(self.me, self.own, is_static=config.is_static)
         self.lead = Lead(config, self.me, self.keys, self.shared, self.requests)
-        self.waiting = Waiting(config, self.part, self.lead, self.shared)
+        self.succession = Succession(config, self.keys, self.shared)
+        self.waiting = Waiting(config, self.part, self.lead, self.shared, self.succession)
         self.effects: list[Effect] = []
         """What is to be done, and was not yet returned."""
         self.has_agreed = False
@@ -65,6 +67,14 @@ class Standing:
     def is_registered(self) -> bool:
         """Whether the others can see this node."""
         return self.lease.id is not None and self.own.lease == self.lease.id
+
+    def may_found(self, now: Instant) -> bool:
+        """Whether this node may try to found the run, in place of an earlier one if need be."""
+        if self.lease.id is None or not self.shared.is_known:
+            return False
+        return self.shared.charter.value is None or (
+            not self.has_agreed and self.succession.is_due(now)
+        )
 
     @property
     def may_lead(self) -> bool:
@@ -130,7 +140,9 @@ class Standing:
         """The first instant at which there may be something to do but to keep the lease."""
         deadlines = [self.requests.next_deadline(now), self.waiting.announce_at]
         if not self.part.is_told_the_end:
-            deadlines += (self.waiting.deadline, self.own.flush_at)
+            deadlines += (self.waiting.deadline, self.own.flush_at, self.succession.abandoned_at)
+        if self.is_leading:
+            deadlines.append(self.lead.run_lease.due_at)
         if self.may_lead and self.requests.may_begin(Purpose.LEAD, now):
             deadlines.append(self.lead.turn(self.part.place))
         if self.lead.view is not None and self.requests.may_begin(Purpose.ROUND, now):

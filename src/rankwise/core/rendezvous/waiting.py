@@ -6,6 +6,7 @@ from rankwise.core.rendezvous.lead import Lead
 from rankwise.core.rendezvous.leader import named
 from rankwise.core.rendezvous.part import Part
 from rankwise.core.rendezvous.shared import SharedKeys
+from rankwise.core.rendezvous.succession import Succession
 from rankwise.core.rendezvous.vocabulary import (
     AnnounceWaiting,
     MadeSpare,
@@ -21,11 +22,16 @@ class Waiting:
 
     Args:
         config: how long anybody waits.
-        part, lead, shared: of the same node; looked at, never changed.
+        part, lead, shared, succession: of the same node; looked at, never changed.
     """
 
     def __init__(
-        self, config: RendezvousConfig, part: Part, lead: Lead, shared: SharedKeys
+        self,
+        config: RendezvousConfig,
+        part: Part,
+        lead: Lead,
+        shared: SharedKeys,
+        succession: Succession,
     ) -> None:
         self.cut_off_since: Instant | None = None
         """Since when the others cannot see this node; None while they can."""
@@ -36,6 +42,7 @@ class Waiting:
         self._part = part
         self._lead = lead
         self._shared = shared
+        self._succession = succession
         self._since: Instant | None = None
         self._pause = config.announce_every
 
@@ -91,6 +98,8 @@ class Waiting:
 
     def _waiting_for(self, *, is_leading: bool) -> str:
         """On whom this node waits, for people; empty if on nobody."""
+        if self._succession.obstacle:
+            return f"whether anybody still leads, since {self._succession.obstacle}"
         if self.cut_off_since is not None:
             return f"for the store: {self.store_trouble or 'it has not answered yet'}"
         if self._lead.round_trouble and is_leading:

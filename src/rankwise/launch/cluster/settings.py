@@ -10,9 +10,11 @@ from typing import NamedTuple
 import msgspec
 
 from rankwise.base.errors import ConfigError
-from rankwise.base.units import Duration, duration_from_seconds
+from rankwise.base.units import SECOND, Duration, duration_from_seconds
 from rankwise.core.rendezvous.configuration import RendezvousConfig
 
+RUN_TTL = Duration(2 * 3600 * SECOND)
+"""How long a store remembers a run that nobody leads any more; keys of torch's live as long."""
 _DURATIONS = {
     "join_timeout": "join_timeout",
     "timeout": "join_timeout",
@@ -20,6 +22,7 @@ _DURATIONS = {
     "close_timeout": "close_timeout",
     "lease_ttl": "lease_ttl",
     "settle_delay": "settle_delay",
+    "run_ttl": "run_ttl",
 }
 """From the names in `--rdzv-conf` to fields of `RendezvousConfig`."""
 _KEEP_ALIVE = ("keep_alive_interval", "keep_alive_max_attempt")

@@ -17,10 +17,10 @@ class ClusterTeller:
         self._place = f"{plan.backend} at {plan.endpoint}" if plan.endpoint else plan.backend
 
     def tell_too_late(self, verdict: Verdict) -> None:
-        """Say that nothing was started here, since the run is over: a run's name serves once."""
+        """Say that nothing was started here, since the run is over."""
         self._stage.say(
             f"the run {self._stage.job.run_id} had {verdict.status} before this node could take "
-            "part, so nothing was started here (a new run needs a new --rdzv-id)"
+            "part, so nothing was started here"
         )
 
     def tell(self, announcement: Announcement) -> None:

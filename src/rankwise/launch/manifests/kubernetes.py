@@ -356,6 +356,7 @@ def _node_container(job: KubernetesJob) -> dict[str, Any]:
             f"--nnodes={job.nodes_min}:{job.nodes_max}",
             f"--nproc-per-node={job.nproc}",
             Noted(f"--rdzv-id={job.name}-$(JOB_UID)", "Every Job begins a run of its own."),
+            Noted("--rdzv-once", "A pod that comes when the run is over ends as the run did."),
             f"--rdzv-backend={job.backend}",
             f"--rdzv-endpoint={job.endpoint}",
             "--local-addr=$(POD_IP)",

@@ -58,6 +58,7 @@ def agent_words(job: RayJob, seat_count: int, place: MeetingPlace | None) -> lis
             f"--rdzv-backend={place.backend}",
             f"--rdzv-endpoint={place.endpoint}",
             f"--rdzv-conf={place.settings}",
+            "--rdzv-once",  # an agent that takes another's place may come when all is over
         ]
     return [*words, *job.words]
 

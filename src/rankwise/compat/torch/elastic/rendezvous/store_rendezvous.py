@@ -56,7 +56,7 @@ from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.rendezvous_thread import RendezvousThread
 from rankwise.drivers.real.stores.opening import open_store
 from rankwise.launch.cluster.addresses import own_address
-from rankwise.launch.cluster.settings import split_settings, with_timing
+from rankwise.launch.cluster.settings import RUN_TTL, split_settings, with_timing
 from rankwise.launch.master_port import ReservedPort
 from rankwise.ports.store import Store
 
@@ -109,6 +109,7 @@ class StoreRendezvousHandler(RendezvousHandler):
             nodes_min=params.min_nodes,
             nodes_max=params.max_nodes,
             policy=RestartPolicy(restarts_max=UNLIMITED_RESTARTS),
+            run_ttl=RUN_TTL,
         )
         config = with_timing(config, settings, "rdzv_configs")
         # Agents of torch's start at different times, and count on the last call being as long as it

@@ -1,0 +1,148 @@
+"""Runs under one id, one after the other, with real agents and real stores."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from etcd_servers import EtcdCluster, etcd_cluster, free_ports, needs_etcd
+from running import Finished, Running, start, wait_for_any, write_program
+
+from rankwise.base.keys import Entry
+from rankwise.drivers.real.stores.opening import open_store
+
+pytestmark = pytest.mark.system
+
+HELLO = """
+import os
+print(f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}", flush=True)
+"""
+UNTIL_OPENED = HELLO + """
+import pathlib
+pathlib.Path(__file__).with_name("end").read_bytes()
+"""  # fmt: skip
+
+
+QUICK = "last_call_timeout=0.1"
+
+
+class Place:
+    """Where agents of this host meet."""
+
+    def __init__(self, folder: Path, stack: ExitStack, words: tuple[str, ...]) -> None:
+        self.folder = folder
+        self._stack = stack
+        self._words = words
+
+    def start(self, program: str, *words: str) -> Running:
+        script = write_program(self.folder, program)
+        return self._stack.enter_context(start("run", *self._words, *words, script))
+
+    def run(self, program: str, *words: str) -> Finished:
+        return self.start(program, *words).finish()
+
+
+@pytest.fixture
+def etcd(tmp_path: Path) -> Iterator[EtcdCluster]:
+    with etcd_cluster(tmp_path) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def place(etcd: EtcdCluster, tmp_path: Path) -> Iterator[Place]:
+    with ExitStack() as stack:
+        yield Place(tmp_path, stack, ("--rdzv-backend", "etcd", "--rdzv-endpoint", endpoint(etcd)))
+
+
+def endpoint(etcd: EtcdCluster) -> str:
+    (host, port), *_ = etcd.endpoints
+    return f"{host}:{port}"
+
+
+def left_over(etcd: EtcdCluster) -> tuple[Entry, ...]:
+    """What lies in the store."""
+    with open_store("etcd", endpoint(etcd), {}, run_id="any") as store:
+        return store.read("").entries
+
+
+@needs_etcd
+def test_an_id_in_etcd_serves_one_run_after_the_other_and_no_more_is_left_of_many(
+    place: Place, etcd: EtcdCluster
+) -> None:
+    words = ("--rdzv-id", "job1", "--rdzv-conf", QUICK)
+    done = [place.run(HELLO, "--nnodes", "1:2", *words) for _ in range(2)]
+    left_of_two = left_over(etcd)
+    done.append(place.run(HELLO, "--nnodes", "1:3", *words, "--max-restarts", "2"))
+
+    assert [each.code for each in done] == [0, 0, 0], done
+    assert ["rank 0 of 1" in each.stdout for each in done] == [True, True, True]
+    names = ["rankwise/job1/shared/charter", "rankwise/job1/shared/round"]
+    assert [entry.key for entry in left_of_two] == names
+    assert [entry.key for entry in left_over(etcd)] == names
+    assert all(entry.lease is not None for entry in left_over(etcd))
+
+
+@needs_etcd
+def test_nameless_runs_follow_each_other_too(place: Place, etcd: EtcdCluster) -> None:
+    for _ in range(2):
+        pair = [place.start(HELLO, "--nnodes", "2") for _ in range(2)]
+        done = [each.finish() for each in pair]
+        assert [each.code for each in done] == [0, 0], done
+        assert sorted(each.stdout[-12:] for each in done) == ["rank 0 of 2\n", "rank 1 of 2\n"]
+
+    assert len(left_over(etcd)) == 2
+
+
+@needs_etcd
+def test_a_late_agent_of_a_run_that_is_over_is_told_so_and_starts_nothing(
+    place: Place, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "end")
+    words = ("--nnodes", "1:2", "--rdzv-id", "job1", "--rdzv-conf", f"lease_ttl=2,{QUICK}")
+    one = place.start(UNTIL_OPENED, *words)
+    one.wait_for("rank 0 of 1")
+    two = place.start(UNTIL_OPENED, *words)
+    wait_for_any([one, two], "of 2", count=2)
+
+    two.signal(signal.SIGSTOP)
+    one.wait_for("rank 0 of 1", count=2)
+    (tmp_path / "end").write_bytes(b"")
+    first = one.finish()
+    second = place.run(HELLO, *words)
+    two.signal(signal.SIGCONT)
+    late = two.finish()
+
+    assert (first.code, second.code) == (0, 0), (first, second)
+    assert "rank 0 of 1" in second.stdout
+    assert late.lines == ["[default0]:rank 1 of 2"]
+    # What the store had told it before it was stopped long enough may be the verdict.
+    assert late.code == 0 or "another has begun under that id" in late.stderr, late
+
+
+@needs_etcd
+def test_where_a_name_serves_once_who_comes_later_is_told_how_the_run_ended(place: Place) -> None:
+    words = ("--nnodes", "1:2", "--rdzv-id", "once", "--rdzv-conf", QUICK)
+
+    first = place.run(HELLO, *words)
+    second = place.run(HELLO, *words, "--rdzv-once")
+
+    assert (first.code, second.code) == (0, 0)
+    assert "rank 0 of 1" in first.stdout
+    assert second.stdout == ""
+    assert "the run once had succeeded before this node could take part" in second.stderr
+
+
+@pytest.mark.parametrize("backend", ["embedded", pytest.param("c10d", marks=pytest.mark.torch)])
+def test_an_id_serves_again_where_the_store_ends_with_the_run(backend: str, tmp_path: Path) -> None:
+    words = ("--rdzv-backend", backend, "--rdzv-endpoint", f"127.0.0.1:{free_ports(1)[0]}")
+    with ExitStack() as stack:
+        place = Place(tmp_path, stack, (*words, "--rdzv-id", "job1", "--nnodes", "2"))
+        for _ in range(2):
+            pair = [place.start(HELLO) for _ in range(2)]
+            done = [each.finish() for each in pair]
+            assert [each.code for each in done] == [0, 0], done
+            assert sorted(each.stdout[-12:] for each in done) == [
+                "rank 0 of 2\n", "rank 1 of 2\n"
+            ]  # fmt: skip
