@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from etcd_servers import etcd_cluster, free_ports, needs_etcd
-from running import Finished, Running, run, start, wait_for_any, write_program
+from running import Deaths, Finished, Running, run, start, wait_for_any, write_program
 
 pytestmark = pytest.mark.system
 
@@ -321,10 +321,11 @@ def test_a_stopped_agents_workers_are_gone_before_others_get_their_ranks(
         one, two = nodes.start(PIDS, *words), nodes.start(PIDS, *words)
         wait_for_any([one, two], "of 2", count=2)
         workers = [int(pid) for pid in re.findall(r"pid (\d+)", one.stdout)]
+        deaths = Deaths(workers)
 
         one.signal(signal.SIGSTOP)
         two.wait_for("of 1")
-        left = [pid for pid in workers if Path(f"/proc/{pid}").exists()]
+        left = deaths.survivors(within_s=0)
         one.signal(signal.SIGCONT)
         wait_for_any([one, two], "of 2", count=4)
         one.signal(signal.SIGTERM)
