@@ -102,6 +102,7 @@ class Orchestrator:
         self._table = household.table
         self._enter = self._table.borrow if engine is None else self._table.add
         """A recording needs its callables as long as it lives."""
+        self._is_recorded = engine is not None
         self._scope_depth = 0
         self._is_over = False
 
@@ -276,22 +277,22 @@ class Orchestrator:
 
     def malloc(self, worker_id: int, size: int) -> int:
         """Memory of a chip; returns its address."""
-        self._check_open()
+        self._check_replayable("malloc")
         return self._household.malloc(size, worker_id)
 
     def free(self, worker_id: int, pointer: int) -> None:
         """Give back what `malloc` gave."""
-        self._check_open()
+        self._check_replayable("free")
         self._household.free(pointer, worker_id)
 
     def copy_to(self, worker_id: int, destination: int, source: int, size: int) -> None:
         """Copy from the host's memory to a chip's, after all tasks that were sent to it."""
-        self._check_open()
+        self._check_replayable("copy_to")
         self._household.copy_to(destination, source, size, worker_id)
 
     def copy_from(self, worker_id: int, destination: int, source: int, size: int) -> None:
         """Copy from a chip's memory to the host's, after all tasks that were sent to it."""
-        self._check_open()
+        self._check_replayable("copy_from")
         self._household.copy_from(destination, source, size, worker_id)
 
     # Domains
@@ -322,7 +323,7 @@ class Orchestrator:
             ConfigError: a name, rank, shape or dtype is wrong.
             WorkerDied: one of the ranks has ended.
         """
-        self._check_open()
+        self._check_replayable("a domain")
         self._household.open_domain(
             name, ranks, buffers or {}, signals=signals, timeout=timeout, subs=subs
         )
@@ -349,6 +350,15 @@ class Orchestrator:
             raise LocalProtocolError(
                 "an orchestrator was used after its run was over",
                 hint="submit from within the function that run() calls",
+            )
+
+    def _check_replayable(self, what: str) -> None:
+        """Refuse in a recording what is done at once, and would not be done by a replay."""
+        self._check_open()
+        if self._is_recorded:
+            raise ConfigError(
+                f"{what} cannot be recorded: only submit_sub and alloc can",
+                hint="do it before record(), in a run() or with the worker's own methods",
             )
 
     def _number(self, callable_: Any) -> int:

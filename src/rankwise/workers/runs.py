@@ -6,7 +6,8 @@ from typing import Any, NoReturn
 
 from rankwise.base.errors import LocalProtocolError
 from rankwise.base.units import SECOND, Duration, Instant
-from rankwise.core.tree.vocabulary import Drained, Unfinished
+from rankwise.core.tree.vocabulary import Drained, EndCause, Unfinished
+from rankwise.drivers.real.tree.reports import Report
 from rankwise.workers.failures import TaskFailure, exception_for
 from rankwise.workers.household import Household
 from rankwise.workers.orchestrator import Orchestrator
@@ -128,7 +129,11 @@ class Runs:
 
 
 def _failure(unfinished: Unfinished, household: Household) -> TaskFailure:
+    told = household.engine.reports.get(unfinished.number, ())
     child = unfinished.child
+    if told and unfinished.cause is EndCause.RAISED:
+        # Of a group, the first member that failed may only be one that has heard of the failure.
+        child = min(told, key=_by_consequence)[0]
     return TaskFailure(
         number=unfinished.number,
         name=unfinished.name,
@@ -136,5 +141,9 @@ def _failure(unfinished: Unfinished, household: Household) -> TaskFailure:
         child="" if child is None else household.engine.children.name_of(child),
         how=household.last_ending if child is None else household.endings.get(child, ""),
         because=unfinished.because,
-        reports=tuple(household.engine.reports.get(unfinished.number, ())),
+        reports=tuple(report for _, report in told),
     )
+
+
+def _by_consequence(told: tuple[int, Report]) -> bool:
+    return told[1].is_consequence

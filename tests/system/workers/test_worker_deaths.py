@@ -7,8 +7,10 @@ beside the tree, the executioner, kills the one that the test has named. So noth
 import os
 import select
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -60,7 +62,7 @@ class Scene:
         if self._executioner == 0:
             code = 1
             try:
-                pid = self._pid_of(victim, last)
+                pid = self.pid_of(last, wanted=victim)
                 pidfd = os.pidfd_open(pid)
                 os.kill(pid, number)
                 if number == signal.SIGKILL:
@@ -69,7 +71,14 @@ class Scene:
             finally:
                 os._exit(code)
 
-    def _pid_of(self, victim: str, last: str) -> int:
+    def stay(self, name: str) -> NoReturn:
+        """Say that this process has a name, and stay alive."""
+        os.write(self.write, f"{name}={os.getpid()}\n".encode())
+        while True:
+            signal.pause()
+
+    def pid_of(self, last: str, wanted: str = "") -> int:
+        """Listen until `last` has been heard of; the pid of who is wanted, if not that one's."""
         pids: dict[str, int] = {}
         text = b""
         while last not in pids:
@@ -78,7 +87,7 @@ class Scene:
                 if line.endswith("\n"):
                     name, _, pid = line.strip().partition("=")
                     pids[name] = int(pid)
-        return pids[victim]
+        return pids[wanted or last]
 
     def carried_out(self) -> None:
         """Wait until the victim is dead, or has been sent another signal."""
@@ -138,11 +147,19 @@ def touch_all(orch: Orchestrator) -> None:
     orch.submit_next_level_group(NOTHING, [None, None])
 
 
+def everybody_beneath_us() -> list[int]:
+    """Descriptors of all descendants of this process."""
+    pidfds = []
+    for pid in leftovers.marked_processes(os.environ[leftovers.MARK_VARIABLE]):
+        with suppress(ProcessLookupError):  # it has just ended
+            pidfds.append(os.pidfd_open(pid))
+    return pidfds
+
+
 @contextmanager
 def all_gone_in_the_end(worker: Worker) -> Iterator[None]:
     """Everything beneath this process that is there on entry has ended on leaving."""
-    pids = leftovers.marked_processes(os.environ[leftovers.MARK_VARIABLE])
-    pidfds = [os.pidfd_open(pid) for pid in pids]
+    pidfds = everybody_beneath_us()
     yield
     worker.close()
     for pidfd in pidfds:
@@ -539,3 +556,153 @@ def test_who_is_stopped_while_it_is_closed_is_killed_at_the_deadline(
 
     # Whose deadline comes first at level 4 depends on who was given the processor.
     assert worker.killed in ((f"chip 0{SUFFIXES[level]}",), (INNER,))
+
+
+def come_up(scene: Scene, level: int) -> NoReturn:
+    tree(level, AwkwardPlatform(scene, "open")).init()
+    raise AssertionError
+
+
+def be_idle(scene: Scene, level: int) -> NoReturn:
+    worker = tree(level)
+    worker.init()
+    worker.run(at_the_bottom(level, None, touch_all))
+    scene.stay("chip 0" + SUFFIXES[level])
+
+
+def work(scene: Scene, level: int) -> NoReturn:
+    worker = tree(level)
+    worker.init()
+    hold = ChipCallable.build([], "hold", scene.hold)
+    worker.run(at_the_bottom(level, None, lambda orch: orch.submit_next_level(hold, worker=0)))
+    raise AssertionError
+
+
+def orchestrate_for_long(scene: Scene, level: int) -> NoReturn:
+    worker = tree(level)
+    worker.init()
+    worker.run(at_the_bottom(level, None, lambda _: scene.stay("chip 0" + SUFFIXES[level])))
+    raise AssertionError
+
+
+def wait_for_each_other(scene: Scene, level: int) -> NoReturn:
+    def meet_or_hold() -> None:
+        if context().index == 0:
+            scene.hold()
+        meet(context()["all"])
+
+    def submit(orch: Orchestrator) -> None:
+        orch.domain("all")
+        orch.submit_next_level_group(on_chips, [None, None], workers=[0, 1])
+
+    on_chips = ChipCallable.build([], "meet_or_hold", meet_or_hold)
+    worker = tree(level)
+    worker.init()
+    worker.run(at_the_bottom(level, None, submit))
+    raise AssertionError
+
+
+def leave_processes_behind(scene: Scene, level: int) -> NoReturn:
+    def fork_twice(_args: object) -> None:
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                scene.stay("chip 0" + SUFFIXES[level])
+            os._exit(0)
+
+    worker = tree(level)
+    worker.init()
+    worker.run(at_the_bottom(level, None, lambda orch: orch.submit_sub(fork_twice)))
+    scene.stay("the root")
+
+
+def replay(scene: Scene, level: int) -> NoReturn:
+    worker = tree(level)
+    worker.init()
+    worker.record(lambda orch, _args, _config: orch.submit_sub(scene.hold)).replay()
+    raise AssertionError
+
+
+def be_closed(scene: Scene, level: int) -> NoReturn:
+    worker = tree(level, AwkwardPlatform(scene, "close"), close_timeout=PATIENCE_S)
+    worker.init()
+    worker.close()
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("life", "level"),
+    [
+        *((life, level) for life in (come_up, be_idle, work, be_closed) for level in (3, 4, 5)),
+        (orchestrate_for_long, 3),
+        (orchestrate_for_long, 4),
+        (wait_for_each_other, 3),
+        (leave_processes_behind, 4),
+        (replay, 3),
+    ],
+)
+def test_nothing_of_a_tree_outlives_the_program_whatever_it_was_doing(
+    scene: Scene, life: Callable[[Scene, int], NoReturn], level: int
+) -> None:
+    program = os.fork()
+    if program == 0:
+        try:
+            life(scene, level)
+        finally:
+            os._exit(1)
+    scene.pid_of("chip 0" + SUFFIXES[level] if life is not replay else "sub 0")
+    pidfds = everybody_beneath_us()
+
+    os.kill(program, signal.SIGKILL)
+
+    assert os.waitpid(program, 0)[1] == signal.SIGKILL
+    for pidfd in pidfds:
+        assert select.select([pidfd], [], [], PATIENCE_S)[0]
+        os.close(pidfd)
+    assert len(pidfds) >= 3
+
+
+UNDER_AN_AGENT = """
+import os, signal, sys
+from rankwise.workers import Worker
+
+fifo = os.open(sys.argv[1], os.O_WRONLY)
+root, inner = Worker(level=4), Worker(level=3, num_sub_workers=1)
+root.add_worker(inner)
+root.init()
+
+def hold(_args):
+    os.write(fifo, f"{os.getpid()}\\n".encode())
+    signal.pause()
+
+def go_down(orch, _args, _config):
+    os.write(fifo, f"{os.getpid()} {os.getppid()} ".encode())
+    orch.submit_sub(hold)
+
+os.write(fifo, f"{os.getppid()} {os.getpid()} ".encode())
+root.run(lambda orch, _args, _config: orch.submit_next_level(go_down))
+"""
+
+
+@pytest.mark.parametrize("victim", ["agent", "worker"])
+def test_a_tree_inside_of_a_worker_of_a_run_ends_with_either(tmp_path: Path, victim: str) -> None:
+    program, fifo = tmp_path / "tree.py", tmp_path / "pids"
+    program.write_text(UNDER_AN_AGENT)
+    os.mkfifo(fifo)
+    agent = subprocess.Popen(
+        [sys.executable, "-m", "rankwise", "run", "--nproc-per-node", "1", program, fifo],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    with fifo.open() as told:
+        pids = [int(pid) for pid in told.readline().split()]
+    pidfds = [os.pidfd_open(pid) for pid in pids]
+
+    os.kill(agent.pid if victim == "agent" else pids[1], signal.SIGKILL)
+
+    assert agent.wait(PATIENCE_S) == (-signal.SIGKILL if victim == "agent" else 128 + 9)
+    for pidfd in pidfds:
+        assert select.select([pidfd], [], [], PATIENCE_S)[0]
+        os.close(pidfd)
+    assert len(pids) == 5  # the guardian, the worker, its zygote, the worker below, its sub worker

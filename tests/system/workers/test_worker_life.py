@@ -8,6 +8,8 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,9 @@ from rankwise.base.errors import (
     BootstrapFailed,
     ConfigError,
     LocalProtocolError,
+    TaskFailed,
     TreeError,
+    WindowError,
     WorkerDied,
 )
 from rankwise.base.units import SECOND, Duration
@@ -286,6 +290,80 @@ def test_running_out_of_descriptors_is_told_and_leaves_a_worker_that_can_be_init
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     with worker:
+        worker.init()
+
+
+@contextmanager
+def limited(kind: int, value: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(kind)
+    resource.setrlimit(kind, (value, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(kind, (soft, hard))
+
+
+def open_descriptors() -> set[int]:
+    return {int(path.name) for path in Path("/proc/self/fd").iterdir()}
+
+
+@pytest.mark.parametrize("level", [3, 4])
+def test_a_child_that_cannot_be_started_is_named_with_the_limit(level: int) -> None:
+    worker = Worker(level=3, num_sub_workers=24)
+    if level == 4:
+        outer = Worker(level=4)
+        outer.add_worker(worker)
+        worker = outer
+    before = open_descriptors()
+    with worker:
+        worker.init()
+        needed = len(open_descriptors()) - len(before)
+
+    # Enough for this process. The zygote needs a few more, and the other one's owner many.
+    free = [number for number in range(4096) if number not in before]
+    with (
+        limited(resource.RLIMIT_NOFILE, free[needed + 8]),
+        pytest.raises(BootstrapFailed, match=r"could not be started: Too many.*ulimit -n"),
+    ):
+        worker.init()
+
+    with worker:
+        worker.init()
+
+
+def test_windows_for_which_there_is_no_room_are_refused_and_leave_nothing() -> None:
+    worker = two_chips()
+
+    with limited(resource.RLIMIT_FSIZE, 4096), pytest.raises(WindowError, match="File too large"):
+        worker.init()
+
+    with worker:
+        worker.init()
+
+
+def test_a_task_whose_exception_finds_no_room_in_a_file_fails_even_so() -> None:
+    def fail(_args: TaskArgs) -> None:
+        raise ArithmeticError
+
+    with Worker(level=3, num_sub_workers=1) as worker:
+        with limited(resource.RLIMIT_FSIZE, 0):
+            worker.init()
+
+        for _ in range(2):
+            with pytest.raises(TaskFailed, match=r"could not be written down.*ulimit -f") as caught:
+                worker.run(lambda orch, _args, _config: orch.submit_sub(fail))
+            assert "task 0 (" in caught.value.__notes__[0]
+        with pytest.raises(TaskFailed, match="could not be written down"):
+            worker.record(lambda orch, _args, _config: orch.submit_sub(fail)).replay()
+
+
+def test_a_child_whose_reason_finds_no_room_in_a_file_fails_the_bootstrap() -> None:
+    worker = Worker(level=3, platform="no such", device_ids=[0])
+
+    with (
+        limited(resource.RLIMIT_FSIZE, 0),
+        pytest.raises(BootstrapFailed, match=r"chip 0 bootstrap failed: .* could not be written"),
+    ):
         worker.init()
 
 

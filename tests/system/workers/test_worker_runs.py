@@ -656,6 +656,27 @@ def test_a_recorded_graph_does_the_same_each_time(worker: Worker) -> None:
     assert chains.reshape(-1).tolist() == [123123] * 2
 
 
+@pytest.mark.parametrize(
+    ("submit", "message"),
+    [
+        (lambda orch: orch.submit_sub_group(do_nothing, [None]), "the group do_nothing cannot be"),
+        (lambda orch: orch.submit_next_level(do_nothing), "do_nothing is for a chip or a next-lev"),
+        (lambda orch: orch.domain("pair", subs=True), "a domain cannot be recorded"),
+        (lambda orch: orch.malloc(0, 8), "malloc cannot be recorded"),
+        (lambda orch: orch.free(0, 8), "free cannot be recorded"),
+        (lambda orch: orch.copy_to(0, 8, 8, 8), "copy_to cannot be recorded"),
+        (lambda orch: orch.copy_from(0, 8, 8, 8), "copy_from cannot be recorded"),
+    ],
+)
+def test_what_a_replay_could_not_do_again_is_refused_when_it_is_recorded(
+    worker: Worker, submit: Callable[[Orchestrator], object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        worker.record(lambda orch, _args, _config: submit(orch))
+
+    worker.record(lambda orch, _args, _config: orch.submit_sub(do_nothing)).replay()
+
+
 def test_a_recorded_graph_raises_what_its_tasks_raise_and_names_a_dead_child(
     worker: Worker,
 ) -> None:

@@ -17,8 +17,10 @@ communicators are the child's, and two that take words from one pipe would ruin 
 """
 
 import os
+import sys
 import time
 import traceback
+from contextlib import suppress
 from typing import Any, NoReturn, Protocol
 
 from rankwise.drivers.real.tree.arena import FRAME_BYTES, Arena
@@ -110,14 +112,14 @@ def live(role: Role, ends: ChildEnds) -> int:
     try:
         role.start()
     except BaseException as error:  # noqa: BLE001  # told, and then this process ends
-        ends.reports.append(index, report_of(error))
+        _write_down(ends, index, error)
         os.write(ends.done_fd, completion(REFUSED, index))
         return 1
     try:
         serve(role, ends)
         left = role.finish()
     except BaseException as error:  # noqa: BLE001  # close() raises it
-        ends.reports.append(FAREWELL, report_of(error))
+        _write_down(ends, FAREWELL, error)
         return 1
     if left:
         ends.reports.append(FAREWELL, report_of_left(left))
@@ -197,7 +199,7 @@ def serve(role: Role, ends: ChildEnds) -> None:
                 tell_deferred()
             role.failed(error)
             loss = role.loss()
-            ends.reports.append(slot, report_of(error, loss))
+            _write_down(ends, slot, error, loss)
             write(done_fd, completion(FAILED, slot))
             disturbances += 1
             counters[1] = begun
@@ -216,6 +218,17 @@ def serve(role: Role, ends: ChildEnds) -> None:
         else:
             quick.discard(callable_)
         tell_deferred()
+
+
+def _write_down(ends: ChildEnds, subject: int, error: BaseException, loss: str = "") -> None:
+    """Tell the worker process of an exception, and the user where that is impossible."""
+    try:
+        ends.reports.append(subject, report_of(error, loss))
+    except OSError as trouble:
+        with suppress(OSError):  # then nobody can be told
+            sys.stderr.write(f"A report could not be written: {trouble.strerror}. It was:\n")
+            traceback.print_exception(error)
+            flush_output()
 
 
 def _end_copy(error: BaseException | None) -> NoReturn:
@@ -246,6 +259,6 @@ def _run_program(role: Role, ends: ChildEnds, number: int) -> None:
     try:
         role.program(number)
     except BaseException as error:  # noqa: BLE001  # the worker process raises it
-        ends.reports.append(ANSWER, report_of(error))
+        _write_down(ends, ANSWER, error)
         kind = PROGRAM_FAILED
     os.write(ends.done_fd, completion(kind, ends.index))

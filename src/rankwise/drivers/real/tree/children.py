@@ -55,11 +55,18 @@ from rankwise.drivers.real.tree.pipes import (
     read_without_waiting,
     wait_readable,
 )
-from rankwise.drivers.real.tree.reports import FAREWELL, Report, ReportFile, exception_of
+from rankwise.drivers.real.tree.reports import (
+    FAREWELL,
+    UNTOLD,
+    Report,
+    ReportFile,
+    exception_of,
+)
 from rankwise.drivers.real.tree.words import (
     ENDED,
     FIELD_MASK,
     KIND_SHIFT,
+    NOT_STARTED,
     READY,
     REFUSED,
     RELEASE,
@@ -72,6 +79,7 @@ _READ_BYTES = 1 << 12
 """512 words: Python takes memory for as many before it reads, whether they come or not."""
 _PIPE_BYTES = 1 << 16
 _KIND_MASK = 0xFF
+_LIMITS = "each takes five descriptors and a process: look at ulimit -n and ulimit -u"
 _ZYGOTE_PATIENCE = Duration(10 * SECOND)
 
 
@@ -137,6 +145,7 @@ class Children:
         self.reports: list[ReportFile] = []
         self.farewells: dict[int, Report] = {}
         self._refusals: dict[int, Report] = {}
+        self._not_started: set[int] = set()
         self._failure: StartFailed | None = None
         self._closed: Closed | None = None
         self._zygote = 0
@@ -197,13 +206,17 @@ class Children:
             more = f" and {len(self._specs) - 1} more" if len(self._specs) > 1 else ""
             raise BootstrapFailed(f"bootstrap of {self.name_of(0)}{more} failed: {failure.reason}")
         name = self.name_of(failure.child)
-        report = self._refusals.get(failure.child)
-        if not failure.refused or report is None:
+        if failure.child in self._not_started:
+            raise BootstrapFailed(f"{name} bootstrap failed: it {failure.reason}", hint=_LIMITS)
+        if not failure.refused:
             raise BootstrapFailed(f"{name} bootstrap failed: it {failure.reason}")
+        report = self._refusals[failure.child]
         cause = exception_of(report)
         # One that tells of its own child has said where it happened.
-        text = f"{name} bootstrap failed: {report.summary}"
-        error = BootstrapFailed(cause.message if isinstance(cause, BootstrapFailed) else text)
+        if isinstance(cause, BootstrapFailed):
+            error = BootstrapFailed(cause.message, hint=cause.hint)
+        else:
+            error = BootstrapFailed(f"{name} bootstrap failed: {report.summary}")
         error.add_note(f"traceback in {name}:\n{report.trace}")
         raise error from cause
 
@@ -212,9 +225,11 @@ class Children:
             self._open()
             self._fork_zygote()
         except OSError as error:
+            count = len(self._specs)
             raise TreeError(
-                f"{len(self._specs)} children could not be started: {error.strerror}",
-                hint="each takes four descriptors and a process: look at ulimit -n and ulimit -u",
+                f"{count} child{'' if count == 1 else 'ren'} could not be started: "
+                f"{error.strerror}",
+                hint=_LIMITS,
             ) from error
 
     def _open(self) -> None:
@@ -318,9 +333,13 @@ class Children:
             self._tell_crew(ChildEnded(child, _how(status), is_well=status == 0))
         elif kind == READY:
             self._tell_crew(ChildReady(child))
+        elif kind == NOT_STARTED:
+            self._not_started.add(child)
+            reason = os.strerror(word >> VALUE_SHIFT)
+            self._tell_crew(ChildEnded(child, f"could not be started: {reason}"))
         elif kind == REFUSED:
-            report = self.reports[child].read_new()[-1][1]
-            self._refusals[child] = report
+            told = self.reports[child].read_new()
+            report = self._refusals[child] = told[-1][1] if told else UNTOLD
             self._tell_crew(ChildRefused(child, report.summary))
         else:
             return False

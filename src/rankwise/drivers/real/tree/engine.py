@@ -46,7 +46,7 @@ from rankwise.core.tree.vocabulary import (
 from rankwise.drivers.real.tree.arena import FRAME_BYTES, FRAME_HEAD, PAGE, Arena, Layout
 from rankwise.drivers.real.tree.children import Children, ChildSpec, Listener
 from rankwise.drivers.real.tree.mailbox import Mailbox
-from rankwise.drivers.real.tree.reports import ANSWER, Report, decode_report, rebuilt
+from rankwise.drivers.real.tree.reports import ANSWER, UNTOLD, Report, decode_report, rebuilt
 from rankwise.drivers.real.tree.words import (
     AHEAD,
     ANSWERED,
@@ -109,7 +109,7 @@ class Engine(Listener):
     Attributes:
         arena: the memory that all children share.
         children: the processes.
-        reports: what failing tasks of this run have told, by their number.
+        reports: what failing tasks of this run have told, by their number; each with its child.
         on_lost: told a child's number, and how it ended.
         on_left: told a task's number, the child, and what the task left; returns the simulated
             instant at which it ended.
@@ -135,7 +135,7 @@ class Engine(Listener):
             start_patience=spec.start_patience,
             close_patience=spec.close_patience,
         )
-        self.reports: dict[int, list[Report]] = {}
+        self.reports: dict[int, list[tuple[int, Report]]] = {}
         self.on_lost: Callable[[int, str], None] | None = None
         self.on_left: Callable[[int, int, bytes], int] | None = None
         self._clock_base = 0
@@ -533,7 +533,10 @@ class Engine(Listener):
             if word >> VALUE_SHIFT:
                 clocks[slot] = self._take_what_was_left(slot, word >> VALUE_SHIFT)
             elif word & FAILED_BIT:
-                self._read_reports(self._graph.child_of(slot))
+                child = self._graph.child_of(slot)
+                self._read_reports(child)
+                number, _ = self._graph.task_in(slot)
+                self.reports.setdefault(number, [(child, UNTOLD)])
         return ChildrenReported([word & _END_MASK for word in words], clocks)
 
     def _take_what_was_left(self, slot: int, length: int) -> int:
@@ -556,7 +559,7 @@ class Engine(Listener):
                 self._left[subject] = report.left
             else:
                 number, _ = self._graph.task_in(subject)
-                self.reports.setdefault(number, []).append(report)
+                self.reports.setdefault(number, []).append((child, report))
                 if report.loss:
                     # It ends, which is told like any end; but the next run shall know for sure.
                     self.children.lost[child] = report.loss
@@ -572,7 +575,7 @@ class Engine(Listener):
         elif kind in (PROGRAM_ENDED, PROGRAM_FAILED):
             if kind == PROGRAM_FAILED:
                 self._read_reports(child)
-                self._failed_to_run[child] = self._answers.pop(child)
+                self._failed_to_run[child] = self._answers.pop(child, UNTOLD)
             self._program_ends[child] = kind == PROGRAM_ENDED
         else:
             self.children.hear(word)

@@ -50,6 +50,11 @@ class Report(msgspec.Struct, frozen=True):
     """What the child has lost and cannot go on without, so that it ends after this."""
 
 
+UNTOLD = Report(
+    b"", "it raised, which could not be written down, but on standard error: see ulimit -f", ""
+)
+"""What is told in the place of an exception for which the report file had no room."""
+
 _encode = msgspec.msgpack.Encoder().encode
 decode_report = msgspec.msgpack.Decoder(Report).decode
 
@@ -88,14 +93,9 @@ def exception_of(report: Report) -> BaseException | None:
 
 
 def _pickled(error: BaseException) -> bytes:
-    import cloudpickle  # noqa: PLC0415  # only who fails pays for it
-
-    ways: list[Callable[[], bytes]] = [
-        lambda: pickle.dumps(error),
-        lambda: cloudpickle.dumps(error),
-    ]
+    ways: list[Callable[[], bytes]] = [lambda: pickle.dumps(error), lambda: _by_value(error)]
     if type(error).__reduce__ is BaseException.__reduce__:  # else its class has an opinion
-        ways.append(lambda: cloudpickle.dumps(_Bare(error)))
+        ways.append(lambda: _by_value(_Bare(error)))
     for way in ways:
         try:
             pickled = way()
@@ -104,6 +104,13 @@ def _pickled(error: BaseException) -> bytes:
         except Exception:  # noqa: BLE001, S112  # the next way, or none: then the text is told
             continue
     return b""
+
+
+def _by_value(thing: object) -> bytes:
+    import cloudpickle  # noqa: PLC0415  # only who fails pays for it, and it may be what fails
+
+    pickled: bytes = cloudpickle.dumps(thing)
+    return pickled
 
 
 class _Bare:
@@ -132,10 +139,8 @@ def _remade(
 
 
 def _travels(thing: object) -> bool:
-    import cloudpickle  # noqa: PLC0415  # only who fails pays for it
-
     try:
-        pickle.loads(cloudpickle.dumps(thing))  # noqa: S301  # just written
+        pickle.loads(_by_value(thing))  # noqa: S301  # just written
     except Exception:  # noqa: BLE001  # whatever a foreign class does when it is pickled
         return False
     return True
@@ -187,7 +192,8 @@ def rebuilt(report: Report, where: str) -> BaseException:
         # A child's SystemExit must not end the worker process.
         error = TaskFailed(report.summary)
     if error is None:
-        error = TaskFailed(report.summary, hint="the exception itself could not be pickled")
+        why = None if report is UNTOLD else "the exception itself could not be pickled"
+        error = TaskFailed(report.summary, hint=why)
     error.add_note(f"in {where}")
     error.__cause__ = RemoteTraceback(report.trace)
     return error

@@ -41,9 +41,9 @@ COMPLETED, FAILED, RETURNED = 0, 1, 2
 """Kinds about a slot; a completed one's value is the length of what it left in its frame."""
 LEFT_IN_FILE: Final = (1 << 32) - 1
 """The value of a completed slot that left more than a frame holds."""
-READY, REFUSED, ENDED, ANSWERED, PROGRAM_ENDED, PROGRAM_FAILED = 3, 4, 5, 6, 7, 8
+READY, REFUSED, ENDED, ANSWERED, PROGRAM_ENDED, PROGRAM_FAILED, NOT_STARTED = 3, 4, 5, 6, 7, 8, 9
 """Kinds about a child. Value: nothing; nothing (the reason is in the report file); the wait status;
-the length of the answer in the command frame; nothing; nothing (the same)."""
+the length of the answer in the command frame; nothing; nothing (the same); the error number."""
 
 
 def completion(kind: int, subject: int, value: int = 0) -> bytes:

@@ -6,8 +6,9 @@ whatever its children leave behind becomes its own, and it looks at the worker p
 pidfd: when that is readable, it kills all its descendants and ends. Nothing it waits for is polled.
 
 Orders come in datagrams of three bytes and more: `S` spawn, `K` kill, `Q` end, then a u16 child.
-What it has to say goes into the completion pipe: `ENDED` with the wait status. A child cannot be
-reaped before it is dead, so its own last words are in the pipe by then.
+What it has to say goes into the completion pipe: `ENDED` with the wait status, `NOT_STARTED` with
+an error number. A child cannot be reaped before it is dead, so its own last words are in the pipe
+by then.
 """
 
 import gc
@@ -22,7 +23,7 @@ from typing import NoReturn
 
 from rankwise.drivers.real.hosting.descendants import kill_descendants
 from rankwise.drivers.real.hosting.prctl import adopt_orphans, die_with_parent
-from rankwise.drivers.real.tree.words import ENDED, completion
+from rankwise.drivers.real.tree.words import ENDED, NOT_STARTED, completion
 
 _ORDER = struct.Struct("=cH")
 SPAWN, KILL, END = b"S", b"K", b"Q"
@@ -109,13 +110,20 @@ class Zygote:
         try:
             pid = os.fork()
         except OSError as error:
-            # As if it had ended: with the code by which a shell says that it could not start it.
-            self._tell_end(child, (126 if error.errno else 1) << 8)
+            self._tell(NOT_STARTED, child, error.errno or 0)
             return
         if pid == 0:
             self._live_as_child(child, myself)
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError as error:
+            # Nobody would see its end.
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            self._tell(NOT_STARTED, child, error.errno or 0)
+            return
         self._children[pid] = child
-        pidfd = self._pidfds[pid] = os.pidfd_open(pid)
+        self._pidfds[pid] = pidfd
         self._poll.register(pidfd, select.POLLIN)
 
     def _live_as_child(self, child: int, zygote: int) -> NoReturn:
@@ -147,10 +155,10 @@ class Zygote:
             pidfd = self._pidfds.pop(pid)
             self._poll.unregister(pidfd)
             os.close(pidfd)
-            self._tell_end(child, status)
+            self._tell(ENDED, child, status)
 
-    def _tell_end(self, child: int, status: int) -> None:
-        os.write(self._done_fd, completion(ENDED, child, status))
+    def _tell(self, kind: int, child: int, value: int) -> None:
+        os.write(self._done_fd, completion(kind, child, value))
 
 
 def flush_output() -> None:
