@@ -190,7 +190,7 @@ def test_what_is_not_asked_for_is_not_loaded(rankwise: Run, site: Path) -> None:
         (["bench", "gemm", "--set", "pe.cost_model=none"], 2, "cannot be loaded: AttributeError"),
         (["bench", "gemm", "--set", "pe.cost_model=broken"], 2, "is 0.5, expected picoseconds"),
         (
-            ["bench", "gemm", "--set", "pe.cost_model=raising"],
+            ["bench", "gemm", "--set", "tile=64", "--set", "pe.cost_model=raising"],
             2,
             "failed in gemm(64, 64, 64, 'f16'",
         ),

@@ -26,10 +26,17 @@ def duration_of(handle: Handle) -> int:
 
 
 def kernel_result(
-    torch: Any, bench: str, case: str, handle: Handle, roofline: Roofline, *, flops: int, size: int
+    torch: Any,
+    bench: str,
+    case: str,
+    handle: Handle,
+    limit: Roofline | Bound,
+    *,
+    flops: int,
+    size: int,
 ) -> BenchResult:
-    """The result of one launch."""
-    bound = roofline.bound(flops, size)
+    """The result of one launch, beside a bound, or beside that of a roofline."""
+    bound = limit if isinstance(limit, Bound) else limit.bound(flops, size)
     return _result(torch, bench, case, duration_of(handle), bound, flops=flops, size=size)
 
 

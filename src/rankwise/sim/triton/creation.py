@@ -1,6 +1,7 @@
 """Blocks from nothing: program numbers, ranges, loops."""
 
 import builtins
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ from rankwise.sim.triton.affine import Affine
 from rankwise.sim.triton.arithmetic import in_type
 from rankwise.sim.triton.constants import plain
 from rankwise.sim.triton.execution import (
+    Execution,
     GroupSplit,
     KernelTypeError,
     KernelValueError,
@@ -71,17 +73,18 @@ def range(
 ) -> Iterator[tensor]:
     """Count, from and to numbers that may differ between programs.
 
-    Programs whose loops are equally long stay together, whatever they count from. The hints are
-    for a compiler; they change nothing here.
+    Programs whose loops are equally long stay together, whatever they count from. On a simulated
+    machine `num_stages` says how many turns of the loop may be under way at a time, for which the
+    launch's `num_stages` stands in; the other hints are for a compiler, and change nothing here.
     """
-    del num_stages, loop_unroll_factor, disallow_acc_multi_buffer
+    del loop_unroll_factor, disallow_acc_multi_buffer
     del flatten, warp_specialize, disable_licm
     start, end = (0, arg1) if arg2 is None else (arg1, arg2)
     bounds = [to_tensor(1 if bound is None else bound) for bound in (start, end, step)]
-    return _count(bounds)
+    return _count(bounds, plain(num_stages))
 
 
-def _count(bounds: list[tensor]) -> Iterator[tensor]:
+def _count(bounds: list[tensor], stages: int | None) -> Iterator[tensor]:
     type_ = t.int32
     for bound in bounds:
         if bound.shape or not bound.dtype.is_int():
@@ -99,9 +102,30 @@ def _count(bounds: list[tensor]) -> Iterator[tensor]:
     if len(trips) > 1 and (trips != trips[0]).any():
         raise GroupSplit(parts_by(trips))
     current = start
+    pipeline = _Pipeline(execution, stages)
     for _trip in builtins.range(int(trips[0])):
+        pipeline.begin_turn()
         yield tensor(current.astype(type_.compute), type_, ())
         current = current + step
+
+
+class _Pipeline:
+    """Holds a loop back: a turn begins when the one `stages` turns before it is done."""
+
+    def __init__(self, execution: Execution, stages: int | None) -> None:
+        self._pacing = execution.pacing
+        self._stages = execution.launch.stages if stages is None else max(1, int(stages))
+        self._starts: deque[int] = deque()
+
+    def begin_turn(self) -> None:
+        """Wait until the turn may begin; on no machine, at once."""
+        if self._pacing is None or self._stages is None:
+            return
+        now = self._pacing.mark()
+        self._starts.append(now)
+        if len(self._starts) > self._stages:
+            self._starts.popleft()
+            self._pacing.reach(self._starts[0])
 
 
 def static_range(arg1: Any, arg2: Any = None, step: Any = None) -> Iterator[int]:

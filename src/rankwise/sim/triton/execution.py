@@ -125,6 +125,18 @@ class Observer(Protocol):
         ...
 
 
+class Pacing(Protocol):
+    """Lets a program run ahead of its operations no further than it wants to."""
+
+    def mark(self) -> int:
+        """A name for all operations so far."""
+        ...
+
+    def reach(self, mark: int) -> None:
+        """Wait until all operations before a mark are done."""
+        ...
+
+
 class Deferred(Protocol):
     """A store that has been checked and not yet been made."""
 
@@ -145,6 +157,7 @@ class Launch:
     Attributes:
         is_wary: whether its programs visibly wait in a loop, so that looking at memory twice and
             seeing the same may be waiting.
+        stages: how many turns of a loop may be under way; as many as fit elsewhere if None.
         knows_addresses: whether a program has seen a pointer as a number.
     """
 
@@ -169,6 +182,7 @@ class Launch:
         self.largest_block = 1
         self.channels: Any = None
         self.is_wary = False
+        self.stages: int | None = None
         self.knows_addresses = False
 
     def saw_block(self, elements: int) -> None:
@@ -186,6 +200,7 @@ class Execution:
         self.programs = programs
         self.size = len(programs)
         self.observer = launch.observer
+        self.pacing: Pacing | None = None
         self.wait = wait
         self.changes_seen = -1
         self._program_ids: dict[int, Array] = {}

@@ -34,6 +34,7 @@ from rankwise.sim.kernel import (
     park,
     start_fiber,
 )
+from rankwise.sim.triton.constants import plain
 from rankwise.sim.triton.dtypes import Array, dtype, dtype_named
 from rankwise.sim.triton.execution import ACTIVE, Execution, Launch, Operation
 from rankwise.sim.triton.host import TensorDescriptor
@@ -169,14 +170,17 @@ class _Launching:
         )
         given = {name: self._argument(name, value) for name, value in given.items()}
         sizes = grid_sizes(grid, given)
+        stages = _stages_of(function, meta)
         if not self._env.enable_data:
             recordings = self._shared.recordings.find(
-                key_of(function, given, sizes), lambda: self._recorded(function, given, sizes)
+                key_of(function, given, sizes, stages),
+                lambda: self._recorded(function, given, sizes, stages),
             )
             if recordings is not None:
                 return self._repeated(function.__name__, recordings)
         launch, body = function.prepared(given, sizes)
         launch.computes = self._env.enable_data
+        launch.stages = stages
         self._memory = launch.memory
         count = sizes[0] * sizes[1] * sizes[2]
         launch.channels = ProgramQueues(
@@ -195,10 +199,15 @@ class _Launching:
         ]
 
     def _recorded(
-        self, function: JITFunction, given: dict[str, Any], sizes: tuple[int, int, int]
+        self,
+        function: JITFunction,
+        given: dict[str, Any],
+        sizes: tuple[int, int, int],
+        stages: int | None,
     ) -> tuple[Recording, ...] | None:
         launch, body = function.prepared(given, sizes)
         launch.computes = False
+        launch.stages = stages
         return recorded(launch, body, sizes[0] * sizes[1] * sizes[2], self._behind)
 
     def _repeated(self, name: str, recordings: tuple[Recording, ...]) -> list[Process]:
@@ -223,7 +232,7 @@ class _Launching:
     def _program(self, launch: Launch, body: Callable[[], Any], number: int) -> None:
         execution = Execution(launch, np.array([number], np.int64), wait=self._wait_for_change)
         clock = self._clock(number, lambda event: _wait_for(execution, event))
-        execution.observer = clock
+        execution.observer = execution.pacing = clock
         ACTIVE.execution = execution
         try:
             with np.errstate(all="ignore"):
@@ -348,6 +357,12 @@ def _bound(
         kernel_fn = kernel_fn.fn
     function = kernel_fn if isinstance(kernel_fn, JITFunction) else JITFunction(kernel_fn)
     return function, function.bound(args, meta)
+
+
+def _stages_of(function: JITFunction, meta: Mapping[str, Any]) -> int | None:
+    """The launch's `num_stages`, unless the kernel has a parameter of that name; at least 1."""
+    stages = None if "num_stages" in function.signature.parameters else meta.get("num_stages")
+    return None if stages is None else max(1, int(plain(stages)))
 
 
 def _fastest(

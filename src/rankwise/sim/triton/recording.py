@@ -47,8 +47,9 @@ class Step(NamedTuple):
     offset: int
 
 
-Recording: TypeAlias = tuple[Step | None, ...]
-"""One program, step by step; None is a pause until all that came before has happened."""
+Recording: TypeAlias = tuple[Step | int | None, ...]
+"""One program, step by step; None is a pause until all that came before has happened, a number one
+until the first so many steps have."""
 
 
 class _DependsOnOthers(BaseException):
@@ -60,7 +61,7 @@ class _Recorder:
 
     def __init__(self, parameters: Mapping[str, tuple[str, int]]) -> None:
         self._parameters = parameters
-        self.steps: list[Step | None] = []
+        self.steps: list[Step | int | None] = []
         self.loaded: set[str] = set()
         self.stored: set[str] = set()
         self._count = 0
@@ -86,6 +87,14 @@ class _Recorder:
         """Write a pause down."""
         if self.steps and self.steps[-1] is not None:
             self.steps.append(None)
+
+    def mark(self) -> int:
+        """How many steps there are."""
+        return self._count
+
+    def reach(self, mark: int) -> None:
+        """Write a pause down until the first so many steps have happened."""
+        self.steps.append(mark)
 
 
 def _numbers(tokens: tuple[Any, ...]) -> list[int]:
@@ -133,7 +142,7 @@ def recorded(
         for number in range(count):
             recorder = _Recorder(parameters)
             ACTIVE.execution = execution = Execution(launch, np.array([number], np.int64))
-            execution.observer = recorder
+            execution.observer = execution.pacing = recorder
             with np.errstate(all="ignore"):
                 body()
             recordings.append(tuple(recorder.steps))
@@ -174,11 +183,16 @@ class _Unknowable(Exception):
     """Something that a kernel knows may change without our seeing it."""
 
 
-def key_of(function: JITFunction, given: Mapping[str, Any], grid: tuple[int, int, int]) -> Any:
+def key_of(
+    function: JITFunction,
+    given: Mapping[str, Any],
+    grid: tuple[int, int, int],
+    stages: int | None,
+) -> Any:
     """All that decides what the programs of a launch do; None if that cannot be told."""
     try:
         arguments = tuple((name, _argument(value)) for name, value in given.items())
-        return _known_to(function.fn, set()), arguments, grid
+        return _known_to(function.fn, set()), arguments, grid, stages
     except _Unknowable:
         return None
 

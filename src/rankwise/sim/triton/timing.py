@@ -5,12 +5,12 @@ handed to its engine (DMA, GEMM or math) as soon as the results that it reads ar
 time, and operations that do not depend on each other overlap as far as the engines allow. The
 program itself stops where the future could change what it does: at atomics, at loads of single
 numbers, at messages, and wherever it decides by a value that had to be loaded or calculated. And it
-runs ahead by no more than a fixed number of operations, as a real kernel does by the size of its
-scratch memory.
+runs ahead by no more than a fixed number of operations, and in loops by no more turns than the
+kernel's `num_stages` says, as a real kernel does by the size of its scratch memory.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from rankwise.sim.hardware.footprint import Footprint
@@ -84,6 +84,7 @@ class ProgramClock:
         self._log = log
         self._ahead = ahead
         self._under_way: deque[Event] = deque()
+        self._begun = 0
 
     def operation(self, operation: Operation) -> Event | None:
         """Hand an operation to its engine; the token is the event of its end."""
@@ -99,6 +100,20 @@ class ProgramClock:
         if pending:
             self._wait(all_of(pending))
 
+    def mark(self) -> int:
+        """How many operations have been begun."""
+        return self._begun
+
+    def reach(self, mark: int) -> None:
+        """Wait until so many of the operations are done, counted from the first."""
+        for event in self._taken_before(mark):
+            self._wait(event)
+
+    def _taken_before(self, mark: int) -> Iterator[Event]:
+        """What is still under way of the first so many operations; to be waited for at once."""
+        while self._under_way and self._begun - len(self._under_way) < mark:
+            yield self._under_way.popleft()
+
     def repeat(self, recording: Recording, placed: Callable[[Step], Operation]) -> Steps:
         """Do what a recorded program did: a process of the simulation instead of a fiber.
 
@@ -108,6 +123,9 @@ class ProgramClock:
         """
         results: list[Event] = []
         for step in recording:
+            if isinstance(step, int):
+                yield from self._taken_before(step)
+                continue
             if step is None:
                 pending = self._pending()
                 if pending:
@@ -129,6 +147,7 @@ class ProgramClock:
     def _begin(self, operation: Operation, after: list[Event]) -> Event:
         before = [event for event in after if not event.is_done]
         name = f"{operation.name} on {self._pe.name}"
+        self._begun += 1
         work = self._simulator.process(self._carry_out(operation, before), name)
         self._under_way.append(work)
         return work

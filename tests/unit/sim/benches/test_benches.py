@@ -73,6 +73,27 @@ def test_a_large_ring_comes_near_its_bound() -> None:
     assert result.ratio > 0.9
 
 
+def test_a_product_comes_near_its_bound_with_tiles_that_nobody_has_chosen() -> None:
+    (result,) = measured("gemm", m="1024", n="1024", k="1024", tile="auto", has_data=False)
+
+    assert result.bound == "compute"
+    assert result.ratio > 0.85
+
+
+def test_a_product_that_the_memory_holds_back_is_told_so() -> None:
+    fields = {"m": "512", "n": "512", "k": "512", "cube.hbm.bandwidth_GBps": "5"}
+
+    (result,) = simulate(Settings(program="gemm", fields=fields, has_data=False)).results
+
+    assert result.bound == "tile loads"
+    assert 0.7 < result.ratio <= 1
+
+
+def test_tiles_that_do_not_fit_into_scratch_memory_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"gemm: tiles of 256 x 256 do not fit into the 64"):
+        simulate(Settings(program="gemm", fields={"tile": "256", "pe.tcm.capacity_KiB": "64"}))
+
+
 def test_memory_bandwidth_comes_near_the_memory_of_a_device() -> None:
     results = measured("memory_bandwidth", elements=str(1 << 19), has_data=False)
 

@@ -32,7 +32,11 @@ def test_a_bench_refuses_a_value_in_one_line(bench: str, parameter: str, text: s
     ("bench", "field", "message"),
     [
         ("gemm", "m=0", "parameter m of gemm is '0', expected a whole number from 1 to 2147483648"),
-        ("gemm", "tile=48", "parameter tile of gemm is '48', expected one of 16, 32, 64, 128, 256"),
+        (
+            "gemm",
+            "tile=48",
+            "parameter tile of gemm is '48', expected one of auto, 16, 32, 64, 128, 256, 512",
+        ),
         ("gemm", "dtype=f64", "dtype of gemm is 'f64', expected one of f16, bf16, f32"),
         ("tp_mlp", "seed=1.5", "parameter seed of tp_mlp is '1.5', expected a whole number"),
         ("gemm", "dtyp=f16", r"gemm has no parameter 'dtyp' \(did you mean dtype\?\)"),
