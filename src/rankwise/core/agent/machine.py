@@ -133,13 +133,13 @@ class Agent:
     @property
     def next_deadline(self) -> Instant | None:
         """When `tick` wants to be called next; None while only stimuli can change anything."""
-        earliest = self._deadline
-        for deadline in (
-            self.rendezvous.next_deadline,
-            self.gang.next_deadline if self.gang is not None else None,
-        ):
-            if deadline is not None and (earliest is None or deadline < earliest):
-                earliest = deadline
+        earliest = self.rendezvous.next_deadline
+        own = self._deadline
+        if own is not None and (earliest is None or own < earliest):
+            earliest = own
+        gangs = None if self.gang is None else self.gang.next_deadline
+        if gangs is not None and (earliest is None or gangs < earliest):
+            earliest = gangs
         return earliest
 
     @property

@@ -8,7 +8,7 @@ from rankwise.base.errors import RemoteProtocolError
 from rankwise.base.keys import ABSENT, Revision, Snapshot
 from rankwise.base.units import Instant
 from rankwise.core.rendezvous.charter import agree, forgotten, founder_in
-from rankwise.core.rendezvous.codec import decode_round
+from rankwise.core.rendezvous.codec import decode_round, places_in
 from rankwise.core.rendezvous.in_flight import Purpose, Request
 from rankwise.core.rendezvous.requests import (
     Answer,
@@ -222,6 +222,7 @@ def _take_round(standing: Standing, value: bytes, now: Instant) -> None:
     except RemoteProtocolError as error:
         standing.refuse(RefusalKind.STORE, error.message, error.hint or "")
         return
-    standing.part.turn_to(round_, value)
+    place = places_in(value, standing.keys.round).get(standing.me)
+    standing.part.turn_to(round_, value, place)
     standing.lead.turn_to(round_, now)
     standing.compare(now)

@@ -67,6 +67,12 @@ def decode_round(value: bytes, key: str) -> Round:
     return _decode(value, Round, key, "the leader of the run")
 
 
+@lru_cache(maxsize=8)
+def places_in(value: bytes, key: str) -> dict[str, int]:
+    """Read the round for each member's place among all of them."""
+    return {node: place for place, node in enumerate(decode_round(value, key).members)}
+
+
 def _decode(value: bytes, kind: type[RecordT], key: str, writer: str) -> RecordT:
     try:
         version = _VERSION.decode(value).version

@@ -66,6 +66,8 @@ from rankwise.core.rendezvous.vocabulary import (
     World,
 )
 
+QUIET_FACTS = (LeaseRenewed, DeadlinePassed)
+"""What a node hears that has nothing to do but to keep its lease."""
 LAST_WORDS = (Purpose.OWN, Purpose.DONE_NOTE, Purpose.GOODBYE)
 """What a node that leaves still says, and waits for."""
 COALESCE = Duration(20 * MILLISECOND)
@@ -135,7 +137,7 @@ class Rendezvous:
         """Take in a fact; return what is to be done, in this order."""
         if self.is_over:
             return []
-        if now < self._quiet_until and isinstance(stimulus, LeaseRenewed | DeadlinePassed):
+        if now < self._quiet_until and isinstance(stimulus, QUIET_FACTS):
             return self._keep_quiet(stimulus, now)
         match stimulus:
             case Joined():

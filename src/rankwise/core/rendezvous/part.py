@@ -66,10 +66,9 @@ class Part:
         self.has_ended = self.is_dissolved = False
         self._is_stop_told = self._is_step_told = False
 
-    def turn_to(self, round_: Round, value: bytes) -> None:
+    def turn_to(self, round_: Round, value: bytes, place: int | None) -> None:
         """There is a new round, or the old one has changed; `value` is what it was read from."""
-        self.round, self.round_bytes = round_, value
-        self.place = round_.members.index(self._me) if self._me in round_.members else None
+        self.round, self.round_bytes, self.place = round_, value, place
 
     def refuse(self, refused: Refused) -> list[Tidings]:
         """Tell the agent that it may not take part, unless it knows the end already."""

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from rankwise.base.units import Instant
+from rankwise.ports.journal import Journal
 
 
 class MemoryJournal:
@@ -29,3 +30,31 @@ class MemoryJournal:
         """The journal as JSON lines, as a file would hold them."""
         encode = msgspec.json.Encoder().encode
         return b"".join(encode(entry) + b"\n" for entry in self._entries)
+
+
+class NoJournal:
+    """Remembers nothing: for runs whose journal would be larger than memory."""
+
+    def stimulus(self, machine: str, stimulus: Any, now: Instant) -> None:
+        """Forget it."""
+
+    def effect(self, machine: str, effect: Any, now: Instant) -> None:
+        """Forget it."""
+
+
+class NamedJournal:
+    """A journal in which this agent has a name of its own."""
+
+    def __init__(self, journal: Journal, name: str) -> None:
+        self._journal = journal
+        self._name = name
+
+    def stimulus(self, machine: str, stimulus: Any, now: Instant) -> None:
+        """Remember it under the agent's name."""
+        del machine
+        self._journal.stimulus(self._name, stimulus, now)
+
+    def effect(self, machine: str, effect: Any, now: Instant) -> None:
+        """Remember it under the agent's name."""
+        del machine
+        self._journal.effect(self._name, effect, now)

@@ -47,6 +47,7 @@ class RoundBook:
 
     record: Round
     running_at: Instant
+    members: frozenset[str]
     began: dict[str, Instant] = field(default_factory=dict)
     """When each member's agent had its ranks, by node id."""
     workers: list[Worker] = field(default_factory=list)
@@ -145,7 +146,7 @@ class ClusterChecker:
         if not self.books:
             return []
         last = self.books[max(self.books)]
-        return [last] if node in last.record.members else []
+        return [last] if node in last.members else []
 
     def _judge_round(self, new: Round) -> None:
         old, self._round = self._round, new
@@ -206,10 +207,10 @@ class ClusterChecker:
                 self._broken(f"round {new.number} spends a restart, and no worker had failed")
             if old.is_failure and not spent and not last.member_vanished:
                 self._broken(f"round {new.number} spends no restart after a failure: {old.why}")
-        book = RoundBook(new, self._now())
+        book = RoundBook(new, self._now(), frozenset(new.members))
         # The leader hears of what is written to the store a little later.
-        book.member_vanished = any(node not in self._nodes for node in new.members)
-        book.had_newcomer = any(node not in new.members for node in self._nodes)
+        book.member_vanished = not book.members <= self._nodes
+        book.had_newcomer = not self._nodes <= book.members
         self.books[new.number] = book
 
     def _judge_dissolution(self, old: Round, new: Round) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from random import Random
-from typing import Any, Protocol
+from typing import Protocol
 
 from rankwise.base.failure import ErrorRecord, ExitStatus, Failure
 from rankwise.base.units import MICROSECOND, MILLISECOND, Duration, Instant
@@ -116,7 +116,7 @@ class SimulatedNode:
         workers: Workers,
         spec_of: Callable[[int, str], AgentSpec],
         make_agent: Callable[[AgentSpec], Agent],
-        journal: Journal,
+        journal_of: Callable[[str], Journal],
         witness: Witness,
         on_step: Callable[["SimulatedNode"], None],
         chance: Random,
@@ -134,7 +134,7 @@ class SimulatedNode:
         self._habits = workers
         self._spec_of = spec_of
         self._make_agent = make_agent
-        self._journal = journal
+        self._journal_of = journal_of
         self._witness = witness
         self._on_step = on_step
         self._chance = chance
@@ -176,7 +176,7 @@ class SimulatedNode:
             host=self,
             ask_store=lambda order: self._store.ask(client, order),
             clock=self.clock,
-            journal=_NamedJournal(self._journal, f"agent {self.node_id}"),
+            journal=self._journal_of(self.node_id),
             on_announcement=self.announcements.append,
         )
         self.dispatch.start()
@@ -403,19 +403,3 @@ class SimulatedNode:
 
     def _agenda_now(self) -> Instant:
         return self._agenda.now()
-
-
-class _NamedJournal:
-    """A journal in which this agent has a name of its own."""
-
-    def __init__(self, journal: Journal, name: str) -> None:
-        self._journal = journal
-        self._name = name
-
-    def stimulus(self, machine: str, stimulus: Any, now: Instant) -> None:
-        del machine
-        self._journal.stimulus(self._name, stimulus, now)
-
-    def effect(self, machine: str, effect: Any, now: Instant) -> None:
-        del machine
-        self._journal.effect(self._name, effect, now)

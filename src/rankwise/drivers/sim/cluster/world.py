@@ -8,7 +8,6 @@ until every agent has told what became of the run.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 from rankwise.base.errors import SimulationError
 from rankwise.base.keys import Revision
@@ -38,11 +37,9 @@ from rankwise.drivers.sim.cluster.faults import (
 from rankwise.drivers.sim.cluster.node import SimulatedNode, Worker
 from rankwise.drivers.sim.cluster.store import SimulatedStore
 from rankwise.drivers.sim.cluster.traffic import Traffic
-from rankwise.drivers.sim.journal import MemoryJournal
+from rankwise.drivers.sim.journal import MemoryJournal, NamedJournal, NoJournal
 from rankwise.drivers.sim.streams import stream
-
-if TYPE_CHECKING:
-    from rankwise.ports.journal import Journal
+from rankwise.ports.journal import Journal
 
 RUN_ID = "simulated"
 STEPS_MAX = 50_000_000
@@ -69,16 +66,6 @@ class ClusterRun:
     rounds: dict[int, RoundBook]
     traffic: Traffic
     steps: int
-
-
-class NoJournal:
-    """Remembers nothing: for runs whose journal would be larger than memory."""
-
-    def stimulus(self, machine: str, stimulus: Any, now: Instant) -> None:
-        """Forget it."""
-
-    def effect(self, machine: str, effect: Any, now: Instant) -> None:
-        """Forget it."""
 
 
 class ClusterWorld:
@@ -114,7 +101,7 @@ class ClusterWorld:
             chance=stream(seed, "network"),
             on_change=self._store_has_changed,
         )
-        journal: Journal = self.journal if keeps_journal else NoJournal()
+        self._keeps_journal = keeps_journal
         self._steps = 0
         self._starts_pending = 0
         self._timers: dict[int, Instant] = {}
@@ -134,7 +121,7 @@ class ClusterWorld:
                 workers=plan.workers,
                 spec_of=self._spec_of,
                 make_agent=make_agent,
-                journal=journal,
+                journal_of=self._journal_of,
                 witness=self,
                 on_step=self._after_step_of,
                 chance=stream(seed, "node", number),
@@ -150,7 +137,7 @@ class ClusterWorld:
         """
         self._write_agenda()
         limit = after(self.plan.last_happening, self.plan.patience)
-        while not self._is_over:
+        while self._starts_pending or self._up:
             following = self._agenda.next_instant
             if following is None or following > limit:
                 self.checker.judge_end(self._clock.now(), self._unfinished())
@@ -171,10 +158,6 @@ class ClusterWorld:
             traffic=self.store.traffic,
             steps=self._steps,
         )
-
-    @property
-    def _is_over(self) -> bool:
-        return self._starts_pending == 0 and not self._up
 
     def _unfinished(self) -> list[str]:
         return [
@@ -205,6 +188,11 @@ class ClusterWorld:
             ),
             gang=GangSpec(size=plan.workers.per_node, grace=plan.grace),
             leaves_alone=plan.leaves_alone,
+        )
+
+    def _journal_of(self, node_id: str) -> Journal:
+        return (
+            NamedJournal(self.journal, f"agent {node_id}") if self._keeps_journal else NoJournal()
         )
 
     # The agenda
@@ -324,11 +312,11 @@ class ClusterWorld:
             self._up.discard(node.number)
             return
         deadline = agent.next_deadline
-        if deadline is None:
-            return
         timer = self._timers.get(node.number)
-        if timer is not None and timer <= deadline:
-            return
+        if deadline is not None and (timer is None or deadline < timer):
+            self._arm(node, deadline)
+
+    def _arm(self, node: SimulatedNode, deadline: Instant) -> None:
         self._timers[node.number] = deadline
         at = max(node.clock.truth_of(deadline), self._clock.now())
         self._agenda.at(at, partial(self._ring, node, deadline))
@@ -341,10 +329,10 @@ class ClusterWorld:
         if agent is None or not node.is_up:
             return
         due = agent.next_deadline
-        if due is not None and due <= node.clock.now():
-            node.tick()
+        if due is not None and due > deadline:  # it was put off meanwhile
+            self._arm(node, due)
         else:
-            self._after_step_of(node)
+            node.tick()
 
     # The witness: passes the truth on to the checker, and lets peers notice
 
