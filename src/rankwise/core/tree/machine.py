@@ -42,12 +42,15 @@ Nothing here iterates over a set or asks a clock, so equal stimuli give equal ef
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from rankwise.base.errors import ConfigError, LocalProtocolError, RemoteProtocolError
+from rankwise.base.errors import RemoteProtocolError
 from rankwise.base.units import Instant, after
+from rankwise.core.tree.admission import check_child, check_group, refuse_width
 from rankwise.core.tree.hazards import Hazards
 from rankwise.core.tree.heap import Heap
 from rankwise.core.tree.memory import Memory
-from rankwise.core.tree.queues import Queues, Team
+from rankwise.core.tree.placement import Placement
+from rankwise.core.tree.queues import Queues
+from rankwise.core.tree.ring import Ring
 from rankwise.core.tree.state import Child, Task, TaskState, root_of
 from rankwise.core.tree.vocabulary import (
     FAILED_BIT,
@@ -64,7 +67,6 @@ from rankwise.core.tree.vocabulary import (
     Granted,
     GraphSpec,
     GroupSubmitted,
-    Pool,
     Recalled,
     RunAbandoned,
     ScopeClosed,
@@ -77,7 +79,6 @@ from rankwise.core.tree.vocabulary import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_POOL_NAMES = {Pool.NEXT_LEVEL: "next-level worker", Pool.SUB: "sub worker"}
 _PENDING, _READY, _RUNNING = TaskState.PENDING, TaskState.READY, TaskState.RUNNING
 _COMPLETED, _FAILED, _SKIPPED = TaskState.COMPLETED, TaskState.FAILED, TaskState.SKIPPED
 _SLOT_MASK = FAILED_BIT - 1
@@ -96,14 +97,13 @@ class TaskGraph:
         self._teams = tuple(self._queues.teams.values())
         self._memory = Memory(Heap(spec.heap_start, spec.heap_bytes), self._effects)
         self._hazards = Hazards()
-        self._by_slot: list[Task | None] = [None] * spec.ring_depth
-        self._free = list(range(spec.ring_depth - 1, -1, -1))
+        self._ring = Ring(spec.ring_depth)
         self._released: deque[Task] = deque()
         """Tasks that wait for nobody any more, and for which room is to be found."""
         self._spoiled: list[Task] = []
         """Tasks that were spoiled while they stood in a queue."""
         self._is_draining = False
-        self._is_abandoned = False
+        self._placement = Placement(self._queues, spec.depth, self._end_unrun)
         self._task_count = 0
         self._unfinished_count = 0
         self._not_completed: list[Unfinished] = []
@@ -143,33 +143,29 @@ class TaskGraph:
     @property
     def next_slot(self) -> int:
         """The slot that the next task takes; -1 when the ring has no room at present."""
-        return self._free[-1] if self._free else -1
+        free = self._ring.free  # asked for once per task, so without asking the ring
+        return free[-1] if free else -1
 
     def next_slots(self, count: int = 1) -> list[int]:
         """The slots that the next submission of `count` members takes, one for each.
 
         Empty when the ring has no room at present: wait for reports, and ask again.
         """
-        if count > self.spec.ring_depth:
-            raise ConfigError(
-                f"a group has {count} members, more than the ring's {self.spec.ring_depth} slots",
-                hint="make the group smaller, or the ring deeper: ring_depth=…",
-            )
-        return self._free[: -count - 1 : -1] if len(self._free) >= count else []
+        return self._ring.next_slots(count)
 
     def task_in(self, slot: int) -> tuple[int, str]:
         """Number and name of the task that has this slot."""
-        task = self._task_in(slot)
+        task = self._ring.task_in(slot)
         return task.number, task.name
 
     def clock_of(self, slot: int) -> int:
         """The simulated instant at which all that this slot's task needs is there."""
-        task = self._task_in(slot)
+        task = self._ring.task_in(slot)
         return task.clock if task.group is None else task.group.clock
 
     def child_of(self, slot: int) -> int:
         """The child in whose queue this slot is."""
-        child = self._task_in(slot).child
+        child = self._ring.task_in(slot).child
         if child is None:
             raise RemoteProtocolError(f"a child reported slot {slot}, which was in no queue")
         return child.index
@@ -202,24 +198,24 @@ class TaskGraph:
     def _on_task(self, stimulus: TaskSubmitted, now: Instant) -> None:
         pool, pinned = stimulus.pool, stimulus.child
         if pinned is not None:
-            self._check_child(pool, pinned)
+            check_child(pool, pinned, self._queues)
         elif not self._queues.teams[pool].children:
-            self._refuse_width(pool, 1)
+            refuse_width(pool, 1, self._queues)
         task = Task(self._task_count, pool, stimulus.name, pinned)
-        self._take_slot(task)
+        self._ring.enter(task)
         self._task_count += 1
         self._unfinished_count += 1
         producers = self._enter(task, stimulus.accesses) if stimulus.accesses else None
         if not producers:
-            if pinned is None and task.spoiled_by is None and not self._is_abandoned:
-                self._place(task, self._queues.teams[pool])
+            if pinned is None and task.spoiled_by is None and not self._placement.is_abandoned:
+                self._placement.place(task, self._queues.teams[pool])
             else:
-                self._make_ready(task)
+                self._placement.make_ready(task)
             if self._released:
                 self._settle()
         else:
             child = self._queues.common_child(task)
-            if child is not None and not self._is_abandoned:
+            if child is not None and not self._placement.is_abandoned:
                 if not child.followers and len(child.queue) < self.spec.depth:
                     self._queues.append(child, task)
                 else:
@@ -229,7 +225,7 @@ class TaskGraph:
         self._send(now)
 
     def _on_group(self, stimulus: GroupSubmitted, now: Instant) -> None:
-        self._check_group(stimulus)
+        check_group(stimulus, self._queues, len(self._ring.free))
         group = Task(self._task_count, stimulus.pool, stimulus.name, None)
         group.members = [
             Task(self._task_count, stimulus.pool, stimulus.name, index)
@@ -237,49 +233,13 @@ class TaskGraph:
         ]
         for member in group.members:
             member.group = group
-            self._take_slot(member)
+            self._ring.enter(member)
         self._task_count += 1
         self._unfinished_count += 1
         if not self._enter(group, stimulus.accesses):
-            self._make_ready(group)
+            self._placement.make_ready(group)
             self._settle()
         self._send(now)
-
-    def _take_slot(self, task: Task) -> None:
-        if not self._free:
-            raise LocalProtocolError("a task was submitted although the ring is full")
-        task.slot = slot = self._free.pop()
-        self._by_slot[slot] = task
-
-    def _check_group(self, stimulus: GroupSubmitted) -> None:
-        width = len(stimulus.children)
-        if width == 0:
-            raise ConfigError("a group has no members", hint="give one TaskArgs per member")
-        if width > len(self._queues.teams[stimulus.pool].children):
-            self._refuse_width(stimulus.pool, width)
-        pinned = [index for index in stimulus.children if index is not None]
-        for index in pinned:
-            self._check_child(stimulus.pool, index)
-        if len(set(pinned)) != len(pinned):
-            raise ConfigError(
-                f"two members of a group are for the same child: {pinned}",
-                hint="members run at the same time, so each needs a child of its own",
-            )
-        if len(self._free) < width:
-            raise LocalProtocolError("a group was submitted although the ring has no room for it")
-
-    def _check_child(self, pool: Pool, index: int) -> None:
-        children = self._queues.children
-        if not 0 <= index < len(children) or children[index].pool is not pool:
-            raise ConfigError(f"child {index} is no {_POOL_NAMES[pool]}")
-
-    def _refuse_width(self, pool: Pool, width: int) -> None:
-        count = len(self._queues.teams[pool].children)
-        what = f"a group of {width} members" if width > 1 else "a task"
-        raise ConfigError(
-            f"{what} for {_POOL_NAMES[pool]}s can never run: this worker has {count} of them",
-            hint="start more of them, or submit less at once",
-        )
 
     def _enter(self, task: Task, accesses: tuple[Access, ...]) -> dict[Task, bool]:
         producers = self._hazards.enter(task, accesses)
@@ -296,74 +256,14 @@ class TaskGraph:
 
     # From pending to a queue
 
-    def _make_ready(self, task: Task) -> None:
-        """Find room for a task that waits for nobody any more."""
-        if self._is_abandoned:
-            self._end_unrun(task, EndCause.CANCELLED)
-        elif task.spoiled_by is not None:
-            self._end_unrun(task, EndCause.SKIPPED)
-        elif task.members is not None:
-            self._place_group(task, task.members)
-        elif task.pinned is not None:
-            self._place_pinned(task, self._queues.children[task.pinned])
-        else:
-            self._place(task, self._queues.teams[task.pool])
-
-    def _place(self, task: Task, team: Team) -> None:
-        child = self._queues.choose(team)
-        if child is not None:
-            self._queues.append(child, task)
-        elif team.has_hope:
-            task.state = _READY
-            team.ready.append(task)
-        else:
-            self._end_unrun(task, EndCause.LOST)
-
-    def _place_pinned(self, task: Task, child: Child) -> None:
-        if child.is_alive and len(child.queue) < self.spec.depth:
-            self._queues.append(child, task)
-        elif child.is_alive or child.is_awaited:
-            task.state = _READY
-            child.pinned_ready.append(task)
-            self._queues.teams[child.pool].pinned_count += 1
-        else:
-            self._end_unrun(task, EndCause.LOST)
-
-    def _place_group(self, group: Task, members: list[Task]) -> None:
-        """Queue all members at once, so that two groups never wait for each other.
-
-        Their words may exceed the depth: a group that waited for room would starve.
-        """
-        team = self._queues.teams[group.pool]
-        pinned = [self._queues.children[m.pinned] for m in members if m.pinned is not None]
-        others = sorted(
-            (child for child in team.children if child.is_alive and child not in pinned),
-            key=lambda child: len(child.queue),
-        )
-        if len(others) + len(pinned) < len(members) or not all(c.is_alive for c in pinned):
-            if any(child.is_awaited for child in team.children):
-                group.state = _READY
-                team.ready.append(group)
-            else:
-                self._end_unrun(group, EndCause.LOST)
-            return
-        group.state = _RUNNING
-        group.waiting_for = len(members)
-        free = iter(others)
-        for member in members:
-            own = member.pinned
-            self._queues.append(next(free) if own is None else self._queues.children[own], member)
-        # None may be held back, or the others would wait for it in the middle.
-        self._queues.send_all()
-
     def _send(self, now: Instant) -> None:
-        is_waited_for = self._is_draining or not self._free
+        is_waited_for = self._is_draining or not self._ring.free
         if not is_waited_for and self._memory.wanted_bytes is None:
             self._queues.send_some(now)
             return
         self._queues.send_all()
         # One task alone leaves nothing to share.
-        if self._unfinished_count > 1 and not self._is_abandoned:
+        if self._unfinished_count > 1 and not self._placement.is_abandoned:
             for team in self._teams:
                 if team.idle and not team.ready and len(team.children) > 1:
                     self._queues.balance(team)
@@ -373,17 +273,18 @@ class TaskGraph:
     def _on_report(self, stimulus: ChildrenReported, now: Instant) -> None:
         if stimulus.clocks:
             self._set_clocks(stimulus.clocks)
+        ring = self._ring
         for end in stimulus.ends:
             slot = end & _SLOT_MASK
-            task = self._task_in(slot)
+            task = ring.task_in(slot)
             child = self._queues.take_first(task)
             if end < FAILED_BIT:
                 if task.consumers is None and task.slabs is None and task.group is None:
                     # What `_end_run` comes to for most tasks, in a third of the time.
                     task.state = _COMPLETED
                     task.producers = ()
-                    self._by_slot[slot] = None
-                    self._free.append(slot)
+                    ring.by_slot[slot] = None
+                    ring.free.append(slot)
                     self._unfinished_count -= 1
                 else:
                     self._end_run(task, None)
@@ -401,16 +302,10 @@ class TaskGraph:
 
     def _set_clocks(self, clocks: dict[int, int]) -> None:
         for slot, clock in clocks.items():
-            task = self._task_in(slot)
+            task = self._ring.task_in(slot)
             task.clock = max(task.clock, clock)
             if task.group is not None:
                 task.group.clock = max(task.group.clock, clock)
-
-    def _task_in(self, slot: int) -> Task:
-        task = self._by_slot[slot] if 0 <= slot < len(self._by_slot) else None
-        if task is None:
-            raise RemoteProtocolError(f"a child reported slot {slot}, which is free")
-        return task
 
     def _take_from_queue(self, task: Task) -> None:
         """Put a task that has left a queue without having run back among those that wait."""
@@ -421,7 +316,7 @@ class TaskGraph:
 
     def _end_run(self, task: Task, cause: EndCause | None) -> None:
         """End a task, or a member of a group, that was in a queue."""
-        self._free_slot(task)
+        self._ring.leave(task)
         group = task.group
         if group is None:
             self._end(task, _COMPLETED if cause is None else _FAILED, cause)
@@ -439,12 +334,8 @@ class TaskGraph:
         """End a task that is in no queue."""
         task.child = None
         for member in task.members or [task]:
-            self._free_slot(member)
+            self._ring.leave(member)
         self._end(task, _SKIPPED, cause)
-
-    def _free_slot(self, task: Task) -> None:
-        self._by_slot[task.slot] = None
-        self._free.append(task.slot)
 
     def _end(self, task: Task, state: TaskState, cause: EndCause | None) -> None:
         self._unfinished_count -= 1
@@ -475,35 +366,17 @@ class TaskGraph:
                 if self._queues.take_back_unsent(task):
                     self._take_from_queue(task)
             else:
-                self._make_ready(self._released.popleft())
+                self._placement.make_ready(self._released.popleft())
         if self._unfinished_count:
             for team in self._teams:
                 if team.ready or team.pinned_count:
-                    self._feed(team)
-            if self._queues.has_followers and not self._is_abandoned:
+                    self._placement.feed(team)
+            if self._queues.has_followers and not self._placement.is_abandoned:
                 self._queues.follow_on()
         if self._memory.wanted_bytes is not None:
             self._begin_history(self._memory.retry())
         if self._is_draining and not self._unfinished_count:
             self._finish()
-
-    def _feed(self, team: Team) -> None:
-        """Give waiting tasks to children that have room."""
-        depth = self.spec.depth
-        for child in team.children if team.pinned_count else ():
-            while child.pinned_ready and child.is_alive and len(child.queue) < depth:
-                self._queues.append(child, child.pinned_ready.popleft())
-                team.pinned_count -= 1
-        for _ in range(len(team.ready)):
-            task = team.ready.popleft()
-            if task.members is not None:
-                self._place_group(task, task.members)
-                continue
-            chosen = self._queues.choose(team)
-            if chosen is None:
-                team.ready.appendleft(task)
-                break
-            self._queues.append(chosen, task)
 
     def _on_recalled(self, stimulus: Recalled, now: Instant) -> None:
         child = self._queues.children[stimulus.child]
@@ -535,22 +408,9 @@ class TaskGraph:
             else:
                 self._take_from_queue(task)
         if not stimulus.successor:
-            self._give_up_waiting(child)
+            self._placement.give_up_waiting(child)
         self._settle()
         self._send(now)
-
-    def _give_up_waiting(self, child: Child) -> None:
-        """End what only this child could have run, and everything when it was the last."""
-        lost = list(child.pinned_ready)
-        child.pinned_ready.clear()
-        self._queues.teams[child.pool].pinned_count -= len(lost)
-        team = self._queues.teams[child.pool]
-        if not team.has_hope:
-            # A group finds out by itself when it is placed.
-            lost += [task for task in team.ready if task.members is None]
-            team.ready = deque(task for task in team.ready if task.members is not None)
-        for task in lost:
-            self._end_unrun(task, EndCause.LOST)
 
     def _on_join(self, stimulus: ChildJoined, now: Instant) -> None:
         child = self._queues.children[stimulus.child]
@@ -586,19 +446,8 @@ class TaskGraph:
 
     def _on_abandoned(self, stimulus: RunAbandoned, now: Instant) -> None:
         del stimulus, now
-        self._is_abandoned = self._is_draining = True
-        waiting: list[Task] = []
-        for team in self._queues.teams.values():
-            waiting += team.ready
-            team.ready.clear()
-            team.pinned_count = 0
-            for child in team.children:
-                waiting += child.pinned_ready
-                child.pinned_ready.clear()
-                if child.is_alive and child.queue:
-                    self._queues.recall(child)
-        for task in waiting:
-            self._end_unrun(task, EndCause.CANCELLED)
+        self._is_draining = True
+        self._placement.abandon()
         self._settle()
 
     def _finish(self) -> None:
@@ -612,7 +461,7 @@ class TaskGraph:
         if self._queues.has_followers:
             self._queues.forget_followers()
         self._task_count = 0
-        self._is_draining = self._is_abandoned = False
+        self._is_draining = self._placement.is_abandoned = False
 
 
 def _told(task: Task, cause: EndCause, child: Child | None) -> Unfinished:
