@@ -5,9 +5,11 @@ error names the file and the field, and comes before anything runs: unknown fiel
 slots that chunks do not fill exactly, buffers that are too small.
 """
 
-from collections.abc import Mapping
+import difflib
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 import yaml
@@ -23,6 +25,8 @@ Layout = Literal["ring_1d", "mesh_2d", "torus_2d", "fully_connected", "switch", 
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
 
 _ALGORITHMS = "rankwise.sim.ccl.algorithms."
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
+_NO_CHOICE = re.compile(r"Invalid enum value '(.*)'")
 
 
 class Queues(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -292,7 +296,7 @@ def _known(name: str, algorithms: Mapping[str, Algorithm], source: str, where: s
     if name not in algorithms:
         raise ConfigError(
             f"{source}: {where}: no algorithm is called {name!r}",
-            hint=f"there are {', '.join(sorted(algorithms))}",
+            hint=_meant(name, sorted(algorithms)).removeprefix("; "),
         )
     return name
 
@@ -302,5 +306,31 @@ def _convert(value: Any, kind: Any, source: str, where: str) -> Any:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         problem, _, path = str(error).partition(" - at `$")
-        field = f"{where}{path.rstrip('`')}".lstrip(".") or "the file"
-        raise ConfigError(f"{source}: {field}: {problem}") from None
+        field = path.rstrip("`").lstrip(".")
+        if unknown := _UNKNOWN.match(problem):
+            field = unknown[1]
+            problem = f"there is no such field{_meant(field, _fields_of(kind))}"
+        elif no_choice := _NO_CHOICE.match(problem):
+            choices = get_args(_fields_of(kind).get(field))
+            problem = f"there is no {no_choice[1]!r}{_meant(no_choice[1], choices)}"
+        else:
+            found = value.get(field, value) if isinstance(value, Mapping) else value
+            problem = problem[:1].lower() + problem[1:]
+            if not isinstance(found, Mapping):
+                problem += f", found {found!r}"
+        named = ".".join(part for part in (where, field) if part)
+        raise ConfigError(": ".join(part for part in (source, named, problem) if part)) from None
+
+
+def _fields_of(kind: Any) -> dict[str, Any]:
+    if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
+        return {}
+    return {each.encode_name: each.type for each in msgspec.structs.fields(kind)}
+
+
+def _meant(word: str, known: Iterable[str]) -> str:
+    known = list(known)
+    close = difflib.get_close_matches(word, known, n=1)
+    if close:
+        return f"; did you mean {close[0]}?"
+    return f"; expected one of {', '.join(known)}" if known else ""
