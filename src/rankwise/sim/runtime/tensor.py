@@ -10,27 +10,35 @@ would first have to see other ranks' work through, which may itself be waiting f
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from rankwise.base.errors import ConfigError, LocalProtocolError
 from rankwise.sim.hardware.commands import Copy, MemoryRead, MemoryWrite, MmuUnmap
 from rankwise.sim.hardware.op_log import Operand
+from rankwise.sim.runtime.operators import Operators
 from rankwise.sim.triton.dtypes import Array, dtype, dtype_named
 
 if TYPE_CHECKING:
     from rankwise.sim.runtime.context import RuntimeContext
     from rankwise.sim.runtime.placement import Device, DPPolicy
 
-_HOST_READ_BARRIERS = frozenset({"numpy", "data", "__getitem__", "__repr__"})
+_HOST_READ_BARRIERS = frozenset({
+    "numpy", "data", "__getitem__", "__repr__",
+    "__array__", "__bool__", "__float__", "__int__", "item", "tolist",
+})  # fmt: skip
 """The members of `Tensor` that let the host see a value; a test compares them with the class."""
+
+Kind: TypeAlias = dtype
+"""An element type; in the class, `dtype` is its name."""
 
 _SHORT_NAMES = {
     "fp64": "f64", "fp32": "f32", "fp16": "f16", "bf16": "bf16", "fp8e5": "f8e5", "fp8e4nv": "f8e4",
     "int64": "i64", "int32": "i32", "int16": "i16", "int8": "i8",
     "uint64": "u64", "uint32": "u32", "uint16": "u16", "uint8": "u8", "int1": "bool",
 }  # fmt: skip
+_LONG_NAMES = {short: name for name, short in _SHORT_NAMES.items()}
 
 
 def element_type(named: Any) -> dtype:
@@ -39,7 +47,8 @@ def element_type(named: Any) -> dtype:
         return named
     is_spelled = isinstance(named, str) or type(named).__module__ == "torch"
     try:
-        return dtype_named(str(named) if is_spelled else np.dtype(named).name)
+        name = str(named) if is_spelled else np.dtype(named).name
+        return dtype_named(_LONG_NAMES.get(name, name))
     except TypeError:
         raise ConfigError(
             f"there is no dtype {named!r}; expected one of {', '.join(_SHORT_NAMES.values())}"
@@ -51,7 +60,7 @@ def short_name(kind: dtype) -> str:
     return _SHORT_NAMES[kind.name]
 
 
-class Tensor:
+class Tensor(Operators):
     """A tensor on the device of the rank that made it; made by the context's functions.
 
     Attributes:
@@ -168,6 +177,15 @@ class Tensor:
     def launch_kernel(self, kernel: Any, grid: Any, *args: Any, **meta: Any) -> Any:
         """Launch a kernel on this machine: what `kernel[grid](tensor, …)` does."""
         return self._context.launch(kernel, grid, *args, **meta)
+
+    def kind_named(self, named: Any) -> Kind:
+        """The element type that a user means; raises `ConfigError` if there is none."""
+        return element_type(named)
+
+    def sibling(self, shape: tuple[int, ...], kind: Kind) -> "Tensor":
+        """A new tensor on the same device, for what is calculated from this one."""
+        self.check_alive()
+        return self._context.allocate(shape, kind, None, None, self.device)
 
     def _alias(self, shape: tuple[int, ...]) -> "Tensor":
         return Tensor(
