@@ -17,6 +17,7 @@ from rankwise.base.units import SECOND, ZERO, Duration, Instant
 from rankwise.core.rendezvous.configuration import RendezvousConfig, RestartPolicy
 from rankwise.drivers.sim.cluster.faults import (
     ClusterPlan,
+    CrashStore,
     FailWorker,
     Happening,
     KillAgent,
@@ -155,6 +156,20 @@ def test_nodes_that_are_done_may_die_one_after_the_other_whoever_leads() -> None
     assert only.dissolved_at is None
     assert run.verdict is not None
     assert run.verdict.status is OutcomeStatus.SUCCEEDED
+
+
+def test_a_node_runs_in_the_first_round_again_when_the_store_has_forgotten_all() -> None:
+    run = cluster(
+        1,
+        CrashStore(at=Instant(5 * SECOND), lasts=Duration(5 * SECOND), forgets=True),
+        KillAgent(at=Instant(6 * SECOND), node=0, back_after=Duration(6 * SECOND)),
+    )
+
+    (only,) = run.rounds.values()
+    assert (only.record.number, only.record.members) == (0, ("n0.1",))
+    assert run.verdict is not None
+    assert run.verdict.status is OutcomeStatus.SUCCEEDED
+    assert run.verdict.restarts == 0
 
 
 def test_a_spare_takes_the_place_of_a_lost_node() -> None:

@@ -147,7 +147,7 @@ def _departing(view: View, departure: Departure) -> list[str]:
 
 def _refusing(view: View, round_: Round, now: Instant) -> Round | None:
     """The same round with the refusals that are due; None if none is new."""
-    found = _unreadable(view)
+    found = dict(view.unreadable)
     if view.config.is_static:
         found |= _badly_seated(view, now)
     found = {node: why for node, why in found.items() if node not in round_.refusals}
@@ -156,10 +156,6 @@ def _refusing(view: View, round_: Round, now: Instant) -> Round | None:
     # Those who have gone need not be told any more.
     kept = {node: why for node, why in round_.refusals.items() if node in view.nodes}
     return msgspec.structs.replace(round_, refusals=kept | found)
-
-
-def _unreadable(view: View) -> dict[str, str]:
-    return {node: heard.problem for node, heard in view.nodes.items() if heard.record is None}
 
 
 def _badly_seated(view: View, now: Instant) -> dict[str, str]:
@@ -180,7 +176,7 @@ def _badly_seated(view: View, now: Instant) -> dict[str, str]:
             refusals[node] = f"{what} was given, and this run has node ranks 0 to {seats - 1}"
         else:
             claims.setdefault(seat, []).append(node)
-    members = set(view.members)
+    members = view.membership
     for seat, nodes in claims.items():
         if len(nodes) < 2 or now < _conflict_is_true_at(view, nodes):
             continue
@@ -265,7 +261,7 @@ def _last_call_ends(view: View, candidates: dict[str, NodeRecord], now: Instant)
         return now
     last = after(view.enough_since, config.last_call)
     late = {node for node in view.nodes if _may_become_ready(view, node, candidates)}
-    if late & set(view.members):
+    if late & view.membership:
         # Without them the round would be dissolved for them as soon as they are ready.
         return max(last, after(view.enough_since, config.rejoin_timeout))
     if late:

@@ -47,6 +47,8 @@ class View:
     def __init__(self, config: RendezvousConfig, now: Instant) -> None:
         self.config = config
         self.nodes: dict[str, Heard] = {}
+        self.unreadable: dict[str, str] = {}
+        """Those whose record cannot be read, and why."""
         self.since: dict[str, Instant] = {}
         """When each of them was first heard of."""
         self.gone: dict[str, Gone] = {}
@@ -56,6 +58,8 @@ class View:
         self.returned: set[str] = set()
         """Members that had vanished, and have written a new record since."""
         self.round: Round | None = None
+        self.membership: frozenset[str] = frozenset()
+        """The members, in no order."""
         self.round_since = now
         self.newcomer_at = now
         self.enough_since: Instant | None = None
@@ -69,17 +73,24 @@ class View:
             if node in self.gone:
                 self.returned.add(node)
         self.nodes[node] = heard
+        if heard.record is None:
+            self.unreadable[node] = heard.problem
+        else:
+            self.unreadable.pop(node, None)
 
     def delete(self, node: str, now: Instant) -> None:
         """A node's record has vanished: it has said goodbye, or its lease has ended."""
         last = self.nodes.pop(node, None)
+        self.unreadable.pop(node, None)
         self.since.pop(node, None)
-        if node in self.members:
+        if node in self.membership:
             self.gone[node] = Gone(last, now, last is not None and self.has_ended(last.record))
 
     def turn_to(self, new: Round, now: Instant) -> None:
         """The round has been read, or written."""
         old, self.round = self.round, new
+        if old is None or old.members is not new.members:
+            self.membership = frozenset(new.members)
         if old is not None and (old.number, old.phase) == (new.number, new.phase):
             return
         self.round_since = now
@@ -120,7 +131,7 @@ class View:
         return (
             record.departure is Departure.STAYS
             and record.ready >= 0
-            and (record.ready > self.run_number or node not in self.members)
+            and (record.ready > self.run_number or node not in self.membership)
             and node not in self.refusals
         )
 
@@ -131,7 +142,7 @@ class View:
 
     def candidates(self) -> dict[str, NodeRecord]:
         """The nodes that could take part in the next round."""
-        run_number, members, refusals = self.run_number, set(self.members), self.refusals
+        run_number, members, refusals = self.run_number, self.membership, self.refusals
         return {
             node: record
             for node, heard in self.nodes.items()

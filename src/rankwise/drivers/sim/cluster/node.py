@@ -167,6 +167,7 @@ class SimulatedNode:
         """Start an agent; the first, or another one."""
         assert not self.is_up, "one agent per node"
         self.lives += 1
+        self._swept.clear()  # a store that has forgotten the run may begin at round 0 again
         spec = self._spec_of(self.number, self.node_id)
         self.agent = self._make_agent(spec)
         client = StoreClient(self.number, self._hear)
@@ -198,9 +199,6 @@ class SimulatedNode:
     def _end_agent(self) -> None:
         assert self._client is not None, "an agent lives here"
         self._store.forget_client(self._client)
-        self._swept.update(key[0] for key in self.workers)
-        if self._world is not None:
-            self._swept.add(self._world.round)
         self.dispatch = None
 
     def ask_to_stop(self, signal: int) -> None:
