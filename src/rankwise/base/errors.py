@@ -117,19 +117,19 @@ class CollectiveTimeout(CollectiveError, TimeoutError):
     """A rank that this rank was waiting for did not come before the deadline."""
 
 
-class TreeError(RankwiseError):
+class TreeError(RankwiseError, RuntimeError):
     """A tree of chip workers could not do what it was asked to."""
 
 
-class BootstrapFailed(TreeError, RuntimeError):
+class BootstrapFailed(TreeError):
     """A child of a worker did not come up; nothing that was started is left."""
 
 
-class WorkerDied(TreeError, RuntimeError):
+class WorkerDied(TreeError):
     """A child of a worker ended while it was needed."""
 
 
-class TaskFailed(TreeError, RuntimeError):
+class TaskFailed(TreeError):
     """A task failed, and its own exception could not travel."""
 
 

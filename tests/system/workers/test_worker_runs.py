@@ -637,6 +637,8 @@ def test_a_heap_that_is_full_waits_for_closed_scopes_and_names_open_ones() -> No
 
         with pytest.raises(TreeError, match="the open scope at depth 1 holds 4 KiB"):
             run(worker, lambda orch: [orch.alloc((512,)) for _ in range(3)])
+        with pytest.raises(RuntimeError, match="1 MiB were asked for, the heap has 4 KiB"):
+            run(worker, lambda orch: orch.alloc((1 << 18,)))
         run(worker, with_scopes)
 
 
