@@ -1,5 +1,7 @@
 """What all tests share: hypothesis profiles, and the proof that a system test cleaned up."""
 
+import os
+import re
 import shutil
 import signal
 import tempfile
@@ -26,7 +28,23 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("repeating")
 
 
+# What a shell, a scheduler or a CI may have set, and what is tested would heed.
+FOREIGN_VARIABLES = re.compile(
+    "COLUMNS|LINES|NO_COLOR|FORCE_COLOR|TTY_(COMPATIBLE|INTERACTIVE)|OMP_NUM_THREADS"
+    "|(LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_(ADDR|PORT)"
+    "|(PET|TORCHELASTIC|TORCH_ELASTIC|SLURM|RAY)_.*"
+    "|(?i:(http|https|all)_proxy)"
+)
+
+
 def pytest_configure() -> None:
+    """Begin in the same environment everywhere."""
+    for name in filter(FOREIGN_VARIABLES.fullmatch, list(os.environ)):
+        del os.environ[name]
+    _hear_signals()
+
+
+def _hear_signals() -> None:
     """Hear the signals that a shell makes its background jobs ignore: tests send them.
 
     Under nohup that is SIGHUP, which shall not end this process though what it starts shall hear
