@@ -3,7 +3,8 @@
 import http.client
 import json
 import socket
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -19,10 +20,12 @@ def control_plane(load: Load) -> ModuleType:
 
 
 @pytest.fixture
-def socket_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    path = tmp_path / "worker.sock"
-    monkeypatch.setenv("TORCH_WORKER_SERVER_SOCKET", str(path))
-    return path
+def socket_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A path that is short enough for a socket, wherever temporary files are."""
+    with tempfile.TemporaryDirectory(prefix="rwt-", dir="/tmp") as folder:
+        path = Path(folder, "worker.sock")
+        monkeypatch.setenv("TORCH_WORKER_SERVER_SOCKET", str(path))
+        yield path
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import importlib
 import io
+import os
 import sys
 import uuid
 from collections.abc import Iterator
@@ -54,8 +55,8 @@ class Launch:
         self.record = stack.enter_context(patch(f"{side}.launcher.api.events.record"))
         self.launcher = launcher
 
-    def __call__(self) -> Any:
-        return self.launcher.launch_agent(make_config(self.launcher), print, ["hello"])
+    def __call__(self, **changes: Any) -> Any:
+        return self.launcher.launch_agent(make_config(self.launcher, **changes), print, ["hello"])
 
 
 @pytest.fixture
@@ -110,6 +111,18 @@ def test_after_a_signal_the_rendezvous_stays_open(side: str, launch: Launch) -> 
 
     launch.handler.shutdown.assert_not_called()
     launch.record.assert_called_once()
+
+
+def test_the_signals_to_handle_are_in_the_environment_from_then_on(
+    side: str, launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCHELASTIC_SIGNALS_TO_HANDLE", raising=False)
+    api = load_from(side, "agent.server.api")
+    launch.run.return_value = api.RunResult(api.WorkerState.SUCCEEDED)
+
+    launch(signals_to_handle="SIGTERM,SIGUSR1")
+
+    assert os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] == "SIGTERM,SIGUSR1"
 
 
 def test_what_runs_has_a_name(launcher: ModuleType) -> None:
@@ -183,7 +196,7 @@ def test_a_program_writes_its_rank(launcher: ModuleType, tmp_path: Path) -> None
         "rankwise.compat.torch.elastic.utils.distributed"
     ).get_free_port()
     config = make_config(launcher, rdzv_endpoint=f"localhost:{port}", nproc_per_node=3)
-    script = f"echo $RANK of $WORLD_SIZE > {tmp_path}/$RANK"
+    script = f"echo $RANK of $WORLD_SIZE > '{tmp_path}'/$RANK"
 
     launcher.elastic_launch(config, "bash")("-c", script)
 

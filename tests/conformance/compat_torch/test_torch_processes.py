@@ -288,7 +288,7 @@ def test_a_signal_interrupts_waiting(
 ) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    command = f"read go < {fifo}; kill -{number.value} {os.getpid()}; exec sleep 600"
+    command = f"read go < '{fifo}'; kill -{number.value} {os.getpid()}; exec sleep 600"
     context = start(SH, ("-c", command))
 
     with pytest.raises(multiprocessing.SignalException) as raised:  # noqa: PT012  # once told to
@@ -346,7 +346,7 @@ def test_closing_a_program_signals_all_of_its_group(load: Load, tmp_path: Path) 
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     handler = load("multiprocessing.subprocess_handler").get_subprocess_handler(
-        SH, ("-c", f"sleep 600 & echo $! > {fifo}; wait"), {}, "", "", 0
+        SH, ("-c", f"sleep 600 & echo $! > '{fifo}'; wait"), {}, "", "", 0
     )
     child = os.pidfd_open(int(fifo.read_text()))
     assert os.getpgid(handler.proc.pid) == handler.proc.pid != os.getpgid(0)

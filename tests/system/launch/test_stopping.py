@@ -316,7 +316,7 @@ def test_a_worker_that_has_become_another_program_survives_being_asked(tmp_path:
         tmp_path,
         f"""
 import os
-os.execv("/bin/sh", ["sh", "-c", "echo up; read line < {gate}; echo $line"])
+os.execv("/bin/sh", ["sh", "-c", "echo up; read line < '{gate}'; echo $line"])
 """,
     )
     name = f"became-{os.getpid()}"
