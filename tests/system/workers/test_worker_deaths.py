@@ -554,8 +554,8 @@ def test_who_is_stopped_while_it_is_closed_is_killed_at_the_deadline(
     with all_gone_in_the_end(worker):
         worker.close()
 
-    # Whose deadline comes first at level 4 depends on who was given the processor.
-    assert worker.killed in ((f"chip 0{SUFFIXES[level]}",), (INNER,))
+    # Whose deadline comes first depends on who was given the processor; others may be late too.
+    assert {f"chip 0{SUFFIXES[level]}", INNER} & set(worker.killed)
 
 
 def come_up(scene: Scene, level: int) -> NoReturn:

@@ -341,7 +341,7 @@ class Engine(Listener):
                 kill_count += 1
                 for child in self._graph.busy_children:
                     self.children.kill(child)
-                self._deadline = Instant(_now() + grace)
+                self._deadline = Instant(_now() + _KILL_PATIENCE)
         return self._end_run()
 
     def _end_run(self) -> Drained:
