@@ -23,7 +23,7 @@ def run(
     results = []
     for name, collective in _algorithms(torch, only):
         before = len(torch.engine.op_log)
-        args = (torch, name, collective, elements, dtype)
+        args = (size, torch, elements, dtype, name)
         torch.multiprocessing.spawn(worker, args=args, nprocs=size)
         logged = (torch.engine.op_log[at] for at in range(before, len(torch.engine.op_log)))
         results.append(
@@ -58,15 +58,22 @@ def _combined(collective: str, size: int) -> int:
 
 
 def worker(  # noqa: PLR0917  # spawn hands arguments over by position
-    rank: int, torch: Any, algorithm: str, collective: str, elements: int, dtype: str
+    rank: int,
+    world_size: int,
+    torch: Any,
+    elements: Size = 8192,
+    dtype: Number = "f16",
+    only: str = "",
 ) -> None:
-    """What each rank does: one collective, and a look at its result."""
-    torch.distributed.init_process_group()
-    actual, expected = _PROGRAMS[collective](torch, rank, algorithm, elements, dtype)
-    if torch.engine.enable_data:
-        check_close(
-            f"{algorithm}, rank {rank}", actual.numpy(), expected, tolerance=TOLERANCES[dtype]
-        )
+    """What each rank does: collectives, as `only` says, and a look at every result."""
+    torch.distributed.init_process_group(rank=rank, world_size=world_size)
+    exact = [(only, torch.ccl.algorithms[only].collective)] if only in SHIPPED else None
+    for name, collective in exact or _algorithms(torch, only):
+        actual, expected = _PROGRAMS[collective](torch, rank, name, elements, dtype)
+        if torch.engine.enable_data:
+            check_close(
+                f"{name}, rank {rank}", actual.numpy(), expected, tolerance=TOLERANCES[dtype]
+            )
 
 
 Outcome = tuple[Any, np.ndarray[Any, Any]]

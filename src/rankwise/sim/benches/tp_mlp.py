@@ -38,10 +38,10 @@ def run(
             hint="take a multiple, or another world_size",
         )
     check_fits(torch, 2 * hidden * (2 * inner // size + tokens), "tp_mlp")
-    shapes = ((tokens, hidden), (inner, hidden), (hidden, inner))
     # Made once, since all ranks share this process, and what they cut out is their own.
-    values = _values(shapes, seed) if torch.engine.enable_data else _nothing(shapes)
-    torch.multiprocessing.spawn(worker, args=(torch, *values), nprocs=size)
+    values = _values(torch, tokens, hidden, inner, seed)
+    args = (size, torch, tokens, hidden, inner, seed, values)
+    torch.multiprocessing.spawn(worker, args=args, nprocs=size)
     logged = (torch.engine.op_log[at] for at in range(begun, len(torch.engine.op_log)))
     flops = 4 * tokens * hidden * inner
     moved = 2 * (2 * hidden * inner + size * 2 * tokens * hidden + 2 * tokens * inner)
@@ -54,10 +54,19 @@ def run(
     return [collective_result(torch, "tp_mlp", case, time, bound, flops=flops, size=moved)]
 
 
-def worker(rank: int, torch: Any, x: Array, first: Array, second: Array) -> None:
-    """What each rank does: the whole weights are given, it keeps its part of them."""
-    (inner, hidden) = first.shape
-    torch.distributed.init_process_group()
+def worker(  # noqa: PLR0917  # spawn hands arguments over by position
+    rank: int,
+    world_size: int,
+    torch: Any,
+    tokens: Size = 64,
+    hidden: Size = 128,
+    inner: Size = 256,
+    seed: int = 0,
+    values: Sequence[Array] | None = None,
+) -> None:
+    """What each rank does: it keeps its part of the whole weights, which `values` may give."""
+    x, first, second = values or _values(torch, tokens, hidden, inner, seed)
+    torch.distributed.init_process_group(rank=rank, world_size=world_size)
     parallel.initialize_model_parallel(
         tensor_model_parallel_size=torch.distributed.get_world_size()
     )
@@ -76,16 +85,17 @@ def worker(rank: int, torch: Any, x: Array, first: Array, second: Array) -> None
     parallel.destroy_model_parallel()
 
 
-def _values(shapes: Sequence[tuple[int, int]], seed: int) -> list[Array]:
-    """X, A and B: so large that f16 holds what comes of them without much loss."""
+def _values(torch: Any, tokens: int, hidden: int, inner: int, seed: int) -> list[Array]:
+    """X, A and B: so large that f16 holds what comes of them without much loss.
+
+    Where only time is simulated, arrays of these shapes that take no memory.
+    """
+    shapes = ((tokens, hidden), (inner, hidden), (hidden, inner))
+    if not torch.engine.enable_data:
+        return [np.broadcast_to(np.float16(0), shape) for shape in shapes]
     random = np.random.default_rng(derived_seed(seed, "tp_mlp"))
     scales = (1.0, *(columns**-0.5 for _, columns in shapes[1:]))
     return [
         (random.standard_normal(shape, dtype=np.float32) * scale).astype(np.float16)
         for shape, scale in zip(shapes, scales, strict=True)
     ]
-
-
-def _nothing(shapes: Sequence[tuple[int, int]]) -> list[Array]:
-    """Arrays of these shapes that take no memory."""
-    return [np.broadcast_to(np.float16(0), shape) for shape in shapes]

@@ -1,5 +1,6 @@
 """The programs that ship: right numbers, honest bounds, small sizes."""
 
+import inspect
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
@@ -164,6 +165,28 @@ def test_a_bench_of_one_device_also_runs_in_every_rank_on_its_own(name: str) -> 
 
     kernels = [each for each in torch.engine.op_log if each.kind == "KernelLaunch"]
     assert {each.place for each in kernels} == {"sip0", "sip1"}
+
+
+@pytest.mark.parametrize("name", ["tp_mlp", "ccl_allreduce", "all_collectives"])
+def test_a_bench_of_many_ranks_has_a_worker_that_a_program_may_spawn_by_itself(name: str) -> None:
+    bench = import_module(f"rankwise.sim.benches.{name}")
+
+    with RuntimeContext(GraphEngine("default"), ccl={}) as torch:
+        torch.multiprocessing.spawn(bench.worker, args=(4, torch), nprocs=4)
+
+    kinds = {each.kind for each in torch.engine.op_log}
+    assert "all_reduce" in kinds
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_workers_are_called_as_those_of_every_program(name: str) -> None:
+    worker = import_module(f"rankwise.sim.benches.{name}").worker
+
+    first, *rest = list(inspect.signature(worker).parameters.values())[2:]
+
+    assert list(inspect.signature(worker).parameters)[:2] == ["rank", "world_size"]
+    assert first.name == "torch"
+    assert all(each.default is not inspect.Parameter.empty for each in rest)
 
 
 def test_every_bench_says_what_it_is() -> None:
