@@ -339,6 +339,8 @@ def test_a_wrong_password_is_refused_at_once(guarded: EtcdCluster, user: dict[st
 def test_a_server_that_asks_for_a_user_says_so(guarded: EtcdCluster) -> None:
     with store_of(guarded) as store, pytest.raises(StoreRefused, match="asks for a user"):
         store.read("")
+    with store_of(guarded) as store, pytest.raises(StoreRefused, match="asks for a user"):
+        store.follow("")
 
 
 def test_what_a_user_may_not_do_is_refused(guarded: EtcdCluster) -> None:

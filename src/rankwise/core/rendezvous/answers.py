@@ -48,7 +48,8 @@ def _on_answer(standing: Standing, stimulus: Reply, now: Instant) -> None:
         elif isinstance(stimulus, StoreDenied) and standing.is_watched(stimulus.token):
             standing.refuse(RefusalKind.STORE, stimulus.reason, stimulus.hint)
         return
-    if not isinstance(stimulus, RequestFailed):
+    # That leases are renewed says nothing of what cannot be read.
+    if not isinstance(stimulus, RequestFailed) and request.purpose is standing.waiting.troubled:
         standing.waiting.store_trouble = ""
     match stimulus:
         case KeysRead():
@@ -75,7 +76,7 @@ def _on_answer(standing: Standing, stimulus: Reply, now: Instant) -> None:
 
 
 def _on_failed(standing: Standing, request: Request, reason: str, now: Instant) -> None:
-    standing.waiting.store_trouble = reason
+    standing.waiting.store_trouble, standing.waiting.troubled = reason, request.purpose
     if request.purpose is Purpose.ROUND:
         if standing.part.member_of is not None and not standing.lead.round_trouble:
             standing.waiting.begin(now)

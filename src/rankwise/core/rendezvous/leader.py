@@ -232,6 +232,8 @@ def _wait_for_more(
         seats = {record.seat for record in candidates.values()}
         missing = [str(seat) for seat in range(config.nodes_max) if seat not in seats]
         here += f"; missing node ranks {', '.join(missing[:SHOWN_MAX])}" if missing else ""
+    late = [node for node in view.nodes if _may_become_ready(view, node, candidates)]
+    here += f"; not fit yet: {named(view, late)}" if late else ""
     if now < give_up_at:
         return Decision(wake_at=give_up_at, waiting=f"for more nodes: {here}")
     reason = f"; the last round ended because {round_.why}" if round_.why else ""

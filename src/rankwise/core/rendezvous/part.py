@@ -56,6 +56,11 @@ class Part:
         return self.round is not None and self._spare_in == self.round.number
 
     @property
+    def is_fit(self) -> bool:
+        """Whether the node was ever ready for a round."""
+        return self._own.record.ready >= 0
+
+    @property
     def is_running(self) -> bool:
         """Whether this node's gang lives, as far as its agent has told."""
         return self.member_of is not None and not self.has_ended

@@ -1,5 +1,7 @@
 """On whom a node waits, for how long at most, and when people are told."""
 
+from typing import TYPE_CHECKING
+
 from rankwise.base.units import Duration, Instant, after, between, format_duration
 from rankwise.core.rendezvous.configuration import RendezvousConfig
 from rankwise.core.rendezvous.lead import Lead
@@ -15,6 +17,9 @@ from rankwise.core.rendezvous.vocabulary import (
     Settled,
     Tidings,
 )
+
+if TYPE_CHECKING:
+    from rankwise.core.rendezvous.in_flight import Purpose
 
 
 class Waiting:
@@ -36,7 +41,9 @@ class Waiting:
         self.cut_off_since: Instant | None = None
         """Since when the others cannot see this node; None while they can."""
         self.store_trouble = ""
-        """Why the last request to the store failed; empty if it did not."""
+        """Why a request to the store failed; empty once one like it has succeeded."""
+        self.troubled: Purpose | None = None
+        """What that request was for."""
         self.announce_at: Instant | None = None
         self._config = config
         self._part = part
@@ -109,6 +116,8 @@ class Waiting:
             return self._waiting_for_members()
         if self._part.is_spare:
             return ""
+        if not self._part.is_fit:
+            return "until this node is fit for a round: its checks have not ended"
         if is_leading:
             return self._lead.decision.waiting
         leader = self._shared.leader.value

@@ -37,6 +37,25 @@ from rankwise.core.rendezvous.vocabulary import (
 )
 
 
+def test_who_waits_is_told_which_node_is_not_fit_yet() -> None:
+    table = Table()
+    table.add("a", two())
+    table.ready("a")
+    table.add("b", two())
+
+    table.pass_time(11 * SECOND)
+
+    told = {
+        node: [each.text for each in table.told[node] if isinstance(each, AnnounceWaiting)]
+        for node in ("a", "b")
+    }
+    present = "1 of at least 2 nodes are ready (a on host-a)"
+    assert told == {
+        "a": [f"for more nodes: {present}; not fit yet: b on host-b"],
+        "b": ["until this node is fit for a round: its checks have not ended"],
+    }
+
+
 def two() -> RendezvousConfig:
     return RendezvousConfig(nodes_min=2, nodes_max=2)
 

@@ -292,8 +292,9 @@ class EtcdWatch:
         if "permission denied" in reply.cancel_reason or "auth token" in reply.cancel_reason:
             raise NotAuthenticated(reply.cancel_reason)
         if reply.canceled:
-            # A member without a leader does that, and one that restarts.
-            raise NotServing(reply.cancel_reason or "the watch was ended by etcd")
+            # A member without a leader does that, and one that restarts, or asks for a user.
+            reason = reply.cancel_reason or "the watch was ended"
+            self._members.raise_complaint(reason, 503, self._members.current)
         changes = tuple(
             event.change() for event in reply.events if event.kv.mod_revision > (self._told or 0)
         )
