@@ -1,5 +1,6 @@
 """What is for terminals: signs of life while a simulation runs, and how wide tables may be."""
 
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -15,13 +16,18 @@ def terminal_width() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
+def _can_redraw() -> bool:
+    """Whether stderr is a terminal, and not one that can only add lines."""
+    return sys.stderr.isatty() and os.environ.get("TERM") not in {"dumb", "unknown"}
+
+
 @contextmanager
 def watched(engine: "GraphEngine", name: str) -> Iterator[None]:
-    """Show on stderr, if that is a terminal, how far a simulation has come.
+    """Show on stderr, if that is a terminal that can redraw, how far a simulation has come.
 
     It is only looked at, from the thread that redraws: nothing here may wait for it.
     """
-    if not sys.stderr.isatty():
+    if not _can_redraw():
         yield
         return
     from rich.console import Console  # noqa: PLC0415  # only on a terminal
@@ -52,8 +58,8 @@ def watched(engine: "GraphEngine", name: str) -> Iterator[None]:
 
 @contextmanager
 def counted(total: int) -> Iterator[Callable[[], None]]:
-    """Show a bar of `total` runs, if stderr is a terminal; call what it gives after each."""
-    if not sys.stderr.isatty():
+    """Show a bar of `total` runs where it can be redrawn; call what it gives after each."""
+    if not _can_redraw():
         yield lambda: None
         return
     from rich.console import Console  # noqa: PLC0415  # only on a terminal
