@@ -121,7 +121,6 @@ def report_signal_then_wait(path: str) -> None:
 def launch_and_tell(fifo: str, report: str) -> None:
     """Launch a worker that waits; tell what came of a signal, and what was left of the launch."""
     before = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
-    os.environ.pop("TORCHELASTIC_SIGNALS_TO_HANDLE", None)
     config = LaunchConfig(
         1, 1, 1, rdzv_backend="embedded", rdzv_endpoint="localhost:0", run_id="told to stop"
     )
@@ -132,5 +131,4 @@ def launch_and_tell(fifo: str, report: str) -> None:
         told["error"] = type(error).__name__
         told["signal"] = getattr(error, "sigval", None)
     told["handlers_are_back"] = before == {s: signal.getsignal(s) for s in before}
-    told["variable_is_back"] = "TORCHELASTIC_SIGNALS_TO_HANDLE" not in os.environ
     Path(report).write_text(json.dumps(told))

@@ -157,7 +157,6 @@ def test_a_signal_ends_a_launch_and_leaves_nothing(tmp_path: Path) -> None:
         "error": "SignalException",
         "signal": int(signal.SIGTERM),
         "handlers_are_back": True,
-        "variable_is_back": True,
     }
     with pytest.raises(ProcessLookupError):
         os.kill(worker, 0)

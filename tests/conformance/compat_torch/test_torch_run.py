@@ -84,6 +84,17 @@ def test_a_variable_that_is_no_number_is_refused(
         run.get_args_parser()
 
 
+@pytest.mark.parametrize("text", ["'timeout=5,is_host=1'", ' "timeout=5, is_host=1" '])
+def test_quotes_that_no_shell_has_taken_off_are_no_part_of_the_settings(text: str) -> None:
+    # torch looks for a setting that is called 'timeout, and finds none.
+    module = importlib.import_module(f"{RANKWISE}.run")
+    args = module.parse_args(["--rdzv-backend=c10d", f"--rdzv-conf={text}", "a.py"])
+
+    config, _, _ = module.config_from_args(args)
+
+    assert config.rdzv_configs == {"timeout": "5", "is_host": "1"}
+
+
 def test_numbers_of_nodes(run: ModuleType) -> None:
     assert run.parse_min_max_nnodes("5") == (5, 5)
     assert run.parse_min_max_nnodes("5:10") == (5, 10)

@@ -254,7 +254,7 @@ def config_from_args(
         # Many workers that each use all cores only stand in each other's way.
         logger.warning("OMP_NUM_THREADS is set to 1 for every worker; set it to tune it")
         os.environ["OMP_NUM_THREADS"] = "1"
-    settings: dict[str, Any] = dict(_parse_rendezvous_config(args.rdzv_conf))
+    settings: dict[str, Any] = dict(_parse_rendezvous_config(_without_quotes(args.rdzv_conf)))
     if args.rdzv_backend == "static":
         settings["rank"] = args.node_rank
     config = LaunchConfig(
@@ -281,6 +281,14 @@ def config_from_args(
         shutdown_timeout=args.shutdown_timeout,
     )
     return config, *_command(args)
+
+
+def _without_quotes(text: str) -> str:
+    """Take off the quotes around a whole text: where arguments are a list, no shell has done it."""
+    text = text.strip()
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+        return text[1:-1]
+    return text
 
 
 def _command(args: argparse.Namespace) -> tuple[Callable[..., Any] | str, list[str]]:

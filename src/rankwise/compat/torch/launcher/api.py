@@ -147,7 +147,7 @@ def launch_agent(
     args: list[Any],
     health_check_server: HealthCheckServer | None = None,
 ) -> dict[int, Any]:
-    """Run one agent to its end.
+    """Run one agent to its end. TORCHELASTIC_SIGNALS_TO_HANDLE is set, and stays so.
 
     Returns:
         What the workers of this node returned, by global rank.
@@ -173,29 +173,25 @@ def launch_agent(
     )
     master_addr, master_port = _get_addr_and_port(parameters)
     health_check_server = health_check_server or _early_health_check_server()
-    signals_before = os.environ.get(SIGNALS_VARIABLE)
-    os.environ[SIGNALS_VARIABLE] = config.signals_to_handle
-    try:
-        spec = WorkerSpec(
-            role=config.role,
-            local_world_size=config.nproc_per_node,
-            entrypoint=entrypoint,
-            args=tuple(args),
-            rdzv_handler=rdzv_registry.get_rendezvous_handler(parameters),
-            max_restarts=config.max_restarts,
-            monitor_interval=config.monitor_interval,
-            master_addr=master_addr,
-            master_port=master_port,
-            local_addr=config.local_addr,
-            event_log_handler=config.event_log_handler,
-            numa_options=config.numa_options,
-            duplicate_stdout_filters=config.duplicate_stdout_filters,
-            duplicate_stderr_filters=config.duplicate_stderr_filters,
-            virtual_local_rank=config.virtual_local_rank,
-        )
-        return _run_agent(config, spec, name, health_check_server)
-    finally:
-        _restore(SIGNALS_VARIABLE, signals_before)
+    os.environ[SIGNALS_VARIABLE] = config.signals_to_handle  # it stays, as programs expect
+    spec = WorkerSpec(
+        role=config.role,
+        local_world_size=config.nproc_per_node,
+        entrypoint=entrypoint,
+        args=tuple(args),
+        rdzv_handler=rdzv_registry.get_rendezvous_handler(parameters),
+        max_restarts=config.max_restarts,
+        monitor_interval=config.monitor_interval,
+        master_addr=master_addr,
+        master_port=master_port,
+        local_addr=config.local_addr,
+        event_log_handler=config.event_log_handler,
+        numa_options=config.numa_options,
+        duplicate_stdout_filters=config.duplicate_stdout_filters,
+        duplicate_stderr_filters=config.duplicate_stderr_filters,
+        virtual_local_rank=config.virtual_local_rank,
+    )
+    return _run_agent(config, spec, name, health_check_server)
 
 
 def _run_agent(
@@ -274,13 +270,6 @@ def _early_health_check_server() -> HealthCheckServer | None:
         logger.warning("no health check server on port %s", port, exc_info=True)
         return None
     return server
-
-
-def _restore(variable: str, value: str | None) -> None:
-    if value is None:
-        os.environ.pop(variable, None)
-    else:
-        os.environ[variable] = value
 
 
 def _get_entrypoint_name(entrypoint: Callable[..., Any] | str | None, args: list[Any]) -> str:

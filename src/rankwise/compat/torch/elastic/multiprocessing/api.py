@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rankwise.base.errors import LocalProtocolError, SpawnFailed
 from rankwise.base.failure import Failure, FailureCause, Outcome, OutcomeStatus
@@ -45,6 +45,9 @@ from rankwise.launch.function_results import values_by_rank
 from rankwise.launch.job import Executable, Function, Job, Program, StartMethod
 from rankwise.launch.supervision import Supervision
 
+if TYPE_CHECKING:
+    from rankwise.compat.torch.elastic.multiprocessing.tail_log import TailLog
+
 __all__ = [
     "DefaultLogsSpecs",
     "LogsDest",
@@ -59,7 +62,6 @@ __all__ = [
     "redirect_stderr",
     "redirect_stdout",
     "to_map",
-    "validate_full_rank",
 ]
 
 logger = logging.getLogger(__name__)
@@ -73,6 +75,7 @@ __getattr__ = lazy_names(
         "ProcessFailure": "errors",
         "SubprocessHandler": "subprocess_handler",
         "TailLog": "tail_log",
+        "_wrap": "function_worker",
         "get_subprocess_handler": "subprocess_handler",
         "record": "errors",
     },
@@ -129,8 +132,8 @@ class PContext(ABC):
         self.envs = envs
         self.nprocs = len(args)
         dest = self._dest = logs_specs.reify(envs)
-        validate_full_rank(dest.stdouts, self.nprocs, "stdouts")
-        validate_full_rank(dest.stderrs, self.nprocs, "stderrs")
+        _validate_full_rank(dest.stdouts, self.nprocs, "stdouts")
+        _validate_full_rank(dest.stderrs, self.nprocs, "stderrs")
         self.stdouts = dest.stdouts
         self.stderrs = dest.stderrs
         self.error_files = dest.error_files
@@ -147,6 +150,8 @@ class PContext(ABC):
         self._streams: ReplacedStreams | None = None
         self._result: RunProcsResult | None = None
         self._replaced_handlers: dict[signal.Signals, Handler] = {}
+        # Ours are shown without files; these are what a program wants followed besides.
+        self._tail_logs: list[TailLog] = []
         self._cpus_by_rank: dict[int, frozenset[int]] | None = None
 
     def start(self) -> None:
@@ -160,6 +165,8 @@ class PContext(ABC):
         """
         self._replaced_handlers = _raise_on_signals()
         self._start()
+        for tail in self._tail_logs:
+            tail.start()
 
     def wait(self, timeout: float = -1, period: float = 1) -> RunProcsResult | None:  # noqa: ARG002
         """Wait until all workers have succeeded, or one has failed and the others have ended.
@@ -198,6 +205,8 @@ class PContext(ABC):
             for number in self._own_handlers():
                 signal.signal(number, lambda *_: supervision.stop())
             _end(supervision, death_sig or signal.SIGTERM, timeout)
+        for tail in self._tail_logs:
+            tail.stop()
         if self._streams is not None:
             self._streams.close()
         for number in self._own_handlers():
@@ -380,7 +389,7 @@ def get_std_cm(
     return redirect_fn(std_rd) if std_rd else nullcontext()
 
 
-def validate_full_rank(values: Mapping[int, Any], nprocs: int, what: str) -> None:
+def _validate_full_rank(values: Mapping[int, Any], nprocs: int, what: str) -> None:
     """Check that there is a value for every local rank.
 
     Raises:
@@ -404,17 +413,31 @@ def _raise_on_signals() -> dict[signal.Signals, Handler]:
     replaced: dict[signal.Signals, Handler] = {}
     for name in os.environ.get(SIGNALS_VARIABLE, SIGNALS_BY_DEFAULT).split(","):
         try:
-            number = signal.Signals[name.strip()]
+            number = _signal_number(name.strip())
             replaced[number] = signal.signal(number, _terminate_process_handler)
             logger.info("Registered signal handler for %s", name)
-        except (KeyError, OSError, ValueError):
+        except (AttributeError, OSError, ValueError):
             logger.warning(
                 "Failed to register signal handler for %s, named in %s",
                 name,
                 SIGNALS_VARIABLE,
                 exc_info=True,
             )
+        except RuntimeError:
+            logger.info("Signal %s is not supported on Windows, skipping", name)
     return replaced
+
+
+def _signal_number(name: str) -> signal.Signals:
+    """The signal of that name.
+
+    Raises:
+        ValueError, AttributeError: there is none.
+    """
+    if not name.startswith("SIG") or name.startswith("SIG_"):  # SIG_IGN, SIG_BLOCK and the like
+        raise ValueError(f"{name!r} is no signal")
+    number: signal.Signals = getattr(signal, name)
+    return number
 
 
 def _terminate_process_handler(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001

@@ -7,7 +7,7 @@ from rankwise.compat.torch.elastic.multiprocessing.api import (
     MultiprocessContext,
     PContext,
     SubprocessContext,
-    validate_full_rank,
+    _validate_full_rank,
 )
 from rankwise.compat.torch.elastic.multiprocessing.logs_specs import LogsSpecs
 
@@ -49,8 +49,8 @@ def start_processes(
         ConfigError: the function cannot be sent to workers, or an option not be used.
     """
     size = len(args)
-    validate_full_rank(args, size, "args")
-    validate_full_rank(envs, size, "envs")
+    _validate_full_rank(args, size, "args")
+    _validate_full_rank(envs, size, "envs")
     context: PContext
     if isinstance(entrypoint, str):
         context = SubprocessContext(

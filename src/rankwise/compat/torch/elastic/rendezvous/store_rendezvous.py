@@ -11,6 +11,7 @@ its own restarts, so the rendezvous has as many as anybody wants.
 - `set_closed` ends the whole run; `shutdown` leaves it, as one who is done.
 """
 
+import atexit
 import os
 import secrets
 import socket
@@ -177,27 +178,37 @@ class StoreRendezvousHandler(RendezvousHandler):
 
     def shutdown(self) -> bool:
         """Leave the run, as one who is done, and let go of everything."""
-        thread, self._thread = self._thread, None
-        if thread is not None:
+        if self._thread is not None:
             with self._changed:
                 world = self._world
             if world is not None:
-                thread.tell(GangEnded(round=world.round, is_done=not self._is_closing))
+                self._thread.tell(GangEnded(round=world.round, is_done=not self._is_closing))
             if self._is_closing:
                 # It may be this node that leads, and so must write that the run is over.
                 with self._changed:
                     self._changed.wait_for(self._knows_the_end, CLOSING_PATIENCE_S)
+        self._let_go()
+        return True
+
+    def _let_go(self) -> None:
+        """Say goodbye, and end our threads.
+
+        A program that ends without `shutdown`, as after a signal, comes here at its end: torch's
+        C++ does not bear that Python goes away beneath a thread that waits in it.
+        """
+        atexit.unregister(self._let_go)
         # Ours first: whoever hosts the store waits for its clients to leave.
         store, self._shared_store = self._shared_store, None
         if store is not None:
             store.close()
+        thread, self._thread = self._thread, None
         if thread is not None:
             thread.close()
         self._port.close()
-        return True
 
     def _begun(self) -> RendezvousThread:
         if self._thread is None:
+            atexit.register(self._let_go)
             self._thread = RendezvousThread(
                 self._rendezvous, self._open_store(may_host=True), SystemClock(), self._on_tiding
             )
@@ -212,8 +223,10 @@ class StoreRendezvousHandler(RendezvousHandler):
 
     def _open_store(self, *, may_host: bool) -> Store:
         settings = dict(self._store_settings)
-        if self._params.backend == "c10d" and not may_host:
+        if not may_host and self._params.backend == "c10d":
             settings["is_host"] = "false"
+        elif not may_host and self._params.get_as_bool("is_host"):
+            settings.pop("is_host", None)  # we serve already, and are not to do so twice
         return open_store(
             self._params.backend, self._endpoint, settings, run_id=self._params.run_id
         )
