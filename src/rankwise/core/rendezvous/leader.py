@@ -381,7 +381,9 @@ def _last_record_if_done(view: View, node: str) -> NodeRecord | None:
 
 
 def _stopping(view: View, round_: Round, node: str) -> Round:
-    record = view.nodes[node].record
+    heard = view.nodes.get(node)
+    # It may have gone since: one that is done is a member all the same.
+    record = _last_record_if_done(view, node) if heard is None else heard.record
     return msgspec.structs.replace(
         round_,
         phase=Phase.STOPPING,

@@ -323,3 +323,15 @@ def test_who_leaves_when_it_is_done_is_no_loss() -> None:
     view.delete("a", Instant(BEGIN + 2 * SECOND))
 
     assert decide(view, Instant(BEGIN + 3 * SECOND)).round is None
+
+
+def test_who_was_told_to_stop_when_it_was_done_stops_the_job_though_it_has_gone() -> None:
+    view = running("a", "b", settings=config())
+    preempted = Departure.PREEMPTED
+    told = record("a", ready=3, ended=3, is_done=True, departure=preempted, signal=15)
+    hear(view, BEGIN + SECOND, a=told)
+    view.delete("a", Instant(BEGIN + SECOND))
+
+    stopping = follow(view, BEGIN + 2 * SECOND)
+
+    assert (stopping.phase, stopping.signal) == (Phase.STOPPING, 15)
