@@ -83,6 +83,7 @@ class IpcQueue:
         self._arrived = Channel(self._simulator, None, f"slot of {self.name}")
         self._last_arrival: Event | None = None
         self.messages_sent = 0
+        self.messages_read = 0
         self.bytes_sent = 0
 
     def send(self, size: int, payload: Any = None) -> Steps:
@@ -134,5 +135,6 @@ class IpcQueue:
 
     def free(self) -> None:
         """Let a slot that was received be filled again: its credit sets out for the sender."""
+        self.messages_read += 1
         back = self.machine.start_flow(self._way_back, self._credit_bytes, None, self.name)
         back.add_callback(lambda _event: self._credits.give_back())

@@ -33,8 +33,9 @@ from rankwise.sim.runtime.multiprocessing import Multiprocessing
 from rankwise.sim.runtime.placement import Device, DeviceSelector, DPPolicy, devices_for, layout_of
 from rankwise.sim.runtime.tensor import Tensor
 from rankwise.sim.triton.dtypes import dtype
-from rankwise.sim.triton.kernel_runner import KernelRunner
+from rankwise.sim.triton.kernel_runner import KernelRunner, unread_messages
 
+_UNREAD_TOLD = 8
 _OPEN: "list[weakref.ref[RuntimeContext]]" = []
 """The contexts that are open, the innermost last; weak, so that none is kept alive by it."""
 
@@ -122,6 +123,17 @@ class RuntimeContext:
         if kind is None:
             self.drain_waits()
             self._streams.synchronize(without=self._given_up)
+            self._refuse_unread_messages()
+
+    def _refuse_unread_messages(self) -> None:
+        """Tell of what kernels have sent to each other and nobody will ever receive."""
+        unread = unread_messages(self.engine.machine)
+        if unread:
+            more = f"; and {len(unread) - _UNREAD_TOLD} more" if len(unread) > _UNREAD_TOLD else ""
+            raise LocalProtocolError(
+                f"kernels have sent what nobody received: {'; '.join(unread[:_UNREAD_TOLD])}{more}",
+                hint="every tl.send needs its tl.recv, in this launch or in another",
+            )
 
     def wait(self, handle: Any, *, _meta: Any = None) -> None:
         """Wait until a command is complete; raise what it failed with.

@@ -84,6 +84,12 @@ class _SharedState:
 _SHARED: "WeakKeyDictionary[Machine, _SharedState]" = WeakKeyDictionary()
 
 
+def unread_messages(machine: "Machine") -> list[str]:
+    """What the kernels of a machine have sent to each other and never received."""
+    shared = _SHARED.get(machine)
+    return [] if shared is None else shared.queues.unread()
+
+
 class KernelRunner:
     """Runs kernels on a simulated machine; one runner may serve any number of launches.
 

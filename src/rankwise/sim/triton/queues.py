@@ -30,6 +30,14 @@ class PeQueues:
             queue = self._queues[key] = IpcQueue(self._machine, source, destination)
         return queue
 
+    def unread(self) -> list[str]:
+        """What was sent and never received: how many slots, from whom to whom."""
+        return [
+            f"{left} slot{'s' * (left > 1)} from {source} to {destination}"
+            for (source, destination), queue in self._queues.items()
+            if (left := queue.messages_sent - queue.messages_read)
+        ]
+
 
 class ProgramQueues:
     """The queues as the programs of one launch see them.
