@@ -24,11 +24,9 @@ if TYPE_CHECKING:
     from rankwise.sim.runtime.context import RuntimeContext
     from rankwise.sim.runtime.placement import Device, DPPolicy
 
-_HOST_READ_BARRIERS = frozenset({
-    "numpy", "data", "__getitem__", "__repr__",
-    "__array__", "__bool__", "__float__", "__int__", "item", "tolist",
-})  # fmt: skip
-"""The members of `Tensor` that let the host see a value; a test compares them with the class."""
+_HOST_READ_BARRIERS = frozenset({"numpy", "data", "__getitem__", "__repr__"})
+"""The members of `Tensor` that fetch values for the host; a test compares them with the class.
+`item`, `tolist`, `bool()` and the like are said in terms of `numpy`."""
 
 Kind: TypeAlias = dtype
 """An element type; in the class, `dtype` is its name."""
