@@ -321,6 +321,7 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         group=RENDEZVOUS,
         help="The run's name serves once: a node that comes when the run is over is told how it "
         "ended, instead of beginning another run of that name.",
+        is_torchrun=False,
     ),
     _value(
         "--rdzv-backend",
