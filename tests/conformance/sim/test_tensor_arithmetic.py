@@ -155,6 +155,33 @@ def test_functions_of_elements_are_those_of_torch(
     check(operate(on_device(ctx, one)), operate(one), 1e-3)
 
 
+@pytest.mark.parametrize(
+    "operate",
+    [
+        lambda x: x.max(), lambda x: x.min(), lambda x: x.amax(0), lambda x: x.amin(1),
+        lambda x: x.relu(), lambda x: x.maximum(x * 0), lambda x: x.minimum(x * 0), lambda x: x + 1,
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["bf16", "f32", "f64"])
+def test_what_is_no_number_stays_so(
+    ctx: RuntimeContext, operate: Callable[[Any], Any], kind: str
+) -> None:
+    one = values((70, 90), kind)
+    one[3, 5] = float("nan")
+
+    check(operate(on_device(ctx, one)), operate(one), 1e-2)
+
+
+def test_a_product_over_nothing_is_zero(ctx: RuntimeContext) -> None:
+    check(ctx.ones(2, 0) @ ctx.ones(0, 3), torch.ones(2, 0) @ torch.ones(0, 3))
+
+
+def test_a_vector_has_no_rows_to_exchange(ctx: RuntimeContext) -> None:
+    one = values((5,), "f32")
+
+    check(on_device(ctx, one).t(), one.t())
+
+
 def test_in_place_operators_keep_the_memory_and_the_type(ctx: RuntimeContext) -> None:
     one = values((6,), "f16")
     device = on_device(ctx, one)
@@ -162,8 +189,10 @@ def test_in_place_operators_keep_the_memory_and_the_type(ctx: RuntimeContext) ->
 
     device += 1
     device *= on_device(ctx, values((6,), "f32"))
+    device **= 2
     one += 1
     one *= values((6,), "f32")
+    one **= 2
 
     assert device.address == address
     check(device, one)

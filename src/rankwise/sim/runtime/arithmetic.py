@@ -44,11 +44,8 @@ def binary(
     _check_category(operation, kind)
     kind = fraction_kind(kind) if operation in _FRACTIONS else kind
     shape = x.shape if number is not None else _broadcast(x.shape, y.shape)
-    if number is None and y.device != x.device:
-        raise LocalProtocolError(
-            f"{x.name} lies on {x.device}, {y.name} on {y.device}",
-            hint="copy one of them into a tensor on the other's device with copy_",
-        )
+    if number is None:
+        _check_device(x, y)
     result_kind = int1 if operation in _COMPARISONS else kind
     result = _new(x, shape, result_kind) if out is None else out
     if out is not None:
@@ -83,6 +80,15 @@ def converted(x: "Tensor", kind: dtype) -> "Tensor":
     # A truth value is whether something is not zero; anything else is cast when it is stored.
     strides = _strides(x.shape, x.shape)
     return binary("ne", x, 0) if kind.is_bool() else _mapped("copy", x, x.shape, strides, kind)
+
+
+def transposed_matrix(x: "Tensor") -> "Tensor":
+    """A copy with rows and columns exchanged; what has none of both is left as it is."""
+    if x.ndim > 2:
+        raise TypeError(
+            f"t() and T are for matrices, and {x.name} has shape {x.shape}: use transpose(0, 1)"
+        )
+    return x if x.ndim < 2 else transposed(x, 0, 1)
 
 
 def transposed(x: "Tensor", one: int, other: int) -> "Tensor":
@@ -137,20 +143,22 @@ def product(x: "Tensor", y: Any) -> "Tensor":
             f"@ takes tensors of one floating-point type, not {x.dtype} and {y.dtype}: convert"
             " them first, with to(dtype)"
         )
-    if x.device != y.device:
-        raise LocalProtocolError(f"{x.name} lies on {x.device}, {y.name} on {y.device}")
+    _check_device(x, y)
     left = (1, *x.shape) if x.ndim == 1 else x.shape
     right = (*y.shape, 1) if y.ndim == 1 else y.shape
     outer, second = left[:-2], right[:-2]
     are_pairs = outer == second or not outer or not second
     if min(len(left), len(right)) < 2 or left[-1] != right[-2] or not are_pairs:
-        raise LocalProtocolError(f"matrices of shapes {x.shape} and {y.shape} do not go together")
+        raise LocalProtocolError(
+            f"matrices of shapes {x.shape} and {y.shape} do not go together",
+            hint="x @ y takes as many columns of x as y has rows: reshape or transpose one of them",
+        )
     (m, k), n, pairs = left[-2:], right[-1], outer or second
     rows, columns = (() if x.ndim == 1 else (m,)), (() if y.ndim == 1 else (n,))
     result = _new(x, (*pairs, *rows, *columns), x.kind)
     tile_m, tile_n, tile_k = (min(128, max(16, _power(each))) for each in (m, n, k))
     grid = _count(pairs) * -(-m // tile_m) * -(-n // tile_n)
-    if grid:
+    if grid and k:  # of nothing the sums are zero, which is what new memory holds
         result.launch_kernel(
             kernels.matmul_kernel, grid, x, y, result, m, n, k,
             m * k if outer else 0, k * n if second else 0,
@@ -176,7 +184,7 @@ def _reduce(
         start = low if operation == "max" else high
     width = min(_power(inner), 256)
     depth = min(_power(max(length, 1)), _TILE // width)
-    if x.numel():  # of nothing the sum is zero, which is what memory holds that nobody has written
+    if x.numel():  # of nothing the sum is zero, which is what new memory holds
         programs = result.numel() // inner * -(-inner // width)
         result.launch_kernel(
             kernels.reduce_kernel, programs, x, result, length, inner, parts,
@@ -249,14 +257,27 @@ def _check_category(operation: str, kind: dtype) -> None:
         raise TypeError("- is not defined for tensors of bool: take ^ for where they differ")
 
 
+def _check_device(x: "Tensor", y: "Tensor") -> None:
+    if x.device != y.device:
+        raise LocalProtocolError(
+            f"{x.name} lies on {x.device}, {y.name} on {y.device}",
+            hint="copy one of them into a tensor on the other's device with copy_",
+        )
+
+
 def _check_fits(out: "Tensor", shape: Shape, kind: dtype) -> None:
     if shape != out.shape:
-        raise LocalProtocolError(f"{out.name} has shape {out.shape}, its new values {shape}")
+        raise LocalProtocolError(
+            f"{out.name} has shape {out.shape}, its new values {shape}",
+            hint="x = x + y makes a new tensor of their shape",
+        )
     if category_of(kind) > category_of(out.kind):
         raise TypeError(f"{kind.name} values cannot be put into {out.name} of {out.dtype}")
 
 
 def _axis(x: "Tensor", dim: int) -> int:
+    if not isinstance(dim, int):
+        raise TypeError(f"dim is {_told(dim)}, expected one number: take one axis after the other")
     if not -x.ndim <= dim < x.ndim:
         raise IndexError(f"{x.name} has {x.ndim} dimensions and none of number {dim}")
     return dim % x.ndim
@@ -266,7 +287,10 @@ def _broadcast(one: Shape, other: Shape) -> Shape:
     try:
         return tuple(map(int, np.broadcast_shapes(one, other)))
     except ValueError:
-        raise LocalProtocolError(f"shapes {one} and {other} do not go together") from None
+        raise LocalProtocolError(
+            f"shapes {one} and {other} do not go together",
+            hint="from the last axis on, lengths must be equal, or one of them 1: reshape one",
+        ) from None
 
 
 def _strides(shape: Shape, seen_as: Shape) -> list[int]:

@@ -6,6 +6,19 @@ import rankwise.sim.triton.language as tl
 from rankwise.sim.triton import jit
 from rankwise.sim.triton.language.extra import libdevice
 
+KEEPS_NAN = tl.constexpr(tl.PropagateNan.ALL)
+"""A NaN wins, as in torch; Triton's own choice is that it loses."""
+
+
+@jit
+def _larger(x, y):
+    return tl.maximum(x, y, propagate_nan=KEEPS_NAN)
+
+
+@jit
+def _smaller(x, y):
+    return tl.minimum(x, y, propagate_nan=KEEPS_NAN)
+
 
 @jit
 def _combined(x, y, OP: tl.constexpr):
@@ -20,9 +33,9 @@ def _combined(x, y, OP: tl.constexpr):
     if OP == "pow":
         return libdevice.pow(x, y)
     if OP == "maximum":
-        return tl.maximum(x, y)
+        return _larger(x, y)
     if OP == "minimum":
-        return tl.minimum(x, y)
+        return _smaller(x, y)
     if OP == "and":
         return x & y
     if OP == "or":
@@ -57,7 +70,7 @@ def _changed(x, OP: tl.constexpr):
     if OP == "sigmoid":
         return tl.sigmoid(x)
     if OP == "relu":
-        return tl.maximum(x, tl.zeros_like(x))
+        return _larger(x, tl.zeros_like(x))
     if OP == "not":
         return x == 0
     if OP == "invert":
@@ -131,15 +144,15 @@ def reduce_kernel(
         if OP == "sum":
             total = total + x
         elif OP == "max":
-            total = tl.maximum(total, x)
+            total = _larger(total, x)
         else:
-            total = tl.minimum(total, x)
+            total = _smaller(total, x)
     if OP == "sum":
         result = tl.sum(total, axis=0)
     elif OP == "max":
-        result = tl.max(total, axis=0)
+        result = tl.reduce(total, 0, _larger)
     else:
-        result = tl.min(total, axis=0)
+        result = tl.reduce(total, 0, _smaller)
     if factor != 1:
         result = result * factor
     tl.store(out_ptr + (outer * parts + part) * inner + column, result, mask=column < inner)

@@ -52,7 +52,8 @@ class Operators:
     __mul__, __rmul__, __imul__ = _operator("mul"), _operator("mul"), _in_place("mul")
     __truediv__, __itruediv__ = _operator("div"), _in_place("div")
     __rtruediv__ = _operator("div", is_swapped=True)
-    __pow__, __rpow__ = _operator("pow"), _operator("pow", is_swapped=True)
+    __pow__, __ipow__ = _operator("pow"), _in_place("pow")
+    __rpow__ = _operator("pow", is_swapped=True)
     __and__, __rand__, __iand__ = _operator("and"), _operator("and"), _in_place("and")
     __or__, __ror__, __ior__ = _operator("or"), _operator("or"), _in_place("or")
     __xor__, __rxor__, __ixor__ = _operator("xor"), _operator("xor"), _in_place("xor")
@@ -84,14 +85,12 @@ class Operators:
 
     @property
     def T(self: Any) -> "Tensor":  # noqa: N802 (torch's name)
-        """A copy with rows and columns exchanged."""
-        if self.ndim != 2:
-            raise TypeError(f"T is for matrices; {self.name} has shape {self.shape}: transpose(…)")
-        return arithmetic.transposed(self, 0, 1)
+        """A copy with rows and columns exchanged; a vector itself."""
+        return arithmetic.transposed_matrix(self)
 
     def t(self: Any) -> "Tensor":
-        """A copy with rows and columns exchanged."""
-        return arithmetic.transposed(self, 0, 1)
+        """A copy with rows and columns exchanged; a vector itself."""
+        return arithmetic.transposed_matrix(self)
 
     def transpose(self: Any, dim0: int, dim1: int) -> "Tensor":
         """A copy with two axes exchanged."""

@@ -22,8 +22,12 @@ from rankwise.sim.triton.promotion import combined, to_tensor
 from rankwise.sim.triton.shapes import broadcast_to
 from rankwise.sim.triton.tensor import tensor
 
-PropagateNan = type("PropagateNan", (), {"NONE": 0, "ALL": 0xFFFF})
-"""Whether `maximum` and its siblings return the NaN when one operand is one."""
+
+class PropagateNan:
+    """Whether `maximum` and its siblings return the NaN when one operand is one."""
+
+    NONE = 0
+    ALL = 0xFFFF
 
 
 _NARROWEST_BYTES = 2
