@@ -290,8 +290,8 @@ MISTAKES = {
         r"still ran after 3 s of real time, at mine\.py:3 in kernel",
     ),
     "what tensors lack": (
-        "def run(torch):\n    torch.ones(4).sum()\n",
-        r"a simulated tensor has no 'sum': launch a kernel",
+        "def run(torch):\n    torch.ones(4).cumsum()\n",
+        r"a simulated tensor has no 'cumsum': launch a kernel",
     ),
     "a shape": ("def run(torch):\n    torch.zeros(1.5)\n", r"a shape is whole numbers, not"),
     "no tensor": (
