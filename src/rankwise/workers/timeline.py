@@ -5,11 +5,11 @@ what it needs is there, and its chip is told when that is; so the clocks of all 
 """
 
 import json
-import re
 from pathlib import Path
 
 import msgspec
 
+from rankwise.base.sorting import by_numbers
 from rankwise.base.trace_events import (
     TraceEvent,
     lanes_of,
@@ -65,7 +65,7 @@ class Timeline(msgspec.Struct):
             process = (number + 1) * step
             events += process_events(process, chip, number)
             track = process + 1
-            for part in sorted(chips[chip], key=_by_numbers):
+            for part in sorted(chips[chip], key=by_numbers):
                 own = _part_events(process, track, part, chips[chip][part])
                 events += own
                 track = 1 + max(event["tid"] for event in own)
@@ -99,13 +99,6 @@ def _chip_and_part(place: str) -> tuple[str, str]:
     return (chip, part) if space and not part.isdecimal() else (place, "")
 
 
-def _by_numbers(name: str) -> list[tuple[int, str]]:
-    """What sorts chip 2 before chip 10."""
-    return [
-        (int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)
-    ]
-
-
 def _in_the_tree(chip: str) -> list[list[tuple[int, str]]]:
     """What keeps chips of a worker together."""
-    return [_by_numbers(part) for part in reversed(chip.split(" of "))]
+    return [by_numbers(part) for part in reversed(chip.split(" of "))]

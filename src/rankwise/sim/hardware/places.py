@@ -4,7 +4,7 @@ Interleaved memories take turns, a granule of bytes each. Every round begins one
 the one before, so that the rows of a matrix whose length is a multiple of a round do not all begin
 in the same memory, as real address hashes see to it.
 
-An access is a number of ranges; `shares` says how much of it each memory gives or takes.
+An access is a number of ranges; `pieces` says how much of it lies in which memory.
 """
 
 from bisect import bisect_right

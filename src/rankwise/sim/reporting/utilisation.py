@@ -4,6 +4,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from rankwise.base.sorting import by_numbers
+
 _KINDS = {
     "host to SIPs": r"host->sip\d+",
     "SIPs to host": r"sip\d+->host",
@@ -52,7 +54,7 @@ def by_kind(shares: Mapping[str, float]) -> list[KindInUse]:
 def busiest_first(shares: Mapping[str, float]) -> list[tuple[str, float]]:
     """What was used, by how busy it was; equals in the order of their numbers."""
     used = [(name, share) for name, share in shares.items() if share > 0]
-    return sorted(used, key=lambda item: (-item[1], _by_numbers(item[0])))
+    return sorted(used, key=lambda item: (-item[1], by_numbers(item[0])))
 
 
 def _mean(shares: Sequence[float]) -> float:
@@ -65,9 +67,3 @@ def _kind_of(name: str) -> str:
         if re.fullmatch(pattern, name):
             return kind
     return OTHERS
-
-
-def _by_numbers(name: str) -> list[tuple[int, str]]:
-    return [
-        (int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)
-    ]
