@@ -305,14 +305,17 @@ def _convert(value: Any, kind: Any, source: str, where: str) -> Any:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        problem, _, path = str(error).partition(" - at `$")
-        field = path.rstrip("`").lstrip(".")
+        problem, _, path = str(error).partition(" - at `")
+        is_key = path.startswith("key` in ")
+        field = path.removeprefix("key` in `").strip("`").lstrip("$.")
         if unknown := _UNKNOWN.match(problem):
             field = unknown[1]
             problem = f"there is no such field{_meant(field, _fields_of(kind))}"
         elif no_choice := _NO_CHOICE.match(problem):
             choices = get_args(_fields_of(kind).get(field))
             problem = f"there is no {no_choice[1]!r}{_meant(no_choice[1], choices)}"
+        elif is_key:
+            problem = "a name in it is no text: put quotes around it"
         else:
             found = value.get(field, value) if isinstance(value, Mapping) else value
             problem = problem[:1].lower() + problem[1:]

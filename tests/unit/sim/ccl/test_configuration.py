@@ -95,6 +95,8 @@ def test_an_algorithm_of_the_users_own_is_taken_from_its_module(
         ("collectives: {gather_all: ring_allgather}", r"there is no collective 'gather_all'"),
         ("collectives: {all_gather: tree_reduce}", r"algorithm tree_reduce is for reduce"),
         ("collectives: {all_gather: nought}", r"collectives.all_gather: no algorithm is called"),
+        ("collectives: {on: x}", r"collectives: a name in it is no text: put quotes around it"),
+        ("1: {}", r"a name in it is no text: put quotes around it"),
         ("default: {}", r"default: there is no such field; did you mean defaults\?"),
         ("{", r"is not YAML"),
         ("algorithms: {x: 5}", r"algorithms.x: expected `object`, got `int`, found 5"),
