@@ -441,11 +441,11 @@ class Worker:
     ) -> RecordedGraph:
         """Note what an orchestration function submits, without running it, to replay it often.
 
-        Only `submit_sub` can be recorded. Tasks that depend on each other run at one sub worker;
-        tensors that it allocates live as long as the worker.
+        Only `submit_sub` and `alloc` can be recorded. Tasks that depend on each other run at one
+        sub worker; tensors that it allocates live as long as the worker.
 
         Raises:
-            ConfigError: it submitted something else.
+            ConfigError: it did something else.
         """
         household = self._opened()
         self._runs.check_ready()
