@@ -18,6 +18,7 @@ from rankwise.compat.torch.elastic.rendezvous import (
     RendezvousGracefulExitError,
     RendezvousParameters,
     RendezvousTimeoutError,
+    store_rendezvous,
 )
 from rankwise.compat.torch.elastic.rendezvous.etcd_server import EtcdServer
 from rankwise.compat.torch.elastic.rendezvous.registry import get_rendezvous_handler
@@ -143,7 +144,19 @@ def test_a_run_that_was_closed_admits_nobody(endpoint: str) -> None:
     late.shutdown()
 
 
-def test_whoever_comes_later_knows_that_those_who_left_were_done(endpoint: str) -> None:
+def test_an_id_that_has_served_is_refused_and_no_result_is_made_up(endpoint: str) -> None:
+    config = config_for(endpoint, max_nodes=1)
+    assert launch(config) == {0: (0, 2), 1: (1, 2)}
+
+    for _ in range(2):
+        with pytest.raises(RendezvousClosedError, match=r"had succeeded before .* another run_id"):
+            launch(config)
+
+
+def test_whoever_comes_later_knows_that_those_who_left_were_done(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_rendezvous, "DONE_PATIENCE_S", 0.0)
     params = RendezvousParameters("etcd", endpoint, str(uuid.uuid4()), 2, 2, join_timeout=60)
     handlers = [get_rendezvous_handler(params) for _ in range(2)]
     with ThreadPoolExecutor(2) as pool:

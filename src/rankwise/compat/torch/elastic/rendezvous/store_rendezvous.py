@@ -46,6 +46,7 @@ from rankwise.core.rendezvous.vocabulary import (
     Effect,
     GangEnded,
     Joined,
+    MadeSpare,
     NodeReady,
     RefusalKind,
     Refused,
@@ -66,6 +67,12 @@ __all__ = ["StoreRendezvousHandler", "create_handler"]
 UNLIMITED_RESTARTS = 1 << 30
 CLOSING_PATIENCE_S = 5.0
 """How long `shutdown` waits, after `set_closed`, until the run is over for everybody."""
+DONE_PATIENCE_S = 1.0
+"""How long `shutdown` waits for the others, after this node's work was done.
+
+Agents meet before they shut their handlers down, so it takes no longer than a message. A run that
+nobody has closed would look to whoever comes later as if it went on, and as if it might be a spare.
+"""
 _STORE_IN_AN_AGENT = frozenset({"is_host", "store_type", "etcd_prefix"})
 _STORE_OF_ITS_OWN = frozenset(
     {"protocol", "etcd_prefix", "cacert", "ca_cert", "cert", "ssl_cert", "key", "ssl_cert_key"}
@@ -128,6 +135,7 @@ class StoreRendezvousHandler(RendezvousHandler):
         self._verdict: Verdict | None = None
         self._refusal: Refused | None = None
         self._is_closing = False
+        self._was_spare = False
 
     def get_backend(self) -> str:
         """The backend's name."""
@@ -180,13 +188,14 @@ class StoreRendezvousHandler(RendezvousHandler):
         """Leave the run, as one who is done, and let go of everything."""
         if self._thread is not None:
             with self._changed:
-                world = self._world
+                world, is_dissolved = self._world, self._is_dissolved
             if world is not None:
                 self._thread.tell(GangEnded(round=world.round, is_done=not self._is_closing))
-            if self._is_closing:
+            if self._is_closing or (world is not None and not is_dissolved):
                 # It may be this node that leads, and so must write that the run is over.
+                patience = CLOSING_PATIENCE_S if self._is_closing else DONE_PATIENCE_S
                 with self._changed:
-                    self._changed.wait_for(self._knows_the_end, CLOSING_PATIENCE_S)
+                    self._changed.wait_for(self._knows_the_end, patience)
         self._let_go()
         return True
 
@@ -243,6 +252,8 @@ class StoreRendezvousHandler(RendezvousHandler):
                     self._is_dissolved = self._world is not None
                 case Refused():
                     self._refusal = tiding
+                case MadeSpare():
+                    self._was_spare = True
                 case _:
                     return  # for people; whoever wants to hear it runs `rankwise run`
             self._changed.notify_all()
@@ -266,7 +277,12 @@ class StoreRendezvousHandler(RendezvousHandler):
         verdict = self._verdict
         assert verdict is not None, "something has been decided, and it is no round"
         if verdict.status is OutcomeStatus.SUCCEEDED:
-            return RendezvousGracefulExitError("the other nodes have finished without this one")
+            if self._was_spare:
+                return RendezvousGracefulExitError("the other nodes have finished without this one")
+            return RendezvousClosedError(
+                f"the run {self.get_run_id()} had succeeded before this node could take part",
+                hint="another run needs another run_id, as long as the store remembers this one",
+            )
         if verdict.detail.startswith("too few nodes"):
             return RendezvousTimeoutError(verdict.detail)
         return RendezvousClosedError(verdict.detail or "the run is over")
