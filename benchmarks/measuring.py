@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import rankwise
+from rankwise.drivers.real.hosting.prctl import die_with_parent
 
 PROGRAMS = Path(__file__).parent / "programs"
 HAS_TORCH = importlib.util.find_spec("torch") is not None
@@ -125,8 +126,10 @@ class BarePing:
     def __init__(self) -> None:
         """Start the child."""
         self._there, self._back = os.eventfd(0), os.eventfd(0)
+        parent = os.getpid()
         self._child = os.fork()
         if self._child == 0:
+            die_with_parent(parent)
             while True:
                 os.eventfd_read(self._there)
                 os.eventfd_write(self._back, 1)
