@@ -17,7 +17,8 @@ from rankwise.core.rendezvous.lead import WrittenRound
 from rankwise.core.rendezvous.lease import KeptLease
 from rankwise.core.rendezvous.machine import Rendezvous
 from rankwise.core.rendezvous.records import Phase, Round, Verdict
-from rankwise.core.rendezvous.requests import Commit, KeysRead, Order
+from rankwise.core.rendezvous.requests import Commit, KeysRead, Order, RenewLease
+from rankwise.core.rendezvous.succession import Succession
 from rankwise.core.rendezvous.vocabulary import Closed, Dissolved, Effect, Settled, Stimulus
 from rankwise.drivers.sim.cluster.checkers import InvariantBroken
 from rankwise.drivers.sim.cluster.faults import Clocks, ClusterPlan, Partition
@@ -182,6 +183,41 @@ class ForgetsWhoWasDone(Rendezvous):
         return super().handle(stimulus, now)
 
 
+class TakesEveryRunForOver(Rendezvous):
+    """A newcomer that founds another run in place of one that goes on."""
+
+    def __init__(self, run_id: str, config: RendezvousConfig, offer: NodeOffer) -> None:
+        super().__init__(run_id, config, offer)
+        standing = self._standing
+        eager = Eager(config, standing.keys, standing.shared)
+        standing.succession = standing.waiting._succession = eager
+
+
+class Eager(Succession):
+    @property
+    def is_over(self) -> bool:
+        return self._shared.round.value is not None
+
+
+class LetsTheRunBeForgotten(Rendezvous):
+    """A leader that binds the run to a lease, and does not renew it."""
+
+    def handle(self, stimulus: Stimulus, now: Instant) -> list[Effect]:
+        return [
+            effect
+            for effect in super().handle(stimulus, now)
+            if not isinstance(effect, RenewLease)
+            or effect.lease != self._standing.shared.charter.lease
+        ]
+
+
+class BindsNothing(Rendezvous):
+    """A leader that leaves charter and round in the store for ever."""
+
+    def __init__(self, run_id: str, config: RendezvousConfig, offer: NodeOffer) -> None:
+        super().__init__(run_id, msgspec.structs.replace(config, run_ttl=None), offer)
+
+
 class ReadyTooEarly(Agent):
     """An agent that says that it is ready while its workers are still ending."""
 
@@ -205,7 +241,7 @@ class SaysNothingInTheEnd(Agent):
         WithoutConditions, SpendsTwice, SpendsNothing, SpendsForMembership,
         SkipsARound, SeatsOneTwice, TakesTooMany, CallsEverythingASuccess, BlamesAnybody,
         NeverCloses, ForgetsWhoWasDone, BeginsAtRankZero, DoesNotBegin, DoesNotStop,
-        HasAVerdictOfItsOwn,
+        HasAVerdictOfItsOwn, TakesEveryRunForOver, LetsTheRunBeForgotten, BindsNothing,
     ],
 )  # fmt: skip
 def test_a_broken_rendezvous_is_caught(kind: type[Rendezvous]) -> None:

@@ -8,7 +8,7 @@ from rankwise.base.errors import RemoteProtocolError
 from rankwise.base.keys import ABSENT, Revision, Snapshot
 from rankwise.base.units import Instant
 from rankwise.core.rendezvous.charter import agree, forgotten, founder_in
-from rankwise.core.rendezvous.codec import decode_round, places_in
+from rankwise.core.rendezvous.codec import decode_charter, decode_round, places_in
 from rankwise.core.rendezvous.in_flight import Purpose, Request
 from rankwise.core.rendezvous.requests import (
     Answer,
@@ -64,6 +64,9 @@ def _on_answer(standing: Standing, stimulus: Reply, now: Instant) -> None:
             standing.lease.granted(request, stimulus.lease)
         case LeaseRenewed():
             standing.lease.renewed(request)
+        case LeaseEnded() if request.purpose is Purpose.RUN_LEASE:
+            standing.lead.run_lease.lost()
+            standing.shared.is_stale = True
         case LeaseEnded():
             if request.context == standing.lease.id or request.purpose is not Purpose.LEASE:
                 standing.lose_lease(now, "its lease has ended")
@@ -81,6 +84,8 @@ def _on_failed(standing: Standing, request: Request, reason: str, now: Instant) 
         if standing.part.member_of is not None and not standing.lead.round_trouble:
             standing.waiting.begin(now)
         standing.lead.round_trouble = reason
+    if request.purpose is Purpose.RUN_LEASE:
+        standing.lead.run_lease.failed()
     if request.purpose is Purpose.GOODBYE:
         standing.say_left()  # the lease will end by itself
         return
@@ -125,12 +130,17 @@ def _on_shared_read(
     standing.shared.is_stale = standing.shared.watch is None
     founder = founder_in(snapshot, standing.keys)
     if founder_then and founder != founder_then:
-        standing.is_forgotten = True
-        standing.stop_leading()
-        standing.effects += standing.part.refuse(forgotten(standing.keys, founder))
+        _forget(standing, founder)
         return
     standing.shared.learn_snapshot(snapshot)
     _after_shared(standing, now)
+
+
+def _forget(standing: Standing, founder: str) -> None:
+    """This node's run is not in the store any more, but perhaps that of another founder."""
+    standing.is_forgotten = True
+    standing.stop_leading()
+    standing.effects += standing.part.refuse(forgotten(standing.keys, founder))
 
 
 def _on_own_read(standing: Standing, snapshot: Snapshot) -> None:
@@ -160,9 +170,9 @@ def _on_committed(standing: Standing, request: Request, revision: Revision, now:
         case Purpose.LEAD:
             shared.leader.learn(standing.me.encode(), revision, standing.lease.id, revision)
         case Purpose.ROUND:
-            standing.lead.written(request.context, revision)
+            standing.lead.written(request.context, revision, now)
         case Purpose.RUN_LEASE:
-            standing.lead.charter_bound(request.context, revision)
+            standing.lead.bound(request.context, revision, now)
         case _:
             raise AssertionError(f"nothing is committed for {request.purpose}")
     _after_shared(standing, now)
@@ -194,13 +204,21 @@ def _after_shared(standing: Standing, now: Instant) -> None:
     if not standing.is_leading:
         standing.stop_leading()
     value = standing.shared.round.value
-    if standing.has_agreed and value is not None and value is not standing.part.round_bytes:
+    if (
+        standing.has_agreed
+        and not standing.is_forgotten
+        and value is not None
+        and value is not standing.part.round_bytes
+    ):
         _take_round(standing, value, now)
 
 
 def _check_charter(standing: Standing) -> None:
     value = standing.shared.charter.value
-    if value is None or standing.has_agreed or standing.part.is_told_the_end:
+    if standing.has_agreed:
+        _check_founder(standing, value)
+        return
+    if value is None or standing.part.is_told_the_end:
         return
     succession = standing.succession
     succession.obstacle = ""
@@ -213,8 +231,19 @@ def _check_charter(standing: Standing) -> None:
             return
         standing.effects += standing.part.refuse(founder)
         return
-    standing.has_agreed = True
+    standing.charter_agreed = value
     standing.own.rewrite(founder=founder)
+
+
+def _check_founder(standing: Standing, value: bytes | None) -> None:
+    """Notice that the run that this node takes part in has vanished, or given way to another."""
+    if standing.is_forgotten or value == standing.charter_agreed:
+        return
+    try:
+        founder = "" if value is None else decode_charter(value, standing.keys.charter).founder
+    except RemoteProtocolError:
+        founder = ""
+    _forget(standing, founder)
 
 
 def _take_round(standing: Standing, value: bytes, now: Instant) -> None:

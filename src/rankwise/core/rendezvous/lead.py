@@ -19,7 +19,7 @@ from rankwise.core.rendezvous.layout import RunKeys
 from rankwise.core.rendezvous.leader import Decision, decide
 from rankwise.core.rendezvous.records import Round
 from rankwise.core.rendezvous.requests import Commit, KeysRead, Order, ReadKeys
-from rankwise.core.rendezvous.run_lease import RunLease
+from rankwise.core.rendezvous.run_lease import Bound, RunLease
 from rankwise.core.rendezvous.shared import SharedKeys
 from rankwise.core.rendezvous.view import Heard, View
 
@@ -169,19 +169,21 @@ class Lead:
         written = WrittenRound(value, lease, binds_charter=bool(binding))
         return [Commit(self._requests.begin(Purpose.ROUND, now, written), transaction)]
 
-    def written(self, written: "WrittenRound", revision: Revision) -> None:
+    def written(self, written: WrittenRound, revision: Revision, now: Instant) -> None:
         """The store has taken it."""
         self.round_trouble = ""
         shared = self._shared
         shared.round.learn(written.value, revision, written.lease, revision)
         if written.binds_charter:
-            self.charter_bound(written.lease, revision)
+            self.bound(Bound(written.lease, (self._keys.charter,)), revision, now)
 
-    def charter_bound(self, lease: LeaseId | None, revision: Revision) -> None:
-        """The store has bound the charter to the run's lease."""
-        charter = self._shared.charter
-        charter.learn(charter.value, revision, lease, revision)
-        self.run_lease.bound()
+    def bound(self, bound: Bound, revision: Revision, now: Instant) -> None:
+        """The store has bound keys to the run's lease."""
+        shared = self._shared
+        for key, known in ((self._keys.charter, shared.charter), (self._keys.round, shared.round)):
+            if key in bound.keys:
+                known.learn(known.value, revision, bound.lease, revision)
+        self.run_lease.bound(now)
 
     def lose_sight(self) -> None:
         """The watch is lost: read all nodes anew."""

@@ -3,8 +3,12 @@
 Whoever leads renews it, a few times in its life, which is hours; when nobody has led for that long,
 there is nothing left. The leader asks for it when it begins to lead, and binds the charter together
 with the first round, so that nobody is woken for it; if no round comes soon, by itself. A new
-leader finds it at the charter, and goes on renewing it.
+leader finds it at the charter, and renews it at once: the leader before may have renewed it long
+ago, and who founds a run in place of another takes over a lease of which little may be left. A
+round that was written before the store had answered is bound later, with the charter or without.
 """
+
+from typing import NamedTuple
 
 from rankwise.base.keys import LeaseId, Put, Transaction, Unchanged
 from rankwise.base.units import Duration, Instant, after
@@ -15,6 +19,13 @@ from rankwise.core.rendezvous.requests import Commit, GrantLease, Order, RenewLe
 from rankwise.core.rendezvous.shared import SharedKeys
 
 RENEWALS_PER_LIFE = 4
+
+
+class Bound(NamedTuple):
+    """What a transaction of the leader binds to the run's lease, as it lies there."""
+
+    lease: LeaseId | None
+    keys: tuple[str, ...]
 
 
 class RunLease:
@@ -37,7 +48,7 @@ class RunLease:
         self._granted: LeaseId | None = None
         """One that nothing is bound to yet."""
         self._due_at: Instant | None = None
-        """When it is bound, or renewed."""
+        """When it is bound, or renewed; None for at once."""
 
     @property
     def id(self) -> LeaseId | None:
@@ -59,24 +70,37 @@ class RunLease:
     def keep(self, now: Instant) -> list[Order]:
         """Ask for it, bind the charter to it, or renew it, whatever is due."""
         ttl = self._config.run_ttl
-        if ttl is None or not self._requests.may_begin(Purpose.RUN_LEASE, now):
+        if ttl is None or self._shared.is_stale:
+            return []
+        if not self._requests.may_begin(Purpose.RUN_LEASE, now):
             return []
         bound = self._shared.charter.lease
         if bound is None and self._granted is None:
             return [GrantLease(self._requests.begin(Purpose.RUN_LEASE, now), ttl)]
-        if bound is not None and self._due_at is None:
-            self._renew_after(now, ttl)
-        if self._due_at is None or now < self._due_at:
+        if self._due_at is not None and now < self._due_at:
             return []
-        if bound is not None:
-            self._renew_after(now, ttl)
-            return [RenewLease(self._requests.begin(Purpose.RUN_LEASE, now, bound), bound)]
-        transaction = Transaction(
-            conditions=(Unchanged(self._keys.charter, self._shared.charter.revision),),
-            puts=self.binding(),
-        )
-        token = self._requests.begin(Purpose.RUN_LEASE, now, self._granted)
-        return [Commit(token, transaction)]
+        if bound is None or self._is_round_unbound:
+            return self._bind(now)
+        self._renew_after(now, ttl)
+        return [RenewLease(self._requests.begin(Purpose.RUN_LEASE, now, bound), bound)]
+
+    def _bind(self, now: Instant) -> list[Order]:
+        """Bind the charter and the round, whichever is not."""
+        charter, round_ = self._shared.charter, self._shared.round
+        lease = self.id
+        conditions: tuple[Unchanged, ...] = (Unchanged(self._keys.charter, charter.revision),)
+        puts = self.binding()
+        if self._is_round_unbound and round_.value is not None:
+            conditions = (*conditions, Unchanged(self._keys.round, round_.revision))
+            puts = (*puts, Put(self._keys.round, round_.value, lease))
+        bound = Bound(lease, tuple(put.key for put in puts))
+        token = self._requests.begin(Purpose.RUN_LEASE, now, bound)
+        return [Commit(token, Transaction(conditions=conditions, puts=puts))]
+
+    @property
+    def _is_round_unbound(self) -> bool:
+        round_ = self._shared.round
+        return round_.value is not None and round_.lease is None
 
     def granted(self, lease: LeaseId, now: Instant) -> None:
         """The store has begun it."""
@@ -86,8 +110,20 @@ class RunLease:
         soon = min(self._config.lease_ttl, ttl // RENEWALS_PER_LIFE)
         self._due_at = after(now, Duration(soon))
 
-    def bound(self) -> None:
-        """The charter is bound."""
+    def bound(self, now: Instant) -> None:
+        """The charter is bound, or the round: no more is to be done for long."""
+        ttl = self._config.run_ttl
+        assert ttl is not None, "nobody binds what does not end"
+        self._granted = None
+        self._renew_after(now, ttl)
+
+    def failed(self) -> None:
+        """The store has not answered: ask again as soon as requests may be made."""
+        if self._granted is None:
+            self._due_at = None
+
+    def lost(self) -> None:
+        """It has ended, before anything was bound to it or with all that was."""
         self._granted = self._due_at = None
 
     def stop(self) -> None:

@@ -44,14 +44,19 @@ class Standing:
         self.waiting = Waiting(config, self.part, self.lead, self.shared, self.succession)
         self.effects: list[Effect] = []
         """What is to be done, and was not yet returned."""
-        self.has_agreed = False
-        """Whether the charter says what this node wants."""
+        self.charter_agreed: bytes | None = None
+        """The charter of the run that this node takes part in."""
         self.is_forgotten = False
         """Whether the store has forgotten the run."""
         self.is_leaving = False
         """Whether the agent is at its end."""
         self.is_over = False
         """Whether the goodbye is said."""
+
+    @property
+    def has_agreed(self) -> bool:
+        """Whether the charter said what this node wants."""
+        return self.charter_agreed is not None
 
     @property
     def is_leading(self) -> bool:
@@ -72,9 +77,7 @@ class Standing:
         """Whether this node may try to found the run, in place of an earlier one if need be."""
         if self.lease.id is None or not self.shared.is_known:
             return False
-        return self.shared.charter.value is None or (
-            not self.has_agreed and self.succession.is_due(now)
-        )
+        return not self.has_agreed and self.succession.is_due(now)
 
     @property
     def may_lead(self) -> bool:

@@ -4,12 +4,18 @@ import msgspec
 from table_of_nodes import KEYS, Table
 
 from rankwise.base.failure import OutcomeStatus
-from rankwise.base.keys import Revision
+from rankwise.base.keys import Put, Revision, Transaction
 from rankwise.base.units import SECOND, Duration
-from rankwise.core.rendezvous.codec import decode_charter, decode_round
+from rankwise.core.rendezvous.codec import decode_charter, decode_round, encode
 from rankwise.core.rendezvous.configuration import RendezvousConfig
 from rankwise.core.rendezvous.records import Charter, Phase, Round
-from rankwise.core.rendezvous.requests import Commit, KeysChanged, WatchLost
+from rankwise.core.rendezvous.requests import (
+    Commit,
+    GrantLease,
+    KeysChanged,
+    RenewLease,
+    WatchLost,
+)
 from rankwise.core.rendezvous.vocabulary import (
     AnnounceWaiting,
     Closed,
@@ -313,6 +319,113 @@ def test_another_leader_goes_on_remembering_the_run() -> None:
 
     assert table.nodes["b"].is_leading
     assert worlds(table, "b")[-1] == (1, 0, ("b",))
+
+
+def test_a_run_that_follows_another_long_after_is_not_forgotten_with_it() -> None:
+    table = Table()
+    config = msgspec.structs.replace(ONE, run_ttl=Duration(2 * HOUR))
+    play(table, config, "a")
+    table.pass_time(2 * HOUR - 60 * SECOND)  # so much is left of the lease that "b" takes over
+
+    table.add("b", config)
+    table.ready("b")
+    table.pass_time(9 * HOUR)
+
+    assert charter(table).founder == "b"
+    assert round_of(table).phase is Phase.RUNNING
+
+
+def test_a_run_that_nobody_leads_for_long_is_not_forgotten_while_it_goes_on() -> None:
+    table = Table()
+    config = msgspec.structs.replace(ONE, run_ttl=Duration(2 * HOUR))
+
+    for number in range(12):
+        table.add(f"n{number}", config)
+        table.ready(f"n{number}")
+        table.pass_time(HOUR // 4)
+        table.kill(f"n{number}")
+
+    assert charter(table).founder == "n0"
+    assert round_of(table).number == 11
+
+
+def test_a_renewal_that_failed_is_made_again_soon() -> None:
+    table = Table()
+    config = msgspec.structs.replace(ONE, run_ttl=Duration(2 * HOUR))
+    table.add("a", config)
+    table.ready("a")
+    table.pass_time(SECOND)
+    (entry,) = table.keyspace.read(KEYS.charter).entries
+    renewals: list[int] = []
+
+    def lose_the_first(order: object) -> bool:
+        if isinstance(order, RenewLease) and order.lease == entry.lease:
+            renewals.append(table.now)
+            return len(renewals) > 1
+        return True
+
+    table.is_reached = lose_the_first
+    table.pass_time(HOUR)
+
+    assert len(renewals) == 3
+    assert renewals[1] - renewals[0] == config.retry_pause
+
+
+def test_a_round_that_was_written_before_the_store_gave_a_lease_is_bound_to_it_later() -> None:
+    table = Table()
+    config = msgspec.structs.replace(ONE, run_ttl=Duration(2 * HOUR))
+    lost: list[GrantLease] = []
+
+    def lose_the_first(order: object) -> bool:
+        if isinstance(order, GrantLease) and order.ttl == config.run_ttl:
+            lost.append(order)
+            return len(lost) > 1
+        return True
+
+    table.is_reached = lose_the_first
+    table.add("a", config)
+    table.ready("a")
+    table.pass_time(SECOND // 10)
+    written = round_of(table)
+    unbound = [entry.lease for entry in table.keyspace.read(KEYS.round).entries]
+    table.pass_time(8 * SECOND)
+    bound = {entry.lease for entry in table.keyspace.read(KEYS.shared).entries[::2]}
+    table.kill("a")
+    table.pass_time(2 * HOUR + 10 * SECOND)
+
+    assert written.phase is Phase.RUNNING
+    assert unbound == [None]
+    assert len(bound) == 1
+    assert None not in bound
+    assert worlds(table, "a") == [(0, 0, ("a",))]
+    assert keys(table) == []
+
+
+def test_who_works_in_a_run_that_gave_way_to_another_is_told_so() -> None:
+    table = Table()
+    table.add("a", ONE)
+    table.ready("a")
+    theirs = msgspec.structs.replace(charter(table), founder="z")
+
+    table.keyspace.commit(Transaction(puts=(Put(KEYS.charter, encode(theirs)),)))
+    table.publish()
+
+    (told,) = [each for each in table.told["a"] if isinstance(each, Refused)]
+    assert told.why.endswith("is over, and another has begun under that id")
+    assert not table.nodes["a"].is_leading
+
+
+def test_who_works_in_a_run_that_the_store_has_forgotten_does_not_found_it_anew() -> None:
+    table = Table()
+    table.add("a", ONE)
+    table.ready("a")
+
+    table.keyspace.commit(Transaction(deletes=(KEYS.charter, KEYS.round)))
+    table.publish()
+    table.pass_time(SECOND)
+
+    assert refusals(table, "a") == [RefusalKind.FORGOTTEN]
+    assert KEYS.charter not in keys(table)
 
 
 def test_a_run_for_which_nobody_came_is_forgotten_too() -> None:

@@ -11,6 +11,10 @@ machines but the words in which they write.
   there are.
 - No round ends because a node goes that is done: with leave, by SIGKILL, leading or not.
 - Whoever is admitted to a round runs in it within a few leases, unless it died or the round ended.
+- One run is current at a time under one id: another is founded only when the one before is closed
+  or led by nobody, and no worker is born while one of an earlier run lives. Who took part in a run
+  that is over begins nothing more in it.
+- What a run leaves in the store vanishes when nobody has led it for the life of its lease.
 - In the end every agent tells why it ended; all who know the verdict know the same one, and it is
   true: a success is one of all members' workers, a root cause is a worker that failed by itself and
   first.
@@ -18,16 +22,19 @@ machines but the words in which they write.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import NoReturn
+
+import msgspec
 
 from rankwise.base.errors import SimulationError
 from rankwise.base.failure import FailureCause, OutcomeStatus
-from rankwise.base.keys import Change
-from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, format_duration
+from rankwise.base.keys import Change, Entry
+from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, between, format_duration
 from rankwise.core.agent.vocabulary import FinishRun
-from rankwise.core.rendezvous.codec import decode_node, decode_round
+from rankwise.core.rendezvous.codec import decode_charter, decode_node, decode_round
 from rankwise.core.rendezvous.layout import RunKeys
-from rankwise.core.rendezvous.records import Departure, Phase, Round, Verdict
+from rankwise.core.rendezvous.records import Charter, Departure, Phase, Round, Verdict
 from rankwise.core.rendezvous.vocabulary import RefusalKind, World
 from rankwise.drivers.sim.cluster.faults import ClusterPlan
 from rankwise.drivers.sim.cluster.node import SimulatedNode, Worker
@@ -70,6 +77,24 @@ class RoundBook:
         return max(self.began.values())
 
 
+@dataclass(slots=True)
+class RunBook:
+    """What is known about one run: from one founder's charter to the next one's."""
+
+    number: int
+    charter: Charter
+    round: Round | None = None
+    """The round that lies in the store, or lay there last."""
+    rounds: dict[int, RoundBook] = field(default_factory=dict)
+    is_shown: bool = False
+    """Whether an agent has shown its verdict."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it is over."""
+        return self.round is not None and self.round.phase is Phase.CLOSED
+
+
 class ClusterChecker:
     """Watches one cluster. Satisfies `Witness`.
 
@@ -86,48 +111,113 @@ class ClusterChecker:
         self._plan = plan
         self._keys = RunKeys(run_id)
         self._now = now
-        self._round: Round | None = None
-        self._store_was_emptied = self._was_ever_emptied = False
+        self._run: RunBook | None = None
+        """The run whose charter lies in the store."""
+        self._was_ever_emptied = False
         self._rank_holders: dict[int, Worker] = {}
-        self._living_by_round: dict[int, int] = {}
+        self._round_of: dict[Worker, tuple[int, int]] = {}
+        self._living_by_round: dict[tuple[int, int], int] = {}
+        """By the numbers of the run and of the round."""
         self._nodes: set[str] = set()
-        self.books: dict[int, RoundBook] = {}
+        self._run_of: dict[str, RunBook] = {}
+        """The run that each node takes part in, or took part in."""
+        self._led_since: Instant | None = None
+        self._led_for = Duration(0)
+        """How long the last leader led."""
+        self.runs: list[RunBook] = []
         self.finished: dict[str, FinishRun] = {}
-        self._shown: Verdict | None = None
+
+    @property
+    def books(self) -> dict[int, RoundBook]:
+        """The rounds of the last run."""
+        return self.runs[-1].rounds if self.runs else {}
 
     @property
     def round(self) -> Round | None:
         """The round that lies in the store."""
-        return self._round
+        return None if self._run is None else self._run.round
 
     # The store
 
     def store_emptied(self) -> None:
         """The store has forgotten everything."""
         # A run that begins anew in an empty store knows nothing of the one before.
-        self._store_was_emptied = self._was_ever_emptied = True
+        self._was_ever_emptied = True
+        self._run = None
         self._nodes.clear()
         self._rank_holders.clear()
-        self._shown = None
 
     def changed(self, changes: tuple[Change, ...]) -> None:
-        """Something was written."""
+        """Something was written: one transaction after the other."""
+        for _, batch in groupby(changes, key=lambda change: change.revision):
+            self._transacted(tuple(batch))
+
+    def _transacted(self, changes: tuple[Change, ...]) -> None:
+        by_key = {change.key: change for change in changes}
+        before = self._run
+        if self._keys.charter in by_key:
+            self._judge_charter(by_key[self._keys.charter].value)
+        if self._keys.round in by_key:
+            value = by_key[self._keys.round].value
+            if value is not None:
+                self._judge_round(decode_round(value, self._keys.round))
+            elif before is self._run:
+                self._broken("the round was deleted, and the run goes on")
         for change in changes:
-            if change.key == self._keys.round:
-                if change.value is None:
-                    self._broken("the round was deleted")
-                self._judge_round(decode_round(change.value, change.key))
+            if change.key == self._keys.leader:
+                self._note_leader(is_led=change.value is not None)
             elif change.key.startswith(self._keys.done_notes):
                 pass  # says again what the node's record says
             elif change.key.startswith(self._keys.nodes):
                 self._note_node(self._keys.node_id(change.key), change)
 
+    def _judge_charter(self, value: bytes | None) -> None:
+        """A run is founded, or forgotten, or its charter is bound to a lease."""
+        before, self._run = self._run, None
+        if value is None:
+            if before is not None and self._living_in(before):
+                self._broken(f"the store forgets a run of which {self._living_in(before)} live")
+            return
+        charter = decode_charter(value, self._keys.charter)
+        if before is not None and charter.founder == before.charter.founder:
+            if charter != before.charter:
+                self._broken(f"the charter {before.charter} has become {charter}")
+            self._run = before
+            return
+        if before is not None:
+            self._judge_succession(before, charter)
+        self._run = RunBook(len(self.runs), charter)
+        self.runs.append(self._run)
+
+    def _judge_succession(self, before: RunBook, charter: Charter) -> None:
+        if not self._plan.rendezvous.replaces_ended:
+            self._broken(f"{charter.founder} replaces a run, and ids serve once")
+        wants_the_same = msgspec.structs.replace(charter, founder=before.charter.founder)
+        if not before.is_closed and wants_the_same == before.charter:
+            self._broken(f"{charter.founder} replaces an open run that wants the same")
+        if self._living_in(before):
+            self._broken(
+                f"{charter.founder} replaces a run of which {self._living_in(before)} workers live"
+            )
+
+    def _living_in(self, run: RunBook) -> int:
+        return sum(
+            living for (number, _), living in self._living_by_round.items() if number == run.number
+        )
+
+    def _note_leader(self, *, is_led: bool) -> None:
+        now = self._now()
+        if self._led_since is not None:
+            self._led_for = between(self._led_since, now)
+        self._led_since = now if is_led else None
+
     def _note_node(self, node: str, change: Change) -> None:
         if change.value is not None:
             self._nodes.add(node)
+            record = decode_node(change.value, change.key, node)
+            self._note_founder(node, record.founder)
             if self.books and not self._books_of(node):
                 self.books[max(self.books)].had_newcomer = True
-            record = decode_node(change.value, change.key, node)
             for book in self._books_of(node):
                 has_given_up = record.ended >= book.record.number and not record.is_done
                 if record.departure is not Departure.STAYS or has_given_up:
@@ -141,23 +231,31 @@ class ClusterChecker:
         for book in self._books_of(node):
             book.member_vanished |= node not in book.done
 
+    def _note_founder(self, node: str, founder: str) -> None:
+        for run in self.runs:
+            if run.charter.founder == founder:
+                self._run_of[node] = run
+
     def _books_of(self, node: str) -> list[RoundBook]:
-        """The round that runs, or ran last, if the node is a member."""
-        if not self.books:
+        """The round of its run that runs, or ran last, if the node is a member."""
+        run = self._run_of.get(node)
+        if run is None or not run.rounds:
             return []
-        last = self.books[max(self.books)]
+        last = run.rounds[max(run.rounds)]
         return [last] if node in last.members else []
 
     def _judge_round(self, new: Round) -> None:
-        old, self._round = self._round, new
-        if self._store_was_emptied:
-            old, self._store_was_emptied = None, False
-            self.books.clear()
+        run = self._run
+        if run is None:
+            self._broken(f"round {new.number} {new.phase} is written, and there is no charter")
+        old, run.round = run.round, new
+        if new == old:
+            return  # bound to the run's lease
         self._judge_order(old, new)
         if len(set(new.members)) != len(new.members):
             self._broken(f"round {new.number} has a member twice: {new.members}")
         if new.phase is Phase.RUNNING and (old is None or old.phase is Phase.GATHERING):
-            self._judge_settlement(old, new)
+            self._judge_settlement(run, old, new)
         if new.phase is Phase.GATHERING and old is not None and old.phase is Phase.RUNNING:
             self._judge_dissolution(old, new)
 
@@ -185,8 +283,8 @@ class ClusterChecker:
             before = "nothing" if old is None else f"round {old.number} {old.phase}"
             self._broken(f"round {new.number} {new.phase} was written over {before}")
 
-    def _judge_settlement(self, old: Round | None, new: Round) -> None:
-        config = self._plan.rendezvous
+    def _judge_settlement(self, run: RunBook, old: Round | None, new: Round) -> None:
+        config = run.charter
         if not config.nodes_min <= len(new.members) <= config.nodes_max:
             self._broken(f"round {new.number} has {len(new.members)} members")
         spent_before = 0 if old is None else old.restarts
@@ -194,8 +292,8 @@ class ClusterChecker:
         last = self.books.get(new.number - 1)
         if spent not in (0, 1):
             self._broken(f"round {new.number} spends {spent} restarts")
-        if new.restarts > config.policy.restarts_max:
-            self._broken(f"restart {new.restarts} of {config.policy.restarts_max}")
+        if new.restarts > config.restarts_max:
+            self._broken(f"restart {new.restarts} of {config.restarts_max}")
         if last is not None:
             last.ended_because = new.why
         if last is not None and old is not None:
@@ -231,31 +329,41 @@ class ClusterChecker:
                 f"rank {worker.rank} is born on {worker.node.host} in round {worker.round}, and "
                 f"lives on {holder.node.host} in round {holder.round}"
             )
-        for number, living in self._living_by_round.items():
-            if number != worker.round and living and not self._was_ever_emptied:
+        run = self._run_of[worker.node.node_id]
+        mine = (run.number, worker.round)
+        for (run_number, number), living in self._living_by_round.items():
+            if (run_number, number) != mine and living and not self._was_ever_emptied:
+                where = "" if run_number == run.number else " of another run"
                 self._broken(
-                    f"a worker of round {worker.round} is born while {living} of round {number} "
-                    "live"
+                    f"a worker of round {worker.round} is born while {living} of round "
+                    f"{number}{where} live"
                 )
         self._rank_holders[worker.rank] = worker
-        self._living_by_round[worker.round] = self._living_by_round.get(worker.round, 0) + 1
-        if worker.round in self.books:
-            self.books[worker.round].workers.append(worker)
+        self._round_of[worker] = mine
+        self._living_by_round[mine] = self._living_by_round.get(mine, 0) + 1
+        if worker.round in run.rounds:
+            run.rounds[worker.round].workers.append(worker)
 
     def ended(self, worker: Worker) -> None:
         """A worker has ended."""
         if self._rank_holders.get(worker.rank) is worker:
             del self._rank_holders[worker.rank]
-        self._living_by_round[worker.round] -= 1
-        if not self._living_by_round[worker.round]:
-            del self._living_by_round[worker.round]
+        mine = self._round_of.pop(worker)
+        self._living_by_round[mine] -= 1
+        if not self._living_by_round[mine]:
+            del self._living_by_round[mine]
 
     def vanished(self, node: SimulatedNode) -> None:
         """A node's agent was killed."""
 
     def began(self, node: SimulatedNode, world: World) -> None:
         """A node's agent has begun a round."""
-        book = self.books.get(world.round)
+        run = self._run_of.get(node.node_id)
+        if run is None:
+            self._broken(f"{node.node_id} begins round {world.round}, and is in no run")
+        if not self._was_ever_emptied and (run.is_closed or run is not self._run):
+            self._broken(f"{node.node_id} begins round {world.round} of a run that is over")
+        book = run.rounds.get(world.round)
         if book is None or book.record.members != world.members:
             self._broken(f"{node.node_id} begins round {world.round}, which nobody has settled")
         if world.members[world.node_rank] != node.node_id:
@@ -270,12 +378,13 @@ class ClusterChecker:
         config = self._plan.rendezvous
         return Duration(4 * (config.lease_ttl + config.request_timeout + config.retry_pause))
 
-    def judge_admission(self, number: int, is_up: Callable[[str], bool]) -> None:
+    def judge_admission(self, run: RunBook, number: int, is_up: Callable[[str], bool]) -> None:
         """Long after a round has begun: its members run in it, or it is over."""
-        book = self.books.get(number)
-        current = self._round
+        book = run.rounds.get(number)
+        current = run.round
         if (
-            book is None
+            run is not self._run
+            or book is None
             or current is None
             or current.number != number
             or current.phase is not Phase.RUNNING
@@ -299,20 +408,28 @@ class ClusterChecker:
         refusal = finished.refusal
         if refusal is not None and refusal.kind is RefusalKind.IDENTITY:
             self._broken(f"{node.node_id} takes its own record for another node's")
+        if refusal is not None and refusal.kind is RefusalKind.FORGOTTEN:
+            self._judge_forgotten(node)
+
+    def _judge_forgotten(self, node: SimulatedNode) -> None:
+        run = self._run_of.get(node.node_id)
+        if run is not None and run is self._run:
+            self._broken(f"{node.node_id} believes its run forgotten, and it is in the store")
 
     def _judge_verdict(self, node: SimulatedNode, verdict: Verdict) -> None:
-        written = None if self._round is None else self._round.verdict
-        if verdict != written:
+        # A node that is told the end at once has perhaps not written of which run it is.
+        mine = self._run_of.get(node.node_id)
+        possible = self.runs if mine is None else [mine]
+        written = [None if run.round is None else run.round.verdict for run in possible]
+        if verdict not in written:
             self._broken(f"{node.node_id} shows the verdict {verdict}, and written is {written}")
-        if self._shown is None:
-            self._shown = verdict
-            self._judge_truth(verdict)
-        elif self._shown != verdict:
-            self._broken(f"different verdicts are shown: {self._shown} and {verdict}")
+        run = possible[written.index(verdict)]
+        if not run.is_shown:
+            run.is_shown = True
+            self._judge_truth(run, verdict)
 
-    def _judge_truth(self, verdict: Verdict) -> None:
-        assert self._round is not None, "a verdict was written"
-        last = self.books[max(self.books)] if self.books else None
+    def _judge_truth(self, run: RunBook, verdict: Verdict) -> None:
+        last = run.rounds[max(run.rounds)] if run.rounds else None
         match verdict.status:
             case OutcomeStatus.SUCCEEDED:
                 if last is None:
@@ -350,11 +467,15 @@ class ClusterChecker:
     def _slack(self) -> int | None:
         """How far two messages to the leader may differ; None in a world of large delays."""
         network = self._plan.network
-        harsh = {"partition", "crash-store", "slow-disk", "compact-store", "kill-agent"}
-        if network.loss or any(self._happened(what) for what in harsh):
+        if self._is_harsh or self._happened("kill-agent") or self._plan.closers_die:
             return None
         # A commit and the watch that tells it, after whatever commit was under way before.
         return 6 * network.latency_max + 10 * MILLISECOND
+
+    @property
+    def _is_harsh(self) -> bool:
+        harsh = ("partition", "crash-store", "slow-disk", "compact-store")
+        return bool(self._plan.network.loss) or any(self._happened(what) for what in harsh)
 
     def judge_end(self, now: Instant, unfinished: list[str]) -> None:
         """The job should be over."""
@@ -364,8 +485,23 @@ class ClusterChecker:
                 f"the job has not ended {format_duration(Duration(now))} after its beginning: "
                 f"{shown}"
             )
-        for number, living in self._living_by_round.items():
+        for (_, number), living in self._living_by_round.items():
             self._broken(f"all agents have ended, and {living} workers of round {number} live")
+
+    def judge_leftovers(self, entries: tuple[Entry, ...]) -> None:
+        """Long after the last agent has ended: nothing is left that nobody had to leave."""
+        if not entries or self._may_leave_unbound:
+            return
+        names = [entry.key for entry in entries]
+        self._broken(
+            f"nobody has led the run for longer than its lease lives, and left are {names}"
+        )
+
+    @property
+    def _may_leave_unbound(self) -> bool:
+        """Whether the last leader may not have had the time to bind what it left to a lease."""
+        config = self._plan.rendezvous
+        return self._is_harsh or self._led_for < 2 * config.lease_ttl
 
     def _happened(self, what: str) -> bool:
         return any(

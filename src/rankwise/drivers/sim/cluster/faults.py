@@ -151,6 +151,17 @@ class SlowDisk(msgspec.Struct, frozen=True, kw_only=True, tag="slow-disk", tag_f
     takes: Duration
 
 
+class StartAgents(msgspec.Struct, frozen=True, kw_only=True, tag="start-agents", tag_field="what"):
+    """Agents start on these nodes wherever none lives, as somebody begins the job again.
+
+    With a `restarts_max` they want another budget than the plan's, and so another charter.
+    """
+
+    at: Instant
+    nodes: tuple[int, ...]
+    restarts_max: int | None = None
+
+
 class CompactStore(
     msgspec.Struct, frozen=True, kw_only=True, tag="compact-store", tag_field="what"
 ):
@@ -169,6 +180,7 @@ Happening = (
     | CrashStore
     | SlowDisk
     | CompactStore
+    | StartAgents
 )
 
 
@@ -185,6 +197,8 @@ class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         happenings: what befalls the cluster.
         grace: of every gang.
         leaves_alone: what SIGTERM means to an agent (see `AgentSpec`).
+        closers_die: of 100 leaders that write how the run ended, how many are killed before they
+            can hear that it is written.
         time_limit: after its last happening, how long the job may take to end; None works it out.
     """
 
@@ -198,6 +212,7 @@ class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     happenings: tuple[Happening, ...] = ()
     grace: Duration = Duration(5 * SECOND)
     leaves_alone: bool = False
+    closers_die: int = 0
     time_limit: Duration | None = None
 
     def __post_init__(self) -> None:

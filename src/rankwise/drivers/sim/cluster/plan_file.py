@@ -28,7 +28,8 @@ _TIMES = frozenset(
         "again_after", "announce_every", "at", "back_after", "close_timeout", "fence", "grace",
         "initial", "join_timeout", "joins_within", "last_call", "last_call_min", "lasts", "late",
         "latency_max", "latency_min", "lease_ttl", "longest", "offset_max", "prepare_takes",
-        "progress_after", "rejoin_timeout", "request_timeout", "retry_pause", "settle_delay",
+        "progress_after", "rejoin_timeout", "request_timeout", "retry_pause", "run_ttl",
+        "settle_delay",
         "start_takes", "stop_takes", "takes", "time_limit", "uneven", "until", "work",
     }
 )  # fmt: skip

@@ -26,6 +26,7 @@ from rankwise.drivers.sim.cluster.faults import (
     Preempt,
     RefuseWorkers,
     SlowDisk,
+    StartAgents,
     Workers,
 )
 from rankwise.drivers.sim.streams import stream
@@ -33,14 +34,16 @@ from rankwise.drivers.sim.streams import stream
 SIZES = (1, 2, 2, 3, 3, 4, 5, 6, 8, 8, 12, 16)
 SIGNALS = (6, 7, 9, 11, 13)
 HAPPENINGS_END = 40 * SECOND
+STARTS_END = 100 * SECOND
 
 
 def random_plan(seed: int) -> ClusterPlan:
     """The plan of a seed: the same in every process and on every machine."""
-    chance = stream(seed, "plan")
+    chance, following = stream(seed, "plan"), stream(seed, "succession")
     nodes = chance.choice(SIZES)
     rendezvous = _random_rendezvous(chance, nodes)
-    return ClusterPlan(
+    happenings = _random_happenings(stream(seed, "happenings"), nodes)
+    plan = ClusterPlan(
         nodes=nodes,
         rendezvous=rendezvous,
         workers=_random_workers(chance, stream(seed, "endings")),
@@ -52,9 +55,37 @@ def random_plan(seed: int) -> ClusterPlan:
             for node in range(nodes)
             if _happens(chance, 10)
         },
-        happenings=_random_happenings(stream(seed, "happenings"), nodes),
+        happenings=happenings,
         grace=_between(chance, ZERO, 3 * SECOND),
         leaves_alone=_happens(chance, 20),
+    )
+    return _with_succession(plan, following) if _happens(following, 60) else plan
+
+
+def _with_succession(plan: ClusterPlan, chance: Random) -> ClusterPlan:
+    """The same, but that the job is begun again under its id, and the store forgets it some day."""
+    lease_ttl = plan.rendezvous.lease_ttl
+    ttls = (None, _between(chance, 5 * lease_ttl, 120 * SECOND), Duration(7200 * SECOND))
+    starts = [_random_start(chance, plan) for _ in range(chance.choice((0, 1, 1, 2, 4)))]
+    return msgspec.structs.replace(
+        plan,
+        rendezvous=msgspec.structs.replace(
+            plan.rendezvous, replaces_ended=_happens(chance, 85), run_ttl=chance.choice(ttls)
+        ),
+        happenings=tuple(sorted((*plan.happenings, *starts), key=lambda each: each.at)),
+        closers_die=chance.choice((0, 0, 50, 100)),
+    )
+
+
+def _random_start(chance: Random, plan: ClusterPlan) -> StartAgents:
+    some = chance.sample(range(plan.nodes), chance.randint(1, plan.nodes))
+    if _happens(chance, 50):
+        some = list(range(plan.nodes))
+    wishes = (None, None, plan.rendezvous.policy.restarts_max + 1)
+    return StartAgents(
+        at=Instant(_between(chance, ZERO, STARTS_END)),
+        nodes=tuple(some),
+        restarts_max=chance.choice(wishes),
     )
 
 

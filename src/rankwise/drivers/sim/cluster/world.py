@@ -9,13 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+import msgspec
+
 from rankwise.base.errors import SimulationError
 from rankwise.base.keys import Revision
-from rankwise.base.units import SECOND, Duration, Instant, after
+from rankwise.base.units import SECOND, ZERO, Duration, Instant, after
 from rankwise.core.agent.machine import Agent
 from rankwise.core.agent.vocabulary import AgentSpec, FinishRun
 from rankwise.core.gang.vocabulary import GangSpec
-from rankwise.core.rendezvous.configuration import NodeOffer
+from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig
+from rankwise.core.rendezvous.layout import RunKeys
 from rankwise.core.rendezvous.records import Verdict
 from rankwise.core.rendezvous.vocabulary import World
 from rankwise.drivers.sim.agenda import Agenda, VirtualClock
@@ -33,6 +36,7 @@ from rankwise.drivers.sim.cluster.faults import (
     Preempt,
     RefuseWorkers,
     SlowDisk,
+    StartAgents,
 )
 from rankwise.drivers.sim.cluster.node import SimulatedNode, Worker
 from rankwise.drivers.sim.cluster.store import SimulatedStore
@@ -105,7 +109,11 @@ class ClusterWorld:
         self._steps = 0
         self._starts_pending = 0
         self._timers: dict[int, Instant] = {}
-        self._checked_rounds = 0
+        self._checked_rounds = (0, 0)
+        self._configs: dict[int, RendezvousConfig] = {}
+        """Of nodes whose agents want something else than the plan."""
+        self._closing_chance = stream(seed, "closers")
+        self._closings_seen = 0
         self._cuts: dict[int, int] = {}
         clock_chance = stream(seed, "clocks")
         self.nodes = [
@@ -149,6 +157,7 @@ class ClusterWorld:
         ended_at = self._clock.now()
         self._hear_out()
         self.checker.judge_end(self._clock.now(), self._unfinished())
+        self._let_leases_end()
         verdicts = [finish.verdict for finish in self.checker.finished.values()]
         return ClusterRun(
             verdict=next((verdict for verdict in verdicts if verdict is not None), None),
@@ -172,12 +181,22 @@ class ClusterWorld:
         while self._agenda.next_instant is not None and self._agenda.next_instant <= limit:
             self._agenda.run_next()
 
+    def _let_leases_end(self) -> None:
+        """Wait until the store must have forgotten the run, if it ever does."""
+        run_ttl = self.plan.rendezvous.run_ttl
+        if run_ttl is None:
+            return
+        limit = after(self._clock.now(), Duration(run_ttl + self.plan.rendezvous.lease_ttl))
+        while self._agenda.next_instant is not None and self._agenda.next_instant <= limit:
+            self._agenda.run_next()
+        self.checker.judge_leftovers(self.store.keyspace.read("").entries)
+
     def _spec_of(self, number: int, node_id: str) -> AgentSpec:
         plan = self.plan
         static = plan.rendezvous.is_static
         return AgentSpec(
             run_id=RUN_ID,
-            rendezvous=plan.rendezvous,
+            rendezvous=self._configs.get(number, plan.rendezvous),
             offer=NodeOffer(
                 node_id=node_id,
                 host=f"h{number}",
@@ -206,6 +225,7 @@ class ClusterWorld:
                 at = Instant(int(chance.random() * (self.plan.joins_within + 1)))
             self._start_later(node, at)
         for happening in self.plan.happenings:
+            self._starts_pending += isinstance(happening, StartAgents)
             self._agenda.at(happening.at, partial(self._let_happen, happening))
 
     def _start_later(self, node: SimulatedNode, at: Instant) -> None:
@@ -218,6 +238,17 @@ class ClusterWorld:
             self._up.add(node.number)
             self._timers.pop(node.number, None)
             node.start_agent()
+
+    def _start_again(self, start: StartAgents) -> None:
+        self._starts_pending -= 1
+        config = self.plan.rendezvous
+        if start.restarts_max is not None:
+            policy = msgspec.structs.replace(config.policy, restarts_max=start.restarts_max)
+            config = msgspec.structs.replace(config, policy=policy)
+        for number in start.nodes:
+            if not self.nodes[number].is_up:
+                self._configs[number] = config
+                self._start_later(self.nodes[number], self._clock.now())
 
     def _let_happen(self, happening: Happening) -> None:
         match happening:
@@ -250,6 +281,8 @@ class ClusterWorld:
                 self._agenda.after(happening.lasts, partial(self.store.set_disk, Duration(0)))
             case CompactStore():
                 self.store.compact()
+            case StartAgents():
+                self._start_again(happening)
 
     def _kill_agent(self, node: SimulatedNode, back_after: Duration | None) -> None:
         if not node.is_up:
@@ -289,18 +322,36 @@ class ClusterWorld:
         changes = keyspace.changes_after(self._seen, "")
         self._seen = keyspace.revision
         self.checker.changed(changes)
-        if len(self.checker.books) > self._checked_rounds:
-            self._checked_rounds = len(self.checker.books)
-            number = max(self.checker.books)
+        self._kill_closer()
+        counts = (len(self.checker.runs), len(self.checker.books))
+        if self.checker.books and counts > self._checked_rounds:
+            run, number = self.checker.runs[-1], max(self.checker.books)
             self._agenda.after(
                 self.checker.admission_patience,
-                partial(self.checker.judge_admission, number, self._is_node_up),
+                partial(self.checker.judge_admission, run, number, self._is_node_up),
             )
+        self._checked_rounds = max(counts, self._checked_rounds)
+
+    def _kill_closer(self) -> None:
+        """Let the leader that has just written the end of a run die of it, if the plan says so."""
+        run = self.checker.runs[-1] if self.checker.runs else None
+        if run is None or not run.is_closed or run.number < self._closings_seen:
+            return
+        self._closings_seen = run.number + 1
+        if self._closing_chance.randrange(100) >= self.plan.closers_die:
+            return
+        for entry in self.store.keyspace.read(RunKeys(RUN_ID).leader).entries:
+            node = self._node_called(entry.value.decode())
+            if node is not None:
+                self._agenda.after(ZERO, partial(self._kill_agent, node, None))
 
     def _is_node_up(self, node_id: str) -> bool:
-        number = int(node_id[1:].split(".", maxsplit=1)[0])
-        node = self.nodes[number]
-        return node.is_up and node.node_id == node_id
+        return self._node_called(node_id) is not None
+
+    def _node_called(self, node_id: str) -> SimulatedNode | None:
+        """The node whose living agent has that id."""
+        node = self.nodes[int(node_id[1:].split(".", maxsplit=1)[0])]
+        return node if node.is_up and node.node_id == node_id else None
 
     def _after_step_of(self, node: SimulatedNode) -> None:
         agent = node.agent
