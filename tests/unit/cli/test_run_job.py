@@ -343,6 +343,7 @@ def test_a_static_endpoint_is_the_master(
         ("--nnodes 2 --max-no-progress 0 train.py", "--max-no-progress is 0, expected 1 or more"),
         ("--nnodes 2 --local-addr no.such.invalid train.py", "--local-addr is 'no.such.invalid'"),
         ("--nnodes 2 --rdzv-conf lease_ttl=0 train.py", "lease_ttl is '0', expected more than 0"),
+        ("--nnodes 2 --rdzv-conf lease_ttl=1e9 train.py", "more than 0 and less than 1e9 seconds"),
         ("--nnodes 0 train.py", "--nnodes is '0', expected 0 < MIN <= MAX"),
         ("--nnodes 1:2:3 train.py", "--nnodes is '1:2:3', expected N or MIN:MAX"),
         ("--nnodes x train.py", "--nnodes is 'x', expected N or MIN:MAX"),

@@ -105,5 +105,7 @@ def _positive(value: object, key: str, label: str) -> float:
     except ValueError:
         number = 0.0
     if not 0 < number < 1e9:
-        raise ConfigError(f"{label}: {key} is {str(value)!r}, expected more than 0 seconds")
+        raise ConfigError(
+            f"{label}: {key} is {str(value)!r}, expected more than 0 and less than 1e9 seconds"
+        )
     return number

@@ -221,7 +221,9 @@ def _seconds(settings: Mapping[str, str], name: str) -> Duration | None:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < 1e6:
-        raise ConfigError(f"--rdzv-conf: {name} is {text!r}, expected more than 0 seconds")
+        raise ConfigError(
+            f"--rdzv-conf: {name} is {text!r}, expected more than 0 and less than 1e6 seconds"
+        )
     return duration_from_seconds(seconds)
 
 
