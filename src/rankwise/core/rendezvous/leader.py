@@ -340,10 +340,13 @@ def _watch_over(view: View, round_: Round, now: Instant) -> Decision:
             preempted.append(node)
         elif record is not None and record.failing == number:
             failing.append(node)
-        elif record is None or record.ready > number or node in view.returned:
+        elif record is None or record.ready > number:
             gone.append(node)
         elif record.ended >= number and record.is_done:
-            done += 1  # also if it leaves: what it had to do is done
+            # Also if it leaves, or was cut off and is back: what it had to do is done.
+            done += 1
+        elif node in view.returned:
+            gone.append(node)
         elif record.departure is Departure.LEAVES:
             leaving.append(node)
         elif record.ended >= number:
@@ -436,11 +439,23 @@ def _look_for_newcomers(view: View, round_: Round, now: Instant) -> Decision:
     wanted = active_count(config, len(round_.members) + len(newcomers)) - len(round_.members)
     if wanted <= 0:
         return Decision()
-    settle_at = after(max(view.newcomer_at, view.round_since), config.settle_delay)
+    come = sorted(newcomers, key=lambda node: (view.since[node], node))[:wanted]
+    settle_at = _settles_at(view, [view.since[node] for node in come])
     if now < settle_at:
         return Decision(wake_at=settle_at)
-    come = newcomers[:wanted]
     return Decision(_dissolved(round_, f"{_nodes(view, come)} joining"))
+
+
+def _settles_at(view: View, arrivals: list[Instant]) -> Instant:
+    """When newcomers are taken in, so that those who come together cost one round.
+
+    Only those who will be taken in count, and each new one puts it off, but not for ever: a node
+    that comes and goes all the time must not keep the others out.
+    """
+    config = view.config
+    latest = after(max(arrivals), config.settle_delay)
+    last = after(min(arrivals), max(config.last_call, config.settle_delay))
+    return max(min(latest, last), after(view.round_since, config.settle_delay))
 
 
 def _struck_now(view: View, round_: Round) -> set[str]:

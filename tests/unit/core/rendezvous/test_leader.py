@@ -231,6 +231,26 @@ def test_a_newcomer_is_taken_in_after_a_while() -> None:
     assert follow(view, BEGIN + 4 * SECOND).why == "node b on host-b is joining"
 
 
+def test_who_comes_when_all_seats_are_taken_does_not_put_off_those_who_came_before() -> None:
+    view = running("a", settings=config(1, 2, settle_delay=Duration(3 * SECOND)))
+    hear(view, BEGIN + SECOND, b=record("b", ready=0))
+    hear(view, BEGIN + 3 * SECOND, c=record("c", ready=0))
+
+    assert follow(view, BEGIN + 4 * SECOND).why == "node b on host-b is joining"
+
+
+def test_a_node_that_comes_and_goes_all_the_time_does_not_keep_others_out() -> None:
+    patience = {"settle_delay": Duration(3 * SECOND), "last_call": Duration(5 * SECOND)}
+    view = running("a", settings=config(1, 9, **patience))
+    hear(view, BEGIN + SECOND, b=record("b", ready=0))
+    for second in (3, 5):
+        view.delete("c", Instant(BEGIN + second * SECOND))
+        hear(view, BEGIN + second * SECOND, c=record("c", ready=0))
+
+    assert decide(view, Instant(BEGIN + 5 * SECOND)).wake_at == BEGIN + 6 * SECOND
+    assert follow(view, BEGIN + 6 * SECOND).why.endswith("are joining")
+
+
 def test_a_member_that_is_getting_ready_again_is_waited_for_beyond_the_last_call() -> None:
     view = running("a", "b", "c", settings=config(2, 3, last_call=ZERO))
     hear(view, BEGIN, c=record("c", ready=3, ended=2, departure=Departure.LEAVES))
@@ -303,6 +323,17 @@ def test_a_new_leader_counts_those_who_were_done_before_they_went() -> None:
     verdict = follow(anew, BEGIN + 4 * SECOND).verdict
     assert verdict is not None
     assert verdict.status is OutcomeStatus.SUCCEEDED
+
+
+def test_who_was_done_when_it_was_cut_off_is_done_when_it_is_back() -> None:
+    view = running("a", "b", settings=config())
+    view.done["a"] = done = record("a", ready=3, ended=3, is_done=True)
+    view.delete("a", Instant(BEGIN + SECOND))
+    anew = led_anew(view, BEGIN + 2 * SECOND)
+
+    hear(anew, BEGIN + 3 * SECOND, a=done)
+
+    assert decide(anew, Instant(BEGIN + 3 * SECOND)).round is None
 
 
 def test_a_note_of_an_earlier_round_says_nothing_about_this_one() -> None:
