@@ -30,7 +30,10 @@ class ClusterTeller:
                 waited = format_duration(announcement.waited)
                 self._stage.say(f"waiting {announcement.text} (since {waited}; {self._place})")
             case MadeSpare():
-                self._stage.say(f"this node is a spare: {announcement.why}")
+                self._stage.say(
+                    f"this node is a spare for now: {announcement.why}; it is taken in as soon as "
+                    "a seat is free"
+                )
             case AnnounceRoundEnd():
                 self._stage.say(f"round {announcement.round} is over: {announcement.why}")
             case AnnounceKill():
