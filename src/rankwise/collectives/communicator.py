@@ -41,6 +41,11 @@ DEFAULT_TIMEOUT = Duration(300 * SECOND)
 _SECONDS_MAX = 1e9
 """Thirty years: what is longer means "for ever", which an operation must not take."""
 
+_BEGIN_ANEW = (
+    "the ranks no longer agree on where they are: end them all and begin anew; a tree of workers "
+    "does so with close() and init()"
+)
+
 _alive: "weakref.WeakSet[Communicator]" = weakref.WeakSet()
 
 
@@ -84,6 +89,7 @@ class Communicator:
         self._operations = 0
         self._busy = threading.Lock()
         self._refusal = ""
+        self._has_given_up = False
         self._owner_pid = os.getpid()
         _alive.add(self)
 
@@ -231,7 +237,8 @@ class Communicator:
             if self._refusal:
                 raise CollectiveError(
                     f"rank {self._rank} cannot do {call.numbered(self._operations + 1)}: "
-                    f"{self._refusal}"
+                    f"{self._refusal}",
+                    hint=_BEGIN_ANEW if self._has_given_up else None,
                 )
             self._operations += 1
             try:
@@ -246,6 +253,7 @@ class Communicator:
     def _give_up(self, call: Call, error: BaseException) -> None:
         words = f"{type(error).__name__} in {call.numbered(self._operations)}"
         self.refuse(f"it is of no use after {words}")
+        self._has_given_up = True
         if not isinstance(error, CollectiveError):
             words += f": {error}"
         self._transport.withdraw(words)

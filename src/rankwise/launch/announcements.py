@@ -34,7 +34,7 @@ def kill_line(announcement: AnnounceKill, grace: str) -> str:
     ranks = announcement.local_ranks
     who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
     if announcement.asked_again:
-        return f"{who} {'is' if len(ranks) == 1 else 'are'} killed, as was asked for"
+        return f"{who} {'is' if len(ranks) == 1 else 'are'} killed at once"
     return f"{who} did not end within {grace}: killed"
 
 

@@ -184,6 +184,17 @@ def test_a_journal_of_one_gang_is_said_to_have_no_agents(
     assert "holds no entry of an agent (only runs on several nodes have agents" in told
 
 
+def test_a_journal_that_was_cut_off_is_said_to_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal = tmp_path / "journal.jsonl"
+    journal.write_text('{"at":1,"machine":"gang","stimulus":{"type":"Started"}}\n{"at":2,"mach')
+
+    assert invoke(["replay", str(journal)]) == 2
+
+    assert "ends in the middle of line 2 (whoever wrote it was killed" in capsys.readouterr().err
+
+
 def outcome(status: OutcomeStatus, code: int | None = None, stop: int | None = None) -> Outcome:
     failure = Failure(
         local_rank=0,

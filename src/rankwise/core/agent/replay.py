@@ -84,6 +84,11 @@ def replay(lines: Iterable[bytes], path: str) -> Iterator[Step]:
                 continue
             stimulus: Stimulus = stimuli.decode(line.stimulus)
         except msgspec.DecodeError as error:
+            if not text.endswith(b"\n"):
+                raise ConfigError(
+                    f"{path} ends in the middle of line {number}",
+                    hint="whoever wrote it was killed or had no room; what came before holds",
+                ) from error
             raise ConfigError(
                 f"{path}, line {number}: {error}",
                 hint="is it the journal of a run on several nodes, by this version of rankwise?",

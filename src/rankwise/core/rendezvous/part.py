@@ -56,6 +56,11 @@ class Part:
         return self.round is not None and self._spare_in == self.round.number
 
     @property
+    def was_done(self) -> bool:
+        """Whether all workers of this node have succeeded in the round that ran last."""
+        return self._own.record.is_done
+
+    @property
     def is_fit(self) -> bool:
         """Whether the node was ever ready for a round."""
         return self._own.record.ready >= 0

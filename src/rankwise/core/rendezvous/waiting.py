@@ -87,6 +87,8 @@ class Waiting:
         if self.cut_off_since is not None:
             waited = format_duration(between(self.cut_off_since, now))
             why = f"this node could not register within {waited}"
+            if self._part.was_done:
+                why = f"its workers were done, but how the job ended was not heard within {waited}"
         hint = "is the store reachable from here?"
         return self._part.refuse(Refused(RefusalKind.TIMEOUT, f"{why}: {trouble}", hint))
 
