@@ -1,12 +1,23 @@
-"""Numbers that users give: counts, seconds, shapes."""
+"""What users give: counts, seconds, shapes, names, lists."""
 
 import operator
 from collections.abc import Iterable
+from typing import Any
 
 from rankwise.base.errors import ConfigError
 from rankwise.base.units import Duration, duration_from_seconds
 
 _CENTURY_S = 3.2e9
+
+
+def check_text(name: str, value: object, hint: str) -> None:
+    """Refuse what is no text, or empty.
+
+    Raises:
+        ConfigError: names it and its value.
+    """
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{name} is {value!r}, expected a name", hint=hint)
 
 
 def check_whole(name: str, value: object, least: int, hint: str | None = None) -> None:
@@ -19,6 +30,18 @@ def check_whole(name: str, value: object, least: int, hint: str | None = None) -
         raise ConfigError(
             f"{name} is {value!r}, expected a whole number from {least} on", hint=hint
         )
+
+
+def checked_entries(name: str, given: Iterable[Any], expected: str) -> tuple[Any, ...]:
+    """What a user has given a list of.
+
+    Raises:
+        ConfigError: it is no list.
+    """
+    try:
+        return tuple(given)
+    except TypeError:
+        raise ConfigError(f"{name} is {given!r}, expected a list: {expected}") from None
 
 
 def checked_patience(name: str, seconds: float) -> Duration:

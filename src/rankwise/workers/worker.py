@@ -25,7 +25,13 @@ from rankwise.workers.callable_table import CallableTable, check_callable
 from rankwise.workers.child_context import path_here
 from rankwise.workers.failures import TaskFailure
 from rankwise.workers.household import Household, HouseholdSpec
-from rankwise.workers.numbers import check_whole, checked_patience, checked_shape
+from rankwise.workers.numbers import (
+    check_text,
+    check_whole,
+    checked_entries,
+    checked_patience,
+    checked_shape,
+)
 from rankwise.workers.orchestrator import Orchestrator
 from rankwise.workers.recording import Program, RecordedGraph, Recorder
 from rankwise.workers.runs import Runs
@@ -84,12 +90,15 @@ class Worker:
         check_whole("num_sub_workers", num_sub_workers, 0)
         check_whole("heap_ring_size", heap_ring_size, 1)
         check_whole("ring_depth", ring_depth, 1)
+        check_text("platform", platform, '"sim", "host", or another that is installed')
         self.level = level
         self._platform = platform
         self._device_id = device_id
-        self._device_ids = tuple(device_ids)
+        self._device_ids = checked_entries("device_ids", device_ids, "numbers of chips: [0, 1]")
         self._sub_count = num_sub_workers
-        self._bootstraps = tuple(chip_bootstrap_configs or ())
+        self._bootstraps = checked_entries(
+            "chip_bootstrap_configs", chip_bootstrap_configs or (), "one per device"
+        )
         self._heap_bytes = MAX_RING_DEPTH * heap_ring_size
         self._ring_depth = ring_depth
         self._start_patience = checked_patience("start_timeout", start_timeout)

@@ -253,6 +253,9 @@ def test_a_dead_chip_is_named_and_the_worker_can_be_initialised_again() -> None:
         (lambda: Worker(level=3, device_ids=[0], chip_bootstrap_configs=[]), "0 chip_bootstrap"),
         (lambda: Worker(level=4, device_ids=[0]), "chips belong to level 3"),
         (lambda: Worker(level=3, device_ids=[0, 0]), "names a chip twice"),
+        (lambda: Worker(level=3, device_ids=5), "device_ids is 5, expected a list"),  # type: ignore[arg-type]
+        (lambda: Worker(level=3, chip_bootstrap_configs=5), "configs is 5, expected a list"),  # type: ignore[arg-type]
+        (lambda: Worker(level=3, platform=None), "platform is None, expected a name"),  # type: ignore[arg-type]
         (lambda: Worker(level=3, num_sub_workers=-1), "num_sub_workers is -1"),
         (lambda: Worker(level=4).add_worker(Worker(level=4)), "level 4 was added to one of level"),
     ],
@@ -496,6 +499,26 @@ def test_a_worker_inside_another_is_not_initialised_by_itself() -> None:
 
     with pytest.raises(LocalProtocolError, match="this worker was added to one of level 4"):
         inner.init()
+
+
+def test_an_interrupt_while_the_zygote_ends_leaves_no_child_and_no_descriptor() -> None:
+    def interrupt(*_: object) -> None:
+        signal.signal(signal.SIGCHLD, before)
+        raise KeyboardInterrupt
+
+    descriptors = len(list(Path("/proc/self/fd").iterdir()))
+    worker = Worker(level=3, num_sub_workers=1)
+    worker.init()
+    before = signal.signal(signal.SIGCHLD, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            worker.close()
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+    with pytest.raises(ChildProcessError):  # there is no child left that nobody has waited for
+        os.waitpid(-1, os.WNOHANG)
+    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
 
 
 def test_closing_twice_is_once_and_a_worker_can_be_used_again() -> None:

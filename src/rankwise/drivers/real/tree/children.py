@@ -16,7 +16,7 @@ import threading
 import time
 from array import array
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from typing import NoReturn
 
 import msgspec
@@ -411,18 +411,26 @@ class Children:
 
     def abandon(self) -> None:
         """End everything that is left at once, and close all descriptors; twice is once."""
-        if self._zygote:
-            # Told that nobody gives orders any more, it kills all its descendants and ends.
-            pid, self._zygote = self._zygote, 0
+        try:
+            if self._zygote:
+                pid, self._zygote = self._zygote, 0
+                self._end_zygote(pid)
+        finally:
+            self._resources.close()
+
+    def _end_zygote(self, pid: int) -> None:
+        """Told that nobody gives orders any more, it kills all its descendants and ends."""
+        has_ended = False
+        try:
             # Closing would not do: whatever was forked meanwhile, another tree, has a copy of it.
             self._orders.shutdown(socket.SHUT_RDWR)
-            pidfd = Descriptor(os.pidfd_open(pid))
-            if not wait_readable(pidfd.number, _ZYGOTE_PATIENCE):
+            with closing(Descriptor(os.pidfd_open(pid))) as pidfd:
+                has_ended = wait_readable(pidfd.number, _ZYGOTE_PATIENCE)
+        finally:  # a Ctrl-C in the middle leaves nothing behind either
+            if not has_ended:
                 os.kill(pid, signal.SIGKILL)
-            pidfd.close()
             with suppress(ChildProcessError):  # the program reaps whatever it finds
                 os.waitpid(pid, 0)
-        self._resources.close()
 
     def give_up(self) -> None:
         """End everything that is left at once, without telling the listener."""
