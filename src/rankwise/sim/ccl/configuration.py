@@ -8,6 +8,7 @@ slots that chunks do not fill exactly, buffers that are too small.
 import difflib
 import re
 from collections.abc import Iterable, Mapping
+from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -159,6 +160,8 @@ def load_configuration(
     """
     if isinstance(source, Mapping):
         return _checked(dict(source), name)
+    if not isinstance(source, str | PathLike | None):
+        raise ConfigError(f"ccl is {source!r}, expected a file or a mapping")
     path = Path(FILE_NAME if source is None else source)
     try:
         text = path.read_text("utf-8")

@@ -35,7 +35,11 @@ _FUNCTIONS = {
 
 
 def check_reduction(op: ReduceOp, kind: dtype) -> None:
-    """Refuse what is not defined for a type."""
+    """Refuse what is no reduction, or not defined for a type."""
+    if not isinstance(op, ReduceOp):
+        raise ConfigError(
+            f"op is {op!r}, expected a ReduceOp: {', '.join(each.name for each in ReduceOp)}"
+        )
     if op is ReduceOp.AVG and not kind.is_floating():
         raise ConfigError(f"an average of {kind} is not defined: reduce with SUM and divide")
 

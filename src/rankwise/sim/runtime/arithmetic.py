@@ -110,6 +110,8 @@ def reduced(
         raise TypeError(f"the mean of {x.dtype} is no {x.dtype}: convert it first, with to('f32')")
     axis = None if dim is None else _axis(x, dim)
     length = x.numel() if axis is None else x.shape[axis]
+    if not length and is_mean:  # as in torch, it is no number
+        return binary("div", reduced("sum", x, dim, keepdim=keepdim), 0)
     if not length and operation != "sum":
         raise LocalProtocolError(f"{x.name} of shape {x.shape} has no elements to take {name} of")
     kind = sum_kind(x.kind) if operation == "sum" else x.kind

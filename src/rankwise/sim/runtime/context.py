@@ -11,14 +11,15 @@ import math
 import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from operator import index
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, SupportsIndex
 
 import msgspec
 import numpy as np
 from greenlet import getcurrent
 
-from rankwise.base.errors import Deadlock, LocalProtocolError, TimeLimit
+from rankwise.base.errors import ConfigError, Deadlock, LocalProtocolError, TimeLimit
 from rankwise.sim.ccl.configuration import (
     CollectiveConfiguration,
     check_sizes_against,
@@ -79,6 +80,10 @@ class RuntimeContext:
         ccl: Any = None,
         seed: int = 0,
     ) -> None:
+        if not isinstance(engine, GraphEngine):
+            raise ConfigError(
+                f"engine is {engine!r}, expected a GraphEngine", hint='GraphEngine("default")'
+            )
         self.engine = engine
         self.target_device = target_device or DeviceSelector("all")
         self.correlation_id = correlation_id
@@ -346,8 +351,15 @@ class RuntimeContext:
             args: the kernel's arguments: tensors, numbers.
             meta: more of them, by name.
         """
-        programs = [grid] if isinstance(grid, int | np.integer) else grid
-        shape = programs if callable(programs) else tuple(int(length) for length in programs)
+        shape = grid if callable(grid) else _grid_shape(grid)
+        for argument in (*args, *meta.values()):
+            if isinstance(argument, Tensor):
+                argument.check_usable(self)
+            elif isinstance(argument, np.ndarray):
+                raise LocalProtocolError(
+                    f"an array of shape {argument.shape} was given to a kernel on the device",
+                    hint="make a tensor of it first, with torch.from_numpy",
+                )
         stream = self.current_stream()
         command = KernelLaunch(
             sip=stream.device.sip,
@@ -368,6 +380,16 @@ class RuntimeContext:
     def now(self) -> int:
         """The current instant of simulated time, in picoseconds."""
         return self.engine.now
+
+
+def _grid_shape(grid: Any) -> tuple[int, ...]:
+    lengths = [grid] if isinstance(grid, SupportsIndex) else grid
+    try:
+        return tuple(index(length) for length in lengths)
+    except TypeError:
+        raise ConfigError(
+            f"the grid is {grid!r}, expected a whole number, up to three of them, or a function"
+        ) from None
 
 
 def _with_dependencies(command: Command, handles: list[Handle]) -> Command:

@@ -33,7 +33,7 @@ class TensorCreation:
         self, *shape: Any, dtype: Any = "f32", dp: DPPolicy | None = None, name: str | None = None
     ) -> Tensor:
         """A tensor whose values nobody has written; they read as zero."""
-        return self._context.allocate(_shape(shape), element_type(dtype), dp, name)
+        return self._context.allocate(_shape(shape), _kind(dtype), dp, name)
 
     def full(
         self,
@@ -44,7 +44,7 @@ class TensorCreation:
         name: str | None = None,
     ) -> Tensor:
         """A tensor with one value everywhere."""
-        lengths, kind = _shape((shape,)), element_type(dtype)
+        lengths, kind = _shape((shape,)), _kind(dtype)
         return self._written(lengths, kind, dp, name, lambda: np.broadcast_to(fill_value, lengths))
 
     def zeros(
@@ -64,7 +64,7 @@ class TensorCreation:
     ) -> Tensor:
         """Uniform values from 0 to 1; each rank has a stream of its own from the context's seed."""
         return self._random_tensor(
-            _shape(shape), element_type(dtype), dp, name,
+            _shape(shape), _kind(dtype), dp, name,
             lambda random, lengths: random.random(lengths, dtype=np.float32),
         )  # fmt: skip
 
@@ -73,7 +73,7 @@ class TensorCreation:
     ) -> Tensor:
         """Normal values; each rank has a stream of its own from the context's seed."""
         return self._random_tensor(
-            _shape(shape), element_type(dtype), dp, name,
+            _shape(shape), _kind(dtype), dp, name,
             lambda random, lengths: random.standard_normal(lengths, dtype=np.float32),
         )  # fmt: skip
 
@@ -135,6 +135,11 @@ class TensorCreation:
         has_data = self._context.engine.enable_data
         tensor.write(encoded(values(), kind) if has_data else None)
         return tensor
+
+
+def _kind(named: Any) -> dtype:
+    """The element type that a user means; None is the default, as in torch."""
+    return element_type("f32" if named is None else named)
 
 
 def _shape(given: tuple[Any, ...]) -> tuple[int, ...]:

@@ -135,6 +135,7 @@ class Gatherings:
         for tensor in (*taken, *given):
             if not isinstance(tensor, Tensor):
                 raise LocalProtocolError(f"{collective} takes tensors, not {tensor!r}")
+            tensor.check_usable(self._context)
         first = (taken or given)[0] if taken or given else None
         kind = element_type("i8") if first is None else first.kind
         for tensor in (*taken, *given):
@@ -163,6 +164,9 @@ class Gatherings:
             LocalProtocolError: the other rank is no other member.
         """
         rank = self._context.rank
+        if not isinstance(tensor, Tensor):
+            raise LocalProtocolError(f"messages take tensors, not {tensor!r}")
+        tensor.check_usable(self._context)
         peer = target if rank == source else source
         if peer not in group.ranks or peer == rank:
             raise LocalProtocolError(f"rank {rank} cannot exchange messages with rank {peer}")

@@ -16,11 +16,17 @@ import random
 import traceback
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from greenlet import getcurrent
 
-from rankwise.base.errors import Deadlock, LocalProtocolError, SimulationError, Waiting
+from rankwise.base.errors import (
+    ConfigError,
+    Deadlock,
+    LocalProtocolError,
+    SimulationError,
+    Waiting,
+)
 from rankwise.base.seeds import derived_seed
 from rankwise.sim.kernel import Rank
 from rankwise.sim.kernel.places import frames_of_stack, line_of, where_of
@@ -130,6 +136,8 @@ class Multiprocessing:
             TimeLimit: the wall limit is exceeded; names the rank and its line.
         """
         del daemon, start_method
+        if not isinstance(nprocs, SupportsIndex):
+            raise ConfigError(f"nprocs is {nprocs!r}, expected a whole number of ranks")
         if nprocs < 1:
             raise LocalProtocolError(f"spawn was asked for {nprocs} ranks; expected 1 or more")
         if getcurrent().parent is not None:

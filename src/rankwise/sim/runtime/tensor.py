@@ -43,7 +43,8 @@ def element_type(named: Any) -> dtype:
     """The element type that a user means: a name, or a type of numpy, torch or the kernels."""
     if isinstance(named, dtype):
         return named
-    is_spelled = isinstance(named, str) or type(named).__module__ == "torch"
+    # Nothing is no type; numpy takes it for f64.
+    is_spelled = named is None or isinstance(named, str) or type(named).__module__ == "torch"
     try:
         name = str(named) if is_spelled else np.dtype(named).name
         return dtype_named(_LONG_NAMES.get(name, name))
@@ -56,6 +57,13 @@ def element_type(named: Any) -> dtype:
 def short_name(kind: dtype) -> str:
     """What the runtime and the machine call a type: `f16`, `i32`."""
     return _SHORT_NAMES[kind.name]
+
+
+class _Memory:
+    """What tensors share that see the same memory."""
+
+    def __init__(self) -> None:
+        self.is_freed = False
 
 
 class Tensor(Operators):
@@ -80,9 +88,10 @@ class Tensor(Operators):
         address: int,
         dp: "DPPolicy | None" = None,
         name: str = "tensor",
+        memory: "_Memory | None" = None,
     ) -> None:
         self._context = context
-        self._is_freed = False
+        self._memory = memory or _Memory()
         self.shape = shape
         self.kind = kind
         self.device = device
@@ -194,6 +203,7 @@ class Tensor(Operators):
             address=self.address,
             dp=self.dp,
             name=self.name,
+            memory=self._memory,
         )
 
     def numpy(self) -> Array:
@@ -210,8 +220,9 @@ class Tensor(Operators):
 
     def __repr__(self) -> str:
         about = f"shape={self.shape}, dtype={self.dtype}, device={self.device}"
-        if not self._context.engine.enable_data or self._is_freed:
-            return f"Tensor({self.name}, {about}, {'freed' if self._is_freed else 'without data'})"
+        if not self._context.engine.enable_data or self._memory.is_freed:
+            why = "freed" if self._memory.is_freed else "without data"
+            return f"Tensor({self.name}, {about}, {why})"
         values = np.array2string(self._fetch(), threshold=20, prefix="Tensor(")
         return f"Tensor({values}, {about})"
 
@@ -269,9 +280,9 @@ class Tensor(Operators):
             raise LocalProtocolError(
                 f"{self.name} has shape {self.shape}, {source.name} has {source.shape}"
             )
-        source.check_alive()
         self.check_alive()
         context = self._context
+        source.check_usable(context)
         context.drain_for_host_read()
         if source.kind != self.kind:
             if context.engine.enable_data:
@@ -309,10 +320,13 @@ class Tensor(Operators):
         return twin.copy_(self)
 
     def free(self) -> None:
-        """Give its memory back, after all that has been submitted; it must not be used again."""
-        if self._is_freed:
+        """Give its memory back, after all that has been submitted.
+
+        Neither it nor what sees the same memory (`reshape`) may be used again.
+        """
+        if self._memory.is_freed:
             return
-        self._is_freed = True
+        self._memory.is_freed = True
         if self.nbytes:
             context = self._context
             context.submit(
@@ -391,9 +405,19 @@ class Tensor(Operators):
         narrow = self.kind.is_narrow and self.kind.name != "fp16"
         return self.kind.compute if narrow else self.kind.storage
 
+    def check_usable(self, context: "RuntimeContext") -> None:
+        """Raise if its memory has been given back, or is another machine's than the context's."""
+        self.check_alive()
+        # An address means something else on every machine.
+        if self._context.engine is not context.engine:
+            raise LocalProtocolError(
+                f"{self.name} lies on the machine of another context",
+                hint="take its values with numpy(), and make a tensor of them here",
+            )
+
     def check_alive(self) -> None:
         """Raise if its memory has been given back."""
-        if self._is_freed:
+        if self._memory.is_freed:
             raise LocalProtocolError(f"{self.name} was used after it was freed")
 
 

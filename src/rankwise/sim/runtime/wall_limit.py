@@ -56,7 +56,11 @@ def wall_limit(seconds: float | None, *, remedy: str = "a larger wall_limit_s") 
     if seconds is None or threading.current_thread() is not threading.main_thread():
         yield
         return
-    if not seconds > 0:
+    try:
+        is_positive = seconds > 0
+    except TypeError:
+        is_positive = False
+    if not is_positive:
         raise ConfigError(f"a wall limit of {seconds!r} s; expected more than 0")
 
     begun = time.monotonic()
