@@ -34,6 +34,7 @@ from rankwise.ports.store import Store, Watch
 PATIENCE = Duration(60 * SECOND)
 """How long anything may take before it counts as missing."""
 INSTANTLY = Duration(20 * MILLISECOND)
+HOURS = Duration(2 * 3600 * SECOND)
 SHORT_LIFE = Duration(1 * SECOND)
 """The life of a lease that nobody renews; a store may round it up."""
 CLIENTS = 4
@@ -178,6 +179,50 @@ def a_transaction_is_all_or_nothing(connect: Connect, prefix: str) -> None:
     assert keys_then == [a]
     assert isinstance(done, Committed)
     assert entries == (Entry(b, b"b", done.revision), Entry(c, b"c", done.revision))
+
+
+def one_of_many_replaces_several_keys_at_once(connect: Connect, prefix: str) -> None:
+    """Rewritten, deleted and put for the first time in one revision, or by somebody else."""
+    charter, round_, leader = (prefix + name for name in ("charter", "round", "leader"))
+    with _clients(connect) as clients, connect() as other:
+        ours = other.grant_lease(HOURS)
+        old = _put_all(other, Put(charter, b"old", ours), Put(round_, b"closed", ours))
+        watch = other.watch(prefix, old)
+
+        def replace(store: Store, name: bytes) -> bool:
+            lease = store.grant_lease(HOURS)
+            done = store.commit(
+                Transaction(
+                    conditions=(
+                        Unchanged(charter, old), Unchanged(round_, old), Unchanged(leader, ABSENT),
+                    ),
+                    puts=(Put(charter, name, ours), Put(leader, name, lease)),
+                    deletes=(round_,),
+                )
+            )  # fmt: skip
+            if isinstance(done, Conflict):
+                store.revoke_lease(lease)
+            return isinstance(done, Committed)
+
+        names = [f"client {number}".encode() for number in range(CLIENTS)]
+        won = _at_once(
+            partial(replace, store, name) for store, name in zip(clients, names, strict=True)
+        )
+        batch = _next(watch)
+        watch.close()
+        entries = other.read(prefix).entries
+
+    assert won.count(True) == 1
+    winner = names[won.index(True)]
+    assert {change.revision for change in batch} == {entries[0].revision}
+    assert {change.key: change.value for change in batch} == {
+        charter: winner, leader: winner, round_: None,
+    }  # fmt: skip
+    assert [(entry.key, entry.value) for entry in entries] == [
+        (charter, winner), (leader, winner),
+    ]  # fmt: skip
+    assert entries[0].lease == ours
+    assert entries[1].lease not in {ours, None}
 
 
 def what_changes_nothing_makes_no_revision(connect: Connect, prefix: str) -> None:
@@ -507,6 +552,29 @@ def a_key_written_without_its_lease_stays(connect: Connect, prefix: str) -> None
     assert (entry.value, entry.lease) == (b"2", None)
 
 
+def a_lease_of_hours_belongs_to_nobody(connect: Connect, prefix: str) -> None:
+    """It outlives who has begun it; any client binds keys to it, renews it and ends it."""
+    early, late, brief = prefix + "early", prefix + "late", prefix + "brief"
+    with connect() as founder:
+        hours = founder.grant_lease(HOURS)
+        _put(founder, early)
+        _put_all(founder, Put(early, b"bound", hours))
+    with connect() as store:
+        with closing(_watch(store, brief)) as watch:
+            short = store.grant_lease(SHORT_LIFE)
+            _put_all(store, Put(late, b"bound", hours), Put(brief, b"", short))
+            values = [change.value for change in _told(watch, 2)]
+        store.renew_lease(hours)
+        kept = [(entry.key, entry.lease) for entry in store.read(prefix).entries]
+        with connect() as other:
+            other.revoke_lease(hours)
+        left = store.read(prefix).entries
+
+    assert values == [b"", None]
+    assert kept == [(early, hours), (late, hours)]
+    assert left == ()
+
+
 def a_conflict_is_told_before_a_lost_lease(connect: Connect, prefix: str) -> None:
     """Nothing is written when conditions fail, so no lease is asked for."""
     with connect() as store:
@@ -535,6 +603,7 @@ STORE_BEHAVIOURS: dict[str, Behaviour] = {
         a_key_can_be_put_only_while_it_is_absent,
         a_key_can_be_replaced_only_while_it_is_unchanged,
         a_transaction_is_all_or_nothing,
+        one_of_many_replaces_several_keys_at_once,
         what_changes_nothing_makes_no_revision,
         a_watch_tells_every_change_in_order,
         a_watch_may_begin_in_the_past,
@@ -552,6 +621,7 @@ STORE_BEHAVIOURS: dict[str, Behaviour] = {
         a_lease_that_nobody_renews_takes_its_keys_along,
         a_lease_that_is_renewed_outlives_one_that_is_not,
         a_revoked_lease_takes_its_keys_along_at_once,
+        a_lease_of_hours_belongs_to_nobody,
         a_key_written_without_its_lease_stays,
         a_conflict_is_told_before_a_lost_lease,
     )
@@ -562,6 +632,12 @@ STORE_BEHAVIOURS: dict[str, Behaviour] = {
 def _put(store: Store, key: str, value: bytes = b"") -> Revision:
     result = store.commit(Transaction(puts=(Put(key, value),)))
     assert isinstance(result, Committed), "a transaction without conditions came to a conflict"
+    return result.revision
+
+
+def _put_all(store: Store, *puts: Put) -> Revision:
+    result = store.commit(Transaction(puts=puts))
+    assert isinstance(result, Committed)
     return result.revision
 
 
