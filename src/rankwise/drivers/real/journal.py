@@ -7,6 +7,7 @@ silent.
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -56,8 +57,18 @@ class FileJournal:
     def _append(self, line: dict[str, Any]) -> None:
         if self._on_error is None:
             return
+        rest = self._encoder.encode(line) + b"\n"
+        written = 0
         try:
-            os.write(self._fd, self._encoder.encode(line) + b"\n")
+            while rest:  # a disk that is nearly full takes a part, and refuses the next
+                count = os.write(self._fd, rest)
+                written, rest = written + count, rest[count:]
         except OSError as error:
+            self._take_back(written)
             on_error, self._on_error = self._on_error, None
             on_error(self.path, error)
+
+    def _take_back(self, size: int) -> None:
+        """Let the file end with a whole line, so that what is there can be read."""
+        with suppress(OSError):  # not a regular file
+            os.ftruncate(self._fd, os.fstat(self._fd).st_size - size)

@@ -7,8 +7,11 @@ memory left, the calendar is not absurd, and whatever commands the user names su
 
 import os
 import shutil
+import signal
 import subprocess
 import time
+from contextlib import suppress
+from threading import Lock
 from typing import NamedTuple
 
 from rankwise.base.units import format_bytes
@@ -19,6 +22,8 @@ SHARED_MEMORY_BYTES_MIN = 16 << 20
 CALENDAR_BEGIN_S = 1_700_000_000
 """A clock before this date (November 2023) has never been set."""
 COMMAND_PATIENCE_S = 60.0
+REAP_PATIENCE_S = 1.0
+"""How long a command that was killed is waited for."""
 
 
 class Unfit(NamedTuple):
@@ -28,12 +33,81 @@ class Unfit(NamedTuple):
     hint: str
 
 
-def unfitness(checks: tuple[str, ...], places: tuple[str, ...]) -> Unfit | None:
+class NodeCheck:
+    """The user's commands, one at a time, each with all that it starts in a process group.
+
+    A thread runs them; another one may end them, for good, when the agent needs no answer any more.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_ended = False
+
+    def run(self, command: str) -> Unfit | None:
+        """Give the command to the shell: it must end with 0 in time, and is killed otherwise."""
+        try:
+            process = self._start(command)
+        except OSError as error:
+            return Unfit(
+                f"the node check {command!r} could not be started: {error}", "run it by hand"
+            )
+        if process is None:
+            return Unfit(f"the node check {command!r} was not started: the agent ends", "")
+        try:
+            output, _ = process.communicate(timeout=COMMAND_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self._kill()
+            if process.stdout is not None:
+                process.stdout.close()
+            return Unfit(
+                f"the node check {command!r} did not end within {COMMAND_PATIENCE_S:g} s, and was "
+                "killed",
+                "run it by hand",
+            )
+        finally:
+            self._process = None
+        return _judged(command, process.returncode, output)
+
+    def end(self) -> None:
+        """Kill the command that runs, if one does, and start no more."""
+        with self._lock:
+            self._is_ended = True
+        self._kill()
+
+    def _start(self, command: str) -> "subprocess.Popen[bytes] | None":
+        with self._lock:
+            if self._is_ended:
+                return None
+            self._process = subprocess.Popen(  # noqa: S602  # the user's words for the user's shell
+                command,
+                shell=True,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                process_group=0,
+            )
+            return self._process
+
+    def _kill(self) -> None:
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):  # stuck in the kernel: it ends when it can
+            process.wait(REAP_PATIENCE_S)
+
+
+def unfitness(
+    checks: tuple[str, ...], places: tuple[str, ...], node_check: NodeCheck
+) -> Unfit | None:
     """Look at this node.
 
     Args:
         checks: commands for the shell; each must end with 0 within a minute.
         places: directories that need room, those that exist.
+        node_check: runs the commands.
 
     Returns:
         The first thing that is wrong; None if nothing is.
@@ -42,7 +116,7 @@ def unfitness(checks: tuple[str, ...], places: tuple[str, ...]) -> Unfit | None:
         _disk_trouble(places)
         or _memory_trouble()
         or _calendar_trouble()
-        or next((trouble for check in checks if (trouble := _command_trouble(check))), None)
+        or next((trouble for check in checks if (trouble := node_check.run(check))), None)
     )
 
 
@@ -84,25 +158,13 @@ def _calendar_trouble() -> Unfit | None:
     return Unfit(f"the clock says {year}, so it was never set", "is the time service running?")
 
 
-def _command_trouble(check: str) -> Unfit | None:
-    try:
-        done = subprocess.run(  # noqa: S602  # the user's own words for the user's own shell
-            check,
-            shell=True,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=COMMAND_PATIENCE_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return Unfit(f"the node check {check!r} could not be completed: {error}", "run it by hand")
-    if done.returncode == 0:
+def _judged(command: str, code: int, output: bytes) -> Unfit | None:
+    if code == 0:
         return None
-    lines = [line for line in done.stdout.decode("utf-8", "replace").splitlines() if line.strip()]
+    lines = [line for line in output.decode("utf-8", "replace").splitlines() if line.strip()]
     said = f": {lines[-1].strip()}" if lines else ""
     return Unfit(
-        f"the node check {check!r} ended with {done.returncode}{said}",
+        f"the node check {command!r} ended with {code}{said}",
         "this node takes part again when the check succeeds and rankwise is started again",
     )
 

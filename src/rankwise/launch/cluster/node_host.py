@@ -28,7 +28,7 @@ from rankwise.core.rendezvous.vocabulary import World
 from rankwise.drivers.real.stop_words import StopWords
 from rankwise.launch import world as launch_world
 from rankwise.launch.agreement import Agreement
-from rankwise.launch.cluster.fitness import places_to_check, unfitness
+from rankwise.launch.cluster.fitness import NodeCheck, places_to_check, unfitness
 from rankwise.launch.cluster.plan import ClusterPlan
 from rankwise.launch.master_port import ReservedPort
 from rankwise.launch.stage import Stage
@@ -48,6 +48,7 @@ class RealNodeHost:
         self._deliver = deliver
         self._processes = stage.host
         self.rounds = 0
+        self._node_check = NodeCheck()
         """How many rounds this node was a member of."""
         self.world_size: int | None = None
         """How many workers the last of them had on all nodes."""
@@ -135,7 +136,8 @@ class RealNodeHost:
         self._deliver(stimulus)
 
     def close(self) -> None:
-        """Give the port back, and end the threads that wait."""
+        """Give the port back, and end the threads that wait, and a check that nobody asks for."""
+        self._node_check.end()
         self._end_agreement()
         if self._port is not None:
             self._port.close()
@@ -151,7 +153,8 @@ class RealNodeHost:
         """In a thread: look at the node, reserve a port, tell."""
         plan = self._plan
         answer: Stimulus
-        unfit = unfitness(plan.checks, places_to_check(self._stage.job.logs.directory))
+        places = places_to_check(self._stage.job.logs.directory)
+        unfit = unfitness(plan.checks, places, self._node_check)
         if unfit is not None:
             answer = PreparationFailed(number, unfit.reason, unfit.hint)
         else:
