@@ -516,7 +516,7 @@ class Worker:
         Raises:
             LocalProtocolError: before `init()`, and after `close()`.
             ConfigError: there is no such shape or dtype.
-            MemoryError: no address is left for so much.
+            TreeError: no address is left for so much; it is a MemoryError too.
         """
         import math  # noqa: PLC0415  # only who wants arrays pays for it
 

@@ -111,6 +111,13 @@ def run(worker: Worker, function: Callable[[Orchestrator], object], **options: A
     worker.run(lambda orch, _args, _config: function(orch), **options)
 
 
+def test_more_than_there_are_addresses_cannot_be_shared(worker: Worker) -> None:
+    with pytest.raises(TreeError, match=r"^16 TiB were asked for, and no such piece is left"):
+        worker.share((2**42,), "f4")
+
+    assert worker.share((4,), "f4").sum() == 0
+
+
 def test_a_value_goes_from_task_to_task_through_memory_that_they_share(worker: Worker) -> None:
     result = worker.share((4,), "f4")
 

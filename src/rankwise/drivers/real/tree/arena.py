@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from rankwise.base.errors import ConfigError
+from rankwise.base.errors import ConfigError, TreeError
 from rankwise.base.units import format_bytes
 from rankwise.core.tree.heap import Heap
 
@@ -75,6 +75,10 @@ class Layout(msgspec.Struct, frozen=True):
         return self.counters + _COUNTERS_STRIDE * child
 
 
+class ArenaExhausted(TreeError, MemoryError):
+    """No address is left for what was to be shared."""
+
+
 class Arena:
     """The mapping; made by the worker process, inherited by everybody beneath it."""
 
@@ -103,7 +107,11 @@ class Arena:
         size_bytes = max(PAGE, _page_up(size_bytes))
         offset = self._rest.take(size_bytes)
         if offset is None:
-            raise MemoryError(f"the arena has no {format_bytes(size_bytes)} left")
+            raise ArenaExhausted(
+                f"{format_bytes(size_bytes)} were asked for, and no such piece is left of the "
+                f"{format_bytes(SIZE)} of addresses that a tree shares",
+                hint="share less at a time; what was shared is given back by close()",
+            )
         self._sizes[offset] = size_bytes
         return offset
 
