@@ -77,6 +77,26 @@ def test_what_nobody_understands_is_passed_over_by_all(shared: Any) -> None:
         assert put(store, "a") == 1
 
 
+def test_renewals_do_not_lengthen_the_log_and_changes_do_by_one_entry_each(shared: Any) -> None:
+    with C10dStore(shared, namespace="run", clock=CLOCK) as store:
+        lease = store.grant_lease(Duration(3600 * SECOND))
+        before = entries_in(shared)
+        for _ in range(200):
+            store.renew_lease(lease)
+        renewed = entries_in(shared)
+        for number in range(20):
+            store.commit(Transaction(puts=(Put("node", b"%d" % number, lease),)))
+        changed = entries_in(shared)
+
+    assert renewed == before
+    assert changed == before + 20
+
+
+def entries_in(shared: Any) -> int:
+    """How many entries the log has; adding nothing reads the counter."""
+    return int(shared.add("rankwise-log/run/next", 0))
+
+
 def test_runs_in_one_store_of_torch_do_not_meet(shared: Any) -> None:
     with (
         C10dStore(shared, namespace="one", clock=CLOCK) as one,
