@@ -148,8 +148,12 @@ def _run_one(settings: "Settings", style: str, trace: str | None, report: str | 
     session = Session(settings, with_messages=trace is not None)
     with watched(session.engine, settings.program):
         finished = session.run()
-    if finished.results or style != "table":
+    if finished.results:
         _show(finished.results, style)
+    elif style != "table":
+        from rankwise.cli.sim_sweep import show_times  # noqa: PLC0415  # only here
+
+        show_times([({}, finished.engine.now)], style)
     else:
         from rankwise.sim.hardware.quantities import format_picoseconds  # noqa: PLC0415  # the same
 

@@ -17,6 +17,8 @@ from rankwise.sim.hardware.quantities import format_picoseconds
 from rankwise.sim.reporting.results import (
     BenchResult,
     as_csv,
+    time_row,
+    times_as_csv,
 )
 from rankwise.sim.reporting.table import result_table
 
@@ -29,14 +31,25 @@ def run_sweep(settings: Settings, points: Sequence[Point], style: str) -> int:
     outcomes = list(zip(points, _outcomes(settings, points), strict=True))
     _tell_failures(outcomes)
     rows = [(point, result) for point, outcome in outcomes for result in outcome.results]
-    if rows or style != "table":
+    times = [(point, outcome.time_ps) for point, outcome in outcomes if not outcome.failure]
+    if rows or (style != "table" and not times):
         _show(points[0], rows, style)
-    else:  # a program that measures nothing has taken its time all the same
-        for point, outcome in outcomes:
-            if not outcome.failure:
-                shown = "  ".join(f"{key}={value}" for key, value in point.items())
-                click.echo(f"{shown}  simulated time: {format_picoseconds(outcome.time_ps)}")
+    else:
+        show_times(times, style)
     return int(any(outcome.failure for _, outcome in outcomes))
+
+
+def show_times(times: Sequence[tuple[Point, int]], style: str) -> None:
+    """Print the simulated picoseconds of a program that measures nothing, a line or row each."""
+    rows = [{**point, **time_row(time_ps)} for point, time_ps in times]
+    if style == "json":
+        click.echo(msgspec.json.format(msgspec.json.encode(rows)).decode())
+    elif style == "csv":
+        click.echo(times_as_csv(rows))
+    else:
+        for point, time_ps in times:
+            shown = "  ".join(f"{key}={value}" for key, value in point.items())
+            click.echo(f"{shown}  simulated time: {format_picoseconds(time_ps)}")
 
 
 def _tell_failures(outcomes: Sequence[tuple[Point, Outcome]]) -> None:

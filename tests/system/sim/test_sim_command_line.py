@@ -91,6 +91,19 @@ def test_a_sweep_of_a_program_without_results_shows_the_simulated_times(tmp_path
     assert first.split()[-2:] != second.split()[-2:]
 
 
+def test_a_program_without_results_has_its_time_as_csv_and_json(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def run(torch, *, n=1):\n    torch.ones(n)\n")
+
+    one = rankwise("run", "mine.py", "--format", "json", cwd=tmp_path)
+    swept = rankwise("run", "mine.py", "--sweep", "n=1,1000000", "--format", "csv", cwd=tmp_path)
+
+    (alone,) = json.loads(one.stdout)
+    first, second = csv.DictReader(io.StringIO(swept.stdout))
+    assert list(first) == ["n", "time_ps", "seconds"]
+    assert int(first["time_ps"]) == alone["time_ps"] < int(second["time_ps"])
+    assert float(second["seconds"]) == int(second["time_ps"]) / 10**12
+
+
 def shown_on_terminal(kind: str, *words: str, cwd: Path) -> bytes:
     """What a terminal of a kind gets on standard error."""
     ours, theirs = os.openpty()
