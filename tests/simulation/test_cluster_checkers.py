@@ -8,7 +8,7 @@ import pytest
 from rankwise.base.errors import SimulationError
 from rankwise.base.failure import OutcomeStatus
 from rankwise.base.keys import Put, Snapshot, Transaction
-from rankwise.base.units import DURATION_MAX, SECOND, Duration, Instant, after
+from rankwise.base.units import DURATION_MAX, MILLISECOND, SECOND, Duration, Instant, after
 from rankwise.core.agent.machine import Agent
 from rankwise.core.agent.vocabulary import AgentSpec
 from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig
@@ -18,10 +18,28 @@ from rankwise.core.rendezvous.lease import KeptLease
 from rankwise.core.rendezvous.machine import Rendezvous
 from rankwise.core.rendezvous.records import Phase, Round, Verdict
 from rankwise.core.rendezvous.requests import Commit, KeysRead, Order, RenewLease
+from rankwise.core.rendezvous.standing import Standing
 from rankwise.core.rendezvous.succession import Succession
-from rankwise.core.rendezvous.vocabulary import Closed, Dissolved, Effect, Settled, Stimulus
+from rankwise.core.rendezvous.vocabulary import (
+    Closed,
+    Dissolved,
+    Effect,
+    Joined,
+    Refused,
+    Settled,
+    Stimulus,
+)
 from rankwise.drivers.sim.cluster.checkers import InvariantBroken
-from rankwise.drivers.sim.cluster.faults import Clocks, ClusterPlan, Partition
+from rankwise.drivers.sim.cluster.faults import (
+    Clocks,
+    ClusterPlan,
+    CrashStore,
+    FailWorker,
+    Network,
+    Partition,
+    StartAgents,
+    Workers,
+)
 from rankwise.drivers.sim.cluster.plans import random_plan
 from rankwise.drivers.sim.cluster.world import ClusterWorld
 
@@ -218,6 +236,18 @@ class BindsNothing(Rendezvous):
         super().__init__(run_id, msgspec.structs.replace(config, run_ttl=None), offer)
 
 
+class TakesPartInAnyRun(Rendezvous):
+    """A node that joins the next run under the same name when the store has forgotten its own."""
+
+    def handle(self, stimulus: Stimulus, now: Instant) -> list[Effect]:
+        effects = super().handle(stimulus, now)
+        if not any(isinstance(effect, Refused) for effect in effects):
+            return effects
+        self._standing = Standing(self._standing.keys.run_id, self.config, self.offer)
+        self._joined = False
+        return super().handle(Joined(), now)
+
+
 class ReadyTooEarly(Agent):
     """An agent that says that it is ready while its workers are still ending."""
 
@@ -269,6 +299,60 @@ def test_a_node_that_does_not_feel_its_lease_end_is_caught() -> None:
 
     with pytest.raises(InvariantBroken, match=r"lives on|is born while"):
         world.run()
+
+
+def test_a_node_that_goes_over_to_the_next_run_when_the_store_forgets_its_own_is_caught() -> None:
+    def make_agent(spec: AgentSpec) -> Agent:
+        agent = Agent(spec)
+        agent.rendezvous = TakesPartInAnyRun(spec.run_id, spec.rendezvous, spec.offer)
+        return agent
+
+    world = ClusterWorld(forgotten_at(5 * SECOND), 0, make_agent=make_agent)
+
+    with pytest.raises(InvariantBroken, match="takes part in run 1, and took part in run 0"):
+        world.run()
+
+
+def test_who_comes_to_a_store_that_has_forgotten_a_closed_run_may_end_otherwise() -> None:
+    world = ClusterWorld(forgotten_at(10 * SECOND + 800 * MILLISECOND), 0)
+    shown = whether_shown_when_emptied(world)
+
+    world.run()
+
+    assert shown == [False], "the store forgets the run between its end and its being told"
+    ends = {node: end.verdict.detail for node, end in world.checker.finished.items() if end.verdict}
+    assert sorted(ends) == ["n0.0", "n1.0", "n1.1"]
+    assert ends["n0.0"] == ends["n1.0"]
+    assert "too few nodes came" in ends["n1.1"]
+
+
+def whether_shown_when_emptied(world: ClusterWorld) -> list[bool]:
+    """Of each closed run that the store forgets: whether an agent had told how it ended."""
+    shown: list[bool] = []
+    store_emptied = world.checker.store_emptied
+
+    def note() -> None:
+        shown.extend(run.is_shown for run in world.checker.runs if run.is_closed)
+        store_emptied()
+
+    world.checker.store_emptied = note  # type: ignore[method-assign]
+    return shown
+
+
+def forgotten_at(at: int) -> ClusterPlan:
+    """A run of two fails after 10 s; the store forgets everything; one node comes again later."""
+    latency = Duration(100 * MILLISECOND)
+    return ClusterPlan(
+        nodes=2,
+        rendezvous=RendezvousConfig(nodes_min=2, nodes_max=2, join_timeout=Duration(20 * SECOND)),
+        workers=Workers(work=Duration(60 * SECOND)),
+        network=Network(latency_min=latency, latency_max=latency),
+        happenings=(
+            FailWorker(at=Instant(10 * SECOND), node=0, local_rank=0, code=1),
+            CrashStore(at=Instant(at), lasts=latency, forgets=True),
+            StartAgents(at=Instant(40 * SECOND), nodes=(1,)),
+        ),
+    )
 
 
 def test_no_fence_is_too_little_for_clocks_that_go_slow() -> None:

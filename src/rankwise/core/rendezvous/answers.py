@@ -114,7 +114,7 @@ def _on_read(standing: Standing, request: Request, read: KeysRead, now: Instant)
             standing.shared.watch = standing.shared.watch or read.watch
             _on_shared_read(standing, request.context, read.snapshot, now)
         case Purpose.OWN:
-            _on_own_read(standing, read.snapshot)
+            _on_own_read(standing, read.snapshot, now)
         case Purpose.NODES if standing.is_leading:
             standing.lead.begin(read, standing.part.round, standing.own.record.founder, now)
         case Purpose.NODES:
@@ -143,8 +143,10 @@ def _forget(standing: Standing, founder: str) -> None:
     standing.effects += standing.part.refuse(forgotten(standing.keys, founder))
 
 
-def _on_own_read(standing: Standing, snapshot: Snapshot) -> None:
-    if not standing.own.learn(snapshot, standing.lease.was_ours):
+def _on_own_read(standing: Standing, snapshot: Snapshot, now: Instant) -> None:
+    if standing.own.learn(snapshot, standing.lease.was_ours):
+        _after_own(standing, now)
+    else:
         standing.refuse(
             RefusalKind.IDENTITY,
             f"another node of the run {standing.keys.run_id} is called {standing.me}",
@@ -152,13 +154,18 @@ def _on_own_read(standing: Standing, snapshot: Snapshot) -> None:
         )
 
 
+def _after_own(standing: Standing, now: Instant) -> None:
+    """The store may have this node's record."""
+    if standing.is_registered:
+        standing.waiting.cut_off_since = None
+    standing.compare(now)
+
+
 def _on_committed(standing: Standing, request: Request, revision: Revision, now: Instant) -> None:
     shared = standing.shared
     if request.purpose is Purpose.OWN:
         standing.own.committed(request, revision)
-        if standing.is_registered:
-            standing.waiting.cut_off_since = None
-        standing.compare(now)
+        _after_own(standing, now)
         return
     if request.purpose is Purpose.DONE_NOTE:
         return

@@ -2,7 +2,9 @@
 
 The two are versions of each other. The record is written whenever they differ, bound to the
 revision that was last seen of its key; after an answer that was lost, or a conflict, the key is
-read first. A key of this name that another node's lease holds is another node's.
+read first. What is found there may be that very write, and then it is written: where every answer
+takes too long, a node would write the same for ever, and never believe that others can see it. A
+key of this name that another node's lease holds is another node's.
 
 A node whose workers have all succeeded writes its record twice, in one transaction: the second, its
 *done note*, is bound to the run's lease alone. So whoever leads later knows that the work was done,
@@ -15,7 +17,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from rankwise.base.keys import ABSENT, LeaseId, Put, Revision, Snapshot, Transaction, Unchanged
+from rankwise.base.keys import (
+    ABSENT,
+    Entry,
+    LeaseId,
+    Put,
+    Revision,
+    Snapshot,
+    Transaction,
+    Unchanged,
+)
 from rankwise.base.units import Instant, between
 from rankwise.core.rendezvous.codec import encode
 from rankwise.core.rendezvous.configuration import NodeOffer
@@ -32,6 +43,26 @@ class Written(NamedTuple):
 
     version: int
     lease: LeaseId
+
+
+class Attempt(NamedTuple):
+    """The last transaction of this node's record, of which perhaps no answer came."""
+
+    written: Written
+    value: bytes
+    over: Revision
+    """The revision of the key that it was bound to."""
+
+    def is_found_in(self, entry: Entry) -> bool:
+        """Whether the store has taken it.
+
+        Once another revision lies there, no transaction that was bound to the one before can still
+        take place. So what is found is known to stay, unless this node writes again.
+        """
+        return entry.revision != self.over and (entry.value, entry.lease) == (
+            self.value,
+            self.written.lease,
+        )
 
 
 class OwnRecord:
@@ -65,6 +96,7 @@ class OwnRecord:
         self._requests = requests
         self._version = 1
         self._written_version = 0
+        self._attempt: Attempt | None = None
 
     @property
     def is_written(self) -> bool:
@@ -93,8 +125,10 @@ class OwnRecord:
         self.flush_at = None
         notes = tuple(FailureNote(each, between(each.at, now)) for each in self.failures)
         record = msgspec.structs.replace(self.record, failures=notes)
-        token = self._requests.begin(Purpose.OWN, now, Written(self._version, lease))
-        return [Commit(token, self._written(encode(record), lease, run_lease, self.revision))]
+        value, written = encode(record), Written(self._version, lease)
+        self._attempt = Attempt(written, value, self.revision)
+        token = self._requests.begin(Purpose.OWN, now, written)
+        return [Commit(token, self._written(value, lease, run_lease, self.revision))]
 
     def _written(
         self, value: bytes, lease: LeaseId, run_lease: LeaseId | None, revision: Revision
@@ -132,6 +166,8 @@ class OwnRecord:
             self.revision = ABSENT
         elif was_ours(entry.lease):
             self.revision = entry.revision
+            if self._attempt is not None and self._attempt.is_found_in(entry):
+                self._written_version, self.lease = self._attempt.written
         else:
             return False
         return True

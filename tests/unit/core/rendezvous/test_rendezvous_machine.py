@@ -10,6 +10,7 @@ from rankwise.base.units import SECOND, Duration, Instant
 from rankwise.core.keyspace.machine import Keyspace
 from rankwise.core.rendezvous.codec import encode
 from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig
+from rankwise.core.rendezvous.in_flight import Purpose
 from rankwise.core.rendezvous.machine import Rendezvous
 from rankwise.core.rendezvous.records import Departure, Phase
 from rankwise.core.rendezvous.requests import (
@@ -114,25 +115,83 @@ def test_a_node_joins_once() -> None:
         table.tell("a", Joined())
 
 
-def test_a_write_whose_answer_is_lost_is_read_again_before_the_next() -> None:
+def test_a_write_that_is_lost_is_read_before_it_is_written_again() -> None:
     table = running_pair()
     lost: list[Order] = []
 
-    def loses_the_answer(order: Order) -> bool:
-        if isinstance(order, Commit) and not lost:
-            lost.append(order)
-            table.answer(order)  # it has taken place
-            return False
-        return True
+    def loses_one(order: Order) -> bool:
+        is_lost = isinstance(order, Commit) and not lost
+        lost.extend([order] if is_lost else [])
+        return not is_lost
 
-    table.is_reached = loses_the_answer
+    table.is_reached = loses_one
     table.tell("b", GangEnded(round=0, is_done=True))
     table.orders.clear()
     table.pass_time(SECOND)
 
-    kinds = [type(order) for order in table.orders if not isinstance(order, RenewLease)]
-    assert kinds[:2] == [ReadKeys, Commit]
+    assert kinds_asked(table) == [ReadKeys, Commit]
     assert table.record("b").is_done
+
+
+def test_a_write_that_took_place_is_not_repeated_though_its_answer_was_lost() -> None:
+    table = running_pair()
+    loses_answers_to_writes_of(table, "b")
+
+    table.tell("b", GangEnded(round=0, is_done=True))
+    table.orders.clear()
+    table.pass_time(2 * SECOND)
+
+    assert kinds_asked(table) == [ReadKeys]
+    assert table.record("b").is_done
+
+
+def test_a_node_that_hears_no_answer_to_what_it_writes_takes_part_all_the_same() -> None:
+    table = Table()
+    loses_answers_to_writes_of(table, "b")
+    for node in ("a", "b"):
+        table.add(node, two())
+        table.ready(node)
+
+    table.pass_time(5 * SECOND)
+
+    assert isinstance(table.told["a"][-1], Settled)
+    assert isinstance(table.told["b"][-1], Settled)
+
+
+def test_what_is_found_is_no_late_write_as_long_as_that_may_still_take_place() -> None:
+    table = running_pair()
+    own = table.nodes["b"]._standing.own
+    late: list[Order] = []
+    for step in (5, None):  # the second writes what lies there
+        own.rewrite(arrived_at=step)
+        own.revision = table.keyspace.read(KEYS.node("b")).entries[0].revision
+        assert own.lease is not None
+        late += own.write(own.lease, None, table.now)
+        own._requests.forget(Purpose.OWN)
+
+    own.learn(table.keyspace.read(KEYS.node("b")), lambda _lease: True)
+    table.answer(late[0])
+
+    assert not own.is_written
+    assert table.record("b").arrived_at == 5
+
+
+def kinds_asked(table: Table) -> list[type[Order]]:
+    return [type(order) for order in table.orders if not isinstance(order, RenewLease)]
+
+
+def loses_answers_to_writes_of(table: Table, node: str) -> None:
+    """What the node writes to its record takes place, and it never hears of that."""
+
+    def is_answered(order: Order) -> bool:
+        puts = order.transaction.puts if isinstance(order, Commit) else ()
+        if not any(put.key == KEYS.node(node) for put in puts):
+            return True
+        table.answer(order)
+        table.publish()
+        return False
+
+    table.is_reached = is_answered
 
 
 def test_a_node_that_is_cut_off_gives_up_by_its_own_clock_before_the_store_does() -> None:

@@ -13,7 +13,8 @@ machines but the words in which they write.
 - Whoever is admitted to a round runs in it within a few leases, unless it died or the round ended.
 - One run is current at a time under one id: another is founded only when the one before is closed
   or led by nobody, and no worker is born while one of an earlier run lives. Who took part in a run
-  that is over begins nothing more in it.
+  that is over begins nothing more in it; and who took part in a run that the store has forgotten
+  takes part in no other. So a run that a newcomer begins in an empty store ends as it may.
 - What a run leaves in the store vanishes when nobody has led it for the life of its lease.
 - In the end every agent tells why it ended; all who know the verdict know the same one, and it is
   true: a success is one of all members' workers, a root cause is a worker that failed by itself and
@@ -232,9 +233,14 @@ class ClusterChecker:
             book.member_vanished |= node not in book.done
 
     def _note_founder(self, node: str, founder: str) -> None:
-        for run in self.runs:
-            if run.charter.founder == founder:
-                self._run_of[node] = run
+        run = next((run for run in reversed(self.runs) if run.charter.founder == founder), None)
+        if run is None:
+            return
+        before = self._run_of.setdefault(node, run)
+        if before is not run:
+            self._broken(
+                f"{node} takes part in run {run.number}, and took part in run {before.number}"
+            )
 
     def _books_of(self, node: str) -> list[RoundBook]:
         """The round of its run that runs, or ran last, if the node is a member."""
