@@ -16,10 +16,14 @@ from rankwise.sim.runtime.tensor import element_type
 
 
 def run(
-    torch: Any, *, elements: Size = 8192, dtype: Number = "f16", only: str = ""
+    torch: Any, *, elements: Size | None = None, dtype: Number = "f16", only: str = ""
 ) -> list[BenchResult]:
-    """Run each algorithm, or those whose name has `only` in it, with `elements` per block."""
+    """Run each algorithm, or those whose name has `only` in it, with `elements` per block.
+
+    Unless they are given, there are fewer of them the more ranks there are.
+    """
     size = world_size_of(torch)
+    elements = elements or _elements_for(size)
     results = []
     for name, collective in _algorithms(torch, only):
         before = len(torch.engine.op_log)
@@ -36,6 +40,11 @@ def run(
             )
         )  # fmt: skip
     return results
+
+
+def _elements_for(size: int) -> int:
+    """8,192 up to 8 ranks, 128 for 64: the blocks of an all-to-all are the square of the ranks."""
+    return max(1, min(8_192, 2**19 // size**2))
 
 
 def _algorithms(torch: Any, only: str) -> list[tuple[str, str]]:
@@ -61,12 +70,13 @@ def worker(  # noqa: PLR0917  # spawn hands arguments over by position
     rank: int,
     world_size: int,
     torch: Any,
-    elements: Size = 8192,
+    elements: Size | None = None,
     dtype: Number = "f16",
     only: str = "",
 ) -> None:
     """What each rank does: collectives, as `only` says, and a look at every result."""
     torch.distributed.init_process_group(rank=rank, world_size=world_size)
+    elements = elements or _elements_for(torch.distributed.get_world_size())
     exact = [(only, torch.ccl.algorithms[only].collective)] if only in SHIPPED else None
     for name, collective in exact or _algorithms(torch, only):
         actual, expected = _PROGRAMS[collective](torch, rank, name, elements, dtype)

@@ -1,7 +1,8 @@
 """How fast a task could be at best: rooflines for kernels, alpha-beta for collectives.
 
 **Roofline.** A kernel needs at least its floating-point operations over the rate of the engines and
-at least its bytes over the bandwidth of the memory, of all PEs of the devices that it may use.
+at least its bytes over the bandwidth of the memory, of all PEs of the devices that it may use. What
+it needs of the math engine is counted apart, as exponentials take several times as long as sums.
 
 **Alpha-beta.** A collective needs at least what its chain of messages costs in latency alone, where
 each message waits for those that it depends on, and at least the bytes of the busiest link between
@@ -11,6 +12,7 @@ slots are passed on while later ones still come in.
 """
 
 from collections import deque
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from rankwise.sim.ccl.execution import dependencies
@@ -55,6 +57,14 @@ def roofline_of(
     memory = sips * spec.sip.cubes.count * spec.cube.hbm.channels * spec.cube.hbm.bandwidth
     engines = pes * min(spec.pe.dma.bandwidth, spec.pe.tcm.bandwidth)
     return Roofline(pes * rate * PICOSECONDS_PER_SECOND, min(memory, engines) * 1e9)
+
+
+def math_bound(topology: Topology, dtype: str, operations: Mapping[str, int]) -> Bound:
+    """The time that the math engines of a device need for so many elements of each operation."""
+    costs = topology.machine.pe.math.cost
+    elements = sum(count * costs.get(operation, 1) for operation, count in operations.items())
+    rate = roofline_of(topology, dtype, engine="math").flops_per_second
+    return Bound("math", round(PICOSECONDS_PER_SECOND * elements / rate))
 
 
 def alpha_beta_bound(

@@ -1,5 +1,6 @@
 """What the memory of a device gives: copy, scale, add and triad, as STREAM has them."""
 
+import math
 from typing import Any
 
 from rankwise.sim import triton
@@ -9,21 +10,32 @@ from rankwise.sim.benches.kernels import stream_kernel
 from rankwise.sim.benches.measuring import kernel_result
 from rankwise.sim.benches.parameters import Block, Number, Size
 from rankwise.sim.reporting.results import BenchResult
+from rankwise.sim.runtime.tensor import element_type
 
 FACTOR = 3.0
+_MICROSECONDS = 2.5
+"""What one array keeps the memory busy for, at least, unless its size is given."""
 _KINDS = ("copy", "scale", "add", "triad")
 
 
 def run(
-    torch: Any, *, elements: Size = 1 << 20, dtype: Number = "f32", block: Block = 4096
+    torch: Any, *, elements: Size | None = None, dtype: Number = "f32", block: Block = 4096
 ) -> list[BenchResult]:
-    """The four kinds, over `elements` elements in blocks of `block`."""
+    """The four kinds, over `elements` elements in blocks of `block`.
+
+    Unless they are given, there are as many as make latency small beside what memory takes.
+    """
+    topology = torch.engine.topology
+    roofline = roofline_of(topology, dtype, engine="math")
+    if elements is None:
+        wave = topology.pe_count * block
+        wanted = roofline.bytes_per_second * _MICROSECONDS * 1e-6 / element_type(dtype).itemsize
+        elements = wave * max(1, math.ceil(wanted / wave))
     a = torch.rand(elements, dtype=dtype, name="a")
     b = torch.rand(elements, dtype=dtype, name="b")
     c = torch.empty(elements, dtype=dtype, name="c")
     blocks = triton.cdiv(elements, block)
-    programs = min(blocks, torch.engine.topology.pe_count)
-    roofline = roofline_of(torch.engine.topology, dtype, engine="math")
+    programs = min(blocks, topology.pe_count)
     results = []
     for kind in _KINDS:
         scales, adds = kind in {"scale", "triad"}, kind in {"add", "triad"}

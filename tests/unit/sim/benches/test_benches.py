@@ -1,6 +1,7 @@
 """The programs that ship: right numbers, honest bounds, small sizes."""
 
 import inspect
+from functools import partial
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +27,9 @@ SMALL = {
     "ccl_allreduce": {"elements": "4096"},
     "all_collectives": {"elements": "512"},
 }
+
+ONE_CUBE = {"sip.cubes.shape": "[1, 1]"}
+"""A device of 8 PEs: what holds for each of them takes less time to find out."""
 
 
 def measured(name: str, *, has_data: bool = True, **fields: str) -> list[BenchResult]:
@@ -68,14 +72,16 @@ def test_every_shipped_algorithm_with_data_is_among_the_collectives() -> None:
 
 
 def test_a_large_ring_comes_near_its_bound() -> None:
-    (result,) = measured("ccl_allreduce", elements=str(1 << 20), has_data=False)
+    (result,) = measured("ccl_allreduce", elements=str(1 << 18), has_data=False)
 
     assert result.bound == "alpha-beta"
     assert result.ratio > 0.9
 
 
 def test_a_product_comes_near_its_bound_with_tiles_that_nobody_has_chosen() -> None:
-    (result,) = measured("gemm", m="1024", n="1024", k="1024", tile="auto", has_data=False)
+    fields = {"m": "512", "n": "512", "k": "1024", **ONE_CUBE}
+
+    (result,) = simulate(Settings(program="gemm", fields=fields, has_data=False)).results
 
     assert result.bound == "compute"
     assert result.ratio > 0.85
@@ -96,10 +102,33 @@ def test_tiles_that_do_not_fit_into_scratch_memory_are_refused() -> None:
 
 
 def test_memory_bandwidth_comes_near_the_memory_of_a_device() -> None:
-    results = measured("memory_bandwidth", elements=str(1 << 19), has_data=False)
+    results = measured("memory_bandwidth", elements=str(1 << 18), has_data=False, **ONE_CUBE)
 
     assert all(result.bound == "memory" for result in results)
     assert all(result.ratio > 0.7 for result in results)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [("softmax", {"rows": "64", "columns": "1024"}), ("attention", {"heads": "1"})],
+)
+def test_exponentials_are_what_holds_a_fast_machine_back(name: str, fields: dict[str, str]) -> None:
+    fast = {"pe.gemm.flops_per_cycle.f16": "16384", "cube.hbm.bandwidth_GBps": "500", **ONE_CUBE}
+
+    (result,) = simulate(Settings(program=name, fields=fields | fast, has_data=False)).results
+
+    assert result.bound == "math"
+    assert 0.2 < result.ratio <= 1
+
+
+def test_the_blocks_of_many_ranks_are_smaller_unless_their_size_is_given() -> None:
+    program, fields = "all_collectives", {"only": "tree_broadcast"}
+
+    (few,) = simulate(Settings(program=program, fields=fields)).results
+    (many,) = simulate(Settings(program=program, fields=fields, topology="pod64")).results
+
+    assert "4 ranks x 8192" in few.case
+    assert "64 ranks x 128" in many.case
 
 
 def test_run_is_one_spawn_of_the_worker_that_the_module_has_now(
@@ -157,8 +186,12 @@ def test_not_a_number_is_never_close() -> None:
 
 
 @pytest.mark.parametrize("name", ["gemm", "softmax", "attention", "memory_bandwidth"])
-def test_a_bench_of_one_device_also_runs_in_every_rank_on_its_own(name: str) -> None:
+def test_a_bench_of_one_device_also_runs_in_every_rank_on_its_own(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench = import_module(f"rankwise.sim.benches.{name}")
+    small = shipped_program(name).parameters.read(SMALL[name])
+    monkeypatch.setattr(bench, "run", partial(bench.run, **small))
 
     with RuntimeContext(GraphEngine("default", enable_data=False), ccl={}) as torch:
         torch.multiprocessing.spawn(bench.worker, args=(2, torch), nprocs=2)

@@ -10,6 +10,7 @@ import pytest
 from rankwise.base.errors import ConfigError
 from rankwise.sim.ccl.algorithms import hierarchical_allreduce, tree_allreduce
 from rankwise.sim.ccl.plan import Plan, Request, plan
+from rankwise.sim.ccl.program import Send
 from rankwise.sim.ccl.reductions import ReduceOp, check_reduction
 from rankwise.sim.triton.dtypes import Array, dtype, dtype_named
 
@@ -168,6 +169,13 @@ def test_all_to_all_transposes_the_blocks(name: str) -> None:
         blocks = np.stack(values).reshape(size, size, 3)
         for rank, result in enumerate(results):
             np.testing.assert_array_equal(result, blocks[:, rank].reshape(-1))
+
+
+def test_the_messages_of_an_all_to_all_on_a_ring_grow_with_the_ranks() -> None:
+    for size in (4, 16, 64):
+        first, *_ = planned("ring_all_to_all", "all_to_all", size, 3).programs
+
+        assert len([each for each in first if isinstance(each, Send)]) == 2 * size - 3
 
 
 def test_a_broadcast_reaches_everyone_from_every_root() -> None:
