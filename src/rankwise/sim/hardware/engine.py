@@ -10,6 +10,8 @@ or by `after`, the program has left it open.
 
 from typing import Any
 
+import msgspec
+
 from rankwise.base.errors import LocalProtocolError, TimeLimit
 from rankwise.sim.hardware.commands import (
     Command,
@@ -176,6 +178,8 @@ class GraphEngine:
             writes=(self._operand(command.sip, command.address, size),),
             compute=None if payload is None else lambda _: [payload],
         )
+        # Handles live as long as their context, and with them would all that was ever written.
+        handle.command = msgspec.structs.replace(command, data=None, size=size)
 
     def _read(self, handle: Handle, command: MemoryRead) -> Steps:
         yield from self._move_with_host(command.sip, command.address, command.size, is_write=False)

@@ -227,11 +227,16 @@ class AddressSpace:
         return result
 
     def write(self, address: int, data: Any) -> None:
-        """Copy bytes in, from a bytes-like object or an array of any dtype."""
+        """Copy bytes in, from a bytes-like object or an array of any dtype.
+
+        Zeros that are written where nobody has written before take no memory of the host.
+        """
         source = as_bytes(data)
         position = 0
         for mapping, offset, count in self.pieces(address, source.size):
-            mapping.data[offset : offset + count] = source[position : position + count]
+            piece = source[position : position + count]
+            if mapping.was_written or piece.any():
+                mapping.data[offset : offset + count] = piece
             position += count
 
     def mappings(self) -> list[Mapping]:

@@ -51,7 +51,11 @@ class TensorCreation:
         self, *shape: Any, dtype: Any = "f32", dp: DPPolicy | None = None, name: str | None = None
     ) -> Tensor:
         """A tensor of zeros."""
-        return self.full(_shape(shape), 0, dtype, dp, name)
+        lengths, kind = _shape(shape), _kind(dtype)
+        tensor = self._context.allocate(lengths, kind, dp, name)
+        # What numpy makes as zeros takes no memory before somebody writes to it.
+        tensor.write(np.zeros(lengths, kind.storage) if self._context.engine.enable_data else None)
+        return tensor
 
     def ones(
         self, *shape: Any, dtype: Any = "f32", dp: DPPolicy | None = None, name: str | None = None
@@ -95,7 +99,7 @@ class TensorCreation:
 
     def zeros_like(self, other: Tensor) -> Tensor:
         """Zeros in the shape, type and policy of another tensor."""
-        return self.full(other.shape, 0, other.kind, other.dp)
+        return self.zeros(other.shape, dtype=other.kind, dp=other.dp)
 
     def empty_like(self, other: Tensor) -> Tensor:
         """A tensor that nobody has written, like another."""
