@@ -5,6 +5,8 @@ not. Exit codes: 0 success; 2 a setting, file or name that cannot be used, and n
 check that failed, ranks that failed or are stuck, or a time limit.
 """
 
+import sys
+from contextlib import nullcontext, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -146,7 +148,9 @@ def _run_one(settings: "Settings", style: str, trace: str | None, report: str | 
             f"--trace and --report are both {trace!r}, and would overwrite each other"
         )
     session = Session(settings, with_messages=trace is not None)
-    with watched(session.engine, settings.program):
+    # What others read holds nothing but results; for people, the program's own words belong there.
+    prints = nullcontext() if style == "table" else redirect_stdout(sys.stderr)
+    with prints, watched(session.engine, settings.program):
         finished = session.run()
     if finished.results:
         _show(finished.results, style)

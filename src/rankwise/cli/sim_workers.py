@@ -8,8 +8,9 @@ killed at once; they themselves never see an interrupt, since a terminal sends i
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import cast
@@ -99,5 +100,6 @@ def _without_interrupts() -> Iterator[None]:
 def _serve(connection: Connection, parent: int) -> None:
     """What runs in a worker."""
     die_with_parent(parent)
-    while True:
-        connection.send(measure_or_tell(connection.recv()))
+    with redirect_stdout(sys.stderr):  # standard output is for the results
+        while True:
+            connection.send(measure_or_tell(connection.recv()))

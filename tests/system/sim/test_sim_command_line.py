@@ -92,11 +92,14 @@ def test_a_sweep_of_a_program_without_results_shows_the_simulated_times(tmp_path
 
 
 def test_a_program_without_results_has_its_time_as_csv_and_json(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("def run(torch, *, n=1):\n    torch.ones(n)\n")
+    program = "def run(torch, *, n=1):\n    print('begin')\n    torch.ones(n)\n"
+    (tmp_path / "mine.py").write_text(program)
 
     one = rankwise("run", "mine.py", "--format", "json", cwd=tmp_path)
     swept = rankwise("run", "mine.py", "--sweep", "n=1,1000000", "--format", "csv", cwd=tmp_path)
 
+    assert "begin" in one.stderr
+    assert "begin" in swept.stderr
     (alone,) = json.loads(one.stdout)
     first, second = csv.DictReader(io.StringIO(swept.stdout))
     assert list(first) == ["n", "time_ps", "seconds"]
