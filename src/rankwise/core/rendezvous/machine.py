@@ -271,6 +271,7 @@ class Rendezvous:
         lease = standing.lease.id
         if lease is not None and standing.may_found(now):
             self._found_the_run(lease, now)
+        standing.own.bind_note(standing.shared.charter.lease)
         if not standing.own.is_written or not standing.is_registered:
             self._write_record(now)
         standing.effects += standing.waiting.give_up(now)

@@ -93,6 +93,7 @@ class OwnRecord:
         self._key = key
         self._note_key = note_key
         self._is_noted = False
+        self._note_lease: LeaseId | None = None
         self._requests = requests
         self._version = 1
         self._written_version = 0
@@ -136,13 +137,18 @@ class OwnRecord:
         conditions = (Unchanged(self._key, revision),)
         record = Put(self._key, value, lease)
         if self.record.is_done and self.record.ready <= self.record.ended:
-            self._is_noted = True
+            self._is_noted, self._note_lease = True, run_lease
             return Transaction(
                 conditions=conditions, puts=(record, Put(self._note_key, value, run_lease))
             )
         was_noted, self._is_noted = self._is_noted, False
         deletes = (self._note_key,) if was_noted else ()
         return Transaction(conditions=conditions, puts=(record,), deletes=deletes)
+
+    def bind_note(self, run_lease: LeaseId | None) -> None:
+        """Write once more, if the done note was left before the run had its lease."""
+        if self._is_noted and self._note_lease is None and run_lease is not None:
+            self.rewrite()
 
     def take_back_note(self, now: Instant) -> list[Order]:
         """Ask the store to forget the done note, if it may have one."""

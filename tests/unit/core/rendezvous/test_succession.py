@@ -401,6 +401,32 @@ def test_a_round_that_was_written_before_the_store_gave_a_lease_is_bound_to_it_l
     assert keys(table) == []
 
 
+def test_a_note_that_was_left_before_the_store_gave_a_lease_is_bound_to_it_later() -> None:
+    table = Table()
+    config = msgspec.structs.replace(TWO, run_ttl=Duration(2 * HOUR))
+    table.is_reached = lambda order: (
+        not (isinstance(order, GrantLease) and order.ttl == config.run_ttl)
+    )
+    for node in ("a", "b"):
+        table.add(node, config)
+        table.ready(node)
+    table.pass_time(SECOND)
+    table.tell("a", GangEnded(round=0, is_done=True))
+    table.pass_time(SECOND)
+    (unbound,) = table.keyspace.read(KEYS.done_note("a")).entries
+
+    table.is_reached = lambda _order: True
+    table.pass_time(8 * SECOND)
+    (bound,) = table.keyspace.read(KEYS.done_note("a")).entries
+    for node in ("a", "b"):
+        table.kill(node)
+    table.pass_time(2 * HOUR + 10 * SECOND)
+
+    assert unbound.lease is None
+    assert bound.lease is not None
+    assert keys(table) == []
+
+
 def test_who_works_in_a_run_that_gave_way_to_another_is_told_so() -> None:
     table = Table()
     table.add("a", ONE)
