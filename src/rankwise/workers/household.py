@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from rankwise.drivers.real.tree.child import ChildEnds
     from rankwise.drivers.real.windows import WindowRegion
     from rankwise.workers.domains import DomainSpec
-    from rankwise.workers.platforms.port import Leak
+    from rankwise.workers.platforms.port import Leak, Platform
     from rankwise.workers.worker import Worker
 
 _SUB_STAGE, _CHIP_STAGE, _NEXT_LEVEL_STAGE = range(3)
@@ -70,7 +70,7 @@ class HouseholdSpec(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     level: int
-    platform: str
+    platform: "str | Platform"
     device_ids: tuple[int, ...]
     bootstraps: tuple[ChipBootstrapConfig, ...]
     next_level: tuple[Any, ...]

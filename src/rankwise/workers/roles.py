@@ -19,7 +19,7 @@ from rankwise.workers.bootstrap import ChipBootstrapChannel, ChipBootstrapConfig
 from rankwise.workers.callable_table import CallableTable
 from rankwise.workers.child_context import ChildContext, enter
 from rankwise.workers.chip_communicator import RegionSource
-from rankwise.workers.platforms.port import Leak
+from rankwise.workers.platforms.port import Leak, Platform
 from rankwise.workers.staging import StagingSource
 from rankwise.workers.timeline import Timeline, TimelineEntry
 from rankwise.workers.wire import decode_command, unpack_task
@@ -133,7 +133,7 @@ class ChipRole(_Role):
         table: CallableTable,
         child: ChildContext,
         *,
-        platform: str,
+        platform: str | Platform,
         device_id: int,
         bootstrap: ChipBootstrapConfig | None,
         channel_address: int,

@@ -41,7 +41,7 @@ from rankwise.workers.timeline import Timeline
 if TYPE_CHECKING:
     from rankwise.drivers.real.windows import WindowRegion
     from rankwise.workers.chip_worker import ChipWorker
-    from rankwise.workers.platforms.port import Leak
+    from rankwise.workers.platforms.port import Leak, Platform
 
 _inherited: "dict[str, WindowRegion]" = {}
 """Communicators that a worker above has made before this process was forked."""
@@ -54,7 +54,7 @@ class Worker:
         level: 2 is one chip; 3 has chips and sub workers; each level above has workers of the
             level below, given with `add_worker`, and sub workers.
         chip_bootstrap_configs: for each chip how it is brought up.
-        platform: what chips are made of: "sim", "host", or another that is installed.
+        platform: what chips are made of: "sim", "host", another that is installed, or a platform.
         device_id: the chip of a level-2 worker.
         device_ids: the chips of a level-3 worker.
         num_sub_workers: how many processes run plain functions.
@@ -74,7 +74,7 @@ class Worker:
         level: int,
         chip_bootstrap_configs: Sequence[ChipBootstrapConfig] | None = None,
         *,
-        platform: str = "sim",
+        platform: "str | Platform" = "sim",
         device_id: int = 0,
         device_ids: Iterable[int] = (),
         num_sub_workers: int = 0,
@@ -90,7 +90,8 @@ class Worker:
         check_whole("num_sub_workers", num_sub_workers, 0)
         check_whole("heap_ring_size", heap_ring_size, 1)
         check_whole("ring_depth", ring_depth, 1)
-        check_text("platform", platform, '"sim", "host", or another that is installed')
+        if not hasattr(platform, "open"):
+            check_text("platform", platform, '"sim", "host", or another that is installed')
         self.level = level
         self._platform = platform
         self._device_id = device_id
