@@ -417,7 +417,7 @@ def test_who_is_killed_in_its_orchestration_function_takes_its_tasks_along(
 
 
 def test_a_chip_that_is_killed_in_a_malloc_is_named(scene: Scene) -> None:
-    worker = Worker(level=3, platform=AwkwardPlatform(scene, "malloc"), device_ids=[0, 1])  # type: ignore[arg-type]
+    worker = Worker(level=3, platform=AwkwardPlatform(scene, "malloc"), device_ids=[0, 1])
     scene.expect("chip 0", last="chip 0")
     with worker:
         worker.init()

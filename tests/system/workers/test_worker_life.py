@@ -547,7 +547,7 @@ def test_a_child_that_does_not_end_is_killed_and_named() -> None:
             while True:
                 signal.pause()
 
-    worker = Worker(level=3, platform=Stubborn(), device_ids=[0], close_timeout=0.2)  # type: ignore[arg-type]
+    worker = Worker(level=3, platform=Stubborn(), device_ids=[0], close_timeout=0.2)
     worker.init()
 
     worker.close()

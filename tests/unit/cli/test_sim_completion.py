@@ -30,7 +30,7 @@ def test_machines_are_presets_and_files(words: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("option", ["--set", "--sweep"])
 def test_parameters_of_the_bench_come_with_the_values_that_they_may_have(option: str) -> None:
     assert completions("bench", "gemm", option, "dt") == ["dtype=f16", "dtype=bf16", "dtype=f32"]
-    assert completions("bench", "gemm", option, "m") == ["m=512"]
+    assert completions("bench", "gemm", option, "m") == ["m=1024"]
 
 
 def test_fields_are_those_of_the_machine_that_was_chosen() -> None:
@@ -68,5 +68,5 @@ def test_a_topology_that_is_broken_leaves_the_rest_to_be_completed(
 
     words = completions("bench", "gemm", "--topology", "mine.yaml", "--set", "")
 
-    assert "m=512" in words
+    assert "m=1024" in words
     assert not any(word.startswith("system.") for word in words)
