@@ -1,5 +1,6 @@
 """What nodes make of each other's mistakes and deaths, with real agents on one host."""
 
+import os
 import re
 import signal
 from collections.abc import Iterator
@@ -37,14 +38,16 @@ threading.Event().wait()
 FAIL_ON_RANK_0_ONCE = """
 import os
 if os.environ["RANK"] == "0" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    open(os.environ["IMPORTING"]).close()  # returns when somebody opens it for writing
     raise ValueError("not this time")
 print(f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}", flush=True)
 """
 ENDLESS_ONCE = """
-import pathlib, threading
+import os, pathlib, threading
 mark = pathlib.Path(__file__).with_suffix(".mark")
 if not mark.exists():
     mark.touch()
+    open(os.environ["IMPORTING"], "w").close()
     threading.Event().wait()
 """
 STEP = """
@@ -159,9 +162,11 @@ def test_a_failure_starts_all_nodes_again(nodes: Nodes) -> None:
 
 
 def test_a_round_that_ends_while_a_fork_server_imports_is_not_its_last(
-    nodes: Nodes, tmp_path: Path
+    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "endless_once.py").write_text(ENDLESS_ONCE)
+    os.mkfifo(tmp_path / "importing")
+    monkeypatch.setenv("IMPORTING", str(tmp_path / "importing"))
     words = ("--max-restarts", "1", "--start-method", "forkserver")
 
     one, two = both(
