@@ -1,24 +1,32 @@
-"""Broken gangs, each in one way: the checkers must catch every one of them."""
+"""Broken gangs and agents, each in one way: the checkers must catch every one of them."""
 
+import msgspec
 import pytest
 
 from rankwise.base.errors import SimulationError
 from rankwise.base.failure import Failure, OutcomeStatus
 from rankwise.base.units import Duration, Instant
+from rankwise.core.agent.alone import Alone, AloneEffect
+from rankwise.core.agent.machine import Agent
+from rankwise.core.agent.vocabulary import AgentSpec
+from rankwise.core.agent.vocabulary import Effect as AgentEffect
+from rankwise.core.agent.vocabulary import Stimulus as AgentStimulus
 from rankwise.core.gang.machine import Gang
 from rankwise.core.gang.state import Phase
 from rankwise.core.gang.vocabulary import (
     Effect,
-    Finish,
     GangSpec,
     SpawnWorker,
+    Stimulus,
     StopRequested,
     Sweep,
     Swept,
     WorkerSpawned,
 )
+from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig
+from rankwise.core.rendezvous.vocabulary import GangEnded
 from rankwise.drivers.sim.checkers import InvariantBroken
-from rankwise.drivers.sim.plans import random_plan
+from rankwise.drivers.sim.plans import MakeAgent, random_plan
 from rankwise.drivers.sim.programs import Exits, Program, RunsForever
 from rankwise.drivers.sim.world import SimulatedWorld
 
@@ -59,47 +67,50 @@ class KillsTooEarly(Gang):
         return effects
 
 
-class RestartsWithoutSweeping(Gang):
-    """Begins the next attempt when the last worker has ended."""
+class EndsWithoutSweeping(Gang):
+    """Has ended when the last worker has."""
 
     def _begin_sweep(self, now: Instant) -> list[Effect]:
         super()._begin_sweep(now)
         return self.handle(Swept(self.attempt), now)
 
 
-class RestartsOverSurvivors(Gang):
-    """Begins the next attempt although something of the last is alive."""
+class ForgetsSurvivors(Gang):
+    """Has ended well although something of it is alive."""
 
-    def _on_swept(self, stimulus: Swept, now: Instant) -> list[Effect]:
-        return super()._on_swept(Swept(stimulus.attempt), now)
+    def _on_swept(self, stimulus: Swept) -> list[Effect]:
+        return super()._on_swept(Swept(stimulus.attempt))
 
 
-class HasNoBudget(Gang):
+class HasNoBudget(Alone):
     """Restarts as often as it likes."""
 
-    def _begin_restart(self, now: Instant) -> list[Effect]:
-        self.restarts_left += 1
-        return super()._begin_restart(now)
-
-    @property
-    def _may_restart(self) -> bool:
-        return self._has_failed and self._stop is None
+    def _judge(self, ended: GangEnded) -> str | None:
+        return super()._judge(ended) and None
 
 
-class GivesUpAtOnce(Gang):
+class GivesUpAtOnce(Alone):
     """Fails although restarts are left."""
 
-    @property
-    def _may_restart(self) -> bool:
-        return False
+    def _judge(self, ended: GangEnded) -> str | None:
+        return super()._judge(ended) or "no"
 
 
-class DoesNotBackOff(Gang):
+class RetriesWhatCannotStart(Alone):
+    """Tries again whatever the policy says."""
+
+    def __init__(self, config: RendezvousConfig, offer: NodeOffer) -> None:
+        policy = msgspec.structs.replace(config.policy, retries_startup_errors=True)
+        super().__init__(msgspec.structs.replace(config, policy=policy), offer)
+
+
+class DoesNotBackOff(Alone):
     """Begins the next attempt at once, whatever it announced."""
 
-    def _begin_restart(self, now: Instant) -> list[Effect]:
-        effects = super()._begin_restart(now)
-        return effects if self.phase is Phase.STARTING else [*effects, *self._begin_attempt(now)]
+    def _begin_again(self, ended: GangEnded, now: Instant) -> list[AloneEffect]:
+        effects = super()._begin_again(ended, now)
+        self._pause_ends = now
+        return effects
 
 
 class BlamesTheLast(Gang):
@@ -119,35 +130,31 @@ class BlamesTheEarliest(Gang):
 class CallsEverythingASuccess(Gang):
     """Looks at no exit code when all is over."""
 
-    def _finish(
-        self, status: OutcomeStatus, survivors: tuple[int, ...] = (), detail: str = ""
-    ) -> list[Effect]:
-        del status
-        return super()._finish(OutcomeStatus.SUCCEEDED, survivors, detail)
+    @property
+    def _status(self) -> OutcomeStatus:
+        return OutcomeStatus.SUCCEEDED
 
 
 class KeepsSurvivorsSecret(Gang):
     """Does not name those who live on."""
 
-    def _finish(
-        self, status: OutcomeStatus, survivors: tuple[int, ...] = (), detail: str = ""
-    ) -> list[Effect]:
+    def _finish(self, survivors: tuple[int, ...] = (), obstacle: str = "") -> list[Effect]:
         del survivors
-        return super()._finish(status, (), detail)
+        return super()._finish((), obstacle)
 
 
 class StartsOneTwice(Gang):
     """Orders its first worker twice."""
 
-    def _begin_attempt(self, now: Instant) -> list[Effect]:
-        return [*super()._begin_attempt(now), SpawnWorker(0, self.attempt)]
+    def _begin(self, stimulus: Stimulus, now: Instant) -> list[Effect]:
+        return [*super()._begin(stimulus, now), SpawnWorker(0, self.attempt)]
 
 
 class ForgetsTheLastOne(Gang):
     """Starts one worker too few."""
 
-    def _begin_attempt(self, now: Instant) -> list[Effect]:
-        return super()._begin_attempt(now)[:-1]
+    def _begin(self, stimulus: Stimulus, now: Instant) -> list[Effect]:
+        return super()._begin(stimulus, now)[:-1]
 
 
 class SignalsTheUnborn(Gang):
@@ -165,17 +172,12 @@ class IgnoresStops(Gang):
         return []
 
 
-class TalksAfterTheEnd(Gang):
+class TalksAfterTheEnd(Agent):
     """Finishes again with every fact that comes late."""
 
-    def _on_spawned(self, stimulus: WorkerSpawned, now: Instant) -> list[Effect]:
-        return super()._on_spawned(stimulus, now) or self._last_words()
-
-    def _on_stop_requested(self, stimulus: StopRequested, now: Instant) -> list[Effect]:
-        return super()._on_stop_requested(stimulus, now) or self._last_words()
-
-    def _last_words(self) -> list[Effect]:
-        return [] if self.outcome is None else [Finish(self.outcome)]
+    def handle(self, stimulus: AgentStimulus, now: Instant) -> list[AgentEffect]:
+        last_words = [] if self.finished is None else [self.finished]
+        return [*super().handle(stimulus, now), *last_words]
 
 
 class SweepsTooEarly(Gang):
@@ -192,15 +194,17 @@ class SweepsTwice(Gang):
         return [*super()._begin_sweep(now), Sweep(self.attempt)]
 
 
-MUTANTS: list[type[Gang]] = [
+Mutant = type[Gang | Alone | Agent]
+MUTANTS: list[Mutant] = [
     LeavesOneBehind,
     ForgetsLateComers,
     NeverKills,
     KillsTooEarly,
-    RestartsWithoutSweeping,
-    RestartsOverSurvivors,
+    EndsWithoutSweeping,
+    ForgetsSurvivors,
     HasNoBudget,
     GivesUpAtOnce,
+    RetriesWhatCannotStart,
     DoesNotBackOff,
     BlamesTheLast,
     BlamesTheEarliest,
@@ -216,11 +220,27 @@ MUTANTS: list[type[Gang]] = [
 ]
 
 
+def maker_of(mutant: Mutant) -> MakeAgent:
+    """Makes agents of which one part is broken, or that are broken themselves."""
+    if issubclass(mutant, Agent):
+        return mutant
+
+    def make(spec: AgentSpec) -> Agent:
+        agent = Agent(spec)
+        if issubclass(mutant, Alone):
+            agent.rendezvous = mutant(spec.rendezvous, spec.offer)
+        else:
+            agent.make_gang = mutant
+        return agent
+
+    return make
+
+
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
-def test_a_broken_gang_is_caught_by_some_seed(mutant: type[Gang]) -> None:
+def test_what_is_broken_is_caught_by_some_seed(mutant: Mutant) -> None:
     def is_caught_by(seed: int) -> bool:
         try:
-            random_plan(seed).run(mutant)
+            random_plan(seed).run(maker_of(mutant))
         except InvariantBroken:
             return True
         return False
@@ -245,9 +265,9 @@ def test_a_world_can_be_stopped_from_outside() -> None:
 
 
 def test_the_journal_of_a_broken_run_is_kept() -> None:
-    world = SimulatedWorld(make_gang=CallsEverythingASuccess)
+    world = SimulatedWorld(make_agent=maker_of(CallsEverythingASuccess))
 
     with pytest.raises(InvariantBroken, match="a success with exit codes"):
         world.run(GangSpec(size=1), [[Program(ending=Exits(3))]])
 
-    assert b'"Finish"' in world.journal.lines()
+    assert b'"FinishRun"' in world.journal.lines()

@@ -253,6 +253,7 @@ class ReadyTooEarly(Agent):
 
     def _on_dissolved(self, dissolved: Dissolved, now: Instant) -> None:
         super()._on_dissolved(dissolved, now)
+        assert isinstance(self.rendezvous, Rendezvous)
         self.rendezvous._standing.own.rewrite(ready=dissolved.next_round)
 
 
@@ -263,6 +264,31 @@ class SaysNothingInTheEnd(Agent):
         self._verdict = self._refusal = None
         self._detail = ""
         super()._finish()
+
+
+class TakesPartInAnyJob(Agent):
+    """An agent that does not say which program it brings."""
+
+    def __init__(self, spec: AgentSpec) -> None:
+        nameless = msgspec.structs.replace(spec.rendezvous, settings={})
+        super().__init__(msgspec.structs.replace(spec, rendezvous=nameless))
+        self.spec = spec
+
+
+class OutlivesItsStore(Agent):
+    """An agent that waits for a store whose agent is lost."""
+
+    def __init__(self, spec: AgentSpec) -> None:
+        hopeful = msgspec.structs.replace(spec.rendezvous, ends_with_store=False)
+        super().__init__(msgspec.structs.replace(spec, rendezvous=hopeful))
+        self.spec = spec
+
+
+class WaitsForTheOthersForEver(Agent):
+    """An agent that is told to stop, and waits for a verdict however long nobody hears it."""
+
+    def _await_verdict(self, now: Instant) -> None:
+        self._deadline = after(now, Duration(3600 * SECOND))
 
 
 @pytest.mark.parametrize(
@@ -283,7 +309,16 @@ def test_a_broken_rendezvous_is_caught(kind: type[Rendezvous]) -> None:
     assert any(is_caught(seed, make_agent) for seed in range(SEEDS))
 
 
-@pytest.mark.parametrize("kind", [ReadyTooEarly, SaysNothingInTheEnd])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        ReadyTooEarly,
+        SaysNothingInTheEnd,
+        TakesPartInAnyJob,
+        OutlivesItsStore,
+        WaitsForTheOthersForEver,
+    ],
+)
 def test_a_broken_agent_is_caught(kind: type[Agent]) -> None:
     assert any(is_caught(seed, kind) for seed in range(SEEDS))
 
@@ -291,6 +326,7 @@ def test_a_broken_agent_is_caught(kind: type[Agent]) -> None:
 def test_a_node_that_does_not_feel_its_lease_end_is_caught() -> None:
     def make_agent(spec: AgentSpec) -> Agent:
         agent = Agent(spec)
+        assert isinstance(agent.rendezvous, Rendezvous)
         standing = agent.rendezvous._standing
         standing.lease = TrustedForEver(spec.rendezvous.lease_ttl, standing.requests)
         return agent

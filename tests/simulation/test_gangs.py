@@ -1,4 +1,4 @@
-"""Thousands of simulated gangs, each checked after every step.
+"""Thousands of simulated nodes that are alone, each checked after every step.
 
 A seed that fails here prints the command that replays it. `RANKWISE_SEEDS=50000` runs more of them,
 `RANKWISE_FIRST_SEED` others.
@@ -15,13 +15,12 @@ import pytest
 from rankwise.base.errors import SimulationError
 from rankwise.base.failure import FailureCause, OutcomeStatus
 from rankwise.base.units import Instant
-from rankwise.core.gang.machine import Gang
-from rankwise.core.gang.vocabulary import Effect
+from rankwise.core.agent.machine import Agent
+from rankwise.core.agent.replay import replay
 from rankwise.drivers.sim.checkers import InvariantBroken
-from rankwise.drivers.sim.plans import GangPlan, random_plan
+from rankwise.drivers.sim.plans import GangPlan, MakeAgent, random_plan
 from rankwise.drivers.sim.replay import command_for
 from rankwise.drivers.sim.replay import main as replay_main
-from rankwise.drivers.sim.story import read_journal
 from rankwise.drivers.sim.world import SimulatedRun
 
 SEED_COUNT = int(os.environ.get("RANKWISE_SEEDS", "3000"))
@@ -38,34 +37,30 @@ print(digest.hexdigest())
 """
 
 
-class Forgetful(Gang):
-    """Forgets to sweep."""
+class Forgetful(Agent):
+    """Forgets to prepare its rounds."""
 
-    def _begin_sweep(self, now: Instant) -> list[Effect]:
-        del now
-        return []
+    def _prepare(self, round_number: int, now: Instant) -> None:
+        """Order nothing."""
 
 
-def run_seed(seed: int, make_gang: type[Gang] = Gang) -> tuple[GangPlan, SimulatedRun]:
+def run_seed(seed: int, make_agent: MakeAgent = Agent) -> tuple[GangPlan, SimulatedRun]:
     plan = random_plan(seed)
     try:
-        return plan, plan.run(make_gang)
+        return plan, plan.run(make_agent)
     except (SimulationError, AssertionError) as error:
         error.add_note(f"replay it: {command_for(seed)}")
         raise
 
 
-def test_a_journal_is_enough_to_replay_a_gang() -> None:
+def test_a_journal_is_enough_to_replay_a_run() -> None:
     for seed in SEEDS[:300]:
-        plan, run = run_seed(seed)
-        entries = read_journal(run.journal)
+        _, run = run_seed(seed)
 
-        gang, ordered = Gang(plan.spec), []
-        for entry in entries:
-            if entry.stimulus is not None:
-                ordered += gang.handle(entry.stimulus, entry.at)
+        steps = list(replay(run.journal.splitlines(keepends=True), f"seed {seed}"))
 
-        assert ordered == [entry.effect for entry in entries if entry.effect is not None], seed
+        assert not [step for step in steps if step.differs]
+        assert steps[-1].phase == "finished"
 
 
 def test_every_invariant_holds_for_every_seed_and_the_seeds_see_it_all() -> None:
@@ -129,7 +124,7 @@ def test_that_command_tells_the_story_of_the_seed() -> None:
 
     assert replay.stdout.startswith("seed 17\nspec {")
     assert "0.000000 s  < started\n" in replay.stdout
-    assert replay.stdout.endswith(f"the gang {random_plan(17).run().outcome.status}\n")
+    assert replay.stdout.endswith(f"the run {random_plan(17).run().outcome.status}\n")
 
 
 def test_a_replay_can_print_the_bare_journal(capsys: pytest.CaptureFixture[str]) -> None:

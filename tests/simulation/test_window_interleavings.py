@@ -11,7 +11,13 @@ from rankwise.base.errors import CollectiveError, PeerDied
 from rankwise.base.units import SECOND, Duration, Instant
 from rankwise.collectives.calls import describe
 from rankwise.collectives.turnstile import Turnstile
-from rankwise.drivers.real.segments import HEADER_BYTES, LEDGER_OPERATIONS, LEDGER_TURNS, Layout
+from rankwise.drivers.real.segments import (
+    HEADER_BYTES,
+    LEDGER_OPERATIONS,
+    LEDGER_TURNS,
+    LEDGER_WORDS,
+    Layout,
+)
 from rankwise.drivers.real.windows.signals import SignalBoard
 from rankwise.testing.interleavings import InterleavingError, Word, Words, World, explore
 
@@ -239,8 +245,10 @@ class SharedSegment:
         self.layout = Layout(rank_count, 4096)
         self.memory = SharedBytes(world, self.layout, may_die=may_die)
         steps = {LEDGER_TURNS, LEDGER_OPERATIONS} if may_die else set()
-        quiet = [word for word in range(8 * rank_count) if word % 8 not in steps]
-        self.ledgers: Words = world.words(8 * rank_count, quiet=quiet)
+        quiet = [
+            word for word in range(LEDGER_WORDS * rank_count) if word % LEDGER_WORDS not in steps
+        ]
+        self.ledgers: Words = world.words(LEDGER_WORDS * rank_count, quiet=quiet)
         self.arrivals: Word = world.word()
 
     def mark_dead(self, rank: int) -> None:

@@ -8,11 +8,30 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from typing import Any
 
     from rankwise.base.failure import Failure
 
 
-class RankwiseError(Exception):
+class PicklableError(Exception):
+    """An exception that keeps attributes, notes and causes when it is pickled or copied.
+
+    Its class may be called with any arguments. What a cause is made of may be lost: see
+    `rankwise.base.exception_pickle`.
+    """
+
+    def __reduce__(self) -> "tuple[Any, ...]":
+        from rankwise.base.exception_pickle import made_without_calling, state_of  # noqa: PLC0415  # rare
+
+        return made_without_calling, (type(self), self.args), state_of(self)
+
+    def __setstate__(self, state: "dict[str, Any] | None") -> None:
+        from rankwise.base.exception_pickle import set_state  # noqa: PLC0415  # rare
+
+        set_state(self, state or {})
+
+
+class RankwiseError(PicklableError):
     """Base of all errors that rankwise raises on purpose."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
@@ -22,6 +41,13 @@ class RankwiseError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message} ({self.hint})" if self.hint else self.message
+
+
+class RemoteTraceback(RankwiseError):
+    """Where in another process an exception was raised: its traceback, as text."""
+
+    def __init__(self, trace: str) -> None:
+        super().__init__(f"\n{trace.rstrip()}")
 
 
 class ConfigError(RankwiseError, ValueError):
@@ -105,7 +131,7 @@ class RendezvousTimeout(RendezvousError, TimeoutError):
     """Too few nodes came in time; the message says which ones did."""
 
 
-class CollectiveError(RankwiseError):
+class CollectiveError(RankwiseError, RuntimeError):
     """A collective operation between ranks could not be completed."""
 
 
@@ -121,8 +147,20 @@ class TreeError(RankwiseError, RuntimeError):
     """A tree of chip workers could not do what it was asked to."""
 
 
+class TreeValueError(ConfigError, TreeError):
+    """A value that was given to a tree of chip workers cannot be used."""
+
+
+class TreeTimeout(TreeError, TimeoutError):
+    """A run took longer than it was allowed to."""
+
+
 class BootstrapFailed(TreeError):
     """A child of a worker did not come up; nothing that was started is left."""
+
+
+class BootstrapRefused(BootstrapFailed, TreeValueError):
+    """A child of a worker did not come up because of a value that it was given."""
 
 
 class WorkerDied(TreeError):
@@ -133,7 +171,7 @@ class TaskFailed(TreeError):
     """A task failed, and its own exception could not travel."""
 
 
-class MailboxError(RankwiseError):
+class MailboxError(RankwiseError, RuntimeError):
     """A message between a worker and its child could not be used."""
 
 
@@ -141,7 +179,7 @@ class MailboxCorrupt(MailboxError, RemoteProtocolError):
     """A message is cut, damaged, or of another version."""
 
 
-class WindowError(RankwiseError):
+class WindowError(RankwiseError, RuntimeError):
     """The system has no memory or no descriptors for windows that ranks are to share."""
 
 

@@ -100,6 +100,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     error: ErrorRecord | None = None
     detail: str = ""
     """One sentence more: why it could not be started, how long it was silent."""
+    ended_by_us: bool = False
+    """Whether its process ended by a signal that rankwise had sent."""
 
     rank: int = -1
     host: str = ""
@@ -112,9 +114,20 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """The CPU time it was allowed, if it was killed by a signal that the kernel sends for that."""
     stacks: str = ""
     """Python stacks of all its threads: at a fatal signal, or when it was found hanging."""
+    waits_for: str = ""
+    """What it waited for when it was found hanging, where that can be known."""
     stderr_tail: tuple[str, ...] = ()
     log_paths: tuple[str, ...] = ()
     error_file: str = ""
+
+
+def what_it_did(failure: Failure) -> str:
+    """How a rank failed, for people, in a few words after its name."""
+    if failure.cause is FailureCause.HUNG:
+        return "hung"  # its exit only tells how it was ended
+    what = failure.error.type if failure.error is not None else str(failure.exit or "")
+    what = what or failure.detail
+    return f"failed: {what}" if what else "failed"
 
 
 class OutcomeStatus(StrEnum):
@@ -124,6 +137,15 @@ class OutcomeStatus(StrEnum):
     FAILED = "failed"
     STOPPED = "stopped"
     """Somebody asked it to stop, and it did."""
+
+
+class Absence(StrEnum):
+    """Why a node has taken no part in a run."""
+
+    ANOTHER_JOB = "another job"
+    """The others run something else, or in another way."""
+    TOO_LATE = "too late"
+    """The run succeeded before there was a seat for it, and it was not meant for a spare."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,6 +160,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         detail: one sentence more: why restarts that were left were not used.
         size: how many workers the job had on all nodes; None where this node is the only one.
         failed: how many of them failed by themselves; None where `failures` has them all.
+        absence: why no worker of this node ever ran, though nothing failed on it; None elsewhere.
     """
 
     status: OutcomeStatus
@@ -148,3 +171,4 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
     size: int | None = None
     failed: int | None = None
+    absence: Absence | None = None

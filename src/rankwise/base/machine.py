@@ -7,10 +7,16 @@ effects, the *driver*, may be real or simulated; the machine cannot tell.
 
 from typing import Protocol, TypeVar
 
+import msgspec
+
 from rankwise.base.units import Instant
 
 StimulusT_contra = TypeVar("StimulusT_contra", contravariant=True)
 EffectT = TypeVar("EffectT")
+
+
+class Ticked(msgspec.Struct, frozen=True, tag=True):
+    """The machine's next deadline has come: `tick` as a fact, so that a journal tells of it."""
 
 
 class Machine(Protocol[StimulusT_contra, EffectT]):

@@ -4,36 +4,77 @@ When one rank dies its peers soon fail too: a collective reports a closed connec
 missing member. The earliest failure is the cause, and `Failure.at` is fine enough to tell,
 with one correction: the kernel closes a dying process's connections *before* its parent can see
 it end, so a peer's "connection closed" may carry an earlier instant than the death that closed it.
-A death by signal therefore counts as `HEAD_START` earlier. Not so SIGABRT and SIGPIPE: they are how
-native code dies of an error of its own, and a closed connection is the most usual one, so they are
-as likely to be the consequence as any exception. What ended because rankwise had told it to stop
-never explains anything and comes last.
+If the earliest failure may be such a consequence, a death by signal that was seen less than
+`HEAD_START` later is the cause. A consequence is an exception that tells of a lost peer, or SIGABRT
+or SIGPIPE, by which native code dies of a closed connection. A `ValueError` tells of no peer, and
+stays the cause of what was killed after it. What ended because rankwise had told it to stop never
+explains anything and comes last.
 """
 
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
-from rankwise.base.failure import Failure, FailureCause
+from rankwise.base.failure import ErrorRecord, Failure, FailureCause
 from rankwise.base.units import MILLISECOND, Duration
 
 HEAD_START = Duration(50 * MILLISECOND)
-"""How much earlier a violent death counts than anything else."""
+"""How much later a violent death may be seen than what it has caused."""
 SELF_INFLICTED_SIGNALS = (6, 13)
 """SIGABRT and SIGPIPE."""
+
+_LOST_PEER = (
+    r"connection|socket|peer|broken ?pipe|\bEOF|end of file|timed? ?out|\brefused\b|unreachable"
+    r"|nccl|gloo|\bMPI|DistBackendError|DistNetworkError|DistStoreError"
+)
+_TEXT_MAX = 20_000
+
+T = TypeVar("T")
 
 
 def root_cause_first(failures: Iterable[Failure]) -> tuple[Failure, ...]:
     """Order failures so that the first explains the others; ties go to the lower rank."""
-    return tuple(sorted(failures, key=likely_order))
+    return tuple(suspects_in_order(failures, lambda failure: failure))
 
 
-def likely_order(failure: Failure) -> tuple[bool, int, int, int]:
-    """A key that sorts failures so that the first explains the others."""
-    head_start = HEAD_START if _died_a_violent_death(failure) else 0
+def suspects_in_order(suspects: Iterable[T], failure_of: Callable[[T], Failure]) -> list[T]:
+    """Order what carries failures so that the first one's explains the others."""
+    ordered = sorted(suspects, key=lambda suspect: _order_in_time(failure_of(suspect)))
+    if ordered and _may_be_consequence(failure_of(ordered[0])):
+        earliest = failure_of(ordered[0])
+        for place, suspect in enumerate(ordered):
+            failure = failure_of(suspect)
+            if _died_a_violent_death(failure) and failure.at - earliest.at < HEAD_START:
+                return [suspect, *ordered[:place], *ordered[place + 1 :]]
+    return ordered
+
+
+def tells_of_lost_peer(error: ErrorRecord) -> bool:
+    """Whether an exception may have been raised since another rank has gone."""
+    return any(
+        re.search(_LOST_PEER, text, re.IGNORECASE)
+        for text in (error.type, error.message[-_TEXT_MAX:], _raised_lines(error.traceback))
+    )
+
+
+def _raised_lines(traceback: str) -> str:
+    """The lines of a traceback that are exceptions: those of its causes too, but no code."""
+    lines = traceback[-_TEXT_MAX:].splitlines()
+    return "\n".join(line for line in lines if line and not line[0].isspace())
+
+
+def _order_in_time(failure: Failure) -> tuple[bool, int, int, int]:
+    is_stopped = failure.cause is FailureCause.STOPPED
+    return is_stopped, failure.at, failure.rank, failure.local_rank
+
+
+def _may_be_consequence(failure: Failure) -> bool:
+    if failure.cause is FailureCause.RAISED:
+        return failure.error is None or tells_of_lost_peer(failure.error)
     return (
-        failure.cause is FailureCause.STOPPED,
-        failure.at - head_start,
-        failure.rank,
-        failure.local_rank,
+        failure.cause is FailureCause.SIGNALED
+        and failure.exit is not None
+        and failure.exit.signal_number in SELF_INFLICTED_SIGNALS
     )
 
 

@@ -1,7 +1,6 @@
 """Carries an agent's effects to its node and to the store, and what they answer to the agent.
 
-The counterpart of `dispatch.py` for a node among several: the real driver and the simulated one
-share it, so that both run the very same machine.
+The real driver and the simulated ones share it, so that all of them run the very same machine.
 """
 
 from collections.abc import Callable
@@ -11,9 +10,13 @@ from rankwise.base.failure import Failure
 from rankwise.base.units import Instant
 from rankwise.core.agent.machine import Agent
 from rankwise.core.agent.vocabulary import (
+    AGENT,
     AgentStarted,
     Announcement,
+    AnnounceRestart,
+    AnnounceRound,
     AnnounceRoundEnd,
+    AnnounceStop,
     AskRanksToStop,
     BeginAttempt,
     DescribeFailures,
@@ -30,16 +33,13 @@ from rankwise.core.gang.vocabulary import (
     SignalWorker,
     SpawnWorker,
     Sweep,
-    Ticked,
 )
 from rankwise.core.rendezvous.requests import Order
 from rankwise.core.rendezvous.vocabulary import AnnounceWaiting, MadeSpare, World
-from rankwise.drivers.turns import Turns
+from rankwise.drivers.feed import Feeder
 from rankwise.ports.clock import Clock
 from rankwise.ports.journal import Journal
 from rankwise.ports.processes import ProcessHost
-
-MACHINE_NAME = "agent"
 
 
 class NodeHost(ProcessHost, Protocol):
@@ -70,16 +70,22 @@ class NodeHost(ProcessHost, Protocol):
         ...
 
 
+def _nobody_listens(announcement: Announcement) -> None:
+    del announcement
+
+
 class AgentDispatch:
     """Runs one agent on one node.
 
     Args:
         agent: the machine; nobody else may feed it.
         host: carries out its orders for the node.
-        ask_store: carries out its orders for the store; answers are delivered as stimuli.
+        ask_store: carries out its orders for the store; answers are delivered as stimuli. None
+            for an agent that is alone.
         clock: tells when a stimulus arrived.
-        journal: remembers every stimulus and effect.
-        on_announcement: is told what the user should hear of.
+        journal: remembers every stimulus and effect; None for nowhere.
+        name: the agent's in the journal.
+        on_announcement: is told what the user should hear of; nobody listens to a simulation.
     """
 
     def __init__(
@@ -87,18 +93,18 @@ class AgentDispatch:
         agent: Agent,
         *,
         host: NodeHost,
-        ask_store: Callable[[Order], None],
         clock: Clock,
-        journal: Journal,
-        on_announcement: Callable[[Announcement], None],
+        journal: Journal | None,
+        name: str = AGENT,
+        on_announcement: Callable[[Announcement], None] = _nobody_listens,
+        ask_store: Callable[[Order], None] | None = None,
     ) -> None:
         self._agent = agent
         self._host = host
         self._ask_store = ask_store
-        self._clock = clock
         self._on_announcement = on_announcement
-        self._turns: Turns[Stimulus, NodeEffect | Order] = Turns(
-            MACHINE_NAME, agent.handle, self._carry_out, clock, journal
+        self._feeder: Feeder[Stimulus, NodeEffect | Order] = Feeder(
+            name, agent, self._carry_out, clock, journal
         )
 
     @property
@@ -108,7 +114,7 @@ class AgentDispatch:
 
     @property
     def next_deadline(self) -> Instant | None:
-        """When `tick` wants to be called next."""
+        """When `wake` wants to be called next."""
         return self._agent.next_deadline
 
     def start(self) -> None:
@@ -117,16 +123,15 @@ class AgentDispatch:
 
     def deliver(self, stimulus: Stimulus) -> None:
         """Tell the agent a fact and carry out its answer."""
-        self._turns.deliver(stimulus)
+        self._feeder.deliver(stimulus)
 
-    def tick(self) -> None:
+    def wake(self) -> None:
         """Let a deadline that has passed take effect; too early, nothing happens."""
-        deadline = self._agent.next_deadline
-        if deadline is not None and self._clock.now() >= deadline:
-            self.deliver(Ticked())
+        self._feeder.wake()
 
     def _carry_out(self, effect: NodeEffect | Order) -> None:
         if isinstance(effect, Order):
+            assert self._ask_store is not None, f"an agent that is alone has ordered {effect}"
             self._ask_store(effect)
         else:
             self._carry_out_here(effect)
@@ -154,9 +159,9 @@ class AgentDispatch:
                 host.stop_ranks_at(effect.round, effect.step)
             case DescribeFailures():
                 host.describe_failures(effect.round, effect.failures)
-            case AnnounceKill() | AnnounceRoundEnd() | AnnounceWaiting():
+            case AnnounceKill() | AnnounceRestart() | AnnounceRoundEnd() | AnnounceWaiting():
                 self._on_announcement(effect)
-            case MadeSpare():
+            case MadeSpare() | AnnounceRound() | AnnounceStop():
                 self._on_announcement(effect)
             case FinishRun():
                 pass  # `finished` tells; whoever drives the agent looks at it after every step

@@ -8,10 +8,10 @@ from rankwise.base.units import Instant
 class Journal(Protocol):
     """Every stimulus and effect of a machine with its instant: log, replay and oracle in one."""
 
-    def stimulus(self, machine: str, stimulus: Any, now: Instant) -> None:
-        """Remember a fact that the machine named `machine` was told."""
+    def stimulus(self, machine: str, number: int, stimulus: Any, now: Instant) -> None:
+        """Remember a fact, the `number`-th that the machine named `machine` was told."""
         ...
 
-    def effect(self, machine: str, effect: Any, now: Instant) -> None:
-        """Remember an order that it gave."""
+    def effect(self, machine: str, cause: int, effect: Any, now: Instant) -> None:
+        """Remember an order that it gave; `cause` is the number of the fact that led to it."""
         ...

@@ -117,7 +117,8 @@ def raised(rank: int, **more: Any) -> Failure:
 
 
 def told_to_stop(rank: int, code: int = -15) -> Failure:
-    return failure(rank, FailureCause.STOPPED, code, after_ms=40)
+    detail = "it did not end within 30 s of being told to stop" if code == -9 else ""
+    return failure(rank, FailureCause.STOPPED, code, after_ms=40, ended_by_us=True, detail=detail)
 
 
 def failed(*failures: Failure, attempts: int = 1) -> Outcome:

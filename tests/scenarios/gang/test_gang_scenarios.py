@@ -3,7 +3,8 @@
 A transcript is a text file: commands, a line `----`, and the story of the run. `--rewrite` writes
 the story anew, so that a change of behaviour is reviewed as a change of these files.
 
-    gang size=2 grace=30 restarts_max=1     fields of GangSpec; times in seconds
+    gang size=2 grace=30                    fields of GangSpec; times in seconds
+    restarts restarts_max=1                 fields of RestartPolicy
     worker 1 raises "loss is NaN" after=3   also: exits 3, dies SIGSEGV, runs; fields of Program
     worker 1 raises "no" exit_takes=0.02    how long the interpreter takes to end after it
     worker 0 attempt=1 exits 0              for that attempt and those after it
@@ -25,6 +26,7 @@ import pytest
 from rankwise.base.failure import SIGNAL_NAMES
 from rankwise.base.units import SECOND, Duration, Instant, duration_from_seconds
 from rankwise.core.gang.vocabulary import GangSpec
+from rankwise.core.rendezvous.configuration import RestartPolicy
 from rankwise.drivers.sim.faults import Faults, StopOrder
 from rankwise.drivers.sim.programs import Dies, Ending, Exits, Program, Raises, RunsForever
 from rankwise.drivers.sim.story import story
@@ -40,6 +42,7 @@ class Play:
 
     def __init__(self, commands: str) -> None:
         self.spec = GangSpec(size=1)
+        self.policy = RestartPolicy()
         self.faults = Faults()
         self.programs: dict[tuple[int, int], Program] = {}
         for line in commands.splitlines():
@@ -52,7 +55,7 @@ class Play:
             [self._program_of(local_rank, attempt) for local_rank in range(self.spec.size)]
             for attempt in attempts
         ]
-        return story(SimulatedWorld(faults=self.faults).run(self.spec, lives).journal)
+        return story(SimulatedWorld(faults=self.faults).run(self.spec, lives, self.policy).journal)
 
     def _program_of(self, local_rank: int, attempt: int) -> Program:
         for known in range(attempt, -1, -1):
@@ -66,6 +69,8 @@ class Play:
         match words:
             case ["gang"]:
                 self.spec = GangSpec(**fields(GangSpec, options))
+            case ["restarts"]:
+                self.policy = RestartPolicy(**fields(RestartPolicy, options))
             case ["worker", local_rank, *ending]:
                 attempt = int(options.pop("attempt", "0"))
                 exit_takes = duration_from_seconds(float(options.pop("exit_takes", "0")))

@@ -1,10 +1,11 @@
 """Which of several failures explains the others."""
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankwise.base.failure import ExitStatus, Failure, FailureCause
+from rankwise.base.failure import ErrorRecord, ExitStatus, Failure, FailureCause
 from rankwise.base.root_cause import HEAD_START, root_cause_first
 from rankwise.base.units import MILLISECOND, Instant
 
@@ -19,6 +20,19 @@ def failure(
 
 def killed(rank: int, at: int, signal: int = SIGKILL) -> Failure:
     return failure(rank, at, FailureCause.SIGNALED, -signal)
+
+
+def raised(
+    rank: int, at: int, type_name: str, message: str, traceback: str | None = None
+) -> Failure:
+    error = ErrorRecord(
+        type=type_name,
+        message=message,
+        traceback=traceback or f"Traceback:\n    socket.recv()\n{type_name}: {message}\n",
+        raised_at=Instant(at),
+        wall_ns=0,
+    )
+    return msgspec.structs.replace(failure(rank, at), error=error)
 
 
 def order_of(*failures: Failure) -> list[int]:
@@ -39,6 +53,52 @@ def test_a_violent_death_explains_an_exception_raised_just_before_it_was_seen(si
         1,
         0,
     ]
+
+
+@pytest.mark.parametrize(
+    ("type_name", "message"),
+    [
+        ("ConnectionResetError", "[Errno 104] Connection reset by peer"),
+        ("BrokenPipeError", "[Errno 32] Broken pipe"),
+        ("EOFError", ""),
+        ("rankwise.base.errors.PeerDied", "rank 1 died"),
+        ("torch.distributed.DistBackendError", "NCCL error"),
+        ("RuntimeError", "[/pytorch/gloo/transport/tcp/pair.cc:553] Connection closed by peer"),
+    ],
+)
+def test_a_violent_death_explains_what_tells_of_a_lost_peer(type_name: str, message: str) -> None:
+    lost = raised(0, 100 * MILLISECOND, type_name, message)
+
+    assert order_of(lost, killed(1, 149 * MILLISECOND)) == [1, 0]
+
+
+def test_a_lost_peer_is_found_among_the_causes_of_an_exception() -> None:
+    lost = raised(
+        0,
+        100 * MILLISECOND,
+        "ValueError",
+        "no data",
+        traceback="Traceback:\n    x\nConnectionResetError: gone\n\nValueError: no data\n",
+    )
+
+    assert order_of(lost, killed(1, 149 * MILLISECOND)) == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("type_name", "message"), [("ValueError", "boom"), ("RuntimeError", "loss is NaN")]
+)
+def test_it_does_not_explain_an_exception_that_tells_of_no_peer(
+    type_name: str, message: str
+) -> None:
+    own = raised(0, 100 * MILLISECOND, type_name, message)
+
+    assert order_of(own, killed(1, 128 * MILLISECOND)) == [0, 1]
+
+
+def test_it_does_not_explain_an_exit_that_came_before() -> None:
+    left = failure(0, 100 * MILLISECOND, FailureCause.EXITED, code=3)
+
+    assert order_of(left, killed(1, 128 * MILLISECOND)) == [0, 1]
 
 
 def test_it_does_not_explain_one_raised_long_before() -> None:

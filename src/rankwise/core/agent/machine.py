@@ -4,7 +4,8 @@ Theory of operation
 ===================
 
 An agent is a rendezvous and, one after the other, a gang for each round that this node is a member
-of. It carries words between the two, and takes the few decisions that are neither's:
+of. It carries words between the two, and takes the few decisions that are neither's. A node that is
+the only one has `Alone` for a rendezvous, which answers the same words by itself.
 
 ```
             PrepareRound   NodeReady     Settled            Finish
@@ -13,7 +14,7 @@ of. It carries words between the two, and takes the few decisions that are neith
                     └──────── another round is gathered ────────┘    or no answer in time
 ```
 
-- *A gang has one life* and no restarts: the leader counts those of the job. Its attempt number is
+- *A gang has one life*: the rendezvous counts the restarts of the job. Its attempt number is
   the round's, so that late facts about an earlier round's workers touch nothing.
 - *A failure travels at once*, as soon as the gang stops its siblings for it; what is found out
   about it afterwards (`DescribeFailures`) follows when the gang has ended.
@@ -21,24 +22,30 @@ of. It carries words between the two, and takes the few decisions that are neith
   have this node's ranks, or if there is nothing left to come back to.
 - *Done* means that this node's workers have all succeeded. It waits until all others are done too,
   since their failure would call it back; it does not wait for anything after the verdict.
-- *Asked to stop*, the agent asks the others to agree (or leaves alone, if so configured), stops its
-  gang when they have, or by itself if nobody answers within a lease, and waits for the verdict, but
-  not for ever. Asked a second time it kills, and leaves.
+- *Asked to stop*, the agent says so at once, asks the others to agree (or leaves alone, if so
+  configured), stops its gang when they have, or by itself if nobody answers within a lease, and
+  waits for the verdict for as long as the others may hear it, and no longer than its gang's grace.
+  Asked a second time it kills, and leaves.
 - *Who dies*: a worker: the gang. The agent: its guardian kills the workers, its lease ends. The
   store, or the way to it: the rendezvous says when the gang must go.
 """
 
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from rankwise.base.errors import LocalProtocolError
-from rankwise.base.failure import Failure, FailureCause, Outcome, OutcomeStatus
+from rankwise.base.failure import Failure, FailureCause, Outcome, OutcomeStatus, what_it_did
+from rankwise.base.machine import Ticked
 from rankwise.base.units import Duration, Instant, after, between, format_duration
+from rankwise.core.agent.alone import Alone
 from rankwise.core.agent.vocabulary import (
     AgentSpec,
     AgentStarted,
+    AnnounceRound,
     AnnounceRoundEnd,
+    AnnounceStop,
     AskRanksToStop,
     BeginAttempt,
     DescribeFailures,
@@ -59,7 +66,6 @@ from rankwise.core.gang import vocabulary as gang_words
 from rankwise.core.gang.machine import Gang
 from rankwise.core.gang.state import Phase as GangPhase
 from rankwise.core.rendezvous import vocabulary as rendezvous_words
-from rankwise.core.rendezvous.machine import Rendezvous
 from rankwise.core.rendezvous.records import Departure, Verdict
 from rankwise.core.rendezvous.requests import Answer
 from rankwise.core.rendezvous.vocabulary import (
@@ -80,6 +86,11 @@ from rankwise.core.rendezvous.vocabulary import (
     StopStepAgreed,
     World,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rankwise.core.rendezvous.machine import Rendezvous
 
 SIGTERM = 15
 SIGKILL = 9
@@ -106,17 +117,21 @@ class Agent:
     def __init__(self, spec: AgentSpec) -> None:
         self.spec = spec
         self.phase = Phase.IDLE
-        self.rendezvous = Rendezvous(spec.run_id, spec.rendezvous, spec.offer)
+        self.rendezvous: Rendezvous | Alone = _rendezvous_of(spec)
         self.gang: Gang | None = None
+        self.make_gang: Callable[[gang_words.GangSpec, int], Gang] = Gang
+        """Makes the gang of each round; others than `Gang` show that checkers can fail."""
         self.world: World | None = None
         self.finished: FinishRun | None = None
         self._effects: list[Effect] = []
         self._deadline: Instant | None = None
         self._next_round = 0
+        self._rounds = 0
         self._begun_at = Instant(0)
         self._stopped_at: Instant | None = None
         self._step: int | None = None
         self._is_failing_told = False
+        self._is_end_told = False
         self._is_stop_agreed = False
         """Whether the whole job stops with this round."""
         self._stops_asked = 0
@@ -124,6 +139,8 @@ class Agent:
         """Why this node can have no workers any more; empty while it can."""
         self._is_going = False
         """Whether this node was asked to stop or to leave."""
+        self._gone_by = Instant(0)
+        """When it has gone then: a grace later, whatever the others do."""
         self._outcome: Outcome | None = None
         self._verdict: Verdict | None = None
         self._refusal: Refused | None = None
@@ -162,7 +179,7 @@ class Agent:
         match stimulus:
             case AgentStarted():
                 self._on_started(stimulus, now)
-            case gang_words.Ticked():
+            case Ticked():
                 self._on_deadline(now)
             case gang_words.StopRequested():
                 self._on_stop_requested(stimulus, now)
@@ -198,7 +215,7 @@ class Agent:
         deadline = self.next_deadline
         if deadline is None or now < deadline:
             return []
-        return self.handle(gang_words.Ticked(), now)
+        return self.handle(Ticked(), now)
 
     def _on_deadline(self, now: Instant) -> None:
         if self._deadline is not None and now >= self._deadline:
@@ -206,7 +223,7 @@ class Agent:
             self._on_own_deadline(now)
         gang = self.gang
         if gang is not None and gang.next_deadline is not None and now >= gang.next_deadline:
-            self._tell_gang(gang_words.Ticked(), now)
+            self._tell_gang(Ticked(), now)
         at = self.rendezvous.next_deadline
         if at is not None and now >= at:
             self._tell_rendezvous(rendezvous_words.DeadlinePassed(), now)
@@ -220,7 +237,9 @@ class Agent:
             case Phase.DESCRIBING:
                 self._gang_has_ended(now)
             case Phase.RUNNING:
-                self._stop_gang(None, now)  # nobody has agreed to stop; so it stops alone
+                self._stop_without_others(now)
+            case Phase.ENDED if self._may_still_hear(now):
+                pass
             case Phase.WAITING | Phase.ENDED:
                 self._detail = self._detail or "no verdict of the whole job came in time"
                 self._leave(now)
@@ -311,13 +330,17 @@ class Agent:
         self._step = None
         self._is_failing_told = self._is_stop_agreed = False
         self._outcome = None
-        self._deadline = after(now, self.spec.rendezvous.lease_ttl) if self._is_going else None
-        self.gang = Gang(self.spec.gang, first_attempt=settled.world.round)
+        self._deadline = after(now, self._answer_patience) if self._is_going else None
+        self._rounds += 1
+        self.gang = self.make_gang(self.spec.gang, settled.world.round)
+        self._is_end_told = False
         self._effects.append(BeginAttempt(settled.world))
+        if not self.spec.is_alone:
+            self._effects.append(AnnounceRound(settled.world))
         self._tell_gang(gang_words.Started(), now)
 
     def _on_dissolved(self, dissolved: Dissolved, now: Instant) -> None:
-        self._effects.append(AnnounceRoundEnd(dissolved.round, dissolved.why))
+        self._announce_end(dissolved.round, dissolved.why)
         if self.phase is Phase.RUNNING:
             self._stop_gang(SIGTERM, now, at_once=dissolved.at_once)
         elif self.phase is Phase.ENDED:
@@ -327,8 +350,8 @@ class Agent:
         if self.phase is not Phase.RUNNING:
             return
         self._is_stop_agreed = True
-        self._deadline = None
-        self._effects.append(AnnounceRoundEnd(agreed.round, agreed.why))
+        self._deadline = self._last_moment if self._is_going else None
+        self._announce_end(agreed.round, agreed.why)
         self._effects.append(AskRanksToStop(agreed.round, agreed.signal))
         self._stop_gang(agreed.signal, now)
 
@@ -338,6 +361,12 @@ class Agent:
             self._stop_gang(SIGTERM, now, at_once=True)
         elif self.phase is not Phase.DESCRIBING:
             self._leave(now)
+
+    def _announce_end(self, number: int, why: str) -> None:
+        """Tell people once why a round is over; the next one's beginning tells what was judged."""
+        if not self.spec.is_alone and not self._is_end_told:
+            self._is_end_told = True
+            self._effects.append(AnnounceRoundEnd(number, why))
 
     # The gang
 
@@ -349,8 +378,6 @@ class Agent:
             match effect:
                 case gang_words.Finish():
                     self._on_gang_finished(effect.outcome, now)
-                case gang_words.AnnounceRestart():
-                    raise AssertionError("the gang of an agent has no restarts")
                 case _:
                     self._effects.append(effect)
         if self.gang is gang:
@@ -365,6 +392,9 @@ class Agent:
         failures = self._own(gang.failures_so_far)
         if failures:
             self._is_failing_told = True
+            first = failures[0]
+            why = f"rank {first.rank} on {self.spec.offer.host} {what_it_did(first)}"
+            self._announce_end(self.world.round, why)
             self._tell_rendezvous(GangFailing(self.world.round, failures), now)
 
     def _own(self, failures: tuple[Failure, ...]) -> tuple[Failure, ...]:
@@ -431,6 +461,8 @@ class Agent:
             failures=self._own(outcome.failures),
             ran=between(self._begun_at, now),
             step=self._step,
+            was_stopped=outcome.status is OutcomeStatus.STOPPED,
+            obstacle=outcome.detail,
         )
         self._tell_rendezvous(ended, now)
         if self.phase is not Phase.ENDED:
@@ -451,7 +483,7 @@ class Agent:
         if not self._is_going:
             assert self.world is not None, "again means that there was a round"
             self._prepare(self.world.round + 1, now)
-        elif self.spec.leaves_alone or self._stops_asked > 1:
+        elif self.spec.leaves_alone or self._stops_asked > 1 or self.rendezvous.is_cut_off:
             self._leave(now)
         elif self._deadline is None:
             self._await_verdict(now)
@@ -472,17 +504,19 @@ class Agent:
 
     def _go(self, departure: Departure, signal: int | None, now: Instant) -> None:
         self._is_going = True
+        self._gone_by = after(now, self.spec.gang.grace)
         self._stop_signal = signal
         self._detail = "this node was told to stop" if signal is None else ""
         if signal is not None:
             self._detail = f"this node was told to stop by signal {signal}"
+        self._effects.append(AnnounceStop(signal, self._what_follows_a_stop(departure)))
         match self.phase:
             case Phase.RUNNING:
-                self._deadline = after(now, self.spec.rendezvous.lease_ttl)
+                self._deadline = after(now, self._answer_patience)
             case Phase.DESCRIBING:
                 pass
             case Phase.ENDED | Phase.PREPARING | Phase.WAITING:
-                if departure is Departure.LEAVES or not self.rendezvous.is_awaited:
+                if not self._waits_for_others(departure):
                     self._leave(now)
                     return
                 self.phase = Phase.ENDED
@@ -491,6 +525,46 @@ class Agent:
                 return
         self._tell_rendezvous(DepartureRequested(departure, signal), now)
 
+    def _waits_for_others(self, departure: Departure) -> bool:
+        """Whether a node without workers that goes stops the job, and waits until it has."""
+        meeting = self.rendezvous
+        can_tell = meeting.is_awaited and not meeting.is_cut_off
+        return can_tell and departure is Departure.PREEMPTED
+
+    def _what_follows_a_stop(self, departure: Departure) -> str:
+        patience = format_duration(self.spec.gang.grace)
+        if self.rendezvous.is_cut_off:  # and has no ranks any more, or they are being killed
+            return "this node leaves"
+        if self.phase in (Phase.RUNNING, Phase.DESCRIBING):
+            who = "the ranks of this node" if departure is Departure.LEAVES else "all ranks"
+            return f"stopping {who} for up to {patience}; once more kills them now"
+        if self.phase in (Phase.IDLE, Phase.LEAVING) or not self._waits_for_others(departure):
+            return "this node leaves"
+        return f"stopping the ranks of the other nodes for up to {patience}; once more leaves now"
+
+    @property
+    def _answer_patience(self) -> Duration:
+        """How long the others have to agree to stop, before this node stops its ranks itself."""
+        return Duration(min(self.spec.rendezvous.lease_ttl, self.spec.gang.grace // 2))
+
+    @property
+    def _last_moment(self) -> Instant:
+        """When a node that goes waits for nobody any more; others were told a little later."""
+        return after(self._gone_by, self.spec.rendezvous.request_timeout)
+
+    def _stop_without_others(self, now: Instant) -> None:
+        """Nobody has agreed to stop, or ranks of this node have used up the time for it."""
+        is_late = now >= self._last_moment
+        self._deadline = None if is_late else self._last_moment
+        self._stop_gang(None, now, at_once=is_late)
+
+    def _may_still_hear(self, now: Instant) -> bool:
+        """Whether the verdict may still come to a node that goes; if so, look again later."""
+        if not self._is_going or now >= self._last_moment or self.rendezvous.is_cut_off:
+            return False
+        self._await_verdict(now)
+        return True
+
     def _go_at_once(self, now: Instant) -> None:
         if self.phase is Phase.RUNNING:
             self._stop_gang(SIGKILL, now, at_once=True)
@@ -498,7 +572,15 @@ class Agent:
             self._leave(now)
 
     def _await_verdict(self, now: Instant) -> None:
-        """Wait while the others stop, which takes them a grace at most, and for the verdict."""
+        """Wait while the others stop, which takes them a grace at most, and for the verdict.
+
+        A node that goes waits no longer than its lease lives: then nobody hears it any more.
+        """
+        if self._is_going:
+            alive_until = self.rendezvous.alive_until
+            last = max(self._last_moment, after(now, self.spec.rendezvous.request_timeout))
+            self._deadline = last if alive_until is None else max(now, min(last, alive_until))
+            return
         gang = self.spec.gang
         patience = gang.grace + gang.sweep_timeout + self.spec.rendezvous.close_timeout
         self._deadline = after(now, Duration(patience))
@@ -518,8 +600,17 @@ class Agent:
         self.finished = FinishRun(
             verdict=self._verdict,
             outcome=self._outcome,
+            rounds=self._rounds,
             refusal=None if self._verdict is not None else self._refusal,
             detail="" if knows else self._detail,
             stop_signal=None if knows else self._stop_signal,
         )
         self._effects.append(self.finished)
+
+
+def _rendezvous_of(spec: AgentSpec) -> "Rendezvous | Alone":
+    if spec.is_alone:
+        return Alone(spec.rendezvous, spec.offer)
+    from rankwise.core.rendezvous.machine import Rendezvous  # noqa: PLC0415  # only for several
+
+    return Rendezvous(spec.run_id, spec.rendezvous, spec.offer)

@@ -13,15 +13,18 @@ import msgspec
 from rankwise.base.errors import ConfigError
 from rankwise.base.units import Instant
 from rankwise.core.agent.machine import Agent
-from rankwise.core.agent.vocabulary import AgentStarted, Effect, Stimulus
+from rankwise.core.agent.vocabulary import AGENT, AgentStarted, Effect, Stimulus
 
-AGENT_PREFIX = "agent"
-"""Journal entries of agents are under this name, in a simulation followed by the node's id."""
+
+class _Kind(msgspec.Struct, frozen=True):
+    type: str = ""
 
 
 class _Line(msgspec.Struct, frozen=True):
     at: Instant
     machine: str
+    number: int = 0
+    cause: int = 0
     stimulus: msgspec.Raw = msgspec.Raw()
     effect: msgspec.Raw = msgspec.Raw()
 
@@ -56,6 +59,62 @@ class Step:
         return self.effects != self.recorded
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """An entry of a journal as it stands there: what a machine was told, or has ordered.
+
+    Attributes:
+        machine, at: see `Step`.
+        cause: the number of the fact, of an order that of the fact that it follows from.
+        kind: the name of the fact or order.
+        text: all of it, as JSON.
+        is_order: which of the two it is.
+    """
+
+    machine: str
+    at: Instant
+    cause: int
+    kind: str
+    text: str
+    is_order: bool
+
+
+def entries(lines: Iterable[bytes], path: str) -> Iterator[Told]:
+    """Whatever machines have left in a journal, not lived again but read.
+
+    Raises:
+        ConfigError: a line is no entry of a journal.
+    """
+    for _, line in _read(lines, path):
+        word = line.effect if bytes(line.effect) else line.stimulus
+        kind = msgspec.json.decode(word, type=_Kind).type
+        number = line.number or line.cause
+        is_order = bool(bytes(line.effect))
+        yield Told(line.machine, line.at, number, kind, bytes(word).decode(), is_order)
+
+
+def _read(lines: Iterable[bytes], path: str) -> Iterator[tuple[int, _Line]]:
+    for number, text in enumerate(lines, 1):
+        if not text.strip():
+            continue
+        try:
+            yield number, msgspec.json.decode(text, type=_Line)
+        except msgspec.DecodeError as error:
+            if not text.endswith(b"\n"):
+                raise ConfigError(
+                    f"{path} ends in the middle of line {number}",
+                    hint="its writer was killed, or the disk was full; the lines before hold",
+                ) from error
+            raise _no_entry(path, number, error) from error
+
+
+def _no_entry(path: str, number: int, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"{path}, line {number}: {error}",
+        hint="is it the journal of a run, by this version of rankwise?",
+    )
+
+
 def replay(lines: Iterable[bytes], path: str) -> Iterator[Step]:
     """The steps of all agents in a journal, in the order in which they were taken.
 
@@ -70,13 +129,10 @@ def replay(lines: Iterable[bytes], path: str) -> Iterator[Step]:
     pending: dict[str, Step] = {}
     stimuli = msgspec.json.Decoder(Stimulus)
     effects = msgspec.json.Decoder(Effect)
-    for number, text in enumerate(lines, 1):
-        if not text.strip():
+    for number, line in _read(lines, path):
+        if not line.machine.startswith(AGENT):
             continue
         try:
-            line = msgspec.json.decode(text, type=_Line)
-            if not line.machine.startswith(AGENT_PREFIX):
-                continue
             if bytes(line.effect):
                 step = pending.get(line.machine)
                 if step is not None:
@@ -84,15 +140,7 @@ def replay(lines: Iterable[bytes], path: str) -> Iterator[Step]:
                 continue
             stimulus: Stimulus = stimuli.decode(line.stimulus)
         except msgspec.DecodeError as error:
-            if not text.endswith(b"\n"):
-                raise ConfigError(
-                    f"{path} ends in the middle of line {number}",
-                    hint="whoever wrote it was killed or had no room; what came before holds",
-                ) from error
-            raise ConfigError(
-                f"{path}, line {number}: {error}",
-                hint="is it the journal of a run on several nodes, by this version of rankwise?",
-            ) from error
+            raise _no_entry(path, number, error) from error
         if line.machine in pending:
             yield pending.pop(line.machine)
         pending[line.machine] = _take(agents, line, stimulus, f"{path}, line {number}")

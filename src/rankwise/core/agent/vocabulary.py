@@ -11,7 +11,8 @@ to end, a second time at once; the agent's deadline has come.
 
 import msgspec
 
-from rankwise.base.failure import Failure, Outcome
+from rankwise.base.failure import Failure, Outcome, OutcomeStatus
+from rankwise.base.machine import Ticked
 from rankwise.base.units import SECOND, Duration
 from rankwise.core.gang import vocabulary as gang
 from rankwise.core.rendezvous import vocabulary as rendezvous
@@ -20,16 +21,19 @@ from rankwise.core.rendezvous.records import Verdict
 from rankwise.core.rendezvous.requests import Answer, Order
 from rankwise.core.rendezvous.vocabulary import World
 
+AGENT = "agent"
+"""The machine's name in journals, in a simulation followed by the node's id."""
+
 
 class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What an agent is.
 
     Attributes:
         run_id: names the run; all that the nodes share lies under it.
-        rendezvous: who may join, and for how long anybody waits.
+        rendezvous: who may join, for how long anybody waits, and which failures the job survives.
         offer: what this node brings along.
-        gang: the workers of this node; it has no restarts of its own, the policy of the rendezvous
-            counts those of the job.
+        gang: the workers of this node.
+        is_alone: whether this node is the only one, so that there is nobody to meet and no store.
         leaves_alone: whether a request to stop this node (SIGTERM) concerns it alone, so that the
             others go on without it; otherwise the whole job stops at one step.
         prepare_timeout: how long making this node fit for a round may take.
@@ -40,13 +44,12 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     rendezvous: RendezvousConfig
     offer: NodeOffer
     gang: gang.GangSpec
+    is_alone: bool = False
     leaves_alone: bool = False
     prepare_timeout: Duration = Duration(120 * SECOND)
     describe_timeout: Duration = Duration(5 * SECOND)
 
     def __post_init__(self) -> None:
-        if self.gang.restarts_max:
-            raise ValueError("the gang of an agent has restarts of its own, expected none")
         if self.gang.size != self.offer.slots:
             raise ValueError(
                 f"the gang has {self.gang.size} workers and the offer says {self.offer.slots} slots"
@@ -113,7 +116,7 @@ class LeaveRequested(msgspec.Struct, frozen=True, tag=True):
 NodeStimulus = (
     AgentStarted
     | gang.StopRequested
-    | gang.Ticked
+    | Ticked
     | gang.WorkerSpawned
     | gang.WorkerRefused
     | gang.WorkerReported
@@ -166,6 +169,17 @@ class DescribeFailures(msgspec.Struct, frozen=True, tag=True):
     failures: tuple[Failure, ...]
 
 
+class AnnounceRestart(msgspec.Struct, frozen=True, tag=True):
+    """Tell the user that a gang failed and that another one is started after `pause`."""
+
+    attempt: int
+    """The gang that failed."""
+    restarts_left: int
+    pause: Duration
+    failures: tuple[Failure, ...]
+    """Root cause first."""
+
+
 class AnnounceRoundEnd(msgspec.Struct, frozen=True, tag=True):
     """Tell people that the round is over for this node, and why; its gang is being ended."""
 
@@ -173,12 +187,27 @@ class AnnounceRoundEnd(msgspec.Struct, frozen=True, tag=True):
     why: str
 
 
+class AnnounceRound(msgspec.Struct, frozen=True, tag=True):
+    """Tell people that a round begins, and with whom."""
+
+    world: World
+
+
+class AnnounceStop(msgspec.Struct, frozen=True, tag=True):
+    """Tell people that this node has heard that it shall go, and what follows of it."""
+
+    signal: int | None
+    what_follows: str
+
+
 class FinishRun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The agent's life is over: nothing more will be ordered.
 
     Attributes:
         verdict: what became of the job, the same on every node; None if this node never learned.
-        outcome: what became of this node's last gang; None if it never had one.
+        outcome: what became of this node's last gang; None if it never had one. Its `detail` says
+            why this node could have no other one.
+        rounds: how many rounds this node was a member of.
         refusal: why this node may not take part; None if it may, or if the job was over first.
         detail: one sentence more: why there is no verdict.
         stop_signal: what this node was told to go by, if there is no verdict.
@@ -186,13 +215,68 @@ class FinishRun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     verdict: Verdict | None = None
     outcome: Outcome | None = None
+    rounds: int = 0
     refusal: rendezvous.Refused | None = None
     detail: str = ""
     stop_signal: int | None = None
 
+    def as_outcome(self, size: int | None = None) -> Outcome:
+        """What a run on this node came to: the job's verdict, with this node's own failures.
+
+        The root cause of the job comes first on every node, wherever it happened.
+
+        Args:
+            size: how many workers the job had on all nodes; None where this node is the only one.
+        """
+        own = self.outcome.failures if self.outcome is not None else ()
+        survivors = self.outcome.survivors if self.outcome is not None else ()
+        verdict = self.verdict
+        if verdict is None:
+            refusal = self.refusal
+            detail = self.detail
+            if refusal is not None:
+                detail = f"{refusal.why} ({refusal.hint})" if refusal.hint else refusal.why
+            # Who was told to go before its first round never had a gang that could say so.
+            stop_signal = self.stop_signal
+            was_stopped = stop_signal is not None
+            # Of a run that refuses this node, the agent has ended the gang unasked.
+            is_gang_stopped = (
+                self.outcome is not None and self.outcome.status is OutcomeStatus.STOPPED
+            )
+            if refusal is None and self.outcome is not None and is_gang_stopped:
+                was_stopped, stop_signal = True, stop_signal or self.outcome.stop_signal
+            return Outcome(
+                status=OutcomeStatus.STOPPED if was_stopped else OutcomeStatus.FAILED,
+                attempts=self.rounds,
+                failures=() if is_gang_stopped else own,
+                stop_signal=stop_signal if was_stopped else None,
+                survivors=survivors,
+                detail=detail,
+            )
+        root = verdict.root
+        failures = () if verdict.status is OutcomeStatus.SUCCEEDED else own
+        if root is not None:
+            failures = (root, *(failure for failure in own if failure.rank != root.rank))
+        return Outcome(
+            status=verdict.status,
+            attempts=verdict.restarts + 1,
+            failures=failures,
+            stop_signal=verdict.signal,
+            survivors=survivors,
+            detail=verdict.detail,
+            size=size,
+            failed=None if size is None else verdict.failure_count,
+        )
+
 
 Announcement = (
-    rendezvous.AnnounceWaiting | rendezvous.MadeSpare | AnnounceRoundEnd | gang.AnnounceKill
+    rendezvous.AnnounceWaiting
+    | rendezvous.MadeSpare
+    | AnnounceRound
+    | AnnounceRoundEnd
+    | AnnounceRestart
+    | AnnounceStop
+    | gang.AnnounceKill
 )
 GangOrder = (
     gang.SpawnWorker | gang.SignalWorker | gang.LookForProgress | gang.DumpStacks | gang.Sweep

@@ -7,16 +7,26 @@ anybody was told to stop is the worker's own, however it then ended.
 """
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from rankwise.base.failure import Failure, FailureCause
 from rankwise.base.root_cause import root_cause_first
-from rankwise.base.units import Instant, format_duration
+from rankwise.base.units import Instant, between, format_duration
 from rankwise.core.gang.state import WorkerLife
 from rankwise.core.gang.vocabulary import GangSpec
 
+SIGKILL = 9
+
+
+class StopOrders(NamedTuple):
+    """When the workers of an attempt were first told to stop, and when they were killed."""
+
+    stopped_at: Instant | None
+    killed_at: Instant | None
+
 
 def failures_of(
-    workers: Iterable[WorkerLife], spec: GangSpec, attempt: int, stop_ordered_at: Instant | None
+    workers: Iterable[WorkerLife], spec: GangSpec, attempt: int, orders: StopOrders
 ) -> tuple[Failure, ...]:
     """Every failure among these workers, the root cause first.
 
@@ -24,18 +34,19 @@ def failures_of(
         workers: the lives to look at.
         spec: the gang they belong to.
         attempt: which of its lives it was.
-        stop_ordered_at: when the first worker was told to stop; None if none was.
+        orders: when they were told to stop and killed.
     """
     return root_cause_first(
         Failure(
             local_rank=worker.local_rank,
             attempt=attempt,
-            cause=_cause_of(worker, stop_ordered_at),
+            cause=_cause_of(worker, orders.stopped_at),
             at=worker.failed_at,
             exit=worker.exit,
             pid=worker.pid,
             error=worker.error,
-            detail=_detail_of(worker, spec),
+            detail=_detail_of(worker, spec, orders),
+            ended_by_us=worker.is_ended_by_us,
         )
         for worker in workers
         if worker.has_failed
@@ -60,11 +71,23 @@ def _cause_of(worker: WorkerLife, stop_ordered_at: Instant | None) -> FailureCau
     return FailureCause.EXITED
 
 
-def _detail_of(worker: WorkerLife, spec: GangSpec) -> str:
+def _detail_of(worker: WorkerLife, spec: GangSpec, orders: StopOrders) -> str:
     if worker.outlived_kill:
         return f"process {worker.pid} survives SIGKILL: it is stuck in the kernel"
     if worker.has_lingered:
         return f"it had not ended {format_duration(spec.exit_timeout)} after its exception"
     if worker.hung_at is not None and spec.hang_timeout is not None:
         return f"no sign of life for {format_duration(spec.hang_timeout)}"
+    if worker.is_ended_by_us:
+        return _how_we_killed_it(worker, orders)
     return worker.refusal or worker.lost or ""
+
+
+def _how_we_killed_it(worker: WorkerLife, orders: StopOrders) -> str:
+    was_killed = worker.exit is not None and worker.exit.signal_number == SIGKILL
+    if not was_killed or orders.stopped_at is None or orders.killed_at is None:
+        return ""
+    patience = between(orders.stopped_at, orders.killed_at)
+    if patience == 0:
+        return "it got no time to end"
+    return f"it did not end within {format_duration(patience)} of being told to stop"

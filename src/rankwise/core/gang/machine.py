@@ -5,49 +5,49 @@ Theory of operation
 
 ```
 IDLE ─Started→ STARTING ─all spawned→ RUNNING ─all ended well───────→ SWEEPING ─Swept→ FINISHED
-                  │                      ├─silent → DUMPING ─┐           ▲ │
-                  └────────one failed────┴───────────────────┴→ STOPPING │ │
-                                              grace over → KILLING ──────┘ │ all ended
-       STARTING ←─pause over─ BACKING_OFF ←─failed, but restarts left──────┘
+                  │                      ├─silent → DUMPING ─┐           ▲
+                  └────────one failed────┴───────────────────┴→ STOPPING │ all ended
+                                              grace over → KILLING ──────┘
 ```
 
 All or nothing: the first failure of a worker (a non-zero exit, a signal, a refusal to start, a
-hang) ends the attempt. The others are told to stop with SIGTERM, and killed when the grace is
-over. When every worker has ended, what they left behind is swept, and only then may the next
-attempt start: a stray of the last one could hold its port or its device.
+hang) ends the gang. The others are told to stop with SIGTERM, and killed when the grace is
+over. When every worker has ended, what they left behind is swept, and only then is the gang
+finished: a stray of this one could hold the port or the device of the next.
 
-- An attempt's number travels with every stimulus; facts about an earlier attempt change nothing.
-- A stop request is obeyed in every phase and forbids restarts. It never turns a failure that came
+- A gang has one life. Whether another gang follows is the agent's affair (`core/agent`), which
+  numbers them; the number (`attempt`) travels with every stimulus, and facts about an earlier gang
+  change nothing.
+- A stop request is obeyed in every phase. It never turns a failure that came
   first into a success or a stop: the outcome tells what happened first. First means: first heard
   of. A batch system's SIGTERM to everybody must stay a stop, though a worker may die of it before
-  the request is read. The second request, from whomever, means SIGKILL at once.
+  the request is read. Workers that had all ended well before it was read have succeeded, though.
+  The second request means SIGKILL at once, also when it comes from somebody else.
 - A worker may be told to stop before its process exists. The order is kept and given as soon as
   `WorkerSpawned` says that there is somebody to give it to. One that comes up after it was given
   up is killed. When a stop is requested and no process exists, or none any more, as while a
   fork server imports, nobody is waited for: the sweep takes the orders back.
 - A process that survives SIGKILL (it is stuck in the kernel) is given up after `sweep_timeout`,
-  so that nothing waits for ever. Two attempts must never be alive at once: what a sweep could not
-  end, or a sweep that did not end itself, forbids a restart, and the outcome says so.
+  so that nothing waits for ever. Two gangs must never be alive at once: what a sweep could not
+  end, or a sweep that did not end itself, forbids another gang, and the outcome's detail says so.
 - A hang is the absence of any sign of life from *any* worker. The machine does not see signs of
   life, which may be thousands per second: when the timeout could have passed it asks
   (`LookForProgress`) and sets its next deadline from the answer.
 - A worker that has told of the exception that it dies of may still not end: a thread of its own
-  keeps it. Its exit would tell, so only when `exit_timeout` has passed without one is the attempt
+  keeps it. Its exit would tell, so only when `exit_timeout` has passed without one is the gang
   ended as if it had.
-- If the guardian is lost, so are its workers: the gang ends at once, without restart. What had
+- If the guardian is lost, so are its workers: the gang ends at once, and none can follow. What had
   happened before stays true: a gang whose workers had all ended well has succeeded.
-
-Only failures spend restarts. The first restart is immediate, later ones back off.
 """
 
 from rankwise.base.errors import LocalProtocolError
 from rankwise.base.failure import Failure, Outcome, OutcomeStatus
+from rankwise.base.machine import Ticked
 from rankwise.base.units import Instant, after, between, format_duration
-from rankwise.core.gang.failures import failures_of
+from rankwise.core.gang.failures import StopOrders, failures_of
 from rankwise.core.gang.state import Phase, WorkerLife
 from rankwise.core.gang.vocabulary import (
     AnnounceKill,
-    AnnounceRestart,
     DumpStacks,
     Effect,
     Finish,
@@ -63,7 +63,6 @@ from rankwise.core.gang.vocabulary import (
     StopRequested,
     Sweep,
     Swept,
-    Ticked,
     WorkerExited,
     WorkerRefused,
     WorkerReported,
@@ -79,22 +78,20 @@ class Gang:
 
     Args:
         spec: what the gang is.
-        first_attempt: the number of its first life. Whoever makes one gang after another on one
-            process host goes on counting, so that facts about the last gang do not touch the next.
+        attempt: its number among the gangs that follow each other on one process host, so that
+            facts about the last gang do not touch the next.
     """
 
-    def __init__(self, spec: GangSpec, first_attempt: int = 0) -> None:
+    def __init__(self, spec: GangSpec, attempt: int = 0) -> None:
         self.spec = spec
         self.phase = Phase.IDLE
-        self.attempt = first_attempt
-        self._first_attempt = first_attempt
-        self.restarts_left = spec.restarts_max
+        self.attempt = attempt
         self.outcome: Outcome | None = None
-        self._attempts_begun = 0
-        self._workers: list[WorkerLife] = []
+        self._workers = [WorkerLife(local_rank) for local_rank in range(spec.size)]
         self._deadline: Instant | None = None
         self._exits_due: Instant | None = None
         self._stop_ordered_at: Instant | None = None
+        self._kill_ordered_at: Instant | None = None
         self._stop: StopRequested | None = None
         self._stop_came_first = False
 
@@ -107,19 +104,19 @@ class Gang:
 
     @property
     def workers(self) -> tuple[WorkerLife, ...]:
-        """What is known of each worker of the present attempt, by local rank."""
+        """What is known of each worker, by local rank."""
         return tuple(self._workers)
 
     @property
     def failures_so_far(self) -> tuple[Failure, ...]:
-        """The failures of the present attempt, as far as they are known, the likely root first."""
+        """The failures as far as they are known, the likely root first."""
         return self._failures()
 
     def handle(self, stimulus: Stimulus, now: Instant) -> list[Effect]:
         """Take in a fact; return what is to be done, in this order."""
+        if self.phase is Phase.IDLE or isinstance(stimulus, Started):
+            return self._begin(stimulus, now)
         match stimulus:
-            case Started():
-                return self._on_started(now)
             case WorkerSpawned():
                 return self._on_spawned(stimulus, now)
             case WorkerRefused():
@@ -129,7 +126,7 @@ class Gang:
             case WorkerExited():
                 return self._on_exited(stimulus, now)
             case Swept():
-                return self._on_swept(stimulus, now)
+                return self._on_swept(stimulus)
             case StopRequested():
                 return self._on_stop_requested(stimulus, now)
             case ProgressLooked():
@@ -144,7 +141,7 @@ class Gang:
     def tick(self, now: Instant) -> list[Effect]:
         """Let a deadline that has passed take effect. Calling it too early changes nothing."""
         if self._exits_due is not None and self._is_under_way and now >= self._exits_due:
-            return self._look_for_lingerers(now)
+            return self._check_exit_deadlines(now)
         if self._deadline is None or now < self._deadline:
             return []
         self._deadline = None
@@ -161,44 +158,30 @@ class Gang:
                 return self._give_up_killing(now)
             case Phase.SWEEPING:
                 return self._give_up_sweeping()
-            case Phase.BACKING_OFF:
-                return self._begin_attempt(now)
             case Phase.IDLE | Phase.FINISHED:
                 raise AssertionError(f"a gang that is {self.phase} has no deadline")
 
-    def _on_started(self, now: Instant) -> list[Effect]:
-        if self.phase is Phase.FINISHED and self._attempts_begun == 0:
-            return []  # it was stopped before its life could begin
-        if self.phase is not Phase.IDLE:
+    def _begin(self, stimulus: Stimulus, now: Instant) -> list[Effect]:
+        if self.phase is not Phase.IDLE or not isinstance(stimulus, Started):
+            what = type(stimulus).__name__
             raise LocalProtocolError(
-                f"the gang was started while {self.phase}; a gang lives once, make another"
+                f"{what} came while the gang was {self.phase}; a gang begins with Started, once"
             )
-        return self._begin_attempt(now)
-
-    def _begin_attempt(self, now: Instant) -> list[Effect]:
-        self.attempt = self._first_attempt + self._attempts_begun
-        self._attempts_begun += 1
         self.phase = Phase.STARTING
-        self._workers = self._new_workers()
-        self._stop_ordered_at = None
-        self._exits_due = None
         self._deadline = after(now, self.spec.start_patience)
         return [SpawnWorker(worker.local_rank, self.attempt) for worker in self._workers]
-
-    def _new_workers(self) -> list[WorkerLife]:
-        return [WorkerLife(local_rank) for local_rank in range(self.spec.size)]
 
     def _worker_of(
         self, stimulus: WorkerSpawned | WorkerRefused | WorkerReported | WorkerExited
     ) -> WorkerLife | None:
         """The worker that is meant, or None when its life is over already."""
-        if stimulus.attempt != self.attempt or self.phase in (Phase.IDLE, Phase.FINISHED):
+        if stimulus.attempt != self.attempt or self.phase is Phase.FINISHED:
             return None
         worker = self._workers[stimulus.local_rank]
         return None if worker.has_ended else worker
 
     def _on_spawned(self, stimulus: WorkerSpawned, now: Instant) -> list[Effect]:
-        if self.phase in (Phase.IDLE, Phase.FINISHED):
+        if self.phase is Phase.FINISHED:
             return []
         worker = self._worker_of(stimulus)
         if worker is None:
@@ -215,7 +198,9 @@ class Gang:
                 return []
 
     def _run_if_complete(self, now: Instant) -> list[Effect]:
-        if any(worker.pid is None for worker in self._workers):
+        # They are made in order, so a missing one is found at the end at once: from the beginning,
+        # 256 workers would take longer to look at each time than all else that the gang does.
+        if any(worker.pid is None for worker in reversed(self._workers)):
             return []
         self.phase = Phase.RUNNING
         hang_timeout = self.spec.hang_timeout
@@ -232,7 +217,7 @@ class Gang:
 
     @property
     def _is_under_way(self) -> bool:
-        """Whether nothing has ended the attempt yet."""
+        """Whether nothing has ended the gang yet."""
         return self.phase in (Phase.STARTING, Phase.RUNNING)
 
     def _on_reported(self, stimulus: WorkerReported, now: Instant) -> list[Effect]:
@@ -245,8 +230,8 @@ class Gang:
             self._exits_due = self._exits_due or worker.must_end_by
         return []
 
-    def _look_for_lingerers(self, now: Instant) -> list[Effect]:
-        """End the attempt if a worker should have ended by now; else look again at the next one."""
+    def _check_exit_deadlines(self, now: Instant) -> list[Effect]:
+        """End the gang if a worker should have ended by now; else look again at the next one."""
         self._exits_due = None
         for worker in self._workers:
             if worker.must_end_by is None or worker.has_ended:
@@ -274,9 +259,9 @@ class Gang:
         return self._sweep_if_all_ended(now)
 
     def _sweep_if_all_ended(self, now: Instant) -> list[Effect]:
-        if self.phase in (Phase.STOPPING, Phase.KILLING) and self._is_stopped_unborn:
+        if self.phase in (Phase.STOPPING, Phase.KILLING) and self._is_stopped_before_spawn:
             return self._call_off(now)
-        if not all(worker.has_ended for worker in self._workers):
+        if not all(worker.has_ended for worker in reversed(self._workers)):  # as above
             return []
         return self._begin_sweep(now)
 
@@ -294,7 +279,7 @@ class Gang:
     def _begin_stopping(self, now: Instant) -> list[Effect]:
         if self._stop_ordered_at is None:
             self._stop_ordered_at = now
-        if self._is_stopped_unborn:
+        if self._is_stopped_before_spawn:
             return self._call_off(now)
         if self.spec.grace == 0:
             return self._begin_killing(now)
@@ -303,7 +288,7 @@ class Gang:
         return self._signal_all(self._stop_signal) or self._sweep_if_all_ended(now)
 
     @property
-    def _is_stopped_unborn(self) -> bool:
+    def _is_stopped_before_spawn(self) -> bool:
         """Whether a stop was requested while no worker has a process."""
         return self._stop is not None and not any(worker.is_running for worker in self._workers)
 
@@ -318,9 +303,10 @@ class Gang:
     def _begin_killing(self, now: Instant, *, asked_again: bool = False) -> list[Effect]:
         if self._stop_ordered_at is None:
             self._stop_ordered_at = now
-        if self._is_stopped_unborn:
+        if self._is_stopped_before_spawn:
             return self._call_off(now)
         self.phase = Phase.KILLING
+        self._kill_ordered_at = now
         self._deadline = after(now, self.spec.sweep_timeout)
         orders = self._signal_all(SIGKILL)
         if not orders:
@@ -332,6 +318,7 @@ class Gang:
         return [self._signal(worker, signal) for worker in self._workers if worker.is_running]
 
     def _signal(self, worker: WorkerLife, signal: int) -> SignalWorker:
+        worker.signals_sent.append(signal)
         return SignalWorker(worker.local_rank, self.attempt, signal)
 
     def _give_up_starting(self, now: Instant) -> list[Effect]:
@@ -352,16 +339,14 @@ class Gang:
                 worker.ended_at = now
         return self._begin_sweep(now)
 
-    def _on_swept(self, stimulus: Swept, now: Instant) -> list[Effect]:
+    def _on_swept(self, stimulus: Swept) -> list[Effect]:
         if self.phase is not Phase.SWEEPING or stimulus.attempt != self.attempt:
             return []
         if stimulus.survivors:
             pids = ", ".join(str(pid) for pid in stimulus.survivors)
             obstacle = f"SIGKILL does not end what the gang left behind (pids {pids})"
-            return self._conclude(stimulus.survivors, f"not restarted: {obstacle}")
-        if self._may_restart:
-            return self._begin_restart(now)
-        return self._conclude()
+            return self._finish(stimulus.survivors, f"not restarted: {obstacle}")
+        return self._finish()
 
     def _give_up_sweeping(self) -> list[Effect]:
         known = tuple(
@@ -370,49 +355,38 @@ class Gang:
             if worker.outlived_kill and worker.pid is not None
         )
         patience = format_duration(self.spec.sweep_timeout)
-        return self._conclude(
+        return self._finish(
             known, f"not restarted: what the gang left behind was not swept within {patience}"
         )
 
     @property
-    def _has_failed(self) -> bool:
-        return any(worker.has_failed for worker in self._workers)
+    def _status(self) -> OutcomeStatus:
+        if self._stop_came_first and not self._had_succeeded_before_stop:
+            return OutcomeStatus.STOPPED
+        has_failed = any(worker.has_failed for worker in self._workers)
+        return OutcomeStatus.FAILED if has_failed else OutcomeStatus.SUCCEEDED
 
     @property
-    def _may_restart(self) -> bool:
-        return self._has_failed and self._stop is None and self.restarts_left > 0
+    def _had_succeeded_before_stop(self) -> bool:
+        """Whether all workers had ended well when a stop was ordered, though we heard it later."""
+        ordered_at = self._stop_ordered_at
+        return ordered_at is not None and all(
+            worker.ended_at is not None and worker.ended_at <= ordered_at and not worker.has_failed
+            for worker in self._workers
+        )
 
-    def _conclude(self, survivors: tuple[int, ...] = (), obstacle: str = "") -> list[Effect]:
-        """Finish, with the `obstacle` as the outcome's detail if it is what forbids a restart."""
-        if self._stop_came_first:
-            status = OutcomeStatus.STOPPED
-        elif self._has_failed:
-            status = OutcomeStatus.FAILED
-        else:
-            status = OutcomeStatus.SUCCEEDED
-        restart_was_due = self._may_restart or self.phase is Phase.BACKING_OFF
-        return self._finish(status, survivors, obstacle if restart_was_due else "")
-
-    def _begin_restart(self, now: Instant) -> list[Effect]:
-        self.restarts_left -= 1
-        pause = self.spec.backoff.before_restart(self.attempt + 1)
-        announcement = AnnounceRestart(self.attempt, self.restarts_left, pause, self._failures())
-        self.phase = Phase.BACKING_OFF
-        self._deadline = after(now, pause)
-        return [announcement, *(self._begin_attempt(now) if pause == 0 else [])]
-
-    def _finish(
-        self, status: OutcomeStatus, survivors: tuple[int, ...] = (), detail: str = ""
-    ) -> list[Effect]:
+    def _finish(self, survivors: tuple[int, ...] = (), obstacle: str = "") -> list[Effect]:
+        """End the gang's life; the `obstacle` is why none can follow a failed one."""
         self.phase = Phase.FINISHED
         self._deadline = None
+        status = self._status
         self.outcome = Outcome(
             status=status,
-            attempts=self._attempts_begun,
+            attempts=1,
             failures=self._failures(),
             stop_signal=None if self._stop is None else self._stop.signal,
             survivors=survivors,
-            detail=detail,
+            detail=obstacle if status is OutcomeStatus.FAILED else "",
         )
         return [Finish(self.outcome)]
 
@@ -421,13 +395,8 @@ class Gang:
         if is_first:
             self._stop = stimulus
         match self.phase:
-            case Phase.FINISHED | Phase.SWEEPING | Phase.KILLING:
+            case Phase.FINISHED | Phase.SWEEPING | Phase.KILLING | Phase.IDLE:
                 return []
-            case Phase.IDLE:
-                self._stop_came_first = True
-                return self._conclude()
-            case Phase.BACKING_OFF:
-                return self._conclude()
             case Phase.STARTING | Phase.RUNNING | Phase.DUMPING:
                 self._stop_came_first = self.phase is not Phase.DUMPING
                 return self._begin_stopping(now)
@@ -457,13 +426,12 @@ class Gang:
     def _on_guardian_lost(self, stimulus: GuardianLost, now: Instant) -> list[Effect]:
         if self.phase is Phase.FINISHED:
             return []
-        if self.phase is Phase.IDLE:
-            self._workers = self._new_workers()
         for worker in self._workers:
             if not worker.has_ended:
                 worker.lost = stimulus.reason
                 worker.ended_at = now
-        return self._conclude(obstacle=f"not restarted: {stimulus.reason}")
+        return self._finish(obstacle=f"not restarted: {stimulus.reason}")
 
     def _failures(self) -> tuple[Failure, ...]:
-        return failures_of(self._workers, self.spec, self.attempt, self._stop_ordered_at)
+        orders = StopOrders(self._stop_ordered_at, self._kill_ordered_at)
+        return failures_of(self._workers, self.spec, self.attempt, orders)

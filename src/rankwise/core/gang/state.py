@@ -1,7 +1,8 @@
-"""What a gang remembers: its phase, and what it knows of each worker of the present attempt."""
+"""What a gang remembers: its phase, and what it knows of each worker."""
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 from rankwise.base.failure import ErrorRecord, ExitStatus
 from rankwise.base.units import Instant
@@ -17,13 +18,11 @@ class Phase(StrEnum):
     STOPPING = "stopping"
     KILLING = "killing"
     SWEEPING = "sweeping"
-    BACKING_OFF = "backing-off"
     FINISHED = "finished"
 
 
-@dataclass(slots=True)
-class WorkerLife:
-    """One worker's life within one attempt."""
+class WorkerLife(msgspec.Struct):
+    """One worker's life."""
 
     local_rank: int
     pid: int | None = None
@@ -39,6 +38,8 @@ class WorkerLife:
     hung_at: Instant | None = None
     must_end_by: Instant | None = None
     """Until when it may live on, since it has told of the exception that it dies of."""
+    signals_sent: list[int] = []
+    """The signals that it has been sent, in this order."""
     has_lingered: bool = False
     """Whether it lived on for longer than that."""
 
@@ -57,6 +58,11 @@ class WorkerLife:
         """Whether it hung, or ended in any way but success."""
         succeeded = self.exit is not None and self.exit.ok and self.hung_at is None
         return self.has_ended and not succeeded
+
+    @property
+    def is_ended_by_us(self) -> bool:
+        """Whether its process ended by a signal that it had been sent."""
+        return self.exit is not None and self.exit.signal_number in self.signals_sent
 
     @property
     def failed_at(self) -> Instant:

@@ -1,14 +1,14 @@
 """What a gang is told (stimuli) and what it orders (effects).
 
 All are frozen and tagged, so that the journal is their JSON and a replay reads them back.
-`local_rank` counts the workers of this gang from 0; `attempt` counts the gang's lives from 0 and
-travels with every fact, so that a late one about an earlier life can be told apart.
+`local_rank` counts the workers of this gang from 0; `attempt` counts the gangs on one process host
+from 0 and travels with every fact, so that a late one about an earlier gang can be told apart.
 """
 
 import msgspec
 
-from rankwise.base.backoff import Backoff
-from rankwise.base.failure import ErrorRecord, ExitStatus, Failure, Outcome
+from rankwise.base.failure import ErrorRecord, ExitStatus, Outcome
+from rankwise.base.machine import Ticked
 from rankwise.base.units import SECOND, Duration, Instant
 
 
@@ -17,7 +17,6 @@ class GangSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     Attributes:
         size: number of workers.
-        restarts_max: how many times the whole gang may be started again after a failure.
         grace: how long workers may take to end once told to, before they are killed.
         exit_timeout: how long a worker may take to end after it has told of the exception that it
             dies of; one whose threads never end would otherwise keep all others waiting.
@@ -26,24 +25,19 @@ class GangSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         spawn_timeout: how long starting all workers may take, if not `hang_timeout` is shorter.
         stacks_timeout: how long workers may take to print their stacks after a hang.
         sweep_timeout: how long killed processes may take to vanish, and a sweep to be done.
-        backoff: the pauses before restarts.
     """
 
     size: int
-    restarts_max: int = 0
     grace: Duration = Duration(30 * SECOND)
     exit_timeout: Duration = Duration(10 * SECOND)
     hang_timeout: Duration | None = None
     spawn_timeout: Duration = Duration(300 * SECOND)
     stacks_timeout: Duration = Duration(2 * SECOND)
     sweep_timeout: Duration = Duration(10 * SECOND)
-    backoff: Backoff = Backoff()
 
     def __post_init__(self) -> None:
         if self.size < 1:
             raise ValueError(f"size is {self.size}, expected at least one worker")
-        if self.restarts_max < 0:
-            raise ValueError(f"restarts_max is {self.restarts_max}, expected 0 or more")
         for name in ("grace", "exit_timeout", "spawn_timeout", "stacks_timeout", "sweep_timeout"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)} ns, expected 0 or more")
@@ -131,10 +125,6 @@ class GuardianLost(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-class Ticked(msgspec.Struct, frozen=True, tag=True):
-    """The gang's next deadline has come: `tick` as a fact, so that a journal tells of it."""
-
-
 Stimulus = (
     Started
     | WorkerSpawned
@@ -183,17 +173,6 @@ class Sweep(msgspec.Struct, frozen=True, tag=True):
     attempt: int
 
 
-class AnnounceRestart(msgspec.Struct, frozen=True, tag=True):
-    """Tell the user that the gang failed and will be started again after `pause`."""
-
-    attempt: int
-    """The life that failed."""
-    restarts_left: int
-    pause: Duration
-    failures: tuple[Failure, ...]
-    """Root cause first."""
-
-
 class AnnounceKill(msgspec.Struct, frozen=True, tag=True):
     """Tell the user that these workers have not ended and are being killed."""
 
@@ -209,13 +188,4 @@ class Finish(msgspec.Struct, frozen=True, tag=True):
     outcome: Outcome
 
 
-Effect = (
-    SpawnWorker
-    | SignalWorker
-    | LookForProgress
-    | DumpStacks
-    | Sweep
-    | AnnounceRestart
-    | AnnounceKill
-    | Finish
-)
+Effect = SpawnWorker | SignalWorker | LookForProgress | DumpStacks | Sweep | AnnounceKill | Finish

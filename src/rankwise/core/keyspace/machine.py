@@ -12,9 +12,9 @@ compacted: a watch that is further behind is told so (`Compacted`), reads anew, 
 there.
 
 A lease is a deadline, and a set of keys that vanish with it, in one batch of its own. Leases end in
-`tick`, and nowhere else: until then one can still be renewed, however late it is. So a driver that
-was itself stopped takes in what it finds waiting before it ticks, and calls `prolong_leases` if it
-was away for long: nobody could have renewed while there was nobody to hear it.
+`end_leases`, and nowhere else: until then one can still be renewed, however late it is. So a driver
+that was itself stopped takes in what it finds waiting before it calls that, and calls
+`prolong_leases` if it was away for long: nobody could have renewed while nobody heard it.
 
 Nothing here waits or calls back. Whoever drives the machine asks after each call whether `revision`
 has risen, and if so tells those who watch. The same machine lies beneath the memory store, the
@@ -94,7 +94,7 @@ class Keyspace:
                 heappush(self._deadlines, (lease.deadline, number))
         return None
 
-    def tick(self, now: Instant) -> None:
+    def end_leases(self, now: Instant) -> None:
         """End every lease whose deadline has passed, the earliest first. Too early is harmless."""
         while (deadline := self.next_deadline) is not None and deadline <= now:
             self.revoke_lease(self._deadlines[0][1])
@@ -171,7 +171,7 @@ class Keyspace:
             raise Compacted(
                 f"the store has forgotten the changes from {revision + 1} to {self.compacted}",
                 self.compacted,
-                hint="read anew, and watch after the snapshot's revision",
+                hint="read again, and watch after the snapshot's revision",
             )
         # By index, since a deque is quick at its ends: most ask for the last batch alone.
         return tuple(
@@ -191,7 +191,7 @@ class Keyspace:
         if held is None:
             raise LeaseLost(
                 f"lease {lease} has ended, or was never granted",
-                hint="whoever held it was cut off from the store for longer than its time to live",
+                hint="its holder was cut off from the store for longer than its time to live",
             )
         return held
 

@@ -31,6 +31,8 @@ from rankwise.core.rendezvous.vocabulary import RefusalKind, Refused
 
 def take_in(standing: Standing, answer: Answer, now: Instant) -> None:
     """Take in whatever the store says."""
+    if not isinstance(answer, RequestFailed):
+        standing.heard_at = now
     match answer:
         case KeysChanged():
             _on_changes(standing, answer, now)
@@ -80,6 +82,7 @@ def _on_answer(standing: Standing, stimulus: Reply, now: Instant) -> None:
 
 def _on_failed(standing: Standing, request: Request, reason: str, now: Instant) -> None:
     standing.waiting.store_trouble, standing.waiting.troubled = reason, request.purpose
+    standing.end_with_store(now)
     if request.purpose is Purpose.ROUND:
         if standing.part.member_of is not None and not standing.lead.round_trouble:
             standing.waiting.begin(now)
@@ -150,7 +153,7 @@ def _on_own_read(standing: Standing, snapshot: Snapshot, now: Instant) -> None:
         standing.refuse(
             RefusalKind.IDENTITY,
             f"another node of the run {standing.keys.run_id} is called {standing.me}",
-            "node ids must be made anew for every agent",
+            "every agent needs a new node id",
         )
 
 
@@ -261,5 +264,6 @@ def _take_round(standing: Standing, value: bytes, now: Instant) -> None:
         return
     place = places_in(value, standing.keys.round).get(standing.me)
     standing.part.turn_to(round_, value, place)
+    standing.lease.share_with(len(round_.members))
     standing.lead.turn_to(round_, now)
     standing.compare(now)

@@ -49,7 +49,7 @@ def agree(value: bytes, keys: RunKeys, config: RendezvousConfig) -> str | Refuse
     if theirs != msgspec.structs.replace(config.charter, founder=theirs.founder):
         return Refused(
             RefusalKind.CHARTER,
-            f"the run {keys.run_id} was begun by others with "
+            f"the run {keys.run_id} was started by other nodes with "
             f"{_differences(theirs, config.charter)}",
             "start every node with the same options, or choose another run id",
         )
@@ -61,13 +61,13 @@ def forgotten(keys: RunKeys, founder: str) -> Refused:
     if founder:
         return Refused(
             RefusalKind.FORGOTTEN,
-            f"the run {keys.run_id} that this node took part in is over, and another has begun "
-            "under that id",
+            f"the run {keys.run_id} that this node took part in is over, and another run has "
+            "started under that id",
             "start this node again to take part in the other run",
         )
     return Refused(
         RefusalKind.FORGOTTEN,
-        f"the store has forgotten the run {keys.run_id}: it was started anew, or somebody has "
+        f"the store has forgotten the run {keys.run_id}: it was restarted, or somebody has "
         "deleted its keys",
         "a store that survives its host, such as etcd with three members, does not forget",
     )
@@ -97,5 +97,9 @@ def _differences(theirs: Charter, ours: Charter) -> str:
     for name in sorted(theirs.settings.keys() | ours.settings.keys()):
         there, here = theirs.settings.get(name), ours.settings.get(name)
         if there != here:
-            found.append(f"{name} {there} (here: {here})")
+            found.append(f"{name} {_shown(there)} (here: {_shown(here)})")
     return ", ".join(found)
+
+
+def _shown(setting: str | None) -> str:
+    return "none" if setting is None else f"'{setting}'"

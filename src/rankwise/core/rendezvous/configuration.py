@@ -53,7 +53,7 @@ class RendezvousConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         spares: how many nodes to keep in reserve rather than run, when more than `nodes_min` come.
         is_static: each node has a seat, and the round begins when all `nodes_max` seats are taken.
         policy: which failures the job survives.
-        settings: what else must be equal on all nodes, by option.
+        settings: what else must be equal on all nodes, by name, such as the program that is run.
         last_call: how long the leader waits for more nodes once `nodes_min` are ready.
         last_call_min: the first round begins earlier if no newcomer has come for so long and all
             who are here are ready; later rounds do not wait for newcomers, who may come any time.
@@ -71,6 +71,8 @@ class RendezvousConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         announce_every: how often people are told on whom is being waited.
         replaces_ended: whether this node, if it comes when the run of that id is over, begins
             another instead of being told how it ended (`succession.py`).
+        ends_with_store: whether the store lives in an agent of the run, so that a node which has
+            taken part and hears nothing of it for a lease can only end.
         run_ttl: how long the store remembers a run that nobody leads any more; None for ever.
     """
 
@@ -92,6 +94,7 @@ class RendezvousConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     retry_pause: Duration = Duration(500 * MILLISECOND)
     announce_every: Duration = Duration(10 * SECOND)
     replaces_ended: bool = False
+    ends_with_store: bool = False
     run_ttl: Duration | None = None
 
     def __post_init__(self) -> None:

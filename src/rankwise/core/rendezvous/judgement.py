@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from rankwise.base.failure import Failure, FailureCause, OutcomeStatus
-from rankwise.base.root_cause import likely_order
-from rankwise.base.units import Instant
-from rankwise.core.rendezvous.configuration import RestartPolicy
+from rankwise.base.failure import FailureCause, OutcomeStatus
+from rankwise.base.root_cause import suspects_in_order
+from rankwise.base.units import ZERO, Instant
+from rankwise.core.rendezvous.policy import has_progressed, obstacle_to_another
 from rankwise.core.rendezvous.records import Round, Suspect, Verdict
 from rankwise.core.rendezvous.view import View
 
@@ -50,7 +50,7 @@ def judge(view: View, ended: Round) -> Judgement:
         view: with the last words of its members.
         ended: the record that gathers the next round.
     """
-    suspects = sorted(_suspects(view, ended), key=lambda suspect: likely_order(suspect.failure))
+    suspects = suspects_in_order(_suspects(view, ended), lambda suspect: suspect.failure)
     root = suspects[0] if suspects else ended.suspect
     is_failure = ended.is_failure and not view.lost
     steps = [
@@ -61,8 +61,11 @@ def judge(view: View, ended: Round) -> Judgement:
     best_step = max([*steps, *([] if ended.best_step is None else [ended.best_step])], default=None)
     fruitless = ended.fruitless
     if is_failure or view.lost:
-        policy = view.config.policy
-        fruitless = 0 if _has_progressed(view, ended, steps, policy) else fruitless + 1
+        ran = [heard.record.ran for _, heard in view.last_words() if heard.record is not None]
+        progressed = has_progressed(
+            view.config.policy, steps, ended.best_step, max(ran, default=ZERO)
+        )
+        fruitless = 0 if progressed else fruitless + 1
     strikes = dict(ended.strikes)
     if is_failure and root is not None and root.host:
         strikes[root.host] = strikes.get(root.host, 0) + 1
@@ -73,14 +76,20 @@ def judge(view: View, ended: Round) -> Judgement:
         fruitless=fruitless,
         best_step=best_step,
         strikes=strikes,
-        obstacle=_obstacle(view, ended, root, is_failure=is_failure, fruitless=fruitless),
+        obstacle=obstacle_to_another(
+            view.config.policy,
+            root=root.failure if is_failure and root is not None else None,
+            is_failure=is_failure,
+            fruitless=fruitless,
+            restarts=ended.restarts,
+        ),
     )
 
 
 def first_suspect(view: View, number: int) -> Suspect | None:
     """The failure of round `number` that explains the others, as far as is known yet."""
     suspects = _told_failures(view, number)
-    return min(suspects, key=lambda suspect: likely_order(suspect.failure), default=None)
+    return next(iter(suspects_in_order(suspects, lambda suspect: suspect.failure)), None)
 
 
 def verdict_on_failure(judgement: Judgement, ended: Round) -> Verdict:
@@ -123,41 +132,3 @@ def _told_failures(view: View, number: int) -> Iterator[Suspect]:
             seen.add((node, note.failure.rank))
             failure = msgspec.structs.replace(note.failure, at=Instant(heard.at - note.age))
             yield Suspect(failure=failure, node=node, host=record.host)
-
-
-def _has_progressed(view: View, ended: Round, steps: list[int], policy: RestartPolicy) -> bool:
-    if steps or ended.best_step is not None:
-        return bool(steps) and (ended.best_step is None or max(steps) > ended.best_step)
-    ran = [heard.record.ran for _, heard in view.last_words() if heard.record is not None]
-    return max(ran, default=0) >= policy.progress_after
-
-
-def _obstacle(
-    view: View, ended: Round, root: Suspect | None, *, is_failure: bool, fruitless: int
-) -> str | None:
-    policy = view.config.policy
-    if is_failure and root is not None:
-        final = _why_final(root.failure, policy)
-        if final is not None:
-            return final
-    if policy.fruitless_max is not None and fruitless >= policy.fruitless_max:
-        times = "round" if fruitless == 1 else "rounds in a row"
-        return f"not restarted: {fruitless} {times} ended without progress"
-    if is_failure and ended.restarts >= policy.restarts_max:
-        restarts = "restart is" if ended.restarts == 1 else "restarts are"
-        return "" if policy.restarts_max == 0 else f"all {ended.restarts} {restarts} spent"
-    return None
-
-
-def _why_final(failure: Failure, policy: RestartPolicy) -> str | None:
-    if failure.cause is FailureCause.NOT_STARTED and not policy.retries_startup_errors:
-        return "not restarted: what cannot be started does not start the next time either"
-    if failure.error is not None and failure.error.type in policy.final_exceptions:
-        return f"not restarted: after {failure.error.type} no restart helps, as was configured"
-    if (
-        failure.error is None
-        and failure.exit is not None
-        and failure.exit.code in policy.final_exit_codes
-    ):
-        return f"not restarted: after {failure.exit} no restart helps, as was configured"
-    return None

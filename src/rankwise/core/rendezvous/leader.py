@@ -21,19 +21,23 @@ since when enough nodes are ready, and since when all members of the last round 
 - A member that is preempted stops the whole job. One that leaves is a change of membership.
 """
 
+from collections.abc import Iterable
+from itertools import islice
 from typing import NamedTuple
 
 import msgspec
 
-from rankwise.base.failure import Failure, FailureCause, OutcomeStatus
+from rankwise.base.failure import OutcomeStatus, what_it_did
 from rankwise.base.units import Duration, Instant, after, format_duration
 from rankwise.core.rendezvous.judgement import first_suspect, judge, verdict_on_failure
 from rankwise.core.rendezvous.ranking import active_count, ranked, seated
-from rankwise.core.rendezvous.records import Departure, NodeRecord, Phase, Round, Verdict
+from rankwise.core.rendezvous.records import Departure, Lineup, NodeRecord, Phase, Round, Verdict
 from rankwise.core.rendezvous.view import View
 
 SHOWN_MAX = 8
 """How many nodes a sentence names before it counts the rest."""
+HOSTS_MAX = 64
+"""How many hosts a round's record names."""
 FIRST_ROUND = Round(number=0, phase=Phase.GATHERING)
 
 
@@ -319,7 +323,25 @@ def _settled(view: View, round_: Round, candidates: dict[str, NodeRecord], count
         best_step=round_.best_step if judgement is None else judgement.best_step,
         strikes=round_.strikes if judgement is None else judgement.strikes,
         refusals=kept | excluded,
+        lineup=_lineup(view, round_.members, members, candidates),
         why=_why_ended(view, round_),
+    )
+
+
+def _lineup(
+    view: View, before: tuple[str, ...], members: tuple[str, ...], candidates: dict[str, NodeRecord]
+) -> Lineup:
+    """Who is in the round that begins, and who came, left and waits, as people call them."""
+
+    def hosts(nodes: Iterable[str]) -> tuple[str, ...]:
+        return tuple(view.host(node) or node for node in islice(nodes, HOSTS_MAX))
+
+    now = set(members)
+    return Lineup(
+        hosts=hosts(members),
+        came=hosts(node for node in members if before and node not in before),
+        left=hosts(node for node in before if node not in now),
+        reserve=hosts(node for node in sorted(candidates) if node not in now),
     )
 
 
@@ -338,6 +360,7 @@ def _watch_over(view: View, round_: Round, now: Instant) -> Decision:
         record = heard.record if heard is not None else _last_record_if_done(view, node)
         if record is not None and record.departure is Departure.PREEMPTED:
             preempted.append(node)
+            done += record.ended >= number and record.is_done
         elif record is not None and record.failing == number:
             failing.append(node)
         elif record is None or record.ready > number:
@@ -401,16 +424,8 @@ def _dissolved_by_failure(view: View, round_: Round, node: str) -> Round:
         why = f"workers of node {view.named(node)} failed"
     else:
         failure = suspect.failure
-        why = f"rank {failure.rank} on {suspect.host} {_what_it_did(failure)}"
+        why = f"rank {failure.rank} on {suspect.host} {what_it_did(failure)}"
     return msgspec.structs.replace(_dissolved(round_, why), is_failure=True, suspect=suspect)
-
-
-def _what_it_did(failure: Failure) -> str:
-    if failure.cause is FailureCause.HUNG:
-        return "hung"  # its exit only tells how it was ended
-    what = failure.error.type if failure.error is not None else str(failure.exit or "")
-    what = what or failure.detail
-    return f"failed: {what}" if what else "failed"
 
 
 def _dissolved(round_: Round, why: str) -> Round:

@@ -43,7 +43,7 @@ import msgspec
 
 from rankwise.base.errors import LocalProtocolError
 from rankwise.base.keys import LeaseId
-from rankwise.base.units import MILLISECOND, Duration, Instant, after, format_duration
+from rankwise.base.units import MILLISECOND, Duration, Instant, after, between, format_duration
 from rankwise.core.rendezvous.answers import take_in
 from rankwise.core.rendezvous.charter import founding
 from rankwise.core.rendezvous.codec import encode
@@ -124,6 +124,11 @@ class Rendezvous:
         round_ = self._standing.part.round
         is_open = round_ is not None and round_.phase is not Phase.CLOSED
         return is_open and self._standing.part.place is not None
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether nobody hears this node, as far as it knows."""
+        return self._standing.lease.id is None
 
     @property
     def alive_until(self) -> Instant | None:
@@ -240,8 +245,8 @@ class Rendezvous:
             self._say_goodbye(now)
             return
         if standing.lease.id is not None and now >= standing.lease.until:
-            ttl = format_duration(standing.config.lease_ttl)
-            standing.lose_lease(now, f"which has not answered for {ttl}")
+            silence = format_duration(between(standing.heard_at, now))
+            standing.lose_lease(now, f"which has not answered for {silence}")
         # Most facts change nothing in the store, so what need not be asked is not even looked into.
         standing.effects += standing.lease.keep(now)
         if standing.shared.is_stale:

@@ -151,7 +151,7 @@ class Part:
         self._spare_in = round_.number
         count = len(round_.members)
         others = "one other node" if count == 1 else f"{count} other nodes"
-        return [MadeSpare(round_.number, f"round {round_.number} runs on {others}")]
+        return [MadeSpare(round_.number, f"round {round_.number} runs on {others}", round_.lineup)]
 
 
 def _world(round_: Round, node_rank: int) -> World:
@@ -165,4 +165,6 @@ def _world(round_: Round, node_rank: int) -> World:
         master_address=round_.master_address,
         master_port=round_.master_port,
         restarts=round_.restarts,
+        lineup=round_.lineup,
+        why=round_.why,
     )

@@ -150,6 +150,24 @@ class Suspect(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     host: str
 
 
+class Lineup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Who is in a round, and what has changed, by the names of hosts; for people.
+
+    Long lists are cut.
+
+    Attributes:
+        hosts: of the members, in the order of node ranks.
+        came: who was not in the round before; empty for the first round.
+        left: who was, and is not any more.
+        reserve: who is here and has no seat.
+    """
+
+    hosts: tuple[str, ...] = ()
+    came: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+    reserve: tuple[str, ...] = ()
+
+
 class Round(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The one decision that all nodes share. Written by the leader alone.
 
@@ -165,6 +183,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         best_step: the farthest step that was ever told.
         strikes: for each host, how many root causes happened there.
         refusals: for each node that may not take part (again), why.
+        lineup: who is in it, by name; while GATHERING, who was in the round before.
         why: what ended the round before, for people; empty for the first.
         is_failure: whether that was a failure, so that a restart is spent when the next round runs.
         suspect: that failure.
@@ -185,6 +204,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     best_step: int | None = None
     strikes: dict[str, int] = {}
     refusals: dict[str, str] = {}
+    lineup: Lineup = Lineup()
     why: str = ""
     is_failure: bool = False
     suspect: Suspect | None = None

@@ -4,7 +4,7 @@ The parts know little of each other. What concerns several of them at once is he
 follows when the lease ends, when there is something to do next.
 """
 
-from rankwise.base.units import Instant
+from rankwise.base.units import Instant, between, format_duration
 from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig
 from rankwise.core.rendezvous.in_flight import Purpose, Requests
 from rankwise.core.rendezvous.layout import RunKeys
@@ -46,6 +46,8 @@ class Standing:
         """What is to be done, and was not yet returned."""
         self.charter_agreed: bytes | None = None
         """The charter of the run that this node takes part in."""
+        self.heard_at = Instant(0)
+        """When the store last answered anything."""
         self.is_forgotten = False
         """Whether the store has forgotten the run."""
         self.is_leaving = False
@@ -111,6 +113,29 @@ class Standing:
         self.stop_leading()
         trouble = self.waiting.store_trouble
         self.effects += self.part.cut_off(f"{why}: {trouble}" if trouble else why)
+        self.end_with_store(now)
+
+    def end_with_store(self, now: Instant) -> None:
+        """Give up when a store has gone that can only go for good.
+
+        A node that was stopped itself loses its lease too; it asks once more before it gives up.
+        """
+        trouble, troubled = self.waiting.store_trouble, self.waiting.troubled
+        is_silent = bool(trouble) and troubled is Purpose.LEASE
+        if not (self.config.ends_with_store and self.is_bereft and is_silent):
+            return
+        silence = format_duration(between(self.heard_at, now))
+        why = (
+            f"the run ends here: the agent that serves its store, or its machine, is lost, or this "
+            f"node is cut off from it; no answer for {silence}"
+        )
+        hint = "an etcd survives the loss of any machine"
+        self.effects += self.part.refuse(Refused(RefusalKind.STORE, f"{why}: {trouble}", hint))
+
+    @property
+    def is_bereft(self) -> bool:
+        """Whether this node has no lease any more, and had one."""
+        return self.lease.id is None and self.lease.was_ever_held
 
     def compare(self, now: Instant) -> None:
         """Compare the round with this node's part in it, and tell the agent."""

@@ -214,7 +214,11 @@ class View:
         heard = self.nodes.get(node)
         if heard is None and node in self.gone:
             heard = self.gone[node].last
-        return heard.record.host if heard is not None and heard.record is not None else ""
+        if heard is not None and heard.record is not None:
+            return heard.record.host
+        # It vanished before this node led; the leader before has written down who it was.
+        hosts = () if self.round is None else self.round.lineup.hosts
+        return dict(zip(self.members, hosts, strict=False)).get(node, "")
 
     def named(self, node: str) -> str:
         """A node for people: its id, and its host if known."""

@@ -11,7 +11,7 @@ import msgspec
 
 from rankwise.base.failure import Failure
 from rankwise.base.units import ZERO, Duration
-from rankwise.core.rendezvous.records import Departure, Verdict
+from rankwise.core.rendezvous.records import Departure, Lineup, Verdict
 from rankwise.core.rendezvous.requests import Answer, Order
 
 
@@ -27,6 +27,7 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
         size: how many workers all nodes have together.
         master_address, master_port: where rank 0 can be reached.
         restarts: how many restarts the job has spent so far.
+        lineup, why: who is in the round, and what ended the one before; for people.
     """
 
     round: int
@@ -38,6 +39,8 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
     master_address: str
     master_port: int
     restarts: int = 0
+    lineup: Lineup = Lineup()
+    why: str = ""
 
 
 class Joined(msgspec.Struct, frozen=True, tag=True):
@@ -69,6 +72,8 @@ class GangEnded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         failures: those that failed by themselves, the root cause first; with global ranks.
         ran: how long the gang lived.
         step: the last step that its workers told of.
+        was_stopped: whether a request to stop ended them, and not a failure that came first.
+        obstacle: why this node can have no other gang; empty if it can.
     """
 
     round: int
@@ -76,6 +81,8 @@ class GangEnded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     failures: tuple[Failure, ...] = ()
     ran: Duration = ZERO
     step: int | None = None
+    was_stopped: bool = False
+    obstacle: str = ""
 
 
 class DepartureRequested(msgspec.Struct, frozen=True, tag=True):
@@ -124,6 +131,7 @@ class MadeSpare(msgspec.Struct, frozen=True, tag=True):
 
     round: int
     why: str
+    lineup: Lineup = Lineup()
 
 
 class Dissolved(msgspec.Struct, frozen=True, tag=True):

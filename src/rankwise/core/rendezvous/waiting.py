@@ -83,7 +83,7 @@ class Waiting:
             return []
         waited = format_duration(between(self._since or now, now))
         trouble = self.store_trouble or "the store has answered"
-        why = f"no round has begun with this node within {waited}"
+        why = f"no round with this node has started within {waited}"
         if self.cut_off_since is not None:
             waited = format_duration(between(self.cut_off_since, now))
             why = f"this node could not register within {waited}"
@@ -135,5 +135,5 @@ class Waiting:
             return "until this node is fit for the next round"
         view = self._lead.view
         if view is None:
-            return "for the other nodes, whose workers have not all ended"
+            return "until the workers of the other nodes have ended"
         return f"until the workers of {named(view, view.blockers())} have ended"

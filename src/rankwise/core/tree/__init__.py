@@ -1,1 +1,1 @@
-"""The machines of a tree of chip workers: the graph of its tasks, and the crew of its children."""
+"""The machines of a tree of chip workers: the graph of its tasks, and the group of its children."""

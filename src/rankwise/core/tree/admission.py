@@ -1,6 +1,6 @@
 """What may be submitted at all: tasks and groups that some children could take some day."""
 
-from rankwise.base.errors import ConfigError, LocalProtocolError
+from rankwise.base.errors import LocalProtocolError, TreeValueError
 from rankwise.core.tree.queues import Queues
 from rankwise.core.tree.vocabulary import GroupSubmitted, Pool
 
@@ -16,14 +16,14 @@ def check_group(stimulus: GroupSubmitted, queues: Queues, room: int) -> None:
     """
     width = len(stimulus.children)
     if width == 0:
-        raise ConfigError("a group has no members", hint="give one TaskArgs per member")
+        raise TreeValueError("a group has no members", hint="give one TaskArgs per member")
     if width > len(queues.teams[stimulus.pool].children):
         refuse_width(stimulus.pool, width, queues)
     pinned = [index for index in stimulus.children if index is not None]
     for index in pinned:
         check_child(stimulus.pool, index, queues)
     if len(set(pinned)) != len(pinned):
-        raise ConfigError(
+        raise TreeValueError(
             f"two members of a group are for the same child: {pinned}",
             hint="members run at the same time, so each needs a child of its own",
         )
@@ -35,14 +35,14 @@ def check_child(pool: Pool, index: int, queues: Queues) -> None:
     """Refuse a child that is not there, or of another kind."""
     children = queues.children
     if not 0 <= index < len(children) or children[index].pool is not pool:
-        raise ConfigError(f"child {index} is no {_POOL_NAMES[pool]}")
+        raise TreeValueError(f"child {index} is not a {_POOL_NAMES[pool]}")
 
 
 def refuse_width(pool: Pool, width: int, queues: Queues) -> None:
     """Say that there are not so many children."""
     count = len(queues.teams[pool].children)
     what = f"a group of {width} members" if width > 1 else "a task"
-    raise ConfigError(
+    raise TreeValueError(
         f"{what} for {_POOL_NAMES[pool]}s can never run: this worker has {count} of them",
-        hint="start more of them, or submit less at once",
+        hint="start more of them, or submit fewer at a time",
     )

@@ -38,18 +38,15 @@ class ByteMap:
         self._by_start: dict[int, Segment] = {}
         self._starts: list[int] = []
 
-    def exactly(self, start: int, end: int) -> Segment | None:
-        """The segment of just these bytes, if there is one."""
-        segment = self._by_start.get(start)
-        return segment if segment is not None and segment.end == end else None
-
     def cover(self, start: int, end: int) -> list[Segment]:
         """The segments that are exactly the bytes from `start` to `end`; made where missing."""
-        segment = self.exactly(start, end)
-        if segment is not None:
+        segment = self._by_start.get(start)
+        if segment is not None and segment.end == end:
             return [segment]
         if start >= end:
             return []
+        if not self._starts or self._by_start[self._starts[-1]].end <= start:
+            return [self._add(Segment(start, end, None, []))]  # there is nothing to split
         self._split_at(start)
         self._split_at(end)
         covered = []
@@ -109,11 +106,12 @@ class Hazards:
         """
         producers: dict[Task, bool] = {}
         if len(accesses) == 1:
-            segment = self._map(accesses[0].space).exactly(accesses[0].start, accesses[0].end)
-            if segment is not None:
+            access = accesses[0]
+            segments = self._map(access.space).cover(access.start, access.end)
+            if len(segments) == 1:
                 # What all below comes to for most tasks, in a third of the time.
-                _look(task, segment, accesses[0], producers)
-                _touch(task, segment, writes=accesses[0].writes)
+                _look(task, segments[0], access, producers)
+                _touch(task, segments[0], writes=access.writes)
                 return producers
         covered = []
         # All looking comes before all writing, or a task that reads what it writes finds itself.
@@ -122,6 +120,10 @@ class Hazards:
             covered.append(segments)
             for segment in segments:
                 _look(task, segment, access, producers)
+        if _are_apart(accesses, covered):
+            for access, (segment,) in zip(accesses, covered, strict=True):
+                _touch(task, segment, writes=access.writes)
+            return producers
         # Readers come before writers: a task that does both is the writer.
         for writes in (False, True):
             for access, segments in zip(accesses, covered, strict=True):
@@ -155,6 +157,14 @@ class Hazards:
             segments = [space.replace(segments)]
         for segment in segments:
             _touch(task, segment, writes=access.writes)
+
+
+def _are_apart(accesses: Sequence[Access], covered: Sequence[Sequence[Segment]]) -> bool:
+    """Whether each access has a segment of its own, of just its bytes."""
+    for access, segments in zip(accesses, covered, strict=True):
+        if len(segments) != 1 or segments[0].end != access.end:
+            return False
+    return len({(access.space, access.start) for access in accesses}) == len(accesses)
 
 
 def _touch(task: Task, segment: Segment, *, writes: bool) -> None:

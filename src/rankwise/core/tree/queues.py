@@ -15,13 +15,16 @@ from rankwise.core.tree.vocabulary import Dispatch, Effect, GraphSpec, Pool, Rec
 class Team:
     """The children of one pool, and what waits for room at any of them."""
 
-    __slots__ = ("children", "idle", "pinned_count", "ready", "turn")
+    __slots__ = ("children", "favourite", "idle", "pinned_count", "ready", "turn")
 
-    def __init__(self, children: list[Child]) -> None:
+    def __init__(self, children: list[Child], favourite: int | None = None) -> None:
         self.children = children
+        self.favourite = favourite
+        """The number of the child that is chosen first when it is idle."""
         self.ready: deque[Task] = deque()
         self.idle: list[Child] = []
-        """Those that became idle, the latest last; some may have found work meanwhile."""
+        """Those that became idle, the latest last, but for the favourite; some may have found work
+        meanwhile."""
         self.turn = 0
         self.pinned_count = 0
         """How many tasks wait for room at one particular child."""
@@ -35,7 +38,10 @@ class Team:
         """Remember a child that has nothing to do."""
         if not child.is_listed_idle:
             child.is_listed_idle = True
-            self.idle.append(child)
+            if self.idle and self.idle[-1].index == self.favourite:
+                self.idle.insert(-1, child)
+            else:
+                self.idle.append(child)
 
 
 class Queues:
@@ -46,7 +52,8 @@ class Queues:
         self._effects = effects
         self.children = [Child(index, pool) for index, pool in enumerate(spec.pools)]
         self.teams = {
-            pool: Team([child for child in self.children if child.pool is pool]) for pool in Pool
+            pool: Team([child for child in self.children if child.pool is pool], spec.favourite)
+            for pool in Pool
         }
         for child in self.children:
             self.teams[child.pool].note_idle(child)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from rankwise.base.errors import ConfigError
+from rankwise.base.errors import TreeValueError
 from rankwise.core.tree.hazards import Hazards
 from rankwise.core.tree.state import Task
 from rankwise.core.tree.vocabulary import Access, Pool
@@ -72,7 +72,7 @@ def _child_for(
     wanted = {task.pool for task in component}
     if len(bound) > 1 or len(wanted) > 1:
         names = ", ".join(dict.fromkeys(task.name for task in component))
-        raise ConfigError(
+        raise TreeValueError(
             f"a recorded graph has tasks that depend on each other and are for different "
             f"children: {names}",
             hint="record what stays at one child, and submit the rest with run()",

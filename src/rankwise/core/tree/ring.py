@@ -1,6 +1,10 @@
 """The ring of slots: each unfinished task, or member of a group, has one."""
 
-from rankwise.base.errors import ConfigError, LocalProtocolError, RemoteProtocolError
+from rankwise.base.errors import (
+    LocalProtocolError,
+    RemoteProtocolError,
+    TreeValueError,
+)
 from rankwise.core.tree.state import Task
 
 
@@ -20,7 +24,7 @@ class Ring:
         """The slots that the next `count` tasks take; none when there is no room at present."""
         depth = len(self.by_slot)
         if count > depth:
-            raise ConfigError(
+            raise TreeValueError(
                 f"a group has {count} members, more than the ring's {depth} slots",
                 hint="make the group smaller, or the ring deeper: ring_depth=…",
             )

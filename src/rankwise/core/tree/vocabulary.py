@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from rankwise.base.errors import ConfigError
+from rankwise.base.errors import TreeValueError
 from rankwise.base.units import MICROSECOND, Duration, Instant
 
 
@@ -25,7 +25,7 @@ HOST = -1
 """The memory that all processes of the tree share; other spaces are the children's own."""
 
 
-class Access(NamedTuple):
+class Access(msgspec.Struct, frozen=True):
     """Bytes that a task touches.
 
     Attributes:
@@ -89,6 +89,8 @@ class GraphSpec(msgspec.Struct, frozen=True, kw_only=True):
         batch: how many words a child that has work is sent at a time.
         depth: how many words may be queued at a child; below 256, see `machine`.
         hold: how long a word may wait for others to be sent with.
+        favourite: the child of its pool that is chosen first when it is idle; by default the one
+            that became idle last.
     """
 
     pools: tuple[Pool, ...]
@@ -98,14 +100,15 @@ class GraphSpec(msgspec.Struct, frozen=True, kw_only=True):
     batch: int = 64
     depth: int = 192
     hold: Duration = Duration(200 * MICROSECOND)
+    favourite: int | None = None
 
     def __post_init__(self) -> None:
         if self.ring_depth < 1:
-            raise ConfigError(f"ring_depth is {self.ring_depth}, expected at least 1")
+            raise TreeValueError(f"ring_depth is {self.ring_depth}, expected at least 1")
         assert 1 <= self.batch <= self.depth < 256, "the counter of a word has eight bits"
 
 
-class TaskSubmitted(msgspec.Struct, frozen=True, gc=False):
+class TaskSubmitted(msgspec.Struct, frozen=True, gc=False, tag=True):
     """A task was handed in; it takes the slot that `next_slots` has named.
 
     Attributes:
@@ -121,7 +124,7 @@ class TaskSubmitted(msgspec.Struct, frozen=True, gc=False):
     child: int | None = None
 
 
-class GroupSubmitted(msgspec.Struct, frozen=True):
+class GroupSubmitted(msgspec.Struct, frozen=True, tag=True):
     """A task of several members was handed in: each runs at another child, all at the same time.
 
     Attributes:
@@ -140,7 +143,7 @@ class GroupSubmitted(msgspec.Struct, frozen=True):
 FAILED_BIT, RETURNED_BIT = 1 << 24, 1 << 25
 
 
-class ChildrenReported(msgspec.Struct, frozen=True, gc=False):
+class ChildrenReported(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Children have told what became of what was queued at them, in this order.
 
     Attributes:
@@ -154,14 +157,14 @@ class ChildrenReported(msgspec.Struct, frozen=True, gc=False):
     clocks: dict[int, int] = {}
 
 
-class Recalled(msgspec.Struct, frozen=True):
+class Recalled(msgspec.Struct, frozen=True, tag=True):
     """What a child had not taken out of its queue yet has been taken back."""
 
     child: int
     slots: list[int]
 
 
-class ChildDied(msgspec.Struct, frozen=True):
+class ChildDied(msgspec.Struct, frozen=True, tag=True):
     """A child has ended.
 
     Attributes:
@@ -177,38 +180,38 @@ class ChildDied(msgspec.Struct, frozen=True):
     successor: bool
 
 
-class ChildJoined(msgspec.Struct, frozen=True):
+class ChildJoined(msgspec.Struct, frozen=True, tag=True):
     """The successor of a dead child is ready."""
 
     child: int
 
 
-class ScopeOpened(msgspec.Struct, frozen=True):
+class ScopeOpened(msgspec.Struct, frozen=True, tag=True):
     """What is allocated from now on lives until this scope is closed.
 
     Around all of them is the run's own scope, which ends with the run.
     """
 
 
-class ScopeClosed(msgspec.Struct, frozen=True):
+class ScopeClosed(msgspec.Struct, frozen=True, tag=True):
     """The innermost scope has let go of its memory."""
 
 
-class AllocationRequested(msgspec.Struct, frozen=True):
+class AllocationRequested(msgspec.Struct, frozen=True, tag=True):
     """Somebody wants bytes of the heap, and nothing else before it has them or is refused."""
 
     size_bytes: int
 
 
-class AllocationAbandoned(msgspec.Struct, frozen=True):
+class AllocationAbandoned(msgspec.Struct, frozen=True, tag=True):
     """Whoever wanted bytes of the heap does not want them any more."""
 
 
-class DrainBegan(msgspec.Struct, frozen=True):
+class DrainBegan(msgspec.Struct, frozen=True, tag=True):
     """Nothing more will be submitted in this run."""
 
 
-class RunAbandoned(msgspec.Struct, frozen=True):
+class RunAbandoned(msgspec.Struct, frozen=True, tag=True):
     """What has not begun shall not begin any more."""
 
 
@@ -231,7 +234,7 @@ Stimulus = (
 # Effects
 
 
-class Dispatch(msgspec.Struct, frozen=True, gc=False):
+class Dispatch(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Append to a child's queue.
 
     Attributes:
@@ -247,7 +250,7 @@ class Dispatch(msgspec.Struct, frozen=True, gc=False):
     epoch: int
 
 
-class Recall(msgspec.Struct, frozen=True):
+class Recall(msgspec.Struct, frozen=True, tag=True):
     """Take back what a child has not taken, and tell with `Recalled`, before anything else.
 
     Comes after all other orders to this child.
@@ -256,27 +259,27 @@ class Recall(msgspec.Struct, frozen=True):
     child: int
 
 
-class Granted(msgspec.Struct, frozen=True):
+class Granted(msgspec.Struct, frozen=True, tag=True):
     """The allocation that was asked for: `size_bytes` from `address` on."""
 
     address: int
     size_bytes: int
 
 
-class Refused(msgspec.Struct, frozen=True):
+class Refused(msgspec.Struct, frozen=True, tag=True):
     """The allocation that was asked for can never be had; `reason` says who holds the memory."""
 
     reason: str
 
 
-class Discard(msgspec.Struct, frozen=True):
+class Discard(msgspec.Struct, frozen=True, tag=True):
     """Nobody needs these bytes of the heap any more."""
 
     address: int
     size_bytes: int
 
 
-class Drained(msgspec.Struct, frozen=True):
+class Drained(msgspec.Struct, frozen=True, tag=True):
     """The run is over: every task has ended.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""What must be true of every gang, checked after every step of a simulated one.
+"""What must be true of every node that is alone, checked after every step of a simulated one.
 
 The checker sits where the journal sits, so it hears every stimulus and effect, and it may look at
 the truth about the processes, which the machine cannot. It keeps books of its own and shares no
@@ -8,24 +8,22 @@ code with the machine: what it demands follows from the promises in the machine'
 - Deadlines: killed when the grace is over, given up and swept when the killing took too long,
   finished when the sweep took too long. Nobody is signalled without a reason, nor killed early.
 - One attempt at a time: none begins while a process of an earlier one lives, or may.
-- Budget: restarts are used, announced, after their pause, and no more than there are.
-- The outcome comes once and is true: its root cause is the worker that failed first, within the
-  head start of violent deaths; nobody lives on whom it does not name; nothing comes after it.
+- Budget: restarts are used, announced, after their pause, no more than there are, and not for
+  what could not be started, unless the policy says so.
+- The outcome comes once and is true: its root cause is the worker that failed first, or the violent
+  death that may have caused that; nobody lives on whom it does not name; nothing comes after it.
 """
 
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from rankwise.base.errors import SimulationError
-from rankwise.base.failure import FailureCause, Outcome, OutcomeStatus
+from rankwise.base.failure import Failure, FailureCause, Outcome, OutcomeStatus
 from rankwise.base.units import Duration, Instant, after
-from rankwise.core.gang.machine import Gang
+from rankwise.core.agent.machine import Agent
+from rankwise.core.agent.vocabulary import AnnounceRestart, FinishRun
 from rankwise.core.gang.vocabulary import (
-    AnnounceRestart,
     DumpStacks,
-    Effect,
-    Finish,
-    GangSpec,
     GuardianLost,
     LookForProgress,
     SignalWorker,
@@ -51,7 +49,7 @@ def just_before(now: Instant) -> Instant:
 
 
 class InvariantBroken(SimulationError):
-    """A gang did what no gang may do."""
+    """An agent did what no agent may do."""
 
 
 @dataclass(slots=True)
@@ -80,15 +78,16 @@ class AttemptBook:
 
 
 class GangChecker:
-    """Watches one gang; satisfies the port `Journal`.
+    """Watches one agent and its gangs.
 
     Raises:
         InvariantBroken: as soon as something is wrong.
     """
 
-    def __init__(self, spec: GangSpec, gang: Gang, host: SimulatedProcessHost) -> None:
-        self._spec = spec
-        self._gang = gang
+    def __init__(self, agent: Agent, host: SimulatedProcessHost) -> None:
+        self._spec = agent.spec.gang
+        self._policy = agent.spec.rendezvous.policy
+        self._agent = agent
         self._host = host
         self._attempts: list[AttemptBook] = []
         self._stops_heard = 0
@@ -99,9 +98,8 @@ class GangChecker:
         self._asked_for_progress_at = Instant(0)
         self._outcome: Outcome | None = None
 
-    def stimulus(self, machine: str, stimulus: Any, now: Instant) -> None:
-        """Note what the gang is about to be told."""
-        del machine
+    def stimulus(self, stimulus: Any, now: Instant) -> None:
+        """Note what the agent is about to be told."""
         match stimulus:
             case WorkerSpawned(local_rank, attempt):
                 self._note_birth(self._attempts[attempt], local_rank, now)
@@ -124,11 +122,10 @@ class GangChecker:
             case _:
                 pass
 
-    def effect(self, machine: str, effect: Any, now: Instant) -> None:
-        """Judge an order of the gang."""
-        del machine
+    def effect(self, effect: Any, now: Instant) -> None:
+        """Judge an order of the agent."""
         if self._outcome is not None:
-            self._broken(f"the gang is finished and still orders {effect}")
+            self._broken(f"the agent is finished and still orders {effect}")
         match effect:
             case SpawnWorker(local_rank, attempt):
                 self._judge_spawn(local_rank, attempt, now)
@@ -142,16 +139,16 @@ class GangChecker:
                 self._judge_sweep(self._attempts[attempt], now)
             case AnnounceRestart():
                 self._judge_restart(effect, now)
-            case Finish(outcome):
-                self._judge_outcome(outcome)
+            case FinishRun():
+                self._judge_outcome(effect.as_outcome())
             case _:
                 pass
 
     def after_step(self, now: Instant) -> None:
         """Judge what has not been done by now."""
-        deadline = self._gang.next_deadline
+        deadline = self._agent.next_deadline
         if deadline is not None and deadline < now:
-            self._broken(f"the gang wants to be woken at {deadline}, which is over")
+            self._broken(f"the agent wants to be woken at {deadline}, which is over")
         if self._outcome is not None or not self._attempts:
             return
         book = self._attempts[-1]
@@ -182,12 +179,7 @@ class GangChecker:
                 "this world never ends: workers run for ever and nobody stops them",
                 hint="give stop_after, or a hang timeout",
             )
-        self._broken(f"nothing will ever happen again, and the gang is {self._gang.phase}")
-
-    def judge_silence(self, effects: list[Effect]) -> None:
-        """The gang has finished, and was told something more."""
-        if effects:
-            self._broken(f"the gang is finished and still orders {effects}")
+        self._broken(f"nothing will ever happen again, and the agent is {self._agent.phase}")
 
     def _note_birth(self, book: AttemptBook, local_rank: int, now: Instant) -> None:
         self._find_reasons_to_end(book, just_before(now))
@@ -338,13 +330,15 @@ class GangChecker:
 
     def _judge_restart(self, announcement: AnnounceRestart, now: Instant) -> None:
         self._restarts_announced += 1
-        if self._restarts_announced > self._spec.restarts_max:
-            self._broken(f"restart {self._restarts_announced} of {self._spec.restarts_max}")
+        if self._restarts_announced > self._policy.restarts_max:
+            self._broken(f"restart {self._restarts_announced} of {self._policy.restarts_max}")
         if self._stops_heard:
             self._broken("a restart after a stop was requested")
         if not announcement.failures:
             self._broken("a restart without a failure")
-        expected = self._spec.backoff.before_restart(self._restarts_announced)
+        if self._is_final(announcement.failures[0]):
+            self._broken("a restart after what could not be started")
+        expected = self._policy.backoff.before_restart(self._restarts_announced)
         if announcement.pause != expected:
             self._broken(f"a pause of {announcement.pause} ns, expected {expected}")
         attempt = len(self._attempts)
@@ -393,10 +387,15 @@ class GangChecker:
                 self._judge_giving_up(book, outcome)
         self._judge_survivors(book, outcome)
 
+    def _is_final(self, root: Failure) -> bool:
+        is_unstarted = root.cause is FailureCause.NOT_STARTED
+        return is_unstarted and not self._policy.retries_startup_errors
+
     def _judge_giving_up(self, book: AttemptBook, outcome: Outcome) -> None:
         swept_clean = book.swept is not None and not book.swept.survivors
-        has_restarts = self._restarts_announced < self._spec.restarts_max
-        if has_restarts and swept_clean and not self._stops_heard and not self._guardian_lost:
+        has_restarts = self._restarts_announced < self._policy.restarts_max
+        may_restart = swept_clean and not self._is_final(outcome.failures[0])
+        if has_restarts and may_restart and not self._stops_heard and not self._guardian_lost:
             self._broken("failed, though restarts were left")
         if has_restarts and not self._stops_heard and not outcome.detail:
             self._broken("restarts were left, and the outcome does not say why")

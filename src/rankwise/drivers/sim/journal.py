@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 
 from rankwise.base.units import Instant
-from rankwise.ports.journal import Journal
 
 
 class MemoryJournal:
@@ -18,43 +17,17 @@ class MemoryJournal:
     def __init__(self) -> None:
         self._entries: list[dict[str, Any]] = []
 
-    def stimulus(self, machine: str, stimulus: Any, now: Instant) -> None:
+    def stimulus(self, machine: str, number: int, stimulus: Any, now: Instant) -> None:
         """Remember what a machine was told."""
-        self._entries.append({"at": now, "machine": machine, "stimulus": stimulus})
+        self._entries.append(
+            {"at": now, "machine": machine, "number": number, "stimulus": stimulus}
+        )
 
-    def effect(self, machine: str, effect: Any, now: Instant) -> None:
+    def effect(self, machine: str, cause: int, effect: Any, now: Instant) -> None:
         """Remember what it ordered."""
-        self._entries.append({"at": now, "machine": machine, "effect": effect})
+        self._entries.append({"at": now, "machine": machine, "cause": cause, "effect": effect})
 
     def lines(self) -> bytes:
         """The journal as JSON lines, as a file would hold them."""
         encode = msgspec.json.Encoder().encode
         return b"".join(encode(entry) + b"\n" for entry in self._entries)
-
-
-class NoJournal:
-    """Remembers nothing: for runs whose journal would be larger than memory."""
-
-    def stimulus(self, machine: str, stimulus: Any, now: Instant) -> None:
-        """Forget it."""
-
-    def effect(self, machine: str, effect: Any, now: Instant) -> None:
-        """Forget it."""
-
-
-class NamedJournal:
-    """A journal in which this agent has a name of its own."""
-
-    def __init__(self, journal: Journal, name: str) -> None:
-        self._journal = journal
-        self._name = name
-
-    def stimulus(self, machine: str, stimulus: Any, now: Instant) -> None:
-        """Remember it under the agent's name."""
-        del machine
-        self._journal.stimulus(self._name, stimulus, now)
-
-    def effect(self, machine: str, effect: Any, now: Instant) -> None:
-        """Remember it under the agent's name."""
-        del machine
-        self._journal.effect(self._name, effect, now)

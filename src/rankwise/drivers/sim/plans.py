@@ -5,14 +5,17 @@ come in pairs, deadlines are short enough to be missed, and rare things (a guard
 process stuck in the kernel, a sweep that never ends) are common enough to meet each other.
 """
 
+from collections.abc import Callable
 from random import Random
 
 import msgspec
 
 from rankwise.base.backoff import Backoff
 from rankwise.base.units import MICROSECOND, MILLISECOND, SECOND, ZERO, Duration, Instant
-from rankwise.core.gang.machine import Gang
+from rankwise.core.agent.machine import Agent
+from rankwise.core.agent.vocabulary import AgentSpec
 from rankwise.core.gang.vocabulary import GangSpec
+from rankwise.core.rendezvous.configuration import RestartPolicy
 from rankwise.drivers.sim.faults import Faults, StopOrder
 from rankwise.drivers.sim.programs import Dies, Ending, Exits, Program, Raises, RunsForever
 from rankwise.drivers.sim.streams import stream
@@ -23,46 +26,60 @@ FATAL_SIGNALS = (4, 6, 7, 8, 9, 11, 13)
 STOP_SIGNALS = (15, 2, 1, 3, None)
 
 
+MakeAgent = Callable[[AgentSpec], Agent]
+
+
 class GangPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that decides a simulated run."""
 
     seed: int
     spec: GangSpec
+    policy: RestartPolicy
     lives: tuple[tuple[Program, ...], ...]
     faults: Faults
 
-    def run(self, make_gang: type[Gang] = Gang) -> SimulatedRun:
+    def run(self, make_agent: MakeAgent = Agent) -> SimulatedRun:
         """Run it, checked after every step; see `SimulatedWorld.run` for what is raised."""
-        return self.world(make_gang).run(self.spec, self.lives)
+        return self.run_in(self.world(make_agent))
 
-    def world(self, make_gang: type[Gang] = Gang) -> SimulatedWorld:
+    def run_in(self, world: SimulatedWorld) -> SimulatedRun:
+        """The same in a world that is at hand."""
+        return world.run(self.spec, self.lives, self.policy)
+
+    def world(self, make_agent: MakeAgent = Agent) -> SimulatedWorld:
         """The world in which it happens."""
-        return SimulatedWorld(self.seed, self.faults, make_gang)
+        return SimulatedWorld(self.seed, self.faults, make_agent)
 
 
 def random_plan(seed: int) -> GangPlan:
     """The plan of a seed: the same in every process and on every machine."""
     spec = _random_spec(stream(seed, "spec"))
+    policy = _random_policy(stream(seed, "policy"))
     lives = tuple(
         _random_life(stream(seed, "life", attempt), spec)
-        for attempt in range(spec.restarts_max + 1)
+        for attempt in range(policy.restarts_max + 1)
     )
-    return GangPlan(
-        seed=seed, spec=spec, lives=lives, faults=_random_faults(stream(seed, "faults"))
-    )
+    faults = _random_faults(stream(seed, "faults"))
+    return GangPlan(seed=seed, spec=spec, policy=policy, lives=lives, faults=faults)
 
 
 def _random_spec(chance: Random) -> GangSpec:
     return GangSpec(
         size=chance.choice(SIZES),
-        restarts_max=chance.choice((0, 0, 1, 2, 3)),
         grace=_between(chance, SECOND, 10 * SECOND) if _happens(chance, 85) else ZERO,
         hang_timeout=_between(chance, SECOND, 20 * SECOND) if _happens(chance, 30) else None,
         spawn_timeout=_between(chance, SECOND, 10 * SECOND),
         stacks_timeout=_between(chance, 100 * MILLISECOND, 2 * SECOND),
         sweep_timeout=_between(chance, SECOND, 5 * SECOND),
-        backoff=Backoff(initial=_between(chance, ZERO, 2 * SECOND), factor=chance.randint(1, 3)),
         exit_timeout=_between(chance, ZERO, 10 * SECOND),
+    )
+
+
+def _random_policy(chance: Random) -> RestartPolicy:
+    return RestartPolicy(
+        restarts_max=chance.choice((0, 0, 1, 2, 3)),
+        backoff=Backoff(initial=_between(chance, ZERO, 2 * SECOND), factor=chance.randint(1, 3)),
+        retries_startup_errors=_happens(chance, 50),
     )
 
 

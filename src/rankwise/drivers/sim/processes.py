@@ -1,11 +1,11 @@
-"""Virtual processes, and the host that makes, signals and sweeps them.
+"""Virtual processes, and the node that makes, signals and sweeps them.
 
 Between the host and its processes stands a virtual guardian, as in the real driver: orders travel
 to it, and news travel back, each with a latency of its own. Orders stay in order; so do the news
 of one worker, because a real worker's report pipe is drained before its end is told. News of
 different workers, which travel through different pipes, may overtake each other.
 
-The host knows the truth about every process, which the gang machine only hears of. The checkers
+The host knows the truth about every process, which the machines only hear of. The checkers
 compare the two.
 """
 
@@ -13,19 +13,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from rankwise.base.failure import ErrorRecord, ExitStatus
+from rankwise.base.failure import ErrorRecord, ExitStatus, Failure
 from rankwise.base.units import Duration, Instant, after, between
+from rankwise.core.agent.vocabulary import FailuresDescribed, RoundPrepared, Stimulus
 from rankwise.core.gang.vocabulary import (
     GuardianLost,
     ProgressLooked,
     StacksDumped,
-    Stimulus,
     Swept,
     WorkerExited,
     WorkerRefused,
     WorkerReported,
     WorkerSpawned,
 )
+from rankwise.core.rendezvous.vocabulary import World
 from rankwise.drivers.sim.agenda import VIRTUAL_EPOCH_NS, Agenda, VirtualClock
 from rankwise.drivers.sim.faults import Faults
 from rankwise.drivers.sim.programs import (
@@ -40,6 +41,7 @@ from rankwise.drivers.sim.programs import (
 
 SIGKILL = 9
 FIRST_PID = 1001
+MASTER_PORT = 29500
 
 ORDERS = "orders"
 GUARDIAN = "guardian"
@@ -78,7 +80,7 @@ class VirtualProcess:
 
 
 class SimulatedProcessHost:
-    """A process host in virtual time.
+    """A node in virtual time: a `rankwise.drivers.agent_dispatch.NodeHost`.
 
     Args:
         agenda, clock: of the world.
@@ -117,7 +119,7 @@ class SimulatedProcessHost:
         self._unborn.add((local_rank, attempt))
         self._order(
             lambda: self._agenda.after(
-                program.start_takes, lambda: self._be_born(local_rank, attempt, program)
+                program.start_takes, lambda: self._start_process(local_rank, attempt, program)
             )
         )
 
@@ -146,6 +148,23 @@ class SimulatedProcessHost:
     def sweep(self, attempt: int) -> None:
         """Kill what is left of the attempt, and what was yet to come of it."""
         self._order(lambda: self._begin_sweep(attempt))
+
+    def prepare_round(self, number: int) -> None:
+        """The node is always fit."""
+        self._deliver(RoundPrepared(number, MASTER_PORT))
+
+    def begin_attempt(self, world: World) -> None:
+        """Programs ask for no world."""
+
+    def ask_ranks_to_stop(self, number: int, signal: int | None) -> None:
+        """No program counts its steps: the signal is all that it is told."""
+
+    def stop_ranks_at(self, number: int, step: int) -> None:
+        """Nobody stands at a step."""
+
+    def describe_failures(self, number: int, failures: tuple[Failure, ...]) -> None:
+        """Nothing more is known than the machine says."""
+        self._deliver(FailuresDescribed(number, failures))
 
     def lose_guardian(self) -> None:
         """The guardian is killed: its workers die with it, and nothing more is heard of them."""
@@ -179,7 +198,7 @@ class SimulatedProcessHost:
         self._last_arrival[channel] = arrival
         self._agenda.at(arrival, action)
 
-    def _be_born(self, local_rank: int, attempt: int, program: Program) -> None:
+    def _start_process(self, local_rank: int, attempt: int, program: Program) -> None:
         key = (local_rank, attempt)
         if key not in self._unborn:
             return

@@ -39,7 +39,7 @@ def _replay(plan: GangPlan, *, journal_only: bool) -> int:
     world = plan.world()
     verdict: Outcome | SimulationError
     try:
-        verdict = world.run(plan.spec, plan.lives).outcome
+        verdict = plan.run_in(world).outcome
     except SimulationError as error:
         verdict = error
     journal = world.journal.lines()
@@ -48,7 +48,7 @@ def _replay(plan: GangPlan, *, journal_only: bool) -> int:
     else:
         sys.stdout.write(f"{_describe(plan)}\n{story(journal)}\n")
         if isinstance(verdict, Outcome):
-            sys.stdout.write(f"every invariant held; the gang {verdict.status}\n")
+            sys.stdout.write(f"every invariant held; the run {verdict.status}\n")
     if isinstance(verdict, SimulationError):
         sys.stderr.write(f"{type(verdict).__name__}: {verdict}\n")
         return 1
@@ -57,7 +57,8 @@ def _replay(plan: GangPlan, *, journal_only: bool) -> int:
 
 def _describe(plan: GangPlan) -> str:
     """The plan, with of each program only what is unusual."""
-    lines = [f"seed {plan.seed}", f"spec {_json(plan.spec)}", f"faults {_json(plan.faults)}"]
+    lines = [f"seed {plan.seed}", f"spec {_json(plan.spec)}"]
+    lines += [f"policy {_json(plan.policy)}", f"faults {_json(plan.faults)}"]
     for attempt, life in enumerate(plan.lives):
         for local_rank, program in enumerate(life):
             lines.append(f"attempt {attempt} worker {local_rank}: {_unusual(program)}")

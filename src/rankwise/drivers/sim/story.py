@@ -1,7 +1,7 @@
-"""A gang's journal as a story for people: one line per fact or order, alike ones gathered.
+"""An agent's journal as a story of its workers: one line per fact or order, alike ones gathered.
 
-`<` is what the gang was told, `>` what it ordered; instants count from the journal's first line.
-Journals of the real driver read the same.
+`<` is what the agent was told, `>` what it ordered; instants count from the journal's first line.
+What the agent settles with its node and with the others is left out.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,25 +10,27 @@ from itertools import groupby
 import msgspec
 
 from rankwise.base.failure import SIGNAL_NAMES, Failure, FailureCause, Outcome
+from rankwise.base.machine import Ticked
 from rankwise.base.units import SECOND, Instant, format_duration
+from rankwise.core.agent.vocabulary import (
+    AgentStarted,
+    AnnounceRestart,
+    Effect,
+    FinishRun,
+    Stimulus,
+)
 from rankwise.core.gang.vocabulary import (
     AnnounceKill,
-    AnnounceRestart,
     DumpStacks,
-    Effect,
-    Finish,
     GuardianLost,
     LookForProgress,
     ProgressLooked,
     SignalWorker,
     SpawnWorker,
     StacksDumped,
-    Started,
-    Stimulus,
     StopRequested,
     Sweep,
     Swept,
-    Ticked,
     WorkerExited,
     WorkerRefused,
     WorkerReported,
@@ -40,7 +42,7 @@ Told = tuple[str, int | None, str]
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One line of a gang's journal; either `stimulus` or `effect` is there."""
+    """One line of an agent's journal; either `stimulus` or `effect` is there."""
 
     at: Instant
     machine: str
@@ -49,7 +51,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 def read_journal(journal: bytes) -> list[Entry]:
-    """The entries of a gang's journal, as JSON lines or a file's content."""
+    """The entries of an agent's journal, as JSON lines or a file's content."""
     decode = msgspec.json.Decoder(Entry).decode
     return [decode(line) for line in journal.splitlines() if line]
 
@@ -62,27 +64,25 @@ def story(journal: bytes) -> str:
 
 def _lines(entries: list[Entry]) -> Iterator[str]:
     begun_at = entries[0].at if entries else 0
-    for (at, before, after), alike in groupby(
-        ((entry.at, *_tell(entry)) for entry in entries),
-        key=lambda told: (told[0], told[1], told[3]),
-    ):
+    lines = ((entry.at, *told) for entry in entries if (told := _tell(entry)) is not None)
+    for (at, before, after), alike in groupby(lines, key=lambda line: (line[0], line[1], line[3])):
         stamp = f"{(at - begun_at) / SECOND:12.6f} s"
         ranks = [rank for _, _, rank, _ in alike if rank is not None]
         yield f"{stamp}  {before}{_ranks(ranks)}{after}"
 
 
-def _tell(entry: Entry) -> Told:
+def _tell(entry: Entry) -> Told | None:
     if entry.stimulus is not None:
-        before, rank, after = _tell_stimulus(entry.stimulus, entry.at)
-        return f"< {before}", rank, after
-    assert entry.effect is not None, "a journal's line has a stimulus or an effect"
-    before, rank, after = _tell_effect(entry.effect)
-    return f"> {before}", rank, after
+        told, mark = _tell_stimulus(entry.stimulus, entry.at), "<"
+    else:
+        assert entry.effect is not None, "a journal's line has a stimulus or an effect"
+        told, mark = _tell_effect(entry.effect), ">"
+    return told and (f"{mark} {told[0]}", told[1], told[2])
 
 
-def _tell_stimulus(stimulus: Stimulus, now: Instant) -> Told:
+def _tell_stimulus(stimulus: Stimulus, now: Instant) -> Told | None:
     match stimulus:
-        case Started():
+        case AgentStarted():
             return "started", None, ""
         case WorkerSpawned(rank, attempt):
             return "", rank, f" spawned, attempt {attempt}"
@@ -106,9 +106,11 @@ def _tell_stimulus(stimulus: Stimulus, now: Instant) -> Told:
             return f"guardian lost: {reason}", None, ""
         case Ticked():
             return "a deadline has come", None, ""
+        case _:
+            return None
 
 
-def _tell_effect(effect: Effect) -> Told:
+def _tell_effect(effect: Effect) -> Told | None:
     match effect:
         case SpawnWorker(rank, attempt):
             return "spawn ", rank, f", attempt {attempt}"
@@ -125,8 +127,10 @@ def _tell_effect(effect: Effect) -> Told:
             return f"announce restart {wait}, {left} left; {_failures(failures)}", None, ""
         case AnnounceKill():
             return f"announce the kill of {_ranks(list(effect.local_ranks))}", None, ""
-        case Finish(outcome):
-            return f"finish: {_outcome(outcome)}", None, ""
+        case FinishRun():
+            return f"finish: {_outcome(effect.as_outcome())}", None, ""
+        case _:
+            return None
 
 
 def _outcome(outcome: Outcome) -> str:

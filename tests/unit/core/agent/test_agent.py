@@ -9,6 +9,7 @@ from rankwise.core.agent.machine import Agent, Phase
 from rankwise.core.agent.vocabulary import (
     AgentSpec,
     AgentStarted,
+    AnnounceRound,
     BeginAttempt,
     FailuresDescribed,
     FinishRun,
@@ -28,6 +29,7 @@ from rankwise.core.gang.vocabulary import (
     WorkerSpawned,
 )
 from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig
+from rankwise.core.rendezvous.machine import Rendezvous
 from rankwise.core.rendezvous.vocabulary import (
     Dissolved,
     RefusalKind,
@@ -63,8 +65,13 @@ def settled(number: int = 4) -> Agent:
         master_address="x", master_port=1,
     )  # fmt: skip
     agent._on_settled(Settled(world), NOW)
-    agent.rendezvous._standing.part.member_of = world
+    rendezvous_of(agent)._standing.part.member_of = world
     return agent
+
+
+def rendezvous_of(agent: Agent) -> Rendezvous:
+    assert isinstance(agent.rendezvous, Rendezvous)
+    return agent.rendezvous
 
 
 def feed(agent: Agent, *stimuli: Stimulus) -> list[object]:
@@ -104,7 +111,9 @@ def test_the_world_is_told_before_its_workers_are_ordered() -> None:
 
     agent._on_settled(Settled(world), NOW)
 
-    assert agent._effects == [BeginAttempt(world), SpawnWorker(0, 0), SpawnWorker(1, 0)]
+    assert agent._effects == [
+        BeginAttempt(world), AnnounceRound(world), SpawnWorker(0, 0), SpawnWorker(1, 0),
+    ]  # fmt: skip
 
 
 def test_a_node_that_is_not_fit_leaves_and_says_why() -> None:
@@ -145,9 +154,9 @@ def test_a_failure_bears_the_rank_that_its_worker_had_in_the_job() -> None:
 
     feed(agent, WorkerExited(1, 4, ExitStatus(3), NOW))
 
-    (failure,) = agent.rendezvous._standing.own.failures
+    (failure,) = rendezvous_of(agent)._standing.own.failures
     assert (failure.rank, failure.local_rank, failure.attempt) == (7, 1, 4)
-    assert agent.rendezvous._standing.own.record.failing == 4
+    assert rendezvous_of(agent)._standing.own.record.failing == 4
 
 
 def test_a_worker_that_was_called_off_has_not_failed() -> None:
@@ -156,9 +165,9 @@ def test_a_worker_that_was_called_off_has_not_failed() -> None:
 
     feed(agent, Swept(4))
 
-    assert agent.rendezvous._standing.own.record.ended == 4
-    assert agent.rendezvous._standing.own.failures == ()
-    assert agent.rendezvous._standing.own.record.failing == -1
+    assert rendezvous_of(agent)._standing.own.record.ended == 4
+    assert rendezvous_of(agent)._standing.own.failures == ()
+    assert rendezvous_of(agent)._standing.own.record.failing == -1
 
 
 def test_a_round_that_must_end_at_once_is_killed_though_it_is_stopping() -> None:
@@ -230,7 +239,6 @@ def test_a_stop_that_nobody_agrees_upon_is_carried_out_alone_after_a_lease() -> 
     [
         ({"run_id": "a/b"}, "run_id is 'a/b'"),
         ({"gang": GangSpec(size=3)}, "3 workers and the offer says 2 slots"),
-        ({"gang": GangSpec(size=2, restarts_max=1)}, "restarts of its own"),
     ],
 )
 def test_a_spec_that_cannot_be_is_refused(changes: dict[str, object], message: str) -> None:

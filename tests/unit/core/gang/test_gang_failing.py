@@ -3,7 +3,7 @@
 import pytest
 
 from rankwise.base.failure import ExitStatus, Failure, FailureCause, Outcome, OutcomeStatus
-from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant
+from rankwise.base.units import SECOND, Duration, Instant
 from rankwise.core.gang.machine import Gang
 from rankwise.core.gang.state import Phase
 from rankwise.core.gang.vocabulary import (
@@ -12,7 +12,6 @@ from rankwise.core.gang.vocabulary import (
     GuardianLost,
     ProgressLooked,
     StacksDumped,
-    Started,
     Stimulus,
     StopRequested,
     Sweep,
@@ -109,10 +108,46 @@ def test_the_outcome_tells_the_root_cause_first_and_the_stopped_ones_as_stopped(
         at=Instant(110),
         exit=ExitStatus(-15),
         pid=pid_of(0),
+        ended_by_us=True,
     )
     assert effects == [
         Finish(Outcome(status=OutcomeStatus.FAILED, attempts=1, failures=(raised, stopped)))
     ]
+
+
+def test_a_rank_that_was_ending_when_it_was_told_to_has_been_ended_by_us() -> None:
+    gang = running_gang()
+    gang.handle(reported(0, raised_at=88), Instant(92))
+    gang.handle(reported(1, raised_at=90), Instant(95))
+    gang.handle(exited(1, 1, at=100), Instant(101))
+    gang.handle(exited(0, -15, at=110), Instant(111))
+    gang.handle(Swept(0), Instant(120))
+
+    first, second = outcome_of(gang).failures
+    assert (first.local_rank, first.cause, first.ended_by_us) == (0, FailureCause.RAISED, True)
+    assert (second.local_rank, second.cause, second.ended_by_us) == (1, FailureCause.RAISED, False)
+
+
+def test_a_sigkill_in_the_grace_was_not_ours() -> None:
+    gang = running_gang(grace=Duration(30 * SECOND))
+    gang.handle(exited(1, 1, at=100), Instant(101))
+    gang.handle(exited(0, -9, at=110), Instant(111))
+    gang.handle(Swept(0), Instant(120))
+
+    _, killed = outcome_of(gang).failures
+    assert (killed.cause, killed.ended_by_us, killed.detail) == (FailureCause.STOPPED, False, "")
+
+
+def test_a_kill_tells_how_long_the_worker_had() -> None:
+    gang = running_gang(grace=Duration(30 * SECOND))
+    gang.handle(exited(1, 1, at=100), Instant(100))
+    gang.tick(Instant(100 + 30 * SECOND))
+    gang.handle(exited(0, -9, at=110 + 30 * SECOND), Instant(111 + 30 * SECOND))
+    gang.handle(Swept(0), Instant(120 + 30 * SECOND))
+
+    _, killed = outcome_of(gang).failures
+    assert killed.ended_by_us
+    assert killed.detail == "it did not end within 30 s of being told to stop"
 
 
 def test_a_report_alone_changes_nothing_yet() -> None:
@@ -266,34 +301,3 @@ def test_a_finished_gang_is_silent(fact: Stimulus) -> None:
     assert gang.handle(fact, Instant(2)) == []
     assert gang.tick(Instant(10**15)) == []
     assert gang.outcome == Outcome(status=OutcomeStatus.SUCCEEDED, attempts=1)
-
-
-@pytest.mark.parametrize(
-    "fact",
-    [
-        exited(0, 1),
-        reported(0),
-        WorkerRefused(0, 0, "late"),
-        Swept(0),
-        ProgressLooked(0, Instant(0)),
-        StacksDumped(0),
-    ],
-    ids=lambda fact: type(fact).__name__,
-)
-def test_facts_about_an_earlier_attempt_change_nothing(fact: Stimulus) -> None:
-    gang = running_gang(size=2, attempt=1, hang_timeout=Duration(60 * SECOND))
-    deadline = gang.next_deadline
-
-    assert gang.handle(fact, Instant(5 * MILLISECOND)) == []
-    assert gang.phase is Phase.RUNNING
-    assert gang.next_deadline == deadline
-    assert all(worker.is_running and worker.error is None for worker in gang.workers)
-
-
-def test_facts_before_the_start_change_nothing() -> None:
-    gang = Gang(running_gang().spec)
-
-    for fact in (spawned(0), exited(0, 1), reported(0), Swept(0), StacksDumped(0)):
-        assert gang.handle(fact, Instant(0)) == []
-
-    assert gang.handle(Started(), Instant(1)) != []

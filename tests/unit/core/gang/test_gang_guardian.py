@@ -1,20 +1,17 @@
 """The gang machine when the guardian dies, in every phase."""
 
-from rankwise.base.backoff import Backoff
 from rankwise.base.failure import Failure, FailureCause, Outcome, OutcomeStatus
-from rankwise.base.units import SECOND, Duration, Instant
+from rankwise.base.units import Duration, Instant
 from rankwise.core.gang.state import Phase
 from rankwise.core.gang.vocabulary import (
     Finish,
     GuardianLost,
     ProgressLooked,
     StopRequested,
-    Swept,
 )
 from rankwise.testing.gangs import (
     error_record,
     exited,
-    idle_gang,
     pid_of,
     reported,
     running_gang,
@@ -37,15 +34,6 @@ def lost(local_rank: int, *, at: int, pid: int | None) -> Failure:
     )
 
 
-def test_before_the_start_it_fails_every_worker_that_would_have_been() -> None:
-    gang = idle_gang(size=2)
-
-    effects = gang.handle(LOST, Instant(3))
-
-    failures = (lost(0, at=3, pid=None), lost(1, at=3, pid=None))
-    assert effects == [Finish(Outcome(status=OutcomeStatus.FAILED, attempts=0, failures=failures))]
-
-
 def test_while_starting_it_fails_the_born_and_the_unborn() -> None:
     gang = starting_gang(size=2)
     gang.handle(spawned(0), Instant(1))
@@ -53,11 +41,13 @@ def test_while_starting_it_fails_the_born_and_the_unborn() -> None:
     effects = gang.handle(LOST, Instant(3))
 
     failures = (lost(0, at=3, pid=pid_of(0)), lost(1, at=3, pid=None))
-    assert effects == [Finish(Outcome(status=OutcomeStatus.FAILED, attempts=1, failures=failures))]
+    detail = "not restarted: the guardian was killed"
+    outcome = Outcome(status=OutcomeStatus.FAILED, attempts=1, failures=failures, detail=detail)
+    assert effects == [Finish(outcome)]
 
 
-def test_while_running_it_ends_the_gang_without_restart_and_says_why() -> None:
-    gang = running_gang(size=1, restarts_max=3)
+def test_while_running_it_ends_the_gang_and_says_why_none_can_follow() -> None:
+    gang = running_gang(size=1)
 
     effects = gang.handle(LOST, Instant(3))
 
@@ -132,15 +122,15 @@ def test_while_killing_it_ends_the_wait() -> None:
 
 
 def test_while_sweeping_it_does_not_unmake_a_success() -> None:
-    gang = sweeping_gang(size=2, restarts_max=1)
+    gang = sweeping_gang(size=2)
 
     effects = gang.handle(LOST, Instant(3))
 
     assert effects == [Finish(Outcome(status=OutcomeStatus.SUCCEEDED, attempts=1))]
 
 
-def test_while_sweeping_after_a_failure_it_forbids_the_restart() -> None:
-    gang = sweeping_gang(size=1, code=1, restarts_max=1)
+def test_while_sweeping_after_a_failure_it_forbids_another_gang() -> None:
+    gang = sweeping_gang(size=1, code=1)
 
     gang.handle(LOST, Instant(3))
 
@@ -148,18 +138,3 @@ def test_while_sweeping_after_a_failure_it_forbids_the_restart() -> None:
     assert gang.outcome.status is OutcomeStatus.FAILED
     assert gang.outcome.detail == "not restarted: the guardian was killed"
     assert [f.cause for f in gang.outcome.failures] == [FailureCause.EXITED]
-
-
-def test_during_the_back_off_it_forbids_the_restart_that_was_announced() -> None:
-    gang = sweeping_gang(
-        size=1, code=1, attempt=1, restarts_max=2, backoff=Backoff(initial=Duration(SECOND))
-    )
-    gang.handle(Swept(1), Instant(1))
-    assert gang.phase is Phase.BACKING_OFF
-
-    gang.handle(LOST, Instant(3))
-
-    assert gang.outcome is not None
-    assert (gang.outcome.status, gang.outcome.attempts) == (OutcomeStatus.FAILED, 2)
-    assert gang.outcome.detail == "not restarted: the guardian was killed"
-    assert gang.next_deadline is None

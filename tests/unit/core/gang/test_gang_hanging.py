@@ -14,18 +14,16 @@ from rankwise.core.gang.vocabulary import (
     Sweep,
     Swept,
 )
-from rankwise.testing.gangs import exited, pid_of, running_gang, signal_orders, spawned
+from rankwise.testing.gangs import exited, pid_of, running_gang, signal_orders
 
 SIGTERM = 15
 PATIENCE = Duration(60 * SECOND)
 STACKS = Duration(2 * SECOND)
 
 
-def hanging_gang(size: int = 2, *, restarts_max: int = 0) -> Gang:
+def hanging_gang(size: int = 2) -> Gang:
     """A gang that has just ordered its workers to print their stacks."""
-    gang = running_gang(
-        size, hang_timeout=PATIENCE, stacks_timeout=STACKS, restarts_max=restarts_max
-    )
+    gang = running_gang(size, hang_timeout=PATIENCE, stacks_timeout=STACKS)
     gang.tick(Instant(PATIENCE))
     gang.handle(ProgressLooked(0, Instant(0)), Instant(PATIENCE))
     assert gang.phase is Phase.DUMPING
@@ -120,15 +118,6 @@ def test_all_of_them_ending_while_they_print_goes_straight_to_the_sweep() -> Non
     assert gang.handle(exited(1, 0, at=PATIENCE), Instant(PATIENCE)) == [Sweep(0)]
 
 
-def test_a_hang_spends_a_restart() -> None:
-    gang = hanging_gang(size=1, restarts_max=1)
-    gang.handle(StacksDumped(0), Instant(PATIENCE))
-    gang.handle(exited(0, -15, at=PATIENCE), Instant(PATIENCE))
-    gang.handle(Swept(0), Instant(PATIENCE))
-
-    assert (gang.attempt, gang.restarts_left) == (1, 0)
-
-
 def test_an_answer_that_comes_after_the_attempt_began_to_end_is_ignored() -> None:
     gang = running_gang(size=2, hang_timeout=PATIENCE)
     gang.tick(Instant(PATIENCE))
@@ -136,13 +125,3 @@ def test_an_answer_that_comes_after_the_attempt_began_to_end_is_ignored() -> Non
 
     assert gang.handle(ProgressLooked(0, Instant(0)), Instant(PATIENCE)) == []
     assert gang.handle(StacksDumped(0), Instant(PATIENCE)) == []
-
-
-def test_the_restarted_gang_is_timed_from_its_own_start() -> None:
-    gang = hanging_gang(size=1, restarts_max=1)
-    gang.handle(exited(0, 1, at=PATIENCE), Instant(PATIENCE))
-    gang.handle(Swept(0), Instant(PATIENCE))
-
-    gang.handle(spawned(0, attempt=1), Instant(2 * PATIENCE))
-
-    assert gang.next_deadline == 3 * PATIENCE

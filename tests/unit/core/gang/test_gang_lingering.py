@@ -92,13 +92,3 @@ def test_a_gang_that_is_still_starting_ends_too() -> None:
     gang.tick(Instant(PATIENCE))
 
     assert gang.phase is Phase.STOPPING
-
-
-def test_the_next_attempt_owes_nothing_to_it() -> None:
-    gang = running_gang(size=1, exit_timeout=PATIENCE, restarts_max=1)
-    gang.handle(reported(0), Instant(0))
-    gang.handle(exited(0, 1), Instant(0))
-    gang.handle(Swept(0), Instant(0))
-
-    assert gang.phase is Phase.STARTING
-    assert gang.next_deadline == Instant(gang.spec.spawn_timeout)

@@ -9,13 +9,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rankwise.base.backoff import Backoff
 from rankwise.base.failure import ExitStatus, FailureCause, Outcome, OutcomeStatus
 from rankwise.base.units import SECOND, Duration, Instant
 from rankwise.core.gang.machine import Gang
 from rankwise.core.gang.state import Phase
 from rankwise.core.gang.vocabulary import (
-    AnnounceRestart,
     DumpStacks,
     Effect,
     Finish,
@@ -40,14 +38,13 @@ PATIENCES = st.sampled_from([Duration(0), Duration(1), Duration(SECOND), Duratio
 SPECS = st.builds(
     GangSpec,
     size=st.integers(1, 4),
-    restarts_max=st.integers(0, 3),
     grace=PATIENCES,
     hang_timeout=st.sampled_from([None, Duration(1), Duration(SECOND)]),
     spawn_timeout=PATIENCES,
     stacks_timeout=PATIENCES,
     sweep_timeout=PATIENCES,
-    backoff=st.builds(Backoff, initial=PATIENCES, factor=st.integers(1, 3)),
 )
+ATTEMPT = 1
 SELDOM = st.integers(0, 9)
 """What ends a gang in any phase happens when this is 0, so that gangs get far in their lives."""
 Worker = tuple[int, int]
@@ -66,12 +63,11 @@ class GangInAnyWorld(RuleBasedStateMachine):
         self.to_sweep: list[int] = []
         self.to_look: list[int] = []
         self.to_dump: list[int] = []
-        self.restarts = 0
         self.outcomes: list[Outcome] = []
 
     @initialize(spec=SPECS)
     def make_gang(self, spec: GangSpec) -> None:
-        self.gang = Gang(spec)
+        self.gang = Gang(spec, ATTEMPT)
         self.tell(Started())
 
     def tell(self, stimulus: Stimulus) -> None:
@@ -96,9 +92,6 @@ class GangInAnyWorld(RuleBasedStateMachine):
                     self.to_look.append(attempt)
                 case DumpStacks(attempt):
                     self.to_dump.append(attempt)
-                case AnnounceRestart():
-                    self.restarts += 1
-                    assert self.restarts <= self.gang.spec.restarts_max
                 case Finish(outcome):
                     self.outcomes.append(outcome)
                 case _:
@@ -106,10 +99,9 @@ class GangInAnyWorld(RuleBasedStateMachine):
 
     def begin(self, worker: Worker) -> None:
         local_rank, attempt = worker
-        assert worker not in self.ordered, "every worker is ordered once per attempt"
+        assert worker not in self.ordered, "every worker is ordered once"
         assert 0 <= local_rank < self.gang.spec.size
-        assert attempt == 0 or attempt - 1 in self.swept, "no attempt before the last is swept"
-        assert all(other[1] == attempt for other in self.alive), "one attempt at a time"
+        assert attempt == ATTEMPT
         self.ordered.append(worker)
         self.unborn.append(worker)
 
@@ -210,9 +202,9 @@ class GangInAnyWorld(RuleBasedStateMachine):
         assert (self.gang.phase, self.gang.next_deadline) == before
 
     @invariant()
-    def a_whole_attempt_is_ordered_at_once(self) -> None:
+    def the_whole_gang_is_ordered_at_once(self) -> None:
         if self.ordered:
-            assert len(self.ordered) == self.gang.spec.size * (self.gang.attempt + 1)
+            assert len(self.ordered) == self.gang.spec.size
 
     @invariant()
     def the_outcome_comes_once_and_with_the_end(self) -> None:
@@ -224,7 +216,6 @@ class GangInAnyWorld(RuleBasedStateMachine):
     @invariant()
     def the_outcome_explains_itself(self) -> None:
         for outcome in self.outcomes:
-            assert outcome.attempts == self.gang.attempt + 1
             if outcome.status is OutcomeStatus.SUCCEEDED:
                 assert outcome.failures == ()
             if outcome.status is OutcomeStatus.FAILED:

@@ -5,9 +5,11 @@ import pytest
 from rankwise.base.errors import LocalProtocolError
 from rankwise.base.failure import ExitStatus, Failure, FailureCause, Outcome, OutcomeStatus
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant
+from rankwise.core.gang.machine import Gang
 from rankwise.core.gang.state import Phase
 from rankwise.core.gang.vocabulary import (
     Finish,
+    GangSpec,
     SpawnWorker,
     Started,
     StopRequested,
@@ -17,7 +19,6 @@ from rankwise.core.gang.vocabulary import (
 )
 from rankwise.testing.gangs import (
     exited,
-    idle_gang,
     pid_of,
     running_gang,
     signal_orders,
@@ -30,7 +31,7 @@ PATIENCE = Duration(5 * SECOND)
 
 
 def test_an_idle_gang_wants_nothing() -> None:
-    gang = idle_gang()
+    gang = Gang(GangSpec(size=2))
 
     assert gang.next_deadline is None
     assert gang.tick(Instant(10**12)) == []
@@ -38,7 +39,7 @@ def test_an_idle_gang_wants_nothing() -> None:
 
 
 def test_starting_orders_every_worker_once_and_by_rank() -> None:
-    gang = idle_gang(size=3)
+    gang = Gang(GangSpec(size=3))
 
     effects = gang.handle(Started(), Instant(7))
 
@@ -50,17 +51,13 @@ def test_starting_orders_every_worker_once_and_by_rank() -> None:
 def test_a_gang_lives_once() -> None:
     gang = running_gang()
 
-    with pytest.raises(LocalProtocolError, match="started while running"):
+    with pytest.raises(LocalProtocolError, match="Started came while the gang was running"):
         gang.handle(Started(), Instant(1))
 
 
-def test_a_stop_before_the_start_ends_a_gang_that_never_lived() -> None:
-    gang = idle_gang()
-
-    effects = gang.handle(StopRequested(2), Instant(1))
-
-    assert effects == [Finish(Outcome(status=OutcomeStatus.STOPPED, attempts=0, stop_signal=2))]
-    assert gang.handle(Started(), Instant(2)) == []
+def test_nothing_happens_to_a_gang_before_it_is_started() -> None:
+    with pytest.raises(LocalProtocolError, match="StopRequested came while the gang was idle"):
+        Gang(GangSpec(size=1)).handle(StopRequested(2), Instant(1))
 
 
 def test_a_gang_runs_when_its_last_worker_is_there() -> None:
@@ -170,6 +167,7 @@ def test_workers_that_do_not_come_up_in_time_are_given_up() -> None:
         at=Instant(PATIENCE + 1),
         exit=ExitStatus(-15),
         pid=pid_of(0),
+        ended_by_us=True,
     )
     assert effects == [
         Finish(Outcome(status=OutcomeStatus.FAILED, attempts=1, failures=(not_started, stopped)))
@@ -211,3 +209,19 @@ def test_one_that_was_told_to_stop_and_never_came_up_is_named_as_such() -> None:
         "no",
         "it was told to stop before it had started",
     ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"size": 0}, "size is 0"),
+        ({"grace": -1}, "grace is -1"),
+        ({"sweep_timeout": -5}, "sweep_timeout is -5"),
+        ({"spawn_timeout": -5}, "spawn_timeout is -5"),
+        ({"stacks_timeout": -5}, "stacks_timeout is -5"),
+        ({"hang_timeout": 0}, "hang_timeout is 0"),
+    ],
+)
+def test_a_gang_that_cannot_be_is_refused(changes: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        GangSpec(**{"size": 2, **changes})  # type: ignore[arg-type]

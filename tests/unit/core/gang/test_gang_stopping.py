@@ -2,7 +2,6 @@
 
 import pytest
 
-from rankwise.base.backoff import Backoff
 from rankwise.base.failure import FailureCause, OutcomeStatus
 from rankwise.base.units import SECOND, Duration, Instant
 from rankwise.core.gang.machine import Gang
@@ -47,7 +46,7 @@ def test_a_stop_passes_its_signal_on_to_every_worker(asked_by: int | None, sent:
 
 
 def test_a_stopped_gang_ends_as_stopped_with_its_signal() -> None:
-    gang = running_gang(size=2, restarts_max=3)
+    gang = running_gang(size=2)
     gang.handle(StopRequested(SIGINT), Instant(5))
     gang.handle(exited(0, 0, at=6), Instant(6))
 
@@ -102,8 +101,8 @@ def test_a_stop_while_starting_reaches_those_that_come_up_later() -> None:
     assert status_of(gang) is OutcomeStatus.STOPPED
 
 
-def test_a_stop_after_a_failure_leaves_it_a_failure_and_forbids_the_restart() -> None:
-    gang = running_gang(size=2, restarts_max=1)
+def test_a_stop_after_a_failure_leaves_it_a_failure() -> None:
+    gang = running_gang(size=2)
     gang.handle(exited(0, 1, at=1), Instant(1))
 
     assert gang.handle(StopRequested(SIGINT), Instant(2)) == []
@@ -152,28 +151,13 @@ def test_a_stop_while_sweeping_leaves_a_success_a_success() -> None:
     assert status_of(gang) is OutcomeStatus.SUCCEEDED
 
 
-def test_a_stop_while_sweeping_after_a_failure_forbids_the_restart() -> None:
-    gang = sweeping_gang(size=1, code=1, restarts_max=1)
+def test_a_stop_while_sweeping_after_a_failure_leaves_it_a_failure() -> None:
+    gang = sweeping_gang(size=1, code=1)
 
     gang.handle(StopRequested(SIGINT), Instant(1))
     gang.handle(Swept(0), Instant(2))
 
     assert status_of(gang) is OutcomeStatus.FAILED
-
-
-def test_a_stop_during_the_back_off_ends_with_the_failure_that_came_first() -> None:
-    gang = sweeping_gang(size=1, code=1, attempt=1, restarts_max=2, backoff=Backoff())
-    gang.handle(Swept(1), Instant(1))
-    assert gang.phase is Phase.BACKING_OFF
-
-    effects = gang.handle(StopRequested(SIGINT), Instant(2))
-
-    assert gang.outcome is not None
-    assert effects == [Finish(gang.outcome)]
-    assert gang.outcome.status is OutcomeStatus.FAILED
-    assert gang.outcome.attempts == 2
-    assert [f.cause for f in gang.outcome.failures] == [FailureCause.EXITED]
-    assert gang.next_deadline is None
 
 
 def test_a_stop_while_killing_changes_nothing() -> None:
@@ -186,7 +170,7 @@ def test_a_stop_while_killing_changes_nothing() -> None:
 
 
 def test_a_stop_while_stacks_are_printed_ends_the_printing_and_the_hang_remains_the_cause() -> None:
-    gang = running_gang(size=2, hang_timeout=Duration(10), restarts_max=1)
+    gang = running_gang(size=2, hang_timeout=Duration(10))
     gang.tick(Instant(10))
     assert gang.handle(ProgressLooked(0, Instant(0)), Instant(10)) == [DumpStacks(0)]
 

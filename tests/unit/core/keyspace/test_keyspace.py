@@ -112,10 +112,10 @@ def test_a_lease_ends_at_its_deadline_and_takes_its_keys_along_in_one_batch() ->
     keyspace.commit(put("b", b"", lease))
     keyspace.commit(put("a", b"", lease))
 
-    keyspace.tick(at(4.9))
+    keyspace.end_leases(at(4.9))
     assert keyspace.revision == 2
     assert keyspace.next_deadline == at(5)
-    keyspace.tick(at(5))
+    keyspace.end_leases(at(5))
 
     assert keyspace.changes_after(Revision(2), "") == (
         Change("a", None, Revision(3)),
@@ -132,7 +132,7 @@ def test_a_renewal_lets_a_lease_live_for_its_whole_time_again() -> None:
     keyspace.commit(put("a", b"", lease))
 
     keyspace.renew_lease(lease, at(3))
-    keyspace.tick(at(7))
+    keyspace.end_leases(at(7))
 
     assert keyspace.next_deadline == at(8)
     assert len(keyspace.read("").entries) == 1
@@ -143,7 +143,7 @@ def test_a_late_renewal_saves_a_lease_that_no_tick_has_ended() -> None:
     lease = keyspace.grant_lease(TTL, START)
 
     keyspace.renew_lease(lease, at(60))
-    keyspace.tick(at(60))
+    keyspace.end_leases(at(60))
 
     assert keyspace.next_deadline == at(65)
 
@@ -155,7 +155,7 @@ def test_leases_end_in_the_order_of_their_deadlines() -> None:
     keyspace.commit(put("late", b"", late))
     keyspace.commit(put("early", b"", early))
 
-    keyspace.tick(at(10))
+    keyspace.end_leases(at(10))
 
     told = [change.key for change in keyspace.changes_after(Revision(2), "")]
     assert told == ["early", "late"]
@@ -195,9 +195,9 @@ def test_prolonging_gives_every_lease_its_whole_time_but_takes_none_away() -> No
     keyspace.grant_lease(Duration(60 * SECOND), START)
 
     keyspace.prolong_leases(at(20))
-    keyspace.tick(at(24))
+    keyspace.end_leases(at(24))
     assert keyspace.next_deadline == at(25)
-    keyspace.tick(at(25))
+    keyspace.end_leases(at(25))
 
     assert keyspace.next_deadline == at(80)
 

@@ -95,7 +95,7 @@ class KeyspaceAgainstModel(RuleBasedStateMachine):
     @rule(pause=st.integers(0, 4 * SECOND))
     def wait(self, pause: int) -> None:
         self.now = after(self.now, Duration(pause))
-        self.keyspace.tick(self.now)
+        self.keyspace.end_leases(self.now)
         for lease in [one for one, (instant, _) in self.deadlines.items() if instant <= self.now]:
             self._end(lease)
 

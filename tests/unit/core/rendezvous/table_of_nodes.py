@@ -70,11 +70,11 @@ class Table:
             if first.next_deadline is None or first.next_deadline > until:
                 break
             self.now = Instant(max(self.now, first.next_deadline))
-            self.keyspace.tick(self.now)
+            self.keyspace.end_leases(self.now)
             self.publish()
             self.carry_out(first.offer.node_id, first.tick(self.now))
         self.now = Instant(until)
-        self.keyspace.tick(self.now)
+        self.keyspace.end_leases(self.now)
         self.publish()
 
     def carry_out(self, node: str, effects: list[Effect]) -> None:

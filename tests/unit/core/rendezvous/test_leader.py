@@ -10,7 +10,14 @@ from rankwise.base.failure import ErrorRecord, ExitStatus, Failure, FailureCause
 from rankwise.base.units import SECOND, ZERO, Duration, Instant
 from rankwise.core.rendezvous.configuration import RendezvousConfig, RestartPolicy
 from rankwise.core.rendezvous.leader import decide
-from rankwise.core.rendezvous.records import Departure, FailureNote, NodeRecord, Phase, Round
+from rankwise.core.rendezvous.records import (
+    Departure,
+    FailureNote,
+    Lineup,
+    NodeRecord,
+    Phase,
+    Round,
+)
 from rankwise.core.rendezvous.view import Heard, View
 
 BEGIN = Instant(100 * SECOND)
@@ -92,6 +99,24 @@ def test_a_round_that_could_be_larger_waits_for_newcomers_until_none_comes() -> 
     round_ = decide(view, Instant(BEGIN + 5 * SECOND)).round
     assert round_ is not None
     assert round_.members == ("a", "b")
+
+
+def test_a_round_names_the_hosts_of_who_is_in_it_who_came_who_left_and_who_waits() -> None:
+    settings = config(2, 2, spares=0)
+    view = running("a", "b", settings=settings)
+    view.delete("b", BEGIN)
+    gathering = decide(view, BEGIN).round
+    assert gathering is not None
+    view.turn_to(gathering, BEGIN)
+    hear(view, BEGIN, a=record("a", ready=4), c=record("c", ready=0), d=record("d", ready=0))
+
+    round_ = decide(view, Instant(BEGIN + 60 * SECOND)).round
+
+    assert round_ is not None
+    assert round_.lineup == Lineup(
+        hosts=("host-a", "host-c"), came=("host-c",), left=("host-b",), reserve=("host-d",)
+    )
+    assert round_.why == "node b on host-b is lost"
 
 
 def test_the_last_call_is_not_waited_for_longer_than_it_lasts() -> None:
@@ -177,7 +202,7 @@ def test_a_member_that_said_that_it_had_ended_needs_no_fence() -> None:
          failure(raises="ValueError"), "after ValueError no restart helps"),
         (RestartPolicy(restarts_max=5, final_exit_codes=(17,)),
          failure(code=17), "after exit code 17 no restart helps"),
-        (RestartPolicy(restarts_max=5, fruitless_max=1), failure(), "1 round ended without"),
+        (RestartPolicy(restarts_max=5, fruitless_max=1), failure(), "1 attempt without progress"),
     ],
 )  # fmt: skip
 def test_a_failure_after_which_no_restart_is_due_closes_with_its_root_cause(
@@ -354,6 +379,19 @@ def test_who_leaves_when_it_is_done_is_no_loss() -> None:
     view.delete("a", Instant(BEGIN + 2 * SECOND))
 
     assert decide(view, Instant(BEGIN + 3 * SECOND)).round is None
+
+
+def test_who_was_told_to_stop_when_all_were_done_stops_nobody() -> None:
+    view = running("a", "b", settings=config())
+    told = {"departure": Departure.PREEMPTED, "signal": 15}
+    hear(view, BEGIN, a=record("a", ready=3, ended=3, is_done=True, **told))
+    hear(view, BEGIN, b=record("b", ready=3, ended=3, is_done=True))
+
+    closed = follow(view, BEGIN)
+
+    assert closed.phase is Phase.CLOSED
+    assert closed.verdict is not None
+    assert closed.verdict.status is OutcomeStatus.SUCCEEDED
 
 
 def test_who_was_told_to_stop_when_it_was_done_stops_the_job_though_it_has_gone() -> None:

@@ -330,7 +330,7 @@ def test_other_options_are_refused_and_named() -> None:
     assert isinstance(refused, Refused)
     assert refused.kind is RefusalKind.CHARTER
     assert refused.why.endswith(
-        "nodes_min 2 (here: 1), nodes_max 2 (here: 3), backend None (here: x)"
+        "nodes_min 2 (here: 1), nodes_max 2 (here: 3), backend none (here: 'x')"
     )
 
 

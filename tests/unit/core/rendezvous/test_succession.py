@@ -171,7 +171,7 @@ def test_who_took_part_and_has_to_read_anew_is_told_that_the_run_is_over() -> No
 
     (told,) = [each for each in table.told["late"] if isinstance(each, Closed | Refused)]
     assert isinstance(told, Refused)
-    assert told.why.endswith("is over, and another has begun under that id")
+    assert told.why.endswith("is over, and another run has started under that id")
     assert worlds(table, "late") == []
     assert worlds(table, "b") == [(0, 0, ("b",))]
 
@@ -273,7 +273,7 @@ def test_on_whom_a_newcomer_waits_is_told() -> None:
 
     (told,) = [each for each in table.told["b"] if isinstance(each, AnnounceWaiting)]
     assert told.text.startswith(
-        "whether anybody still leads, since the run run was begun by others"
+        "whether anybody still leads, since the run run was started by other nodes"
     )
     assert "nodes_min 2 (here: 1)" in told.text
 
@@ -437,7 +437,7 @@ def test_who_works_in_a_run_that_gave_way_to_another_is_told_so() -> None:
     table.publish()
 
     (told,) = [each for each in table.told["a"] if isinstance(each, Refused)]
-    assert told.why.endswith("is over, and another has begun under that id")
+    assert told.why.endswith("is over, and another run has started under that id")
     assert not table.nodes["a"].is_leading
 
 

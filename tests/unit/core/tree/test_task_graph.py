@@ -46,6 +46,7 @@ def graph_of(subs: int = 2, chips: int = 0, **options: int) -> TaskGraph:
             ring_depth=options.get("ring_depth", 16),
             heap_start=1 << 20,
             heap_bytes=options.get("heap_bytes", 4096),
+            favourite=options.get("favourite"),
         )
     )
 
@@ -67,6 +68,18 @@ def test_a_task_for_an_idle_child_is_sent_at_once() -> None:
 
     assert tell(graph, TaskSubmitted(Pool.SUB)) == [sent(0, child=1)]
     assert tell(graph, TaskSubmitted(Pool.SUB)) == [sent(1, child=0)]
+
+
+def test_the_favourite_is_sent_a_task_whenever_it_is_idle() -> None:
+    graph = graph_of(subs=3, chips=1, favourite=1)
+
+    assert tell(graph, TaskSubmitted(Pool.SUB)) == [sent(0, child=1)]
+    assert tell(graph, TaskSubmitted(Pool.SUB)) == [sent(1, child=3)]
+    tell(graph, ChildrenReported([0]), ChildrenReported([1]))
+    (effect,) = tell(graph, TaskSubmitted(Pool.SUB), now=Instant(NOW + MILLISECOND))
+
+    assert isinstance(effect, Dispatch)
+    assert effect.child == 1, "although child 3 became idle later"
 
 
 def test_words_for_busy_children_are_held_back_until_the_deadline() -> None:
@@ -248,7 +261,7 @@ def test_memory_that_can_never_be_had_is_refused_with_who_holds_it() -> None:
     ("stimulus", "message"),
     [
         (TaskSubmitted(Pool.NEXT_LEVEL), "a task for next-level workers can never run"),
-        (TaskSubmitted(Pool.SUB, child=9), "child 9 is no sub worker"),
+        (TaskSubmitted(Pool.SUB, child=9), "child 9 is not a sub worker"),
         (GroupSubmitted(Pool.SUB, (None,) * 3), "a group of 3 members for sub workers"),
         (GroupSubmitted(Pool.SUB, ()), "no members"),
         (GroupSubmitted(Pool.SUB, (1, 1)), "for the same child"),

@@ -6,10 +6,10 @@ import pytest
 
 from rankwise.base.failure import ExitStatus
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant
+from rankwise.core.agent.vocabulary import Stimulus
 from rankwise.core.gang.vocabulary import (
     GuardianLost,
     ProgressLooked,
-    Stimulus,
     Swept,
     WorkerExited,
     WorkerRefused,

@@ -1,6 +1,7 @@
 """Journals in words."""
 
 from rankwise.base.units import SECOND, Duration
+from rankwise.core.agent.vocabulary import FinishRun
 from rankwise.core.gang.vocabulary import GangSpec
 from rankwise.drivers.sim.programs import Exits, Program
 from rankwise.drivers.sim.story import read_journal, story
@@ -26,8 +27,8 @@ def test_a_journal_is_read_back_as_it_was_written() -> None:
 
     entries = read_journal(run.journal)
 
-    assert entries[-1].effect is not None
-    assert run.outcome in [getattr(entry.effect, "outcome", None) for entry in entries]
+    assert isinstance(entries[-1].effect, FinishRun)
+    assert entries[-1].effect.as_outcome() == run.outcome
 
 
 def test_nothing_has_no_story() -> None:

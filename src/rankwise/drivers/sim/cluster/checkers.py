@@ -15,13 +15,17 @@ machines but the words in which they write.
   or led by nobody, and no worker is born while one of an earlier run lives. Who took part in a run
   that is over begins nothing more in it; and who took part in a run that the store has forgotten
   takes part in no other. So a run that a newcomer begins in an empty store ends as it may.
+- Who is asked to stop is gone a grace later, and the few answers of the store that its last words
+  wait for; whatever it was doing, and whether or not anybody hears it.
+- No node takes part in a job other than the one that it brings: another program, another budget.
+- When the agent that serves the store is lost, all others that took part end within their leases.
 - What a run leaves in the store vanishes when nobody has led it for the life of its lease.
 - In the end every agent tells why it ended; all who know the verdict know the same one, and it is
   true: a success is one of all members' workers, a root cause is a worker that failed by itself and
   first.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NoReturn
@@ -367,6 +371,9 @@ class ClusterChecker:
         run = self._run_of.get(node.node_id)
         if run is None:
             self._broken(f"{node.node_id} begins round {world.round}, and is in no run")
+        wanted = self._charter_of(node)
+        if wanted is not None and wanted != msgspec.structs.replace(run.charter, founder=""):
+            self._broken(f"{node.node_id} wants {wanted}, and begins a round of {run.charter}")
         if not self._was_ever_emptied and (run.is_closed or run is not self._run):
             self._broken(f"{node.node_id} begins round {world.round} of a run that is over")
         book = run.rounds.get(world.round)
@@ -377,6 +384,39 @@ class ClusterChecker:
         if node.node_id in book.began:
             self._broken(f"{node.node_id} begins round {world.round} twice")
         book.began[node.node_id] = self._now()
+
+    @property
+    def orphan_patience(self) -> Duration:
+        """Within which agents must have gone whose store was lost with the agent that served it."""
+        config = self._plan.rendezvous
+        return Duration(config.lease_ttl + 4 * config.request_timeout + 3 * SECOND)
+
+    def judge_orphans(self, nodes: Iterable[SimulatedNode], lost_at: Instant) -> None:
+        """Long enough after the loss of a store: who had taken part has ended."""
+        for node in nodes:
+            if node.is_up and self._run_of.get(node.node_id) is not None:
+                waited = format_duration(between(lost_at, self._now()))
+                self._broken(f"{node.node_id} lives on {waited} after the loss of its store")
+
+    @staticmethod
+    def _charter_of(node: SimulatedNode) -> Charter | None:
+        return None if node.agent is None else node.agent.spec.rendezvous.charter
+
+    @property
+    def stop_patience(self) -> Duration:
+        """Within which an agent that is asked to stop must have gone."""
+        config = self._plan.rendezvous
+        # To be told the end, and to say it and goodbye: each is tried twice at most.
+        last_words = 5 * config.request_timeout + config.retry_pause
+        return Duration((self._plan.grace + last_words) * 101 // 100 + SECOND)
+
+    def judge_stop(self, node: SimulatedNode, node_id: str, asked_at: Instant) -> None:
+        """Long enough after an agent was asked to stop."""
+        if node.is_up and node.node_id == node_id and node.agent is not None:
+            waited = format_duration(between(asked_at, self._now()))
+            self._broken(
+                f"{node_id} was asked to stop {waited} ago, and is still {node.agent.phase}"
+            )
 
     @property
     def admission_patience(self) -> Duration:
@@ -456,18 +496,12 @@ class ClusterChecker:
         assert root is not None, "looked at only when there is one"
         if root.cause is FailureCause.NOT_STARTED:
             return
-        culprits = [
-            (_counts_at(worker), worker.rank)
-            for worker in last.workers
-            if worker.failed_at is not None
-        ]
-        told = [at for at, rank in culprits if rank == root.rank]
+        culprits = [worker for worker in last.workers if worker.failed_at is not None]
+        told = [worker for worker in culprits if worker.rank == root.rank]
         if not told:
             self._broken(f"the root cause is told to be {root}, and the truth is {culprits}")
-        first = min(culprits)
-        slack = self._slack
-        if slack is not None and told[0] > first[0] + slack:
-            self._broken(f"the root cause is told to be {root}, and in truth it is {first}")
+        if self._slack is not None and not _may_be_root(told[0], culprits, self._slack):
+            self._broken(f"the root cause is told to be {root}, and the truth is {culprits}")
 
     @property
     def _slack(self) -> int | None:
@@ -480,7 +514,7 @@ class ClusterChecker:
 
     @property
     def _is_harsh(self) -> bool:
-        harsh = ("partition", "crash-store", "slow-disk", "compact-store")
+        harsh = ("partition", "crash-store", "lose-store", "slow-disk", "compact-store")
         return bool(self._plan.network.loss) or any(self._happened(what) for what in harsh)
 
     def judge_end(self, now: Instant, unfinished: list[str]) -> None:
@@ -521,7 +555,29 @@ class ClusterChecker:
         raise InvariantBroken(f"at {self._now() / SECOND:.6f} s: {what}")
 
 
-def _counts_at(worker: Worker) -> int:
-    assert worker.failed_at is not None, "only failed workers are compared"
-    is_violent = worker.died_by is not None and worker.died_by not in SELF_INFLICTED_SIGNALS
-    return worker.failed_at - (HEAD_START if is_violent else 0)
+def _may_be_root(told: Worker, culprits: Iterable[Worker], slack: int) -> bool:
+    """Whether this failure explains the others, where times are known up to `slack`.
+
+    It is the earliest; or a violent death that was seen soon after the earliest, if that may be its
+    consequence; but it is not the consequence of such a death.
+    """
+    times = {worker: worker.failed_at or Instant(0) for worker in culprits}
+    earliest = min(times.values())
+    first = [worker for worker, at in times.items() if at <= earliest + slack]
+    if _is_violent(told):
+        seen_soon = times[told] - earliest < HEAD_START + slack
+        return told in first or (seen_soon and any(map(_may_be_consequence, first)))
+    deaths = [
+        worker
+        for worker, at in times.items()
+        if _is_violent(worker) and at - earliest < HEAD_START - slack
+    ]
+    return told in first and not (deaths and all(map(_may_be_consequence, first)))
+
+
+def _is_violent(worker: Worker) -> bool:
+    return worker.died_by is not None and worker.died_by not in SELF_INFLICTED_SIGNALS
+
+
+def _may_be_consequence(worker: Worker) -> bool:
+    return worker.lost_peer or worker.died_by in SELF_INFLICTED_SIGNALS

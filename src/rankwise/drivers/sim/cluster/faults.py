@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from rankwise.base.units import MICROSECOND, MILLISECOND, SECOND, ZERO, Duration, Instant
+from rankwise.core.agent.machine import Phase
 from rankwise.core.rendezvous.configuration import RendezvousConfig
 
 
@@ -112,11 +113,15 @@ class RefuseWorkers(
 
 
 class Preempt(msgspec.Struct, frozen=True, kw_only=True, tag="preempt", tag_field="what"):
-    """SIGTERM to the agent; a second one follows when `again_after` is given."""
+    """SIGTERM to the agent; a second one follows when `again_after` is given.
+
+    With a `phase` it comes when the agent is in that phase for the first time since `at`.
+    """
 
     at: Instant
     node: int
     signal: int = 15
+    phase: Phase | None = None
     again_after: Duration | None = None
 
 
@@ -143,6 +148,13 @@ class CrashStore(msgspec.Struct, frozen=True, kw_only=True, tag="crash-store", t
     forgets: bool = False
 
 
+class LoseStore(msgspec.Struct, frozen=True, kw_only=True, tag="lose-store", tag_field="what"):
+    """The machine of the node that serves the store is lost, and the store with it, for good."""
+
+    at: Instant
+    node: int
+
+
 class SlowDisk(msgspec.Struct, frozen=True, kw_only=True, tag="slow-disk", tag_field="what"):
     """Each transaction of the store takes so long for a while, one after the other."""
 
@@ -154,12 +166,14 @@ class SlowDisk(msgspec.Struct, frozen=True, kw_only=True, tag="slow-disk", tag_f
 class StartAgents(msgspec.Struct, frozen=True, kw_only=True, tag="start-agents", tag_field="what"):
     """Agents start on these nodes wherever none lives, as somebody begins the job again.
 
-    With a `restarts_max` they want another budget than the plan's, and so another charter.
+    With a `restarts_max` they want another budget than the plan's, and so another charter; with a
+    `program` they bring another program.
     """
 
     at: Instant
     nodes: tuple[int, ...]
     restarts_max: int | None = None
+    program: str = ""
 
 
 class CompactStore(
@@ -178,6 +192,7 @@ Happening = (
     | Leave
     | Partition
     | CrashStore
+    | LoseStore
     | SlowDisk
     | CompactStore
     | StartAgents

@@ -15,6 +15,7 @@ from rankwise.base.failure import ErrorRecord, ExitStatus, Failure
 from rankwise.base.units import MICROSECOND, MILLISECOND, Duration, Instant
 from rankwise.core.agent.machine import Agent
 from rankwise.core.agent.vocabulary import (
+    AGENT,
     AgentSpec,
     Announcement,
     FailuresDescribed,
@@ -66,6 +67,8 @@ class Worker:
     """When it failed by itself, as opposed to somebody's signal; true time."""
     died_by: int | None = None
     """The signal that ended it when it failed by itself."""
+    lost_peer: bool = False
+    """Whether it failed since a peer's connection had closed."""
     succeeded: bool = False
     is_told_to_die: bool = False
 
@@ -116,7 +119,7 @@ class SimulatedNode:
         workers: Workers,
         spec_of: Callable[[int, str], AgentSpec],
         make_agent: Callable[[AgentSpec], Agent],
-        journal_of: Callable[[str], Journal],
+        journal: Journal | None,
         witness: Witness,
         on_step: Callable[["SimulatedNode"], None],
         chance: Random,
@@ -134,7 +137,7 @@ class SimulatedNode:
         self._habits = workers
         self._spec_of = spec_of
         self._make_agent = make_agent
-        self._journal_of = journal_of
+        self._journal = journal
         self._witness = witness
         self._on_step = on_step
         self._chance = chance
@@ -177,7 +180,8 @@ class SimulatedNode:
             host=self,
             ask_store=lambda order: self._store.ask(client, order),
             clock=self.clock,
-            journal=self._journal_of(self.node_id),
+            journal=self._journal,
+            name=f"{AGENT} {self.node_id}",
             on_announcement=self.announcements.append,
         )
         self.dispatch.start()
@@ -209,10 +213,10 @@ class SimulatedNode:
         """Ask the agent to leave the job."""
         self._deliver(LeaveRequested())
 
-    def tick(self) -> None:
+    def wake(self) -> None:
         """Let the agent's deadline take effect."""
         if self.dispatch is not None:
-            self.dispatch.tick()
+            self.dispatch.wake()
             self._on_step(self)
 
     def _hear(self, answer: Answer) -> None:
@@ -251,7 +255,7 @@ class SimulatedNode:
             return
         life = self.lives
         takes = self._up_to(self._habits.start_takes)
-        self._agenda.after(takes, lambda: self._be_born(local_rank, attempt, life))
+        self._agenda.after(takes, lambda: self._start_process(local_rank, attempt, life))
 
     def signal(self, local_rank: int, attempt: int, signal: int) -> None:
         """Send a signal to a worker."""
@@ -330,7 +334,7 @@ class SimulatedNode:
         keys = sorted(key for key in self.living if key[1] == local_rank)
         return self.workers[keys[-1]] if keys else None
 
-    def _be_born(self, local_rank: int, attempt: int, life: int) -> None:
+    def _start_process(self, local_rank: int, attempt: int, life: int) -> None:
         world = self._world
         if life != self.lives or attempt in self._swept or world is None or not self.is_up:
             return
@@ -367,6 +371,7 @@ class SimulatedNode:
 
     def _raise(self, worker: Worker, exception: str) -> None:
         worker.failed_at = self._agenda_now()
+        worker.lost_peer = exception == "ConnectionResetError"
         now = self.clock.now()
         error = ErrorRecord(
             type=exception,

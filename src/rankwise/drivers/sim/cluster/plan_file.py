@@ -1,11 +1,10 @@
-"""Plans as YAML files: what a simulated cluster is, and what befalls it.
+"""Plans as YAML files: what a simulated cluster is, and its faults.
 
 The fields are those of `ClusterPlan`. A duration is written with its unit, as `5 s` or `200 ms`; a
 bare number would be one of nanoseconds, which nobody means, and is refused.
 """
 
 import re
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -47,7 +46,7 @@ def load_plan(path: str, **overrides: Any) -> ClusterPlan:
     Raises:
         ConfigError: the file cannot be read, or is no plan; the message names the field.
     """
-    tree = _read(path) if path else {}
+    tree = read_tree(path) if path else {}
     given = {name: value for name, value in overrides.items() if value is not None}
     if "nodes" in given:
         tree["nodes"] = given["nodes"]
@@ -63,11 +62,18 @@ def load_plan(path: str, **overrides: Any) -> ClusterPlan:
         rendezvous.setdefault("policy", {})["restarts_max"] = given["restarts_max"]
     if "per_node" in given:
         workers["per_node"] = given["per_node"]
+    name = path or "the options"
     try:
-        return msgspec.convert(_in_nanoseconds(tree, path), ClusterPlan)
+        plan = msgspec.convert(_in_nanoseconds(tree, path), ClusterPlan)
     except msgspec.ValidationError as error:
-        name = path or "the options"
         raise ConfigError(f"{name}: {error}", hint="docs/cluster-simulation.md") from error
+    if plan.nodes < plan.rendezvous.nodes_min:
+        raise ConfigError(
+            f"{name}: there are {plan.nodes} nodes, and none runs before"
+            f" {plan.rendezvous.nodes_min} are there",
+            hint="give more --nodes, or a smaller --nnodes",
+        )
+    return plan
 
 
 def parse_duration(text: str) -> int | None:
@@ -76,12 +82,18 @@ def parse_duration(text: str) -> int | None:
     return None if found is None else round(float(found[1]) * UNITS[found[2]])
 
 
-def _read(path: str) -> dict[str, Any]:
+def read_tree(path: str) -> dict[str, Any]:
+    """What a YAML file says, as fields.
+
+    Raises:
+        ConfigError: it cannot be read, or has no fields.
+    """
     import yaml  # noqa: PLC0415  # only here
 
+    from rankwise.sim.hardware.files import load_yaml, read_text  # noqa: PLC0415  # likewise
+
     try:
-        text = Path(path).read_text(encoding="utf-8")
-        tree = yaml.safe_load(text)
+        tree = load_yaml(read_text(path))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the plan {path} cannot be read: {error}") from error
     except yaml.YAMLError as error:

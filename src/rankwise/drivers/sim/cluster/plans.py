@@ -11,6 +11,7 @@ import msgspec
 
 from rankwise.base.backoff import Backoff
 from rankwise.base.units import MICROSECOND, MILLISECOND, SECOND, ZERO, Duration, Instant
+from rankwise.core.agent.machine import Phase
 from rankwise.core.rendezvous.configuration import RendezvousConfig, RestartPolicy
 from rankwise.drivers.sim.cluster.faults import (
     Clocks,
@@ -21,6 +22,7 @@ from rankwise.drivers.sim.cluster.faults import (
     Happening,
     KillAgent,
     Leave,
+    LoseStore,
     Network,
     Partition,
     Preempt,
@@ -43,6 +45,10 @@ def random_plan(seed: int) -> ClusterPlan:
     nodes = chance.choice(SIZES)
     rendezvous = _random_rendezvous(chance, nodes)
     happenings = _random_happenings(stream(seed, "happenings"), nodes)
+    happenings = _with_stops(happenings, stream(seed, "stops"), nodes)
+    rendezvous, happenings = _with_its_store_in_an_agent(
+        rendezvous, happenings, stream(seed, "store"), nodes
+    )
     plan = ClusterPlan(
         nodes=nodes,
         rendezvous=rendezvous,
@@ -83,6 +89,7 @@ def _random_start(chance: Random, plan: ClusterPlan) -> StartAgents:
         some = list(range(plan.nodes))
     wishes = (None, None, plan.rendezvous.policy.restarts_max + 1)
     return StartAgents(
+        program=chance.choice(("", "", "foreign")),
         at=Instant(_between(chance, ZERO, STARTS_END)),
         nodes=tuple(some),
         restarts_max=chance.choice(wishes),
@@ -156,6 +163,36 @@ def _random_happenings(chance: Random, nodes: int) -> tuple[Happening, ...]:
     count = chance.choice((0, 1, 2, 3, 5, 8))
     found = [_random_happening(chance, nodes) for _ in range(count)]
     return tuple(sorted(found, key=lambda happening: happening.at))
+
+
+def _with_stops(
+    happenings: tuple[Happening, ...], chance: Random, nodes: int
+) -> tuple[Happening, ...]:
+    """The same, and some agents are asked to stop in a certain phase of their lives."""
+    phases = (Phase.PREPARING, Phase.WAITING, Phase.RUNNING, Phase.ENDED, Phase.LEAVING)
+    stops = [
+        Preempt(
+            at=Instant(_between(chance, ZERO, HAPPENINGS_END)),
+            node=chance.randrange(nodes),
+            phase=chance.choice(phases),
+        )
+        for _ in range(chance.choice((0, 0, 0, 0, 1, 2)))
+    ]
+    return tuple(sorted((*happenings, *stops), key=lambda happening: happening.at))
+
+
+def _with_its_store_in_an_agent(
+    rendezvous: RendezvousConfig, happenings: tuple[Happening, ...], chance: Random, nodes: int
+) -> tuple[RendezvousConfig, tuple[Happening, ...]]:
+    """The same where an agent serves the store, as in some clusters; its machine may be lost."""
+    if not _happens(chance, 20):
+        return rendezvous, happenings
+    rendezvous = msgspec.structs.replace(rendezvous, ends_with_store=True)
+    if _happens(chance, 60):
+        at = Instant(_between(chance, ZERO, HAPPENINGS_END))
+        loss = LoseStore(at=at, node=chance.randrange(nodes))
+        happenings = tuple(sorted((*happenings, loss), key=lambda happening: happening.at))
+    return rendezvous, happenings
 
 
 def _random_happening(chance: Random, nodes: int) -> Happening:

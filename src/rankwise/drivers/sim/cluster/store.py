@@ -363,7 +363,7 @@ class SimulatedStore:
         self._ticks_at = None
         if not self._is_up:
             return
-        self.keyspace.tick(self._clock.now())
+        self.keyspace.end_leases(self._clock.now())
         self._publish()
         self._arm()
 

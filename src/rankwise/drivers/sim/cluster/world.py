@@ -32,6 +32,7 @@ from rankwise.drivers.sim.cluster.faults import (
     Happening,
     KillAgent,
     Leave,
+    LoseStore,
     Partition,
     Preempt,
     RefuseWorkers,
@@ -41,9 +42,8 @@ from rankwise.drivers.sim.cluster.faults import (
 from rankwise.drivers.sim.cluster.node import SimulatedNode, Worker
 from rankwise.drivers.sim.cluster.store import SimulatedStore
 from rankwise.drivers.sim.cluster.traffic import Traffic
-from rankwise.drivers.sim.journal import MemoryJournal, NamedJournal, NoJournal
+from rankwise.drivers.sim.journal import MemoryJournal
 from rankwise.drivers.sim.streams import stream
-from rankwise.ports.journal import Journal
 
 RUN_ID = "simulated"
 STEPS_MAX = 50_000_000
@@ -76,7 +76,7 @@ class ClusterWorld:
     """A world for one run of a cluster.
 
     Args:
-        plan: what the cluster is, and what befalls it.
+        plan: what the cluster is, and its faults.
         seed: decides all that is left to chance.
         keeps_journal: whether every stimulus and effect of every agent is remembered.
         make_agent: makes the machines; others than `Agent` show that the checkers can fail.
@@ -105,7 +105,6 @@ class ClusterWorld:
             chance=stream(seed, "network"),
             on_change=self._store_has_changed,
         )
-        self._keeps_journal = keeps_journal
         self._steps = 0
         self._starts_pending = 0
         self._timers: dict[int, Instant] = {}
@@ -115,6 +114,8 @@ class ClusterWorld:
         self._closing_chance = stream(seed, "closers")
         self._closings_seen = 0
         self._cuts: dict[int, int] = {}
+        self._is_store_lost = False
+        self._preempted_later: dict[int, Preempt] = {}
         clock_chance = stream(seed, "clocks")
         self.nodes = [
             SimulatedNode(
@@ -129,7 +130,7 @@ class ClusterWorld:
                 workers=plan.workers,
                 spec_of=self._spec_of,
                 make_agent=make_agent,
-                journal_of=self._journal_of,
+                journal=self.journal if keeps_journal else None,
                 witness=self,
                 on_step=self._after_step_of,
                 chance=stream(seed, "node", number),
@@ -209,11 +210,6 @@ class ClusterWorld:
             leaves_alone=plan.leaves_alone,
         )
 
-    def _journal_of(self, node_id: str) -> Journal:
-        return (
-            NamedJournal(self.journal, f"agent {node_id}") if self._keeps_journal else NoJournal()
-        )
-
     # The agenda
 
     def _write_agenda(self) -> None:
@@ -245,6 +241,8 @@ class ClusterWorld:
         if start.restarts_max is not None:
             policy = msgspec.structs.replace(config.policy, restarts_max=start.restarts_max)
             config = msgspec.structs.replace(config, policy=policy)
+        if start.program:
+            config = msgspec.structs.replace(config, settings={"program": start.program})
         for number in start.nodes:
             if not self.nodes[number].is_up:
                 self._configs[number] = config
@@ -260,13 +258,7 @@ class ClusterWorld:
                 node = self.nodes[happening.node]
                 node.refuses_until = after(self._clock.now(), happening.lasts)
             case Preempt():
-                node = self.nodes[happening.node]
-                if node.is_up:
-                    node.ask_to_stop(happening.signal)
-                    if happening.again_after is not None:
-                        self._agenda.after(
-                            happening.again_after, partial(self._ask_again, node, node.lives)
-                        )
+                self._preempt(self.nodes[happening.node], happening)
             case Leave():
                 if self.nodes[happening.node].is_up:
                     self.nodes[happening.node].ask_to_leave()
@@ -276,6 +268,15 @@ class ClusterWorld:
             case CrashStore():
                 self.store.crash()
                 self._agenda.after(happening.lasts, partial(self._restart_store, happening))
+            case LoseStore():
+                self._kill_agent(self.nodes[happening.node], None)
+                self.store.crash()
+                self._is_store_lost = True
+                if self.plan.rendezvous.ends_with_store:
+                    patience = self.checker.orphan_patience
+                    self._agenda.after(
+                        patience, partial(self.checker.judge_orphans, self.nodes, self._clock.now())
+                    )
             case SlowDisk():
                 self.store.set_disk(happening.takes)
                 self._agenda.after(happening.lasts, partial(self.store.set_disk, Duration(0)))
@@ -290,6 +291,22 @@ class ClusterWorld:
         node.kill_agent()
         if back_after is not None:
             self._start_later(node, after(self._clock.now(), back_after))
+
+    def _preempt(self, node: SimulatedNode, preempt: Preempt) -> None:
+        """Ask the agent to stop, now or when it is in the phase for which the plan waits."""
+        if preempt.phase is not None and (node.agent is None or node.agent.phase != preempt.phase):
+            self._preempted_later[node.number] = preempt
+            return
+        self._preempted_later.pop(node.number, None)
+        if not node.is_up:
+            return
+        patience = self.checker.stop_patience
+        self._agenda.after(
+            patience, partial(self.checker.judge_stop, node, node.node_id, self._clock.now())
+        )
+        if preempt.again_after is not None:
+            self._agenda.after(preempt.again_after, partial(self._ask_again, node, node.lives))
+        node.ask_to_stop(preempt.signal)
 
     def _ask_again(self, node: SimulatedNode, life: int) -> None:
         if node.is_up and node.lives == life:
@@ -308,6 +325,8 @@ class ClusterWorld:
         self.store.catch_up()
 
     def _restart_store(self, crash: CrashStore) -> None:
+        if self._is_store_lost:
+            return
         if crash.forgets:
             self._seen = Revision(0)
             self.checker.store_emptied()
@@ -362,6 +381,11 @@ class ClusterWorld:
             node.end_agent()
             self._up.discard(node.number)
             return
+        preempt = self._preempted_later.get(node.number)
+        if preempt is not None and agent.phase == preempt.phase:
+            del self._preempted_later[node.number]
+            at_once = msgspec.structs.replace(preempt, phase=None)
+            self._agenda.after(ZERO, partial(self._preempt, node, at_once))
         deadline = agent.next_deadline
         timer = self._timers.get(node.number)
         if deadline is not None and (timer is None or deadline < timer):
@@ -383,7 +407,7 @@ class ClusterWorld:
         if due is not None and due > deadline:  # it was put off meanwhile
             self._arm(node, due)
         else:
-            node.tick()
+            node.wake()
 
     # The witness: passes the truth on to the checker, and lets peers notice
 

@@ -58,7 +58,7 @@ class Surroundings:
     """What all children share.
 
     Attributes:
-        plan: what befalls them.
+        plan: their faults.
         agenda: what happens next.
         cells: the memory.
         work: what each slot stands for.

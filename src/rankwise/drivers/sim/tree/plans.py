@@ -1,4 +1,4 @@
-"""Random task graphs, and what befalls the children that run them, all from one seed.
+"""Random task graphs, and the faults of the children that run them, all from one seed.
 
 The dice are loaded: the ring and the heap are often too small, tasks touch overlapping bytes,
 failures come early enough to spoil something, and children die in the middle of groups.

@@ -1,7 +1,7 @@
 """A world in which the real task graph has simulated children and a caller in virtual time."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from rankwise.base.errors import Deadlock
@@ -31,6 +31,7 @@ from rankwise.core.tree.vocabulary import (
     Stimulus,
     TaskSubmitted,
 )
+from rankwise.drivers.feed import Door
 from rankwise.drivers.sim.agenda import Agenda, VirtualClock
 from rankwise.drivers.sim.journal import MemoryJournal
 from rankwise.drivers.sim.streams import stream
@@ -73,6 +74,8 @@ class TreeWorld:
         self._agenda = Agenda(self._clock)
         self._chance = stream(plan.seed, "caller")
         self._graph = make_graph(plan.spec)
+        self.journal = MemoryJournal()
+        self._door: Door[Stimulus, Effect] = Door("graph", self._graph, self.journal)
         self._cells = Cells()
         self._work: dict[int, Work] = {}
         self._pipe: deque[int | Stimulus] = deque()
@@ -92,7 +95,6 @@ class TreeWorld:
         """For each address the space by which the reference knows what was granted there last."""
         self._grant_count = 0
         self._answers: list[Granted | Refused] = []
-        self.journal = MemoryJournal()
         self.heard: list[Stimulus] = []
         self.outcomes: list[Drained] = []
         self.refusals = 0
@@ -199,7 +201,7 @@ class TreeWorld:
                 self._agenda.run_next()
             elif deadline is not None:
                 self._clock.advance_to(max(deadline, self._clock.now()))
-                self._carry_out(self._graph.tick(self._clock.now()))
+                self._carry_out(self._door.wake(self._clock.now()))
             else:
                 left = self._graph.unfinished_count
                 raise Deadlock(f"nothing is left to happen, but {left} tasks have not ended")
@@ -225,14 +227,11 @@ class TreeWorld:
             self._tell(ChildrenReported(ends))
 
     def _tell(self, stimulus: Stimulus) -> None:
-        now = self._clock.now()
-        self.journal.stimulus("graph", stimulus, now)
         self.heard.append(stimulus)
-        self._carry_out(self._graph.handle(stimulus, now))
+        self._carry_out(self._door.tell(stimulus, self._clock.now()))
 
-    def _carry_out(self, effects: list[Effect]) -> None:
+    def _carry_out(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
-            self.journal.effect("graph", effect, self._clock.now())
             match effect:
                 case Dispatch():
                     self._children[effect.child].take_in(effect)

@@ -1,0 +1,1 @@
+"""Collective algorithms as data, and the machines that carry them out; no I/O, no numpy."""

@@ -1,0 +1,1 @@
+"""The algorithms that ship, one module each; a user's own module serves as well."""

@@ -1,0 +1,35 @@
+"""Direct all-reduce: everyone sends part p to rank p, which adds up and sends the sum to everyone.
+
+Two steps whatever the size, which suits switches and fully connected devices.
+
+Order of reduction: x[0] + x[1] + ... + x[n-1], by ranks, accumulated in f32 and rounded to the
+dtype once.
+"""
+
+from rankwise.core.collectives.program import Fold, Program, Receive, Send, Span, Task
+
+COLLECTIVE = "all_reduce"
+
+
+def scratch_elements(task: Task) -> int:
+    """One part from each of the others."""
+    return (task.size - 1) * task.part(task.rank).length
+
+
+def program(task: Task) -> Program:
+    """What one rank does; it begins with its right-hand neighbour, so that no one is flooded."""
+    mine = task.part(task.rank)
+    others = [(task.rank + distance) % task.size for distance in range(1, task.size)]
+    contribution = {task.rank: mine}
+    for place, other in enumerate(sorted(others)):
+        start = task.elements + place * mine.length
+        contribution[other] = Span(start, start + mine.length)
+    for other in others:
+        yield Send(other, task.part(other))
+    for other in reversed(others):
+        yield Receive(other, contribution[other])
+    yield Fold(tuple(contribution[rank] for rank in range(task.size)), mine)
+    for other in others:
+        yield Send(other, mine)
+    for other in reversed(others):
+        yield Receive(other, task.part(other))

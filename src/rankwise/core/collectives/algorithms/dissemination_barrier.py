@@ -1,0 +1,18 @@
+"""Dissemination barrier: everyone tells the ranks 1, 2, 4, ... further on that it has come.
+
+After ceil(log2 n) such steps everyone has heard, directly or not, of everyone.
+"""
+
+from rankwise.core.collectives.program import Program, Receive, Send, Span, Task
+
+COLLECTIVE = "barrier"
+
+
+def program(task: Task) -> Program:
+    """What one rank does."""
+    token = Span(0, 1)
+    distance = 1
+    while distance < task.size:
+        yield Send((task.rank + distance) % task.size, token)
+        yield Receive((task.rank - distance) % task.size, token)
+        distance *= 2

@@ -1,0 +1,54 @@
+"""Every way from one phase of a gang to another, and the facts that lead there.
+
+A fact that is not named for a phase leaves the gang where it is. One fact may lead through several
+phases at once. A test explores all lives of small gangs, and finds these transitions and no others;
+docs/state-machines.md shows them as a diagram.
+"""
+
+from rankwise.base.machine import Ticked
+from rankwise.core.gang.state import Phase
+from rankwise.core.gang.vocabulary import (
+    GuardianLost,
+    ProgressLooked,
+    StacksDumped,
+    Started,
+    StopRequested,
+    Swept,
+    WorkerExited,
+    WorkerRefused,
+    WorkerSpawned,
+)
+
+TRANSITIONS: dict[Phase, dict[Phase, tuple[type, ...]]] = {
+    Phase.IDLE: {Phase.STARTING: (Started,)},
+    Phase.STARTING: {
+        Phase.RUNNING: (WorkerSpawned,),
+        Phase.STOPPING: (StopRequested, Ticked, WorkerExited, WorkerRefused),
+        Phase.KILLING: (StopRequested, Ticked, WorkerExited, WorkerRefused),
+        Phase.SWEEPING: (StopRequested,),
+        Phase.FINISHED: (GuardianLost,),
+    },
+    Phase.RUNNING: {
+        Phase.DUMPING: (ProgressLooked,),
+        Phase.STOPPING: (StopRequested, Ticked, WorkerExited),
+        Phase.KILLING: (StopRequested, Ticked, WorkerExited),
+        Phase.SWEEPING: (WorkerExited,),
+        Phase.FINISHED: (GuardianLost,),
+    },
+    Phase.DUMPING: {
+        Phase.STOPPING: (StacksDumped, StopRequested, Ticked),
+        Phase.KILLING: (StacksDumped, StopRequested, Ticked),
+        Phase.SWEEPING: (WorkerExited,),
+        Phase.FINISHED: (GuardianLost,),
+    },
+    Phase.STOPPING: {
+        Phase.KILLING: (StopRequested, Ticked),
+        Phase.SWEEPING: (StopRequested, Ticked, WorkerExited, WorkerRefused),
+        Phase.FINISHED: (GuardianLost,),
+    },
+    Phase.KILLING: {
+        Phase.SWEEPING: (Ticked, WorkerExited, WorkerRefused),
+        Phase.FINISHED: (GuardianLost,),
+    },
+    Phase.SWEEPING: {Phase.FINISHED: (GuardianLost, Swept, Ticked)},
+}

@@ -1,0 +1,352 @@
+"""The tables of transitions say what the machines do: all of it, and nothing else.
+
+All lives of small gangs, of small child groups and of agents that are alone are explored, fact by
+fact, in any world that may be slow, unlucky and rude, but not impossible. Seeds of clusters add
+what a store has to say to agents.
+"""
+
+import pickle
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+import msgspec
+
+from rankwise.base.failure import ExitStatus
+from rankwise.base.machine import Ticked
+from rankwise.base.units import Duration, Instant
+from rankwise.core.agent import transitions as of_agents
+from rankwise.core.agent.alone import spec_alone
+from rankwise.core.agent.machine import Agent
+from rankwise.core.agent.vocabulary import (
+    AgentSpec,
+    AgentStarted,
+    DescribeFailures,
+    FailuresDescribed,
+    LeaveRequested,
+    PreparationFailed,
+    PrepareRound,
+    RoundPrepared,
+)
+from rankwise.core.gang import transitions as of_gangs
+from rankwise.core.gang.machine import Gang
+from rankwise.core.gang.vocabulary import (
+    DumpStacks,
+    GangSpec,
+    GuardianLost,
+    LookForProgress,
+    ProgressLooked,
+    SpawnWorker,
+    StacksDumped,
+    Started,
+    StopRequested,
+    Sweep,
+    Swept,
+    WorkerExited,
+    WorkerRefused,
+    WorkerSpawned,
+)
+from rankwise.core.rendezvous.configuration import RestartPolicy
+from rankwise.core.rendezvous.requests import Answer
+from rankwise.core.tree import transitions as of_child_groups
+from rankwise.core.tree.child_group import (
+    ChildEnded,
+    ChildGroup,
+    ChildGroupSpec,
+    ChildReady,
+    ChildRefused,
+    CloseRequested,
+    Spawn,
+    StartRequested,
+    ZygoteEnded,
+)
+from rankwise.drivers.sim.cluster.plans import random_plan
+from rankwise.drivers.sim.cluster.world import ClusterWorld
+from rankwise.testing.gangs import reported
+
+Move = tuple[Any, Any, type]
+"""From a phase to a phase, and the fact that led there."""
+STOPS_MAX = 2
+UNTOLD = ("_deadline", "_failure", "_fact", "spec")
+"""What a child group remembers, but does not go by."""
+CLUSTER_SEEDS = 120
+
+
+class Recorded:
+    """Notes each change of a machine's phase."""
+
+    moves: ClassVar[set[Move]]
+    _fact: type = Ticked
+
+    @property
+    def phase(self) -> Any:
+        return self.__dict__["phase_now"]
+
+    @phase.setter
+    def phase(self, phase: Any) -> None:
+        before = self.__dict__.get("phase_now", phase)
+        if before is not phase:
+            self.moves.add((before, phase, self._fact))
+        self.__dict__["phase_now"] = phase
+
+    def handle(self, stimulus: Any, now: Instant) -> Any:
+        self._fact = of_agents.Answer if isinstance(stimulus, Answer) else type(stimulus)
+        return super().handle(stimulus, now)  # type: ignore[misc]
+
+    def tick(self, now: Instant) -> Any:
+        self._fact = Ticked
+        return super().tick(now)  # type: ignore[misc]
+
+
+class RecordedGang(Recorded, Gang):
+    moves: ClassVar[set[Move]] = set()
+
+
+class RecordedAgent(Recorded, Agent):
+    moves: ClassVar[set[Move]] = set()
+
+
+class RecordedChildGroup(Recorded, ChildGroup):
+    moves: ClassVar[set[Move]] = set()
+
+
+class World:
+    """A machine, and what may happen to it next. What differs in time alone counts as the same."""
+
+    def __init__(self, machine: Any) -> None:
+        self.machine = machine
+        self.now = Instant(0)
+        self.owed: list[Any] = []
+        """Orders that have not been answered."""
+        self.alive: list[tuple[int, int]] = []
+        self.stops = 0
+
+    def facts(self) -> Iterator[Any]:
+        """Whatever may happen next."""
+        if self.machine.next_deadline is not None:
+            yield Ticked()
+
+    def take(self, fact: Any) -> None:
+        """Let it happen."""
+        if isinstance(fact, Ticked):
+            self.now = max(self.now, self.machine.next_deadline)
+            effects = self.machine.tick(self.now)
+        else:
+            effects = self.machine.handle(fact, self.now)
+        self.owed += [effect for effect in effects if isinstance(effect, self.answered)]
+
+    answered: ClassVar[tuple[type, ...]] = ()
+
+    def key(self) -> Any:
+        """What decides how it may go on."""
+        raise NotImplementedError
+
+
+class NodeWorld(World):
+    """The world of a gang, or of an agent that is alone."""
+
+    answered = (
+        SpawnWorker, Sweep, DumpStacks, LookForProgress, PrepareRound, DescribeFailures,
+    )  # fmt: skip
+
+    def facts(self) -> Iterator[Any]:
+        machine = self.machine
+        if str(machine.phase) == "idle":
+            yield AgentStarted(machine.spec) if isinstance(machine, Agent) else Started()
+            return
+        yield from super().facts()
+        for order in self.owed:
+            yield from self.answers(order)
+        for rank, attempt in self.alive:
+            yield WorkerExited(rank, attempt, ExitStatus(0), self.now)
+            yield WorkerExited(rank, attempt, ExitStatus(1), self.now)
+            if isinstance(machine, Gang):
+                yield reported(rank, raised_at=self.now, attempt=attempt)
+        if self.stops < STOPS_MAX:
+            yield StopRequested(15)
+        yield GuardianLost("killed")
+        if isinstance(machine, Agent) and not self.stops:
+            yield LeaveRequested()
+
+    def answers(self, order: Any) -> Iterator[Any]:
+        match order:
+            case SpawnWorker(rank, attempt):
+                yield WorkerSpawned(rank, attempt, 100 + rank)
+                yield WorkerRefused(rank, attempt, "no")
+            case Sweep(attempt):
+                yield Swept(attempt)
+                yield Swept(attempt, (71,))
+            case DumpStacks(attempt):
+                yield StacksDumped(attempt)
+            case LookForProgress(attempt):
+                yield ProgressLooked(attempt, self.now)
+                yield ProgressLooked(attempt, Instant(0))
+            case PrepareRound(number):
+                yield RoundPrepared(number, 29500)
+                yield PreparationFailed(number, "no")
+            case DescribeFailures(number, failures):
+                yield FailuresDescribed(number, failures)
+            case _:
+                raise AssertionError(f"nobody answers {order}")
+
+    def take(self, fact: Any) -> None:
+        self.owed = [order for order in self.owed if fact not in list(self.answers(order))]
+        match fact:
+            case WorkerSpawned(rank, attempt):
+                self.alive.append((rank, attempt))
+            case WorkerExited(rank, attempt):
+                self.alive.remove((rank, attempt))
+            case Swept() | GuardianLost():
+                self.alive.clear()
+                self.owed = [each for each in self.owed if not isinstance(each, SpawnWorker)]
+            case StopRequested():
+                self.stops += 1
+            case _:
+                pass
+        super().take(fact)
+
+    def key(self) -> Any:
+        machine = self.machine
+        owed = [(type(order).__name__, getattr(order, "local_rank", 0)) for order in self.owed]
+        world = (sorted(owed), self.alive, self.stops)
+        if isinstance(machine, Agent):
+            return repr((world, self.key_of_agent(machine), self.key_of_gang(machine.gang)))
+        return repr((world, self.key_of_gang(machine)))
+
+    def key_of_gang(self, gang: Any) -> Any:
+        if gang is None:
+            return None
+        due, exits = gang._deadline, gang._exits_due  # what it remembers
+        known = (
+            (w.pid, w.has_ended, w.has_failed, w.refusal, w.hung_at is None, w.error is None,
+             w.must_end_by is None, w.has_lingered)
+            for w in gang.workers
+        )  # fmt: skip
+        return (
+            gang.phase, due is None, exits is None, bool(due and exits and exits <= due),
+            gang._stop is None, gang._stop_came_first, *known,  # the same
+        )  # fmt: skip
+
+    def key_of_agent(self, agent: Any) -> Any:
+        own = agent.__dict__
+        flags = ("_deadline", "_loss", "_verdict", "_refusal", "_outcome")
+        meeting = agent.rendezvous
+        return (
+            agent.phase, own["_is_going"], min(own["_stops_asked"], 2), own["_is_stop_agreed"],
+            [bool(own[name]) for name in flags], meeting.round.phase, meeting.round.restarts,
+            meeting.next_deadline is None, meeting._port,
+        )  # fmt: skip
+
+
+class ChildrenWorld(World):
+    """The world of a child group."""
+
+    answered = (Spawn,)
+
+    def facts(self) -> Iterator[Any]:
+        yield from super().facts()
+        if str(self.machine.phase) == "idle" and not self.alive:
+            yield StartRequested()
+        for child, is_ready in self.alive:
+            if not is_ready:
+                yield ChildReady(child)
+                yield ChildRefused(child, "no")
+            yield ChildEnded(child, "ended", is_well=True)
+            yield ChildEnded(child, "was killed")
+        yield ZygoteEnded()
+        yield CloseRequested()
+
+    def take(self, fact: Any) -> None:
+        match fact:
+            case ChildReady(child):
+                self.alive[[each[0] for each in self.alive].index(child)] = (child, True)
+            case ChildEnded(child):
+                self.alive = [each for each in self.alive if each[0] != child]
+            case ZygoteEnded():
+                self.alive.clear()
+            case _:
+                pass
+        super().take(fact)
+        self.alive += [(order.child, False) for order in self.owed]
+        self.owed.clear()
+
+    def key(self) -> Any:
+        own = {k: v for k, v in self.machine.__dict__.items() if k not in UNTOLD}
+        return repr((sorted(self.alive), self.machine.next_deadline is None, sorted(own.items())))
+
+
+def explore(world: World) -> int:
+    """Let everything happen that may, in every order; how many different states there were."""
+    seen, waiting = {world.key()}, deque([pickle.dumps(world)])
+    while waiting:
+        state = waiting.popleft()
+        for fact in list(pickle.loads(state).facts()):  # our own
+            following: World = pickle.loads(state)  # our own
+            following.take(fact)
+            key = following.key()
+            if key not in seen:
+                seen.add(key)
+                waiting.append(pickle.dumps(following))
+    return len(seen)
+
+
+def moves_of(table: Any) -> set[Move]:
+    return {
+        (before, after, fact)
+        for before, ways in table.TRANSITIONS.items()
+        for after, facts in ways.items()
+        for fact in facts
+    }
+
+
+def told(moves: set[Move]) -> list[str]:
+    return sorted(f"{before} -> {after}: {fact.__name__}" for before, after, fact in moves)
+
+
+def gang_spec(size: int, grace: int) -> GangSpec:
+    return GangSpec(
+        size=size, grace=Duration(grace), hang_timeout=Duration(5), exit_timeout=Duration(2)
+    )
+
+
+def compare(recorded: Any, table: Any) -> None:
+    assert told(recorded.moves - moves_of(table)) == [], "not in the table"
+    assert told(moves_of(table) - recorded.moves) == [], "in the table, but it never happens"
+
+
+def test_gangs_go_from_phase_to_phase_as_their_table_says() -> None:
+    for size, grace in ((1, 10), (1, 0), (2, 10), (2, 0)):
+        explore(NodeWorld(RecordedGang(gang_spec(size, grace))))
+
+    compare(RecordedGang, of_gangs)
+
+
+def explore_children(stages: Sequence[int]) -> None:
+    names = tuple(f"child {index}" for index in range(len(stages)))
+    replaceable = tuple(index == 1 for index in range(len(stages)))
+    spec = ChildGroupSpec(names=names, stages=tuple(stages), replaceable=replaceable)
+    explore(ChildrenWorld(RecordedChildGroup(spec)))
+
+
+def test_child_groups_go_from_phase_to_phase_as_their_table_says() -> None:
+    for stages in ((), (0, 0), (0, 1)):
+        explore_children(stages)
+
+    compare(RecordedChildGroup, of_child_groups)
+
+
+def recorded_agent(spec: AgentSpec) -> Agent:
+    agent: Agent = RecordedAgent(spec)
+    return agent
+
+
+def test_agents_go_from_phase_to_phase_as_their_table_says() -> None:
+    policy = RestartPolicy(restarts_max=2)
+    alone = spec_alone(GangSpec(size=1), policy)
+    for leaves_alone in (False, True):
+        spec = msgspec.structs.replace(alone, leaves_alone=leaves_alone)
+        explore(NodeWorld(recorded_agent(spec)))
+    for seed in range(CLUSTER_SEEDS):
+        ClusterWorld(random_plan(seed), seed, keeps_journal=False, make_agent=recorded_agent).run()
+
+    compare(RecordedAgent, of_agents)
