@@ -7,8 +7,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from rankwise.core.mailbox.tasks import ChipCallConfig
-    from rankwise.core.mailbox.tensors import (
+    from rankwise.core.tasks.calls import ChipCallConfig
+    from rankwise.core.tasks.tensors import (
         CONTINUOUS_TENSOR_MAX_DIMS,
         ContinuousTensor,
         DataType,
@@ -82,13 +82,13 @@ _HOMES: dict[str, str] = {
     "ArgDirection": "rankwise.workers.callables",
     "BadArguments": "rankwise.workers.errors",
     "BadPointer": "rankwise.workers.errors",
-    "CONTINUOUS_TENSOR_MAX_DIMS": "rankwise.core.mailbox.tensors",
+    "CONTINUOUS_TENSOR_MAX_DIMS": "rankwise.core.tasks.tensors",
     "ChildContext": "rankwise.workers.child_context",
     "ChipBootstrapChannel": "rankwise.workers.bootstrap",
     "ChipBootstrapConfig": "rankwise.workers.bootstrap",
     "ChipBootstrapResult": "rankwise.workers.bootstrap",
     "ChipBufferSpec": "rankwise.workers.bootstrap",
-    "ChipCallConfig": "rankwise.core.mailbox.tasks",
+    "ChipCallConfig": "rankwise.core.tasks.calls",
     "ChipCallable": "rankwise.workers.callables",
     "ChipCommBootstrapConfig": "rankwise.workers.bootstrap",
     "ChipContext": "rankwise.workers.bootstrap",
@@ -96,10 +96,10 @@ _HOMES: dict[str, str] = {
     "ChipStorageTaskArgs": "rankwise.workers.arguments",
     "ChipWorker": "rankwise.workers.chip_worker",
     "CommHandle": "rankwise.workers.comm",
-    "ContinuousTensor": "rankwise.core.mailbox.tensors",
+    "ContinuousTensor": "rankwise.core.tasks.tensors",
     "CoreCallable": "rankwise.workers.callables",
     "DEFAULT_HEAP_RING_SIZE": "rankwise.workers.states",
-    "DataType": "rankwise.core.mailbox.tensors",
+    "DataType": "rankwise.core.tasks.tensors",
     "Device": "rankwise.workers.platforms.port",
     "DeviceMemoryExhausted": "rankwise.workers.errors",
     "DomainSpec": "rankwise.workers.domains",
@@ -123,7 +123,7 @@ _HOMES: dict[str, str] = {
     "TaskFailure": "rankwise.workers.failures",
     "TaskReport": "rankwise.workers.platforms.port",
     "TaskState": "rankwise.workers.states",
-    "TensorArgType": "rankwise.core.mailbox.tensors",
+    "TensorArgType": "rankwise.core.tasks.tensors",
     "TensorSummary": "rankwise.workers.platforms.port",
     "Timeline": "rankwise.workers.timeline",
     "TimelineEntry": "rankwise.workers.timeline",
@@ -136,8 +136,8 @@ _HOMES: dict[str, str] = {
     "array_at": "rankwise.workers.arrays",
     "context": "rankwise.workers.child_context",
     "create_domain": "rankwise.workers.domains",
-    "get_dtype_name": "rankwise.core.mailbox.tensors",
-    "get_element_size": "rankwise.core.mailbox.tensors",
+    "get_dtype_name": "rankwise.core.tasks.tensors",
+    "get_element_size": "rankwise.core.tasks.tensors",
     "load_platform": "rankwise.workers.platforms.registry",
     "make_tensor_arg": "rankwise.workers.torch_bridge",
     "place_domain": "rankwise.workers.domains",

@@ -1,4 +1,7 @@
-"""The arguments of a task: tensors with their tags, then scalars, which are 64-bit words.
+"""The arguments of a task: tensors with their tags, then scalars, which are numbers.
+
+A scalar arrives as the number that was given. For code that wants 64-bit words, `to_blob` and
+`ChipStorageTaskArgs` write what `scalar_to_uint64` makes of it.
 
 Tensors are named by address, so they must lie in memory that the worker sees: what `alloc` or
 `malloc` gave, a communicator's window, or a numpy array in memory that is shared with the worker.
@@ -7,10 +10,12 @@ An array that is given itself is kept alive by its `TaskArgs`.
 
 import operator
 import struct
+from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from rankwise.base.errors import ConfigError, LocalProtocolError
-from rankwise.core.mailbox.tensors import (
+from rankwise.base.errors import ConfigError, LocalProtocolError, TreeValueError
+from rankwise.core.tasks.tensors import (
     TENSOR_BYTES,
     ContinuousTensor,
     TensorArgType,
@@ -22,6 +27,7 @@ from rankwise.core.mailbox.tensors import (
 from rankwise.workers.errors import IndexOutOfRange
 
 _WORD_MASK = (1 << 64) - 1
+_LEAST = -(1 << 63)
 CHIP_TENSORS_MAX = 128
 CHIP_SCALARS_MAX = 128
 
@@ -29,12 +35,14 @@ CHIP_SCALARS_MAX = 128
 class TaskArgs:
     """The arguments of one task; as many as you like."""
 
-    __slots__ = ("_owners", "_scalars", "_tags", "_tensors")
+    __slots__ = ("_given", "_owners", "_scalars", "_tags", "_tensors")
 
     def __init__(self) -> None:
         self._tensors: list[ContinuousTensor] = []
         self._tags: list[TensorArgType] = []
-        self._scalars: list[int] = []
+        self._scalars: list[int | float] = []
+        self._given: dict[int, Any] = {}
+        """Numbers of ctypes and numpy, by place: their bits may be others than a float's."""
         self._owners: dict[int, Any] = {}
 
     def add_tensor(self, tensor: Any, tag: TensorArgType = TensorArgType.INPUT) -> None:
@@ -50,24 +58,33 @@ class TaskArgs:
                 f"a tensor was added after {len(self._scalars)} scalars",
                 hint="add all tensors before the first scalar",
             )
-        tag = TensorArgType(tag)
+        if type(tag) is not TensorArgType:
+            tag = TensorArgType(tag)
         if not isinstance(tensor, ContinuousTensor):
             owner, tensor = tensor, as_continuous(tensor)
-            _check_writable(owner, tag)
+            if tag in _WRITING:
+                _check_writable(owner, tag)
             self._owners[len(self._tensors)] = owner
         self._tensors.append(tensor)
         self._tags.append(tag)
 
     def add_scalar(self, value: Any) -> None:
-        """Append a scalar, in the 64 bits that `scalar_to_uint64` makes of it."""
-        self._scalars.append(scalar_to_uint64(value))
+        """Append a scalar: an integer or a float of Python, ctypes or numpy.
+
+        Raises:
+            ConfigError: it is no number, or an integer that has no place in 64 bits.
+        """
+        number = _number(value)
+        if number is not value:
+            self._given[len(self._scalars)] = value
+        self._scalars.append(number)
 
     def tensor(self, index: int) -> ContinuousTensor:
         """The tensor at a place; what is changed in it is changed here."""
         return self._tensors[_place(index, self._tensors, "tensor")]
 
-    def scalar(self, index: int) -> int:
-        """The 64 bits of the scalar at a place."""
+    def scalar(self, index: int) -> Any:
+        """The scalar at a place: an integer or a float, as it was given."""
         return self._scalars[_place(index, self._scalars, "scalar")]
 
     def tag(self, index: int) -> TensorArgType:
@@ -83,6 +100,11 @@ class TaskArgs:
     def owner(self, index: int) -> Any:
         """The array that was given for the tensor at a place; None if only its address was."""
         return self._owners.get(_place(index, self._tensors, "tensor"))
+
+    @property
+    def owners(self) -> list[Any]:
+        """All arrays that were given."""
+        return list(self._owners.values())
 
     def tensor_count(self) -> int:
         """How many tensors there are."""
@@ -103,14 +125,26 @@ class TaskArgs:
         return tuple(self._tags)
 
     @property
-    def scalars(self) -> tuple[int, ...]:
-        """The 64 bits of all scalars."""
+    def scalars(self) -> tuple[int | float, ...]:
+        """All scalars."""
         return tuple(self._scalars)
 
-    def accesses(self) -> list[tuple[int, int, int, bool]]:
+    @property
+    def words(self) -> list[int]:
+        """The 64 bits of all scalars, as `scalar_to_uint64` makes them.
+
+        Raises:
+            ConfigError: a float of Python is one that no float32 can hold.
+        """
+        return [
+            scalar_to_uint64(self._given.get(place, number))
+            for place, number in enumerate(self._scalars)
+        ]
+
+    def accesses(self) -> list[tuple[int, int, TensorArgType, bool]]:
         """Which memory the task touches, and how: address, bytes, tag, whether it is a chip's."""
         return [
-            (tensor.data, tensor.nbytes(), int(tag), tensor.child_memory)
+            (tensor.data, tensor.nbytes(), tag, tensor.child_memory)
             for tensor, tag in zip(self._tensors, self._tags, strict=True)
         ]
 
@@ -123,24 +157,29 @@ class TaskArgs:
         self._tensors.clear()
         self._tags.clear()
         self._scalars.clear()
+        self._given.clear()
         self._owners.clear()
 
     def to_blob(self) -> bytes:
-        """Tensors and scalars as they travel; tags stay with the one who orders the tasks."""
-        return encode_arguments(self._tensors, self._scalars)
+        """Tensors and the words of scalars in one blob, in the layout that other programs know.
+
+        Tags are not in it, and neither is what a word means.
+        """
+        return encode_arguments(self._tensors, self.words)
 
     @classmethod
     def from_blob(cls, blob: bytes | bytearray | memoryview) -> "TaskArgs":
-        """Read `to_blob` back; every tag is INPUT.
+        """Read `to_blob` back; every tag is INPUT, and every scalar the integer of its bits.
 
         Raises:
             MailboxCorrupt: the blob was cut, or holds something else.
         """
-        return cls.of(*decode_arguments(blob))
+        tensors, words = decode_arguments(blob)
+        return cls.of(tensors, [*words])
 
     @classmethod
-    def of(cls, tensors: list[ContinuousTensor], scalars: list[int]) -> "TaskArgs":
-        """Take over tensors and the 64 bits of scalars; every tag is INPUT."""
+    def of(cls, tensors: list[ContinuousTensor], scalars: list[int | float]) -> "TaskArgs":
+        """Take over tensors and scalars; every tag is INPUT."""
         args = cls()
         args._tensors = tensors
         args._scalars = scalars
@@ -178,7 +217,7 @@ class ChipStorageTaskArgs:
         storage = cls()
         for index, tensor in enumerate(args.tensors):
             storage.add_tensor(args.owner(index) if args.owner(index) is not None else tensor)
-        for word in args.scalars:
+        for word in args.words:
             storage.add_scalar(word)
         return storage
 
@@ -197,10 +236,15 @@ class ChipStorageTaskArgs:
         self._write_counts()
 
     def add_scalar(self, value: Any) -> None:
-        """Append a scalar, as `TaskArgs.add_scalar` does."""
+        """Append a scalar, in the 64 bits that `scalar_to_uint64` makes of it.
+
+        Raises:
+            ConfigError: there are 128 already, or it is none.
+        """
         count = self._args.scalar_count()
         _check_room(count, CHIP_SCALARS_MAX, "scalars")
-        self._args.add_scalar(value)
+        _number(value)
+        self._args.add_scalar(scalar_to_uint64(value))
         offset = CHIP_TENSORS_MAX * TENSOR_BYTES + 8 * count
         struct.pack_into("=Q", self._memory, offset, self._args.scalar(count))
         self._write_counts()
@@ -212,7 +256,8 @@ class ChipStorageTaskArgs:
 
     def scalar(self, index: int) -> int:
         """The 64 bits of the scalar at a place."""
-        return self._args.scalar(index)
+        word: int = self._args.scalar(index)
+        return word
 
     def tensor_count(self) -> int:
         """How many tensors there are."""
@@ -246,7 +291,7 @@ class ChipStorageTaskArgs:
 
 
 def scalar_to_uint64(value: Any) -> int:
-    """The 64 bits in which a scalar travels.
+    """The 64 bits of a scalar for code that takes words.
 
     An integer keeps its lowest 64 bits, a float becomes the bits of a float32, and ctypes' and
     numpy's numbers keep the bits that they have.
@@ -272,16 +317,43 @@ def scalar_to_uint64(value: Any) -> int:
     try:
         return operator.index(value) & _WORD_MASK
     except TypeError:
-        raise ConfigError(
-            f"a scalar is {value!r}, expected a number", hint="arrays are given with add_tensor"
-        ) from None
+        raise _no_number(value) from None
+
+
+def _number(value: Any) -> int | float:
+    """The integer or float that a scalar is.
+
+    Raises:
+        ConfigError: it is none, or an integer that has no place in 64 bits.
+    """
+    number = value.value if isinstance(getattr(value, "_type_", None), str) else value
+    if hasattr(number, "dtype") and getattr(number, "shape", None) == ():
+        number = number.item()
+    if isinstance(number, float):
+        return number
+    try:
+        number = operator.index(number)
+    except TypeError:
+        raise _no_number(value) from None
+    if not _LEAST <= number <= _WORD_MASK:
+        raise TreeValueError(
+            f"a scalar is {number}, expected -2**63 to 2**64 - 1",
+            hint="it travels in 64 bits; give a float, or a tensor",
+        )
+    return number
+
+
+def _no_number(value: Any) -> ConfigError:
+    return TreeValueError(
+        f"a scalar is {value!r}, expected a number", hint="arrays are given with add_tensor"
+    )
 
 
 def _bits(form: str, number: float) -> int:
     try:
         return int.from_bytes(struct.pack(form, number), _byte_order())
     except OverflowError:
-        raise ConfigError(
+        raise TreeValueError(
             f"the scalar {number!r} does not fit into a float32",
             hint="ctypes.c_double(...) keeps all 64 bits",
         ) from None
@@ -314,13 +386,23 @@ def as_continuous(array: Any) -> ContinuousTensor:
     Raises:
         ConfigError: it is no array, not dense, or of a type that has no `DataType`.
     """
-    if any(kind.__module__.partition(".")[0] == "torch" for kind in type(array).__mro__):
+    describe = _describers.get(type(array))
+    if describe is None:
+        describe = _describers[type(array)] = _describer_of(type(array))
+    return describe(array)
+
+
+_describers: "WeakKeyDictionary[type, Callable[[Any], ContinuousTensor]]" = WeakKeyDictionary()
+
+
+def _describer_of(kind: type) -> Callable[[Any], ContinuousTensor]:
+    if any(each.__module__.partition(".")[0] == "torch" for each in kind.__mro__):
         from rankwise.workers.torch_bridge import make_tensor_arg  # noqa: PLC0415  # only for torch
 
-        return make_tensor_arg(array)
+        return make_tensor_arg
     from rankwise.workers.arrays import describe_array  # noqa: PLC0415  # numpy takes its time
 
-    return describe_array(array)
+    return describe_array
 
 
 _WRITING = frozenset({TensorArgType.OUTPUT, TensorArgType.INOUT, TensorArgType.OUTPUT_EXISTING})
@@ -333,7 +415,7 @@ def is_read_only(owner: Any) -> bool:
 
 def _check_writable(owner: Any, tag: TensorArgType) -> None:
     if tag in _WRITING and is_read_only(owner):
-        raise ConfigError(
+        raise TreeValueError(
             f"a read-only array of shape {owner.shape} is {tag.name}: the task would write it",
             hint="give a copy, or INPUT if it is only read",
         )
@@ -348,7 +430,7 @@ def _place(index: int, things: Any, what: str) -> int:
 
 def _check_room(count: int, room: int, what: str) -> None:
     if count >= room:
-        raise ConfigError(
+        raise TreeValueError(
             f"ChipStorageTaskArgs holds {room} {what} at most",
             hint="TaskArgs has no such limit",
         )

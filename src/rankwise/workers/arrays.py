@@ -14,8 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rankwise.base.errors import ConfigError
-from rankwise.core.mailbox.tensors import ContinuousTensor, DataType
+from rankwise.base.errors import TreeValueError
+from rankwise.core.tasks.tensors import (
+    CONTINUOUS_TENSOR_MAX_DIMS,
+    ContinuousTensor,
+    DataType,
+)
 from rankwise.workers.errors import BadPointer
 
 Array = NDArray[Any]
@@ -25,13 +29,17 @@ _NUMPY_NAMES = {
     DataType.FLOAT32: "float32", DataType.FLOAT16: "float16", DataType.INT32: "int32",
     DataType.INT16: "int16", DataType.INT8: "int8", DataType.UINT8: "uint8",
     DataType.BFLOAT16: "uint16", DataType.INT64: "int64", DataType.UINT64: "uint64",
-    DataType.UINT16: "uint16", DataType.UINT32: "uint32",
+    DataType.UINT16: "uint16", DataType.UINT32: "uint32", DataType.BOOL: "bool",
+    DataType.FLOAT64: "float64", DataType.COMPLEX64: "complex64",
+    DataType.COMPLEX128: "complex128",
 }  # fmt: skip
 """The numpy type in which elements are stored; numpy has no bfloat16, so its bits are shown."""
 
 _DATA_TYPES = {name: kind for kind, name in _NUMPY_NAMES.items() if kind != DataType.BFLOAT16} | {
     "bfloat16": DataType.BFLOAT16  # what packages that add it to numpy call it
 }
+_KINDS: "dict[np.dtype[Any], DataType]" = {}
+"""What was found out before: a type's name takes long to make."""
 _MS_ASYNC = 1
 
 
@@ -48,7 +56,7 @@ def data_type_of(numpy_kind: Any) -> DataType:
     """
     name = np.dtype(numpy_kind).name
     if name not in _DATA_TYPES:
-        raise ConfigError(
+        raise TreeValueError(
             f"arrays of {name} cannot be given to a task",
             hint=f"convert it with astype to one of {', '.join(_DATA_TYPES)}",
         )
@@ -62,25 +70,32 @@ def describe_array(array: Any) -> ContinuousTensor:
         ConfigError: it is no array, not dense and row-major, or of a type without `DataType`.
     """
     if not isinstance(array, np.ndarray):
-        raise ConfigError(
+        raise TreeValueError(
             f"a tensor is given as {type(array).__name__}, expected a ContinuousTensor, a numpy "
             "array or a torch tensor"
         )
-    kind = data_type_of(array.dtype)
+    kind = _KINDS.get(array.dtype)
+    if kind is None:
+        kind = _KINDS[array.dtype] = data_type_of(array.dtype)
     if not array.flags.c_contiguous:
-        raise ConfigError(
+        raise TreeValueError(
             f"an array of shape {array.shape} has strides {array.strides}, and is not dense",
             hint="numpy.ascontiguousarray makes a dense copy",
         )
     if not array.dtype.isnative:
-        raise ConfigError(f"an array has elements of type {array.dtype}, not in native byte order")
-    return ContinuousTensor(array.ctypes.data, array.shape, kind)
+        raise TreeValueError(
+            f"an array has elements of type {array.dtype}, not in native byte order"
+        )
+    shape, address = array.shape, array.__array_interface__["data"][0]
+    if len(shape) > CONTINUOUS_TENSOR_MAX_DIMS or not 0 < array.size < 1 << 32:
+        return ContinuousTensor(address, shape, kind)  # says what is wrong, if it is
+    return ContinuousTensor.known(address, shape, kind)
 
 
 def array_at(tensor: ContinuousTensor, name: str = "a tensor") -> Array:
     """The elements of a tensor in host memory, to be read and written in place.
 
-    The view does not keep the memory alive: whoever owns it has to.
+    The view does not keep the memory alive: its owner has to.
 
     Raises:
         BadPointer: nothing is mapped there, or it is a pointer of a chip.
@@ -101,7 +116,7 @@ def host_bytes(address: int, size: int, name: str = "a tensor") -> Bytes:
         BadPointer: not all of it is mapped.
     """
     if size < 0:
-        raise ConfigError(f"{name} has {size} bytes, expected 0 or more")
+        raise TreeValueError(f"{name} has {size} bytes, expected 0 or more")
     if size == 0:
         return np.empty(0, np.uint8)
     _check_mapped(address, size, name)

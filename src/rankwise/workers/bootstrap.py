@@ -6,7 +6,7 @@ The channel has the layout that programs of this kind know, in 4096 bytes unless
     i32 state, i32 error_code, i32 buffer_count, u32 version, u64 device_ctx, u64 local_window_base,
     u64 actual_window_size, … from byte 64 on one u64 per buffer, … a message in the last 1024 bytes
 
-The state is written last, so whoever has been told that it changed finds all the rest there.
+The state is written last, so a reader that has been told that it changed finds all the rest there.
 """
 
 import ctypes
@@ -16,9 +16,9 @@ from enum import IntEnum
 
 import msgspec
 
-from rankwise.base.errors import ConfigError, MailboxCorrupt
+from rankwise.base.errors import MailboxCorrupt, TreeValueError
 from rankwise.base.units import format_bytes
-from rankwise.core.mailbox.tensors import data_type, get_element_size
+from rankwise.core.tasks.tensors import data_type, get_element_size
 from rankwise.workers.errors import UnknownName
 
 BUFFER_ALIGNMENT = 64
@@ -52,13 +52,13 @@ class ChipCommBootstrapConfig(msgspec.Struct):
             ConfigError: names the field and its value.
         """
         if self.nranks < 1:
-            raise ConfigError(f"nranks is {self.nranks}, expected 1 or more")
+            raise TreeValueError(f"nranks is {self.nranks}, expected 1 or more")
         if not 0 <= self.rank < self.nranks:
-            raise ConfigError(f"rank is {self.rank}, expected 0 to {self.nranks - 1}")
+            raise TreeValueError(f"rank is {self.rank}, expected 0 to {self.nranks - 1}")
         if self.window_size < 0:
-            raise ConfigError(f"window_size is {self.window_size}, expected 0 or more")
+            raise TreeValueError(f"window_size is {self.window_size}, expected 0 or more")
         if not self.rootinfo_path:
-            raise ConfigError("rootinfo_path is empty, expected the name of the communicator")
+            raise TreeValueError("rootinfo_path is empty, expected the name of the communicator")
 
 
 class ChipBufferSpec(msgspec.Struct):
@@ -87,14 +87,14 @@ class ChipBufferSpec(msgspec.Struct):
             ConfigError: names the buffer, the field and its value.
         """
         if self.placement not in _PLACEMENTS:
-            raise ConfigError(
+            raise TreeValueError(
                 f"buffer {self.name!r} has placement {self.placement!r}, expected 'window'"
             )
         if self.count < 0:
-            raise ConfigError(f"buffer {self.name!r} has count {self.count}, expected 0 or more")
+            raise TreeValueError(f"buffer {self.name!r} has count {self.count}, expected 0 or more")
         needed = self.count * get_element_size(data_type(self.dtype))
         if self.nbytes < needed:
-            raise ConfigError(
+            raise TreeValueError(
                 f"buffer {self.name!r} has nbytes {self.nbytes}, but {self.count} elements of "
                 f"{self.dtype} take {needed}"
             )
@@ -144,19 +144,20 @@ class ChipBootstrapConfig(msgspec.Struct):
         Raises:
             ConfigError: names the buffer or field, the value, and what was expected.
         """
+        for buffer in self.buffers:
+            buffer.check()
         if self.comm is not None:
             self.comm.check()
         elif self.buffers:
             names = ", ".join(repr(buffer.name) for buffer in self.buffers)
-            raise ConfigError(
+            raise TreeValueError(
                 f"buffers {names} lie in a window, but comm is None",
                 hint="give a ChipCommBootstrapConfig; one rank is enough",
             )
         names_seen: set[str] = set()
         for buffer in self.buffers:
-            buffer.check()
             if buffer.name in names_seen:
-                raise ConfigError(f"there are two buffers of the name {buffer.name!r}")
+                raise TreeValueError(f"there are two buffers of the name {buffer.name!r}")
             names_seen.add(buffer.name)
             if buffer.load_from_host:
                 _check_size(buffer, self.input_staging(buffer.name), "host_inputs")
@@ -169,7 +170,7 @@ class ChipBootstrapConfig(msgspec.Struct):
             wanting = {buffer.name for buffer in self.buffers if getattr(buffer, flag)}
             for staging in listed:
                 if staging.name not in wanting:
-                    raise ConfigError(
+                    raise TreeValueError(
                         f"{what} has {staging.name!r}, but no buffer of that name has {flag}=True"
                     )
 
@@ -197,7 +198,7 @@ def place_buffers(buffers: Sequence[ChipBufferSpec], window_bytes: int) -> tuple
         placed.append(PlacedBuffer(buffer.name, offset, buffer.nbytes))
     if end > window_bytes:
         first = next(each for each in placed if each.offset + each.nbytes > window_bytes)
-        raise ConfigError(
+        raise TreeValueError(
             f"buffer {first.name!r} ends at byte {first.offset + first.nbytes} of its window, "
             f"which has {window_bytes} ({format_bytes(window_bytes)})",
             hint=f"all buffers together need window_size={end}",
@@ -282,9 +283,9 @@ class ChipBootstrapChannel:
 
     def __init__(self, addr: int, max_buffer_count: int) -> None:
         if max_buffer_count < 0:
-            raise ConfigError(f"max_buffer_count is {max_buffer_count}, expected 0 or more")
+            raise TreeValueError(f"max_buffer_count is {max_buffer_count}, expected 0 or more")
         if addr <= 0 or addr % 8:
-            raise ConfigError(f"a channel's address is {addr:#x}, expected a multiple of 8")
+            raise TreeValueError(f"a channel's address is {addr:#x}, expected a multiple of 8")
         self.addr = addr
         self.max_buffer_count = max_buffer_count
         self._size = channel_bytes(max_buffer_count)
@@ -310,9 +311,9 @@ class ChipBootstrapChannel:
             ConfigError: there are more buffers than the channel has room for; nothing is published.
         """
         if len(buffer_ptrs) > self.max_buffer_count:
-            raise ConfigError(
-                f"{len(buffer_ptrs)} buffers were published in a channel for "
-                f"{self.max_buffer_count}"
+            raise TreeValueError(
+                f"buffer_ptrs exceeds max_buffer_count: {len(buffer_ptrs)} buffers were published "
+                f"in a channel for {self.max_buffer_count}"
             )
         struct.pack_into(f"={len(buffer_ptrs)}Q", self._memory, _POINTERS, *buffer_ptrs)
         result = ChipBootstrapResult(device_ctx, local_window_base, actual_window_size)
@@ -417,6 +418,6 @@ def _staging(listed: Sequence[HostBufferStaging], name: str, what: str) -> HostB
 
 def _check_size(buffer: ChipBufferSpec, staging: HostBufferStaging, what: str) -> None:
     if staging.size != buffer.nbytes:
-        raise ConfigError(
+        raise TreeValueError(
             f"{what} has {staging.size} bytes for buffer {buffer.name!r}, which has {buffer.nbytes}"
         )

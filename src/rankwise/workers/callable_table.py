@@ -13,7 +13,9 @@ import struct
 import weakref
 from typing import Any
 
-from rankwise.base.errors import ConfigError
+from rankwise.base.calls import empty_call
+from rankwise.base.errors import TreeValueError
+from rankwise.drivers.real.interrupts import came_from_handler, gate_here, unheard
 from rankwise.drivers.real.tree.arena import CALLABLES_MAX, Arena
 from rankwise.drivers.real.tree.words import FIELD_MASK
 
@@ -56,11 +58,15 @@ class CallableTable:
         Raises:
             ConfigError: it cannot be called, or cannot be pickled for children that run already.
         """
-        number = self._numbers.get(id(callable_))
+        number, payload = self._numbers.get(id(callable_)), None
         if number is None:
-            number = self._enter(callable_)
-        self._borrowed.pop(number, None)
-        self._kept[number] = callable_
+            check_call_runs(callable_, "task")
+            payload = self._pickled(callable_)
+        with gate_here().closed():
+            if number is None:
+                number = self._enter(callable_, payload)
+            self._borrowed.pop(number, None)
+            self._kept[number] = callable_
         return number
 
     def borrow(self, callable_: Any) -> int:
@@ -69,8 +75,15 @@ class CallableTable:
         number = self._numbers.get(identity)
         if number is not None:
             return number
-        number = mine = self._enter(callable_)
+        check_call_runs(callable_, "task")
+        payload = self._pickled(callable_)
+        with gate_here().closed():
+            return self._lend(callable_, identity, payload)
 
+    def _lend(self, callable_: Any, identity: int, payload: bytes | None) -> int:
+        number = mine = self._enter(callable_, payload)
+
+        @unheard
         def on_end(_: Any) -> None:
             if self._borrowed.pop(mine, None) is not None:
                 del self._numbers[identity]
@@ -114,10 +127,10 @@ class CallableTable:
             self.found[number] = callable_
         return callable_
 
-    def _enter(self, callable_: Any) -> int:
+    def _enter(self, callable_: Any, payload: bytes | None) -> int:
         number = self._free_number()
-        if self._arena is not None:
-            self._publish(number, callable_, self._arena)
+        if self._arena is not None and payload is not None:
+            self._publish(number, payload, self._arena)
         self._numbers[id(callable_)] = number
         self._taken.add(number % CALLABLES_MAX)
         self._next = number + 1
@@ -127,27 +140,34 @@ class CallableTable:
     def _free_number(self) -> int:
         """The next number whose entry in the arena nobody has."""
         if len(self._taken) == CALLABLES_MAX:
-            raise ConfigError(f"a worker has {CALLABLES_MAX} callables, and no room for more")
+            raise TreeValueError(f"a worker has {CALLABLES_MAX} callables, and no room for more")
         number = self._next
         while number % CALLABLES_MAX in self._taken:
             number += 1
         if number > FIELD_MASK:
-            raise ConfigError(
+            raise TreeValueError(
                 f"a worker has given numbers to {FIELD_MASK + 1} callables, and has no more",
                 hint="submit the same functions again instead of new ones for each task",
             )
         return number
 
-    def _publish(self, number: int, callable_: Any, arena: Arena) -> None:
+    def _pickled(self, callable_: Any) -> bytes | None:
+        """What children that run already are sent; may take long, and runs code of the user's."""
+        if self._arena is None:
+            return None
         from rankwise.workers.late_callables import pickled  # noqa: PLC0415  # only who needs it
 
         try:
-            payload = pickled(callable_, arena)
+            return pickled(callable_, self._arena)
         except Exception as error:
-            raise ConfigError(
+            if came_from_handler(error):
+                raise
+            raise TreeValueError(
                 f"{name_of(callable_)} cannot be sent to children that run already: {error}",
                 hint="register it before init(), or let it capture nothing that is open",
             ) from error
+
+    def _publish(self, number: int, payload: bytes, arena: Arena) -> None:
         offset = self._offsets[number] = arena.allocate(len(payload))
         arena.memory[offset : offset + len(payload)] = payload
         _ENTRY.pack_into(arena.memory, _place(number), offset, len(payload))
@@ -159,7 +179,7 @@ class CallableTable:
         memory = self._arena.memory
         offset, length = _ENTRY.unpack_from(memory, _place(number))
         if not length:
-            raise ConfigError(f"callable {number} is not registered")
+            raise TreeValueError(f"callable {number} is not registered")
         if len(self.found) >= self._forget_at:
             self._forget_stale(memory)
         self._offsets[number] = offset
@@ -185,9 +205,23 @@ def check_callable(thing: Any) -> None:
         ConfigError: it is neither a function nor a `ChipCallable`.
     """
     if not callable(thing) and not hasattr(thing, "func_name"):
-        raise ConfigError(
+        raise TreeValueError(
             f"{thing!r} cannot be called, so it cannot be a task",
             hint="give a number from register(), a function, or a ChipCallable",
+        )
+
+
+def check_call_runs(function: Any, role: str) -> None:
+    """Refuse async functions and generators, whose call would run nothing.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    if empty := empty_call(function):
+        name = name_of(function)
+        raise TreeValueError(
+            f"{name} is {empty.kind}: a call makes {empty.makes}, so it cannot be a {role}",
+            hint=f"give a function that runs it: {empty.runner}({name}(…))",
         )
 
 

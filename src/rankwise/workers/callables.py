@@ -8,6 +8,7 @@ A callable with *children* is a program: its function gets the chip first, and l
 it by their numbers.
 """
 
+import math
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
@@ -15,9 +16,10 @@ from typing import Any
 
 import msgspec
 
-from rankwise.base.errors import ConfigError
-from rankwise.core.mailbox.tensors import ContinuousTensor, DataType, data_type
+from rankwise.base.errors import TreeValueError
+from rankwise.core.tasks.tensors import ContinuousTensor, DataType, data_type
 from rankwise.workers.arguments import TaskArgs, is_read_only
+from rankwise.workers.callable_table import check_call_runs
 from rankwise.workers.errors import BadArguments, IndexOutOfRange
 
 CHILD_ALIGNMENT = 64
@@ -46,7 +48,7 @@ def _direction(direction: object) -> ArgDirection:
         return ArgDirection(direction)  # type: ignore[arg-type]  # that is what is found out
     except ValueError:
         names = ", ".join(f"{each.name} ({each.value})" for each in ArgDirection)
-        raise ConfigError(
+        raise TreeValueError(
             f"there is no argument direction {direction!r}", hint=f"there are {names}"
         ) from None
 
@@ -57,8 +59,8 @@ class Parameter(msgspec.Struct, frozen=True):
     Attributes:
         direction: what is done with it.
         name: how messages call it.
-        dtype: the type that it must have; for a scalar, what its 64 bits mean. None takes any, and
-            gives a scalar as an unsigned integer.
+        dtype: the type that it must have; of a scalar that is given as an integer, what its 64
+            bits mean. None takes any, and gives a scalar as it was given.
         shape: the lengths that it must have; None, whole or for one length, takes any.
     """
 
@@ -230,13 +232,31 @@ class CoreCallable:
                     )
                 values.append((parameter, tensor))
             else:
-                values.append((parameter, scalar_value(next(scalars), parameter.dtype)))
+                values.append((parameter, self._scalar(place, parameter, next(scalars))))
         return values
 
     def argument_name(self, place: int, parameter: Parameter) -> str:
         """How messages call an argument."""
         name = f" ({parameter.name!r})" if parameter.name else ""
         return f"argument {place}{name} of {self.name}"
+
+    def _scalar(self, place: int, parameter: Parameter, given: Any) -> Any:
+        kind = parameter.dtype
+        if kind is None:
+            return given
+        if kind in _COMPLEX:
+            raise BadArguments(
+                f"{self.argument_name(place, parameter)} is a scalar of {kind.name}, which no "
+                "scalar can be",
+                hint="give a tensor of one element",
+            )
+        if isinstance(given, float):
+            if kind not in _FLOATS:
+                raise BadArguments(
+                    f"{self.argument_name(place, parameter)} is {given}, expected {kind.name}"
+                )
+            return rounded(given, kind)
+        return scalar_value(given & _WORD_MASK, kind)
 
     def _check_counts(self, args: TaskArgs, parameters: Signature) -> None:
         tensors = sum(parameter.is_tensor for parameter in parameters)
@@ -313,18 +333,18 @@ class ChipCallable(CoreCallable):
         ids = [func_id for func_id, _child in listed]
         for func_id, child in listed:
             if not isinstance(child, CoreCallable):
-                raise ConfigError(
+                raise TreeValueError(
                     f"child {func_id} of {func_name} is {child!r}, expected a CoreCallable"
                 )
             if ids.count(func_id) > 1:
-                raise ConfigError(f"{func_name} has two children with number {func_id}")
+                raise TreeValueError(f"{func_name} has two children with number {func_id}")
         if listed and is_kernel(runnable):
-            raise ConfigError(
+            raise TreeValueError(
                 f"{func_name} is a kernel and has {len(listed)} children, which it cannot launch",
                 hint="give a function over the chip that launches them",
             )
         if not func_name:
-            raise ConfigError("func_name is empty, expected the name by which messages call it")
+            raise TreeValueError("func_name is empty, expected the name by which messages call it")
         return cls(
             _checked(signature), func_name, runnable, listed, config_name, grid=grid, meta=meta
         )
@@ -393,13 +413,33 @@ def scalar_value(word: int, kind: DataType | None) -> int | float:
         return value
     if kind is DataType.BFLOAT16:
         return float(struct.unpack("=f", struct.pack("=I", (word & 0xFFFF) << 16))[0])
+    if kind is DataType.BOOL:
+        return bool(word)
     size, is_signed = _INTEGERS[kind]
     bits = word & ((1 << size) - 1)
     return bits - (1 << size) if is_signed and bits >> (size - 1) else bits
 
 
-_WORDS = {2: "=H", 4: "=I"}
-_FLOAT_FORMS = {DataType.FLOAT32: ("=f", 4), DataType.FLOAT16: ("=e", 2)}
+def rounded(number: float, kind: DataType) -> float:
+    """A float as the nearest that a type has; infinite where the type ends before."""
+    form, _size = _FLOAT_FORMS[DataType.FLOAT32 if kind is DataType.BFLOAT16 else kind]
+    try:
+        value: float = struct.unpack(form, struct.pack(form, number))[0]
+    except OverflowError:
+        return math.copysign(math.inf, number)
+    if kind is not DataType.BFLOAT16 or value != value:  # noqa: PLR0124  # NaN stays what it is
+        return value
+    bits: int = struct.unpack("=I", struct.pack("=f", value))[0]
+    return float(scalar_value(bits + 0x7FFF + (bits >> 16 & 1) >> 16, kind))
+
+
+_WORD_MASK = (1 << 64) - 1
+_WORDS = {2: "=H", 4: "=I", 8: "=Q"}
+_FLOAT_FORMS = {
+    DataType.FLOAT64: ("=d", 8), DataType.FLOAT32: ("=f", 4), DataType.FLOAT16: ("=e", 2),
+}  # fmt: skip
+_FLOATS = {*_FLOAT_FORMS, DataType.BFLOAT16}
+_COMPLEX = {DataType.COMPLEX64, DataType.COMPLEX128}
 _INTEGERS = {
     DataType.INT8: (8, True), DataType.INT16: (16, True), DataType.INT32: (32, True),
     DataType.INT64: (64, True), DataType.UINT8: (8, False), DataType.UINT16: (16, False),
@@ -418,10 +458,11 @@ def _checked(signature: Iterable[object] | None) -> Signature | None:
 
 def _runnable(binary: Any) -> Callable[..., Any]:
     if not callable(binary):
-        raise ConfigError(
+        raise TreeValueError(
             f"the binary is {binary!r}, expected a kernel of the tl language or a function",
             hint="machine code cannot be run here: write the kernel in the tl language",
         )
+    check_call_runs(binary, "task")
     runnable: Callable[..., Any] = binary
     return runnable
 

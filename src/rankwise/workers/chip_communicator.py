@@ -5,7 +5,7 @@ import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from rankwise.base.errors import ConfigError
+from rankwise.base.errors import TreeValueError
 from rankwise.workers.bootstrap import ChipCommBootstrapConfig
 from rankwise.workers.comm import CommHandle
 from rankwise.workers.platforms.port import Device
@@ -40,7 +40,7 @@ class ChipCommunicator:
             return
         region = source(config)
         if region.rank_count != config.nranks:
-            raise ConfigError(
+            raise TreeValueError(
                 f"communicator {config.rootinfo_path!r} has {region.rank_count} ranks, but rank "
                 f"{config.rank} was told {config.nranks}",
                 hint="all ranks must give the same nranks",

@@ -9,27 +9,16 @@ pointers into its window, and into its peers', are `child_memory`.
 """
 
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING
 
-from rankwise.base.errors import ConfigError, LocalProtocolError, RankwiseError
-from rankwise.core.mailbox.bring_up import (
-    Began,
-    BringUp,
-    EndRequested,
-    Finish,
-    Phase,
-    PublishError,
-    PublishSuccess,
-    Step,
-    StepFailed,
-    StepKind,
-    StepTaken,
-    Stimulus,
-    TakeStep,
-    UndoStep,
-    steps_of,
+from rankwise.base.errors import (
+    LocalProtocolError,
+    TreeError,
+    TreeValueError,
 )
-from rankwise.core.mailbox.tasks import ChipCallConfig
+from rankwise.core.tasks.calls import ChipCallConfig
 from rankwise.workers.arguments import TaskArgs
 from rankwise.workers.bootstrap import (
     ChipBootstrapChannel,
@@ -51,7 +40,7 @@ if TYPE_CHECKING:
 _BOOTSTRAP_ERROR = 1
 
 
-class ChipShutdownFailed(RankwiseError):
+class ChipShutdownFailed(TreeError):
     """A chip was brought down, but something that should have been done could not be."""
 
 
@@ -77,10 +66,11 @@ class ChipWorker:
         self._is_finalized = False
         self._communicator: ChipCommunicator | None = None
         self._communicators_made = 0
-        self._bring_up: BringUp | None = None
-        self._config = ChipBootstrapConfig()
+        self._bring_down: ExitStack | None = None
+        """Undoes a bootstrap in the reverse order; None without one."""
+        self._problems: list[tuple[str, BaseException]] = []
+        """What it could not undo."""
         self._buffer_ptrs: dict[str, int] = {}
-        self._failure: BaseException | None = None
 
     def init(self, platform: str | Platform = "host") -> None:
         """Choose what the chip is made of: a name that `load_platform` knows, or a platform.
@@ -108,6 +98,11 @@ class ChipWorker:
         return self._device.chip if self._device is not None else None
 
     @property
+    def is_finalized(self) -> bool:
+        """Whether `finalize` was called."""
+        return self._is_finalized
+
+    @property
     def committed_device_memory(self) -> int:
         """How many bytes of the chip's memory are given out."""
         return self._device.committed_bytes if self._device is not None else 0
@@ -122,7 +117,7 @@ class ChipWorker:
         self._check_not_finalized()
         if self._platform is None:
             raise LocalProtocolError(
-                "a chip worker was used before init()", hint="call init(platform=...) first"
+                "a chip worker is not initialized", hint="call init(platform=...) first"
             )
         if self._device is None:
             self._device = self._platform.open(device_id)
@@ -142,7 +137,7 @@ class ChipWorker:
         if self._communicator is not None:
             self.comm_destroy(self._communicator.number)
         device, self._device = self._device, None
-        self._bring_up = None
+        self._bring_down = None
         self.leaks += device.close()
 
     def finalize(self) -> None:
@@ -290,27 +285,34 @@ class ChipWorker:
             LocalProtocolError: the chip is up already, or finalized.
             ConfigError: something in `cfg` is wrong; and whatever the steps raise.
         """
-        if self._bring_up is not None:
+        if self._bring_down is not None:
             raise LocalProtocolError(
                 f"chip {self.device_id} was brought up before",
                 hint="call shutdown_bootstrap() first",
             )
-        self._config = cfg
-        bring_up = self._bring_up = BringUp()
-        steps = steps_of(
-            has_communicator=cfg.comm is not None,
-            inputs=[buffer.name for buffer in cfg.buffers if buffer.load_from_host],
-            outputs=[buffer.name for buffer in cfg.buffers if buffer.store_to_host],
-        )
-        problems = self._carry_out(Began(steps), device_id, channel)
-        if bring_up.phase is not Phase.UP:
-            self._bring_up = None
-            failure = self._first_failure()
-            assert failure is not None, "it came down because a step failed"
-            for problem in problems:
-                failure.add_note(f"and then: {problem}")
-            raise failure
-        return self._result()
+        bring_down = ExitStack()
+        try:
+            self._bring_up(device_id, cfg, channel, bring_down)
+        except BaseException as error:
+            try:
+                # At once: to undo it may take long, and the parent shall not wait for that.
+                if channel is not None:
+                    reason = f"{type(error).__name__}: {error}"
+                    channel.write_error(_BOOTSTRAP_ERROR, reason)
+            finally:
+                for problem, _ in self._close(bring_down):
+                    error.add_note(f"and then: {problem}")
+            raise
+        self._bring_down = bring_down
+        result = self._result()
+        if channel is not None:
+            channel.write_success(
+                result.device_ctx,
+                result.local_window_base,
+                result.actual_window_size,
+                result.buffer_ptrs,
+            )
+        return result
 
     def shutdown_bootstrap(self) -> None:
         """Undo `bootstrap_context`: outputs to the host, communicator, device; twice is once.
@@ -318,102 +320,80 @@ class ChipWorker:
         Raises:
             ChipShutdownFailed: some of it could not be done; says what. The rest was.
         """
-        if self._bring_up is None:
+        if self._bring_down is None:
             return
-        bring_up, device_id = self._bring_up, self.device_id
-        problems = self._carry_out(EndRequested(), device_id or 0, None)
-        assert bring_up.phase is Phase.DOWN, "who falls reaches the ground"
-        self._bring_up = None
-        failure = self._first_failure()
+        device_id = self.device_id
+        problems = self._close(self._bring_down)
+        self._bring_down = None
         if problems:
+            texts = "; ".join(problem for problem, _ in problems)
             raise ChipShutdownFailed(
-                f"chip {device_id} could not be brought down as promised: {'; '.join(problems)}"
-            ) from failure
+                f"chip {device_id} could not be shut down properly: {texts}"
+            ) from problems[0][1]
 
     @property
     def buffer_ptrs(self) -> dict[str, int]:
         """Where the buffers of the bootstrap lie, by name."""
         return dict(self._buffer_ptrs)
 
-    def _carry_out(
-        self, stimulus: Stimulus, device_id: int, channel: ChipBootstrapChannel | None
-    ) -> tuple[str, ...]:
-        """Feed the machine and do what it orders, until it orders nothing more."""
-        bring_up = self._bring_up
-        assert bring_up is not None, "somebody has begun"
-        pending = bring_up.handle(stimulus)
-        while pending:
-            effect = pending.pop(0)
-            match effect:
-                case TakeStep(step=step):
-                    done = self._attempt(lambda step=step: self._take(step, device_id, channel))  # type: ignore[misc]
-                    pending += bring_up.handle(done)
-                case UndoStep(step=step):
-                    done = self._attempt(lambda step=step: self._undo(step))  # type: ignore[misc]
-                    pending += bring_up.handle(done)
-                case PublishError(reason=reason):
-                    if channel is not None:
-                        channel.write_error(_BOOTSTRAP_ERROR, reason)
-                case PublishSuccess():
-                    if channel is not None:
-                        self._publish(channel)
-                case Finish(problems=problems):
-                    return problems
-        return ()
+    def _bring_up(
+        self,
+        device_id: int,
+        config: ChipBootstrapConfig,
+        channel: ChipBootstrapChannel | None,
+        bring_down: ExitStack,
+    ) -> None:
+        """Take the steps in their order, and note for each one that was taken how it is undone."""
 
-    def _attempt(self, action: Callable[[], None]) -> StepTaken | StepFailed:
+        def undone_by(action: Callable[[], None], name: str) -> None:
+            bring_down.callback(self._undo, action, name)
+
+        config.check()
+        _check_room(config, channel)
+        self.set_device(device_id)
+        undone_by(self.reset_device, "set_device")
+        if config.comm is None:
+            return
+        self._comm_init(config.comm)
+        undone_by(self._leave_communicator, "comm_init")
+        self.comm_alloc_windows(self._handle(), config.comm.window_size)
+        base = self.comm_get_local_window_base(self._handle())
+        room = self.comm_get_window_size(self._handle())
+        placed = place_buffers(config.buffers, room)
+        self._buffer_ptrs = {each.name: base + each.offset for each in placed}
+        undone_by(lambda: setattr(self, "_buffer_ptrs", {}), "place_buffers")
+        for buffer in config.buffers:
+            if buffer.load_from_host:
+                staging = config.input_staging(buffer.name)
+                with staged(self.staging_source, staging) as address:
+                    self.copy_to(self._buffer_ptrs[buffer.name], address, staging.size)
+        # Last, so that a chip which never came up stores nothing.
+        for buffer in config.buffers:
+            if buffer.store_to_host:
+                store = partial(self._store, config, buffer.name)
+                undone_by(store, f"store_to_host of {buffer.name!r}")
+
+    def _undo(self, action: Callable[[], None], name: str) -> None:
+        """Undo a step; if that fails, the others are undone all the same."""
         try:
             action()
-        except BaseException as error:  # noqa: BLE001  # raised again when all is undone
-            self._failure = self._failure or error
-            return StepFailed(f"{type(error).__name__}: {error}")
-        return StepTaken()
+        except BaseException as error:  # noqa: BLE001  # raised when all is undone
+            self._problems.append((f"{name}: {type(error).__name__}: {error}", error))
 
-    def _first_failure(self) -> BaseException | None:
-        """What the first failed step raised; it is forgotten here."""
-        failure, self._failure = self._failure, None
-        return failure
+    def _close(self, bring_down: ExitStack) -> list[tuple[str, BaseException]]:
+        """Undo what was done; what could not be, and why."""
+        bring_down.close()
+        problems, self._problems = self._problems, []
+        return problems
 
-    def _take(self, step: Step, device_id: int, channel: ChipBootstrapChannel | None) -> None:
-        config = self._config
-        match step.kind:
-            case StepKind.SET_DEVICE:
-                config.check()
-                _check_room(config, channel)
-                self.set_device(device_id)
-            case StepKind.JOIN_COMMUNICATOR:
-                assert config.comm is not None, "steps_of adds it for a communicator only"
-                self._comm_init(config.comm)
-            case StepKind.ALLOCATE_WINDOWS:
-                assert config.comm is not None, "as above"
-                self.comm_alloc_windows(self._handle(), config.comm.window_size)
-            case StepKind.PLACE_BUFFERS:
-                base = self.comm_get_local_window_base(self._handle())
-                room = self.comm_get_window_size(self._handle())
-                placed = place_buffers(config.buffers, room)
-                self._buffer_ptrs = {each.name: base + each.offset for each in placed}
-            case StepKind.LOAD_INPUT:
-                staging = config.input_staging(step.name)
-                with staged(self.staging_source, staging) as address:
-                    self.copy_to(self._buffer_ptrs[step.name], address, staging.size)
-            case StepKind.STORE_OUTPUT:
-                pass
+    def _leave_communicator(self) -> None:
+        if self._communicator is not None:  # the user may have left it
+            self.comm_destroy(self._communicator.number)
 
-    def _undo(self, step: Step) -> None:
-        match step.kind:
-            case StepKind.SET_DEVICE:
-                self.reset_device()
-            case StepKind.JOIN_COMMUNICATOR:
-                if self._communicator is not None:  # the user may have left it
-                    self.comm_destroy(self._communicator.number)
-            case StepKind.PLACE_BUFFERS:
-                self._buffer_ptrs = {}
-            case StepKind.ALLOCATE_WINDOWS | StepKind.LOAD_INPUT:
-                pass  # windows go with the communicator
-            case StepKind.STORE_OUTPUT:
-                staging = self._config.output_staging(step.name)
-                with staged(self.staging_source, staging) as address:
-                    self.copy_from(address, self._buffer_ptrs[step.name], staging.size)
+    def _store(self, config: ChipBootstrapConfig, name: str) -> None:
+        staging = config.output_staging(name)
+        with staged(self.staging_source, staging) as address:
+            self.copy_from(address, self._buffer_ptrs[name], staging.size)
 
     def _result(self) -> ChipBootstrapResult:
         if self._communicator is None:
@@ -424,15 +404,6 @@ class ChipWorker:
             self.comm_get_local_window_base(handle),
             self.comm_get_window_size(handle),
             tuple(self._buffer_ptrs.values()),
-        )
-
-    def _publish(self, channel: ChipBootstrapChannel) -> None:
-        result = self._result()
-        channel.write_success(
-            result.device_ctx,
-            result.local_window_base,
-            result.actual_window_size,
-            result.buffer_ptrs,
         )
 
     def _comm_init(self, config: ChipCommBootstrapConfig) -> int:
@@ -466,7 +437,7 @@ class ChipWorker:
         self._check_not_finalized()
         if self._device is None:
             raise LocalProtocolError(
-                "a chip worker was used before a chip was set",
+                "a chip worker was used, but its device not set",
                 hint="call set_device() or bootstrap_context() first",
             )
         return self._device
@@ -474,14 +445,14 @@ class ChipWorker:
     def _check_not_finalized(self) -> None:
         if self._is_finalized:
             raise LocalProtocolError(
-                "a chip worker was used after finalize()", hint="make another ChipWorker"
+                "a chip worker was used after it was finalized", hint="make another ChipWorker"
             )
 
 
 def _check_room(config: ChipBootstrapConfig, channel: ChipBootstrapChannel | None) -> None:
     """Find out before anything is done whether success could be published."""
     if channel is not None and len(config.buffers) > channel.max_buffer_count:
-        raise ConfigError(
+        raise TreeValueError(
             f"{len(config.buffers)} buffers are configured, but the bootstrap channel has room for "
             f"{channel.max_buffer_count}"
         )

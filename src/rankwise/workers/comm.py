@@ -39,11 +39,12 @@ import msgspec
 from rankwise.base.errors import (
     CollectiveError,
     CollectiveTimeout,
-    ConfigError,
     LocalProtocolError,
     PeerDied,
     RankwiseError,
     RemoteProtocolError,
+    TreeValueError,
+    WindowError,
 )
 from rankwise.base.units import SECOND, Duration, Instant, after, between, format_duration
 from rankwise.collectives.communicator import patience_from_seconds
@@ -92,7 +93,14 @@ _decode = msgspec.msgpack.Decoder(Message).decode
 
 _REFUSALS: dict[str, type[RankwiseError]] = {
     kind.__name__: kind
-    for kind in (CollectiveError, CollectiveTimeout, ConfigError, PeerDied, RemoteProtocolError)
+    for kind in (
+        CollectiveError,
+        CollectiveTimeout,
+        PeerDied,
+        RemoteProtocolError,
+        TreeValueError,
+        WindowError,
+    )
 }
 
 
@@ -134,9 +142,9 @@ class CommHandle:
             ConfigError: an argument is wrong, two are the same rank, or they disagree on `nranks`.
         """
         if not 1 <= nranks <= RANKS_MAX:
-            raise ConfigError(f"nranks is {nranks}, expected between 1 and {RANKS_MAX}")
+            raise TreeValueError(f"nranks is {nranks}, expected between 1 and {RANKS_MAX}")
         if not 0 <= rank < nranks:
-            raise ConfigError(f"rank is {rank}, expected 0 to {nranks - 1}")
+            raise TreeValueError(f"rank is {rank}, expected 0 to {nranks - 1}")
         handle = cls(rank, nranks, timeout=patience_from_seconds(timeout, "timeout"))
         deadline = after(_now(), handle._timeout)
         try:
@@ -179,7 +187,7 @@ class CommHandle:
             self._region = self._agree_on_windows(size, after(_now(), self._timeout))
             self._owns_region = True
         elif size > self._region.window_bytes:
-            raise ConfigError(
+            raise TreeValueError(
                 f"windows of {size} bytes are wanted, but those of {self._region.name!r} have "
                 f"{self._region.window_bytes}",
                 hint="give window_size when the tree is built",
@@ -311,12 +319,12 @@ class CommHandle:
 
     def _check_hello(self, hello: Hello, pid: int, pids: dict[int, int]) -> None:
         if hello.count != self.size:
-            raise ConfigError(
+            raise TreeValueError(
                 f"process {pid} is rank {hello.rank} of {hello.count}, but process {os.getpid()} "
                 f"is rank {self.rank} of {self.size}: they meet at the same path"
             )
         if hello.rank in pids:
-            raise ConfigError(
+            raise TreeValueError(
                 f"rank {hello.rank} is claimed by process {pids[hello.rank]} and by process {pid}"
             )
 
@@ -332,7 +340,7 @@ class CommHandle:
             sizes = self._hear_sizes(size, deadline)
             if len(set(sizes.values())) > 1:
                 listed = ", ".join(f"rank {rank} {sizes[rank]}" for rank in sorted(sizes))
-                raise ConfigError(f"ranks want windows of different sizes: {listed}")
+                raise TreeValueError(f"ranks want windows of different sizes: {listed}")
             region = WindowRegion.create("comm", self.size, size, signal_count=0)
         except RankwiseError as error:
             self._refuse_all(error)
@@ -389,7 +397,7 @@ class CommHandle:
             raise PeerDied(f"{what}: the rank that the others met at is gone")
         if isinstance(message, Granted):
             if fd is None:
-                raise ConfigError(
+                raise TreeValueError(
                     f"{what}: the windows of process {pid} could not be handed over",
                     hint="raise the limit of open files (ulimit -n)",
                 )
@@ -405,7 +413,7 @@ class CommHandle:
         try:
             _send(self._channels[rank], message, deadline, fd)
         except (BrokenPipeError, ConnectionResetError):
-            # It has died; whoever waits for it next finds out, and can say what for.
+            # It has died; the next wait for it finds out, and can say what for.
             return
 
     def _refuse_all(self, error: RankwiseError) -> None:

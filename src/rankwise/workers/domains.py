@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import DTypeLike
 
-from rankwise.base.errors import ConfigError
+from rankwise.base.errors import TreeValueError
 from rankwise.base.units import SECOND, Duration, format_bytes
 from rankwise.collectives.communicator import patience_from_seconds
 from rankwise.drivers.real.segments import DEFAULT_BUFFER_BYTES
@@ -92,7 +92,7 @@ class DomainSpec(msgspec.Struct, frozen=True, kw_only=True):
         try:
             return self.ranks.index(tree_rank)
         except ValueError:
-            raise ConfigError(
+            raise TreeValueError(
                 f"rank {tree_rank} is not in domain {self.name!r}, whose ranks are "
                 f"{', '.join(map(str, self.ranks))}"
             ) from None
@@ -129,7 +129,7 @@ def plan_domain(
         buffer = _place_buffer(name, buffer_name, described, round_up(end, ALIGNMENT))
         end = buffer.offset + buffer.nbytes
         if window_bytes is not None and end > window_bytes:
-            raise ConfigError(
+            raise TreeValueError(
                 f"domain {name!r}: {buffer} ends at byte {end} of its window, which has "
                 f"{format_bytes(window_bytes)}",
                 hint=f"give the window at least {end} bytes, or leave window_bytes out",
@@ -182,13 +182,13 @@ def place_domain(memory: mmap, spec: DomainSpec) -> WindowRegion:
 
 def _checked_ranks(name: object, ranks: Iterable[int]) -> tuple[int, ...]:
     if not isinstance(name, str) or not name:
-        raise ConfigError(f"a domain's name is {name!r}, expected a text")
+        raise TreeValueError(f"a domain's name is {name!r}, expected a text")
     try:
         members = tuple(operator.index(rank) for rank in ranks)
     except TypeError:
         members = (-1,)
     if not members or min(members) < 0 or len(set(members)) < len(members):
-        raise ConfigError(
+        raise TreeValueError(
             f"domain {name!r}: ranks are {ranks!r}, expected at least one whole number, "
             f"none twice and none negative"
         )
@@ -198,9 +198,9 @@ def _checked_ranks(name: object, ranks: Iterable[int]) -> tuple[int, ...]:
 def _checked_signals(name: str, signals: Iterable[Any]) -> tuple[str, ...]:
     names = tuple(signals)
     if isinstance(signals, str) or not all(isinstance(n, str) and n for n in names):
-        raise ConfigError(f"domain {name!r}: signals are {signals!r}, expected a list of names")
+        raise TreeValueError(f"domain {name!r}: signals are {signals!r}, expected a list of names")
     if len(set(names)) < len(names) or len(names) > SIGNALS_MAX:
-        raise ConfigError(
+        raise TreeValueError(
             f"domain {name!r}: signals are {names!r}, expected each once, at most {SIGNALS_MAX}"
         )
     return names
@@ -209,21 +209,21 @@ def _checked_signals(name: str, signals: Iterable[Any]) -> tuple[str, ...]:
 def _place_buffer(name: str, buffer_name: object, described: Any, offset: int) -> WindowBuffer:
     what = f"domain {name!r}: buffer {buffer_name!r}"
     if not isinstance(buffer_name, str) or not buffer_name:
-        raise ConfigError(f"{what}: expected a text for a name")
+        raise TreeValueError(f"{what}: expected a text for a name")
     try:
         shape, dtype_like = described
         sizes = (shape,) if isinstance(shape, int) else tuple(shape)
         sizes = tuple(operator.index(size) for size in sizes)
         dtype = np.dtype(dtype_like)
     except (TypeError, ValueError):
-        raise ConfigError(
+        raise TreeValueError(
             f"{what} is described by {described!r}, expected a shape and a dtype",
             hint='for example ((1024,), "f4")',
         ) from None
     if any(size < 0 for size in sizes):
-        raise ConfigError(f"{what} has shape {sizes}, expected no negative size")
+        raise TreeValueError(f"{what} has shape {sizes}, expected no negative size")
     if dtype.hasobject or dtype.names is not None or dtype.subdtype is not None:
-        raise ConfigError(
+        raise TreeValueError(
             f"{what} has dtype {dtype}, expected numbers, booleans, dates or fixed texts",
             hint="Python objects cannot lie in shared memory; give each field its own buffer",
         )

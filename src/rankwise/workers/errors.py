@@ -1,23 +1,23 @@
 """What can be wrong with a value, an argument or a pointer that a chip worker is given."""
 
-from rankwise.base.errors import ConfigError, RankwiseError
+from rankwise.base.errors import TreeError, TreeValueError
 
 
-class IndexOutOfRange(ConfigError, IndexError):
+class IndexOutOfRange(TreeValueError, IndexError):
     """There is no such tensor, scalar or worker."""
 
 
-class UnknownName(ConfigError, KeyError):
+class UnknownName(TreeValueError, KeyError):
     """There is nothing of that name."""
 
 
-class BadArguments(ConfigError, TypeError):
+class BadArguments(TreeValueError, TypeError):
     """A task's arguments do not fit the signature of what it calls; the message names which."""
 
 
-class BadPointer(RankwiseError, ValueError):
+class BadPointer(TreeError, ValueError):
     """An address that does not lie in memory of the one who is asked to use it."""
 
 
-class DeviceMemoryExhausted(RankwiseError, MemoryError):
+class DeviceMemoryExhausted(TreeError, MemoryError):
     """A chip has no room for what was to be placed in its memory."""

@@ -6,19 +6,19 @@ Numbers of children: chips or next-level workers first, sub workers behind them.
 import ctypes
 import pickle
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from rankwise.base.errors import ConfigError, RankwiseError, WorkerDied
-from rankwise.base.units import Duration
-from rankwise.core.mailbox.tasks import ControlCode, encode_command
+from rankwise.base.errors import RankwiseError, TreeValueError, WorkerDied
+from rankwise.base.units import Duration, Instant
+from rankwise.core.tasks.calls import ControlCode, encode_command
 from rankwise.core.tree.vocabulary import Pool
 from rankwise.drivers.real.tree.arena import SIZE as ARENA_BYTES
 from rankwise.drivers.real.tree.children import ChildSpec
 from rankwise.drivers.real.tree.engine import Engine, EngineSpec
 from rankwise.drivers.real.tree.mappings import SharedRanges
+from rankwise.drivers.real.tree.placement import Home
 from rankwise.drivers.real.tree.reports import rebuilt
 from rankwise.workers.bootstrap import (
     ChipBootstrapChannel,
@@ -30,7 +30,7 @@ from rankwise.workers.bootstrap import (
 )
 from rankwise.workers.callable_table import CallableTable
 from rankwise.workers.child_context import ChildContext, path_here
-from rankwise.workers.errors import IndexOutOfRange
+from rankwise.workers.errors import BadPointer, IndexOutOfRange
 from rankwise.workers.roles import (
     JOIN,
     LEAVE,
@@ -66,7 +66,9 @@ class HouseholdSpec(msgspec.Struct, frozen=True, kw_only=True):
         next_level: its next-level workers, where it has no chips.
         sub_count: how many sub workers it has.
         staged: memory of the host by name, for chips that load or store buffers.
-        ring_depth, heap_bytes, start_patience, close_patience: see `EngineSpec`.
+        ring_depth, heap_bytes, start_patience, close_patience, journal: see `EngineSpec`.
+        takes_tokens: whether tensors may have addresses at which nothing lies.
+        home: where children run; anywhere if it is None.
     """
 
     level: int
@@ -80,6 +82,9 @@ class HouseholdSpec(msgspec.Struct, frozen=True, kw_only=True):
     heap_bytes: int
     start_patience: Duration
     close_patience: Duration
+    journal: str | None = None
+    takes_tokens: bool = False
+    home: Home | None = None
 
 
 class Household:
@@ -117,6 +122,8 @@ class Household:
                 heap_bytes=spec.heap_bytes,
                 start_patience=spec.start_patience,
                 close_patience=spec.close_patience,
+                favourite=self.first_sub if spec.home is not None else None,
+                journal=spec.journal,
             )
         )
         self._arena_span = self.engine.arena.address, self.engine.arena.address + ARENA_BYTES
@@ -182,10 +189,11 @@ class Household:
         """
         children = self.engine.children
         for child, report in sorted(children.farewells.items()):
-            if not report.left:
+            if not report.left and child < self.first_sub:
                 raise rebuilt(report, f"{children.name_of(child)}, when it was closed")
         for child, how in sorted(children.lost.items()):
-            if child not in self._lost_before_close:
+            # A sub worker has nothing to store.
+            if child not in self._lost_before_close and child < self.first_sub:
                 raise WorkerDied(
                     f"{children.name_of(child)} {how} when it was closed",
                     hint="what it was to store may be missing; init() may follow",
@@ -204,17 +212,21 @@ class Household:
         spec = self.spec
         above = path_here()
         where = f" of {above}" if above else ""
+        near: tuple[int, ...] = ()
+        home: tuple[int, ...] = ()
+        if spec.home is not None:
+            near, home = spec.home.neighbours, (spec.home.processor,)
         specs = [
             ChildSpec(
                 f"chip {index}{where}", Pool.NEXT_LEVEL, _CHIP_STAGE, replaceable=False,
-                role=self._chip_role(index, f"chip {index}{where}"),
+                role=self._chip_role(index, f"chip {index}{where}"), processors=near,
             )
             for index in range(len(spec.device_ids))
         ]  # fmt: skip
         specs += [
             ChildSpec(
                 f"worker {index}{where}", Pool.NEXT_LEVEL, _NEXT_LEVEL_STAGE, replaceable=False,
-                role=self._worker_role(index, f"worker {index}{where}", worker),
+                role=self._worker_role(index, f"worker {index}{where}", worker), processors=near,
             )
             for index, worker in enumerate(spec.next_level)
         ]  # fmt: skip
@@ -222,6 +234,7 @@ class Household:
             ChildSpec(
                 f"sub {index}{where}", Pool.SUB, _SUB_STAGE, replaceable=True,
                 role=self._sub_role(index, f"sub {index}{where}"),
+                processors=near if index else home,
             )
             for index in range(spec.sub_count)
         ]  # fmt: skip
@@ -257,9 +270,10 @@ class Household:
     def _communicator(self, config: ChipCommBootstrapConfig) -> "WindowRegion":
         return self._communicators[config.rootinfo_path]
 
-    def _staged(self, name: str) -> "mmap | Any":
+    def _staged(self, name: str) -> "mmap | memoryview":
         staged = self.spec.staged.get(name)
-        return posix_shared_memory(name) if staged is None else staged
+        # A view: the memory stays the worker's, and is not closed after one use.
+        return posix_shared_memory(name) if staged is None else memoryview(staged)
 
     # What happens
 
@@ -303,7 +317,9 @@ class Household:
         low, high = self._arena_span
         if (low <= start and start + size_bytes <= high) or self.is_shared(start, size_bytes):
             return
-        raise ConfigError(
+        if self.spec.takes_tokens and _is_nobodys(start, size_bytes):
+            return
+        raise TreeValueError(
             f"tensor {place} lies at {start:#x}, which children do not share with this process",
             hint="take its memory from orch.alloc() or worker.share(), or use shared memory that "
             "was mapped before init()",
@@ -312,7 +328,7 @@ class Household:
     def chip_of_device(self, device_id: int) -> int:
         """Which child has a device."""
         if device_id not in self.spec.device_ids:
-            raise ConfigError(f"a tensor lies in the memory of device {device_id}, which is not "
+            raise TreeValueError(f"a tensor is in the memory of device {device_id}, which is not "
                               "one of this worker's")  # fmt: skip
         return self.spec.device_ids.index(device_id)
 
@@ -324,7 +340,7 @@ class Household:
                 hint=None if self.next_level_count else "a level-3 worker has device_ids=[…]",
             )
         if not self.spec.device_ids:
-            raise ConfigError(
+            raise TreeValueError(
                 f"next-level worker {worker_id} has no device memory of its own",
                 hint="ask for it in the orchestration function of that worker",
             )
@@ -344,7 +360,7 @@ class Household:
     def copy_to(self, destination: int, source: int, size: int, worker_id: int) -> None:
         """Copy from memory of this process to a chip's."""
         child = self._checked_chip(worker_id)
-        with _Passage(self, source, size) as passage:
+        with self.engine.gate().closed(), _Passage(self, source, size) as passage:
             if passage.address != source:
                 ctypes.memmove(passage.address, source, size)
             command = encode_command(ControlCode.COPY_TO, destination, passage.address, size)
@@ -353,7 +369,7 @@ class Household:
     def copy_from(self, destination: int, source: int, size: int, worker_id: int) -> None:
         """Copy from a chip's memory to memory of this process."""
         child = self._checked_chip(worker_id)
-        with _Passage(self, destination, size) as passage:
+        with self.engine.gate().closed(), _Passage(self, destination, size) as passage:
             command = encode_command(ControlCode.COPY_FROM, passage.address, source, size)
             self.engine.command(child, command)
             if passage.address != destination:
@@ -377,10 +393,23 @@ class Household:
         subs: bool,
     ) -> None:
         """Give children windows, and let them join."""
+        with self.engine.gate().closed():
+            self._open_domain(name, ranks, buffers, signals, timeout, subs=subs)
+
+    def _open_domain(
+        self,
+        name: str,
+        ranks: Sequence[int] | None,
+        buffers: Mapping[str, tuple[Any, Any]],
+        signals: Sequence[str],
+        timeout: float,
+        *,
+        subs: bool,
+    ) -> None:
         from rankwise.workers.domains import place_domain, plan_domain  # noqa: PLC0415  # numpy
 
         if name in self._domains:
-            raise ConfigError(f"there is a domain {name!r} already")
+            raise TreeValueError(f"there is a domain {name!r} already")
         base, count, kind = 0, self.next_level_count, self.next_level_kind
         if subs:
             base, count, kind = self.first_sub, self.sub_count, "sub worker"
@@ -403,23 +432,38 @@ class Household:
         """Whether there are any."""
         return bool(self._domains)
 
-    def close_domains(self) -> None:
-        """Let all ranks leave, and take the windows back."""
+    def close_domains(self, deadline: Instant | None) -> None:
+        """Let all ranks leave, and take the windows back; who has not left by then is killed."""
         for name, (_, region, offset, members) in list(self._domains.items()):
-            del self._domains[name]
             for child in members:
-                # One that has ended is not there to leave.
-                with suppress(RankwiseError):
-                    self.engine.command(child, LEAVE + pickle.dumps(name))
+                try:
+                    self.engine.command(child, LEAVE + pickle.dumps(name), deadline)
+                except TimeoutError:
+                    self.engine.children.kill(child)
+                except RankwiseError:
+                    pass  # one that has ended is not there to leave, and one may have left before
             region.close()
             self.engine.arena.release(offset)
+            del self._domains[name]
+
+
+def _is_nobodys(start: int, size_bytes: int) -> bool:
+    from rankwise.workers.arrays import host_bytes  # noqa: PLC0415  # numpy takes its time
+
+    try:
+        host_bytes(start, size_bytes)
+    except BadPointer:
+        return True
+    return False
 
 
 class _Passage:
     """An address that a chip sees: the given one, or of memory on the way to and from it."""
 
     def __init__(self, household: Household, address: int, size: int) -> None:
+        self._engine = household.engine
         self._arena = household.engine.arena
+        self._forgotten_before = household.engine.forgotten_commands
         self._offset: int | None = None
         self.address = address
         if size and not household.is_shared(address, size):
@@ -429,8 +473,8 @@ class _Passage:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, *_: object) -> None:
         # When nobody waited for the end, the chip may be at it still.
-        is_over = kind is None or not issubclass(kind, (KeyboardInterrupt, TimeoutError))
+        is_over = self._engine.forgotten_commands == self._forgotten_before
         if self._offset is not None and is_over:
             self._arena.release(self._offset)

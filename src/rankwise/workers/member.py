@@ -8,7 +8,7 @@
     m.barrier(timeout=5)                        # and every operation of rankwise.collectives
 
 One-sided operations need nothing from the peer: `put` and `get` are copies by this rank alone.
-What makes them safe is order: whoever has seen a signal, or has left a barrier, sees everything
+What makes them safe is order: a rank that has seen a signal, or has left a barrier, sees everything
 that was put before it. Nothing else orders accesses to a window.
 
 A wait ends. It returns when the signal is as wanted; raises `PeerDied` when a rank of the domain
@@ -36,6 +36,7 @@ from rankwise.base.errors import (
     ConfigError,
     LocalProtocolError,
     PeerDied,
+    TreeValueError,
 )
 from rankwise.base.units import Duration, Instant, format_duration
 from rankwise.collectives.communicator import (
@@ -94,7 +95,7 @@ class Window(Mapping[str, Array]):
         return f"<Window of rank {self.rank} of {self._name!r}: {', '.join(self._arrays)}>"
 
 
-class UnknownName(ConfigError, KeyError):
+class UnknownName(TreeValueError, KeyError):
     """There is no buffer or no signal of that name."""
 
     __str__ = ConfigError.__str__  # a KeyError shows its text quoted
@@ -151,12 +152,12 @@ class Member(Communicator):
         region.window_offset(rank)  # refuses a rank that does not exist
         found = (region.rank_count, region.window_bytes)
         if found != (spec.size, spec.window_bytes):
-            raise ConfigError(
+            raise TreeValueError(
                 f"domain {spec.name!r} has {spec.size} ranks and windows of {spec.window_bytes} "
                 f"bytes, but the region {region.name!r} has {found[0]} and {found[1]}"
             )
         if len(spec.signals) > region.layout.signal_count:
-            raise ConfigError(
+            raise TreeValueError(
                 f"domain {spec.name!r} has {len(spec.signals)} signals, but the region "
                 f"{region.name!r} has room for {region.layout.signal_count}"
             )
@@ -249,17 +250,17 @@ class Member(Communicator):
                 rows = (max(whole.shape[0] - at, 0),)
             out = np.empty((*rows, *whole.shape[1:]), whole.dtype)
         elif not isinstance(out, np.ndarray):
-            raise ConfigError(f"out is a {type(out).__name__}, expected a numpy array")
+            raise TreeValueError(f"out is a {type(out).__name__}, expected a numpy array")
         elif not out.flags.writeable:
-            raise ConfigError("out cannot be written")
+            raise TreeValueError("out cannot be written")
         np.copyto(out, self._rows(name, source, at, out.shape, out.dtype))
         return out
 
     def signal(self, name: str, to: int, value: int = 1, op: SignalOp = "add") -> None:
         """Raise a signal of a peer, which sees everything that this rank has put before.
 
-        "add" never loses a count, whoever else adds. "set" makes it `value`; if another rank adds
-        at the same moment, that counts either on top or not at all.
+        "add" never loses a count, even if others add at the same time. "set" makes it
+        `value`; if another rank adds at the same moment, that counts either on top or not at all.
 
         Raises:
             ConfigError: a name, rank, value or op is wrong.
@@ -298,7 +299,9 @@ class Member(Communicator):
         self._check_usable()
         signal = self._signal_index(name)
         if ge is not None and eq is not None:
-            raise ConfigError(f"wait for {name!r}: both ge={ge} and eq={eq}, expected one of them")
+            raise TreeValueError(
+                f"wait for {name!r}: both ge={ge} and eq={eq}, expected one of them"
+            )
         wanted = self._checked_value(name, eq if eq is not None else 1 if ge is None else ge)
         patience = self._timeout
         if timeout is not None:
@@ -327,7 +330,7 @@ class Member(Communicator):
             self._gone = "it has left"
         self.region.set_presence(self.rank, Presence.LEFT)
         super().close()
-        # Whoever owns the memory may want to unmap it; arrays that the user has keep it mapped.
+        # The owner of the memory may want to unmap it; arrays that the user has keep it mapped.
         self._windows.clear()
         self._arrays.clear()
 
@@ -355,26 +358,26 @@ class Member(Communicator):
         """Rows of a rank's buffer that an array of this shape and dtype can be copied to."""
         whole = self.peer(rank)[name]
         if dtype != whole.dtype:
-            raise ConfigError(
+            raise TreeValueError(
                 f"the array has dtype {dtype}, but buffer {name!r} of {self.name!r} {whole.dtype}",
                 hint=f"convert it with astype({whole.dtype.name!r})",
             )
         if not whole.ndim:
             if shape or at:
-                raise ConfigError(
+                raise TreeValueError(
                     f"the array has shape {shape} at {at}, but buffer {name!r} of {self.name!r} "
                     f"has shape () and begins at 0"
                 )
             return whole
         if not shape or shape[1:] != whole.shape[1:]:
             rest = "".join(f", {size}" for size in whole.shape[1:]) or ","
-            raise ConfigError(
+            raise TreeValueError(
                 f"the array has shape {shape}, but buffer {name!r} of {self.name!r} has shape "
                 f"{whole.shape}: expected (rows{rest})"
             )
         end = at + shape[0]
         if not 0 <= at <= end <= whole.shape[0]:
-            raise ConfigError(
+            raise TreeValueError(
                 f"{shape[0]} rows from row {at} on do not lie in buffer {name!r} of "
                 f"{self.name!r}, which has {whole.shape[0]}"
             )
@@ -382,7 +385,7 @@ class Member(Communicator):
 
     def _checked_rank(self, rank: Any) -> int:
         if not isinstance(rank, int) or not 0 <= rank < self._size:
-            raise ConfigError(
+            raise TreeValueError(
                 f"rank is {rank!r}, expected 0 to {self._size - 1}: domain {self.name!r} has "
                 f"{self._size} ranks"
             )
@@ -407,7 +410,7 @@ class Member(Communicator):
             case (name, value, op):
                 pass
             case _:
-                raise ConfigError(
+                raise TreeValueError(
                     f"signal is {given!r}, expected a name, (name, value) or (name, value, op)"
                 )
         self._check_op(name, op)
@@ -416,14 +419,14 @@ class Member(Communicator):
     @staticmethod
     def _check_op(name: str, op: str) -> None:
         if op not in {"add", "set"}:
-            raise ConfigError(f"signal {name!r}: op is {op!r}, expected 'add' or 'set'")
+            raise TreeValueError(f"signal {name!r}: op is {op!r}, expected 'add' or 'set'")
 
     @staticmethod
     def _checked_value(name: str, value: object) -> int:
         if isinstance(value, np.integer):
             value = int(value)
         if not isinstance(value, int) or not 0 <= value < MODULUS:
-            raise ConfigError(
+            raise TreeValueError(
                 f"signal {name!r}: the value is {value!r}, expected a whole number, "
                 f"0 to {MODULUS - 1}"
             )

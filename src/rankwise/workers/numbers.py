@@ -4,7 +4,7 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
-from rankwise.base.errors import ConfigError
+from rankwise.base.errors import TreeValueError
 from rankwise.base.units import Duration, duration_from_seconds
 
 _CENTURY_S = 3.2e9
@@ -17,7 +17,7 @@ def check_text(name: str, value: object, hint: str) -> None:
         ConfigError: names it and its value.
     """
     if not isinstance(value, str) or not value:
-        raise ConfigError(f"{name} is {value!r}, expected a name", hint=hint)
+        raise TreeValueError(f"{name} is {value!r}, expected a name", hint=hint)
 
 
 def check_whole(name: str, value: object, least: int, hint: str | None = None) -> None:
@@ -27,7 +27,7 @@ def check_whole(name: str, value: object, least: int, hint: str | None = None) -
         ConfigError: names it and its value.
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigError(
+        raise TreeValueError(
             f"{name} is {value!r}, expected a whole number from {least} on", hint=hint
         )
 
@@ -41,7 +41,7 @@ def checked_entries(name: str, given: Iterable[Any], expected: str) -> tuple[Any
     try:
         return tuple(given)
     except TypeError:
-        raise ConfigError(f"{name} is {given!r}, expected a list: {expected}") from None
+        raise TreeValueError(f"{name} is {given!r}, expected a list: {expected}") from None
 
 
 def checked_patience(name: str, seconds: float) -> Duration:
@@ -55,7 +55,7 @@ def checked_patience(name: str, seconds: float) -> Duration:
             return duration_from_seconds(min(float(seconds), _CENTURY_S))
     except (TypeError, ValueError):
         pass
-    raise ConfigError(f"{name} is {seconds!r}, expected a number of seconds from 0 on")
+    raise TreeValueError(f"{name} is {seconds!r}, expected a number of seconds from 0 on")
 
 
 def checked_shape(shape: Iterable[int] | int) -> tuple[int, ...]:
@@ -71,4 +71,4 @@ def checked_shape(shape: Iterable[int] | int) -> tuple[int, ...]:
             return lengths
     except TypeError:
         pass
-    raise ConfigError(f"the shape is {shape!r}, expected whole numbers from 0 on: (4, 8)")
+    raise TreeValueError(f"the shape is {shape!r}, expected whole numbers from 0 on: (4, 8)")

@@ -2,9 +2,9 @@
 
 Tasks are ordered by the memory that their tensors name (see `core.tree.hazards`):
 
-    INPUT             reads: waits for whoever wrote it
-    INOUT             reads and writes: waits for whoever wrote or reads it
-    OUTPUT            writes: waits for whoever wrote or reads it; without an address it gets memory
+    INPUT             reads: waits for the tasks that wrote it
+    INOUT             reads and writes: waits for those that wrote or read it
+    OUTPUT            writes: waits for those that wrote or read it; without address it gets memory
     OUTPUT_EXISTING   writes, in memory that there is
     NO_DEP            nothing waits
 
@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rankwise.base.errors import ConfigError, LocalProtocolError
-from rankwise.core.mailbox.tasks import ChipCallConfig
-from rankwise.core.mailbox.tensors import (
+from rankwise.base.errors import LocalProtocolError, TreeValueError
+from rankwise.core.tasks.calls import ChipCallConfig
+from rankwise.core.tasks.tensors import (
     ContinuousTensor,
     DataType,
     TensorArgType,
@@ -38,8 +38,7 @@ if TYPE_CHECKING:
 
 _DEVICE_SHIFT = 48
 """Addresses of devices have the device's number, plus one, above this bit."""
-_OUTPUT = int(TensorArgType.OUTPUT)
-_HOW: dict[int, tuple[bool, bool]] = {
+_HOW: dict[TensorArgType, tuple[bool, bool]] = {
     TensorArgType.INPUT: (True, False),
     TensorArgType.OUTPUT: (False, True),
     TensorArgType.INOUT: (True, True),
@@ -105,6 +104,8 @@ class Orchestrator:
         self._is_recorded = engine is not None
         self._scope_depth = 0
         self._is_over = False
+        self.held: list[object] = []
+        """The arrays that recorded tasks were given."""
 
     # Submitting
 
@@ -123,10 +124,8 @@ class Orchestrator:
         """
         number = self._number(callable_)
         name = self._table.names[number]
-        if args is None:
-            return SubmitResult(self._engine.submit(Pool.SUB, number, None, name=name))
-        accesses = self._accesses(args)
-        frame = pack_task(args)
+        accesses = () if args is None else self._accesses(args)
+        frame = pack_task(args) if args else None  # the child makes empty ones
         return SubmitResult(
             self._engine.submit(Pool.SUB, number, frame, accesses=accesses, name=name)
         )
@@ -232,7 +231,7 @@ class Orchestrator:
 
         Args:
             shape: lengths of its dimensions, or one length.
-            dtype: a `DataType`, or a name of one: `float32`, `f4`.
+            dtype: a `DataType`, a name of one (`float32`, `f4`), or a type of numpy.
 
         Raises:
             ConfigError: there is no such shape or type.
@@ -356,7 +355,7 @@ class Orchestrator:
         """Refuse in a recording what is done at once, and would not be done by a replay."""
         self._check_open()
         if self._is_recorded:
-            raise ConfigError(
+            raise TreeValueError(
                 f"{what} cannot be recorded: only submit_sub and alloc can",
                 hint="do it before record(), in a run() or with the worker's own methods",
             )
@@ -366,7 +365,7 @@ class Orchestrator:
             self._check_open()
         if isinstance(callable_, int):
             if callable_ not in self._table.names:
-                raise ConfigError(
+                raise TreeValueError(
                     f"callable {callable_} is not registered: there are {len(self._table)}",
                     hint="give what register() returned",
                 )
@@ -380,10 +379,12 @@ class Orchestrator:
                 f"a task was given {type(args).__name__} for its arguments",
                 hint="make a TaskArgs, and add_tensor and add_scalar what the task needs",
             )
+        if self._is_recorded:
+            self.held += args.owners
         accesses = []
         for place, (address, size_bytes, tag, is_childs) in enumerate(args.accesses()):
             start = address
-            if not address and tag == _OUTPUT:
+            if not address and tag is TensorArgType.OUTPUT:
                 start = self._engine.allocate(size_bytes)
                 args.set_address(place, start)
             if not start:
@@ -412,7 +413,7 @@ class Orchestrator:
         if worker != -1:
             owners.add(worker)
         if len(owners) > 1:
-            raise ConfigError(
+            raise TreeValueError(
                 f"a task names memory of several chips, or runs at another: {sorted(owners)}",
                 hint="copy to one chip first, or put what is shared into a window",
             )
@@ -429,7 +430,7 @@ class Orchestrator:
         if workers is None:
             return [None] * len(args_list)
         if len(workers) != len(args_list):
-            raise ConfigError(f"{len(workers)} workers are named for {len(args_list)} members")
+            raise TreeValueError(f"{len(workers)} workers are named for {len(args_list)} members")
         for worker in workers:
             if not 0 <= worker < count:
                 raise IndexOutOfRange(f"there is no {kind} {worker}: there are {count}")

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from rankwise.base.errors import ConfigError, LocalProtocolError
+from rankwise.base.errors import LocalProtocolError, TreeValueError
 from rankwise.base.units import Instant
 from rankwise.core.tree.recording import RecordedTask
 from rankwise.core.tree.vocabulary import Access, Pool
 from rankwise.workers.arguments import TaskArgs
 from rankwise.workers.numbers import checked_patience
-from rankwise.workers.wire import unpack_task
+from rankwise.workers.wire import unpack_arguments
 
 if TYPE_CHECKING:
     from rankwise.drivers.real.tree.engine import Engine
@@ -48,7 +48,7 @@ class Program:
 
 
 def _arguments(frame: bytes | None) -> TaskArgs:
-    return TaskArgs() if frame is None else unpack_task(frame)[0]
+    return TaskArgs() if frame is None else unpack_arguments(frame)
 
 
 class Recorder:
@@ -78,7 +78,7 @@ class Recorder:
     ) -> int:
         """Note a task."""
         if pool is not Pool.SUB:
-            raise ConfigError(
+            raise TreeValueError(
                 f"{name} is for a chip or a next-level worker, and only submit_sub is recorded",
                 hint="submit it with run()",
             )
@@ -98,7 +98,7 @@ class Recorder:
     ) -> int:
         """Refuse: members of a group wait for each other, and a replay has nobody who would see."""
         del pool, callable_, frames, children, accesses
-        raise ConfigError(f"the group {name} cannot be recorded", hint="submit it with run()")
+        raise TreeValueError(f"the group {name} cannot be recorded", hint="submit it with run()")
 
     def allocate(self, size_bytes: int) -> int:
         """Memory that lives as long as the recording."""
@@ -123,8 +123,12 @@ class RecordedGraph:
         task_count: how many tasks a replay runs.
     """
 
-    def __init__(self, engine: "Engine", programs: dict[int, int], task_count: int) -> None:
+    def __init__(
+        self, engine: "Engine", programs: dict[int, int], task_count: int, held: Sequence[object]
+    ) -> None:
         self._engine: Engine | None = engine
+        self._held = held
+        """The arrays that its tasks were given."""
         self._programs = programs
         self.task_count = task_count
 

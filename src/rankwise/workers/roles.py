@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from rankwise.base.errors import CollectiveError, ConfigError
-from rankwise.core.mailbox.tasks import ControlCode
+from rankwise.base.errors import CollectiveError, TreeValueError
+from rankwise.core.tasks.calls import ControlCode
 from rankwise.drivers.real.tree.arena import FRAME_HEAD
 from rankwise.drivers.real.tree.child import ChildEnds
 from rankwise.drivers.real.tree.reports import summary_of
@@ -22,14 +22,14 @@ from rankwise.workers.chip_communicator import RegionSource
 from rankwise.workers.platforms.port import Leak, Platform
 from rankwise.workers.staging import StagingSource
 from rankwise.workers.timeline import Timeline, TimelineEntry
-from rankwise.workers.wire import decode_command, unpack_task
+from rankwise.workers.wire import decode_command, unpack_arguments, unpack_task
 
 if TYPE_CHECKING:
     from rankwise.workers.recording import Program
     from rankwise.workers.worker import Worker
 
 JOIN, LEAVE = b"J", b"L"
-"""First bytes of commands about domains; one of `core.mailbox.tasks` begins with neither."""
+"""First bytes of commands about domains; one of `core.tasks.calls` begins with neither."""
 
 
 class Farewell(msgspec.Struct, frozen=True):
@@ -93,7 +93,7 @@ class _Role:
     def device_command(self, body: bytes) -> bytes:
         """Do something with the memory of a device."""
         del body
-        raise ConfigError(
+        raise TreeValueError(
             f"{self.child.path} has no device memory",
             hint="malloc, free, copy_to and copy_from are for chips of a level-3 worker",
         )
@@ -121,7 +121,7 @@ class FunctionRole(_Role):
         function = self._functions.get(callable_)
         if function is None:
             function = self.table.find(callable_)
-        function(TaskArgs() if frame is None else unpack_task(_opened(frame)[1])[0])
+        function(TaskArgs() if frame is None else unpack_arguments(_opened(frame)[1]))
 
 
 class ChipRole(_Role):
@@ -202,7 +202,7 @@ class ChipRole(_Role):
             case ControlCode.COPY_FROM:
                 chip.copy_from(command.arg0, command.arg1, command.arg2)
             case _:
-                raise ConfigError(f"a chip knows no command {command.code}")
+                raise TreeValueError(f"a chip knows no command {command.code}")
         return b""
 
     def finish(self) -> bytes:

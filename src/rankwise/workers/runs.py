@@ -1,12 +1,14 @@
 """The runs of an initialised worker: one after the other, each to its end, whatever happens."""
 
-import os
 import time
+from threading import Lock, get_ident
 from typing import Any, NoReturn
 
 from rankwise.base.errors import LocalProtocolError
-from rankwise.base.units import SECOND, Duration, Instant
+from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant
 from rankwise.core.tree.vocabulary import Drained, EndCause, Unfinished
+from rankwise.drivers.real.interrupts import Gate, gate_here
+from rankwise.drivers.real.this_process import mark
 from rankwise.drivers.real.tree.reports import Report
 from rankwise.workers.failures import TaskFailure, exception_for
 from rankwise.workers.household import Household
@@ -14,7 +16,12 @@ from rankwise.workers.orchestrator import Orchestrator
 from rankwise.workers.timeline import Timeline
 
 _GRACE = Duration(2 * SECOND)
-"""How long tasks may go on after an interrupt or a time-out before their children are killed."""
+"""How long tasks may go on after an interrupt before their children are killed."""
+_KILL_PATIENCE = Duration(5 * SECOND)
+"""How long it may take until a child that is killed is known to be dead."""
+_LATE_GRACE = Duration(300 * MILLISECOND)
+_LATE_KILL_PATIENCE = Duration(250 * MILLISECOND)
+"""The same after a time-out: all of it together takes less than a second."""
 
 _NOTES_MAX = 20
 
@@ -25,18 +32,39 @@ class Runs:
     Attributes:
         failures: what went wrong in the last run, in the order of submission.
         timeline: what chips did in simulated time in the last run.
-        is_running: whether a run is going on.
     """
 
     def __init__(self, household: Household | None, level: int) -> None:
         self._household = household
         self._level = level
-        self._pid = os.getpid()
+        self._process = mark()
+        self._going_on = Lock()
+        """Held by the run that is going on."""
+        self._thread = 0
         self.failures: tuple[TaskFailure, ...] = ()
         self.timeline = Timeline([])
-        self.is_running = False
         if household is not None:
             household.timeline = self.timeline
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a run is going on."""
+        return self._going_on.locked()
+
+    def check_idle(self, what: str, hint: str) -> None:
+        """Refuse what is not done during a run.
+
+        Raises:
+            LocalProtocolError: a run is going on.
+        """
+        if not self._going_on.locked():
+            return
+        if self._thread != get_ident():
+            raise LocalProtocolError(
+                f"{what} was called while another thread is in run()",
+                hint="one thread at a time uses a worker: take a lock around its calls",
+            )
+        raise LocalProtocolError(f"{what} was called inside of run()", hint=hint)
 
     def check_ready(self) -> Household:
         """Refuse what cannot work.
@@ -45,13 +73,13 @@ class Runs:
             LocalProtocolError: a run is going on.
             WorkerDied: a child that nobody replaces has ended.
         """
-        assert self._household is not None, "the worker is initialised"
-        if self.is_running:
-            raise LocalProtocolError(
-                "run() was called inside of run()", hint="submit tasks to the orchestrator"
-            )
-        self._household.engine.children.check_whole()
-        return self._household
+        household = self._household
+        assert household is not None, "the worker is initialised"
+        if self._going_on.locked():
+            self.check_idle("run()", "submit tasks to the orchestrator")
+        if household.engine.children.lost:
+            household.engine.children.check_whole()
+        return household
 
     def run(
         self,
@@ -62,9 +90,38 @@ class Runs:
         patience: Duration | None = None,
         clock: int = 0,
     ) -> None:
-        """Call an orchestration function, and wait for all that it submits; see `Worker.run`."""
+        """Call an orchestration function, and wait for all that it submits; see `Worker.run`.
+
+        Signal handlers run at once in the function, and elsewhere only in waits.
+        """
         household = self.check_ready()
+        gate = gate_here()
+        gate.shut()
+        try:
+            if not self._going_on.acquire(blocking=False):
+                self.check_ready()  # another thread was quicker
+            try:
+                self._run(household, gate, callable_, args, config, patience, clock)
+            finally:
+                self._going_on.release()
+        finally:
+            gate.is_shut = False
+            if gate.due:
+                gate.run_due()
+
+    def _run(  # noqa: PLR0917  # what run() was given, without packing it up
+        self,
+        household: Household,
+        gate: Gate,
+        callable_: Any,
+        args: Any,
+        config: Any,
+        patience: Duration | None,
+        clock: int,
+    ) -> None:
+        self._thread = get_ident()
         engine = household.engine
+        engine.children.gate = gate
         if self.timeline.entries:
             household.timeline = self.timeline = Timeline([])
         deadline = None
@@ -73,28 +130,36 @@ class Runs:
         self.failures = ()
         if household.table.dropped:
             household.table.let_go()
-        self.is_running = True
         engine.begin_run(clock, deadline)
         orch = Orchestrator(household)
         error: BaseException | None = None
         try:
+            gate.is_shut = False
             try:
+                if gate.due:
+                    gate.run_due()
                 callable_(orch, args, config)
             except Exception as raised:  # noqa: BLE001  # raised again when all tasks have ended
                 error = raised
-            if os.getpid() != self._pid:
+            finally:
+                gate.is_shut = True
+            if mark() is not self._process:
                 self._refuse_copy()
             orch.finish()
             drained = engine.drain()
         except BaseException as interrupt:  # goes on when all is quiet
             orch.abandon()
-            if os.getpid() != self._pid:
+            if mark() is not self._process:
                 raise
-            self._abandon(household, interrupt)
+            deadline, last = self._abandon(household, interrupt)
+            if error is not None and isinstance(last, TimeoutError):
+                raise error  # noqa: B904  # it came first; the time-out is its context
+            if last is not interrupt:
+                raise last  # noqa: B904  # the one before it is its context
+            raise
         finally:
-            self.is_running = False
-            if household.has_domains and os.getpid() == self._pid:
-                household.close_domains()
+            if household.has_domains and mark() is self._process:
+                _close_domains(household, gate, deadline)
         if error is not None or drained.unfinished:
             self._raise(error, drained, household)
 
@@ -104,18 +169,29 @@ class Runs:
             hint="os._exit() at the end of what the copy does",
         )
 
-    def _abandon(self, household: Household, interrupt: BaseException) -> NoReturn:
-        """Cancel what has not begun, wait a little for the rest, and go on with the exception."""
+    def _abandon(
+        self, household: Household, interrupt: BaseException
+    ) -> tuple[Instant, BaseException]:
+        """Cancel what has not begun, and wait a little for the rest.
+
+        Returns:
+            Until when children may take to leave their domains, and what to raise: the interrupt,
+            or another one that came while the rest was waited for.
+        """
+        grace, kill_patience = _GRACE, _KILL_PATIENCE
+        if isinstance(interrupt, TimeoutError):
+            grace, kill_patience = _LATE_GRACE, _LATE_KILL_PATIENCE
         try:
-            drained = household.engine.abandon_run(_GRACE)
+            drained, another = household.engine.abandon_run(grace, kill_patience)
         except BaseException:  # noqa: BLE001  # the interrupt goes on instead
-            # Interrupted in the middle of something: nobody knows what the children still do.
+            # Nobody knows what the children still do.
             household.give_up()
-            raise interrupt from None
-        self.failures = tuple(_failure(one, household) for one in drained.unfinished)
-        for failure in self.failures[:_NOTES_MAX]:
-            interrupt.add_note(f"besides, {failure.summary}")
-        raise interrupt
+        else:
+            self.failures = tuple(_failure(one, household) for one in drained.unfinished)
+            interrupt = another or interrupt
+            for failure in self.failures[:_NOTES_MAX]:
+                interrupt.add_note(f"besides, {failure.summary}")
+        return Instant(time.monotonic_ns() + grace), interrupt
 
     def _raise(
         self, error: BaseException | None, drained: Drained, household: Household
@@ -126,6 +202,16 @@ class Runs:
         for failure in self.failures:
             error.add_note(f"besides, {failure.summary}")
         raise error
+
+
+def _close_domains(household: Household, gate: Gate, deadline: Instant | None) -> None:
+    try:
+        household.close_domains(deadline)
+    except BaseException:
+        # The interrupt goes on when everybody has left, or is killed because he does not.
+        with gate.patience():
+            household.close_domains(Instant(time.monotonic_ns() + _GRACE))
+        raise
 
 
 def _failure(unfinished: Unfinished, household: Household) -> TaskFailure:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rankwise.base.errors import ConfigError
+from rankwise.base.errors import TreeValueError
 from rankwise.workers.bootstrap import HostBufferStaging
 from rankwise.workers.errors import UnknownName
 
@@ -17,7 +17,7 @@ StagingSource = Callable[[str], Any]
 
 
 def posix_shared_memory(name: str) -> mmap:
-    """The POSIX shared memory of a name, mapped; whoever made it has to remove it.
+    """The POSIX shared memory of a name, mapped; its maker has to remove it.
 
     Raises:
         UnknownName: there is none.
@@ -25,7 +25,7 @@ def posix_shared_memory(name: str) -> mmap:
     # Not multiprocessing's SharedMemory: a process that only looks would remove it at its end.
     path = os.path.join("/dev/shm", name.removeprefix("/"))  # noqa: S108, PTH118  # where they lie
     if not name or "/" in name.removeprefix("/"):
-        raise UnknownName(f"{name!r} is no name of shared memory")
+        raise UnknownName(f"{name!r} is not a name of shared memory")
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
@@ -50,7 +50,7 @@ def staged(source: StagingSource, staging: HostBufferStaging) -> Iterator[int]:
     view = np.frombuffer(memory, np.uint8)
     try:
         if view.size < staging.size:
-            raise ConfigError(
+            raise TreeValueError(
                 f"the staging {staging.shm_name!r} of buffer {staging.name!r} has {view.size} "
                 f"bytes, expected {staging.size}"
             )

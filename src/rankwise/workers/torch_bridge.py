@@ -2,14 +2,16 @@
 
 from typing import Any
 
-from rankwise.base.errors import ConfigError
-from rankwise.core.mailbox.tensors import ContinuousTensor, DataType
+from rankwise.base.errors import TreeValueError
+from rankwise.core.tasks.tensors import ContinuousTensor, DataType
 
 _DATA_TYPES = {
     "float32": DataType.FLOAT32, "float16": DataType.FLOAT16, "int32": DataType.INT32,
     "int16": DataType.INT16, "int8": DataType.INT8, "uint8": DataType.UINT8,
     "bfloat16": DataType.BFLOAT16, "int64": DataType.INT64, "uint64": DataType.UINT64,
-    "uint16": DataType.UINT16, "uint32": DataType.UINT32,
+    "uint16": DataType.UINT16, "uint32": DataType.UINT32, "bool": DataType.BOOL,
+    "float64": DataType.FLOAT64, "complex64": DataType.COMPLEX64,
+    "complex128": DataType.COMPLEX128,
 }  # fmt: skip
 
 
@@ -21,7 +23,7 @@ def torch_dtype_to_datatype(dtype: Any) -> DataType:
     """
     name = str(dtype).removeprefix("torch.")
     if name not in _DATA_TYPES:
-        raise ConfigError(
+        raise TreeValueError(
             f"tensors of {dtype} cannot be given to a task",
             hint=f"convert it with .to() to one of {', '.join(_DATA_TYPES)}",
         )
@@ -37,13 +39,18 @@ def make_tensor_arg(tensor: Any) -> ContinuousTensor:
     Raises:
         ConfigError: it is not on the CPU, not dense, or of a type without `DataType`.
     """
+    if not hasattr(tensor, "data_ptr"):
+        raise TreeValueError(
+            f"{type(tensor).__name__} {tensor!r:.60} is not a torch tensor",
+            hint="numpy arrays and numbers are given to a task as they are",
+        )
     if tensor.device.type != "cpu":
-        raise ConfigError(
+        raise TreeValueError(
             f"a tensor is on {tensor.device}, expected the CPU", hint="move it with .cpu()"
         )
     kind = torch_dtype_to_datatype(tensor.dtype)
     if not tensor.is_contiguous():
-        raise ConfigError(
+        raise TreeValueError(
             f"a tensor of shape {tuple(tensor.shape)} has strides {tuple(tensor.stride())}, and is "
             "not dense",
             hint="make it dense with .contiguous()",

@@ -1,11 +1,12 @@
-"""Tasks and commands as frames; the layouts are those of `rankwise.core.mailbox.tasks`."""
+"""Tasks and commands as frames; the layouts are those of `rankwise.core.tasks.calls`."""
 
-from rankwise.core.mailbox.tasks import (
+from rankwise.core.tasks.calls import (
     ChipCallConfig,
     Command,
     ControlCode,
     decode_command,
     decode_task,
+    decode_task_arguments,
     encode_command,
     encode_task,
 )
@@ -17,6 +18,7 @@ __all__ = [
     "decode_command",
     "encode_command",
     "pack_task",
+    "unpack_arguments",
     "unpack_task",
 ]
 
@@ -42,3 +44,8 @@ def unpack_task(frame: bytes | bytearray | memoryview) -> tuple[TaskArgs, ChipCa
         return TaskArgs(), ChipCallConfig()
     tensors, scalars, config = decode_task(frame)
     return TaskArgs.of(tensors, scalars), config
+
+
+def unpack_arguments(frame: bytes | bytearray | memoryview) -> TaskArgs:
+    """Read the arguments alone, for who has no configuration; see `unpack_task`."""
+    return TaskArgs.of(*decode_task_arguments(frame))

@@ -7,21 +7,29 @@ A worker whose chip or next-level worker has died cannot run any more: it is clo
 again. A sub worker that dies is replaced.
 """
 
-import os
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from rankwise.base.errors import BootstrapFailed, ConfigError, LocalProtocolError
-from rankwise.core.mailbox.tasks import ChipCallConfig
+from rankwise.base.errors import (
+    BootstrapFailed,
+    BootstrapRefused,
+    ConfigError,
+    LocalProtocolError,
+    TreeValueError,
+)
+from rankwise.core.tasks.calls import ChipCallConfig
 from rankwise.core.tree.recording import lay_out
+from rankwise.drivers.real.interrupts import came_from_handler, gate_here, unheard
+from rankwise.drivers.real.this_process import mark
+from rankwise.drivers.real.tree.placement import Home
 from rankwise.workers.arguments import TaskArgs
 from rankwise.workers.bootstrap import (
     ChipBootstrapConfig,
     ChipCommBootstrapConfig,
     ChipContext,
 )
-from rankwise.workers.callable_table import CallableTable, check_callable
+from rankwise.workers.callable_table import CallableTable, check_call_runs, check_callable
 from rankwise.workers.child_context import path_here
 from rankwise.workers.failures import TaskFailure
 from rankwise.workers.household import Household, HouseholdSpec
@@ -30,9 +38,9 @@ from rankwise.workers.numbers import (
     check_whole,
     checked_entries,
     checked_patience,
-    checked_shape,
 )
 from rankwise.workers.orchestrator import Orchestrator
+from rankwise.workers.platforms.registry import check_platform
 from rankwise.workers.recording import Program, RecordedGraph, Recorder
 from rankwise.workers.runs import Runs
 from rankwise.workers.states import DEFAULT_HEAP_RING_SIZE, MAX_RING_DEPTH
@@ -42,6 +50,7 @@ if TYPE_CHECKING:
     from rankwise.drivers.real.windows import WindowRegion
     from rankwise.workers.chip_worker import ChipWorker
     from rankwise.workers.platforms.port import Leak, Platform
+    from rankwise.workers.shared_arrays import SharedArrays
 
 _inherited: "dict[str, WindowRegion]" = {}
 """Communicators that a worker above has made before this process was forked."""
@@ -62,12 +71,22 @@ class Worker:
         ring_depth: how many submitted tasks may be unfinished before `submit` waits.
         start_timeout: how many seconds `init()` may take.
         close_timeout: how many seconds children may take to end before they are killed.
+        placement: "near" keeps the thread that calls `init()` on its processor until `close()`, and
+            the first sub worker there, which is given tasks first; other children share a cache
+            with it. Small tasks come back faster, as nobody has to be woken elsewhere; that sub
+            worker and the caller do not run at the same time, and threads that the caller starts
+            meanwhile stay there too. By default the kernel places everybody.
+        journal: a file to which this worker appends every fact that it is told and every order that
+            follows, for `rankwise replay`. Small tasks take several times as long then.
         runtime, build: taken for programs that name a vendor's toolchain; without effect.
 
     Attributes:
         killed: children that had to be killed at the last `close()`, here or further below.
         leaks: chips' memory that nobody had freed at the last `close()`, by the chip's name.
     """
+
+    _takes_tokens = False
+    """Whether tensors may have addresses that are nobody's, which only order tasks."""
 
     def __init__(
         self,
@@ -82,6 +101,8 @@ class Worker:
         ring_depth: int = 4096,
         start_timeout: float = 120.0,
         close_timeout: float = 10.0,
+        placement: Literal["near"] | None = None,
+        journal: str | None = None,
         runtime: str = "",
         build: bool = False,
     ) -> None:
@@ -92,7 +113,17 @@ class Worker:
         check_whole("ring_depth", ring_depth, 1)
         if not hasattr(platform, "open"):
             check_text("platform", platform, '"sim", "host", or another that is installed')
+        if placement not in (None, "near"):
+            raise TreeValueError(
+                f"placement is {placement!r}, expected None or 'near'",
+                hint="by default the kernel places everybody",
+            )
+        if journal is not None:
+            check_text("journal", journal, "a file, such as 'worker.jsonl'")
         self.level = level
+        self._journal = journal
+        self._is_near = placement == "near"
+        self._home: Home | None = None
         self._platform = platform
         self._device_id = device_id
         self._device_ids = checked_entries("device_ids", device_ids, "numbers of chips: [0, 1]")
@@ -113,9 +144,11 @@ class Worker:
         self._runs = Runs(None, level)
         self._chip: ChipWorker | None = None
         self._owned: dict[str, WindowRegion] = {}
+        self._arrays: SharedArrays | None = None
         self._recordings: list[RecordedGraph] = []
         self._finalizer: Any = None
-        self._owner_pid = 0
+        self._owner: object = None
+        """The process that has initialised it."""
         self.killed: tuple[str, ...] = ()
         self.leaks: dict[str, tuple[Leak, ...]] = {}
 
@@ -124,31 +157,31 @@ class Worker:
         for device_id in self._device_ids:
             check_whole("a number in device_ids", device_id, 0)
         if has_bootstraps and level < 3:
-            raise ConfigError(
-                f"chip_bootstrap_configs was given to a worker of level {level}",
+            raise TreeValueError(
+                f"chip_bootstrap_configs needs level >= 3, but the level is {level}",
                 hint="a level-3 worker brings chips up; at level 2, use ChipWorker",
             )
         if has_bootstraps and len(self._bootstraps) != chips:
-            raise ConfigError(
-                f"there are {len(self._bootstraps)} chip_bootstrap_configs for {chips} device_ids",
+            raise TreeValueError(
+                f"chip_bootstrap_configs has {len(self._bootstraps)} entries, and must equal "
+                f"device_ids length, which is {chips}",
                 hint="give one per device",
             )
         if chips and level != 3:
-            raise ConfigError(
+            raise TreeValueError(
                 f"device_ids was given to a worker of level {level}",
                 hint="chips belong to level 3; give add_worker() a level-3 worker",
             )
         if len(set(self._device_ids)) != chips:
-            raise ConfigError(f"device_ids names a chip twice: {list(self._device_ids)}")
+            raise TreeValueError(f"device_ids names a chip twice: {list(self._device_ids)}")
         if self._sub_count and level < 3:
-            raise ConfigError(
+            raise TreeValueError(
                 f"num_sub_workers is {self._sub_count}, but a level-2 worker has none",
                 hint="a level-3 worker has chips and sub workers",
             )
         for config in self._bootstraps:
             if not isinstance(config, ChipBootstrapConfig):
-                raise ConfigError(f"{config!r} is no ChipBootstrapConfig")
-            config.check()
+                raise TreeValueError(f"{config!r} is not a ChipBootstrapConfig")
 
     # Before init
 
@@ -177,19 +210,24 @@ class Worker:
             ConfigError: the levels do not fit.
         """
         if not isinstance(worker, Worker):
-            raise ConfigError(f"{worker!r} is no Worker, and cannot be added to one")
+            raise TreeValueError(f"{worker!r} is not a Worker, and cannot be added to one")
         if self.level < 4:
             raise LocalProtocolError(
-                f"a worker of level {self.level} has no next-level workers",
-                hint="level 4 and above have them; level 3 has chips",
+                f"add_worker() needs level >= 4, but the level is {self.level}",
+                hint="level 4 and above have next-level workers; level 3 has chips",
             )
-        if self._household is not None or worker.is_initialized:
+        if self._household is not None:
             raise LocalProtocolError(
-                "add_worker() was called after init()",
-                hint="add workers first; init() of the outermost initialises them all",
+                "add_worker() must be called before init()",
+                hint="init() of the outermost worker initialises all that were added",
+            )
+        if worker.is_initialized:
+            raise LocalProtocolError(
+                "a worker that is added must not be initialized",
+                hint="init() of the outermost worker initialises all that were added",
             )
         if worker.level != self.level - 1:
-            raise ConfigError(
+            raise TreeValueError(
                 f"a worker of level {worker.level} was added to one of level {self.level}",
                 hint=f"it must have level {self.level - 1}",
             )
@@ -244,7 +282,8 @@ class Worker:
         Raises:
             LocalProtocolError: it was called before, this worker was added to another, or this
                 process has other threads.
-            BootstrapFailed: something did not come up; nothing of it is left.
+            BootstrapFailed: something did not come up; nothing of it is left. It is a
+                `ValueError` too if it was about a value.
         """
         if self.is_initialized:
             raise LocalProtocolError("init() was called twice", hint="call close() in between")
@@ -256,28 +295,70 @@ class Worker:
         if self.level == 2:
             self._init_chip()
             return
+        if self._parent is None:
+            self._check_platforms()
+            self._check_bootstraps()
+        with gate_here().used():
+            self._init_tree()
+
+    def _init_tree(self) -> None:
         self._owned = self._make_communicators()
-        household = None
         try:
+            self._home = Home() if self._is_near else None
             household = Household(self._spec(), self._table)
             household.open(_inherited)
         except BaseException:
             self._drop_communicators()
+            self._leave_home()
             raise
         self._household = household
-        self._owner_pid = os.getpid()
+        self._owner = mark()
         self._runs = Runs(household, self.level)
-        self._finalizer = weakref.finalize(self, _close_forgotten, household, os.getpid())
+        self._finalizer = weakref.finalize(self, _close_forgotten, household, mark(), self._home)
+
+    def _check_platforms(self) -> None:
+        """Refuse platforms that nobody knows, before any process is made."""
+        if isinstance(self._platform, str):
+            try:
+                check_platform(self._platform)
+            except ConfigError as error:
+                what = f"{type(error).__name__}: {error.message}"
+                raise BootstrapRefused(
+                    f"chip 0 bootstrap failed: {what}", hint=error.hint
+                ) from error
+        for worker in self._next_level:
+            worker._check_platforms()  # noqa: SLF001  # it is one of us
+
+    def _check_bootstraps(self, below: str = "") -> None:
+        """Refuse before anything is started what can be seen to be wrong with chips of this tree.
+
+        Raises:
+            BootstrapRefused: names the first of them.
+        """
+        for index, config in enumerate(self._bootstraps):
+            try:
+                config.check()
+            except ConfigError as error:
+                what = f"{type(error).__name__}: {error.message}"
+                raise BootstrapRefused(
+                    f"chip {index}{below} bootstrap failed: {what}", hint=error.hint
+                ) from error
+        for index, worker in enumerate(self._next_level):
+            worker._check_bootstraps(f" of worker {index}{below}")  # noqa: SLF001  # one of us
 
     def _init_chip(self) -> None:
         from rankwise.workers.chip_worker import ChipWorker  # noqa: PLC0415  # takes numpy along
 
         chip = ChipWorker()
         try:
-            chip.init(self._platform)
-            chip.set_device(self._device_id)
+            with gate_here().standing_in():
+                chip.init(self._platform)
+                chip.set_device(self._device_id)
         except Exception as error:
-            raise BootstrapFailed(
+            if came_from_handler(error):
+                raise
+            kind = BootstrapRefused if isinstance(error, ValueError) else BootstrapFailed
+            raise kind(
                 f"chip {self._device_id} bootstrap failed: {type(error).__name__}: {error}"
             ) from error
         self._chip = chip
@@ -295,6 +376,9 @@ class Worker:
             heap_bytes=self._heap_bytes,
             start_patience=self._start_patience,
             close_patience=self._close_patience,
+            journal=self._journal,
+            takes_tokens=self._takes_tokens,
+            home=self._home,
         )
 
     def communicators(self) -> list[ChipCommBootstrapConfig]:
@@ -332,24 +416,36 @@ class Worker:
             LocalProtocolError: a run is going on.
             Exception: what a chip raised when it was to store its outputs. All is gone even so.
         """
-        if self._runs.is_running:
-            raise LocalProtocolError("close() was called inside of run()", hint="let it end first")
+        self._runs.check_idle("close()", "let it end first")
+        with gate_here().used():
+            self._close()
+
+    def _close(self) -> None:
         if self._chip is not None:
             chip, self._chip = self._chip, None
             chip.finalize()
         household, self._household = self._household, None
-        if household is None or os.getpid() != self._owner_pid:
+        if household is None or mark() is not self._owner:
             return
         self._finalizer.detach()
         for recording in self._recordings:
             recording.forget()
         self._recordings = []
+        if self._arrays is not None:
+            self._arrays.close()
+            self._arrays = None
         try:
             self.killed = household.close()
         finally:
             self._drop_communicators()
+            self._leave_home()
         self.leaks = household.leaks
         household.check_farewells()
+
+    def _leave_home(self) -> None:
+        home, self._home = self._home, None
+        if home is not None:
+            home.leave()
 
     def __enter__(self) -> Self:
         return self
@@ -364,6 +460,10 @@ class Worker:
         Raises:
             LocalProtocolError: before `init()`, and after `close()`.
         """
+        if self._household is None:
+            raise LocalProtocolError(
+                "chip_contexts are known after init(), and until close()", hint="call init() first"
+            )
         return list(self._opened().chip_contexts)
 
     def _opened(self) -> Household:
@@ -371,7 +471,7 @@ class Worker:
             raise LocalProtocolError(
                 "the worker was used before init(), or after close()", hint="call init() first"
             )
-        if os.getpid() != self._owner_pid:
+        if mark() is not self._owner:
             raise LocalProtocolError(
                 "the worker was used in a process that was forked from its own",
                 hint="make a Worker of its own there",
@@ -425,12 +525,20 @@ class Worker:
             return
         self._opened()
         if not callable(callable_):
-            raise ConfigError(
+            raise TreeValueError(
                 f"run() was given {callable_!r}, which cannot be called",
                 hint="give a function of (orch, args, config), which submits tasks",
             )
+        check_call_runs(callable_, "run")
         patience = None if timeout is None else checked_patience("timeout", timeout)
-        self._runs.run(callable_, args, config, patience=patience)
+        self._run(callable_, args, config, patience=patience)
+
+    def _run(self, callable_: Any, args: TaskArgs | None, config: Any, **options: Any) -> None:
+        try:
+            self._runs.run(callable_, args, config, **options)
+        finally:
+            if self._arrays is not None:
+                self._arrays.take_back()
 
     def _run_chip(self, callable_: Any, args: TaskArgs | None, config: Any) -> None:
         if self._chip is None:
@@ -440,7 +548,7 @@ class Worker:
     def run_at(self, clock: int, callable_: Any, args: TaskArgs | None, config: Any) -> Timeline:
         """Like `run`, with tasks that begin at an instant of simulated time; what chips did."""
         self._opened()
-        self._runs.run(callable_, args, config, clock=clock)
+        self._run(callable_, args, config, clock=clock)
         return self.timeline
 
     def record(
@@ -459,6 +567,7 @@ class Worker:
         """
         household = self._opened()
         self._runs.check_ready()
+        check_call_runs(callable_, "run")
         recorder = Recorder(household.engine)
         orch = Orchestrator(household, recorder)
         callable_(orch, args, config)
@@ -468,7 +577,7 @@ class Worker:
             child: self._table.add(Program([recorder.calls[place] for place in places]))
             for child, places in lay_out(recorder.tasks, pools).items()
         }
-        recording = RecordedGraph(household.engine, programs, len(recorder.tasks))
+        recording = RecordedGraph(household.engine, programs, len(recorder.tasks), orch.held)
         self._recordings.append(recording)
         return recording
 
@@ -508,7 +617,10 @@ class Worker:
             self._opened().copy_from(destination, source, size, worker_id)
 
     def share(self, shape: Iterable[int] | int, dtype: Any = "f4") -> Any:
-        """A numpy array with zeros that this process and all children see, until `close()`.
+        """A numpy array with zeros that this process and all children see.
+
+        Its memory is given back when nothing refers to it any more and no run is going on, and by
+        `close()`. A task that keeps a view of it for later tasks needs you to keep the array, too.
 
         Args:
             shape: lengths of its dimensions, or one length.
@@ -519,23 +631,12 @@ class Worker:
             ConfigError: there is no such shape or dtype.
             TreeError: no address is left for so much; it is a MemoryError too.
         """
-        import math  # noqa: PLC0415  # only who wants arrays pays for it
+        household = self._opened()
+        if self._arrays is None:
+            from rankwise.workers.shared_arrays import SharedArrays  # noqa: PLC0415  # numpy
 
-        import numpy as np  # noqa: PLC0415  # the same
-
-        arena = self._opened().engine.arena
-        shape = checked_shape(shape)
-        try:
-            kind = np.dtype(dtype)
-        except TypeError:
-            raise ConfigError(
-                f"there is no dtype {dtype!r}", hint="give one of numpy's: 'f4', 'int64', …"
-            ) from None
-        if kind.hasobject:
-            raise ConfigError("objects of Python cannot be shared", hint="share numbers")
-        count = math.prod(shape)
-        offset = arena.allocate(count * kind.itemsize)
-        return np.frombuffer(arena.memory, kind, count, offset).reshape(shape)
+            self._arrays = SharedArrays(household.engine.arena, self._runs)
+        return self._arrays.make(shape, dtype)
 
 
 def _check_communicator(path: str, places: Sequence[ChipCommBootstrapConfig]) -> None:
@@ -543,19 +644,25 @@ def _check_communicator(path: str, places: Sequence[ChipCommBootstrapConfig]) ->
     first = places[0]
     for place in places:
         if (place.nranks, place.window_size) != (first.nranks, first.window_size):
-            raise ConfigError(
+            raise TreeValueError(
                 f"chips of communicator {path!r} disagree: nranks {first.nranks} and window_size "
                 f"{first.window_size}, or {place.nranks} and {place.window_size}"
             )
     ranks = sorted(place.rank for place in places)
     if ranks != list(range(first.nranks)):
-        raise ConfigError(
+        raise TreeValueError(
             f"communicator {path!r} has {first.nranks} ranks, but the chips are {ranks}",
             hint="each rank is one chip of this tree",
         )
 
 
-def _close_forgotten(household: Household, owner_pid: int) -> None:
+@unheard
+def _close_forgotten(household: Household, owner: object, home: Home | None) -> None:
     """End a tree whose worker was forgotten, or left open at the end of the program."""
-    if os.getpid() == owner_pid:
-        household.close()
+    if mark() is owner:
+        try:
+            with gate_here().used():
+                household.close()
+        finally:
+            if home is not None:
+                home.leave()

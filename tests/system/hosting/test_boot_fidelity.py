@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from rankwise.drivers.real.worker import boot_program
+from rankwise.launch.compiled_script import compiled_script
 
 pytestmark = pytest.mark.system
 
@@ -67,8 +68,17 @@ def plain(*arguments: str, python: str = sys.executable) -> Ending:
 
 
 def booted(*arguments: str, python: str = sys.executable, error_file: Path | None = None) -> Booted:
-    with tempfile.TemporaryFile() as reports:  # unlike a pipe, it takes any amount
-        environment = {**os.environ, "RANKWISE_REPORT_FD": str(reports.fileno())}
+    with (
+        tempfile.TemporaryFile() as reports,  # unlike a pipe, it takes any amount
+        tempfile.TemporaryFile() as code,
+    ):
+        code.write(compiled_script(arguments[0]))
+        code.flush()
+        environment = {
+            **os.environ,
+            "RANKWISE_REPORT_FD": str(reports.fileno()),
+            "RANKWISE_PAYLOAD_FD": str(code.fileno()),
+        }
         if error_file is not None:
             environment["TORCHELASTIC_ERROR_FILE"] = str(error_file)
         run = subprocess.run(
@@ -78,7 +88,7 @@ def booted(*arguments: str, python: str = sys.executable, error_file: Path | Non
             check=False,
             stdin=subprocess.DEVNULL,
             env=environment,
-            pass_fds=[reports.fileno()],
+            pass_fds=[reports.fileno(), code.fileno()],
         )
         reports.seek(0)
         lines = reports.read().decode().split("\n")
@@ -323,7 +333,7 @@ def test_an_unhandled_interrupt_kills_as_it_does_under_plain_python(folder: Path
 def test_children_of_multiprocessing_find_main(folder: Path) -> None:
     (folder / "program.py").write_text(
         "import multiprocessing as mp\n"
-        "print(__name__)\n"
+        "print(__name__, flush=True)\n"  # a pool ends its workers by a signal
         "def work(x): return x * 2\n"
         "if __name__ == '__main__':\n"
         "    for method in ('spawn', 'fork'):\n"

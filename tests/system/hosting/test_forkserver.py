@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hosted import PATIENCE, Hosted, all_ended, read_line, read_to_end
 
+from rankwise.base import exception_pickle
 from rankwise.launch.function_payload import pack_function
 
 pytestmark = pytest.mark.system
@@ -99,6 +100,7 @@ if __name__ == '__main__':
     with mp.get_context('spawn').Pool(1) as pool: print(pool.map(abs, [-1]))
 """,
     "import __main__, sys; print(__main__ is sys.modules['__main__'], __name__)",
+    "import sys; sys.stdout.close(); sys.stderr = None",
 ]
 
 
@@ -125,6 +127,21 @@ def test_a_forked_script_behaves_as_under_plain_python(
     output = read_to_end(read_fd).decode()
 
     assert (server.wait_for("exited", 1)[2], output) == (plain.returncode, plain.stdout)
+
+
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_a_fork_whose_last_output_is_lost_fails_as_plain_python_does(
+    server: Hosted, folder: Path, name: str
+) -> None:
+    # What Python says about it is different in each of its versions.
+    text = f"import sys; sys.{name} = open('/dev/full', 'w'); sys.{name}.write('lost'); sys.exit(7)"
+    program = script(folder, text)
+    plain = subprocess.run([sys.executable, "program.py"], stderr=subprocess.DEVNULL, check=False)
+    with Path(os.devnull).open("r+") as nothing:
+        fd = nothing.fileno()
+        server.order(1, {0: fd, 1: fd, 2: fd}, program=program, cwd=str(folder))
+
+    assert server.wait_for("exited", 1)[2] == plain.returncode == 120
 
 
 def test_a_forked_module_behaves_as_with_m(server: Hosted, folder: Path) -> None:
@@ -263,7 +280,7 @@ def test_functions_that_raise_send_their_exception(server: Hosted) -> None:
     code, text, (kind, load) = call(server, fail)
 
     assert (code, kind) == (1, "error")
-    error = pickle.loads(load)
+    error = exception_pickle.loads(load)
     assert isinstance(error, KeyError)
     assert error.args == ("really", 3)
     assert text.startswith("Traceback (most recent call last):\n")
@@ -271,7 +288,7 @@ def test_functions_that_raise_send_their_exception(server: Hosted) -> None:
     assert "rankwise" not in text.replace(str(Path(__file__).parents[3]), "")
 
 
-def test_exceptions_that_do_not_unpickle_are_told_in_text_alone(server: Hosted) -> None:
+def test_exceptions_whose_class_cannot_be_called_again_arrive_all_the_same(server: Hosted) -> None:
     def fail() -> None:
         class Picky(Exception):
             def __init__(self, one: int, two: int) -> None:
@@ -279,9 +296,11 @@ def test_exceptions_that_do_not_unpickle_are_told_in_text_alone(server: Hosted) 
 
         raise Picky(1, 2)
 
-    code, text, answer = call(server, fail)
+    code, text, (kind, load) = call(server, fail)
 
-    assert (code, answer) == (1, ("error", None))
+    assert (code, kind) == (1, "error")
+    error = exception_pickle.loads(load)
+    assert (type(error).__name__, str(error)) == ("Picky", "1 and 2")
     assert "Picky: 1 and 2" in text
 
 
@@ -295,7 +314,7 @@ def test_values_that_do_not_pickle_are_an_error_that_names_them(server: Hosted) 
 
     assert (code, kind) == (1, "error")
     assert "leak returned a _thread.lock, which cannot be sent to the caller" in str(
-        pickle.loads(load)
+        exception_pickle.loads(load)
     )
     assert "cannot pickle '_thread.lock' object" in text
 
@@ -314,7 +333,7 @@ def test_a_function_that_cannot_be_unpickled_says_so(server: Hosted, folder: Pat
     del sys.modules["fleeting"]
 
     assert (code, kind) == (1, "error")
-    assert isinstance(pickle.loads(load), ModuleNotFoundError)
+    assert isinstance(exception_pickle.loads(load), ModuleNotFoundError)
     assert "The worker could not unpickle f." in text
 
 
@@ -344,13 +363,16 @@ def test_native_threads_that_came_later_are_refused(folder: Path) -> None:
         "    libc = ctypes.CDLL(None)\n"
         "    thread = ctypes.c_ulong()\n"
         "    libc.pthread_create(ctypes.byref(thread), None, libc.pause, None)\n"
+        f"    open({str(folder / 'made')!r}, 'w').close()\n"
         "signal.signal(signal.SIGUSR1, late)\n"
     )
+    os.mkfifo(folder / "made")
     environment = {"RANKWISE_SYS_PATH": os.pathsep.join(sys.path)}
     with Hosted("forkserver", "late", environment=environment) as server:
         assert server.run(1, program=("module", "late", []), cwd=str(folder)) == 0
 
         os.kill(server.pid, signal.SIGUSR1)
+        assert (folder / "made").read_bytes() == b""  # comes to its end when the thread is there
         server.order(2, program=("module", "late", []), cwd=str(folder))
         kind, worker, message = server.next()
 
@@ -424,3 +446,17 @@ def test_workers_forked_from_an_imported_torch_compute(folder: Path) -> None:
 
     assert read_to_end(read_fd).decode() == "8000000 16000000\n" * 2
     assert codes == [0, 0]
+
+
+@pytest.mark.torch
+def test_workers_compute_though_an_import_has_computed_with_several_threads(folder: Path) -> None:
+    pytest.importorskip("torch")
+    (folder / "computes.py").write_text(
+        "import torch\ntorch.set_num_threads(4)\ntotal = torch.ones(1 << 20).exp().sum()\n"
+    )
+    program = script(folder, "import computes\nprint(computes.torch.ones(1 << 20).exp().numel())")
+    environment = {"RANKWISE_SYS_PATH": os.pathsep.join([str(folder), *sys.path])}
+    with Hosted("forkserver", "computes", environment=environment) as server:
+        code, text = server.output_of(1, program=program, cwd=str(folder))
+
+    assert (code, text) == (0, f"{1 << 20}\n")

@@ -177,7 +177,7 @@ def test_programs_that_cannot_be_started_are_refused_in_words(
         ({"argv": ["true", "x" * 200_000]}, "longer than the kernel allows"),
         ({"argv": ["true"], "cwd": "/no/where"}, "working directory '/no/where': No such file"),
         ({"argv": ["true"], "cpus": [9999]}, "cannot bind it to CPUs [9999]"),
-        ({"argv": ["true\0"]}, "embedded null byte"),
+        ({"argv": ["true\0"]}, "embedded null"),
     ],
 )
 def test_impossible_orders_are_refused_in_words(
@@ -278,6 +278,25 @@ def test_behind_its_fence_no_worker_lives_but_those_that_are_kept(guardian: Host
     assert all_ended(stubborn, PATIENCE)
     os.close(write_gate)
     assert guardian.wait_for("exited", 1)[2] == 3, "it was alive and well until now"
+
+
+LOOKS_AT_NOBODY = """
+import os
+from rankwise.drivers.real.hosting import prctl
+from rankwise.drivers.real.hosting.descendants import kill_descendants
+
+prctl.adopt_orphans()
+os.waitpid(os.posix_spawn("/bin/true", ["true"], {}), 0)
+os.listdir = lambda path: exit(f"it has looked at {path}")
+assert kill_descendants(10**9) == []
+"""
+
+
+def test_a_sweep_of_who_has_no_child_looks_at_no_other_process() -> None:
+    looking = [sys.executable, "-c", LOOKS_AT_NOBODY]
+    done = subprocess.run(looking, capture_output=True, text=True, timeout=PATIENCE, check=False)
+
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_fence_that_is_put_off_or_taken_away_harms_nobody(guardian: Hosted) -> None:

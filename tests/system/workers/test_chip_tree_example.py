@@ -40,7 +40,7 @@ def test_four_chips_multiply_add_up_and_predict_when_they_are_done(tmp_path: Pat
     [
         ("raise", "ArithmeticError: the last chip was told to fail"),
         ("kill", "WorkerDied: chip 1 of worker 1 was killed by SIGKILL"),
-        ("bootstrap", "BootstrapFailed: chip 1 of worker 1 bootstrap failed: UnknownName"),
+        ("bootstrap", "BootstrapRefused: chip 1 of worker 1 bootstrap failed: UnknownName"),
     ],
 )
 def test_its_failures_name_the_root_cause_first(failure: str, told: str) -> None:

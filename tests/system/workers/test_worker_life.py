@@ -1,5 +1,8 @@
 """How trees of real processes come up, and how they go, whatever happens."""
 
+import contextvars
+import ctypes
+import json
 import os
 import resource
 import select
@@ -9,23 +12,31 @@ import sys
 import textwrap
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+import rankwise.workers
 from rankwise.base.errors import (
     BootstrapFailed,
+    CollectiveTimeout,
     ConfigError,
     LocalProtocolError,
+    MailboxCorrupt,
+    PeerDied,
     TaskFailed,
     TreeError,
+    TreeTimeout,
+    TreeValueError,
     WindowError,
     WorkerDied,
 )
 from rankwise.base.units import SECOND, Duration
+from rankwise.cli.replay import replay
 from rankwise.drivers.real.tree import children
 from rankwise.workers import (
     ArgDirection,
@@ -41,6 +52,7 @@ from rankwise.workers import (
     TensorArgType,
     Worker,
     context,
+    runs,
 )
 
 pytestmark = pytest.mark.system
@@ -107,6 +119,32 @@ def submit_to_all(worker: Worker, callable_: ChipCallable) -> Any:
     return orchestrate
 
 
+def test_a_buffer_is_loaded_from_and_stored_to_the_same_staged_memory() -> None:
+    config = ChipBootstrapConfig(
+        buffers=[
+            ChipBufferSpec("x", "float32", 4, "window", 16, load_from_host=True, store_to_host=True)
+        ],
+        comm=ChipCommBootstrapConfig(0, 1, "chips", 4096),
+        host_inputs=[HostBufferStaging("x", "x", 16)],
+        host_outputs=[HostBufferStaging("x", "x", 16)],
+    )
+    worker = Worker(level=3, platform="host", device_ids=[0], chip_bootstrap_configs=[config])
+    worker.stage("x", np.ones(4, "f4"))
+
+    def orchestrate(orch: Any, _args: Any, _config: Any) -> None:
+        args = TaskArgs()
+        address = worker.chip_contexts[0].buffer_ptrs["x"]
+        args.add_tensor(window_tensor(address))
+        args.add_tensor(window_tensor(address), TensorArgType.OUTPUT_EXISTING)
+        orch.submit_next_level(ADD_ONE, args, worker=0)
+
+    with worker:
+        worker.init()
+        worker.run(orchestrate)
+
+    assert worker.staged("x", "f4").tolist() == [2, 2, 2, 2]
+
+
 def test_chips_find_what_was_staged_and_leave_their_outputs_where_they_were_told() -> None:
     with two_chips() as worker:
         worker.init()
@@ -123,6 +161,38 @@ def test_chips_reduce_over_their_windows() -> None:
         worker.run(submit_to_all(worker, SUM_UP))
 
     assert [worker.staged(f"y{rank}", "f4").tolist() for rank in range(2)] == [[3] * 4] * 2
+
+
+def do_nothing(_args: TaskArgs) -> None:
+    """A task."""
+
+
+def test_a_worker_writes_a_journal_when_asked_to_in_which_each_order_names_its_cause(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "worker.jsonl"
+    worker = Worker(3, num_sub_workers=1, journal=str(path))
+    task = worker.register(do_nothing)
+    worker.init()
+    worker.run(lambda orch, _args, _config: orch.submit_sub(task))
+    worker.close()
+
+    told: list[tuple[str, int]] = []
+    for line in path.read_text().splitlines():
+        entry = json.loads(line)
+        if "stimulus" in entry:
+            told.append((entry["machine"], entry["number"]))
+        else:
+            assert (entry["machine"], entry["cause"]) in told
+    assert {machine for machine, _ in told} == {"children", "graph"}
+    assert CliRunner().invoke(replay, [str(path), "--machine", "graph"]).exit_code == 0
+
+
+def test_a_journal_that_cannot_be_written_is_an_error_of_init() -> None:
+    worker = Worker(3, num_sub_workers=1, journal="/nowhere/worker.jsonl")
+
+    with pytest.raises(ValueError, match=r"journal is '/nowhere/worker.jsonl', which cannot be"):
+        worker.init()
 
 
 def test_memory_of_a_chip_is_taken_filled_read_and_given_back() -> None:
@@ -190,7 +260,7 @@ def test_the_first_error_of_a_bootstrap_is_told_at_once_and_the_next_init_works(
 
     with pytest.raises(BootstrapFailed, match="chip 1 bootstrap failed: UnknownName: there is no"):
         worker.init()
-    with pytest.raises(LocalProtocolError, match="before init"):
+    with pytest.raises(LocalProtocolError, match="after init"):
         _ = worker.chip_contexts
 
     worker.stage("nowhere1", np.ones(4, "f4"))
@@ -219,7 +289,7 @@ class SlowPlatform:
     [
         (DeadlyPlatform(), "chip 0 bootstrap failed: it was killed by SIGKILL"),
         (SlowPlatform(), "chip 0 bootstrap failed: it was not ready within 200 ms"),
-        ("no such", "chip 0 bootstrap failed: ConfigError: there is no platform"),
+        ("no such", "chip 0 bootstrap failed: TreeValueError: there is no platform"),
     ],
 )
 def test_a_chip_that_dies_hangs_or_has_no_platform_fails_the_bootstrap(
@@ -249,8 +319,11 @@ def test_a_dead_chip_is_named_and_the_worker_can_be_initialised_again() -> None:
     ("make", "message"),
     [
         (lambda: Worker(level=1), "level is 1"),
-        (lambda: Worker(level=2, chip_bootstrap_configs=[]), "worker of level 2"),
-        (lambda: Worker(level=3, device_ids=[0], chip_bootstrap_configs=[]), "0 chip_bootstrap"),
+        (lambda: Worker(level=2, chip_bootstrap_configs=[]), "level >= 3"),
+        (
+            lambda: Worker(level=3, device_ids=[0], chip_bootstrap_configs=[]),
+            "has 0 entries, and must equal device_ids length, which is 1",
+        ),
         (lambda: Worker(level=4, device_ids=[0]), "chips belong to level 3"),
         (lambda: Worker(level=3, device_ids=[0, 0]), "names a chip twice"),
         (lambda: Worker(level=3, device_ids=5), "device_ids is 5, expected a list"),  # type: ignore[arg-type]
@@ -261,8 +334,66 @@ def test_a_dead_chip_is_named_and_the_worker_can_be_initialised_again() -> None:
     ],
 )
 def test_what_cannot_be_right_is_refused_when_a_worker_is_made(make: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message) as caught:
         make()
+
+    assert isinstance(caught.value, RuntimeError), "programs of this kind catch it"
+
+
+def with_bogus_placement() -> ChipBootstrapConfig:
+    config = bring_up(0, 1)
+    config.buffers[0].placement = "bogus"
+    return config
+
+
+@pytest.mark.parametrize("level", [3, 4])
+def test_a_bogus_placement_is_an_error_of_init_about_a_chip_and_a_value(level: int) -> None:
+    worker = Worker(level=3, device_ids=[0], chip_bootstrap_configs=[with_bogus_placement()])
+    if level == 4:
+        worker, inner = Worker(level=4), worker
+        worker.add_worker(inner)
+
+    with pytest.raises(RuntimeError, match=r"^chip 0.* bootstrap failed: .*bogus") as caught:
+        worker.init()
+
+    assert isinstance(caught.value, BootstrapFailed)
+    assert isinstance(caught.value, ValueError)
+    assert not worker.is_initialized
+
+
+@pytest.mark.parametrize("platform", ["host", "sim"])
+def test_a_value_that_only_a_chip_can_refuse_is_a_value_error_too(platform: str) -> None:
+    config = ChipBootstrapConfig(
+        comm=ChipCommBootstrapConfig(0, 1, "alone", 4096),
+        buffers=[ChipBufferSpec("x", "float32", 4096, "window", 16384)],
+    )
+    worker = Worker(level=3, platform=platform, device_ids=[0], chip_bootstrap_configs=[config])
+
+    with pytest.raises(ValueError, match=r"^chip 0 bootstrap failed") as caught:
+        worker.init()
+
+    assert isinstance(caught.value, RuntimeError)
+
+
+def test_every_error_that_a_tree_has_of_its_own_is_a_runtime_error() -> None:
+    named = [getattr(rankwise.workers, name) for name in rankwise.workers.__all__]
+    errors = [each for each in named if isinstance(each, type) and issubclass(each, Exception)]
+    errors += [TreeTimeout, TreeValueError, BootstrapFailed, WorkerDied, PeerDied, WindowError]
+    errors += [MailboxCorrupt, LocalProtocolError, CollectiveTimeout]
+
+    assert len(errors) > 12
+    assert [each for each in errors if not issubclass(each, RuntimeError)] == []
+
+
+def test_a_run_that_takes_too_long_is_a_runtime_error_and_a_timeout() -> None:
+    with Worker(level=3, num_sub_workers=1) as worker:
+        worker.init()
+        with pytest.raises(RuntimeError) as caught:
+            worker.run(
+                lambda orch, _args, _config: orch.submit_sub(lambda _: signal.pause()), timeout=0.1
+            )
+
+    assert isinstance(caught.value, TimeoutError)
 
 
 def test_communicators_that_do_not_agree_are_refused() -> None:
@@ -282,6 +413,93 @@ def test_a_process_with_threads_is_not_forked() -> None:
         thread.join()
 
 
+TORCH_BEFORE_INIT = """
+import threading
+import torch
+from rankwise.workers import TaskArgs, TensorArgType, Worker, array_at
+
+torch.randn(600, 600) @ torch.randn(600, 600)  # starts threads
+torch.randn(600_000).relu().sum()
+
+def square(args):
+    matrix = torch.from_numpy(array_at(args.tensor(0)))
+    matrix.copy_(matrix @ matrix)
+    assert threading.current_thread() is threading.main_thread()
+
+with Worker(level=4, num_sub_workers=1) as root:
+    inner = Worker(level=3, num_sub_workers=2)
+    root.add_worker(inner)
+    number = root.register(square)
+    nested = root.register(lambda orch, args, config: orch.submit_sub(square, args))
+    root.init()
+    matrix = root.share((600, 600), "f4")
+    matrix[...] = 1
+    args = TaskArgs()
+    args.add_tensor(matrix, TensorArgType.INOUT)
+
+    def orchestrate(orch, _args, _config):
+        orch.submit_sub(number, args)
+        orch.submit_next_level(nested, args)
+        torch.randn(600, 600) @ torch.randn(600, 600)
+
+    root.run(orchestrate)
+print(matrix[0, 0] == 600.0**3)
+"""
+
+
+@pytest.mark.torch
+def test_torch_may_be_used_before_init_and_in_tasks() -> None:
+    """Its threads are OpenMP's; the copy of a thread that had some would wait for them."""
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", "-c", TORCH_BEFORE_INIT],
+        env={**os.environ, "OMP_NUM_THREADS": "3"},
+        capture_output=True, text=True, timeout=4 * PATIENCE_S, check=False,
+    )  # fmt: skip
+
+    assert (ended.stdout, ended.stderr) == ("True\n", "")
+
+
+@contextmanager
+def native_thread(name: bytes) -> Iterator[None]:
+    """A thread that Python does not know."""
+    libc = ctypes.CDLL(None)
+    thread = ctypes.c_ulong()
+    start = ctypes.cast(libc.pause, ctypes.c_void_p)
+    assert libc.pthread_create(ctypes.byref(thread), None, start, None) == 0
+    assert libc.pthread_setname_np(thread, name) == 0
+    try:
+        yield
+    finally:
+        libc.pthread_cancel(thread)
+        libc.pthread_join(thread, None)
+
+
+def test_native_threads_with_names_are_warned_of_where_init_was_called() -> None:
+    message = r"children will not have .* pool-0: a task"
+    with (
+        Worker(level=3, num_sub_workers=1) as worker,
+        native_thread(b"pool-0"),
+        pytest.warns(RuntimeWarning, match=message) as warned,
+    ):
+        worker.init()
+
+    assert [each.filename for each in warned] == [__file__]
+
+
+def test_a_task_sees_the_context_variables_of_who_has_called_init() -> None:
+    variable = contextvars.ContextVar("variable", default="unset")
+    variable.set("set")
+    with Worker(level=3, num_sub_workers=1) as worker:
+
+        def look(_: TaskArgs) -> None:
+            raise LookupError(variable.get())
+
+        number = worker.register(look)
+        worker.init()
+        with pytest.raises(LookupError, match=r"^set\b"):
+            worker.run(lambda orch, _args, _config: orch.submit_sub(number))
+
+
 def test_running_out_of_descriptors_is_told_and_leaves_a_worker_that_can_be_initialised() -> None:
     worker = Worker(level=3, num_sub_workers=64)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -299,11 +517,14 @@ def test_running_out_of_descriptors_is_told_and_leaves_a_worker_that_can_be_init
 @contextmanager
 def limited(kind: int, value: int) -> Iterator[None]:
     soft, hard = resource.getrlimit(kind)
+    # Under a limit of sizes Python would leave a part of what it compiles, as if it were the whole.
+    writes_no_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     resource.setrlimit(kind, (value, hard))
     try:
         yield
     finally:
         resource.setrlimit(kind, (soft, hard))
+        sys.dont_write_bytecode = writes_no_bytecode
 
 
 def open_descriptors() -> set[int]:
@@ -360,8 +581,15 @@ def test_a_task_whose_exception_finds_no_room_in_a_file_fails_even_so() -> None:
             worker.record(lambda orch, _args, _config: orch.submit_sub(fail)).replay()
 
 
+class BrokenPlatform:
+    name = "broken"
+
+    def open(self, _device_id: int) -> Any:
+        raise ValueError(self.name)
+
+
 def test_a_child_whose_reason_finds_no_room_in_a_file_fails_the_bootstrap() -> None:
-    worker = Worker(level=3, platform="no such", device_ids=[0])
+    worker = Worker(level=3, platform=BrokenPlatform(), device_ids=[0])
 
     with (
         limited(resource.RLIMIT_FSIZE, 0),
@@ -370,9 +598,35 @@ def test_a_child_whose_reason_finds_no_room_in_a_file_fails_the_bootstrap() -> N
         worker.init()
 
 
-def test_without_the_zygote_a_worker_says_so_and_can_be_initialised_again() -> None:
-    worker = Worker(level=3, num_sub_workers=2)
+def stop_zygote(worker: Worker) -> None:
+    assert worker._household is not None
+    os.kill(worker._household.engine.children._zygote, signal.SIGSTOP)
+
+
+def test_a_stopped_zygote_makes_nobody_wait_longer_than_was_allowed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in (children, runs):
+        monkeypatch.setattr(module, "_KILL_PATIENCE", Duration(3600 * SECOND))
+    monkeypatch.setattr(runs, "_LATE_KILL_PATIENCE", Duration(3600 * SECOND))
+    worker = Worker(level=3, num_sub_workers=2, close_timeout=0.2)
     worker.init()
+    hang = worker.record(lambda orch, _args, _config: orch.submit_sub(lambda _: signal.pause()))
+
+    stop_zygote(worker)
+    with pytest.raises(TimeoutError):
+        worker.run(lambda orch, _a, _c: orch.submit_sub(lambda _: signal.pause()), timeout=0.2)
+    stop_zygote(worker)
+    with pytest.raises(TimeoutError):
+        hang.replay(timeout=0.2)
+    worker.run(lambda orch, _args, _config: orch.submit_sub(lambda _: None))
+    stop_zygote(worker)
+    worker.close()
+
+    assert worker.killed == ("sub 0", "sub 1")
+
+
+def end_zygote(worker: Worker) -> None:
     assert worker._household is not None
     zygote = worker._household.engine.children._zygote
     pidfd = os.pidfd_open(zygote)
@@ -380,6 +634,48 @@ def test_without_the_zygote_a_worker_says_so_and_can_be_initialised_again() -> N
     # With its end the kernel has sent SIGKILL to its children, so they cannot begin anything.
     assert select.select([pidfd], [], [], PATIENCE_S)[0]
     os.close(pidfd)
+
+
+def test_sub_workers_that_are_lost_do_not_make_closing_fail() -> None:
+    worker = Worker(level=3, num_sub_workers=2)
+    worker.init()
+    end_zygote(worker)
+
+    worker.close()
+
+
+def test_an_unknown_platform_is_refused_before_a_process_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inner = Worker(level=3, platform="a2a3", device_ids=[0])
+    outer = Worker(level=4)
+    outer.add_worker(inner)
+    monkeypatch.delattr(os, "fork")
+    for worker in (Worker(level=3, platform="a2a3:x", device_ids=[0]), outer):
+        with pytest.raises(BootstrapFailed, match="there is no platform 'a2a3'"):
+            worker.init()
+
+
+@pytest.mark.parametrize("closed", ["all descriptors", "pipes"])
+def test_a_task_that_closes_descriptors_of_its_child_has_failed(closed: str) -> None:
+    def close_them(_: TaskArgs) -> None:
+        for link in list(Path("/proc/self/fd").iterdir()):
+            if closed != "pipes" or (link.exists() and "pipe:" in str(link.readlink())):
+                with suppress(OSError):
+                    os.close(int(link.name))
+
+    with Worker(level=3, num_sub_workers=1) as worker:
+        worker.init()
+        with pytest.raises(WorkerDied, match="closed descriptors that it did not open in task 0"):
+            worker.run(lambda orch, _args, _config: orch.submit_sub(close_them))
+
+        worker.run(lambda orch, _args, _config: orch.submit_sub(lambda _: None))
+
+
+def test_without_the_zygote_a_worker_says_so_and_can_be_initialised_again() -> None:
+    worker = Worker(level=3, num_sub_workers=2)
+    worker.init()
+    end_zygote(worker)
 
     with pytest.raises(WorkerDied, match="lost with the zygote"):
         worker.run(lambda orch, _args, _config: orch.submit_sub(lambda _: None))
@@ -418,7 +714,9 @@ def test_a_buffer_that_is_larger_than_its_window_is_refused() -> None:
     )
     worker = Worker(level=3, platform="host", device_ids=[0], chip_bootstrap_configs=[config])
 
-    with pytest.raises(BootstrapFailed, match="chip 0 bootstrap failed: ConfigError: buffer 'x'"):
+    with pytest.raises(
+        BootstrapFailed, match="chip 0 bootstrap failed: TreeValueError: buffer 'x'"
+    ):
         worker.init()
 
 
@@ -426,7 +724,7 @@ def test_a_tree_is_closed_while_another_one_that_is_younger_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Or the zygote would be killed in the end, and the tree be closed even so.
-    monkeypatch.setattr(children, "_ZYGOTE_PATIENCE", Duration(3600 * SECOND))
+    monkeypatch.setattr(children, "_KILL_PATIENCE", Duration(3600 * SECOND))
     with Worker(level=3, num_sub_workers=1) as older, Worker(level=3, num_sub_workers=1) as younger:
         older.init()
         younger.init()  # its processes have copies of what the older one had open
@@ -602,14 +900,20 @@ root.run(lambda orch, args, config: orch.submit_sub(busy))
 """
 
 
-@pytest.mark.parametrize("state", ["idle", "busy"])
+@pytest.mark.parametrize("state", ["idle", "busy", "stopped"])
 def test_nothing_of_a_tree_outlives_the_death_of_its_root(state: str) -> None:
     root = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(PROGRAM), state], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", textwrap.dedent(PROGRAM), "busy" if state == "busy" else "idle"],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert root.stdout is not None
-    pids = {int(pid) for _ in range(4) for pid in root.stdout.readline().split()}
+    families = [root.stdout.readline().split() for _ in range(4)]
+    pids = {int(pid) for family in families for pid in family}
     pidfds = [os.pidfd_open(pid) for pid in sorted(pids)]
+    if state == "stopped":
+        for zygote in {int(parent) for _, parent in families}:
+            os.kill(zygote, signal.SIGSTOP)
 
     root.kill()
     root.wait(PATIENCE_S)

@@ -5,6 +5,7 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from rankwise.base.errors import (
 from rankwise.core.tree.vocabulary import EndCause
 from rankwise.workers import (
     BadArguments,
+    ChipCallable,
     DataType,
     Orchestrator,
     TaskArgs,
@@ -239,6 +241,27 @@ def test_what_needs_a_failed_task_is_skipped_and_all_else_runs(worker: Worker) -
     assert "task 1 (count_up) was skipped, since it needs task 0" in caught.value.__notes__[-1]
     run(worker, lambda orch: orch.submit_sub(count_up, given((counts, INOUT), scalars=(2,))))
     assert counts.tolist() == [0, 1, 1]
+
+
+def test_notes_causes_and_the_members_of_groups_arrive(worker: Worker) -> None:
+    def fail(args: TaskArgs) -> None:
+        try:
+            raise_several(ConfigError("bad", hint="look"))
+        except ExceptionGroup as group:
+            group.add_note("a note")
+            raise ValueError("of the group") from group
+
+    def raise_several(bad: Exception) -> None:
+        raise ExceptionGroup("several", [KeyError("k"), bad])
+
+    with pytest.raises(ValueError, match="of the group") as caught:
+        run(worker, lambda orch: orch.submit_sub(fail))
+
+    group = caught.value.__cause__
+    assert isinstance(group, ExceptionGroup)
+    assert group.__notes__ == ["a note"]
+    assert [repr(member) for member in group.exceptions] == ["KeyError('k')", "ConfigError('bad')"]
+    assert "in raise_several" in str(group.__cause__)
 
 
 def test_an_exception_that_cannot_travel_is_told_in_words(worker: Worker) -> None:
@@ -518,6 +541,28 @@ def test_arguments_that_are_no_task_args_and_functions_that_are_none_are_refused
         run(worker, lambda orch: orch.submit_sub(do_nothing, 42))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"run\(\) was given 42, which cannot be called"):
         worker.run(42)
+
+
+async def sleep(_: object) -> None:
+    """A call of it makes a coroutine."""
+
+
+def count(_: object) -> Iterator[int]:
+    """A call of it makes an iterator."""
+    yield 1
+
+
+@pytest.mark.parametrize("function", [sleep, count, partial(sleep)])
+def test_functions_whose_call_runs_nothing_are_refused(function: Any, worker: Worker) -> None:
+    for use in (
+        lambda: run(worker, lambda orch: orch.submit_sub(function)),
+        lambda: worker.register(function),
+        lambda: worker.run(function),
+        lambda: worker.record(function),
+        lambda: ChipCallable.build(None, "f", function),
+    ):
+        with pytest.raises(ConfigError, match="a call makes"):
+            use()
 
 
 def test_the_time_is_up_also_while_a_full_ring_makes_submit_wait() -> None:

@@ -1,20 +1,22 @@
-"""What feeds a gang's effects to a process host."""
+"""What feeds an agent's effects to its node."""
 
 from collections.abc import Callable
 
-from rankwise.base.failure import OutcomeStatus
+from rankwise.base.failure import Failure, OutcomeStatus
 from rankwise.base.units import Duration, Instant
-from rankwise.core.gang.machine import Gang
-from rankwise.core.gang.vocabulary import (
-    AnnounceKill,
+from rankwise.core.agent.alone import spec_alone
+from rankwise.core.agent.machine import Agent
+from rankwise.core.agent.vocabulary import (
+    Announcement,
     AnnounceRestart,
-    GangSpec,
-    Started,
+    FailuresDescribed,
+    RoundPrepared,
     Stimulus,
-    Swept,
-    WorkerRefused,
 )
-from rankwise.drivers.dispatch import Announcement, GangDispatch
+from rankwise.core.gang.vocabulary import AnnounceKill, GangSpec, Swept, WorkerRefused
+from rankwise.core.rendezvous.configuration import RestartPolicy
+from rankwise.core.rendezvous.vocabulary import World
+from rankwise.drivers.agent_dispatch import AgentDispatch
 from rankwise.drivers.sim.agenda import VirtualClock
 from rankwise.drivers.sim.journal import MemoryJournal
 from rankwise.drivers.sim.story import read_journal
@@ -51,17 +53,36 @@ class EagerHost:
         self.orders.append(("sweep", attempt))
         self.deliver(Swept(attempt))
 
+    def prepare_round(self, number: int) -> None:
+        self.deliver(RoundPrepared(number, 29500))
+
+    def begin_attempt(self, world: World) -> None:
+        self.orders.append(("begin", world.round))
+
+    def ask_ranks_to_stop(self, number: int, signal: int | None) -> None:
+        self.orders.append(("ask", number, signal))
+
+    def stop_ranks_at(self, number: int, step: int) -> None:
+        self.orders.append(("stop", number, step))
+
+    def describe_failures(self, number: int, failures: tuple[Failure, ...]) -> None:
+        self.deliver(FailuresDescribed(number, failures))
+
 
 class Bench:
-    """A gang, its dispatch, and everything that it talks to."""
+    """An agent, its dispatch, and everything that it talks to."""
 
-    def __init__(self, spec: GangSpec) -> None:
+    def __init__(self, spec: GangSpec, policy: RestartPolicy | None = None) -> None:
         self.clock = VirtualClock()
         self.host = EagerHost()
         self.journal = MemoryJournal()
         self.announced: list[Announcement] = []
-        self.dispatch = GangDispatch(
-            Gang(spec), self.host, self.clock, self.journal, self.announced.append
+        self.dispatch = AgentDispatch(
+            Agent(spec_alone(spec, policy or RestartPolicy())),
+            host=self.host,
+            clock=self.clock,
+            journal=self.journal,
+            on_announcement=self.announced.append,
         )
         self.host.deliver = self.dispatch.deliver
 
@@ -73,11 +94,14 @@ class Bench:
 def test_a_host_may_answer_from_within_an_order_and_is_heard_after_it() -> None:
     bench = Bench(GangSpec(size=2))
 
-    bench.dispatch.deliver(Started())
+    bench.dispatch.start()
 
-    assert bench.host.orders == [("spawn", 0, 0), ("spawn", 1, 0)]
+    assert bench.host.orders == [("begin", 0), ("spawn", 0, 0), ("spawn", 1, 0)]
     assert bench.journal_kinds() == [
-        "Started",
+        "AgentStarted",
+        "PrepareRound",
+        "RoundPrepared",
+        "BeginAttempt",
         "SpawnWorker",
         "SpawnWorker",
         "WorkerSpawned",
@@ -85,49 +109,47 @@ def test_a_host_may_answer_from_within_an_order_and_is_heard_after_it() -> None:
     ]
 
 
-def test_the_outcome_is_there_when_the_gang_has_finished() -> None:
+def test_the_end_is_there_when_the_agent_has_finished() -> None:
     bench = Bench(GangSpec(size=1))
-    bench.dispatch.deliver(Started())
-    assert bench.dispatch.outcome is None
+    bench.dispatch.start()
+    assert bench.dispatch.finished is None
 
     bench.dispatch.deliver(exited(0))
 
-    assert bench.dispatch.outcome is not None
-    assert bench.dispatch.outcome.status is OutcomeStatus.SUCCEEDED
-    assert bench.journal_kinds()[-3:] == ["Sweep", "Swept", "Finish"]
+    assert bench.dispatch.finished is not None
+    assert bench.dispatch.finished.as_outcome().status is OutcomeStatus.SUCCEEDED
+    assert bench.journal_kinds()[-3:] == ["Sweep", "Swept", "FinishRun"]
 
 
 def test_a_tick_carries_out_what_a_deadline_demands_and_hears_the_answers() -> None:
     bench = Bench(GangSpec(size=1, hang_timeout=Duration(10)))
-    bench.dispatch.deliver(Started())
+    bench.dispatch.start()
     assert bench.dispatch.next_deadline == 10
 
-    bench.dispatch.tick()
+    bench.dispatch.wake()
     bench.clock.advance_to(Instant(10))
-    bench.dispatch.tick()
+    bench.dispatch.wake()
 
     assert bench.host.orders[-1] == ("look", 0)
 
 
 def test_announcements_reach_whoever_listens() -> None:
-    bench = Bench(GangSpec(size=2, restarts_max=1, grace=Duration(0)))
-    bench.dispatch.deliver(Started())
+    bench = Bench(GangSpec(size=2, grace=Duration(0)), RestartPolicy(restarts_max=1))
+    bench.dispatch.start()
 
     bench.dispatch.deliver(exited(0, 1))
     bench.dispatch.deliver(exited(1, -9))
 
-    assert [type(announcement) for announcement in bench.announced] == [
-        AnnounceKill,
-        AnnounceRestart,
-    ]
+    kinds = [type(announcement) for announcement in bench.announced]
+    assert kinds[:2] == [AnnounceKill, AnnounceRestart]
 
 
 def test_refusals_from_within_the_orders_do_not_cut_the_orders_short() -> None:
     bench = Bench(GangSpec(size=3))
     bench.host.refuses = True
 
-    bench.dispatch.deliver(Started())
+    bench.dispatch.start()
 
-    assert [order[0] for order in bench.host.orders] == ["spawn"] * 3 + ["sweep"]
-    assert bench.dispatch.outcome is not None
-    assert bench.dispatch.outcome.status is OutcomeStatus.FAILED
+    assert [order[0] for order in bench.host.orders] == ["begin", *["spawn"] * 3, "sweep"]
+    assert bench.dispatch.finished is not None
+    assert bench.dispatch.finished.as_outcome().status is OutcomeStatus.FAILED

@@ -79,7 +79,9 @@ def test_any_number_of_buffers_is_published_whole(pointers: list[int]) -> None:
 def test_more_buffers_than_there_is_room_for_are_a_value_error_and_not_published() -> None:
     memory = Memory(2)
 
-    with pytest.raises(ValueError, match="3 buffers were published in a channel for 2"):
+    with pytest.raises(
+        ValueError, match="max_buffer_count: 3 buffers were published in a channel for 2"
+    ):
         memory.channel.write_success(0, 0, 0, [1, 2, 3])
 
     assert memory.channel.state is ChannelState.IDLE

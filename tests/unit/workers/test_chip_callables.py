@@ -134,6 +134,40 @@ def test_arguments_come_in_the_order_of_the_signature() -> None:
     assert values == [5, args.tensor(0), 0.5, args.tensor(1)]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "arrives"),
+    [
+        (None, 0.1),
+        ("float64", 0.1),
+        ("float32", float(np.float32(0.1))),
+        ("float16", float(np.float16(0.1))),
+        ("bfloat16", 0.10009765625),
+    ],
+)
+def test_a_float_arrives_as_the_nearest_of_its_type(dtype: str | None, arrives: float) -> None:
+    callable_ = ChipCallable.build([Parameter.of(SCALAR, "x", dtype)], "f", copy_function)
+    args = TaskArgs()
+    args.add_scalar(0.1)
+
+    assert [value for _parameter, value in callable_.values(args)] == [arrives]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "message"),
+    [
+        ("int32", r"argument 0 \('n'\) of f is 1\.5, expected INT32"),
+        ("complex64", r"argument 0 \('n'\) of f is a scalar of COMPLEX64.*a tensor of one element"),
+    ],
+)
+def test_a_scalar_that_its_type_cannot_be_is_refused(dtype: str, message: str) -> None:
+    callable_ = ChipCallable.build([Parameter.of(SCALAR, "n", dtype)], "f", copy_function)
+    args = TaskArgs()
+    args.add_scalar(1.5)
+
+    with pytest.raises(BadArguments, match=message):
+        callable_.values(args)
+
+
 def test_without_a_signature_any_arguments_will_do() -> None:
     callable_ = ChipCallable.build(None, "anything", copy_function)
 
@@ -186,6 +220,8 @@ def test_an_argument_without_memory_is_refused_with_what_to_do() -> None:
         (0x3F80_0000, DataType.FLOAT32, 1.0),
         (0x3C00, DataType.FLOAT16, 1.0),
         (0x3F80, DataType.BFLOAT16, 1.0),
+        (0x3FF8_0000_0000_0000, DataType.FLOAT64, 1.5),
+        (2, DataType.BOOL, True),
     ],
 )
 def test_a_scalar_means_what_its_type_says(word: int, kind: DataType | None, value: float) -> None:

@@ -62,3 +62,11 @@ def test_a_platform_that_cannot_be_loaded_says_whose_it_is(installed: Path) -> N
 def test_own_platforms_are_found_without_any_entry_point() -> None:
     assert load_platform("host").name == "host"
     assert load_platform("sim").name == "sim"
+
+
+@pytest.mark.parametrize("name", ["sim:nowhere", "sim:no/such.yaml", "host:option", "nothing"])
+def test_a_platform_that_cannot_be_made_is_an_error_of_a_tree_and_about_a_value(name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_platform(name)
+
+    assert isinstance(caught.value, RuntimeError)

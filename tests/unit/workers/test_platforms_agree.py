@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -10,6 +11,7 @@ import rankwise.sim.triton.language as tl
 from rankwise.sim import triton
 from rankwise.workers import (
     ArgDirection,
+    BadArguments,
     ChipCallable,
     ChipWorker,
     ContinuousTensor,
@@ -74,7 +76,7 @@ def blend(
 @settings(max_examples=40)
 @given(
     count=st.integers(1, 400),
-    kind=st.sampled_from(["float32", "float16", "int32", "int8"]),
+    kind=st.sampled_from(["float64", "float32", "float16", "int32", "int8"]),
     block=st.sampled_from([16, 64, 256]),
     shift=st.integers(-3, 3),
     on_chip=st.sets(st.sampled_from(["x", "total", "out"])),
@@ -96,3 +98,41 @@ def test_a_kernel_gives_on_a_simulated_chip_what_it_gives_on_the_host(
     np.testing.assert_array_equal(host["total"], arrays["total"] + value)
     np.testing.assert_array_equal(host["out"], np.maximum(value, x.dtype.type(shift)))
     np.testing.assert_array_equal(host["x"], x)
+
+
+@triton.jit
+def negate_kernel(x: Any, out: Any, n: Any) -> None:
+    at = tl.program_id(0) * 64 + tl.arange(0, 64)
+    tl.store(out + at, tl.load(x + at, mask=at < n) == 0, mask=at < n)
+
+
+def test_truth_values_are_the_same_on_a_simulated_chip_and_on_the_host() -> None:
+    truths = np.arange(50) % 3 == 0
+    callable_ = ChipCallable.build([IN, OUT, SCALAR], "negate", negate_kernel, grid=1)
+
+    for platform in ("host", "sim"):
+        worker = ChipWorker()
+        worker.init(platform)
+        worker.set_device(0)
+        out = np.zeros(50, bool)
+        args = TaskArgs()
+        args.add_tensor(truths)
+        args.add_tensor(out)
+        args.add_scalar(50)
+        worker.run(callable_, args)
+        worker.finalize()
+        np.testing.assert_array_equal(out, ~truths)
+
+
+def test_a_type_that_no_kernel_has_is_refused_with_what_to_do() -> None:
+    callable_ = ChipCallable.build([Parameter.of(IN, "x")], "negate", negate_kernel, grid=1)
+    worker = ChipWorker()
+    worker.init("sim")
+    worker.set_device(0)
+    args = TaskArgs()
+    args.add_tensor(np.zeros(3, "complex64"))
+
+    with pytest.raises(BadArguments, match=r"argument 0 \('x'\) .* COMPLEX64, .*platform='host'"):
+        worker.run(callable_, args)
+
+    worker.finalize()

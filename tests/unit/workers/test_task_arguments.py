@@ -169,8 +169,8 @@ def test_an_array_in_shared_memory_is_seen_in_place() -> None:
     ("array", "message"),
     [
         (np.zeros((4, 4), np.int8)[:, ::2], r"strides \(4, 2\), and is not dense.*ascontiguous"),
-        (np.zeros(3, np.float64), r"arrays of float64 .*astype.*float32"),
-        (np.zeros(3, bool), "arrays of bool"),
+        (np.zeros(3, "V3"), r"arrays of void24 .*astype.*float32"),
+        (np.zeros(3, "M8[s]"), r"arrays of datetime64\[s\]"),
         (np.zeros(3, ">i4"), "native byte order"),
         ([1, 2, 3], "given as list, expected a ContinuousTensor, a numpy array"),
     ],
@@ -198,7 +198,7 @@ def test_a_read_only_array_is_only_an_input() -> None:
 
 def test_every_data_type_but_bfloat16_is_one_of_numpys() -> None:
     kinds = {data_type_of(name) for name in (
-        "f4", "f2", "i4", "i2", "i1", "u1", "i8", "u8", "u2", "u4",
+        "f4", "f2", "i4", "i2", "i1", "u1", "i8", "u8", "u2", "u4", "?", "f8", "c8", "c16",
     )}  # fmt: skip
 
     assert kinds == set(DataType) - {DataType.BFLOAT16}
@@ -244,6 +244,101 @@ def test_bfloat16_is_seen_as_its_bits() -> None:
     tensor = ContinuousTensor.make(bits.ctypes.data, (1,), DataType.BFLOAT16)
 
     assert array_at(tensor).tolist() == [0x3F80]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bool", "complex64", "complex128"])
+def test_arrays_of_numpys_usual_types_are_given_as_they_are(dtype: str) -> None:
+    array = np.array([1, 0, 1], dtype)
+    args = TaskArgs()
+    args.add_tensor(array)
+
+    arrived, _config = unpack_task(pack_task(args))
+
+    assert array_at(arrived.tensor(0)).dtype == array.dtype
+    assert array_at(arrived.tensor(0)).tolist() == array.tolist()
+
+
+@pytest.mark.parametrize(
+    ("named", "kind"),
+    [
+        (np.float32, DataType.FLOAT32),
+        (np.dtype("i8"), DataType.INT64),
+        (float, DataType.FLOAT64),
+        (bool, DataType.BOOL),
+        ("f8", DataType.FLOAT64),
+        (3, DataType.INT16),
+    ],
+)
+def test_a_data_type_is_found_by_what_a_program_calls_it(named: object, kind: DataType) -> None:
+    assert ContinuousTensor.make(0, (1,), named).dtype is kind  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("named", [99, "float8", None, object(), str, [1]])
+def test_what_names_no_data_type_is_refused(named: object) -> None:
+    with pytest.raises(ConfigError, match="there is no data type"):
+        ContinuousTensor.make(0, (1,), named)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "arrives"),
+    [
+        (1.5, 1.5),
+        (0.1, 0.1),
+        (1e300, 1e300),
+        (-1, -1),
+        (2**64 - 1, 2**64 - 1),
+        (-(2**63), -(2**63)),
+        (True, 1),
+        (ctypes.c_float(1.5), 1.5),
+        (ctypes.c_double(0.1), 0.1),
+        (ctypes.c_int32(-3), -3),
+        (np.float32(1.5), 1.5),
+        (np.float64(0.1), 0.1),
+        (np.int8(-2), -2),
+        (np.uint64(2**63), 2**63),
+        (np.True_, 1),
+    ],
+)
+def test_a_scalar_arrives_as_the_number_that_was_given(given: object, arrives: float) -> None:
+    args = TaskArgs()
+    args.add_scalar(7)
+    args.add_scalar(given)
+
+    arrived, _config = unpack_task(pack_task(args))
+
+    assert arrived.scalars == args.scalars == (7, arrives)
+    assert type(arrived.scalar(1)) is type(arrives)
+
+
+@pytest.mark.parametrize("number", [2**64, 2**70, -(2**63) - 1])
+def test_an_integer_without_place_in_64_bits_is_refused(number: int) -> None:
+    with pytest.raises(ConfigError, match=r"a scalar is -?\d+, expected -2\*\*63 to 2\*\*64 - 1"):
+        TaskArgs().add_scalar(number)
+    with pytest.raises(ConfigError, match="a scalar is"):
+        ChipStorageTaskArgs().add_scalar(number)
+
+
+@given(st.lists(st.one_of(st.integers(-(2**63), 2**64 - 1), st.floats(allow_nan=False))))
+def test_any_numbers_survive_the_wire(numbers: list[float]) -> None:
+    args = TaskArgs()
+    for number in numbers:
+        args.add_scalar(number)
+
+    arrived, _config = unpack_task(pack_task(args))
+
+    assert arrived.scalars == tuple(numbers)
+    assert [type(number) for number in arrived.scalars] == [type(number) for number in numbers]
+
+
+def test_a_blob_for_others_holds_the_words_that_they_know() -> None:
+    args = TaskArgs()
+    for value in (1.5, ctypes.c_double(1.5), np.float16(1.0), -1):
+        args.add_scalar(value)
+
+    words = (0x3FC00000, 0x3FF8000000000000, 0x3C00, 2**64 - 1)
+    assert read_args_from_blob(args.to_blob()).scalars == words
+    storage = ChipStorageTaskArgs.from_args(args)
+    assert tuple(storage.scalar(place) for place in range(4)) == words
 
 
 @given(st.integers())

@@ -21,10 +21,15 @@ def test_every_data_type_is_one_of_torchs(kind: DataType) -> None:
     assert torch_dtype_to_datatype(getattr(torch, kind.name.lower())) is kind
 
 
-@pytest.mark.parametrize("name", ["float64", "bool", "complex64"])
+@pytest.mark.parametrize("name", ["complex32", "float8_e5m2"])
 def test_a_type_that_no_chip_has_is_refused_with_those_there_are(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"tensors of torch.{name} .*float32"):
         torch_dtype_to_datatype(getattr(torch, name))
+
+
+def test_what_is_no_tensor_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"int 3 is not a torch tensor"):
+        make_tensor_arg(3)
 
 
 def test_a_tensor_is_described_in_place() -> None:

@@ -1,8 +1,8 @@
-"""Journals of a real run: JSON lines in a file, or nowhere.
+"""Journals of a real run: JSON lines in a file.
 
-One line per stimulus or effect: `{"at": ns, "machine": "gang", "stimulus": {"type": …, …}}`. A
-full disk must not end a job, so a journal that cannot be written any more says so once and falls
-silent.
+One line per stimulus, `{"at": ns, "machine": "agent", "number": 7, "stimulus": {"type": …, …}}`,
+and one per effect, with `"cause": 7` and `"effect"` instead. A full disk must not end a job, so a
+journal that cannot be written any more says so once and falls silent.
 """
 
 import os
@@ -13,19 +13,6 @@ from typing import Any
 import msgspec
 
 from rankwise.base.units import Instant
-
-
-class NullJournal:
-    """Remembers nothing."""
-
-    def stimulus(self, machine: str, stimulus: Any, now: Instant) -> None:
-        """Forget it."""
-
-    def effect(self, machine: str, effect: Any, now: Instant) -> None:
-        """Forget it."""
-
-    def close(self) -> None:
-        """Nothing to close."""
 
 
 class FileJournal:
@@ -42,13 +29,13 @@ class FileJournal:
         self._encoder = msgspec.json.Encoder()
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
-    def stimulus(self, machine: str, stimulus: Any, now: Instant) -> None:
+    def stimulus(self, machine: str, number: int, stimulus: Any, now: Instant) -> None:
         """Append what a machine was told."""
-        self._append({"at": now, "machine": machine, "stimulus": stimulus})
+        self._append({"at": now, "machine": machine, "number": number, "stimulus": stimulus})
 
-    def effect(self, machine: str, effect: Any, now: Instant) -> None:
+    def effect(self, machine: str, cause: int, effect: Any, now: Instant) -> None:
         """Append what it ordered."""
-        self._append({"at": now, "machine": machine, "effect": effect})
+        self._append({"at": now, "machine": machine, "cause": cause, "effect": effect})
 
     def close(self) -> None:
         """Close the file."""

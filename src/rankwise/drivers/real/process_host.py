@@ -19,10 +19,11 @@ worker has ended.
 import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
 from fcntl import F_SETPIPE_SZ, fcntl
 from functools import partial
 from typing import Any, Protocol
+
+import msgspec
 
 from rankwise.base.failure import ExitStatus
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after
@@ -65,8 +66,7 @@ LARGE_CHUNK_BYTES = 1 << 20
 SIGKILL = 9
 
 
-@dataclass(slots=True, kw_only=True)
-class WorkerPlan:
+class WorkerPlan(msgspec.Struct, kw_only=True):
     """How to make one worker: the order for the guardian, and which pipes it gets.
 
     `descriptors` are inherited under the variables that name them (`RANKWISE_PAYLOAD_FD`, …) and
@@ -110,8 +110,7 @@ class WorkerPlanner(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class WorkerStream:
+class WorkerStream(msgspec.Struct):
     """One output stream of a worker."""
 
     pump: StreamPump
@@ -119,8 +118,7 @@ class WorkerStream:
     is_over: bool = False
 
 
-@dataclass(slots=True)
-class WorkerLink:
+class WorkerLink(msgspec.Struct):
     """The agent's end of one worker of one attempt."""
 
     local_rank: int
@@ -133,9 +131,11 @@ class WorkerLink:
     pid: int | None = None
     process: WorkerProcess | None = None
     is_ready: bool = False
+    end_seen_at: Instant | None = None
+    """When we saw by ourselves that its process had ended."""
     is_over: bool = False
-    reports: ReportPipe = field(default_factory=ReportPipe)
-    result: bytearray = field(default_factory=bytearray)
+    reports: ReportPipe = msgspec.field(default_factory=ReportPipe)
+    result: bytearray = msgspec.field(default_factory=bytearray)
     last_report: int = 0
 
     @property
@@ -159,8 +159,7 @@ class WorkerLink:
         return max(self.last_report, *(stream.pump.last_activity or 0 for stream in self.streams))
 
 
-@dataclass(slots=True)
-class StacksRequest:
+class StacksRequest(msgspec.Struct):
     """Somebody waits for the stacks of these workers."""
 
     waiting: set[int]
@@ -220,7 +219,7 @@ class RealProcessHost:
         self._sweeps: dict[int, int] = {}
 
     @property
-    def links(self) -> Mapping[int, WorkerLink]:
+    def links(self) -> dict[int, WorkerLink]:
         """The links of the latest attempt, by local rank."""
         return self._current
 
@@ -280,6 +279,12 @@ class RealProcessHost:
             self._signal(link, STACKS_SIGNAL, group=False)
         self._expect_stacks(request, STACKS_PATIENCE if ready else Duration(0))
 
+    def note_ends(self) -> None:
+        """Note which workers have ended by now, whatever is heard of them only later."""
+        for link in self._current.values():
+            if link.process is not None and link.end_seen_at is None and link.process.has_ended:
+                link.end_seen_at = self._clock.now()
+
     def fence(self, at: Instant | None) -> None:
         """Let the guardian kill all workers at that instant, however this process fares then."""
         self._guardian.fence(at)
@@ -326,8 +331,9 @@ class RealProcessHost:
         """A process has ended."""
         link = self._links.get(worker)
         if link is not None and not link.is_over:
+            ended_at = at if link.end_seen_at is None else min(at, link.end_seen_at)
             self._on_over(link)
-            self._deliver(WorkerExited(link.local_rank, link.attempt, ExitStatus(code), at))
+            self._deliver(WorkerExited(link.local_rank, link.attempt, ExitStatus(code), ended_at))
             self._tell_peers(link, has_failed=code != 0)
 
     def on_swept(self, token: int, survivors: tuple[int, ...]) -> None:
@@ -364,18 +370,18 @@ class RealProcessHost:
                 read_fd, write_fd = ends
                 on_failure.callback(os.close, read_fd)
                 theirs.callback(os.close, write_fd)
-                os.set_blocking(read_fd, False)
                 return ends
 
             stdout_fd, stdout_end = keep_one_end(open_stream_pipe(plan.stream_count))
             stderr_fd, stderr_end = keep_one_end(open_stream_pipe(plan.stream_count))
-            report_fd, report_end = keep_one_end(os.pipe2(os.O_CLOEXEC))
-            result_fd, result_end = keep_one_end(os.pipe2(os.O_CLOEXEC))
             descriptors = {1: stdout_end, 2: stderr_end, **plan.descriptors}
+            report_fd = result_fd = -1
             if plan.reports:
-                descriptors["RANKWISE_REPORT_FD"] = report_end
+                report_fd, descriptors["RANKWISE_REPORT_FD"] = keep_one_end(os.pipe2(os.O_CLOEXEC))
+                os.set_blocking(report_fd, False)
             if plan.returns:
-                descriptors["RANKWISE_RESULT_FD"] = result_end
+                result_fd, descriptors["RANKWISE_RESULT_FD"] = keep_one_end(os.pipe2(os.O_CLOEXEC))
+                os.set_blocking(result_fd, False)
             number = self._spawner.next_number()
             self._spawner.spawn(
                 number, {**plan.order, "fds": list(descriptors)}, list(descriptors.values())
@@ -386,8 +392,10 @@ class RealProcessHost:
         self._links[number] = link
         for stream in link.streams:
             self._flow.add(stream.pump, partial(self._on_stream_over, link, stream))
-        self._reactor.watch_readable(report_fd, partial(self._on_report, link))
-        self._reactor.watch_readable(result_fd, partial(self._on_result, link))
+        if plan.reports:
+            self._reactor.watch_readable(report_fd, partial(self._on_report, link))
+        if plan.returns:
+            self._reactor.watch_readable(result_fd, partial(self._on_result, link))
         return link
 
     def _signal(self, link: WorkerLink, signum: int, *, group: bool) -> None:
@@ -413,7 +421,7 @@ class RealProcessHost:
 
         def give_up() -> None:
             if not link.is_over:
-                self.on_lost(f"nobody has told how process {link.pid} ended")
+                self.on_lost(f"the exit status of process {link.pid} was not reported")
 
         self._reactor.call_at(after(ended_at, EXIT_NEWS_PATIENCE), find_out)
 
@@ -443,8 +451,7 @@ class RealProcessHost:
 
     def _empty_pipes(self, link: WorkerLink) -> None:
         """Take what is in a worker's pipes at this moment."""
-        self._on_report(link)
-        while self._read_result(link):
+        while self._read_report(link) or self._read_result(link):
             pass
         for stream in link.streams:
             if not stream.is_over:
@@ -455,19 +462,26 @@ class RealProcessHost:
         self._forget_if_done(link)
 
     def _on_report(self, link: WorkerLink) -> None:
-        while link.report_fd >= 0:
-            try:
-                data = os.read(link.report_fd, PIPE_CHUNK_BYTES)
-            except BlockingIOError:
-                return
-            if not data:
-                self._close_report(link)
-                self._on_records(link, link.reports.finish())
-                self._forget_if_done(link)
-                return
-            link.last_report = self._clock.now()
-            self._on_records(link, link.reports.feed(data))
-            self._note_stacks(link)
+        """Read one chunk; epoll will call again if there is more."""
+        self._read_report(link)
+
+    def _read_report(self, link: WorkerLink) -> bool:
+        """Read one chunk of reports; tell whether there may be more at this moment."""
+        if link.report_fd < 0:
+            return False
+        try:
+            data = os.read(link.report_fd, PIPE_CHUNK_BYTES)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._close_report(link)
+            self._on_records(link, link.reports.finish())
+            self._forget_if_done(link)
+            return False
+        link.last_report = self._clock.now()
+        self._on_records(link, link.reports.feed(data))
+        self._note_stacks(link)
+        return True
 
     def _on_records(self, link: WorkerLink, records: list[WorkerReport]) -> None:
         for record in records:

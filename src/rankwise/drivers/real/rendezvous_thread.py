@@ -13,6 +13,7 @@ from typing import Self
 from rankwise.core.rendezvous.machine import Rendezvous
 from rankwise.core.rendezvous.requests import Order
 from rankwise.core.rendezvous.vocabulary import Effect, LeaveSettled, Left, Stimulus
+from rankwise.drivers.feed import Feeder
 from rankwise.drivers.real.reactor import Reactor
 from rankwise.drivers.real.store_client import StoreClient
 from rankwise.ports.clock import Clock
@@ -40,7 +41,9 @@ class RendezvousThread:
         on_tiding: Callable[[Effect], None],
     ) -> None:
         self._rendezvous = rendezvous
-        self._clock = clock
+        self._feeder: Feeder[Stimulus, Effect] = Feeder(
+            "rendezvous", rendezvous, self._carry_out, clock, None
+        )
         self._on_tiding = on_tiding
         self._is_abandoned = False
         self._reactor = Reactor(clock)
@@ -48,7 +51,7 @@ class RendezvousThread:
             store,
             reactor=self._reactor,
             clock=clock,
-            deliver=self._handle,
+            deliver=self._feeder.deliver,
             request_timeout=rendezvous.config.request_timeout,
         )
         self._thread = threading.Thread(target=self._turn, name="rankwise-rendezvous", daemon=True)
@@ -62,7 +65,7 @@ class RendezvousThread:
 
     def tell(self, stimulus: Stimulus) -> None:
         """Tell the machine a fact, from any thread."""
-        self._reactor.post(partial(self._handle, stimulus))
+        self._reactor.post(partial(self._feeder.deliver, stimulus))
 
     def close(self) -> None:
         """Say goodbye, and let go of everything. Harmless the second time."""
@@ -75,18 +78,14 @@ class RendezvousThread:
 
     def _turn(self) -> None:
         while not self._rendezvous.is_over and not self._is_abandoned:
-            self._reactor.run_once(self._rendezvous.next_deadline)
-            self._carry_out(self._rendezvous.tick(self._clock.now()))
+            self._reactor.run_once(self._feeder.next_deadline)
+            self._feeder.wake()
 
     def _abandon(self) -> None:
         self._is_abandoned = True
 
-    def _handle(self, stimulus: Stimulus) -> None:
-        self._carry_out(self._rendezvous.handle(stimulus, self._clock.now()))
-
-    def _carry_out(self, effects: list[Effect]) -> None:
-        for effect in effects:
-            if isinstance(effect, Order):
-                self._client.submit(effect)
-            elif not isinstance(effect, LeaveSettled):
-                self._on_tiding(effect)
+    def _carry_out(self, effect: Effect) -> None:
+        if isinstance(effect, Order):
+            self._client.submit(effect)
+        elif not isinstance(effect, LeaveSettled):
+            self._on_tiding(effect)

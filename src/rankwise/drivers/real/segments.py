@@ -14,7 +14,7 @@ Layout (native byte order, offsets from `Layout`):
     stopping     three words by which ranks agree on the step to stop at (see stop_words.py)
     deaths       u32 per worker, written by the agent: 1 when it is gone
     withdrawals  u32 per worker, written by that worker: 1 when it gave up in an operation
-    ledgers      8 u64 per worker, written by that worker: who it is and how far it has come
+    ledgers      16 u64 per worker, written by that worker: who it is and how far it has come
     last words   text per worker, written by that worker before it withdraws
     headers      BUFFER_COUNT texts per worker, written by that worker: what it is doing
     slots        BUFFER_COUNT buffers per worker, page-aligned: its data
@@ -44,8 +44,11 @@ from rankwise.base.units import Instant
 if TYPE_CHECKING:
     from rankwise.drivers.real.futex import FutexWord
 
+STOP_VARIABLE = "RANKWISE_STOP_FD"
+"""Names the descriptor of an eventfd beside the segment, by which a rank that was sent SIGTERM asks
+its agent to stop the run."""
 MAGIC = b"rankwise"
-VERSION = 1
+VERSION = 2
 BUFFER_COUNT = 3
 """Buffers per slot: one is written, one reduced, one read (see `turnstile`)."""
 HEADER_BYTES = 128
@@ -55,12 +58,14 @@ DEFAULT_BUFFER_BYTES = 1 << 20
 """Large enough that meetings are rare, small enough that the buffers of a few ranks stay in the
 caches: among 128 KiB to 2 MiB the fastest for arrays of 64 MiB, for 2 and 4 ranks."""
 
-LEDGER_WORDS = 8
+LEDGER_WORDS = 16
 LEDGER_PID, LEDGER_TURNS, LEDGER_OPERATIONS, LEDGER_OPENING_TURN, LEDGER_MOVED_AT = range(5)
 LEDGER_PLACE = 5
 """Where in its window a rank's array lies, plus one; 0 when it lies elsewhere (windows only)."""
 LEDGER_STEPS, LEDGER_STANDS = 6, 7
 """How many steps a rank has begun; that number plus one while it stands and waits, else 0."""
+LEDGER_TAKES_SIGTERM = 8
+"""1 for a rank that takes SIGTERM for a request to stop, instead of dying of it."""
 
 _IDENTITY = struct.Struct("=8sIIQQ")
 _CACHE_LINE = 64
@@ -273,7 +278,9 @@ class Segment:
             self.memory[offset : offset + len(word)] = word
         else:
             os.pwrite(self.fd, word, offset)
-        if any(ledger[LEDGER_PID] for ledger in self._read_ledgers()):
+        ledgers = self._ledger_bytes()
+        is_used = ledgers != bytes(len(ledgers))  # quick, since this is done for each worker
+        if is_used and any(memoryview(ledgers).cast("Q")[LEDGER_PID::LEDGER_WORDS]):
             self.arrivals.ring()
 
     def last_progress(self) -> Instant:
@@ -287,13 +294,19 @@ class Segment:
         """How many steps the farthest worker has begun; None where nobody counts them."""
         return max(ledger[LEDGER_STEPS] for ledger in self._read_ledgers()) or None
 
+    def takes_sigterm(self, local_rank: int) -> bool:
+        """Whether a worker takes SIGTERM for a request to stop."""
+        return bool(list(self._read_ledgers())[local_rank][LEDGER_TAKES_SIGTERM])
+
     def _read_ledgers(self) -> Iterator[tuple[int, ...]]:
-        """Every worker's ledger, read without mapping the segment."""
+        """Every worker's ledger."""
+        return struct.iter_unpack(f"={LEDGER_WORDS}Q", self._ledger_bytes())
+
+    def _ledger_bytes(self) -> bytes:
+        """All ledgers, read without mapping the segment."""
         if self._is_part:
-            ledgers = self.memory[self.layout.ledgers : self.layout.last_words]
-        else:
-            ledgers = os.pread(self.fd, 8 * LEDGER_WORDS * self.worker_count, self.layout.ledgers)
-        return struct.iter_unpack("=8Q", ledgers)
+            return self.memory[self.layout.ledgers : self.layout.last_words]
+        return os.pread(self.fd, 8 * LEDGER_WORDS * self.worker_count, self.layout.ledgers)
 
     def close(self) -> None:
         """Unmap it, and close the descriptor if it was created here. Twice is once."""

@@ -13,9 +13,16 @@ from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+from rankwise.drivers.real.interrupts import without_keeper
+
 
 def _ignore(_signum: int, _frame: FrameType | None) -> None:
     """Exist, so that Python writes the signal's number to the wake-up descriptor."""
+
+
+def end_well(_signum: int, _frame: FrameType | None) -> None:
+    """End this process as a success: all that it was to do is done."""
+    os._exit(0)
 
 
 class SignalPipe:
@@ -23,10 +30,15 @@ class SignalPipe:
 
     Only the main thread may handle signals; in another thread this does nothing, and
     `is_active` says so.
+
+    Attributes:
+        late: when it was left, the signals that nobody has taken.
     """
 
     def __init__(self, signals: Iterable[int]) -> None:
+        self.late: list[int] = []
         self._signals = tuple(signals)
+        self._caught: set[int] = set()
         self._previous: dict[int, Any] = {}
         self._previous_wakeup_fd = -1
         self._pipe: list[int] = []
@@ -70,6 +82,7 @@ class SignalPipe:
             handler = signal.getsignal(signum)
             # None: installed by C code that we could not restore.
             if handler is not signal.SIG_IGN and handler is not None:
+                self._caught.add(signum)
                 self._previous[signum] = handler
                 signal.signal(signum, _ignore)
 
@@ -81,8 +94,15 @@ class SignalPipe:
             signal.signal(signum, handler)
             del self._previous[signum]
         signal.set_wakeup_fd(self._previous_wakeup_fd)
+        self.late += self.take()
         while self._pipe:
             os.close(self._pipe.pop())
+
+    def leave(self, handler: Callable[[int, FrameType | None], None]) -> None:
+        """Leave this handler where a signal's default was before, instead of the default."""
+        for signum, previous in self._previous.items():
+            if without_keeper(previous) in (signal.SIG_DFL, signal.default_int_handler):
+                self._previous[signum] = handler
 
     def take(self) -> list[int]:
         """The caught signals in the order of their arrival.
@@ -94,11 +114,11 @@ class SignalPipe:
             numbers = os.read(self._pipe[0], 4096)
         except BlockingIOError:
             return []
-        foreign = bytes(signum for signum in numbers if signum not in self._previous)
+        foreign = bytes(signum for signum in numbers if signum not in self._caught)
         if foreign and self._previous_wakeup_fd >= 0:
             with suppress(OSError):  # theirs is full or closed: then they know enough
                 os.write(self._previous_wakeup_fd, foreign)
-        return [signum for signum in numbers if signum in self._previous]
+        return [signum for signum in numbers if signum in self._caught]
 
 
 def deliver_to_self(signum: int, on_default: Callable[[], None] | None = None) -> None:

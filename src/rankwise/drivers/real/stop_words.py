@@ -28,6 +28,7 @@ from rankwise.drivers.real.segments import (
     LEDGER_PID,
     LEDGER_STANDS,
     LEDGER_STEPS,
+    LEDGER_TAKES_SIGTERM,
     LEDGER_WORDS,
     Segment,
 )
@@ -85,7 +86,7 @@ class StopWords:
         """Let `wait_standing` return, since the ranks that are alive have changed."""
         self._standing.ring()
 
-    def begin_step(self, local_rank: int) -> bool:
+    def begin_step(self, local_rank: int, *, takes_sigterm: bool = False) -> bool:
         """For a rank: begin a step; whether it is the one to stop at. May sleep while others come.
 
         The first step of a rank has the number 1.
@@ -94,6 +95,7 @@ class StopWords:
         step = self._ledgers[ledger + LEDGER_STEPS] + 1
         self._ledgers[ledger + LEDGER_PID] = os.getpid()
         self._ledgers[ledger + LEDGER_MOVED_AT] = self._clock.now()
+        self._ledgers[ledger + LEDGER_TAKES_SIGTERM] = takes_sigterm
         self._ledgers[ledger + LEDGER_STEPS] = step
         phase = self._phase.look()
         if phase == 0:

@@ -4,7 +4,8 @@ A store's calls block, and the agent's thread must not; so there is one thread t
 one after another, and one for each watch, of which an agent has one. Answers are delivered in the
 reactor's thread. Nothing is polled: a thread sleeps until there is an order, or in the store.
 
-- Renewals overtake everything else that waits: a lease must not end because others are slow.
+- Renewals have threads of their own, several when one does not come back: a lease must not end
+  because others are slow, or because what was sent on a way that is cut is waited for.
 - An order that has waited for longer than a request may take is answered `RequestFailed` without
   being tried: its answer would come too late for the machine to believe in.
 - A watch whose store does not answer goes on trying for as long as it is wanted.
@@ -55,6 +56,8 @@ Request = ReadKeys | Commit | GrantLease | RenewLease | RevokeLease
 
 WATCH_PATIENCE = Duration(3600 * SECOND)
 """A watch is woken when it is closed, so it may as well wait for long."""
+RENEWERS_MAX = 5
+"""Renewals come every half a second, and each may take two."""
 RETRY_PAUSE = Duration(SECOND // 2)
 
 
@@ -69,6 +72,16 @@ class Posts(Protocol):
 class _Waiting(NamedTuple):
     request: Request
     useless_at: Instant
+
+
+class _Line:
+    """Orders that wait, first come, first served, by threads that are made when they are needed."""
+
+    def __init__(self, threads_max: int) -> None:
+        self.threads_max = threads_max
+        self.waiting: deque[_Waiting] = deque()
+        self.serving = 0
+        self.idle = 0
 
 
 class _Followed:
@@ -119,10 +132,10 @@ class StoreClient:
         self._clock = clock
         self._deliver = deliver
         self._request_timeout = request_timeout
-        self._waiting: deque[_Waiting] = deque()
+        self._requests = _Line(1)
+        self._renewals = _Line(RENEWERS_MAX)
         self._changed = Condition()
         self._is_closed = False
-        self._is_serving = False
         self._trouble = ""
         """Why the store did not answer the last request that it was asked; "" if it did."""
         self._followed: dict[int, _Followed] = {}
@@ -140,15 +153,14 @@ class StoreClient:
             case EndWatch(token):
                 self._end_watch(token)
             case RenewLease():
-                self._enqueue(order, first=True)
+                self._enqueue(order, self._renewals)
             case _:
-                self._enqueue(order, first=False)
+                self._enqueue(order, self._requests)
 
     def close(self) -> None:
         """Close the store and end all threads; no answer is delivered any more."""
         with self._changed:
             self._is_closed = True
-            self._waiting.clear()
             self._changed.notify_all()
         for followed in self._followed.values():
             followed.end()
@@ -157,19 +169,17 @@ class StoreClient:
             # torch's store may block inside torch, and has no way out; its threads are left behind.
             thread.join(2 * self._request_timeout / SECOND)
 
-    def _enqueue(self, request: Request, *, first: bool) -> None:
+    def _enqueue(self, request: Request, line: _Line) -> None:
         waiting = _Waiting(request, after(self._clock.now(), self._request_timeout))
         with self._changed:
             if self._is_closed:
                 return
-            if first:
-                self._waiting.appendleft(waiting)
-            else:
-                self._waiting.append(waiting)
+            line.waiting.append(waiting)
+            is_short = line.idle < len(line.waiting) and line.serving < line.threads_max
+            line.serving += is_short
             self._changed.notify_all()
-        if not self._is_serving:
-            self._is_serving = True
-            self._start("rankwise-store", self._serve)
+        if is_short:
+            self._start("rankwise-store", partial(self._serve, line))
 
     def _begin_watch(self, read: KeysRead, watch: Watch) -> None:
         """Tell the snapshot, and from then on what changes: in the reactor's thread."""
@@ -200,14 +210,16 @@ class StoreClient:
         self._threads.append(thread)
         thread.start()
 
-    def _serve(self) -> None:
+    def _serve(self, line: _Line) -> None:
         while True:
             with self._changed:
-                while not self._waiting and not self._is_closed:
+                line.idle += 1
+                while not line.waiting and not self._is_closed:
                     self._changed.wait()
+                line.idle -= 1
                 if self._is_closed:
                     return
-                request, useless_at = self._waiting.popleft()
+                request, useless_at = line.waiting.popleft()
             answer = self._answer(request, useless_at)
             if answer is not None:
                 self._post(answer)

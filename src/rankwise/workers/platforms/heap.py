@@ -9,7 +9,7 @@ a pointer that was freed is known as such, too.
 from bisect import bisect_right, insort
 from typing import NamedTuple
 
-from rankwise.base.errors import ConfigError
+from rankwise.base.errors import TreeValueError
 from rankwise.base.units import format_bytes
 from rankwise.workers.errors import BadPointer, DeviceMemoryExhausted
 from rankwise.workers.platforms.port import Leak
@@ -48,7 +48,7 @@ class DeviceHeap:
 
     def __init__(self, chip: int, capacity: int | None = None) -> None:
         if not 0 <= chip <= CHIPS_MAX:
-            raise ConfigError(f"device_id is {chip}, expected 0 to {CHIPS_MAX}")
+            raise TreeValueError(f"device_id is {chip}, expected 0 to {CHIPS_MAX}")
         self.chip = chip
         self.capacity = capacity
         self.used = 0
@@ -64,7 +64,7 @@ class DeviceHeap:
             DeviceMemoryExhausted: there is too little left.
         """
         if size < 1:
-            raise ConfigError(
+            raise TreeValueError(
                 f"{size} bytes of chip {self.chip}'s memory were asked for, expected 1 or more"
             )
         if self.capacity is not None and self.used + size > self.capacity:
@@ -168,7 +168,7 @@ class DeviceHeap:
             problem = f"is {pointer - inside.address} bytes into {inside.name!r}"
             hint = f"free takes what malloc gave: {inside.address:#x}"
         elif inside is not None:
-            problem = f"lies in {inside.name!r}, which malloc has not given"
+            problem = f"is in {inside.name!r}, which malloc has not returned"
         elif 0 <= chip <= CHIPS_MAX and chip != self.chip:
             problem = f"is memory of chip {chip}, and this is chip {self.chip}"
             hint = "run the task on the chip that owns the memory, or copy it through the host"
@@ -177,6 +177,6 @@ class DeviceHeap:
         elif chip == self.chip:
             problem = f"is memory that chip {self.chip} has never given out"
         else:
-            problem = f"is no memory of chip {self.chip}"
+            problem = f"is not memory of chip {self.chip}"
             hint = "a tensor in memory of the host is made with child_memory=False"
         return BadPointer(f"{where} {problem}", hint=hint)

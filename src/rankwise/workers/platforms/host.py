@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from rankwise.base.errors import LocalProtocolError
-from rankwise.core.mailbox.tasks import ChipCallConfig
-from rankwise.core.mailbox.tensors import ContinuousTensor
+from rankwise.core.tasks.calls import ChipCallConfig
+from rankwise.core.tasks.tensors import ContinuousTensor
 from rankwise.workers.arguments import TaskArgs
 from rankwise.workers.arrays import Array, Bytes, array_at, data_type_of, host_bytes, numpy_type
 from rankwise.workers.callables import ChipCallable, CoreCallable
@@ -155,6 +155,6 @@ def call(
     result = callable_.binary(*values, **meta)
     if result is not None and not any(result is value for value in values):
         raise LocalProtocolError(
-            f"{callable_.name} returned {type(result).__name__}, which nobody would see",
+            f"{callable_.name} returned {type(result).__name__}, and a result is not sent back",
             hint="write results into the arrays of its OUT and INOUT arguments",
         )

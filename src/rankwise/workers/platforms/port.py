@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from rankwise.core.mailbox.tasks import ChipCallConfig
+from rankwise.core.tasks.calls import ChipCallConfig
 from rankwise.workers.arguments import TaskArgs
 from rankwise.workers.callables import ChipCallable
 

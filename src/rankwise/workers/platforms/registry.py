@@ -8,7 +8,9 @@ gives is handed to it as its only argument: `sim:pod64` is the platform `sim` on
 from importlib import import_module
 from typing import Any
 
-from rankwise.base.errors import ConfigError
+from rankwise.base.errors import ConfigError, TreeValueError
+from rankwise.base.suggestions import hint_on_name
+from rankwise.drivers.real.interrupts import came_from_handler, gate_here
 from rankwise.workers.platforms.port import Platform
 
 GROUP = "rankwise.platforms"
@@ -29,8 +31,21 @@ def load_platform(name: str) -> Platform:
     try:
         platform: Platform = make(option) if option else make()
     except TypeError as error:
-        raise ConfigError(f"platform {name!r} cannot be made: {error}") from error
+        raise TreeValueError(f"platform {name!r} cannot be made: {error}") from error
+    except ConfigError as error:  # of a simulated machine, which is no tree
+        raise TreeValueError(error.message, hint=error.hint) from error
     return platform
+
+
+def check_platform(name: str) -> None:
+    """Refuse a name that `load_platform` does not know, without loading anything.
+
+    Raises:
+        ConfigError: there is no such platform.
+    """
+    kind = name.partition(":")[0]
+    if kind not in _OWN and kind not in platform_names():
+        raise _unknown(kind)
 
 
 def platform_names() -> list[str]:
@@ -45,14 +60,21 @@ def _factory(kind: str) -> Any:
     for point in _entry_points():
         if point.name == kind:
             try:
-                return point.load()
+                with gate_here().standing_in():
+                    return point.load()
             except Exception as error:
-                raise ConfigError(
+                if came_from_handler(error):
+                    raise
+                raise TreeValueError(
                     f"platform {kind!r} of {point.value} cannot be loaded: {error}"
                 ) from error
-    raise ConfigError(
+    raise _unknown(kind)
+
+
+def _unknown(kind: str) -> TreeValueError:
+    return TreeValueError(
         f"there is no platform {kind!r}",
-        hint=f"there are {', '.join(platform_names())}; others register under {GROUP!r}",
+        hint=f"{hint_on_name(kind, platform_names())}; others register under {GROUP!r}",
     )
 
 

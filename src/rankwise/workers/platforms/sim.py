@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from rankwise.base.errors import ConfigError
-from rankwise.core.mailbox.tasks import ChipCallConfig
-from rankwise.core.mailbox.tensors import ContinuousTensor, DataType
+from rankwise.base.errors import TreeValueError
+from rankwise.core.tasks.calls import ChipCallConfig
+from rankwise.core.tasks.tensors import ContinuousTensor, DataType
 from rankwise.sim.hardware import (
     GraphEngine,
     KernelLaunch,
@@ -49,7 +49,8 @@ _TYPE_NAMES = {
     DataType.FLOAT32: "fp32", DataType.FLOAT16: "fp16", DataType.INT32: "int32",
     DataType.INT16: "int16", DataType.INT8: "int8", DataType.UINT8: "uint8",
     DataType.BFLOAT16: "bf16", DataType.INT64: "int64", DataType.UINT64: "uint64",
-    DataType.UINT16: "uint16", DataType.UINT32: "uint32",
+    DataType.UINT16: "uint16", DataType.UINT32: "uint32", DataType.BOOL: "int1",
+    DataType.FLOAT64: "fp64",
 }  # fmt: skip
 _COMMANDS = frozenset({"MmuMap", "MmuUnmap", "MemoryWrite", "MemoryRead", "KernelLaunch"})
 
@@ -69,7 +70,7 @@ class SimulatedPlatform:
     def open(self, device_id: int) -> "SimulatedChip":
         """Open the SIP of that number."""
         if not 0 <= device_id < self._topology.sip_count:
-            raise ConfigError(
+            raise TreeValueError(
                 f"device_id is {device_id}, but the topology {self._topology.name!r} has "
                 f"{self._topology.sip_count} chips, 0 to {self._topology.sip_count - 1}",
                 hint="choose a larger one: platform='sim:pod64', or a file of your own",
@@ -249,6 +250,11 @@ class SimulatedChip:
             yield value
             return
         name = callable_.argument_name(place, parameter)
+        if value.dtype not in _TYPE_NAMES:
+            raise BadArguments(
+                f"{name} has dtype {value.dtype.name}, which kernels do not have",
+                hint="functions over arrays do, on platform='host'",
+            )
         size = value.nbytes()
         if not size:
             raise BadArguments(f"{name} has shape {value.shapes}, and no elements")

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from rankwise.core.mailbox.tensors import ContinuousTensor, DataType
+from rankwise.core.tasks.tensors import ContinuousTensor, DataType
 from rankwise.workers.arrays import Array
 from rankwise.workers.platforms.port import TensorSummary
 

@@ -15,13 +15,13 @@ def test_what_is_told_and_ordered_is_a_line_each(tmp_path: Path) -> None:
     told: list[tuple[str, OSError]] = []
     journal = FileJournal(str(tmp_path / "j"), lambda path, error: told.append((path, error)))
 
-    journal.stimulus("gang", Started(), Instant(1))
-    journal.effect("gang", Sweep(0), Instant(2))
+    journal.stimulus("gang", 1, Started(), Instant(1))
+    journal.effect("gang", 1, Sweep(0), Instant(2))
     journal.close()
 
     assert (tmp_path / "j").read_text().splitlines() == [
-        '{"at":1,"machine":"gang","stimulus":{"type":"Started"}}',
-        '{"at":2,"machine":"gang","effect":{"type":"Sweep","attempt":0}}',
+        '{"at":1,"machine":"gang","number":1,"stimulus":{"type":"Started"}}',
+        '{"at":2,"machine":"gang","cause":1,"effect":{"type":"Sweep","attempt":0}}',
     ]
     assert told == []
 
@@ -33,7 +33,7 @@ def test_a_line_for_which_there_is_no_room_leaves_no_piece_of_itself(
     journal = FileJournal(
         str(tmp_path / "j"), lambda path, error: told.append(f"{path} {error.strerror}")
     )
-    journal.stimulus("gang", Started(), Instant(1))
+    journal.stimulus("gang", 1, Started(), Instant(1))
     whole = (tmp_path / "j").read_text()
     room = [10]
     write = os.write
@@ -44,8 +44,8 @@ def test_a_line_for_which_there_is_no_room_leaves_no_piece_of_itself(
         return write(fd, data[: room.pop()])
 
     monkeypatch.setattr(os, "write", write_what_fits)
-    journal.stimulus("gang", Started(), Instant(2))
-    journal.stimulus("gang", Started(), Instant(3))
+    journal.stimulus("gang", 1, Started(), Instant(2))
+    journal.stimulus("gang", 1, Started(), Instant(3))
     journal.close()
 
     assert (tmp_path / "j").read_text() == whole
@@ -57,7 +57,7 @@ def test_a_disk_that_refuses_it_is_told_of_once() -> None:
     journal = FileJournal("/dev/full", lambda path, error: told.append(f"{path} {error.strerror}"))
 
     for _ in range(3):
-        journal.stimulus("gang", Started(), Instant(1))
+        journal.stimulus("gang", 1, Started(), Instant(1))
     journal.close()
 
     assert told == ["/dev/full No space left on device"]

@@ -116,6 +116,34 @@ class InterruptAtLine:
         return self
 
 
+def test_a_signal_at_any_moment_of_going_is_told_or_handled() -> None:
+    heard: list[str] = []
+    moments_left = 0
+    before = signal.signal(signal.SIGUSR1, lambda *_: heard.append("by its handler"))
+
+    def raise_at(frame: FrameType, event: str, _: object) -> None:
+        nonlocal moments_left
+        if frame.f_code.co_filename == signals.__file__ and event in ("call", "c_return"):
+            moments_left -= 1
+            if moments_left == -1:
+                signal.raise_signal(signal.SIGUSR1)
+
+    try:
+        for moment in itertools.count():
+            moments_left, pipe = moment, SignalPipe([signal.SIGUSR1])
+            heard.clear()
+            with pipe:
+                sys.setprofile(raise_at)
+            sys.setprofile(None)
+            if moments_left >= 0:
+                break
+            assert heard or pipe.late == [signal.SIGUSR1], f"at moment {moment}"
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+    assert moment > 5
+
+
 def test_outside_the_main_thread_nothing_is_touched() -> None:
     active: list[bool] = []
 

@@ -196,22 +196,20 @@ class SlowStore(MemoryClient):
         return super().read(prefix)
 
 
-def test_renewals_overtake_what_waits(shared: MemoryStore) -> None:
+def test_renewals_wait_for_nothing_else(shared: MemoryStore) -> None:
     store = SlowStore(shared)
     lease = store.grant_lease(PATIENCE)
     agent = Agent(store)
     agent.client.submit(ReadKeys(1, ""))
     assert store.is_reading.wait(60)
-
     agent.client.submit(Commit(2, put("a")))
-    agent.client.submit(RenewLease(3, lease))
+
+    assert agent.ask(RenewLease(3, lease), LeaseRenewed) == LeaseRenewed(3)
     store.go_on.set()
-    agent.wait_until(lambda: len(agent.answers) == 3)
+    agent.wait_until(lambda: len(agent.answers) == 2)
     agent.close()
 
-    assert [type(answer) for answer in agent.answers] == [
-        KeysRead, LeaseRenewed, TransactionCommitted,
-    ]  # fmt: skip
+    assert [type(answer) for answer in agent.answers] == [KeysRead, TransactionCommitted]
 
 
 def test_what_has_waited_for_too_long_is_not_tried(shared: MemoryStore) -> None:
@@ -259,4 +257,35 @@ def test_what_no_store_should_raise_is_raised_in_the_reactor(shared: MemoryStore
 
     with pytest.raises(ZeroDivisionError, match="a bug"):
         agent.wait_for(RequestFailed)
+    agent.close()
+
+
+class LosesTheFirst(MemoryClient):
+    """A store whose first renewal comes back when it is closed."""
+
+    def __init__(self, shared: MemoryStore) -> None:
+        super().__init__(shared)
+        self.is_lost = threading.Event()
+        self._closed = threading.Event()
+
+    def renew_lease(self, lease: LeaseId) -> None:
+        if not self.is_lost.is_set():
+            self.is_lost.set()
+            self._closed.wait()
+            raise StoreUnavailable("closed")
+        super().renew_lease(lease)
+
+    def close(self) -> None:
+        self._closed.set()
+        super().close()
+
+
+def test_a_lease_is_renewed_though_a_renewal_before_does_not_come_back(shared: MemoryStore) -> None:
+    store = LosesTheFirst(shared)
+    agent = Agent(store)
+    lease = store.grant_lease(PATIENCE)
+    agent.client.submit(RenewLease(1, lease))
+    assert store.is_lost.wait(60)
+
+    assert agent.ask(RenewLease(2, lease), LeaseRenewed) == LeaseRenewed(2)
     agent.close()

@@ -119,13 +119,13 @@ def test_a_rank_out_of_range_is_refused(region: WindowRegion) -> None:
 def test_what_is_no_region_is_refused(region: WindowRegion, tmp_path: Path) -> None:
     assert region.fd is not None
     (tmp_path / "file").write_bytes(b"x" * 8192)
-    with (tmp_path / "file").open() as file, pytest.raises(ConfigError, match="is no region"):
+    with (tmp_path / "file").open() as file, pytest.raises(ConfigError, match="is not a region"):
         WindowRegion.attach(file.fileno())
     with pytest.raises(ConfigError, match="cannot be read as a region of windows"):
         WindowRegion.attach(1 << 20)
     with mmap.mmap(-1, 8192) as memory:
         for offset in (0, 1, -4096, 8192):
-            with pytest.raises(ConfigError, match="no region"):
+            with pytest.raises(ConfigError, match="region of windows"):
                 WindowRegion.find(memory, offset)
         with pytest.raises(ConfigError, match="offset is 100, expected a whole number of pages"):
             WindowRegion.place(memory, 100, "tp", 1, 1)

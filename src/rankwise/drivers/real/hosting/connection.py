@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from itertools import count
 from typing import Any, Protocol, Self
@@ -107,8 +107,12 @@ class Connection:
         ours.setblocking(False)  # noqa: FBT003  # the standard library's signature
         self._reader = wire.FrameReader()
         self._numbers = count(1)
+        self.unanswered: set[int] = set()
+        """Processes that were ordered, and neither made nor refused yet."""
         self._environment: dict[str, str] | None = None
         self._unsent: deque[_UnsentFrame] = deque()
+        self._untold: deque[tuple[Any, ...]] = deque()
+        """Messages that have come: one of them may lead to a wait for those behind it."""
         self._reactor: Reactor | None = None
 
     def next_number(self) -> int:
@@ -133,6 +137,7 @@ class Connection:
         """Order a process; `fds` are copied on the way and remain the caller's."""
         changes = self._environment_changes(order["env"])
         self._send(("spawn", worker, {**order, "env": changes}), fds)
+        self.unanswered.add(worker)
 
     def signal(self, worker: int, signum: int, *, group: bool) -> None:
         """Order a signal to a process or to its group."""
@@ -157,10 +162,24 @@ class Connection:
         except (OSError, wire.BadFrame) as error:
             self._lose(f"the connection to the {self.name} broke: {error}")
             return
-        for message, _ in frames:
-            self._tell(message)
+        self._untold.extend(message for message, _ in frames)
+        while self._untold:
+            self._tell(self._untold.popleft())
         if self._reader.ended:
             self._lose(f"the {self.name} has died")
+
+    def wait_until(self, is_done: Callable[[], bool], patience: Duration) -> None:
+        """Take in answers, without a reactor, until that is so, the other side is gone, or time is.
+
+        For the end of a run that something has broken, when nobody else may be told anything.
+        """
+        deadline = time.monotonic_ns() + patience
+        waiting = select.poll()
+        while not is_done() and not self.loss and time.monotonic_ns() < deadline:
+            waiting.register(self._socket, select.POLLIN | (select.POLLOUT if self._unsent else 0))
+            waiting.poll(max(0, deadline - time.monotonic_ns()) / MILLISECOND)
+            self._send_unsent()
+            self.on_readable()
 
     def reopen(self, ours: socket.socket) -> None:
         """Go on, after `close`, with a process that takes the place of the one that was left."""
@@ -168,6 +187,8 @@ class Connection:
         ours.setblocking(False)  # noqa: FBT003  # the standard library's signature
         self._reader = wire.FrameReader()
         self._environment = None
+        self._untold.clear()
+        self.unanswered.clear()
         self.loss = ""
 
     def close(self) -> None:
@@ -240,8 +261,10 @@ class Connection:
             return
         match message:
             case ("spawned", int(worker), int(pid)):
+                self.unanswered.discard(worker)
                 listener.on_spawned(worker, pid)
             case ("refused", int(worker), str(reason)):
+                self.unanswered.discard(worker)
                 listener.on_refused(worker, reason)
             case ("exited", int(worker), int(code), int(at)):
                 listener.on_exited(worker, code, Instant(at))
@@ -251,7 +274,7 @@ class Connection:
                 listener.on_ready(details)
             case _:
                 raise RemoteProtocolError(
-                    f"the {self.name} sent {message!r}, which means nothing here"
+                    f"the {self.name} sent {message!r}, which is not expected here"
                 )
 
 

@@ -9,7 +9,9 @@ that one of them holds stays locked in the child for ever. Native thread pools a
 library that has started one while it was *imported* (OpenBLAS does) also knows how to fork, but
 one that has been put to work (OpenMP, autograd) leaves a child that hangs. So the server counts
 its threads right after the imports. Python threads beyond the main one at that moment, or more
-native threads at any later moment, and it refuses to fork, with the reason.
+native threads at any later moment, and it refuses to fork, with the reason. It forks in a thread
+that has not imported anything: libraries keep their idle threads together with the thread for which
+these have worked, and a copy of that one would wait for them for ever.
 
 **A guess must do no harm.** Nobody has asked for `--guessed` modules. One that cannot be imported
 is left to the workers. If they have started threads, the server ends before it has read a single
@@ -31,9 +33,10 @@ import sys
 
 if __name__ == "__main__":
     if sys.version_info < (3, 10):  # noqa: UP036 - PYTHON_EXEC may name another than the agent's
-        sys.exit(f"rankwise: the fork server needs Python 3.10 or later, not {sys.executable}")
+        too_old = f"rankwise: the fork server needs Python 3.10 or later, not {sys.executable}"
+        sys.exit(1 if "--guessed" in sys.argv else too_old)  # another server is started, and tells
     # Run the module, not this file: `__main__` will be the workers', and must not hold the server.
-    if not sys.flags.safe_path:
+    if not getattr(sys.flags, "safe_path", sys.flags.isolated):  # since Python 3.11
         del sys.path[0]  # this file's directory, where nobody shall look for modules
     sys.path.insert(0, __file__.rsplit("/", 5)[0])
     from rankwise.drivers.real.hosting import forkserver  # noqa: PLW0406 - see above
@@ -89,15 +92,15 @@ class ForkServer:
         return self._loop.run()
 
     def check_threads(self) -> None:
-        """Raise `Refused` if a fork could hang."""
-        threads = self._python_threads or other_threads()
+        """Raise `Refused` if a fork could hang; called in a thread that is not counted."""
+        threads = self._python_threads or other_threads(uncounted=1)
         if threads:
             raise Refused(
                 f"the fork server cannot fork while other threads run in it "
                 f"({', '.join(threads)}); what it imported has started them "
                 f"({self._imported}): preload less, or use another start method"
             )
-        count = native_thread_count()
+        count = native_thread_count() - 1
         if count > self._native_threads:
             raise Refused(
                 f"the fork server cannot fork any more: {count} threads run in it, but "
@@ -157,11 +160,15 @@ def import_modules(names: list[str]) -> dict[str, str]:
     return failed
 
 
-def other_threads() -> list[str]:
-    """Return the names of all Python threads but the main one."""
+def other_threads(uncounted: int = 0) -> list[str]:
+    """Return the names of all Python threads but the main one.
+
+    Without `threading` they have none, and so many are not counted.
+    """
     threading = sys.modules.get("threading")
     if threading is None:
-        return ["unnamed"] * _thread._count()  # noqa: SLF001 - no public module counts them
+        count = _thread._count() - uncounted  # noqa: SLF001 - no public module counts them
+        return ["unnamed"] * count
     main = threading.main_thread()
     return [thread.name for thread in threading.enumerate() if thread is not main]
 
@@ -181,13 +188,28 @@ def replace_environment(known: dict[str, str], wanted: dict[str, str]) -> None:
 
 
 def main(control: str, preload: list[str]) -> None:
-    """Serve; in a fork, be the worker. Does not return."""
+    """Import, and serve. Does not return."""
     fd = int(control) if control.isdecimal() else int(os.environ.pop(control))
     os.set_inheritable(fd, False)  # noqa: FBT003 - the standard library's signature
     is_guess = preload[:1] == ["--guessed"]
     control_socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, fd)
     server = ForkServer(control_socket, preload[is_guess:], is_guess=is_guess)
-    order = server.run()
+    _thread.start_new_thread(_serve, (server,))
+    end = _thread.allocate_lock()
+    while end.acquire():
+        """The process ends in the other thread."""
+
+
+def _serve(server: ForkServer) -> None:
+    """Serve; in a fork, be the worker. Ends the process."""
+    if sys.version_info >= (3, 12):  # which warns of forks beside threads
+        import warnings  # noqa: PLC0415 - not for others
+
+        with warnings.catch_warnings():  # left by forks only, which shall warn as usual
+            warnings.simplefilter("ignore", DeprecationWarning)
+            order = server.run()
+    else:
+        order = server.run()
     if order is None:
         os._exit(0)
     program = order["program"]

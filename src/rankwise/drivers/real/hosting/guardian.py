@@ -189,6 +189,8 @@ def main() -> None:
         control = int(sys.argv[1])
         os.set_inheritable(control, False)  # noqa: FBT003 - the standard library's signature
         prctl.adopt_orphans()
+        # Whoever has stopped it shall not keep workers alive for whom nobody is there any more.
+        prctl.continue_with_parent_s_end()
         guardian = Guardian(_socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, control))
         # A sweep that cannot look around would leave everybody alive: better no guardian.
         for fd in [os.open("/dev/null", os.O_RDONLY) for _ in range(_FILES_NEEDED)]:
@@ -196,6 +198,7 @@ def main() -> None:
     except OSError as error:
         sys.exit(f"rankwise: the guardian cannot start: {error.strerror} (at most {files_max})")
     guardian.run()
+    os._exit(0)  # all is released; an interpreter would take its modules apart, and somebody waits
 
 
 if __name__ == "__main__":

@@ -16,13 +16,14 @@ import resource
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, Self
 
 from rankwise.base.errors import LocalProtocolError, SpawnFailed
 from rankwise.base.failure import ExitStatus
 from rankwise.base.units import SECOND, Duration, Instant
 from rankwise.drivers.real.hosting.connection import (
+    GUARDIAN_PATIENCE,
     MARK_VARIABLE,
     Connection,
     Guardian,
@@ -41,6 +42,9 @@ LOSS_TOKEN = 0
 """The sweep after the loss of the fork server; the tokens of gangs are other numbers."""
 LOSS_PATIENCE = Duration(1 * SECOND)
 """How long the workers of a guardian that has died may take to die."""
+ANSWER_PATIENCE = Duration(6 * SECOND)
+"""How long a fork server that has made its imports may take to carry out orders that nobody wants
+any more, before it is replaced."""
 
 
 class Hosting:
@@ -90,6 +94,7 @@ class Hosting:
             self._exit = stack.pop_all()
         self._gang: HostingListener | None = None
         self._is_server_ready = False
+        self._awaited_sweep: int | None = None
         self._loss = ""
         self.guardian.listener = _GuardianListener(self)
         if self.server is not None:
@@ -118,20 +123,38 @@ class Hosting:
                 "this fork server is running another gang",
                 hint="wait for it, or use a second rankwise.ForkServer",
             )
-        if self.loss:
+        loss = self.guardian.loss if self._is_abandoned else self.loss
+        if loss:
             raise SpawnFailed(
-                f"this fork server cannot be used any more: {self.loss}",
+                f"this fork server cannot be used any more: {loss}",
                 hint="make another rankwise.ForkServer",
             )
         self._gang = gang
         self._reactor = reactor
         for connection in self._connections:
-            connection.watch(reactor)
+            if not connection.loss:
+                connection.watch(reactor)
 
     def detach(self) -> None:
         """Stop serving the gang, whose workers are all dead, or will be."""
         self._unwatch()
         self._gang = None
+
+    def detach_broken(self) -> None:
+        """Stop serving a gang that something has broken, and wait until its workers are dead.
+
+        The next gang may be attached at once, and a sweep that comes late would kill its workers.
+        """
+        self.detach()
+        self.abandon_spawns()
+        self._awaited_sweep = token = self.guardian.next_number()
+        self.guardian.sweep(token)
+        self.guardian.wait_until(lambda: self._awaited_sweep != token, GUARDIAN_PATIENCE)
+
+    def note_sweep(self, token: int) -> None:
+        """The guardian has swept."""
+        if token == self._awaited_sweep:
+            self._awaited_sweep = None
 
     @property
     def gang(self) -> HostingListener | None:
@@ -155,29 +178,33 @@ class Hosting:
         return self._preload if is_importing else ()
 
     def abandon_spawns(self) -> None:
-        """Take back orders for workers that have not been carried out.
+        """See to it that a sweep from now on comes after every worker that was ordered.
 
-        The guardian carries orders out one after another, so that a sweep comes after them. A fork
-        server may be deep in an import: it is killed, and this hosting makes no more workers until
-        `replace_server`.
+        The guardian carries orders out one after another. A fork server does too once it has made
+        its imports, and is waited for. One that imports, or does not answer, is killed, and this
+        hosting makes no more workers until `replace_server`.
         """
-        if self.server is not None and not self.loss:
+        server = self.server
+        if server is None or self.loss:
+            return
+        server.on_readable()  # it may have been ready for long, and nobody has listened
+        if self._is_server_ready:
+            server.wait_until(lambda: not server.unanswered, ANSWER_PATIENCE)
+        if server.unanswered:
             self._is_abandoned = True
-            self._loss = "it was ended with a run that was stopped while it imported"
-            self.server.close()
+            server.close()
             # The orders lie in the socket with the workers' ends of all pipes: these end with it.
             self._close_spare_end()
             self.guardian.signal(self.server_number, SIGKILL, group=False)
 
     def replace_server(self) -> None:
-        """Start another fork server if the last one was abandoned: the gang goes on after all."""
+        """Start another fork server if the last one was abandoned, for who wants workers again."""
         if not self._is_abandoned or self.guardian.loss:
             return
         assert self.server is not None, "only fork servers are abandoned"
         assert self._reactor is not None, "a gang asks for it"
         ours, self._spare_end = socket.socketpair()
         self._is_abandoned = self._is_server_ready = False
-        self._loss = ""
         self.server_number -= 1
         self.server.reopen(ours)
         self.server.watch(self._reactor)
@@ -205,7 +232,7 @@ class Hosting:
 
     def lose_server(self, reason: str) -> None:
         """The fork server is gone: have the guardian kill what it has left, then tell the gang."""
-        if not self._loss:
+        if not self._loss and not self._is_abandoned:
             self._loss = reason
             self.guardian.sweep(LOSS_TOKEN)
 
@@ -270,6 +297,7 @@ class _GuardianListener:
             self._hosting.gang.on_exited(worker, code, at)
 
     def on_swept(self, token: int, survivors: tuple[int, ...]) -> None:
+        self._hosting.note_sweep(token)
         if token == LOSS_TOKEN:
             self._hosting.conclude_loss("the fork server has ended")
         elif self._hosting.gang is not None:
@@ -279,7 +307,9 @@ class _GuardianListener:
         """Nobody waits for the guardian: orders queue in its socket."""
 
     def on_lost(self, reason: str) -> None:
-        kill_marked(self._hosting.guardian.mark, LOSS_PATIENCE)
+        # The kernel kills the workers; what they have started cannot be looked for without files.
+        with suppress(OSError):
+            kill_marked(self._hosting.guardian.mark, LOSS_PATIENCE)
         self._hosting.conclude_loss(reason)
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 _SET_PARENT_DEATH_SIGNAL = 1
 _SET_CHILD_SUBREAPER = 36
 _SIGKILL = 9
+_SIGCONT = 18
 
 _call_function = _ctypes.call_function
 _THIS_PROCESS: "Any" = None
@@ -34,6 +35,11 @@ def die_with_parent(parent: int) -> None:
     _set(_SET_PARENT_DEATH_SIGNAL, _SIGKILL)
     if os.getppid() != parent:
         os._exit(128 + _SIGKILL)
+
+
+def continue_with_parent_s_end() -> None:
+    """Let the kernel wake this process up, if it is stopped, when its parent ends."""
+    _set(_SET_PARENT_DEATH_SIGNAL, _SIGCONT)
 
 
 def _set(option: int, value: int) -> None:

@@ -8,7 +8,8 @@ receive the bytes as they are.
 Three kinds of unfinished line leave early, so that memory stays bounded and progress is seen:
 
 - A line of which more than `line_limit` bytes have been held back leaves in pieces. Every piece is
-  a line of the console with the prefix of its stream, since others' lines may come in between.
+  a line of the console with the prefix of its stream, since others' lines may come in between, and
+  all but the last end in `CUT_MARK`.
 - A line that is being redrawn with carriage returns (a progress bar) is shown as a line of its own
   when its stream has shown none for a second. Only what follows the last carriage return counts;
   what it has overwritten is forgotten, as on a terminal.
@@ -25,8 +26,12 @@ from typing import NamedTuple
 
 from rankwise.base.units import SECOND, Duration, Instant
 
-LINE_LIMIT = 4 << 20
-"""Bytes of an unfinished line that are held back before it leaves in pieces."""
+LINE_LIMIT = 64 << 20
+"""Bytes of an unfinished line that are held back before it leaves in pieces. Longer than what
+programs print as one line (results as JSON, arrays in full), and still bounded for each stream."""
+
+CUT_MARK = b" [cut by rankwise, the line goes on]"
+"""What ends a piece of a line on the console; log files have the line as it was written."""
 
 REDRAW_PAUSE = Duration(1 * SECOND)
 """How long a stream is silent about a line that is being redrawn, once it has shown it."""
@@ -114,7 +119,7 @@ class LineSplitter:
                 self._shown, self._shown_at = shown, now
                 return shown
         if len(held) > self._line_limit:
-            piece = bytes(held).rstrip(b"\r") + b"\n"
+            piece = bytes(held).rstrip(b"\r") + CUT_MARK + b"\n"
             held.clear()
             self._shown = b""
             self._is_continuation = True

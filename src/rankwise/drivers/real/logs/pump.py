@@ -100,6 +100,7 @@ def open_stream_pipe(stream_count: int) -> tuple[int, int]:
     share = _PIPE_BYTES_TOGETHER // max(stream_count, 1)
     # The kernel rounds up to a power of two, we round down.
     capacity = min(max(1 << (share.bit_length() - 1), _PIPE_BYTES_MIN), _PIPE_BYTES_MAX)
-    with contextlib.suppress(OSError):  # the user's other pipes have used up the allowance
-        fcntl(write_fd, F_SETPIPE_SZ, capacity)
+    if capacity > _PIPE_BYTES_MIN:  # which it has anyway
+        with contextlib.suppress(OSError):  # the user's other pipes have used up the allowance
+            fcntl(write_fd, F_SETPIPE_SZ, capacity)
     return read_fd, write_fd

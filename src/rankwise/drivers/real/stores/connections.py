@@ -24,6 +24,15 @@ def has_hung_up(sock: socket.socket) -> bool:
     return bool(waiter.poll(0))
 
 
+def is_end_of_tls(error: BaseException) -> bool:
+    """Whether the other end has closed a connection on which TLS was spoken, or should have been.
+
+    Which of the two errors that is, and its words, depend on the versions of Python and OpenSSL.
+    They are known by their names here, since most stores have no need to load `ssl`.
+    """
+    return type(error).__name__ in ("SSLEOFError", "SSLZeroReturnError")
+
+
 def hang_up(sock: socket.socket) -> None:
     """Wake whoever waits on a connection; beneath TLS, whose state belongs to the thread in it."""
     with suppress(OSError):  # it has been closed already

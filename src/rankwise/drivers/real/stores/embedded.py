@@ -236,7 +236,7 @@ class EmbeddedStore:
         try:
             if sock.getsockname() == sock.getpeername():
                 # Trying a free port of the own machine may, by chance, reach oneself.
-                raise ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens")  # noqa: TRY301
+                raise ConnectionRefusedError(errno.ECONNREFUSED, "no server listens")  # noqa: TRY301
             life = conversation.greet(self._config.token)
             self._check_life(life)
         except BaseException:
@@ -255,7 +255,7 @@ class EmbeddedStore:
             if self._life == life:
                 return
         raise StoreRefused(
-            f"{self._who} has begun anew, and has forgotten what the nodes had agreed",
+            f"{self._who} was restarted and has lost what the nodes had agreed on",
             hint="the agent that serves it has died meanwhile; start the run again,"
             " and use etcd where that must be survived",
         )
@@ -358,7 +358,7 @@ class EmbeddedWatch:
         if isinstance(answer, Forgotten):
             self._hang_up()
             raise Compacted(
-                answer.reason, answer.revision, hint="read anew, and watch after that revision"
+                answer.reason, answer.revision, hint="read again, and watch after that revision"
             )
         told = _expected(answer, Told, "the embedded store")
         self._told = max(self._told, told.up_to)
@@ -426,7 +426,9 @@ class _Conversation:
                 self._frames.seal_with(secret.answers_key, ANSWER_BYTES_MAX)
                 return life
             case other:
-                raise StoreRefused(f"{self._who} is no embedded store: it begins with {other!r}")
+                raise StoreRefused(
+                    f"{self._who} is not an embedded store: it begins with {other!r}"
+                )
 
     def say(self, request: Request) -> None:
         """Send a request."""
@@ -474,7 +476,7 @@ class _Conversation:
             word: Greeting = decode_greeting(body)
         except (RemoteProtocolError, msgspec.MsgspecError) as error:
             raise StoreRefused(
-                f"{self._who} is no embedded store: {error}", hint="check --rdzv-endpoint"
+                f"{self._who} is not an embedded store: {error}", hint="check --rdzv-endpoint"
             ) from error
         return word
 

@@ -153,7 +153,7 @@ class EmbeddedServer:
         now = self._clock.now()
         if deadline is not None and now > after(deadline, AWAY):
             self._keyspace.prolong_leases(now)
-        self._keyspace.tick(now)
+        self._keyspace.end_leases(now)
         for connection in list(self._connections.values()):
             if connection.strange_until is not None and now >= connection.strange_until:
                 self._cut_off(connection)
@@ -257,7 +257,7 @@ class EmbeddedServer:
         match decode_greeting(body):
             case Hello(version, _) if version != VERSION:
                 connection.say(
-                    Refusal(f"it speaks version {VERSION} of the protocol, you speak {version}")
+                    Refusal(f"it has version {VERSION} of the protocol, you have {version}")
                 )
             case Hello(_, nonce) if connection.secret is None:
                 own = new_nonce()

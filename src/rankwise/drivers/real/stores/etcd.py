@@ -287,7 +287,7 @@ class EtcdWatch:
                 f"etcd has forgotten the changes up to {reply.compact_revision}, the watch of"
                 f" {self._prefix!r} was told those up to {self._told}",
                 reply.compact_revision,
-                hint="read anew, and watch after the snapshot's revision",
+                hint="read again, and watch after the snapshot's revision",
             )
         if "permission denied" in reply.cancel_reason or "auth token" in reply.cancel_reason:
             raise NotAuthenticated(reply.cancel_reason)

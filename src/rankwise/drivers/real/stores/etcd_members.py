@@ -22,7 +22,7 @@ import msgspec
 
 from rankwise.base.errors import ConfigError, LeaseLost, StoreError, StoreRefused, StoreUnavailable
 from rankwise.base.units import SECOND, Duration
-from rankwise.drivers.real.stores.connections import endpoint_text, hang_up
+from rankwise.drivers.real.stores.connections import endpoint_text, hang_up, is_end_of_tls
 from rankwise.drivers.real.stores.etcd_connection import Connection
 from rankwise.drivers.real.stores.etcd_messages import AuthenticateReply, Fault, decoded
 from rankwise.drivers.real.stores.etcd_stream import NoHttp
@@ -37,6 +37,7 @@ API_PATHS = ("/v3", "/v3beta")
 ATTEMPT_SHARE = 3
 """An attempt may take this part of the request's time when there is another member to try."""
 HINT_UNAVAILABLE = "check --rdzv-endpoint, and whether etcd runs there and has a quorum"
+HINT_NO_TLS = "if it does not use TLS, leave out protocol=https and cacert"
 
 
 class EtcdConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -144,12 +145,10 @@ class Members:
             try:
                 return self._ask_authenticated(member, path, body, kind, patience)
             except NotReached as error:
-                last_error = error.__cause__
+                last_error = _telling(last_error, error.__cause__)
             except (OSError, NotServing) as error:
                 _raise_if_not_etcd(error, member)
-                # The last attempt may have had no time; what a member has said before tells more.
-                if not (isinstance(error, TimeoutError) and isinstance(last_error, NotServing)):
-                    last_error = error
+                last_error = _telling(last_error, error)
                 if not repeats:
                     self.suspect(member)
                     raise self._unanswered(member, error) from error
@@ -160,12 +159,12 @@ class Members:
         """What to do when nobody has answered."""
         if "space exceeded" in str(error):
             return "etcd's quota is spent: compact and defragment it, then `etcdctl alarm disarm`"
-        if not isinstance(error, ConnectionResetError | ssl.SSLEOFError | BrokenPipeError):
+        if not _is_cut(error):
             return HINT_UNAVAILABLE
         # Both sides just hang up when they hear what they do not understand.
         if self._tls is None:
-            return f"{HINT_UNAVAILABLE}; if it speaks TLS only, give protocol=https"
-        return f"{HINT_UNAVAILABLE}; if it speaks no TLS, leave out protocol=https and cacert"
+            return f"{HINT_UNAVAILABLE}; if it accepts TLS only, give protocol=https"
+        return f"{HINT_UNAVAILABLE}; {HINT_NO_TLS}"
 
     def probe(self, member: Member) -> None:
         """Find out whether a member still serves; suspect it if not."""
@@ -427,6 +426,19 @@ def _tls_context(config: EtcdConfig) -> ssl.SSLContext | None:
     return context
 
 
+def _telling(before: BaseException | None, now: BaseException | None) -> BaseException | None:
+    """The error that says more: the last attempt may just have had no time."""
+    is_answer = isinstance(before, NotServing) or _is_cut(before)
+    return before if is_answer and isinstance(now, TimeoutError) else now
+
+
+def _is_cut(error: BaseException | None) -> bool:
+    """Whether the member has closed the connection without a word."""
+    if isinstance(error, ConnectionResetError | BrokenPipeError):
+        return True
+    return error is not None and is_end_of_tls(error)
+
+
 def _raise_if_not_etcd(error: BaseException, member: Member) -> None:
     """A certificate that is not good now will not be good in a second.
 
@@ -438,27 +450,24 @@ def _raise_if_not_etcd(error: BaseException, member: Member) -> None:
             f"the certificate of {member.endpoint} is not good: {error.verify_message}",
             hint="check cacert, and that the certificate names the host of the endpoint",
         ) from error
-    if isinstance(error, ssl.SSLError) and not isinstance(
-        error, ssl.SSLEOFError | ssl.SSLZeroReturnError | ssl.SSLSyscallError
-    ):
-        reason = error.reason or str(error)
-        if "WRONG_VERSION_NUMBER" in reason or "HTTP_REQUEST" in reason:
-            raise StoreRefused(
-                f"{member.endpoint} does not speak TLS", hint="leave out protocol=https and cacert"
-            ) from error
+    if not isinstance(error, ssl.SSLError) or isinstance(error, ssl.SSLSyscallError):
+        return
+    if not is_end_of_tls(error):
+        # Whether that was TLS at all can be told by OpenSSL's words only, which no version keeps.
+        reason = (error.reason or str(error)).lower().replace("_", " ")
         raise StoreRefused(
-            f"{member.endpoint} refuses TLS: {reason.lower().replace('_', ' ')}",
-            hint="if it asks for a client's certificate, give cert and key",
+            f"{member.endpoint} refuses TLS: {reason}",
+            hint=f"{HINT_NO_TLS}; if it asks for a client's certificate, give cert and key",
         ) from error
 
 
 def _not_etcd(body: bytes, member: Member) -> StoreRefused:
     if b"HTTPS server" in body:
         return StoreRefused(
-            f"{member.endpoint} speaks TLS only", hint="give protocol=https, and cacert if needed"
+            f"{member.endpoint} accepts TLS only", hint="give protocol=https, and cacert if needed"
         )
     start = body[:60].decode(errors="replace").strip()
     return StoreRefused(
-        f"{member.endpoint} is no etcd with a JSON gateway: it says {start!r}",
+        f"{member.endpoint} is not an etcd with a JSON gateway: it answers {start!r}",
         hint="etcd 3.3 or later has one unless it runs with --enable-grpc-gateway=false",
     )

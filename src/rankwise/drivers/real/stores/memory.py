@@ -42,7 +42,7 @@ class MemoryStore:
         """The present instant; leases that should have ended by then have. Hold the lock."""
         now = self.clock.now()
         before = self.keyspace.revision
-        self.keyspace.tick(now)
+        self.keyspace.end_leases(now)
         if self.keyspace.revision != before:
             self.changed.notify_all()
         return now

@@ -6,7 +6,7 @@ entry points of the group `rankwise.stores`: a function with the arguments of `o
 
 Nothing is asked of anybody yet, but for a server that this process must be itself; torch's store,
 which can only be made by waiting for whoever serves it, is made by the first call. Settings are
-texts, as `--rdzv-conf` has them, in our spelling or in torch's; docs/stores.md lists them.
+texts, as `--rdzv-conf` has them, in our spelling or in torch's; docs/settings.md lists them.
 """
 
 import os
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from rankwise.base.errors import ConfigError
+from rankwise.base.suggestions import hint_on_name
 from rankwise.base.units import SECOND, Duration, duration_from_seconds
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.ports.store import Store
@@ -87,7 +88,7 @@ def split_endpoint(endpoint: str, default_port: int) -> tuple[str, int]:
     if not host or not port_text.isdecimal() or int(port_text) > 65535:
         raise ConfigError(
             f"the rendezvous endpoint is {endpoint!r}, expected HOST or HOST:PORT",
-            hint="an IPv6 address stands in brackets, as in [fd00::1]:29400",
+            hint="an IPv6 address needs brackets, as in [fd00::1]:29400",
         )
     return host, int(port_text)
 
@@ -132,7 +133,7 @@ def _open_embedded(endpoint: str, settings: Mapping[str, str], run_id: str) -> S
     config = EmbeddedConfig(
         host=host,
         port=port,
-        token=_token(settings, run_id).encode(),
+        token=token_of(settings, run_id).encode(),
         is_host=_is_host(settings.get("is_host")),
     )
     config = _with_timeout(config, settings)
@@ -141,7 +142,7 @@ def _open_embedded(endpoint: str, settings: Mapping[str, str], run_id: str) -> S
     return open_embedded(config, SystemClock())
 
 
-def _token(settings: Mapping[str, str], run_id: str) -> str:
+def token_of(settings: Mapping[str, str], run_id: str) -> str:
     """What the nodes of the run know of each other."""
     if "token" in settings and "token_file" in settings:
         raise ConfigError("--rdzv-conf: token and token_file are both given, expected one of them")
@@ -197,12 +198,9 @@ def _checked(settings: Mapping[str, str], known: Collection[str], backend: str) 
             raise ConfigError(f"--rdzv-conf: {name} is given twice, in two spellings")
         checked[name] = value
         if name not in known:
-            from difflib import get_close_matches  # noqa: PLC0415  # only when it is wrong
-
-            near = get_close_matches(name, known, 1)
-            meant = f"did you mean {near[0]}?" if near else f"it knows {', '.join(known)}"
             raise ConfigError(
-                f"--rdzv-conf: {given} means nothing to the backend {backend}", hint=meant
+                f"--rdzv-conf: the backend {backend} has no setting {given}",
+                hint=hint_on_name(name, known, "it knows"),
             )
     return checked
 

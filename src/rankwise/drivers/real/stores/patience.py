@@ -10,7 +10,7 @@ from threading import Event
 from time import monotonic
 
 from rankwise.base.errors import StoreUnavailable
-from rankwise.drivers.real.stores.connections import HungUp
+from rankwise.drivers.real.stores.connections import is_end_of_tls
 
 PAUSE_FIRST_S = 0.02
 PAUSE_LONGEST_S = 0.5
@@ -65,7 +65,7 @@ def closed_error(who: str) -> StoreUnavailable:
 
 def describe(error: BaseException) -> str:
     """An error of the operating system or of a server in a few words."""
-    if isinstance(error, EOFError | HungUp) or type(error).__name__ == "SSLEOFError":
+    if isinstance(error, EOFError | ConnectionResetError) or is_end_of_tls(error):
         return "it hangs up"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror

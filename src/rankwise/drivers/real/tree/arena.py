@@ -19,9 +19,10 @@ from typing import Final
 
 import msgspec
 
-from rankwise.base.errors import ConfigError, TreeError
+from rankwise.base.errors import TreeError, TreeValueError
 from rankwise.base.units import format_bytes
 from rankwise.core.tree.heap import Heap
+from rankwise.drivers.real.interrupts import gate_here
 
 SIZE: Final = 256 << 30
 FRAME_BYTES: Final = 64 << 10
@@ -84,7 +85,7 @@ class Arena:
 
     def __init__(self, layout: Layout) -> None:
         if layout.rest + (1 << 30) > SIZE:
-            raise ConfigError(
+            raise TreeValueError(
                 f"the heap has {format_bytes(layout.heap_bytes)}, more than an arena holds",
                 hint="give a smaller heap_ring_size",
             )
@@ -93,7 +94,7 @@ class Arena:
         try:
             self.memory = mmap.mmap(-1, SIZE, flags=flags)
         except OSError as error:
-            raise ConfigError(
+            raise TreeValueError(
                 f"{format_bytes(SIZE)} of addresses could not be reserved: {error.strerror}",
                 hint="no memory is taken by that; look at ulimit -v and vm.overcommit_memory",
             ) from error
@@ -105,14 +106,16 @@ class Arena:
     def allocate(self, size_bytes: int) -> int:
         """Offset of so many bytes of the rest, at a page of their own; they hold zeros."""
         size_bytes = max(PAGE, _page_up(size_bytes))
-        offset = self._rest.take(size_bytes)
+        with gate_here().closed():
+            offset = self._rest.take(size_bytes)
+            if offset is not None:
+                self._sizes[offset] = size_bytes
         if offset is None:
             raise ArenaExhausted(
                 f"{format_bytes(size_bytes)} were asked for, and no such piece is left of the "
                 f"{format_bytes(SIZE)} of addresses that a tree shares",
                 hint="share less at a time; what was shared is given back by close()",
             )
-        self._sizes[offset] = size_bytes
         return offset
 
     def contains(self, start: int, size_bytes: int) -> bool:
@@ -121,9 +124,14 @@ class Arena:
 
     def release(self, offset: int) -> None:
         """Give back what `allocate` gave; its pages go back to the kernel."""
-        size_bytes = self._sizes.pop(offset)
-        self._rest.give_back(offset, size_bytes)
-        self.discard(offset, size_bytes)
+        with gate_here().closed():
+            size_bytes = self._sizes.pop(offset)
+            self._rest.give_back(offset, size_bytes)
+            self.discard(offset, size_bytes)
+
+    def discard_all_of(self, offset: int) -> None:
+        """Let the kernel take the pages of what `allocate` gave; the addresses stay taken."""
+        self.discard(offset, self._sizes[offset])
 
     def discard(self, offset: int, size_bytes: int) -> None:
         """Let the kernel take whole pages back; they hold zeros when they are touched again."""

@@ -24,7 +24,6 @@ from contextlib import suppress
 from typing import Any, NoReturn, Protocol
 
 from rankwise.drivers.real.tree.arena import FRAME_BYTES, Arena
-from rankwise.drivers.real.tree.mailbox import ChildMailbox
 from rankwise.drivers.real.tree.reports import (
     ANSWER,
     FAREWELL,
@@ -32,6 +31,7 @@ from rankwise.drivers.real.tree.reports import (
     report_of,
     report_of_left,
 )
+from rankwise.drivers.real.tree.requests import RequestServer
 from rankwise.drivers.real.tree.words import (
     AHEAD,
     COMMAND,
@@ -46,6 +46,7 @@ from rankwise.drivers.real.tree.words import (
     PROGRAM,
     PROGRAM_ENDED,
     PROGRAM_FAILED,
+    READY,
     REFUSED,
     RELEASE,
     RETURNED,
@@ -58,6 +59,8 @@ from rankwise.drivers.real.tree.words import (
 from rankwise.drivers.real.tree.zygote import flush_output
 
 QUICK_NS = 20_000
+CUT_OFF = 125
+"""The exit code of a child whose task has closed its pipes."""
 _DEFERRED_MAX = 16
 
 
@@ -118,6 +121,8 @@ def live(role: Role, ends: ChildEnds) -> int:
     try:
         serve(role, ends)
         left = role.finish()
+    except _CutOff:
+        return CUT_OFF
     except BaseException as error:  # noqa: BLE001  # close() raises it
         _write_down(ends, FAREWELL, error)
         return 1
@@ -126,17 +131,34 @@ def live(role: Role, ends: ChildEnds) -> int:
     return 0
 
 
+class _CutOff(Exception):  # told by the exit code, as there is no other way left
+    """A task has closed the pipes by which this child is told what to do, and tells."""
+
+
 def serve(role: Role, ends: ChildEnds) -> None:
     """Take words until one says that this is the end, or the role has lost what it needs."""
+    try:
+        _serve(role, ends)
+    except OSError as error:
+        # Whatever a task or command raises is told, so this comes from a pipe of ours.
+        counters = memoryview(ends.arena.memory)[ends.arena.layout.counter(ends.index) :][:16]
+        begun, done = counters.cast("Q")
+        if done == begun and begun:
+            # Or it would have completed, as far as anybody can see.
+            counters.cast("Q")[1] = begun - 1
+        raise _CutOff from error
+
+
+def _serve(role: Role, ends: ChildEnds) -> None:
     # Everything is bound to a name of its own: this loop is what a small task costs.
     read, write, now, run = os.read, os.write, time.monotonic_ns, role.run
     task_fd, done_fd, index = ends.task_fd, ends.done_fd, ends.index
     layout = ends.arena.layout
     memory = memoryview(ends.arena.memory)
-    mailbox = ChildMailbox(
+    requests = RequestServer(
         index, memory[layout.command(index) :][:FRAME_BYTES], done_fd, ends.reports, role.command
     )
-    mailbox.start()
+    write(done_fd, completion(READY, index))
     counters = memory[layout.counter(index) : layout.counter(index) + 16].cast("Q")
     frames = layout.frames
     quick: set[int] = set()
@@ -166,7 +188,7 @@ def serve(role: Role, ends: ChildEnds) -> None:
             if word & RELEASE:
                 return
             if word & COMMAND:
-                mailbox.rung(slot)
+                requests.serve(slot)
             elif word & PROGRAM:
                 _run_program(role, ends, slot)
             continue
@@ -183,7 +205,7 @@ def serve(role: Role, ends: ChildEnds) -> None:
             tell_deferred()
         begun += 1
         counters[0] = begun
-        began = now()
+        began = now() if word & MORE else 0
         try:
             if word & HAS_FRAME:
                 place = frames + slot * FRAME_BYTES
@@ -208,15 +230,15 @@ def serve(role: Role, ends: ChildEnds) -> None:
             continue
         if copies:
             _end_copy(None)
-        is_quick = now() - began < QUICK_NS
         counters[1] = begun
         deferred.append(slot)
-        if is_quick:
-            quick.add(callable_)
-            if word & MORE and len(deferred) < _DEFERRED_MAX:
-                continue
-        else:
-            quick.discard(callable_)
+        if word & MORE:
+            if now() - began < QUICK_NS:
+                quick.add(callable_)
+                if len(deferred) < _DEFERRED_MAX:
+                    continue
+            else:
+                quick.discard(callable_)
         tell_deferred()
 
 

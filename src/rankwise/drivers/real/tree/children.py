@@ -1,7 +1,7 @@
 """The children of a worker process, as it sees them: processes behind pipes.
 
-Carries out what the crew orders, by way of the zygote, and reads the completion pipe: words about
-children are told to the crew, all others are the caller's.
+Carries out what the group orders, by way of the zygote, and reads the completion pipe: words about
+children are told to the group, all others are the caller's.
 
 Ends of pipes: the worker process keeps both ends of every task pipe, and opens the reading end a
 second time to take words back. The writing end of the completion pipe is closed here, so that its
@@ -14,30 +14,37 @@ import signal
 import socket
 import threading
 import time
+import warnings
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 
-from rankwise.base.errors import BootstrapFailed, LocalProtocolError, TreeError, WorkerDied
-from rankwise.base.units import SECOND, Duration, Instant
-from rankwise.core.tree.crew import (
+from rankwise.base.errors import (
+    BootstrapFailed,
+    BootstrapRefused,
+    LocalProtocolError,
+    TreeError,
+    WorkerDied,
+)
+from rankwise.base.units import SECOND, Duration, Instant, after
+from rankwise.core.tree.child_group import (
     CameUp,
     ChildEnded,
+    ChildGroup,
+    ChildGroupEffect,
+    ChildGroupPhase,
+    ChildGroupSpec,
+    ChildGroupStimulus,
     ChildLost,
     ChildReady,
     ChildRefused,
     ChildReplaced,
     Closed,
     CloseRequested,
-    Crew,
-    CrewEffect,
-    CrewLost,
-    CrewPhase,
-    CrewSpec,
-    CrewStimulus,
+    GroupLost,
     Kill,
     Release,
     Spawn,
@@ -46,8 +53,11 @@ from rankwise.core.tree.crew import (
     ZygoteEnded,
 )
 from rankwise.core.tree.vocabulary import Pool
+from rankwise.drivers.feed import Door
+from rankwise.drivers.real.interrupts import Gate, write_to_reader
 from rankwise.drivers.real.tree.arena import Arena
-from rankwise.drivers.real.tree.child import ChildEnds, Role, live
+from rankwise.drivers.real.tree.child import CUT_OFF, ChildEnds, Role, live
+from rankwise.drivers.real.tree.forking import fork_from_new_thread, named_native_threads
 from rankwise.drivers.real.tree.pipes import (
     Descriptor,
     open_pipe,
@@ -71,16 +81,26 @@ from rankwise.drivers.real.tree.words import (
     REFUSED,
     RELEASE,
     VALUE_SHIFT,
+    WOKEN,
+    WORD_BYTES,
+    completion,
     pack_word,
+    unpack_word,
 )
 from rankwise.drivers.real.tree.zygote import KILL, SPAWN, Zygote, flush_output, order
+from rankwise.ports.journal import Journal
 
+_WOKEN_WORD = completion(WOKEN, 0)
 _READ_BYTES = 1 << 12
 """512 words: Python takes memory for as many before it reads, whether they come or not."""
 _PIPE_BYTES = 1 << 16
 _KIND_MASK = 0xFF
 _LIMITS = "each takes five descriptors and a process: look at ulimit -n and ulimit -u"
-_ZYGOTE_PATIENCE = Duration(10 * SECOND)
+_KILL_PATIENCE = Duration(SECOND // 2)
+"""How long it may take, when time is up, until those are dead who are killed."""
+_now: Callable[[], Any] = time.monotonic_ns
+_FRAMES_TO_INIT = 7
+"""From the warning to who has called `Worker.init`."""
 
 
 class ChildSpec(msgspec.Struct, frozen=True):
@@ -92,6 +112,7 @@ class ChildSpec(msgspec.Struct, frozen=True):
         stage: when it is released on closing, those of stage 0 first.
         replaceable: whether it gets a successor when it dies.
         role: makes what it is, in its own process.
+        processors: on which it runs; any if there are none.
     """
 
     name: str
@@ -99,6 +120,7 @@ class ChildSpec(msgspec.Struct, frozen=True):
     stage: int
     replaceable: bool
     role: Callable[[ChildEnds], Role]
+    processors: tuple[int, ...] = ()
 
 
 class Listener:
@@ -118,6 +140,7 @@ class Children:
         lost: children that are gone for good, or about to go, with what became of them.
         reports: for each child its report file.
         farewells: what children have said when they were closed, by their numbers.
+        gate: keeps signal handlers waiting; they end the sleep in `read`.
     """
 
     def __init__(
@@ -128,19 +151,28 @@ class Children:
         *,
         start_patience: Duration,
         close_patience: Duration,
+        journal: Journal | None = None,
     ) -> None:
         self._specs = specs
         self._arena = arena
         self._listener = listener
-        self._crew = Crew(
-            CrewSpec(
+        self._group = ChildGroup(
+            ChildGroupSpec(
                 names=tuple(spec.name for spec in specs),
                 stages=tuple(spec.stage for spec in specs),
                 replaceable=tuple(spec.replaceable for spec in specs),
                 start_patience=start_patience,
                 close_patience=close_patience,
+                kill_patience=_KILL_PATIENCE,
             )
         )
+        self._door: Door[ChildGroupStimulus, ChildGroupEffect] = Door(
+            "children", self._group, journal
+        )
+        self._start_patience = start_patience
+        self._close_patience = close_patience
+        self.gate = Gate()
+        self._waker = self._wake
         self.lost: dict[int, str] = {}
         self.reports: list[ReportFile] = []
         self.farewells: dict[int, Report] = {}
@@ -189,16 +221,19 @@ class Children:
                 f"init() forks, but this process has other threads: {', '.join(others)}",
                 hint="call init() in the main thread, before anything starts threads",
             )
+        _warn_of_native_threads()
+        deadline = after(_now(), self._start_patience)
         try:
             self._open_all()
-            self._tell_crew(StartRequested())
-            while self._crew.phase in (CrewPhase.STARTING, CrewPhase.ABORTING):
-                self._hear_all(self.read(self._crew.next_deadline))
+            self._tell_group(StartRequested())
+            while self._group.phase in (ChildGroupPhase.STARTING, ChildGroupPhase.ABORTING):
+                self._hear_all(self.read(self._group.next_deadline))
+                self.gate.run_due()
         except BaseException:
-            self.abandon()
+            self.abandon(deadline)
             raise
         if self._failure is not None:
-            self.abandon()
+            self.abandon(deadline)
             self._raise(self._failure)
 
     def _raise(self, failure: StartFailed) -> NoReturn:
@@ -213,10 +248,11 @@ class Children:
         report = self._refusals[failure.child]
         cause = exception_of(report)
         # One that tells of its own child has said where it happened.
+        kind = BootstrapRefused if isinstance(cause, ValueError) else BootstrapFailed
         if isinstance(cause, BootstrapFailed):
-            error = BootstrapFailed(cause.message, hint=cause.hint)
+            error = kind(cause.message, hint=cause.hint)
         else:
-            error = BootstrapFailed(f"{name} bootstrap failed: {report.summary}")
+            error = kind(f"{name} bootstrap failed: {report.summary}")
         error.add_note(f"traceback in {name}:\n{report.trace}")
         raise error from cause
 
@@ -252,17 +288,17 @@ class Children:
         flush_output()
         worker = Descriptor(os.pidfd_open(os.getpid()))
         try:
-            pid = os.fork()
-            if pid == 0:
-                self._become_zygote(worker.number)
-            self._zygote = pid
+            fork_from_new_thread(lambda: self._become_zygote(worker.number), self._on_zygote)
         finally:
             worker.close()
         self._done_write.close()
         self._their_orders.close()
 
+    def _on_zygote(self, pid: int) -> None:
+        self._zygote = pid
+
     def _become_zygote(self, worker_pidfd: int) -> NoReturn:
-        """Nothing in here may reach the frames below: they belong to the caller of `init()`."""
+        """The main thread of a new process: whatever happens in here, it ends here."""
         try:
             gc.disable()
             Zygote(
@@ -277,6 +313,9 @@ class Children:
 
     def _become_child(self, child: int) -> int:
         gc.enable()
+        if self._specs[child].processors:
+            with suppress(OSError):  # they were taken away from this process
+                os.sched_setaffinity(0, self._specs[child].processors)
         ends = ChildEnds(
             child,
             self._arena,
@@ -303,18 +342,31 @@ class Children:
     def read(self, deadline: Instant | None) -> list[int]:
         """Wait for words: ends of tasks and answers, and what `hear` understands.
 
-        None come when the deadline passes first, and at the death of the zygote, which the
-        listener is told.
+        None come when the deadline passes first, when a signal handler is due, which the caller
+        runs, and at the death of the zygote, which the listener is told.
         """
-        if deadline is not None:
-            patience = Duration(deadline - time.monotonic_ns())
-            if not wait_readable(self._done.number, patience):
-                self._carry_out(self._crew.tick(Instant(time.monotonic_ns())))
+        gate = self.gate
+        gate.waker = self._waker
+        try:
+            if gate.due:
                 return []
-        taken = os.read(self._done.number, _READ_BYTES)
+            if deadline is not None:
+                patience = Duration(deadline - time.monotonic_ns())
+                if not wait_readable(self._done.number, patience):
+                    self._carry_out(self._door.wake(Instant(time.monotonic_ns())))
+                    return []
+            taken = os.read(self._done.number, _READ_BYTES)
+        finally:
+            gate.waker = None
+        if len(taken) == WORD_BYTES:  # what most often comes, in half of the time
+            return list(unpack_word(taken))
         if not taken:
-            self._tell_crew(ZygoteEnded())
+            self._tell_group(ZygoteEnded())
         return array("Q", taken).tolist()
+
+    def _wake(self) -> None:
+        """End the sleep of `read`, from a signal handler."""
+        write_to_reader(self._done.number, _WOKEN_WORD)
 
     def read_now(self) -> list[int]:
         """The words that are there."""
@@ -323,42 +375,52 @@ class Children:
 
     def kill(self, child: int) -> None:
         """Kill a child; its end is told as usual."""
-        self._orders.send(order(KILL, child))
+        self._order(KILL, child)
+
+    def _order(self, kind: bytes, child: int) -> None:
+        """Tell the zygote to do something."""
+        self.continue_zygote()
+        self._orders.send(order(kind, child))
+
+    def continue_zygote(self) -> None:
+        """Let the zygote go on if somebody has stopped it, so that it tells who has ended."""
+        with suppress(ProcessLookupError):
+            os.kill(self._zygote, signal.SIGCONT)
 
     def hear(self, word: int) -> bool:
-        """Tell the crew what a word says of a child; whether it was about one."""
+        """Tell the group what a word says of a child; whether it was about one."""
         kind, child = word >> KIND_SHIFT & _KIND_MASK, word & FIELD_MASK
         if kind == ENDED:
             status = word >> VALUE_SHIFT
-            self._tell_crew(ChildEnded(child, _how(status), is_well=status == 0))
+            self._tell_group(ChildEnded(child, _how(status), is_well=status == 0))
         elif kind == READY:
-            self._tell_crew(ChildReady(child))
+            self._tell_group(ChildReady(child))
         elif kind == NOT_STARTED:
             self._not_started.add(child)
             reason = os.strerror(word >> VALUE_SHIFT)
-            self._tell_crew(ChildEnded(child, f"could not be started: {reason}"))
+            self._tell_group(ChildEnded(child, f"could not be started: {reason}"))
         elif kind == REFUSED:
             told = self.reports[child].read_new()
             report = self._refusals[child] = told[-1][1] if told else UNTOLD
-            self._tell_crew(ChildRefused(child, report.summary))
+            self._tell_group(ChildRefused(child, report.summary))
         else:
-            return False
+            return kind == WOKEN
         return True
 
-    def _tell_crew(self, stimulus: CrewStimulus) -> None:
-        self._carry_out(self._crew.handle(stimulus, Instant(time.monotonic_ns())))
+    def _tell_group(self, stimulus: ChildGroupStimulus) -> None:
+        self._carry_out(self._door.tell(stimulus, Instant(time.monotonic_ns())))
 
     def _hear_all(self, words: list[int]) -> None:
         for word in words:
             self.hear(word)
 
-    def _carry_out(self, effects: list[CrewEffect]) -> None:
+    def _carry_out(self, effects: Sequence[ChildGroupEffect]) -> None:
         for effect in effects:
             match effect:
                 case Spawn(child=child):
-                    self._orders.send(order(SPAWN, child))
+                    self._order(SPAWN, child)
                 case Kill(child=child):
-                    self._orders.send(order(KILL, child))
+                    self._order(KILL, child)
                 case Release(child=child):
                     self.send(child, [RELEASE])
                 case StartFailed():
@@ -369,8 +431,8 @@ class Children:
                     self._on_lost(effect)
                 case ChildReplaced(child=child):
                     self._listener.child_replaced(child)
-                case CrewLost(children=left):
-                    self._on_crew_lost(left)
+                case GroupLost(children=left):
+                    self._on_group_lost(left)
                 case Closed():
                     self._closed = effect
 
@@ -381,7 +443,7 @@ class Children:
             how = self.lost.setdefault(lost.child, how)
         self._listener.child_lost(lost.child, how, successor=lost.successor)
 
-    def _on_crew_lost(self, left: tuple[int, ...]) -> None:
+    def _on_group_lost(self, left: tuple[int, ...]) -> None:
         for child in left:
             how = "was lost with the zygote, the parent of all children, which has ended"
             self._on_lost(ChildLost(child, how, successor=False))
@@ -389,18 +451,23 @@ class Children:
     # The end
 
     def close(self) -> tuple[str, ...]:
-        """Let all children end, stage by stage; returns the names of those that were killed."""
+        """Let all children end, stage by stage; returns the names of those that were killed.
+
+        It takes a second longer than `close_patience` at most.
+        """
         killed: tuple[int, ...] = ()
-        if self._zygote and self._crew.phase is CrewPhase.UP:
+        deadline = after(_now(), self._close_patience)
+        if self._zygote and self._group.phase is ChildGroupPhase.UP:
             try:
-                self._tell_crew(CloseRequested())
+                self._tell_group(CloseRequested())
                 while self._closed is None:
-                    self._hear_all(self.read(self._crew.next_deadline))
+                    self._hear_all(self.read(self._group.next_deadline))
+                    self.gate.run_due()
                 self._hear_farewells()
             finally:
                 killed = () if self._closed is None else self._closed.killed
-                self.abandon()
-        self.abandon()
+                self.abandon(deadline)
+        self.abandon(deadline)
         return tuple(self.name_of(child) for child in killed)
 
     def _hear_farewells(self) -> None:
@@ -409,23 +476,28 @@ class Children:
                 if subject == FAREWELL:
                     self.farewells[child] = report
 
-    def abandon(self) -> None:
-        """End everything that is left at once, and close all descriptors; twice is once."""
+    def abandon(self, deadline: Instant) -> None:
+        """End everything that is left at once, and close all descriptors; twice is once.
+
+        Whatever their processes have left behind may take until the deadline to end.
+        """
         try:
             if self._zygote:
                 pid, self._zygote = self._zygote, 0
-                self._end_zygote(pid)
+                self._end_zygote(pid, deadline)
         finally:
             self._resources.close()
 
-    def _end_zygote(self, pid: int) -> None:
+    def _end_zygote(self, pid: int, deadline: Instant) -> None:
         """Told that nobody gives orders any more, it kills all its descendants and ends."""
         has_ended = False
         try:
             # Closing would not do: whatever was forked meanwhile, another tree, has a copy of it.
             self._orders.shutdown(socket.SHUT_RDWR)
             with closing(Descriptor(os.pidfd_open(pid))) as pidfd:
-                has_ended = wait_readable(pidfd.number, _ZYGOTE_PATIENCE)
+                os.kill(pid, signal.SIGCONT)  # somebody may have stopped it
+                patience = Duration(max(0, deadline - _now()) + _KILL_PATIENCE)
+                has_ended = wait_readable(pidfd.number, patience)
         finally:  # a Ctrl-C in the middle leaves nothing behind either
             if not has_ended:
                 os.kill(pid, signal.SIGKILL)
@@ -434,14 +506,28 @@ class Children:
 
     def give_up(self) -> None:
         """End everything that is left at once, without telling the listener."""
-        self.abandon()
+        self.abandon(Instant(_now()))
         for child in range(len(self._specs)):
             self.lost.setdefault(child, "was killed, as its worker was interrupted")
+
+
+def _warn_of_native_threads() -> None:
+    names = named_native_threads()
+    if names:
+        warnings.warn(
+            f"init() forks, and children will not have this process's native threads "
+            f"{', '.join(names)}: a task that uses what they belong to may hang (use it first in "
+            "tasks, or after init())",
+            RuntimeWarning,
+            stacklevel=_FRAMES_TO_INIT,
+        )
 
 
 def _how(status: int) -> str:
     """A wait status in words."""
     code = os.waitstatus_to_exitcode(status)
+    if code == CUT_OFF:
+        return "ended, since its task has closed descriptors that it did not open"
     if code >= 0:
         return f"ended with exit code {code}"
     try:

@@ -2,19 +2,24 @@
 
 It has no thread of its own; whoever calls it is its thread. Completions are read without waiting at
 every so manieth submission, and with waiting while there is no room, during commands, and at the
-end of a run. Then it sleeps in one `read`, or in `poll` when there is a deadline. Ctrl-C ends a
-sleep as it ends any other.
+end of a run. Then it sleeps in one `read`, or in `poll` when there is a deadline.
+
+What raises in the middle of any of this would part the graph from the children, so signal handlers
+wait meanwhile (see `drivers.real.interrupts`). They run, and may raise, in the user's function, at
+the end of each call that it makes, and in every wait, when all that was read has been taken in.
 """
 
 import time
+import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
-from rankwise.base.errors import ConfigError, TreeError, WorkerDied
+from rankwise.base.errors import TreeError, TreeTimeout, TreeValueError, WorkerDied
 from rankwise.base.units import SECOND, Duration, Instant, format_bytes
-from rankwise.core.mailbox.vocabulary import Deliver
+from rankwise.core.tasks.request import Deliver
 from rankwise.core.tree.heap import ALIGNMENT
 from rankwise.core.tree.machine import TaskGraph
 from rankwise.core.tree.vocabulary import (
@@ -43,10 +48,13 @@ from rankwise.core.tree.vocabulary import (
     Stimulus,
     TaskSubmitted,
 )
+from rankwise.drivers.feed import Door
+from rankwise.drivers.real.interrupts import Gate, gate_here
+from rankwise.drivers.real.journal import FileJournal
 from rankwise.drivers.real.tree.arena import FRAME_BYTES, FRAME_HEAD, PAGE, Arena, Layout
 from rankwise.drivers.real.tree.children import Children, ChildSpec, Listener
-from rankwise.drivers.real.tree.mailbox import Mailbox
 from rankwise.drivers.real.tree.reports import ANSWER, UNTOLD, Report, decode_report, rebuilt
+from rankwise.drivers.real.tree.requests import ChildRequests
 from rankwise.drivers.real.tree.words import (
     AHEAD,
     ANSWERED,
@@ -71,7 +79,11 @@ RING_DEPTH_MAX = 8192 - 256
 """A pipe holds 8192 words, so with the ring's and a few others writing one never waits."""
 _POLL_EVERY = 32
 _KILLS_MAX = 2
-_KILL_PATIENCE = Duration(10 * SECOND)
+_UNDISTURBED = Duration(SECOND // 2)
+"""How long the tasks of an interrupted run may go on whatever other interrupts come."""
+_KILL_PATIENCE = Duration(5 * SECOND)
+_LATE_KILL_PATIENCE = _PROGRAM_GRACE = Duration(SECOND // 2)
+"""How long it may take until a child is dead that was killed; when a time-out holds for all."""
 _ENDS = READY << KIND_SHIFT
 """Words below are ends of tasks that left nothing in their frames."""
 _END_MASK = (1 << VALUE_SHIFT) - 1
@@ -88,6 +100,8 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
         heap_bytes: how much memory tasks' `alloc` may hand out.
         start_patience: how long all children together may take to come up.
         close_patience: how long they may take to end before they are killed.
+        favourite: see `GraphSpec`.
+        journal: a file to append every fact and order of its machines to; None for none.
     """
 
     children: tuple[ChildSpec, ...]
@@ -95,10 +109,12 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     heap_bytes: int
     start_patience: Duration
     close_patience: Duration
+    favourite: int | None = None
+    journal: str | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.ring_depth <= RING_DEPTH_MAX:
-            raise ConfigError(
+            raise TreeValueError(
                 f"ring_depth is {self.ring_depth}, expected between 1 and {RING_DEPTH_MAX}"
             )
 
@@ -110,6 +126,7 @@ class Engine(Listener):
         arena: the memory that all children share.
         children: the processes.
         reports: what failing tasks of this run have told, by their number; each with its child.
+        forgotten_commands: how often nobody has waited for a command's answer.
         on_lost: told a child's number, and how it ended.
         on_left: told a task's number, the child, and what the task left; returns the simulated
             instant at which it ended.
@@ -117,6 +134,7 @@ class Engine(Listener):
 
     def __init__(self, spec: EngineSpec) -> None:
         self.spec = spec
+        self._journal = journal = None if spec.journal is None else _journal_at(spec.journal)
         layout = Layout(len(spec.children), spec.ring_depth, spec.heap_bytes)
         self.arena = Arena(layout)
         heap_start = self.arena.address + layout.heap
@@ -126,29 +144,35 @@ class Engine(Listener):
                 ring_depth=spec.ring_depth,
                 heap_start=-(-heap_start // ALIGNMENT) * ALIGNMENT,
                 heap_bytes=spec.heap_bytes,
+                favourite=spec.favourite,
             )
         )
+        door: Door[Stimulus, Effect] = Door("graph", self._graph, journal)
+        self._tell_graph, self._wake_graph = door.tell, door.wake
         self.children = Children(
             spec.children,
             self.arena,
             self,
             start_patience=spec.start_patience,
             close_patience=spec.close_patience,
+            journal=journal,
         )
         self.reports: dict[int, list[tuple[int, Report]]] = {}
         self.on_lost: Callable[[int, str], None] | None = None
         self.on_left: Callable[[int, int, bytes], int] | None = None
         self._clock_base = 0
+        self.forgotten_commands = 0
         self._deadline: Instant | None = None
         self._words = [0] * spec.ring_depth
         self._memory = memoryview(self.arena.memory)
         self._frames = layout.frames
         self._since_poll = 0
+        self._has_gate = False
         self._drained: list[Drained] = []
         self._allocations: list[Granted | Refused] = []
         self._left: dict[int, bytes] = {}
         """What tasks have left in report files, by slot."""
-        self._mailboxes: list[Mailbox] = []
+        self._requests: list[ChildRequests] = []
         self._answers: dict[int, Report] = {}
         """What children have told in report files that was no task's."""
         self._program_ends: dict[int, bool] = {}
@@ -158,33 +182,47 @@ class Engine(Listener):
 
     def start(self) -> None:
         """Start all children; see `Children.start` for what is raised."""
-        self._mailboxes = [self._mailbox(child) for child in range(len(self.spec.children))]
+        self._requests = [self._requests_to(child) for child in range(len(self.spec.children))]
+        self.gate().acquire(self)
+        self._has_gate = True
         try:
             self.children.start()
         except BaseException:
-            self._unmap()
+            self._let_go()
             raise
 
-    def _mailbox(self, child: int) -> Mailbox:
+    def _requests_to(self, child: int) -> ChildRequests:
         place = self.arena.layout.command(child)
-        return Mailbox(
+        return ChildRequests(
             self.children.name_of(child),
             self._memory[place : place + FRAME_BYTES],
             lambda length: self.children.send(child, [COMMAND | length]),
             lambda: self.children.kill(child),
+            self._journal,
         )
+
+    def gate(self) -> Gate:
+        """The gate of the thread that uses the engine now, which is this one."""
+        gate = self.children.gate = gate_here()
+        return gate
 
     def close(self) -> tuple[str, ...]:
         """End all children and let go of the memory; the names of those that were killed."""
+        self.gate()
         try:
             return self.children.close()
         finally:
-            self._unmap()
+            self._let_go()
 
-    def _unmap(self) -> None:
-        self._mailboxes = []
+    def _let_go(self) -> None:
+        if self._has_gate:
+            self._has_gate = False
+            self.children.gate.release(self)
+        self._requests = []
         self._memory.release()
         self.arena.close()
+        if self._journal is not None:
+            self._journal.close()
 
     # A run
 
@@ -214,21 +252,27 @@ class Engine(Listener):
         Raises:
             ConfigError: no child could ever take it, or its frame is too long.
         """
-        graph = self._graph
-        slot = graph.next_slot
-        if slot < 0:
-            slot = self._wait_for_slots(1)[0]
-        word = slot | callable_ << FIELD_BITS
-        if frame is not None:
-            word |= HAS_FRAME
-            self._write_frame(slot, frame)
-        self._words[slot] = word
-        effects = graph.handle(TaskSubmitted(pool, name, accesses, child), _now())
-        if effects:
-            self._carry_out(effects)
-        self._since_poll += 1
-        if self._since_poll >= _POLL_EVERY:
-            self.poll()
+        graph, gate = self._graph, self.children.gate
+        gate.is_shut = True
+        try:
+            slot = graph.next_slot
+            if slot < 0:
+                slot = self._wait_for_slots(1)[0]
+            word = slot | callable_ << FIELD_BITS
+            if frame is not None:
+                word |= HAS_FRAME
+                self._write_frame(slot, frame)
+            self._words[slot] = word
+            effects = self._tell_graph(TaskSubmitted(pool, name, accesses, child), _now())
+            if effects:
+                self._carry_out(effects)
+            self._since_poll += 1
+            if self._since_poll >= _POLL_EVERY:
+                self._poll()
+        finally:
+            gate.is_shut = False
+            if gate.due:
+                gate.run_due()
         return slot
 
     def submit_group(
@@ -243,19 +287,20 @@ class Engine(Listener):
     ) -> int:
         """Hand in a group, one frame per member; returns its first slot."""
         stimulus = GroupSubmitted(pool, tuple(children), name, accesses)
-        slots = self._graph.next_slots(len(frames)) or self._wait_for_slots(len(frames))
-        for slot, frame in zip(slots, frames, strict=True):
-            word = slot | callable_ << FIELD_BITS
-            if frame is not None:
-                word |= HAS_FRAME
-                self._write_frame(slot, frame)
-            self._words[slot] = word
-        self._tell(stimulus)
+        with self.gate().closed():
+            slots = self._graph.next_slots(len(frames)) or self._wait_for_slots(len(frames))
+            for slot, frame in zip(slots, frames, strict=True):
+                word = slot | callable_ << FIELD_BITS
+                if frame is not None:
+                    word |= HAS_FRAME
+                    self._write_frame(slot, frame)
+                self._words[slot] = word
+            self._tell(stimulus)
         return slots[0] if slots else 0
 
     def _write_frame(self, slot: int, frame: bytes) -> None:
         if len(frame) > FRAME_BYTES - FRAME_HEAD.size:
-            raise ConfigError(
+            raise TreeValueError(
                 f"a task's arguments take {format_bytes(len(frame))}, and a frame has "
                 f"{format_bytes(FRAME_BYTES)}",
                 hint="put what is long into a tensor",
@@ -272,11 +317,13 @@ class Engine(Listener):
 
     def open_scope(self) -> None:
         """Open a scope."""
-        self._tell(_SCOPE_OPENED)
+        with self.gate().closed():
+            self._tell(_SCOPE_OPENED)
 
     def close_scope(self) -> None:
         """Close the innermost scope."""
-        self._tell(_SCOPE_CLOSED)
+        with self.gate().closed():
+            self._tell(_SCOPE_CLOSED)
 
     def allocate(self, size_bytes: int) -> int:
         """Address of memory that lives as long as the scope; waits for tasks that hold memory.
@@ -284,15 +331,16 @@ class Engine(Listener):
         Raises:
             TreeError: nothing that happens could free enough; says who holds the memory.
         """
-        self._allocations.clear()
-        try:
-            self._tell(AllocationRequested(size_bytes))
-            while not self._allocations:
-                self._wait()
-        except BaseException:
-            self._tell(AllocationAbandoned())
-            raise
-        allocation = self._allocations.pop()
+        with self.gate().closed():
+            self._allocations.clear()
+            try:
+                self._tell(AllocationRequested(size_bytes))
+                while not self._allocations:
+                    self._wait()
+            except BaseException:
+                self._tell(AllocationAbandoned())
+                raise
+            allocation = self._allocations.pop()
         if isinstance(allocation, Refused):
             raise TreeError(
                 f"the heap is full: {allocation.reason}",
@@ -302,13 +350,17 @@ class Engine(Listener):
 
     def poll(self) -> None:
         """Take in what has been reported, and send what has waited for long enough."""
+        with self.gate().closed():
+            self._poll()
+
+    def _poll(self) -> None:
         self._since_poll = 0
         words = self.children.read_now()
         if words:
             self._hear(words)
         deadline = self._graph.next_deadline
         if deadline is not None and _now() >= deadline:
-            self._carry_out(self._graph.tick(_now()))
+            self._carry_out(self._wake_graph(_now()))
 
     def drain(self) -> Drained:
         """Wait until every task of the run has ended.
@@ -321,28 +373,47 @@ class Engine(Listener):
             self._wait()
         return self._end_run()
 
-    def abandon_run(self, grace: Duration) -> Drained:
+    def abandon_run(
+        self, grace: Duration, kill_patience: Duration
+    ) -> tuple[Drained, BaseException | None]:
         """Let what has not begun not begin, and kill what does not end within `grace`.
 
+        Another interrupt ends the grace; but not in the first moment, which is enough for most:
+        they may come in volleys.
+
+        Returns:
+            What has not come about, and the interrupt that has ended the grace, if one has: it is
+            the caller's to raise, since the program may go on after the one before it.
+
         Raises:
-            TreeError: not even killing has ended it.
+            TreeError: not even killing has ended it, twice `kill_patience` later.
         """
-        self._deadline = Instant(_now() + grace)
-        self._tell(RunAbandoned())
-        kill_count = 0
-        while not self._drained:
-            try:
+        gate, undisturbed = self.children.gate, min(grace, _UNDISTURBED)
+        self.children.continue_zygote()
+        if not self._drained:  # or the interrupt came along with the last end
+            self._tell(RunAbandoned())
+        with gate.patience():
+            self._wait_drained(undisturbed)
+        another: BaseException | None = None
+        try:
+            self._wait_drained(Duration(grace - undisturbed))
+        except BaseException as raised:  # noqa: BLE001  # it goes on when all is quiet
+            another = raised
+        with gate.patience():
+            for _ in range(_KILLS_MAX):
+                if not self._drained:
+                    for child in self._graph.busy_children:
+                        self.children.kill(child)
+                    self._wait_drained(kill_patience)
+        if not self._drained:
+            raise TreeError("a run did not end although its children were killed")
+        return self._end_run(), another
+
+    def _wait_drained(self, patience: Duration) -> None:
+        self._deadline = Instant(_now() + patience)
+        with suppress(TimeoutError):
+            while not self._drained:
                 self._wait()
-            except TimeoutError as error:
-                if kill_count == _KILLS_MAX:
-                    raise TreeError(
-                        "a run did not end although its children were killed"
-                    ) from error
-                kill_count += 1
-                for child in self._graph.busy_children:
-                    self.children.kill(child)
-                self._deadline = Instant(_now() + _KILL_PATIENCE)
-        return self._end_run()
 
     def _end_run(self) -> Drained:
         drained = self._drained.pop()
@@ -354,23 +425,31 @@ class Engine(Listener):
 
     # Commands and programs
 
-    def command(self, child: int, body: bytes) -> bytes:
+    def command(self, child: int, body: bytes, deadline: Instant | None = None) -> bytes:
         """Ask a child for something that is no task, after all that was sent to it.
 
         Raises:
             WorkerDied: the child has ended.
+            TimeoutError: the deadline has passed, or else the run's.
             Exception: whatever the child raised.
         """
-        self._deaths.clear()
-        self._check_alive(child)
-        mailbox = self._mailboxes[child]
-        call = mailbox.call(body)
-        try:
-            while (end := mailbox.end_of(call)) is None:
-                self._wait()
-        except BaseException:
-            mailbox.forget(call)
-            raise
+        with self.gate().closed():
+            self._deaths.clear()
+            self._check_alive(child)
+            requests = self._requests[child]
+            call = requests.call(body)
+            of_run = self._deadline
+            if deadline is not None:
+                self._deadline = deadline
+            try:
+                while (end := requests.end_of(call)) is None:
+                    self._wait()
+            except BaseException:
+                requests.forget(call)
+                self.forgotten_commands += 1
+                raise
+            finally:
+                self._deadline = of_run
         if not isinstance(end, Deliver):
             raise WorkerDied(end.reason)
         if not end.succeeded:
@@ -385,6 +464,10 @@ class Engine(Listener):
             TimeoutError: the deadline has passed. Who was not done is killed.
             Exception: whatever the first child raised.
         """
+        with self.gate().closed():
+            self._run_programs(programs, deadline)
+
+    def _run_programs(self, programs: dict[int, int], deadline: Instant | None) -> None:
         self.children.check_whole()
         ends = self._program_ends
         ends.clear()
@@ -393,11 +476,11 @@ class Engine(Listener):
             self.children.send(child, [PROGRAM | number])
         try:
             self._hear_programs(programs, deadline)
-        except BaseException:
+        except BaseException as error:
             # Late ends would be taken for those of the next replay.
-            for child in self._at_programs(programs):
-                self.children.kill(child)
-            self._hear_programs(programs, Instant(_now() + _KILL_PATIENCE))
+            is_late = isinstance(error, TimeoutError)
+            with self.children.gate.patience():
+                self._end_programs(programs, is_late=is_late)
             raise
         for child in programs:
             self._check_alive(child)
@@ -405,11 +488,24 @@ class Engine(Listener):
             if not went_well:
                 raise rebuilt(self._failed_to_run.pop(child), self.children.name_of(child))
 
+    def _end_programs(self, programs: dict[int, int], *, is_late: bool) -> None:
+        if not is_late:
+            with suppress(TimeoutError):
+                self._hear_programs(programs, Instant(_now() + _PROGRAM_GRACE))
+        killed = self._at_programs(programs)
+        for child in killed:
+            self.children.kill(child)
+        # An end that comes meanwhile does not count: the child is killed all the same.
+        deadline = Instant(_now() + (_LATE_KILL_PATIENCE if is_late else _KILL_PATIENCE))
+        while not self._deaths.keys() >= set(killed) and _now() < deadline:
+            self._hear(self.children.read(deadline))
+
     def _hear_programs(self, programs: dict[int, int], deadline: Instant | None) -> None:
         while self._at_programs(programs):
             if deadline is not None and _now() >= deadline:
-                raise TimeoutError("a recorded graph has not ended in time")
+                raise TreeTimeout("a recorded graph has not ended in time")
             self._hear(self.children.read(deadline))
+            self.children.gate.run_due()
 
     def _at_programs(self, programs: dict[int, int]) -> list[int]:
         ends, deaths = self._program_ends, self._deaths
@@ -423,11 +519,11 @@ class Engine(Listener):
     # What happens
 
     def _tell(self, stimulus: Stimulus) -> None:
-        effects = self._graph.handle(stimulus, _now())
+        effects = self._tell_graph(stimulus, _now())
         if effects:
             self._carry_out(effects)
 
-    def _carry_out(self, effects: list[Effect]) -> None:
+    def _carry_out(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
             # A match costs several times as much, and these are the most frequent.
             if type(effect) is Dispatch:
@@ -493,20 +589,23 @@ class Engine(Listener):
             if _now() >= self._deadline:
                 count = self._graph.unfinished_count
                 what = "a task has" if count == 1 else f"{count} tasks have"
-                raise TimeoutError(f"{what} not ended in time")
+                raise TreeTimeout(f"{what} not ended in time")
             deadline = self._deadline if held is None else min(held, self._deadline)
         words = self.children.read(deadline)
         if words:
             self._hear(words)
         elif held is not None:
-            self._carry_out(self._graph.tick(_now()))
+            self._carry_out(self._wake_graph(_now()))
+        gate = self.children.gate
+        if gate.due:
+            gate.run_due()
 
     def _hear(self, words: list[int]) -> None:
-        highest = max(words, default=0)
+        highest = max(words) if words else 0
         if highest < _ENDS:
             if words:
                 report = ChildrenReported(words) if highest < FAILED_BIT else self._ends(words)
-                effects = self._graph.handle(report, _now())
+                effects = self._tell_graph(report, _now())
                 if effects:
                     self._carry_out(effects)
             return
@@ -569,9 +668,9 @@ class Engine(Listener):
         if kind == ANSWERED:
             if value == LEFT_IN_FILE:
                 self._read_reports(child)
-                self._mailboxes[child].hear(self._answers.pop(child).left)
+                self._requests[child].on_answer_bytes(self._answers.pop(child).left)
             else:
-                self._mailboxes[child].answered(value)
+                self._requests[child].on_answer(value)
         elif kind in (PROGRAM_ENDED, PROGRAM_FAILED):
             if kind == PROGRAM_FAILED:
                 self._read_reports(child)
@@ -588,12 +687,26 @@ class Engine(Listener):
         counters[0] = counters[1] = 0
         self.children.take_back(child)  # or its successor would find the words
         self._deaths[child] = how
-        self._mailboxes[child].child_ended(how)
+        self._requests[child].on_child_ended(how)
         if self.on_lost is not None:
             self.on_lost(child, how)
         self._tell(ChildDied(child, begun, done, successor))
 
     def child_replaced(self, child: int) -> None:
         """The successor of a dead child is ready."""
-        self._mailboxes[child] = self._mailbox(child)
+        self._requests[child] = self._requests_to(child)
         self._tell(ChildJoined(child))
+
+
+def _journal_at(path: str) -> FileJournal:
+    try:
+        return FileJournal(path, _tell_of_lost_journal)
+    except OSError as error:
+        raise TreeValueError(
+            f"journal is {path!r}, which cannot be written: {error.strerror}",
+            hint="give the name of a file in a folder that exists",
+        ) from error
+
+
+def _tell_of_lost_journal(path: str, error: OSError) -> None:
+    warnings.warn(f"no more is written to {path}: {error.strerror}", RuntimeWarning, stacklevel=2)

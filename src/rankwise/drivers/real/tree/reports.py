@@ -4,24 +4,17 @@ Each child has a memfd. It appends records and then writes a word into the compl
 worker process reads what is new when the word comes, and empties the file between two runs, when no
 child writes. A record is `<u32 length><u32 subject>` and a body.
 
-An exception travels as itself when it can. It is pickled by reference first, so that `except
-MyError` in the worker process finds the very class; a class that only the child knows goes by
-value; one whose class cannot be called with its `args`, or that has attributes which cannot be
-pickled, is made without calling it, and without them; and what all this does not help goes as text.
+An exception travels as `rankwise.base.exception_pickle` has it: itself when it can, else as text.
 """
 
 import os
-import pickle
 import struct
 import traceback
-from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from rankwise.base.errors import CollectiveError, RankwiseError, TaskFailed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from rankwise.base.errors import CollectiveError, TaskFailed
+from rankwise.base.exception_pickle import dumps, loads, tell_traceback
 
 FAREWELL = (1 << 32) - 1
 """The subject of what a child says when it ends."""
@@ -34,7 +27,7 @@ class Report(msgspec.Struct, frozen=True):
     """What went wrong in a child.
 
     Attributes:
-        error: the exception, pickled; empty when it cannot travel.
+        error: the exception, as `exception_pickle.dumps` writes it; empty when there is none.
         summary: `ValueError: no such thing`.
         trace: its traceback as text.
     """
@@ -64,7 +57,7 @@ def report_of(error: BaseException, loss: str = "") -> bytes:
     trace = "".join(traceback.format_exception(error))
     is_consequence = isinstance(error, CollectiveError)
     summary = summary_of(error)
-    return _encode(Report(_pickled(error), summary, trace, is_consequence, loss=loss))
+    return _encode(Report(dumps(error), summary, trace, is_consequence, loss=loss))
 
 
 def summary_of(error: BaseException) -> str:
@@ -83,67 +76,7 @@ def report_of_left(left: bytes) -> bytes:
 
 def exception_of(report: Report) -> BaseException | None:
     """The exception itself; None when it could not travel."""
-    if not report.error:
-        return None
-    try:
-        error = pickle.loads(report.error)  # noqa: S301  # from our own child
-    except Exception:  # noqa: BLE001  # whatever a foreign class does when it is rebuilt
-        return None
-    return error if isinstance(error, BaseException) else None
-
-
-def _pickled(error: BaseException) -> bytes:
-    ways: list[Callable[[], bytes]] = [lambda: pickle.dumps(error), lambda: _by_value(error)]
-    if type(error).__reduce__ is BaseException.__reduce__:  # else its class has an opinion
-        ways.append(lambda: _by_value(_Bare(error)))
-    for way in ways:
-        try:
-            pickled = way()
-            if isinstance(pickle.loads(pickled), BaseException):  # noqa: S301  # just written
-                return pickled
-        except Exception:  # noqa: BLE001, S112  # the next way, or none: then the text is told
-            continue
-    return b""
-
-
-def _by_value(thing: object) -> bytes:
-    import cloudpickle  # noqa: PLC0415  # only who fails pays for it, and it may be what fails
-
-    pickled: bytes = cloudpickle.dumps(thing)
-    return pickled
-
-
-class _Bare:
-    """Pickles as an exception of the same class, without calling it.
-
-    Many classes take other arguments than they hand on to `Exception`, and cannot be called with
-    those; many carry something that cannot travel, which stays behind.
-    """
-
-    def __init__(self, error: BaseException) -> None:
-        self._error = error
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        error = self._error
-        attributes = {name: it for name, it in vars(error).items() if _travels(it)}
-        return _remade, (type(error), tuple(filter(_travels, error.args)), attributes)
-
-
-def _remade(
-    kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]
-) -> BaseException:
-    error = kind.__new__(kind, *args)
-    error.args = args
-    error.__dict__.update(attributes)
-    return error
-
-
-def _travels(thing: object) -> bool:
-    try:
-        pickle.loads(_by_value(thing))  # noqa: S301  # just written
-    except Exception:  # noqa: BLE001  # whatever a foreign class does when it is pickled
-        return False
-    return True
+    return loads(report.error) if report.error else None
 
 
 class ReportFile:
@@ -195,15 +128,5 @@ def rebuilt(report: Report, where: str) -> BaseException:
         why = None if report is UNTOLD else "the exception itself could not be pickled"
         error = TaskFailed(report.summary, hint=why)
     error.add_note(f"in {where}")
-    error.__cause__ = RemoteTraceback(report.trace)
+    tell_traceback(error, report.trace)
     return error
-
-
-class RemoteTraceback(RankwiseError):
-    """Where in a child an exception was raised: its traceback, as text."""
-
-    def __init__(self, trace: str) -> None:
-        super().__init__(f"\n{trace.rstrip()}")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (RemoteTraceback, (self.message,))

@@ -42,8 +42,10 @@ COMPLETED, FAILED, RETURNED = 0, 1, 2
 LEFT_IN_FILE: Final = (1 << 32) - 1
 """The value of a completed slot that left more than a frame holds."""
 READY, REFUSED, ENDED, ANSWERED, PROGRAM_ENDED, PROGRAM_FAILED, NOT_STARTED = 3, 4, 5, 6, 7, 8, 9
+WOKEN = 10
 """Kinds about a child. Value: nothing; nothing (the reason is in the report file); the wait status;
-the length of the answer in the command frame; nothing; nothing (the same); the error number."""
+the length of the answer in the command frame; nothing; nothing (the same); the error number.
+`WOKEN` is about nobody: the worker process has written it, to end its own wait."""
 
 
 def completion(kind: int, subject: int, value: int = 0) -> bytes:

@@ -4,6 +4,7 @@ It has one thread and the program's memory as it was in `init()`, so children ca
 at any time, successors of dead ones included, with the same closures. It is a child subreaper, so
 whatever its children leave behind becomes its own, and it looks at the worker process through a
 pidfd: when that is readable, it kills all its descendants and ends. Nothing it waits for is polled.
+If somebody has stopped it, an order continues it, and so does the end of the worker process.
 
 Orders come in datagrams of three bytes and more: `S` spawn, `K` kill, `Q` end, then a u16 child.
 What it has to say goes into the completion pipe: `ENDED` with the wait status, `NOT_STARTED` with
@@ -22,7 +23,12 @@ from contextlib import suppress
 from typing import NoReturn
 
 from rankwise.drivers.real.hosting.descendants import kill_descendants
-from rankwise.drivers.real.hosting.prctl import adopt_orphans, die_with_parent
+from rankwise.drivers.real.hosting.prctl import (
+    adopt_orphans,
+    continue_with_parent_s_end,
+    die_with_parent,
+)
+from rankwise.drivers.real.interrupts import gate_here
 from rankwise.drivers.real.tree.words import ENDED, NOT_STARTED, completion
 
 _ORDER = struct.Struct("=cH")
@@ -74,6 +80,7 @@ class Zygote:
     def _settle_in(self) -> None:
         os.setsid()
         adopt_orphans()
+        continue_with_parent_s_end()
         forget_handlers()
         for fd in self._unneeded_fds:
             os.close(fd)
@@ -171,6 +178,7 @@ def flush_output() -> None:
 
 def forget_handlers() -> None:
     """Leave the program's signal handlers behind, and Ctrl-C to the worker process."""
+    gate_here().forget()
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

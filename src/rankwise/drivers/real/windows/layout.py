@@ -17,7 +17,7 @@ its base on, in native byte order:
 import struct
 from functools import cached_property
 
-from rankwise.base.errors import ConfigError
+from rankwise.base.errors import TreeValueError
 from rankwise.drivers.real.segments import DEFAULT_BUFFER_BYTES, WORKERS_MAX, Layout, Segment
 
 MAGIC = b"rw-windw"
@@ -68,9 +68,11 @@ class WindowLayout:
             ("chunk_bytes", chunk_bytes, 1, REGION_BYTES_MAX),
         ):
             if not least <= value <= most:
-                raise ConfigError(f"{name} is {value}, expected between {least} and {most}")
+                raise TreeValueError(f"{name} is {value}, expected between {least} and {most}")
         if base % PAGE or base < 0:
-            raise ConfigError(f"offset is {base}, expected a whole number of pages of {PAGE} bytes")
+            raise TreeValueError(
+                f"offset is {base}, expected a whole number of pages of {PAGE} bytes"
+            )
         self.rank_count = rank_count
         self.window_bytes = window_bytes
         self.signal_count = signal_count
@@ -87,7 +89,7 @@ class WindowLayout:
         self.windows = self.segment.base + self.segment.total_bytes
         self.total_bytes = self.windows + self.window_stride * rank_count - base
         if self.total_bytes > REGION_BYTES_MAX:
-            raise ConfigError(
+            raise TreeValueError(
                 f"{rank_count} windows of {window_bytes} bytes with {signal_count} signals need "
                 f"{self.total_bytes} bytes, expected at most {REGION_BYTES_MAX}"
             )

@@ -21,7 +21,7 @@ from enum import IntEnum
 from mmap import MAP_SHARED, mmap
 from typing import TYPE_CHECKING, Self
 
-from rankwise.base.errors import ConfigError, LocalProtocolError, WindowError
+from rankwise.base.errors import LocalProtocolError, TreeValueError, WindowError
 from rankwise.base.units import format_bytes
 from rankwise.drivers.real.segments import DEFAULT_BUFFER_BYTES, Segment
 from rankwise.drivers.real.windows.layout import (
@@ -127,7 +127,7 @@ class WindowRegion:
         """
         layout = WindowLayout(rank_count, window_bytes, signal_count, chunk_bytes, offset)
         if offset + layout.total_bytes > len(memory):
-            raise ConfigError(
+            raise TreeValueError(
                 f"the {rank_count} windows of {name!r} need {format_bytes(layout.total_bytes)} at "
                 f"offset {offset}, but the memory ends at {len(memory)}"
             )
@@ -142,7 +142,7 @@ class WindowRegion:
         """The region that somebody has placed at `offset` of memory that both share."""
         end = offset + IDENTITY.size
         if offset < 0 or offset % PAGE or end > len(memory):
-            raise ConfigError(f"there is no region of windows at offset {offset}")
+            raise TreeValueError(f"there is no region of windows at offset {offset}")
         where = f"at offset {offset}"
         return cls(memory, *cls._read_identity(memory[offset:end], offset, where), None)
 
@@ -158,12 +158,12 @@ class WindowRegion:
             size = os.fstat(fd).st_size
             identity = os.pread(fd, IDENTITY.size, 0)
         except OSError as error:
-            raise ConfigError(
+            raise TreeValueError(
                 f"descriptor {fd} cannot be read as a region of windows: {error.strerror}"
             ) from error
         layout, name = cls._read_identity(identity, 0, f"in descriptor {fd}")
         if size != layout.total_bytes:
-            raise ConfigError(
+            raise TreeValueError(
                 f"the region of windows {name!r} has {size} bytes, expected {layout.total_bytes}"
             )
         try:
@@ -195,7 +195,7 @@ class WindowRegion:
         if message != MAGIC or len(fds) != 1:
             for fd in fds:
                 os.close(fd)
-            raise ConfigError(
+            raise TreeValueError(
                 f"expected a region of windows from the socket, but got {len(message)} bytes and "
                 f"{len(fds)} descriptors",
                 hint="the other end calls send() once, and has a descriptor to spare",
@@ -328,7 +328,7 @@ class WindowRegion:
 
     def _checked(self, rank: int) -> int:
         if not 0 <= rank < self.rank_count:
-            raise ConfigError(
+            raise TreeValueError(
                 f"rank is {rank}, expected 0 to {self.rank_count - 1}: {self.name!r} has "
                 f"{self.rank_count} ranks"
             )
@@ -345,17 +345,17 @@ class WindowRegion:
     @staticmethod
     def _read_identity(identity: bytes, offset: int, where: str) -> tuple[WindowLayout, str]:
         if len(identity) < IDENTITY.size or not identity.startswith(MAGIC):
-            raise ConfigError(f"what lies {where} is no region of windows")
+            raise TreeValueError(f"what is {where} is not a region of windows")
         version = struct.unpack_from("=I", identity, len(MAGIC))[0]
         if version != VERSION:
-            raise ConfigError(
+            raise TreeValueError(
                 f"the region of windows {where} has layout version {version}, expected {VERSION}",
                 hint="all processes must use the same release of rankwise",
             )
         _, _, ranks, window_bytes, signals, chunk_bytes, total, name = IDENTITY.unpack(identity)
         layout = WindowLayout(ranks, window_bytes, signals, chunk_bytes, offset)
         if layout.total_bytes != total:
-            raise ConfigError(
+            raise TreeValueError(
                 f"the region of windows {where} claims {total} bytes, expected "
                 f"{layout.total_bytes}: it is damaged"
             )

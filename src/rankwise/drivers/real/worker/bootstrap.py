@@ -21,6 +21,7 @@ import _frozen_importlib_external as _files
 import _signal  # type: ignore[import-not-found]  # the core of `signal`, without its enums
 import builtins
 import faulthandler
+import marshal
 import os
 import sys
 import time
@@ -47,6 +48,8 @@ ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 _RECORD_START = "\x1e"
 _MESSAGE_CHARACTERS_MAX = 64 << 10
 _TRACEBACK_CHARACTERS_MAX = 1 << 20
+_OUTPUT_LOST = 120
+"""The exit code of an interpreter that could not write at its end what was printed before."""
 _OUR_DIRECTORY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _OUR_FILES = tuple(
     os.path.join(_OUR_DIRECTORY, *parts)
@@ -129,10 +132,18 @@ def run_as_started() -> None:
         # As a fork does: libraries that are torn down while their peers vanish crash now and then,
         # torch among them, and what the function returned has been sent long ago.
         run_and_exit(program, take_descriptors())
-    run(program, take_descriptors())
+    try:
+        run(program, take_descriptors())
+    finally:
+        if "torch.distributed.distributed_c10d" in sys.modules:
+            _yield_to_threads_of_torch()
 
 
-def run(program: "Program", descriptors: "Mapping[str, int]") -> None:
+def run(
+    program: "Program",
+    descriptors: "Mapping[str, int]",
+    reporter: "Reporter | None" = None,
+) -> None:
     """Run a program as `__main__`; raises whatever it raises, which has been reported.
 
     `sys.path` must not begin with a directory of ours. Call it as the last thing.
@@ -140,11 +151,12 @@ def run(program: "Program", descriptors: "Mapping[str, int]") -> None:
     Args:
         program: what to run.
         descriptors: by name, those of `OWN_DESCRIPTORS` that there are; not inheritable.
+        reporter: what to report to, if not to the report pipe among the descriptors.
     """
-    reporter = Reporter(descriptors.get(REPORT_VARIABLE))
+    reporter = reporter or Reporter(descriptors.get(REPORT_VARIABLE))
     try:
         if program[0] == "script":
-            _run_script(reporter, program[1], program[2])
+            _run_script(reporter, program[1], program[2], descriptors.get(PAYLOAD_VARIABLE))
         elif program[0] == "module":
             _run_module(reporter, program[1], program[2])
         else:
@@ -179,23 +191,57 @@ def run_and_exit(program: "Program", descriptors: "Mapping[str, int]") -> "NoRet
     happens here, but for the destruction of all modules, which would copy the memory that forks
     share: threads are waited for, exit functions run, buffers are flushed.
     """
-    code = 0
-    uncaught: BaseException | None = None
-    try:
-        run(program, descriptors)
-    except SystemExit as ending:
-        code = _exit_code(ending)
-    except BaseException as error:  # noqa: BLE001 - this is the bottom of the process
-        code, uncaught = 1, error
-    if uncaught is not None:  # shown here, and not above, lest it become another one's context
-        _show(uncaught)
-    _finish()
+    code, uncaught = run_to_code(program, descriptors)
+    if not _finish():
+        code = _OUTPUT_LOST
     if isinstance(
         uncaught, KeyboardInterrupt
     ):  # the parent shall see that, as it would see it of an interpreter
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
         os.kill(os.getpid(), _signal.SIGINT)
     os._exit(code)
+
+
+def _yield_to_threads_of_torch() -> None:
+    """Let threads of torch have the interpreter once before it ends.
+
+    A thread of gloo drops the tensors of the last collective after whoever waited for it went on.
+    Before Python 3.14 the process aborts if such a thread asks for the interpreter while that ends:
+    "terminate called without an active exception", in two of five runs of a program whose DDP
+    model is a global name. There is nothing that could be waited for.
+    """
+    time.sleep(0.002)
+
+
+def stamp_of_script(status: os.stat_result) -> bytes:
+    """Return what a compiled script stands for: this file, this interpreter, these settings."""
+    file = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    return f"{_files.MAGIC_NUMBER.hex()} {sys.flags.optimize} {file}\n".encode("ascii")
+
+
+def run_to_code(
+    program: "Program",
+    descriptors: "Mapping[str, int]",
+    reporter: "Reporter | None" = None,
+    passing: "tuple[type[BaseException], ...]" = (),
+) -> "tuple[int, BaseException | None]":
+    """Run a program as `run` does; return its exit code, and what it raised, which was shown.
+
+    Exceptions of the types in `passing` are none of the program's, and go through.
+    """
+    code = 0
+    uncaught: BaseException | None = None
+    try:
+        run(program, descriptors, reporter)
+    except passing:
+        raise
+    except SystemExit as ending:
+        code = _exit_code(ending)
+    except BaseException as error:  # noqa: BLE001 - this is the bottom of the process
+        code, uncaught = 1, error
+    if uncaught is not None:  # shown here, and not above, lest it become another one's context
+        _show(uncaught)
+    return code, uncaught
 
 
 def without_our_frames(traceback: "TracebackType | None") -> "TracebackType | None":
@@ -227,21 +273,27 @@ def _escaped(character: str) -> str:
     return f"\\u{code:04x}"
 
 
-def _run_script(reporter: Reporter, path: str, arguments: list[str]) -> None:
+def _run_script(
+    reporter: Reporter, path: str, arguments: list[str], payload_fd: "int | None"
+) -> None:
     sys.argv = [path, *arguments]
     location = path
     if not path.startswith("/"):  # made absolute, and not normal, as Python does
         location = os.getcwd() if path == "." else f"{os.getcwd()}/{path}"
-    if _is_importable(location):  # a directory or an archive with a `__main__.py`
+    code = _compiled_before(payload_fd, location)
+    # A directory or an archive with a `__main__.py`, which are not compiled before.
+    if code is None and _is_importable(location):
         sys.path.insert(0, location)
         _renew_main()
         reporter.announce()
         _run_as_main("__main__", alter_argv=False)
         return
     main = _renew_main()
+    source = b""
     try:
-        with open(location, "rb") as file:
-            source = file.read()
+        if code is None:
+            with open(location, "rb", buffering=0) as file:
+                source = file.read()
     except OSError as error:
         python = getattr(sys, "orig_argv", [sys.executable])[0]
         problem = f"[Errno {error.errno}] {error.strerror}"
@@ -255,8 +307,29 @@ def _run_script(reporter: Reporter, path: str, arguments: list[str]) -> None:
     )
     main.update(__file__=location, __cached__=None, __loader__=loader)
     reporter.announce()
-    code: Any = loader.get_code("__main__") if is_compiled else _compiled(source, location)
+    if code is None:
+        code = loader.get_code("__main__") if is_compiled else _compiled(source, location)
     exec(code, main)  # noqa: S102 - running the program is what this is for
+
+
+def _compiled_before(payload_fd: "int | None", location: str) -> "Any":
+    """Return the script as the launcher has compiled it for all workers; None if it must be anew.
+
+    `compile` takes a millisecond the first time, and as long as the script is large. A script that
+    has changed since, or another interpreter, has another stamp.
+    """
+    if payload_fd is None:
+        return None
+    payload = os.pread(payload_fd, os.fstat(payload_fd).st_size, 0)
+    os.close(payload_fd)
+    try:
+        stamp = stamp_of_script(os.stat(location))
+    except OSError:
+        return None  # it has gone since
+    if not payload.startswith(stamp):
+        return None
+    code = marshal.loads(memoryview(payload)[len(stamp) :])  # noqa: S302 - our launcher made it
+    return code if code.co_filename == location else None
 
 
 def _compiled(source: bytes, location: str) -> "Any":
@@ -367,21 +440,48 @@ def _exit_code(ending: SystemExit) -> int:
     return 1
 
 
-def _finish() -> None:
-    """Do what an interpreter does between the program's last line and the process's end."""
+def _finish() -> bool:
+    """Do what an interpreter does between the program's last line and the process's end.
+
+    Returns:
+        Whether all that was printed could be written.
+    """
     import atexit  # noqa: PLC0415 - always in memory by now, but a cost to workers that end alone
 
     threading = sys.modules.get("threading")
     for step in (
         *([threading._shutdown] if threading else []),  # noqa: SLF001 - as the interpreter does
         atexit._run_exitfuncs,  # noqa: SLF001 - the same
-        *(stream.flush for stream in (sys.stdout, sys.stderr) if stream is not None),
-        _flush_c_streams,
     ):
         try:
             step()
         except BaseException as error:  # noqa: BLE001 - the later steps shall happen all the same
             _show(error)
+    is_written = _flush_streams()
+    _flush_c_streams()
+    return is_written
+
+
+def _flush_streams() -> bool:
+    """Write out what Python code has printed; tell whether all of it could be written."""
+    lost = _flushing_error(sys.stdout)
+    if lost is None:
+        return _flushing_error(sys.stderr) is None
+    try:
+        print(f"Exception ignored in: {sys.stdout!r}\n{_line_of(lost)}", file=sys.stderr)  # noqa: T201
+        sys.stderr.flush()
+    except BaseException:  # noqa: BLE001 - the exit code says it, wherever stderr leads
+        return False
+    return False
+
+
+def _flushing_error(stream: "Any") -> "BaseException | None":
+    try:
+        if stream is not None and not stream.closed:
+            stream.flush()
+    except BaseException as error:  # noqa: BLE001 - a program may have put anything there
+        return error
+    return None
 
 
 def _flush_c_streams() -> None:
@@ -397,6 +497,12 @@ def _name_of(kind: type[BaseException]) -> str:
     if kind.__module__ in ("builtins", "__main__"):
         return kind.__qualname__
     return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _line_of(error: BaseException) -> str:
+    """Return the last line of a traceback."""
+    text = _text_of(error)
+    return f"{_name_of(type(error))}: {text}" if text else _name_of(type(error))
 
 
 def _text_of(error: BaseException) -> str:
@@ -424,8 +530,7 @@ def _format_plainly(error: BaseException) -> str:
             code = frame.tb_frame.f_code
             lines.append(f'  File "{code.co_filename}", line {frame.tb_lineno}, in {code.co_name}')
             frame = frame.tb_next
-        text = _text_of(error)
-        lines.append(f"{_name_of(type(error))}: {text}" if text else _name_of(type(error)))
+        lines.append(_line_of(error))
         return "\n".join(lines) + "\n"
     except BaseException as problem:  # noqa: BLE001 - not even memory is left
         return f"<its traceback cannot be had: {type(problem).__name__}>"

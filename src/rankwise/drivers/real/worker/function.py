@@ -6,11 +6,11 @@ program that asked for it, which must be in place *before* the second pickle is 
 are found there. Whether `cloudpickle` is needed to read it, the pickle itself says.
 
 The answer is one frame on the result pipe, `<u32 length>` and a pickle of `("ok", value)` or
-`("error", pickled exception or None)`. The exception is a pickle inside a pickle, and has been
-unpickled here once: many exceptions pickle and then do not unpickle, and their text, which travels
-on the report pipe, must not be lost with them.
+`("error", exception or None)`, the exception as `rankwise.base.exception_pickle` writes it. Its
+text travels on the report pipe too, and first.
 """
 
+import _signal  # type: ignore[import-not-found]  # built in; `signal` imports more
 import io
 import os
 import pickle
@@ -20,10 +20,13 @@ TYPE_CHECKING = False  # `typing` would cost more than all the rest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+STOP_SIGNALS = (_signal.SIGTERM, _signal.SIGINT)
 FRAME_BYTES_MAX = (1 << 32) - 1
 LOCAL_RANK_VARIABLES = ("RANKWISE_LOCAL_RANK", "LOCAL_RANK")
 """Where the worker's place in its gang is found. With virtual local ranks, torchrun's variable is
 always 0, and only the first one tells."""
+_NOT_BY_NAME = (pickle.PicklingError, AttributeError, TypeError)
+"""What `pickle` itself raises when a value cannot travel."""
 
 
 def call_payload(
@@ -58,8 +61,13 @@ def call_payload(
         except SystemExit:
             raise
         except BaseException as error:
-            report(error)
-            _send(result_fd, _checked_body(pickle.dumps(("error", pickled_exception(error)))))
+            # Another rank may have failed as well, so that we are told to stop: after our words.
+            held = _signal.pthread_sigmask(_signal.SIG_BLOCK, STOP_SIGNALS)
+            try:
+                report(error)
+                _send(result_fd, _checked_body(pickle.dumps(("error", _pickled_exception(error)))))
+            finally:
+                _signal.pthread_sigmask(_signal.SIG_SETMASK, held)
             raise
     _send(result_fd, body)
 
@@ -73,29 +81,27 @@ def local_rank() -> int:
     return 0
 
 
-def pickled_exception(error: BaseException) -> "bytes | None":
-    """Pickle an exception so that it certainly unpickles; None when there is no way."""
-    for dump in (pickle.dumps, _dumps_by_value):
-        try:
-            data = dump(error)
-            if type(pickle.loads(data)) is type(error):  # noqa: S301 - we have just made it
-                return data
-        except Exception:  # noqa: BLE001, S112 - whatever a foreign `__reduce__` may raise
-            continue
-    return None
+def _pickled_exception(error: BaseException) -> "bytes | None":
+    try:
+        from rankwise.base.exception_pickle import dumps  # noqa: PLC0415 - takes 5 ms
+
+        return dumps(error)
+    except Exception:  # noqa: BLE001 - a program may have broken even imports; the text is told
+        return None
 
 
 def _pickled_value(value: object, name: str) -> bytes:
+    returned = f"{name} returned a {type(value).__module__}.{type(value).__qualname__}, which"
     try:
         try:
             return pickle.dumps(("ok", value), pickle.HIGHEST_PROTOCOL)
-        except Exception:  # noqa: BLE001 - a class or function of `__main__`, perhaps
+        except _NOT_BY_NAME:  # a class or function of `__main__`, perhaps
             return _dumps_by_value(("ok", value))
-    except Exception as error:  # noqa: BLE001 - whatever a foreign `__reduce__` may raise
-        raise TypeError(
-            f"{name} returned a {type(value).__module__}.{type(value).__qualname__}, which cannot "
-            f"be sent to the caller: {error}"
-        ) from None
+    except _NOT_BY_NAME as error:
+        raise TypeError(f"{returned} cannot be sent to the caller: {error}") from None
+    except Exception as error:  # of a foreign `__reduce__`, or of a signal handler
+        _add_note(error, f"{returned} was being pickled for the caller.")
+        raise
 
 
 def _dumps_by_value(value: object) -> bytes:

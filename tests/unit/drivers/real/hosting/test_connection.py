@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rankwise.base.units import SECOND, Duration, after
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.hosting.connection import Connection
-from rankwise.drivers.real.hosting.wire import FrameReader
+from rankwise.drivers.real.hosting.wire import FrameReader, encode
 from rankwise.drivers.real.reactor import Reactor
 
 WORKERS = 64
@@ -140,3 +140,34 @@ def test_orders_to_somebody_who_has_died_are_dropped() -> None:
     connection.close()
 
     assert open_files() == files_before
+
+
+class WaitsForTheOther:
+    """Hears that one worker has ended, and waits for the answer about another one."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.has_waited_in_vain = False
+
+    def on_exited(self, *_: object) -> None:
+        self._connection.wait_until(lambda: not self._connection.unanswered, Duration(10 * SECOND))
+        self.has_waited_in_vain = bool(self._connection.unanswered)
+
+    def on_spawned(self, *_: object) -> None:
+        pass
+
+    on_refused = on_swept = on_ready = on_lost = on_spawned
+
+
+def test_an_answer_that_came_with_another_message_is_heard_by_who_waits_there() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        connection = Connection("fork server", ours)
+        connection.listener = listener = WaitsForTheOther(connection)
+        connection.spawn(2, {"argv": [], "env": {}, "fds": []}, [])
+        theirs.sendall(encode(("exited", 1, 0, 0)) + encode(("spawned", 2, 77)))
+
+        connection.on_readable()
+
+        assert not listener.has_waited_in_vain
+        connection.close()

@@ -12,6 +12,7 @@ from rankwise.base.units import Instant
 from rankwise.drivers.real.logs.channel import ConsoleChannel, DuplicateFilter
 from rankwise.drivers.real.logs.console import Outlet
 from rankwise.drivers.real.logs.file import DiskComplaints, LogFile
+from rankwise.drivers.real.logs.lines import CUT_MARK
 from rankwise.drivers.real.logs.terminal import RESET, colour_of
 
 NOW = Instant(0)
@@ -116,4 +117,9 @@ def test_a_very_long_line_passes_in_pieces_with_a_prefix_each(
     for chunk in (b"a" * 11, b"b" * 5, b"c" * 6, b"d\nnext\n"):
         channel.take(chunk, NOW)
 
-    assert path.read_bytes() == b"[0]:" + b"a" * 11 + b"\n[0]:bbbbbcccccc\n[0]:d\n[0]:next\n"
+    assert path.read_bytes().splitlines() == [
+        b"[0]:" + b"a" * 11 + CUT_MARK,
+        b"[0]:bbbbbcccccc" + CUT_MARK,
+        b"[0]:d",
+        b"[0]:next",
+    ]

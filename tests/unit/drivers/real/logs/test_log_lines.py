@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwise.base.units import MILLISECOND, SECOND, Instant
-from rankwise.drivers.real.logs.lines import Lines, LineSplitter
+from rankwise.drivers.real.logs.lines import CUT_MARK, Lines, LineSplitter
 
 START = Instant(5 * SECOND)
 
@@ -72,7 +72,8 @@ def test_a_line_over_the_limit_leaves_in_pieces_with_a_prefix_each(
     blocks.append(splitter.flush())
 
     text = b"".join(block.prefixed(b"\xff") for block in blocks if block is not None)
-    assert text.replace(b"\n", b"").replace(b"\xff", b"") == content.replace(b"\n", b"")
+    whole = text.replace(CUT_MARK, b"").replace(b"\n", b"").replace(b"\xff", b"")
+    assert whole == content.replace(b"\n", b"")
     assert [line for line in text.splitlines() if line.rfind(b"\xff") != 0] == []
 
 
@@ -166,8 +167,8 @@ def test_carriage_returns_alone_take_no_memory() -> None:
 def test_the_newline_of_a_line_that_left_in_pieces_is_no_empty_line() -> None:
     splitter = LineSplitter(line_limit=3)
 
-    assert splitter.feed(b"12345", START) == Lines(b"12345\n")
-    assert splitter.feed(b"67890", START) == Lines(b"67890\n")
+    assert splitter.feed(b"12345", START) == Lines(b"12345" + CUT_MARK + b"\n")
+    assert splitter.feed(b"67890", START) == Lines(b"67890" + CUT_MARK + b"\n")
     assert splitter.feed(b"\n", START) is None
     assert splitter.feed(b"\n", START) == Lines(b"\n")
 
@@ -176,7 +177,7 @@ def test_a_line_that_left_in_pieces_and_is_redrawn_shows_its_last_state() -> Non
     at_once, held = LineSplitter(line_limit=3), LineSplitter(line_limit=3)
     for splitter in (at_once, held):
         assert splitter.feed(b"\rbar\n", START) == Lines(b"bar\n")
-        assert splitter.feed(b"12345", START) == Lines(b"12345\n")
+        assert splitter.feed(b"12345", START) == Lines(b"12345" + CUT_MARK + b"\n")
 
     assert at_once.feed(b"6\rnew\n", START) == Lines(b"new\n")
     assert held.feed(b"6\rne", START) == Lines(b"ne\n")
@@ -188,7 +189,7 @@ def test_a_piece_that_repeats_what_was_shown_is_shown() -> None:
     splitter = LineSplitter(line_limit=5)
 
     assert splitter.feed(b"\rab", START) == Lines(b"ab\n")
-    assert splitter.feed(b"cdefg", START) == Lines(b"abcdefg\n")
+    assert splitter.feed(b"cdefg", START) == Lines(b"abcdefg" + CUT_MARK + b"\n")
     assert splitter.feed(b"ab\n", START) == Lines(b"ab\n")
 
 
@@ -196,3 +197,14 @@ def test_a_line_after_finished_ones_that_is_redrawn_shows_with_them() -> None:
     splitter = LineSplitter()
 
     assert splitter.feed(b"epoch 1\n\r10%", START) == Lines(b"epoch 1\n10%\n")
+
+
+def test_a_line_of_32_mib_stays_whole() -> None:
+    splitter = LineSplitter()
+
+    told = [splitter.feed(b"x" * (1 << 20), Instant(0)) for _ in range(32)]
+    lines = splitter.feed(b"\n", Instant(0))
+
+    assert told == [None] * 32
+    assert lines is not None
+    assert lines.text == b"x" * (32 << 20) + b"\n"

@@ -134,7 +134,7 @@ def test_ending_takes_the_last_bytes_of_a_pipe_without_end(worker: Worker) -> No
     assert worker.sink.taken == b"last words"
     assert worker.sink.ends == 1
     with pytest.raises(BrokenPipeError):
-        os.write(worker.fd, b"nobody listens")
+        os.write(worker.fd, b"no server listens")
 
 
 def test_a_pump_is_congested_when_a_sink_is(worker: Worker) -> None:

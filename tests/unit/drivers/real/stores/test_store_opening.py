@@ -87,8 +87,8 @@ def test_a_file_that_holds_no_certificate_is_named(name: str, certificate: str) 
         ({"read_timeout": "inf"}, "read_timeout is 'inf', expected .* less than 1e6 seconds"),
         ({"request_timeout": "soon"}, "request_timeout is 'soon', expected more than 0 and less"),
         ({"cacert": "a", "ca_cert": "b"}, "cacert is given twice"),
-        ({"protocl": "http"}, r"protocl means nothing to the backend etcd \(did you mean protocol"),
-        ({"zzz": "1"}, r"zzz means nothing to the backend etcd \(it knows protocol, cacert"),
+        ({"protocl": "http"}, r"the backend etcd has no setting protocl \(did you mean protocol"),
+        ({"zzz": "1"}, r"the backend etcd has no setting zzz \(it knows protocol, cacert"),
     ],
 )
 def test_a_setting_that_cannot_be_used_is_named_with_what_was_expected(
@@ -153,7 +153,7 @@ def test_the_token_is_given_as_text_in_a_file_or_in_the_environment(
     [
         ({"is_host": "maybe"}, "is_host is 'maybe', expected true or false"),
         ({"linger": "-1"}, "linger is '-1', expected more than 0 and less"),
-        ({"cacert": "a"}, "cacert means nothing to the backend embedded"),
+        ({"cacert": "a"}, "the backend embedded has no setting cacert"),
     ],
 )
 def test_an_embedded_store_refuses_settings_that_it_cannot_use(

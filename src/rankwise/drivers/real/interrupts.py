@@ -1,0 +1,347 @@
+"""Signal handlers of the program wait while our own bookkeeping is in the middle of something.
+
+Python runs a signal's handler between two byte codes of the main thread, wherever that is. A
+handler that raises (Ctrl-C, a time-out by alarm) tears whatever it comes into: words that were read
+from a pipe and that nobody will hear, a task that was queued and never sent. Code that feeds a
+machine therefore shuts the *gate*:
+
+    call of ours                 shut    a handler that is due waits
+      the user's function        open    handlers run at once, wherever they hit
+        a call of ours in there  shut    until it returns
+      a wait                     shut    a handler ends the wait, and runs when all that was read
+                                         has been taken in
+    back in the program          open    handlers that are due run first
+
+*Standing in.* From the first user of the gate to the last (a tree of chip workers is one while it
+is initialised, a gang while it runs), each handler that is a Python callable is replaced by a
+keeper, which calls it when the gate is open, and else notes that it is due. To replace and put back
+at each call would take a tenth of the time of a small task. Handlers change: a notebook installs
+its own for each cell, a time-out by alarm around a call. So the code that shuts the gate looks
+whether the handlers of the usual signals, and of those that had one before, are still keepers, and
+replaces those that are not. What the program sees: `signal.getsignal` gives the keeper, so that
+`asyncio.run` leaves Ctrl-C to it, as Python 3.10 did. A keeper that is put back after its time is
+the handler that it stands for.
+
+*Waits.* A wait sleeps in one system call, which Python begins again after a handler that did not
+raise. So a keeper also calls the gate's *waker*, which makes the call return. The waker is set
+before the wait looks whether something is due, so no handler comes between the two unseen.
+
+*Threads.* Python runs handlers in the main thread only. So the main thread has one gate, which
+calls inside of calls share, and every other thread one that keeps nobody waiting.
+
+*What a handler raised* in the user's code must not be taken for what that code raised:
+`came_from_handler` tells. *Where an exception goes nowhere*, since Python calls us when an object
+ends, no handler runs: `unheard` sends the signal again.
+
+*What is an instant.* CPython looks for signals after calls into C, at the beginning of functions
+and at the end of loops. An assignment is none of these, nor is the first one in a `finally`: they
+open and shut the gate.
+
+Refused: blocking signals in the kernel (a thread of a library takes the signal, and the main thread
+runs the handler all the same; two system calls each time); raising at waits only (the user's own
+loop could not be interrupted any more); a helper thread for the bookkeeping (10 us per task);
+mending what was torn by asking the children (words about births and deaths come once).
+"""
+
+import _signal  # type: ignore[import-not-found]  # `signal` makes an enum each time: 2 us
+import _thread
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import wraps
+from types import CodeType, FrameType
+from typing import Any
+
+_CATCHABLE = tuple(
+    number
+    for number in sorted(_signal.valid_signals())
+    if number < _signal.SIGRTMIN
+    and number
+    not in {
+        # Not to be caught, or the fault of what runs right now.
+        *(_signal.SIGKILL, _signal.SIGSTOP, _signal.SIGSEGV, _signal.SIGBUS, _signal.SIGILL),
+        *(_signal.SIGFPE, _signal.SIGTRAP, _signal.SIGABRT, _signal.SIGSYS),
+    }
+)
+_ASKING = (
+    *(_signal.SIGINT, _signal.SIGALRM, _signal.SIGTERM),
+    *(_signal.SIGHUP, _signal.SIGUSR1, _signal.SIGUSR2),
+)
+"""Those that ask a program for something, or limit its time. To look at each costs 25 ns."""
+_handler_of: Callable[[int], Any] = _signal.getsignal
+_install: Callable[[int, Any], Any] = _signal.signal
+_MARK = "_raised_by_signal_handler"
+_SEND_AGAIN_S = 0.01
+
+
+class _Keeper:
+    """Stands in for a handler of the program, and keeps it waiting while the gate is shut."""
+
+    __slots__ = ("gate", "handler")
+
+    def __init__(self, gate: "Gate", handler: Any) -> None:
+        self.gate = gate
+        self.handler = handler
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        gate = self.gate
+        if not gate.is_shut and not _is_unheard(frame):
+            gate.due.pop(signum, None)
+            _call(self.handler, signum, frame)
+            return
+        due = gate.later if gate.is_patient else gate.due
+        due[signum] = self.handler
+        if not gate.is_shut:
+            _thread.start_new_thread(_send_until_heard, (gate,))
+        elif gate.waker is not None and not gate.is_patient:
+            try:
+                gate.waker()
+            except OSError:
+                # Nothing can wake the wait up: what is torn now is better than what hangs.
+                due.clear()
+                _call(self.handler, signum, frame)
+
+
+def _call(handler: Any, signum: int, frame: FrameType | None) -> None:
+    try:
+        handler(signum, frame)
+    except BaseException as error:
+        error.__dict__[_MARK] = True  # a class may forbid to set attributes
+        raise
+
+
+def came_from_handler(error: BaseException) -> bool:
+    """Whether a signal handler has raised it, while somebody stood in for it."""
+    return _MARK in error.__dict__
+
+
+class Gate:
+    """What stands between the handlers of one thread and our bookkeeping.
+
+    Attributes:
+        is_shut: whether handlers wait now. Assign it around calls of the user's functions, and
+            around calls of ours inside of those.
+        due: handlers that wait, by their signals; several of one kind are one, as for Python.
+        waker: makes the present wait return; None outside of waits.
+        is_patient: whether waits go on while handlers are due; see `patience`.
+        later: handlers that came meanwhile.
+    """
+
+    __slots__ = ("_found", "_holders", "_watched", "due", "is_patient", "is_shut", "later", "waker")
+
+    def __init__(self) -> None:
+        self.is_shut = False
+        self.due: dict[int, Any] = {}
+        self.later: dict[int, Any] = {}
+        self.is_patient = False
+        self.waker: Callable[[], None] | None = None
+        self._holders: set[object] = set()
+        """Who has acquired it. Each by itself, and not their number: a handler that raises while
+        somebody acquires or releases it would leave a number wrong for ever."""
+        self._watched = _ASKING
+        """Those that had a handler once, too."""
+        self._found: list[Any] = []
+        """The handlers that they have, as far as we know."""
+
+    def shut(self) -> None:
+        """Keep handlers waiting, those too that the program has installed since the last time.
+
+        In a `finally`, make `is_shut` what it was before; and then, if that is open, `run_due`.
+        """
+        self.is_shut = True
+        if self._holders and self is _main and [*map(_handler_of, self._watched)] != self._found:
+            try:
+                self._stand_in()
+            except BaseException:  # a handler that nobody kept yet
+                self.is_shut = False
+                raise
+
+    @contextmanager
+    def closed(self) -> Iterator["Gate"]:
+        """The same for a block."""
+        was_shut = self.is_shut
+        self.shut()
+        try:
+            yield self
+        finally:
+            self.is_shut = was_shut
+            if not was_shut:
+                self.run_due()
+
+    @contextmanager
+    def used(self) -> Iterator["Gate"]:
+        """Shut it for a block, standing in for the program's handlers meanwhile."""
+        holder = object()
+        was_shut = self.is_shut
+        self.is_shut = True
+        try:
+            self.acquire(holder)
+            yield self
+        finally:
+            self._holders.discard(holder)
+            # Open before any handler is back that nobody keeps, and that may raise in here.
+            self.is_shut = was_shut
+            try:
+                self.release(holder)
+            finally:
+                if not was_shut:
+                    self.run_due()
+
+    @contextmanager
+    def standing_in(self) -> Iterator[None]:
+        """Stand in for the program's handlers in a block that is as open to them as before.
+
+        So that `came_from_handler` can tell what they raise.
+        """
+        holder = object()
+        try:
+            self.acquire(holder)
+            yield
+        finally:
+            self.release(holder)
+
+    @property
+    def is_used(self) -> bool:
+        """Whether somebody has acquired it."""
+        return bool(self._holders)
+
+    def acquire(self, holder: object) -> None:
+        """Begin to stand in for the program's handlers; in other threads than main, do nothing."""
+        self._holders.add(holder)
+        if self is _main:
+            self._watched = tuple(
+                signum
+                for signum in _CATCHABLE
+                if signum in self._watched or callable(_handler_of(signum))
+            )
+            self._stand_in()
+
+    def release(self, holder: object) -> None:
+        """When nobody else has acquired the gate, put the program's handlers back."""
+        self._holders.discard(holder)
+        if self is _main and not self._holders:
+            self._put_back()
+
+    def _stand_in(self) -> None:
+        for signum in self._watched:
+            handler = _handler_of(signum)
+            if callable(handler) and not isinstance(handler, _Keeper):
+                _install(signum, _Keeper(self, handler))
+        self._found = [*map(_handler_of, self._watched)]
+
+    def _put_back(self) -> None:
+        for signum in _CATCHABLE:
+            handler = _handler_of(signum)
+            if isinstance(handler, _Keeper):
+                _install(signum, handler.handler)
+
+    def run_due(self) -> None:
+        """Run the handlers that wait, in the order of their signals' arrival; they may raise.
+
+        They are given no frame, as may happen to any handler.
+        """
+        while self.due:
+            signum = next(iter(self.due))
+            _call(self.due.pop(signum), signum, None)
+
+    @contextmanager
+    def patience(self) -> Iterator[None]:
+        """Let waits go on whatever handlers are due; those must be waits with a deadline."""
+        self.later.update(self.due)
+        self.due.clear()
+        self.is_patient = True
+        try:
+            yield
+        finally:
+            self.is_patient = False
+            self.due.update(self.later)
+            self.later.clear()
+
+    def forget(self) -> None:
+        """Begin anew, in a process that was forked while the gate was shut."""
+        self._put_back()
+        self.__init__()  # type: ignore[misc]  # all of it
+
+
+_main = Gate()
+_main_thread = threading.main_thread().ident
+
+
+def _note_main_thread() -> None:
+    """In a fork, the thread that has forked is the main one."""
+    global _main_thread  # noqa: PLW0603  # asking `threading` takes ten times as long
+    _main_thread = threading.get_ident()
+
+
+os.register_at_fork(after_in_child=_note_main_thread)
+
+
+def gate_here() -> Gate:
+    """The gate of this thread: in others than the main one, one that nobody ever waits at."""
+    return _main if threading.get_ident() == _main_thread else Gate()
+
+
+def unheard(function: Callable[..., None]) -> Callable[..., None]:
+    """Decorate what Python calls when an object ends: what is raised in there reaches nobody.
+
+    The gate is shut meanwhile, and a signal that has come is sent again when it has returned.
+    """
+
+    @wraps(function)
+    def call(*arguments: Any) -> None:
+        gate = gate_here()
+        was_shut = gate.is_shut
+        gate.is_shut = True
+        try:
+            function(*arguments)
+        finally:
+            gate.is_shut = was_shut
+            if gate.due and not was_shut:
+                _thread.start_new_thread(_send_until_heard, (gate,))
+
+    _unheard.add(call.__code__)  # type: ignore[attr-defined]  # a plain function
+    return call
+
+
+_unheard: set[CodeType] = set()
+
+
+def _is_unheard(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code not in _unheard:
+        frame = frame.f_back
+    return frame is not None
+
+
+def _send_until_heard(gate: Gate) -> None:
+    """Send the signals that are due again, from a thread of its own, until the main one has heard.
+
+    One that comes between its last look and its sleep does not wake it up, so once is not enough.
+    """
+    never = _thread.allocate_lock()
+    never.acquire()
+    while gate.due:
+        for signum in [*gate.due]:
+            if signum in gate.due:  # no other thread runs between this and the next
+                _signal.pthread_kill(_main_thread, signum)
+        if not gate.is_used:  # the handlers are not ours any more, and tell us nothing
+            gate.due.clear()
+        never.acquire(timeout=_SEND_AGAIN_S)
+
+
+def without_keeper(handler: Any) -> Any:
+    """The handler itself, where `signal.getsignal` has given one that stands in for it."""
+    return handler.handler if isinstance(handler, _Keeper) else handler
+
+
+def write_to_reader(fd: int, data: bytes) -> None:
+    """Write into the pipe whose reading end this is, to wake its reader up.
+
+    The pipe must have no other writer than this here when it comes to its end, so none is kept.
+    """
+    with suppress(BlockingIOError):  # it is full: nobody sleeps there
+        writer = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            os.write(writer, data)
+        finally:
+            os.close(writer)

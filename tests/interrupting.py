@@ -1,0 +1,187 @@
+"""Interrupts runs at random moments: each must end at once, and the next one must run.
+
+    python tests/interrupting.py [--count 1000] [--seed 1] [gang] [server] [agents]
+
+`gang` is `rankwise.run`, `server` the same on a warm fork server, `agents` a run on two nodes, of
+which this process is one. Half of the interrupts are Ctrl-C, half alarms whose handler raises.
+"""
+
+import argparse
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+import rankwise
+from rankwise.cli.run import config_from_cli
+from rankwise.launch.supervision import Supervision
+
+PATIENCE_S = 120
+RANKS = 2
+
+
+class TimeIsUp(Exception):
+    """What a time-out by alarm raises."""
+
+
+@dataclass
+class Findings:
+    """What came of many interrupts.
+
+    Attributes:
+        raised: how many ended a run; the others came when it was over.
+        waits: seconds from each interrupt to the end of its run.
+        left: what a run has left behind, or how the one after it failed.
+    """
+
+    raised: int = 0
+    waits: list[float] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        waits = sorted(self.waits)
+        return (
+            f"{len(waits)} interrupts, {self.raised} ended a run; to its end p50 "
+            f"{waits[len(waits) // 2]:.3f} s, p99 {waits[len(waits) * 99 // 100]:.3f} s, worst "
+            f"{waits[-1]:.3f} s; left behind: {self.left or 'nothing'}"
+        )
+
+
+def work() -> int:
+    """What each rank does."""
+    time.sleep(0.02)
+    return rankwise.rank()
+
+
+@contextmanager
+def gang() -> Iterator[Callable[[], object]]:
+    """Runs that make all they need."""
+    yield lambda: rankwise.run(work, nprocs=RANKS)
+
+
+@contextmanager
+def server() -> Iterator[Callable[[], object]]:
+    """Runs on a warm fork server."""
+    with rankwise.ForkServer() as warm:
+        yield lambda: rankwise.run(work, nprocs=RANKS, server=warm)
+
+
+@contextmanager
+def agents() -> Iterator[Callable[[], object]]:
+    """Runs on two nodes; the other one is a process that ends with this one's part."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder, "work.py")
+        script.write_text("import time; time.sleep(0.02)")
+
+        def run() -> None:
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+            words = ["--nnodes=2", "--rdzv-backend=embedded", f"--rdzv-endpoint={endpoint}"]
+            words += ["--rdzv-id=interrupted", "--rdzv-conf=last_call_timeout=0.1", str(script)]
+            other = subprocess.Popen(
+                [sys.executable, "-m", "rankwise", "run", *words],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                process_group=0,
+            )
+            try:
+                job = config_from_cli(words, os.environ)
+                outcome = Supervision(job).run()
+                if outcome.stop_signal is not None:
+                    raise KeyboardInterrupt
+                assert other.wait(PATIENCE_S) == 0
+            finally:
+                other.kill()  # it waits for a store that has gone with this node
+                other.wait(PATIENCE_S)
+
+        yield run
+
+
+DRIVERS = {"gang": gang, "server": server, "agents": agents}
+
+
+def interrupt_often(driver: str, count: int, seed: int = 1) -> Findings:
+    """Interrupt so many runs of a driver; in the main thread."""
+    findings = Findings()
+    chance = random.Random(seed)
+    before = signal.signal(signal.SIGALRM, _raise_time_is_up)
+    try:
+        with DRIVERS[driver]() as run:
+            run()
+            begun = time.monotonic()
+            run()
+            normal_s = time.monotonic() - begun
+            ours = what_is_ours()
+            for number in range(count):
+                signum = chance.choice((signal.SIGINT, signal.SIGALRM))
+                case = f"case {number}, {signum.name}"
+                _interrupt(run, chance.uniform(0, 1.2 * normal_s), signum, findings)
+                now = what_is_ours()
+                if now[0] > ours[0] or now[1] > ours[1]:  # fewer: the server is to be started again
+                    findings.left.append(f"{case}: {ours} became {now}")
+                if number % 5 == 0 or number == count - 1:  # the others are followed by a case
+                    run()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    return findings
+
+
+def _interrupt(
+    run: Callable[[], object], delay_s: float, signum: signal.Signals, findings: Findings
+) -> None:
+    sent_at: list[float] = []
+
+    def send() -> None:
+        sent_at.append(time.monotonic())
+        signal.pthread_kill(interrupted, signum)
+
+    interrupted = threading.get_ident()
+    timer = threading.Timer(delay_s, send)
+    is_over = False
+    try:
+        timer.start()
+        run()
+        is_over = True
+        timer.join(PATIENCE_S)
+        threading.Event().wait(PATIENCE_S)
+    except (KeyboardInterrupt, TimeIsUp):
+        findings.waits.append(0 if is_over else time.monotonic() - sent_at[0])
+        findings.raised += not is_over
+    timer.join(PATIENCE_S)
+
+
+def _raise_time_is_up(_signum: int, _frame: FrameType | None) -> None:
+    raise TimeIsUp
+
+
+def what_is_ours() -> tuple[int, int]:
+    """How many children this process has, and how many descriptors are open."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii")
+    return len(children.split()), len(list(Path("/proc/self/fd").iterdir()))
+
+
+def main() -> None:
+    """Interrupt, and tell what came of it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("drivers", nargs="*", choices=[[], *DRIVERS])
+    parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    for driver in options.drivers or DRIVERS:
+        print(f"{driver}: {interrupt_often(driver, options.count, options.seed)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
