@@ -1,7 +1,7 @@
 """A world of one rank, wrong arguments, and environments that nobody can communicate in."""
 
 import threading
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -12,7 +12,9 @@ from rankwise.base.units import SECOND
 from rankwise.collectives.calls import describe, read_header
 from rankwise.collectives.communicator import Communicator
 from rankwise.collectives.default import communicator_from_environment
+from rankwise.collectives.reductions import REDUCTIONS, ReductionName
 from rankwise.collectives.transport import SolitaryTransport
+from rankwise.core.collectives.reductions import ReduceOp
 from rankwise.drivers.real.segments import Segment
 
 
@@ -22,13 +24,14 @@ def alone() -> Communicator:
 
 
 @pytest.mark.parametrize("op", ["sum", "mean", "max", "min", "prod"])
-def test_alone_every_operation_is_the_identity(alone: Communicator, op: str) -> None:
+def test_alone_every_operation_is_the_identity(alone: Communicator, op: ReductionName) -> None:
     array = np.array([[1.5, -2.0], [0.25, 8.0]])
 
     assert (alone.rank, alone.size) == (0, 1)
     assert np.array_equal(alone.all_reduce(array, op), array)
     assert np.array_equal(alone.reduce_scatter(array[np.newaxis], op), array)
     assert np.array_equal(alone.all_gather(array), array[np.newaxis])
+    assert np.array_equal(alone.all_to_all(array[np.newaxis]), array[np.newaxis])
     assert np.array_equal(alone.broadcast(array), array)
     alone.barrier()
 
@@ -56,6 +59,7 @@ def test_module_functions_use_one_communicator(monkeypatch: pytest.MonkeyPatch) 
     assert collectives.all_reduce([2.0]).tolist() == [2]
     assert collectives.reduce_scatter([[2.0]]).tolist() == [2]
     assert collectives.all_gather(7).tolist() == [7]
+    assert collectives.all_to_all([7]).tolist() == [7]
     assert collectives.broadcast([1]).tolist() == [1]
     collectives.barrier()
     assert collectives.default_communicator() is collectives.default_communicator()
@@ -73,6 +77,7 @@ def test_module_functions_use_one_communicator(monkeypatch: pytest.MonkeyPatch) 
         ("all_reduce", ([1.0], "sum", np.broadcast_to(0.0, 1)), r"out cannot be written"),
         ("reduce_scatter", (np.ones((3, 2)),), r"shape \(3, 2\), expected \(1, …\)"),
         ("reduce_scatter", (1.0,), r"shape \(\), expected \(1, …\)"),
+        ("all_to_all", (np.ones((3, 2)),), r"shape \(3, 2\), expected \(1, …\)"),
         ("all_gather", ([object()],), r"all_gather: arrays of dtype object hold Python objects"),
         ("broadcast", ([object()],), r"broadcast: arrays of dtype object hold Python objects"),
         ("broadcast", ([1], 1), r"root is 1, expected a whole number, 0 to 0"),
@@ -99,6 +104,10 @@ def test_under_somebody_elses_launcher_it_says_what_to_do(world_size: str) -> No
 def test_a_timeout_that_is_no_number_of_seconds_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=f"RANKWISE_COLLECTIVE_TIMEOUT is '{text}', expected"):
         communicator_from_environment({"RANKWISE_COLLECTIVE_TIMEOUT": text})
+
+
+def test_simulated_chips_and_real_ranks_know_the_same_reductions_by_the_same_names() -> None:
+    assert set(REDUCTIONS) == {op.value for op in ReduceOp} == set(get_args(ReductionName))
 
 
 def test_the_timeout_is_read_from_the_environment() -> None:

@@ -4,6 +4,7 @@ from rankwise.collectives.communicator import Communicator
 from rankwise.collectives.default import (
     all_gather,
     all_reduce,
+    all_to_all,
     barrier,
     broadcast,
     default_communicator,
@@ -18,6 +19,7 @@ __all__ = [
     "Transport",
     "all_gather",
     "all_reduce",
+    "all_to_all",
     "barrier",
     "broadcast",
     "default_communicator",

@@ -32,7 +32,7 @@ from numpy.typing import ArrayLike, NDArray
 from rankwise.base.errors import CollectiveError, ConfigError, LocalProtocolError
 from rankwise.base.units import SECOND, Duration, duration_from_seconds
 from rankwise.collectives.calls import Call, describe
-from rankwise.collectives.reductions import find_reduction
+from rankwise.collectives.reductions import ReductionName, find_reduction
 from rankwise.collectives.transport import Flat, Transport
 
 Array = NDArray[Any]
@@ -42,7 +42,7 @@ _SECONDS_MAX = 1e9
 """Thirty years: what is longer means "for ever", which an operation must not take."""
 
 _BEGIN_ANEW = (
-    "the ranks no longer agree on where they are: end them all and begin anew; a tree of workers "
+    "the ranks no longer agree on where they are: end them all and start again; a tree of workers "
     "does so with close() and init()"
 )
 
@@ -103,7 +103,9 @@ class Communicator:
         """How many ranks there are."""
         return self._size
 
-    def all_reduce(self, array: ArrayLike, op: str = "sum", out: Array | None = None) -> Array:
+    def all_reduce(
+        self, array: ArrayLike, op: ReductionName = "sum", out: Array | None = None
+    ) -> Array:
         """Combine the arrays of all ranks element by element; every rank gets the result.
 
         `op` is sum, mean, max, min or prod, computed in the arrays' own dtype: integers wrap
@@ -118,19 +120,16 @@ class Communicator:
             aligned=True,
         )  # fmt: skip
 
-    def reduce_scatter(self, array: ArrayLike, op: str = "sum", out: Array | None = None) -> Array:
+    def reduce_scatter(
+        self, array: ArrayLike, op: ReductionName = "sum", out: Array | None = None
+    ) -> Array:
         """Combine the arrays of all ranks, and give to rank r the r-th row of the result.
 
         `array` has one row per rank: its shape is `(size, …)`, and the result's is what follows.
         `op` is as for `all_reduce`.
         """
         source = np.asarray(array)
-        if source.ndim == 0 or source.shape[0] != self._size:
-            raise ConfigError(
-                f"reduce_scatter: the array has shape {source.shape}, expected "
-                f"({self._size}, …): one row per rank",
-                hint=f"array.reshape({self._size}, -1, ...) makes rows of equal parts",
-            )
+        self._check_rows("reduce_scatter", source)
         reduction = find_reduction("reduce_scatter", op, source.dtype)
         call = describe("reduce_scatter", source.dtype, source.shape, op=op)
         return self._fill(
@@ -146,6 +145,17 @@ class Communicator:
         return self._fill(
             call, source, (self._size, *source.shape), out, self._transport.all_gather
         )
+
+    def all_to_all(self, array: ArrayLike, out: Array | None = None) -> Array:
+        """Give row r of the array to rank r; row r of the result is what rank r gave to this one.
+
+        `array` has one row per rank: its shape is `(size, …)`, and the result's is the same.
+        """
+        source = np.asarray(array)
+        self._check_copyable("all_to_all", source)
+        self._check_rows("all_to_all", source)
+        call = describe("all_to_all", source.dtype, source.shape)
+        return self._fill(call, source, source.shape, out, self._transport.all_to_all)
 
     def broadcast(self, array: ArrayLike, root: int = 0, out: Array | None = None) -> Array:
         """Return the array of rank `root` on every rank.
@@ -268,6 +278,14 @@ class Communicator:
                 f"broadcast: root is {root!r}, expected a whole number, 0 to {self._size - 1}"
             )
         return number
+
+    def _check_rows(self, name: str, source: Array) -> None:
+        if source.ndim == 0 or source.shape[0] != self._size:
+            raise ConfigError(
+                f"{name}: the array has shape {source.shape}, expected "
+                f"({self._size}, …): one row per rank",
+                hint=f"array.reshape({self._size}, -1, ...) makes rows of equal parts",
+            )
 
     @staticmethod
     def _check_copyable(name: str, source: Array) -> None:

@@ -1,6 +1,7 @@
 """The communicator of this process, made from what the agent left in the environment.
 
-Inside a worker that rankwise started, that is the node's segment. Outside of any launcher it is a
+Inside a worker that rankwise started, that is the node's segment, and among several nodes what
+connects the ranks of all of them. Outside of any launcher it is a
 world of one rank, so that a program can also be run alone. Under somebody else's launcher there is
 nothing to communicate over, and it says so.
 """
@@ -19,20 +20,35 @@ from rankwise.collectives.communicator import (
     Communicator,
     patience_from_seconds,
 )
+from rankwise.collectives.reductions import ReductionName
 from rankwise.collectives.shared_memory import SharedMemoryTransport
-from rankwise.collectives.transport import SolitaryTransport
+from rankwise.collectives.transport import SolitaryTransport, Transport
 from rankwise.drivers.real.segments import Segment
 
 SEGMENT_VARIABLE = "RANKWISE_SEGMENT_FD"
+KEY_VARIABLE = "RANKWISE_COLLECTIVES_KEY"
+"""What the ranks of this round prove to each other; set where there are several nodes."""
+LISTENER_VARIABLE = "RANKWISE_COLLECTIVES_FD"
+"""The socket of rank 0 to which all connect first."""
 TIMEOUT_VARIABLE = "RANKWISE_COLLECTIVE_TIMEOUT"
+SIMULATED_VARIABLE = "RANKWISE_SIMULATED"
+"""What simulated ranks find in their environment."""
+RECORD_VARIABLE = "RANKWISE_RECORD"
+"""The folder where a rank writes down what it does."""
 
 _default: Communicator | None = None
 _making = threading.Lock()
 
 
 def default_communicator() -> Communicator:
-    """The communicator of this process, made by the first call."""
+    """The communicator of this process, or simulated rank, made by the first call."""
     global _default  # noqa: PLW0603  # one process is one rank: this is its identity
+    if SIMULATED_VARIABLE in os.environ:
+        from rankwise.collectives.simulated import simulated_communicator  # noqa: PLC0415  # only there
+
+        communicator = simulated_communicator(_read_timeout(os.environ))
+        if communicator is not None:
+            return communicator
     if _default is None:
         with _making:
             if _default is None:
@@ -53,14 +69,55 @@ def communicator_from_environment(environment: Mapping[str, str]) -> Communicato
         return Communicator(SolitaryTransport(), timeout=timeout)
     segment = Segment.attach(_read_integer(environment, SEGMENT_VARIABLE))
     world_size = _read_integer(environment, "WORLD_SIZE")
+    rank = _read_integer(environment, "RANK")
+    if KEY_VARIABLE in environment:
+        return Communicator(_over_nodes(segment, rank, world_size, environment), timeout=timeout)
     if world_size != segment.worker_count:
         raise ConfigError(
             f"WORLD_SIZE is {world_size}, but the segment joins the {segment.worker_count} "
-            f"workers of this node only: collectives do not reach other nodes yet"
+            f"workers of this node only, and {KEY_VARIABLE} is not set"
         )
-    rank = _read_integer(environment, "RANK")
     transport = SharedMemoryTransport(segment, rank, os.getpid())
-    return Communicator(transport, timeout=timeout)
+    return Communicator(_maybe_recorded(transport), timeout=timeout)
+
+
+def _over_nodes(
+    segment: Segment, rank: int, world_size: int, environment: Mapping[str, str]
+) -> Transport:
+    """The transport of a rank that has peers on other nodes."""
+    from rankwise.collectives.connecting import Whereabouts  # noqa: PLC0415  # for several nodes
+    from rankwise.collectives.nodes import NodesTransport  # noqa: PLC0415  # the same
+
+    local_rank = _read_integer(environment, "RANKWISE_LOCAL_RANK")
+    port = _read_integer(environment, "MASTER_PORT") + 1
+    if rank == 0 and LISTENER_VARIABLE not in environment:
+        raise ConfigError(
+            f"the ranks of the nodes cannot be connected: port {port}, the one behind MASTER_PORT, "
+            f"was not free on this node",
+            hint="choose another --master-port, or none",
+        )
+    here = Whereabouts(
+        rank=rank,
+        size=world_size,
+        node=_read_integer(environment, "GROUP_RANK"),
+        local_rank=local_rank,
+        local_size=segment.worker_count,
+        address=environment.get("MASTER_ADDR", ""),
+        port=port,
+        key=bytes.fromhex(environment[KEY_VARIABLE]),
+        listener_fd=_read_integer(environment, LISTENER_VARIABLE) if rank == 0 else -1,
+    )
+    local = SharedMemoryTransport(segment, local_rank, os.getpid(), first_rank=rank - local_rank)
+    return NodesTransport(local, here)
+
+
+def _maybe_recorded(transport: Transport) -> Transport:
+    """The transport itself, or one that records, if `rankwise diff` has started this program."""
+    if RECORD_VARIABLE not in os.environ:
+        return transport
+    from rankwise.collectives.recorded import recorded  # noqa: PLC0415  # only there
+
+    return recorded(transport)
 
 
 def _read_integer(environment: Mapping[str, str], name: str) -> int:
@@ -88,7 +145,7 @@ def size() -> int:
     return default_communicator().size
 
 
-def all_reduce(array: ArrayLike, op: str = "sum", out: Array | None = None) -> Array:
+def all_reduce(array: ArrayLike, op: ReductionName = "sum", out: Array | None = None) -> Array:
     """Combine the arrays of all ranks element by element; every rank gets the result.
 
     Args:
@@ -110,7 +167,7 @@ def all_reduce(array: ArrayLike, op: str = "sum", out: Array | None = None) -> A
     return default_communicator().all_reduce(array, op, out)
 
 
-def reduce_scatter(array: ArrayLike, op: str = "sum", out: Array | None = None) -> Array:
+def reduce_scatter(array: ArrayLike, op: ReductionName = "sum", out: Array | None = None) -> Array:
     """Combine the arrays of all ranks, and give to rank r the r-th row of the result.
 
     Args:
@@ -151,6 +208,27 @@ def all_gather(array: ArrayLike, out: Array | None = None) -> Array:
         ConfigError: an argument cannot be used; nothing has happened yet.
     """
     return default_communicator().all_gather(array, out)
+
+
+def all_to_all(array: ArrayLike, out: Array | None = None) -> Array:
+    """Give row r of the array to rank r; row r of the result is what rank r gave to this one.
+
+    Args:
+        array: one row per rank, shape `(size, …)`; the same shape and dtype on all ranks; any dtype
+            that holds no Python objects.
+        out: an array of the same shape and dtype to fill and return.
+
+    Returns:
+        An array of the same shape.
+
+    Raises:
+        PeerDied: a rank has ended, so it will never come.
+        CollectiveTimeout: a rank has not come within RANKWISE_COLLECTIVE_TIMEOUT (300 s).
+        CollectiveError: ranks called different things, or one gave up. After any of these three
+            every further operation raises it.
+        ConfigError: an argument cannot be used; nothing has happened yet.
+    """
+    return default_communicator().all_to_all(array, out)
 
 
 def broadcast(array: ArrayLike, root: int = 0, out: Array | None = None) -> Array:

@@ -6,13 +6,15 @@ of complex numbers, whose last bits differ between numpy's own loops for one and
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from rankwise.base.errors import ConfigError
+from rankwise.base.suggestions import hint_on_name
+from rankwise.core.collectives.reductions import ReduceOp
 
 
 class Reduction(msgspec.Struct, frozen=True, eq=False):
@@ -24,12 +26,14 @@ class Reduction(msgspec.Struct, frozen=True, eq=False):
     divides: bool = False
 
 
+ReductionName = Literal["sum", "mean", "max", "min", "prod"]
+
 REDUCTIONS = {
-    "sum": Reduction(np.add, "biufc"),
-    "mean": Reduction(np.add, "fc", divides=True),
-    "max": Reduction(np.maximum, "biufc"),
-    "min": Reduction(np.minimum, "biufc"),
-    "prod": Reduction(np.multiply, "biufc"),
+    ReduceOp.SUM.value: Reduction(np.add, "biufc"),
+    ReduceOp.AVG.value: Reduction(np.add, "fc", divides=True),
+    ReduceOp.MAX.value: Reduction(np.maximum, "biufc"),
+    ReduceOp.MIN.value: Reduction(np.minimum, "biufc"),
+    ReduceOp.PRODUCT.value: Reduction(np.multiply, "biufc"),
 }
 
 
@@ -37,7 +41,7 @@ def find_reduction(name: str, op: str, dtype: np.dtype[Any]) -> Reduction:
     """Look up `op` for the operation `name`; ConfigError when it cannot be done."""
     reduction = REDUCTIONS.get(op)
     if reduction is None:
-        raise ConfigError(f"{name}: op is {op!r}, expected one of {', '.join(REDUCTIONS)}")
+        raise ConfigError(f"{name}: op is {op!r}, {hint_on_name(str(op), REDUCTIONS)}")
     if dtype.kind not in reduction.kinds:
         hint = None
         if op == "mean" and dtype.kind in "biu":
@@ -53,8 +57,8 @@ def fold(reduction: Reduction, pieces: Sequence[NDArray[Any]], out: NDArray[Any]
     if len(pieces) == 1:
         np.copyto(out, pieces[0])
     else:
-        reduction.ufunc(pieces[0], pieces[1], out)
+        reduction.ufunc(pieces[0], pieces[1], out=out)
         for piece in pieces[2:]:
-            reduction.ufunc(out, piece, out)
+            reduction.ufunc(out, piece, out=out)
     if reduction.divides:
-        np.divide(out, len(pieces), out)
+        np.divide(out, len(pieces), out=out)

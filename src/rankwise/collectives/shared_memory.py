@@ -18,6 +18,7 @@ memory, so that they cannot differ by a bit even where numpy picks its loops by 
 
 from collections.abc import Callable
 from functools import lru_cache
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -25,9 +26,21 @@ import numpy as np
 from rankwise.base.errors import ConfigError
 from rankwise.base.units import Duration
 from rankwise.collectives.calls import Call
+from rankwise.collectives.programs import ProgramRunner, fold_spans, instructions_for
 from rankwise.collectives.reductions import Reduction, fold
 from rankwise.collectives.transport import Flat
 from rankwise.collectives.turnstile import Turnstile, plain_fate
+from rankwise.core.collectives.algorithms import direct_all_to_all
+from rankwise.core.collectives.lockstep import (
+    Action,
+    Post,
+    PutAside,
+    Rounds,
+    Take,
+    TakeAside,
+    rounds_of,
+)
+from rankwise.core.collectives.program import Copy, Fold, Span, Task
 from rankwise.drivers.real.segments import BUFFER_COUNT, Segment
 
 _SMALL_BYTES_OF_ALL = 1 << 18
@@ -48,6 +61,8 @@ class SharedMemoryTransport:
         rank: int,
         pid: int,
         fate_of: Callable[[int], str] = plain_fate,
+        *,
+        first_rank: int = 0,
     ) -> None:
         if not 0 <= rank < segment.worker_count:
             raise ConfigError(
@@ -58,7 +73,8 @@ class SharedMemoryTransport:
         self.size = segment.worker_count
         self._segment = segment
         self._layout = segment.layout
-        self._turnstile = Turnstile(segment, rank, pid, fate_of)
+        self._turnstile = Turnstile(segment, rank, pid, fate_of, first_rank=first_rank)
+        self._programs = ProgramRunner(rank, self.size, self._carry_out, self._elements_max)
         self._small_bytes = min(_SMALL_BYTES_OF_ALL // self.size, self._layout.buffer_bytes)
         scratch = np.empty(self._small_bytes + _ALIGNMENT, np.uint8)
         self._scratch = scratch[-scratch.ctypes.data % _ALIGNMENT :]
@@ -195,6 +211,56 @@ class SharedMemoryTransport:
         if is_root:
             np.copyto(result, source)
 
+    def all_to_all(self, source: Flat, result: Flat) -> None:
+        """Give the r-th part of the source to rank r."""
+        self.run(direct_all_to_all, source, result)
+
+    def run(
+        self,
+        algorithm: ModuleType,
+        source: Flat,
+        result: Flat,
+        reduction: Reduction | None = None,
+        root: int = 0,
+    ) -> None:
+        """Carry out an algorithm's collective, whichever it is, by its program.
+
+        The operations above are specialised forms of programs: they reduce straight from the
+        peers' slots, where a program would copy first. A test holds both against each other.
+        """
+        if source.nbytes == 0:
+            self._turnstile.meet()
+        else:
+            self._programs.run(algorithm, source, result, reduction, root)
+
+    def _elements_max(self, algorithm: ModuleType, task: Task, itemsize: int) -> int:
+        """The longest chunk of which a round's messages fit into a slot."""
+        elements = task.elements
+        while (
+            elements > 1
+            and _rounds(algorithm, task.size, elements, task.root).slot_elements * itemsize
+            > self._layout.buffer_bytes
+        ):
+            elements = -(-elements // 2)
+        return elements
+
+    def _carry_out(
+        self, algorithm: ModuleType, task: Task, workspace: Flat, reduction: Reduction | None
+    ) -> None:
+        """Play all rounds of a program, with a meeting between one and the next."""
+        rounds = _rounds(algorithm, task.size, task.elements, task.root).actions[self.rank]
+        aside: dict[int, Flat] = {}
+        views = self._views(workspace.dtype, self._layout.buffer_bytes // workspace.itemsize)
+        for number, actions in enumerate(rounds):
+            if number:
+                self._turnstile.meet()
+            posting = views[self._turnstile.buffer][self.rank]
+            posted = views[(self._turnstile.buffer - 1) % BUFFER_COUNT]
+            for action in actions:
+                _do(action, workspace, reduction, posting, posted=posted, aside=aside)
+        if len(rounds) < 2:  # nobody has met: of an operation, all must know that it was called
+            self._turnstile.meet()
+
     def withdraw(self, reason: str) -> None:
         """Tell the peers that this rank gave up in an operation."""
         self._turnstile.withdraw(reason)
@@ -205,3 +271,46 @@ class SharedMemoryTransport:
         self._scratch_view.cache_clear()
         self._turnstile.close()
         self._segment.close()
+
+
+@lru_cache(maxsize=256)
+def _rounds(algorithm: ModuleType, size: int, elements: int, root: int) -> Rounds:
+    tasks = [Task(rank, size, elements, root) for rank in range(size)]
+    return rounds_of([instructions_for(algorithm, task) for task in tasks])
+
+
+def _do(
+    action: Action,
+    workspace: Flat,
+    reduction: Reduction | None,
+    posting: Flat,
+    *,
+    posted: list[Flat],
+    aside: dict[int, Flat],
+) -> None:
+    """Carry out one action of a round."""
+    match action:
+        case Post(span, place):
+            np.copyto(posting[place : place + span.length], workspace[span.start : span.stop])
+        case Take(peer, place, span, combines):
+            _take(workspace, span, posted[peer][place : place + span.length], reduction, combines)
+        case PutAside(peer, place, length, number):
+            aside[number] = posted[peer][place : place + length].copy()
+        case TakeAside(number, span, combines):
+            _take(workspace, span, aside.pop(number), reduction, combines)
+        case Copy(source, target):
+            np.copyto(workspace[target.start : target.stop], workspace[source.start : source.stop])
+        case Fold():
+            assert reduction is not None, "only reductions fold"
+            fold_spans(workspace, action, reduction)
+
+
+def _take(
+    workspace: Flat, span: Span, message: Flat, reduction: Reduction | None, combines: bool
+) -> None:
+    mine = workspace[span.start : span.stop]
+    if combines:
+        assert reduction is not None, "only reductions combine"
+        reduction.ufunc(mine, message, out=mine)
+    else:
+        np.copyto(mine, message)

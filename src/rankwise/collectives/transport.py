@@ -2,8 +2,8 @@
 
 A transport moves flat arrays. It knows nothing of shapes, of defaults or of threads: the
 `Communicator` has checked all arguments, made the arrays contiguous and one-dimensional, and
-calls one method at a time. Shared memory is the first transport; one over several nodes and one
-in virtual time fit behind the same methods.
+calls one method at a time. There are transports over shared memory, by messages between nodes, of
+both together, and in virtual time.
 """
 
 from typing import Any, Protocol
@@ -46,6 +46,10 @@ class Transport(Protocol):
         """Put all sources one after the other, in the order of the ranks."""
         ...
 
+    def all_to_all(self, source: Flat, result: Flat) -> None:
+        """Give the r-th of `size` equal parts to rank r, in the order of the ranks."""
+        ...
+
     def broadcast(self, source: Flat, result: Flat, root: int) -> None:
         """Give the source of `root` to all. `source` may be `result`."""
         ...
@@ -82,6 +86,10 @@ class SolitaryTransport:
 
     def all_gather(self, source: Flat, result: Flat) -> None:
         """Gather from one rank."""
+        np.copyto(result, source)
+
+    def all_to_all(self, source: Flat, result: Flat) -> None:
+        """Give the only part to oneself."""
         np.copyto(result, source)
 
     def broadcast(self, source: Flat, result: Flat, root: int) -> None:

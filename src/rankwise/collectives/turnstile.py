@@ -34,9 +34,9 @@ from rankwise.base.errors import (
     CollectiveTimeout,
     LocalProtocolError,
     PeerDied,
-    RankwiseError,
 )
-from rankwise.base.units import Duration, Instant, after, format_duration
+from rankwise.base.units import Duration, Instant, after
+from rankwise.collectives import wording
 from rankwise.collectives.calls import Call, read_header
 from rankwise.drivers.real.futex import FutexWord
 from rankwise.drivers.real.segments import (
@@ -48,6 +48,7 @@ from rankwise.drivers.real.segments import (
     LEDGER_OPERATIONS,
     LEDGER_PID,
     LEDGER_TURNS,
+    LEDGER_WORDS,
     Segment,
 )
 
@@ -65,9 +66,19 @@ class Turnstile:
     """One rank's way through the turns of a segment."""
 
     def __init__(
-        self, segment: Segment, rank: int, pid: int, fate_of: Callable[[int], str] = plain_fate
+        self,
+        segment: Segment,
+        rank: int,
+        pid: int,
+        fate_of: Callable[[int], str] = plain_fate,
+        *,
+        first_rank: int = 0,
     ) -> None:
-        """Take the place of `rank`; `fate_of` says what became of one that is marked dead."""
+        """Take the place of `rank`; `fate_of` says what became of one that is marked dead.
+
+        `first_rank` is what errors call rank 0 of the segment.
+        """
+        self._first = first_rank
         layout = segment.layout
         self._fate_of = fate_of
         self.rank = rank
@@ -178,7 +189,7 @@ class Turnstile:
 
     @staticmethod
     def _ledger_index(rank: int, word: int) -> int:
-        return 8 * rank + word
+        return LEDGER_WORDS * rank + word
 
     def _read(self, rank: int, word: int) -> int:
         value: int = self._ledgers[self._ledger_index(rank, word)]
@@ -191,12 +202,12 @@ class Turnstile:
     def _describe_last_of(self, rank: int) -> str:
         operations = self._read(rank, LEDGER_OPERATIONS)
         if operations == 0:
-            return "has not come to any operation yet"
+            return wording.NOTHING_YET
         start = self._layout.header(
             self._read(rank, LEDGER_OPENING_TURN) % BUFFER_COUNT, rank
         )  # fmt: skip
         header = self._memory[start : start + HEADER_BYTES]
-        return f"was last in {read_header(header, operations)}"
+        return wording.last_in(read_header(header, operations))
 
     def _missing(self, turn: int) -> list[int]:
         return [rank for rank in range(self.size) if self._read(rank, LEDGER_TURNS) < turn]
@@ -214,12 +225,13 @@ class Turnstile:
         self._look_for_the_withdrawn(turn)
 
     def _peer_died(self, silent: list[int]) -> PeerDied:
-        return PeerDied(
-            f"{self._describe_own()} cannot be completed on rank {self.rank}: "
-            + "; ".join(
-                f"rank {rank} {self._fate_of(rank)}, it {self._describe_last_of(rank)}"
+        return wording.peers_died(
+            self._describe_own(),
+            self._first + self.rank,
+            [
+                (self._first + rank, self._fate_of(rank), self._describe_last_of(rank))
                 for rank in silent
-            )
+            ],
         )
 
     def _look_for_the_withdrawn(self, turn: int) -> None:
@@ -238,17 +250,16 @@ class Turnstile:
                 if silent:
                     raise self._peer_died(silent)
             dead = self._flags(self._layout.deaths, withdrawn)
-            kind: type[RankwiseError] = PeerDied if dead else CollectiveError
-            raise kind(
-                f"{self._describe_own()} cannot be completed on rank {self.rank}: "
-                + "; ".join(
-                    self._describe_withdrawal(rank, died=rank in dead) for rank in withdrawn
-                )
+            raise wording.peers_gave_up(
+                self._describe_own(),
+                self._first + self.rank,
+                [self._describe_withdrawal(rank, died=rank in dead) for rank in withdrawn],
+                because_of_death=bool(dead),
             )
 
     def _describe_withdrawal(self, rank: int, *, died: bool) -> str:
         did = "gave up, and has ended" if died else "gave up"
-        return f"rank {rank} {did}: {self._last_words_of(rank)}"
+        return f"rank {self._first + rank} {did}: {self._last_words_of(rank)}"
 
     def _last_words_of(self, rank: int) -> str:
         start = self._layout.last_words + LAST_WORDS_BYTES * rank
@@ -256,28 +267,19 @@ class Turnstile:
         return words.decode(errors="replace")
 
     def _timeout(self, turn: int) -> CollectiveTimeout:
-        missing = "; ".join(
-            f"rank {rank} is missing, it {self._describe_last_of(rank)}"
-            for rank in self._missing(turn)
-        )
-        return CollectiveTimeout(
-            f"{self._describe_own()} timed out on rank {self.rank} after "
-            f"{format_duration(self._patience)}: {missing}"
+        return wording.timed_out(
+            self._describe_own(),
+            self._first + self.rank,
+            self._patience,
+            [(self._first + rank, self._describe_last_of(rank)) for rank in self._missing(turn)],
         )
 
     def _mismatch(self, headers: bytes) -> CollectiveError:
-        ranks_by_text: dict[str, list[str]] = {}
-        for rank in range(self.size):
-            header = headers[HEADER_BYTES * rank : HEADER_BYTES * (rank + 1)]
-            text = read_header(header, self.operations)
-            ranks_by_text.setdefault(text, []).append(str(rank))
         doings = [
-            f"rank {ranks[0]} is in {text}"
-            if len(ranks) == 1
-            else f"ranks {', '.join(ranks)} are in {text}"
-            for text, ranks in ranks_by_text.items()
+            (
+                self._first + rank,
+                read_header(headers[HEADER_BYTES * rank :][:HEADER_BYTES], self.operations),
+            )
+            for rank in range(self.size)
         ]
-        return CollectiveError(
-            "; ".join(doings),
-            hint="all ranks must call the same operations in the same order, with equal arguments",
-        )
+        return wording.mismatch(doings)

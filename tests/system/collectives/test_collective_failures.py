@@ -206,7 +206,7 @@ def test_after_an_error_the_communicator_refuses_and_says_why(make_world: MakeWo
     assert str(world.hear(0)) == (
         "rank 0 cannot do all_reduce #2 (sum) of (1,) float64: "
         "it is of no use after CollectiveTimeout in barrier #1 "
-        "(the ranks no longer agree on where they are: end them all and begin anew; "
+        "(the ranks no longer agree on where they are: end them all and start again; "
         "a tree of workers does so with close() and init())"
     )
 

@@ -12,13 +12,14 @@ from numpy.typing import DTypeLike
 from worlds import World
 
 from rankwise.collectives import Communicator
+from rankwise.collectives.reductions import ReductionName
 
 pytestmark = pytest.mark.system
 
 Worlds = dict[int, World]
 MakeWorld = Callable[..., World]
 
-UFUNCS = {
+UFUNCS: dict[ReductionName, np.ufunc] = {
     "sum": np.add,
     "mean": np.add,
     "max": np.maximum,
@@ -41,7 +42,7 @@ def contribution(rank: int, dtype: DTypeLike, shape: tuple[int, ...], seed: int 
     return values.astype(dtype)
 
 
-def folded(op: str, arrays: list[Any]) -> Any:
+def folded(op: ReductionName, arrays: list[Any]) -> Any:
     result = reduce(UFUNCS[op], arrays)
     if op == "mean":
         result = result / len(arrays)
@@ -103,6 +104,11 @@ def move_all_dtypes(communicator: Communicator) -> Any:
             gathered = communicator.all_gather(mine)
             if gathered.tobytes() != b"".join(array.tobytes() for array in everybody):
                 wrong.append(("all_gather", dtype, count))
+            rows = np.concatenate(everybody).reshape(communicator.size, count)
+            exchanged = communicator.all_to_all(np.roll(rows, communicator.rank, axis=0))
+            places = [(communicator.rank - peer) % communicator.size for peer in range(len(rows))]
+            if exchanged.tobytes() != rows[places].tobytes():
+                wrong.append(("all_to_all", dtype, count))
             root = count % communicator.size
             received = communicator.broadcast(mine, root=root)
             if received.dtype != mine.dtype or received.tobytes() != everybody[root].tobytes():

@@ -95,7 +95,7 @@ def test_two_that_claim_to_be_the_same_rank_are_told_so(start: Start) -> None:
     ranks = [start(1, 3), start(1, 3)]
 
     for rank in ranks:
-        assert line(rank).startswith("ConfigError rank 1 is claimed by process ")
+        assert line(rank).startswith("TreeValueError rank 1 is claimed by process ")
 
 
 def test_two_that_disagree_on_the_count_are_told_so(start: Start) -> None:
@@ -110,7 +110,7 @@ def test_windows_of_different_sizes_are_refused_to_all(start: Start) -> None:
 
     for rank in ranks:
         assert line(rank) == (
-            "ConfigError ranks want windows of different sizes: rank 0 100, rank 1 200"
+            "TreeValueError ranks want windows of different sizes: rank 0 100, rank 1 200"
         )
 
 
@@ -118,7 +118,7 @@ def test_windows_that_cannot_be_made_are_refused_to_all(start: Start) -> None:
     ranks = [start(rank, 2, size=-1) for rank in range(2)]
 
     for rank in ranks:
-        assert line(rank).startswith("ConfigError window_bytes is -1, expected between 0")
+        assert line(rank).startswith("TreeValueError window_bytes is -1, expected between 0")
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_the_network_learns_to_read_digits() -> None:
     *epochs, last = run_alone().splitlines()
 
     assert re.match(r"epoch   1   loss \d\.\d{4}   accuracy: training +\d+\.\d%, test", epochs[0])
-    found = re.match(r"1 rank, .*: (\d+\.\d)% of the test images are read correctly", last)
+    found = re.match(r"world size 1: (\d+\.\d)% of the test images are read correctly", last)
     assert found is not None
     assert float(found[1]) > 95
 

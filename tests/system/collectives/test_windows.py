@@ -74,7 +74,7 @@ def contribution(rank: int, count: int, dtype: str) -> Any:
     return generator.normal(size=count).astype(dtype)
 
 
-def reduce_window(member: Member, name: str, op: str, offset: int, elsewhere: int) -> Any:
+def reduce_window(member: Member, name: str, op: Any, offset: int, elsewhere: int) -> Any:
     dtype = member[name].dtype.str
     part = member[name][offset:]
     part[:] = contribution(member.rank, part.size, dtype)
