@@ -34,7 +34,8 @@ def name_of(run: dict[str, Any]) -> str:
         f"{graph}{count}" for graph, count in zip(run["topology"], run["counts"], strict=True)
     )
     model = run["model"].split()[0].removeprefix("Congestion_")
-    return f"{run['collective']}-{shape}-{run['algorithm'][0]}-{run['chunks']}-{model}"
+    size = f"{run['megabytes']}MB"
+    return f"{run['collective']}-{size}-{shape}-{run['algorithm'][0]}-{run['chunks']}-{model}"
 
 
 def our_picoseconds(run: dict[str, Any], reductions: Literal["received", "astra_sim"]) -> int:
@@ -75,9 +76,16 @@ def test_a_collective_takes_as_long_as_in_astra_sim(run: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize("run", RUNS, ids=name_of)
-def test_where_only_reductions_differ_by_design_the_time_is_within_a_twentieth(
-    run: dict[str, Any],
-) -> None:
-    picoseconds = our_picoseconds(run, "received")
+def test_the_two_ways_to_charge_reductions_differ_as_the_docs_say(run: dict[str, Any]) -> None:
+    received, as_there = (our_picoseconds(run, way) for way in ("received", "astra_sim"))
 
-    assert picoseconds / 1_000 == pytest.approx(run["time_ns"], rel=0.05)
+    reduces = run["collective"] in {"all_reduce", "reduce_scatter"}
+    if "doubleBinaryTree" in run["algorithm"]:
+        assert 0.96 * as_there < received < as_there
+    elif "halvingDoubling" not in run["algorithm"] or not reduces:
+        assert received == as_there
+    elif len(run["counts"]) == 1:
+        half = 3 * (run["megabytes"] << 20) // 2  # two reads and a write per byte
+        assert received - as_there == pytest.approx(half / 1.6, rel=1e-4)
+    else:  # nothing, where another dimension is what takes long
+        assert as_there <= received < 1.06 * as_there

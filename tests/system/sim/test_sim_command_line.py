@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from rankwise.sim import load_topology
+
 pytestmark = pytest.mark.system
 
 PATIENCE_S = 100
@@ -132,6 +134,14 @@ def test_a_terminal_sees_how_far_a_run_has_come(tmp_path: Path) -> None:
     assert b"simulated" in shown_on_terminal("xterm", "bench", "ccl_allreduce", cwd=tmp_path)
 
 
+@pytest.mark.parametrize("words", [["gemm", "--help"], ["--help", "gemm"]])
+def test_the_help_beside_a_bench_lists_its_parameters(words: list[str], tmp_path: Path) -> None:
+    told = rankwise("bench", *words, cwd=tmp_path).stdout
+
+    assert "Parameters of gemm, for --set and --sweep:" in told
+    assert "tile   one of auto, 16, 32, 64, 128, 256, 512  [default: auto]" in told
+
+
 @pytest.mark.parametrize("words", [[], ["--sweep", "elements=16,32"]])
 def test_a_terminal_that_cannot_redraw_is_left_alone(words: list[str], tmp_path: Path) -> None:
     assert shown_on_terminal("dumb", "bench", "ccl_allreduce", *words, cwd=tmp_path) == b""
@@ -149,18 +159,31 @@ def test_a_terminal_that_cannot_redraw_is_left_alone(words: list[str], tmp_path:
         (["bench", "gemm", "--trace", "no/where.json"], "there is no directory 'no'"),
         (["bench", "gemm", "--sweep", "m=1,2", "--trace", "t.json"], "--sweep makes several"),
         (["run", "nope.py"], "there is no program 'nope.py'"),
+        (["run", "for_triton.py"], "`import triton` runs as it is with --triton)"),
         (["topology", "nope"], "there is no topology file 'nope'"),
     ],
 )
 def test_what_cannot_be_used_is_told_in_one_line(
     words: list[str], message: str, tmp_path: Path
 ) -> None:
+    (tmp_path / "for_triton.py").write_text("import triton\n")
+
     done = rankwise(*words, cwd=tmp_path)
 
     assert done.returncode == 2
     assert done.stdout == ""
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_a_bench_that_cannot_share_its_work_says_which_size_would_do(tmp_path: Path) -> None:
+    devices = ("bench", "tp_mlp", "--set", "system.sips.count=6")
+
+    refused = rankwise(*devices, cwd=tmp_path)
+    done = rankwise(*devices, "--set", "inner=258", cwd=tmp_path)
+
+    assert "6 equal parts, one per rank (--set inner=258, or another world_size)" in refused.stderr
+    assert done.returncode == 0, done.stderr
 
 
 def test_ranks_that_call_different_collectives_are_reported(tmp_path: Path) -> None:
@@ -218,6 +241,16 @@ def test_a_machine_is_drawn(tmp_path: Path) -> None:
     assert drawn.returncode == 0
     assert (tmp_path / "m.svg").read_text().startswith("<svg")
     assert "8 SIPs, switch" in told.stdout
+
+
+def test_a_machine_is_written_as_a_file_that_describes_it(tmp_path: Path) -> None:
+    written = rankwise("topology", "torus16", "--yaml", cwd=tmp_path)
+    (tmp_path / "copy.yaml").write_text(written.stdout)
+    both = rankwise("topology", "torus16", "--yaml", "--svg", "m.svg", cwd=tmp_path)
+
+    assert load_topology(tmp_path / "copy.yaml").spec == load_topology("torus16").spec
+    assert (both.returncode, both.stdout) == (2, "")
+    assert "two forms of the machine (give one)" in both.stderr
 
 
 def test_asking_for_help_does_not_load_the_simulator(tmp_path: Path) -> None:

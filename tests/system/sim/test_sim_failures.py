@@ -58,6 +58,9 @@ def program(folder: Path, source: str) -> str:
     return "mine.py"
 
 
+ENDED_BY_SIGTERM = "rankwise sim: ended by SIGTERM before the run was over"
+
+
 def fifo(folder: Path) -> Path:
     path = folder / "begun"
     os.mkfifo(path)
@@ -90,7 +93,17 @@ def test_a_sweep_that_is_stopped_leaves_no_process(
     assert worker.survivors(PATIENCE_S) == []
     assert code == (130 if stop == signal.SIGINT else -stop)
     assert out == ""
-    assert err.strip() == ""
+    assert err.strip() == (ENDED_BY_SIGTERM if stop == signal.SIGTERM else "")
+
+
+def test_a_run_that_is_terminated_says_so(start: Start, tmp_path: Path) -> None:
+    begun = fifo(tmp_path)
+    process = start("run", program(tmp_path, LOOPS))
+    begun.read_text()
+
+    process.send_signal(signal.SIGTERM)
+
+    assert ended(process) == (-signal.SIGTERM, "", f"{ENDED_BY_SIGTERM}\n")
 
 
 def test_a_run_that_is_interrupted_ends_its_ranks(start: Start, tmp_path: Path) -> None:
@@ -179,10 +192,15 @@ def test_a_full_disk_leaves_what_was_there_and_nothing_else(
     (tmp_path / "out").write_text("before")
     # What happens when no byte more can be written, without having to fill a disk.
     limited = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (4_096, 4_096))
+    # Python would leave the first 4,096 bytes of what it compiles, and take that for the whole.
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
 
     code, out, err = ended(
-        start("bench", "ccl_allreduce", option, "out", preexec_fn=limited, stderr=subprocess.PIPE)
-    )
+        start(
+            "bench", "ccl_allreduce", option, "out",
+            preexec_fn=limited, stderr=subprocess.PIPE, env=environment,
+        )
+    )  # fmt: skip
 
     assert code == 1
     assert out.endswith("numbers: equal to numpy's\n")
@@ -240,9 +258,11 @@ def test_a_report_of_many_lines_is_shown_in_lines(start: Start, tmp_path: Path) 
 
     code, _, err = ended(start("run", program(tmp_path, source)))
 
-    first, *stacks = err.splitlines()
+    first, barrier, *stacks = err.splitlines()
     assert code == 1
     assert first.startswith("rankwise sim: error: rank 0 has left, and others wait for it: ")
+    at = "mine.py:3 in worker"
+    assert barrier == f"  barrier #1: called by ranks 1-3 at {at}; waits for rank 0"
     assert stacks[0] == "stack of rank 1:"
     assert stacks[2].strip() == "torch.distributed.barrier()"
 

@@ -181,12 +181,13 @@ def test_what_is_not_asked_for_is_not_loaded(rankwise: Run, site: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "status", "message"),
     [
-        (["topology", "lap"], 2, "installed packages offer failing, lab, lab-file"),
+        (["topology", "lap"], 2, "(did you mean lab?)"),
+        (["topology", "xy"], 2, "installed packages offer failing, lab, lab-file"),
         (["topology", "missing"], 2, "'missing' of rankwise.topologies cannot be loaded"),
         (["topology", "failing"], 2, "failed: RuntimeError: the lab is closed, at "),
         (["topology", "mistaken"], 2, "mistaken: system: object missing required field"),
         (["topology", "number"], 2, "'number' of rankwise.topologies is 7, expected a mapping"),
-        (["bench", "gemm", "--set", "pe.cost_model=flatt"], 2, "there are table, broken, flat"),
+        (["bench", "gemm", "--set", "pe.cost_model=xy"], 2, "there are table, broken, flat"),
         (["bench", "gemm", "--set", "pe.cost_model=none"], 2, "cannot be loaded: AttributeError"),
         (["bench", "gemm", "--set", "pe.cost_model=broken"], 2, "is 0.5, expected picoseconds"),
         (

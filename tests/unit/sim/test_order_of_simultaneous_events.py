@@ -1,6 +1,7 @@
 """What is calculated does not depend on the order in which simultaneous events are taken."""
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -8,21 +9,22 @@ import pytest
 import rankwise.sim.triton.language as tl
 from rankwise.sim import GraphEngine, RuntimeContext
 from rankwise.sim.ccl.configuration import SHIPPED
+from rankwise.sim.kernel import Simulator
 
 
-class Shuffling(dict[int, Any]):
-    """An agenda that gives what happens at one instant in another order than it was asked for."""
+class Shuffling(Simulator):
+    """Takes what is asked for at the same instant in a random order."""
 
-    def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)
-        self.shuffled = 0
+    random = random.Random()
+    shuffled = 0
 
-    def pop(self, instant: int, *_default: object) -> Any:
-        wave = super().pop(instant)
-        if isinstance(wave, list):  # else it happens alone
-            self.shuffled += len(wave) > 1
-            self._random.shuffle(wave)
-        return wave
+    def _begin_stretch(self, ahead: Iterator[int], horizon: int) -> bool:
+        is_more = super()._begin_stretch(ahead, horizon)
+        for wave in self._soon:
+            if isinstance(wave, list):  # else it happens alone
+                self.shuffled += len(wave) > 1
+                self.random.shuffle(wave)
+        return is_more
 
 
 def add_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, N803
@@ -36,9 +38,9 @@ def values_of(
 ) -> list[bytes]:
     """Kernels, a collective by some algorithm, and messages, among four ranks."""
     engine = GraphEngine("default")
-    agenda = None if order is None else Shuffling(order)
-    if agenda is not None:
-        engine.simulator._agenda = agenda
+    if order is not None:
+        engine.simulator.__class__ = Shuffling
+        engine.simulator.random = random.Random(order)
     values: dict[int, bytes] = {}
 
     def worker(rank: int, torch: Any) -> None:
@@ -53,7 +55,7 @@ def values_of(
 
     with RuntimeContext(engine, ccl={}, seed=3) as torch:
         torch.multiprocessing.spawn(worker, args=(torch,), nprocs=4, schedule_seed=schedule)
-    assert agenda is None or agenda.shuffled > 10
+    assert order is None or engine.simulator.shuffled > 10
     return [values[rank] for rank in range(4)]
 
 

@@ -5,11 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+from rankwise.testing import simulator_fixtures
+
 
 def test_fixtures_give_the_default_machine_and_its_mapping(tmp_path: Path) -> None:
     (tmp_path / "test_mine.py").write_text(
         "from rankwise.sim import GraphEngine, RuntimeContext\n"
-        "def test_mine(topology, spec):\n"
+        "def test_mine(rankwise_topology, rankwise_spec):\n"
+        "    topology, spec = rankwise_topology, rankwise_spec\n"
         "    assert topology.topology_obj.spec == spec\n"
         "    count = spec['system']['sips']['count']\n"
         "    with RuntimeContext(engine=GraphEngine(topology.topology_obj), spec=spec) as torch:\n"
@@ -27,3 +30,30 @@ def test_fixtures_give_the_default_machine_and_its_mapping(tmp_path: Path) -> No
     )  # fmt: skip
 
     assert done.returncode == 0, done.stdout
+
+
+def test_a_failure_on_a_simulated_rank_is_shown_without_our_frames(tmp_path: Path) -> None:
+    (tmp_path / "test_mine.py").write_text(
+        "def divide():\n    1 / 0\n"
+        "def test_mine(rankwise_ranks):\n    rankwise_ranks(divide, nprocs=2)\n"
+    )
+    plugin = "rankwise.testing.simulator_fixtures"
+
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", plugin, "-p", "no:cacheprovider", "."],
+        cwd=tmp_path, env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+    assert "root cause: rank 0 failed: ZeroDivisionError" in done.stdout
+    assert "raise_unless_succeeded" not in done.stdout
+
+
+def test_the_plugin_brings_no_general_names_into_other_peoples_tests() -> None:
+    fixtures = [name for name, it in vars(simulator_fixtures).items() if is_fixture(it)]
+
+    assert sorted(fixtures) == ["rankwise_ranks", "rankwise_spec", "rankwise_topology"]
+
+
+def is_fixture(thing: object) -> bool:
+    return type(thing).__name__ == "FixtureFunctionDefinition"

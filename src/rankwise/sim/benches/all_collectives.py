@@ -26,7 +26,7 @@ def run(
     elements = elements or _elements_for(size)
     results = []
     for name, collective in _algorithms(torch, only):
-        before = len(torch.engine.op_log)
+        before, waits = len(torch.engine.op_log), torch.engine.machine.waits.copy()
         args = (size, torch, elements, dtype, name)
         torch.multiprocessing.spawn(worker, args=args, nprocs=size)
         logged = (torch.engine.op_log[at] for at in range(before, len(torch.engine.op_log)))
@@ -37,6 +37,7 @@ def run(
                 bound_of(torch, collective, elements, size, dtype, algorithm=name),
                 flops=_combined(collective, size) * elements,
                 size=elements * element_type(dtype).itemsize,
+                waits=torch.engine.machine.waits - waits,
             )
         )  # fmt: skip
     return results

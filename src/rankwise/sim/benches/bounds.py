@@ -15,9 +15,9 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
+from rankwise.core.collectives.program import Receive, Send
 from rankwise.sim.ccl.execution import dependencies
 from rankwise.sim.ccl.plan import Plan
-from rankwise.sim.ccl.program import Receive, Send
 from rankwise.sim.hardware.cost_models import RateTable
 from rankwise.sim.hardware.machine import Machine
 from rankwise.sim.hardware.quantities import PICOSECONDS_PER_SECOND

@@ -5,7 +5,9 @@ from typing import Any
 
 from rankwise.base.errors import LocalProtocolError
 from rankwise.sim.benches.bounds import Bound, Roofline
+from rankwise.sim.benches.holding import ENOUGH, most_lost_to, most_waited_for
 from rankwise.sim.hardware.commands import Handle
+from rankwise.sim.hardware.machine import Waits
 from rankwise.sim.hardware.op_log import Operation
 from rankwise.sim.reporting.results import BenchResult
 
@@ -37,18 +39,47 @@ def kernel_result(
 ) -> BenchResult:
     """The result of one launch, beside a bound, or beside that of a roofline."""
     bound = limit if isinstance(limit, Bound) else limit.bound(flops, size)
-    return _result(torch, bench, case, duration_of(handle), bound, flops=flops, size=size)
+    time = duration_of(handle)
+    assert handle.started_at is not None, "it is complete"
+    span = handle.started_at, handle.started_at + time
+    held_back_by = ""
+    if bound.picoseconds < ENOUGH * time:
+        pes = torch.engine.topology.pe_count
+        held_back_by = most_lost_to(torch.engine.op_log, pes, span, *bound)
+    return _result(
+        torch, bench, case, time, bound, flops=flops, size=size, held_back_by=held_back_by
+    )
 
 
 def collective_result(
-    torch: Any, bench: str, case: str, time: int, bound: Bound, *, flops: int, size: int
+    torch: Any,
+    bench: str,
+    case: str,
+    time: int,
+    bound: Bound,
+    *,
+    flops: int,
+    size: int,
+    waits: Waits,
 ) -> BenchResult:
-    """The result of one collective."""
-    return _result(torch, bench, case, time, bound, flops=flops, size=size)
+    """The result of one collective, and what its messages waited for."""
+    above = time - bound.picoseconds
+    held_back_by = most_waited_for(waits, above) if bound.picoseconds < ENOUGH * time else ""
+    return _result(
+        torch, bench, case, time, bound, flops=flops, size=size, held_back_by=held_back_by
+    )
 
 
 def _result(
-    torch: Any, bench: str, case: str, time: int, bound: Bound, *, flops: int, size: int
+    torch: Any,
+    bench: str,
+    case: str,
+    time: int,
+    bound: Bound,
+    *,
+    flops: int,
+    size: int,
+    held_back_by: str,
 ) -> BenchResult:
     return BenchResult(
         bench=bench,
@@ -58,5 +89,6 @@ def _result(
         bytes=size,
         bound=bound.name,
         bound_ps=bound.picoseconds,
+        held_back_by=held_back_by,
         is_checked=torch.engine.enable_data,
     )

@@ -5,7 +5,6 @@ annotation where that is a type that msgspec knows (`Size`, `Literal[...]`, `int
 by the type of the default. A value that cannot be used is refused before anything runs.
 """
 
-import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from types import NoneType
@@ -14,6 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 import msgspec
 
 from rankwise.base.errors import ConfigError
+from rankwise.base.suggestions import hint_on_name
 
 Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
 """A length of something that must not be empty."""
@@ -121,10 +121,10 @@ class Parameters:
         """Refuse names of what is no parameter; raises `ConfigError`."""
         for name in names:
             if name not in self._by_name:
-                close = difflib.get_close_matches(name, self._by_name, n=1)
-                known = ", ".join(self._by_name) or "none"
-                hint = f"did you mean {close[0]}?" if close else f"its parameters are: {known}"
-                raise ConfigError(f"{self._program} has no parameter {name!r}", hint=hint)
+                hint = hint_on_name(name, self._by_name, "its parameters are:")
+                raise ConfigError(
+                    f"{self._program} has no parameter {name!r}", hint=hint or "it has none"
+                )
 
     def _read(self, name: str, text: str) -> Any:
         parameter = self._by_name[name]

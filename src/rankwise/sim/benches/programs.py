@@ -8,7 +8,6 @@ is refused without running a line of it.
 """
 
 import ast
-import difflib
 import inspect
 import sys
 from collections.abc import Callable, Mapping
@@ -20,13 +19,18 @@ from pathlib import Path
 from typing import Any
 
 from rankwise.base.errors import ConfigError
+from rankwise.base.suggestions import hint_on_name
 from rankwise.sim.benches import NAMES
 from rankwise.sim.benches.parameters import Parameters, signature_of
 from rankwise.sim.benches.planning import world_size_of
+from rankwise.sim.hardware.files import read_bytes
 from rankwise.sim.reporting.results import BenchResult
 
 _ENTRIES = {"run": "run(torch)", "worker": "worker(rank, world_size, torch)"}
-_EXPECTED = "define run(torch), or worker(rank, world_size, torch), at the top level"
+_EXPECTED = (
+    "define run(torch), or worker(rank, world_size, torch), at the top level; a script that says"
+    " `import triton` runs as it is with --triton"
+)
 
 
 class Program:
@@ -70,8 +74,7 @@ class Program:
 def shipped_program(name: str) -> Program:
     """The bench of that name."""
     if name not in NAMES:
-        close = difflib.get_close_matches(name, NAMES, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(NAMES)}"
+        hint = hint_on_name(name, NAMES, "there are")
         if Path(name).is_file():
             hint = f"to run a file: rankwise sim run {name}"
         raise ConfigError(f"there is no bench {name!r}", hint=hint)
@@ -86,7 +89,7 @@ def program_from_file(path: str) -> Program:
     """
     file = Path(path)
     try:
-        source = file.read_bytes()
+        source = read_bytes(file)
     except FileNotFoundError:
         hint = f"to run what ships: rankwise sim bench {path}" if path in NAMES else None
         raise ConfigError(f"there is no program {path!r}", hint=hint) from None
@@ -121,7 +124,7 @@ def _check_signature(program: str, entry: str, called: Callable[..., Any]) -> No
     """Refuse a function that cannot be called with what every program is given."""
     if inspect.iscoroutinefunction(called) or inspect.isgeneratorfunction(called):
         raise ConfigError(
-            f"{program}: {entry} is a coroutine or a generator, which nobody would carry out",
+            f"{program}: {entry} is a coroutine or a generator, and calling it would run nothing",
             hint="a plain function waits inside its calls",
         )
     given = [None] * (1 + _ENTRIES[entry].count(","))
@@ -140,9 +143,9 @@ def _check_source(path: str, source: bytes) -> None:
         tree = ast.parse(source, path)
     except SyntaxError as error:
         place = f"{path}:{error.lineno}" if error.lineno else path
-        raise ConfigError(f"{place}: this is no Python: {error.msg}") from None
+        raise ConfigError(f"{place}: this is not Python: {error.msg}") from None
     except ValueError as error:
-        raise ConfigError(f"{path}: this is no Python: {error}") from None
+        raise ConfigError(f"{path}: this is not Python: {error}") from None
     names = _top_level_names(tree)
     if "*" not in names and not names & set(_ENTRIES):
         raise _without_entry(path)

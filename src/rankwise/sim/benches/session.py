@@ -19,13 +19,16 @@ import yaml
 
 from rankwise.base.errors import ConfigError, RankwiseError, TimeLimit
 from rankwise.sim.benches.programs import Program, program_from_file, shipped_program
+from rankwise.sim.benches.triton_script import TritonScript
 from rankwise.sim.ccl.configuration import (
     FILE_NAME,
     CollectiveConfiguration,
     Queues,
-    load_configuration,
+    parse_configuration,
+    read_configuration,
 )
 from rankwise.sim.hardware.engine import GraphEngine
+from rankwise.sim.hardware.files import load_yaml
 from rankwise.sim.hardware.topology import Topology, load_topology, parse_topology
 from rankwise.sim.kernel import line_of
 from rankwise.sim.reporting.results import BenchResult
@@ -43,6 +46,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         program: the name of a bench, or the path of a program.
         is_file: whether it is a path.
+        arguments: those of a script that says `import triton`; None for programs that know the
+            simulator.
         topology: a preset or a file.
         ccl: a file; None reads `ccl.yaml` of the working directory, if there is one.
         fields: values that were set one by one, as text.
@@ -54,6 +59,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     program: str
     is_file: bool = False
+    arguments: tuple[str, ...] | None = None
     topology: str = "default"
     ccl: str | None = None
     fields: Mapping[str, str] = {}
@@ -98,11 +104,7 @@ class Session:
     def __init__(self, settings: Settings, *, with_messages: bool = False) -> None:
         self._settings = settings
         with self._limited():
-            self._program = (
-                program_from_file(settings.program)
-                if settings.is_file
-                else shipped_program(settings.program)
-            )
+            self._program = _program(settings)
             topology, ccl, parameters = _sorted_fields(settings.fields, self._program)
             self._options = self._program.parameters.read(parameters)
             self._ccl = _collectives(settings.ccl, ccl)
@@ -132,6 +134,13 @@ class Session:
     def _limited(self) -> AbstractContextManager[None]:
         """Code of the user may run for so long, also if it never gives the simulator a turn."""
         return wall_limit(self._settings.real_limit_s, remedy="a larger --max-time real:…")
+
+
+def _program(settings: Settings) -> Program | TritonScript:
+    if settings.arguments is not None:
+        return TritonScript(settings.program, settings.arguments)
+    find = program_from_file if settings.is_file else shipped_program
+    return find(settings.program)
 
 
 def check_keys(settings: Settings, keys: Iterable[str]) -> None:
@@ -169,7 +178,7 @@ def measure_or_tell(settings: Settings) -> Outcome:
 
 
 def _sorted_fields(
-    fields: Mapping[str, str], program: Program
+    fields: Mapping[str, str], program: Program | TritonScript
 ) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
     """The fields of the topology, of the collectives, and of the program."""
     topology, ccl, parameters = {}, {}, {}
@@ -201,15 +210,13 @@ def _collectives(source: str | None, fields: Mapping[str, str]) -> CollectiveCon
     folder = str(Path(source or FILE_NAME).resolve().parent)
     if folder not in sys.path:
         sys.path.append(folder)
+    tree, name = read_configuration(source)
+    configuration = parse_configuration(tree, name)  # what is wrong with the file is told first
     if not fields:
-        return load_configuration(source)
-    load_configuration(source)  # what is wrong with the file itself is told first
-    path = Path(source or FILE_NAME)
-    tree = (yaml.safe_load(path.read_text("utf-8")) if path.exists() else None) or {}
+        return configuration
     for key, text in fields.items():
         _set(tree, key, text)
-    name = str(path) if path.exists() else "the defaults of collectives"
-    return load_configuration(tree, name=f"{name} with {_shown(fields)}")
+    return parse_configuration(tree, f"{name} with {_shown(fields)}")
 
 
 def _set(tree: dict[str, Any], key: str, text: str) -> None:
@@ -221,7 +228,7 @@ def _set(tree: dict[str, Any], key: str, text: str) -> None:
             raise ConfigError(f"--set {key}={text}: {section} is a value and has no fields")
         tree = inner
     try:
-        tree[name] = yaml.safe_load(text)
+        tree[name] = load_yaml(text)
     except yaml.YAMLError:
         raise ConfigError(f"--set {key}={text}: the value is not YAML") from None
 

@@ -35,7 +35,7 @@ def run(
     if inner % size:
         raise ConfigError(
             f"tp_mlp: an inner of {inner} cannot be cut into {size} equal parts, one per rank",
-            hint="take a multiple, or another world_size",
+            hint=f"--set inner={-(-inner // size) * size}, or another world_size",
         )
     check_fits(torch, 2 * hidden * (2 * inner // size + tokens), "tp_mlp")
     # Made once, since all ranks share this process, and what they cut out is their own.
@@ -51,7 +51,10 @@ def run(
     bound = Bound(f"{computing.name} + {exchanging.name}", computing[1] + exchanging[1])
     time = span_of(each for each in logged if each.kind in _MEASURED)
     case = f"{tokens} x {hidden} x {inner} f16, {size} ranks"
-    return [collective_result(torch, "tp_mlp", case, time, bound, flops=flops, size=moved)]
+    waits = torch.engine.machine.waits
+    return [
+        collective_result(torch, "tp_mlp", case, time, bound, flops=flops, size=moved, waits=waits)
+    ]
 
 
 def worker(  # noqa: PLR0917  # spawn hands arguments over by position

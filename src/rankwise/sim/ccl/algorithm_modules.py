@@ -4,6 +4,7 @@ Whatever goes wrong inside one, at its import or in its functions, becomes one e
 module, what it raised, and the line of its file.
 """
 
+import inspect
 from collections.abc import Iterator
 from importlib import import_module
 from itertools import islice
@@ -11,7 +12,8 @@ from types import ModuleType
 from typing import Any, SupportsIndex
 
 from rankwise.base.errors import ConfigError
-from rankwise.sim.ccl.program import Copy, Fold, Instruction, Receive, Send, Span, Task
+from rankwise.base.suggestions import hint_on_name
+from rankwise.core.collectives.program import Copy, Fold, Instruction, Receive, Send, Span, Task
 from rankwise.sim.kernel import line_of
 
 COLLECTIVES = (
@@ -25,6 +27,12 @@ COLLECTIVES = (
     "send_receive",
 )
 """What an algorithm can be for."""
+
+KERNEL_PARAMETERS = (
+    "workspace", "elements", "rank", "size", "root", "position", "left", "right", "OP", "LANES",
+    "SLOT", "SLOTS",
+)  # fmt: skip
+"""The parameters that the kernel of an algorithm may have (`kernel_execution`)."""
 
 INSTRUCTIONS_MOST = 1 << 20
 """A program of one rank that is longer does not end: 1,024 ranks that send to all have 2,046."""
@@ -49,17 +57,38 @@ def algorithm_module(name: str) -> ModuleType:
         ) from error
     except (Exception, SystemExit) as error:  # the user's module: anything may come out of it
         raise _failed(name, "cannot be imported", error) from error
-    if not callable(getattr(module, "program", None)):
+    kernel = getattr(module, "kernel", None)
+    if kernel is not None:
+        _check_kernel(name, kernel)
+    elif not callable(getattr(module, "program", None)):
         raise ConfigError(
-            f"module {name!r} is no collective algorithm: it has no function program(task)"
+            f"module {name!r} is not a collective algorithm: it has no function program(task)"
+            " and no kernel"
         )
     collective = getattr(module, "COLLECTIVE", None)
     if collective not in COLLECTIVES:
         raise ConfigError(
             f"module {name!r} has COLLECTIVE = {collective!r};"
-            f" expected one of {', '.join(COLLECTIVES)}"
+            f" {hint_on_name(str(collective), COLLECTIVES)}"
         )
     return module
+
+
+def _check_kernel(module: str, kernel: Any) -> None:
+    """Refuse a kernel that wants what no collective can give it."""
+    if not callable(kernel):
+        raise ConfigError(f"module {module!r}: kernel is {kernel!r}, expected a function")
+    for name, parameter in parameters_of(kernel).items():
+        if name not in KERNEL_PARAMETERS and parameter.default is parameter.empty:
+            raise ConfigError(
+                f"module {module!r}: its kernel has a parameter {name!r} that gets no value;"
+                f" expected some of {', '.join(KERNEL_PARAMETERS)}"
+            )
+
+
+def parameters_of(kernel: Any) -> dict[str, inspect.Parameter]:
+    """The parameters of a kernel, under `triton.jit` or not."""
+    return dict(inspect.signature(getattr(kernel, "fn", kernel)).parameters)
 
 
 def instructions_of(module: ModuleType, task: Task) -> Iterator[Instruction]:
@@ -116,7 +145,7 @@ def _check(module: ModuleType, task: Task, step: int, given: Any) -> None:
     if not isinstance(given, Send | Receive | Copy | Fold):
         problem = f"{given!r}, expected Send, Receive, Copy or Fold"
     elif not isinstance(getattr(given, "peer", 0), SupportsIndex):
-        problem = f"{given!r}, whose peer is no rank"
+        problem = f"{given!r}, whose peer is not a rank"
     elif not all(map(_is_span, _spans_of(given))):
         problem = f"{given!r}, expected spans of whole elements: Span(start, stop)"
     else:

@@ -5,7 +5,6 @@ error names the file and the field, and comes before anything runs: unknown fiel
 slots that chunks do not fill exactly, buffers that are too small.
 """
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
 from os import PathLike
@@ -16,13 +15,21 @@ import msgspec
 import yaml
 
 from rankwise.base.errors import ConfigError
+from rankwise.base.suggestions import hint_on_name
 from rankwise.sim.ccl.algorithm_modules import algorithm_module
+from rankwise.sim.hardware.files import load_yaml, read_text
 
 FILE_NAME = "ccl.yaml"
 
 BufferKind = Literal["tcm", "hbm"]
 Backpressure = Literal["sleep", "spin"]
 Layout = Literal["ring_1d", "mesh_2d", "torus_2d", "fully_connected", "switch", "tree"]
+SLOTS_LEAST = 4
+"""Slots of a queue at least, unless the configuration says how many."""
+
+CHUNK_LEAST = 256
+"""Bytes of the pieces of a slot at least, unless the configuration says how many."""
+
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
 
 _ALGORITHMS = "rankwise.sim.ccl.algorithms."
@@ -36,9 +43,11 @@ class Queues(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     Attributes:
         buffer_kind: where the slots of a queue lie at its receiver.
         backpressure: whether a sender without credit sleeps, or spins.
-        n_slots: slots per queue, which is how many messages may be under way in it.
+        n_slots: slots per queue, which is how many messages may be under way in it; None for
+            as many as the way needs, so that senders hardly wait for credits (`lanes`).
         slot_size: bytes per slot.
-        vc_chunk_size: bytes of the pieces in which a slot crosses the links.
+        vc_chunk_size: bytes of the pieces in which a slot crosses the links; None for what a link
+            between devices carries in some 5 ns.
         ipcq_credit_size_bytes: size of the message that gives a slot back.
         n_elem: elements per PE, for programs that choose the size of their data by it.
         n_lanes: over how many PEs of each rank messages are spread; 0 lets their size decide.
@@ -46,9 +55,9 @@ class Queues(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     buffer_kind: BufferKind = "tcm"
     backpressure: Backpressure = "sleep"
-    n_slots: Count = 4
+    n_slots: Count | None = None
     slot_size: Count = 4096
-    vc_chunk_size: Count = 256
+    vc_chunk_size: Count | None = None
     ipcq_credit_size_bytes: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 16
     n_elem: Count | None = None
     n_lanes: Annotated[int, msgspec.Meta(ge=0, le=65536)] = 0
@@ -159,25 +168,34 @@ def load_configuration(
         ConfigError: something in it is wrong; the message names the file and the field.
     """
     if isinstance(source, Mapping):
-        return _checked(dict(source), name)
+        return parse_configuration(dict(source), name)
     if not isinstance(source, str | PathLike | None):
         raise ConfigError(f"ccl is {source!r}, expected a file or a mapping")
+    return parse_configuration(*read_configuration(source))
+
+
+def read_configuration(source: str | PathLike[str] | None) -> tuple[Any, str]:
+    """What a file holds, unchecked, and what errors call it; it is read once: it may be a pipe.
+
+    Raises:
+        ConfigError: it cannot be read, or is no YAML.
+    """
     path = Path(FILE_NAME if source is None else source)
     try:
-        text = path.read_text("utf-8")
+        text = read_text(path)
     except FileNotFoundError:
         if source is None:
-            return _checked({}, "the defaults")
+            return {}, "the defaults of collectives"
         raise ConfigError(f"there is no collective configuration {str(path)!r}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     try:
-        tree = yaml.safe_load(text)
+        tree = load_yaml(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     except RecursionError:
         raise ConfigError(f"{path} is not YAML: it is nested too deeply") from None
-    return _checked({} if tree is None else tree, str(path))
+    return {} if tree is None else tree, str(path)
 
 
 class _Defaults(Queues, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -198,7 +216,8 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     collectives: dict[str, str] = {}
 
 
-def _checked(tree: Any, source: str) -> CollectiveConfiguration:
+def parse_configuration(tree: Any, source: str) -> CollectiveConfiguration:
+    """The configuration that a file holds; `load_configuration` says what is raised."""
     file = _convert(tree, _File, source, "")
     defaults = _convert(file.defaults, _Defaults, source, "defaults")
     common = {
@@ -222,8 +241,8 @@ def _checked(tree: Any, source: str) -> CollectiveConfiguration:
     for collective, name in file.collectives.items():
         if collective not in chosen:
             raise ConfigError(
-                f"{source}: collectives: there is no collective {collective!r};"
-                f" expected one of {', '.join(chosen)}"
+                f"{source}: collectives: there is no collective {collective!r}"
+                f"{_meant(collective, chosen)}"
             )
         chosen[collective] = _known(name, algorithms, source, f"collectives.{collective}")
         found = algorithms[name].collective
@@ -248,15 +267,15 @@ def _algorithm(name: str, fields: dict[str, Any], source: str, where: str) -> Al
 
 
 def _check_sizes(queues: Queues, where: str) -> None:
-    if queues.slot_size % queues.vc_chunk_size:
+    chunk = queues.vc_chunk_size or CHUNK_LEAST
+    if queues.slot_size % chunk:
         raise ConfigError(
-            f"{where}: slot_size {queues.slot_size} is no multiple of vc_chunk_size"
-            f" {queues.vc_chunk_size}",
+            f"{where}: slot_size {queues.slot_size} is not a multiple of vc_chunk_size {chunk}",
             hint="a slot crosses the links in whole chunks",
         )
     if queues.slot_size % _WIDEST_ELEMENT:
         raise ConfigError(
-            f"{where}: slot_size {queues.slot_size} is no multiple of {_WIDEST_ELEMENT} bytes",
+            f"{where}: slot_size {queues.slot_size} is not a multiple of {_WIDEST_ELEMENT} bytes",
             hint="elements must not be cut in two",
         )
 
@@ -273,10 +292,11 @@ def check_against(queues: Queues, tcm_bytes: int, queue_count: int, where: str) 
         queue_count: how many queues end at the PE that has the most.
         where: what the message begins with.
     """
-    needed = queues.n_slots * queues.slot_size * queue_count
+    slots = queues.n_slots or SLOTS_LEAST
+    needed = slots * queues.slot_size * queue_count
     if queues.buffer_kind == "tcm" and needed > tcm_bytes:
         raise ConfigError(
-            f"{where}: the buffer is too small: {queue_count} queues of {queues.n_slots}"
+            f"{where}: the buffer is too small: {queue_count} queues of {slots}"
             f" slots of {queues.slot_size} bytes need {needed} bytes of TCM, a PE has {tcm_bytes}",
             hint="use fewer or smaller slots, or buffer_kind: hbm",
         )
@@ -318,7 +338,7 @@ def _convert(value: Any, kind: Any, source: str, where: str) -> Any:
             choices = get_args(_fields_of(kind).get(field))
             problem = f"there is no {no_choice[1]!r}{_meant(no_choice[1], choices)}"
         elif is_key:
-            problem = "a name in it is no text: put quotes around it"
+            problem = "a name in it is not text: put quotes around it"
         else:
             found = value.get(field, value) if isinstance(value, Mapping) else value
             problem = problem[:1].lower() + problem[1:]
@@ -335,8 +355,5 @@ def _fields_of(kind: Any) -> dict[str, Any]:
 
 
 def _meant(word: str, known: Iterable[str]) -> str:
-    known = list(known)
-    close = difflib.get_close_matches(word, known, n=1)
-    if close:
-        return f"; did you mean {close[0]}?"
-    return f"; expected one of {', '.join(known)}" if known else ""
+    hint = hint_on_name(word, known)
+    return f"; {hint}" if hint else ""

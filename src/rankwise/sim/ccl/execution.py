@@ -11,19 +11,22 @@ order of the program. Between queues, order is kept where the program means it t
 reads a span waits for the last instruction that writes it, and one that writes waits for those that
 read what was there.
 
-What a slot costs: to send, the bytes are read from the HBM next to the PE and cross the links to
-the slot, in TCM or HBM; to receive, they are stored from the slot to the HBM; to combine, the
-operand is loaded into TCM beforehand, the math engine works, and the result is stored.
+What a slot costs: to send, the bytes are loaded from the HBM next to the PE into its TCM, unless
+they have just been received and are still there, and cross the links to the slot, in TCM or HBM. To
+receive, they are taken out of the slot, which is free again, and stored to the HBM; to combine, the
+operand is loaded into TCM meanwhile, the math engine works, and the result is stored. Loads, math
+and stores of one slot go on while the next one is received.
 """
 
+from collections import Counter, deque
 from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import NamedTuple
 
+from rankwise.core.collectives.program import Copy, Fold, Instruction, Receive, Send, Span, part_of
 from rankwise.sim.ccl.configuration import Queues
+from rankwise.sim.ccl.lanes import LaneQueues
 from rankwise.sim.ccl.plan import Plan
-from rankwise.sim.ccl.program import Copy, Fold, Instruction, Receive, Send, Span, part_of
-from rankwise.sim.hardware.ipcq import IpcQueue
 from rankwise.sim.hardware.machine import Machine, Pe
 from rankwise.sim.kernel import Event, Steps, all_of
 
@@ -86,24 +89,13 @@ def lane_count(plan: Plan, item_bytes: int, queues: Queues, pe_count: int) -> in
     """Over how many PEs of each rank messages are spread."""
     if queues.n_lanes:
         return min(queues.n_lanes, pe_count)
-    longest = max(
-        (
-            each.span.length
-            for program in plan.programs
-            for each in program
-            if isinstance(each, Send)
-        ),
-        default=0,
-    )
-    return max(1, min(pe_count, -(-longest * item_bytes // queues.slot_size)))
+    return max(1, min(pe_count, -(-plan.longest_message * item_bytes // queues.slot_size)))
 
 
 def queues_per_pe(plan: Plan) -> int:
     """How many queues end at a PE of the rank that has the most peers."""
-    return max(
-        len({each.peer for each in program if isinstance(each, Receive)})
-        for program in plan.programs
-    )
+    sources = Counter(target for _source, target in plan.ways())
+    return max(sources.values(), default=1)
 
 
 class Execution:
@@ -113,10 +105,12 @@ class Execution:
         machine: where it runs.
         plan: what its ranks do.
         lanes: the PEs of every rank; equally many for all.
+        queues: between the lanes.
         item_bytes: bytes per element.
         dtype: the element type, as the machine's engines call it.
         operation: what the math engine does to combine.
-        queues: how queues are laid out.
+        name: what deadlock reports call it.
+        ranks: what they call its ranks; 0, 1, … unless given.
     """
 
     def __init__(
@@ -124,11 +118,13 @@ class Execution:
         machine: Machine,
         plan: Plan,
         lanes: Sequence[Sequence[Pe]],
+        queues: LaneQueues,
         *,
         item_bytes: int,
         dtype: str,
         operation: str,
-        queues: Queues,
+        name: str = "collective",
+        ranks: Sequence[int] | None = None,
     ) -> None:
         self.machine = machine
         self.plan = plan
@@ -136,44 +132,26 @@ class Execution:
         self.item_bytes = item_bytes
         self.dtype = dtype
         self.operation = operation
-        self.layout = queues
-        self._queues: dict[tuple[int, int, int], IpcQueue] = {}
+        self.queues = queues
+        self.name = name
+        self.ranks = range(len(lanes)) if ranks is None else ranks
 
     def rank_steps(self, rank: int) -> Steps:
         """What one rank does; the generator ends when the rank has its result."""
         simulator = self.machine.simulator
         processes: list[Event] = []
-        progress: list[Event] = []
-        for number, pe in enumerate(self.lanes[rank]):
-            lane = _Lane(self, rank, number, pe)
-            progress += lane.last_events()
+        lanes = [_Lane(self, rank, number, pe) for number, pe in enumerate(self.lanes[rank])]
+        for lane in lanes:
             processes += [
-                simulator.process(steps, f"rank {rank} lane {number}: {name}")
-                for name, steps in lane.activities()
+                simulator.process(steps, f"{lane}: {name}") for name, steps in lane.activities()
             ]
         if processes:
-            yield all_of([*processes, *progress])
-
-    def queue(self, source: int, destination: int, lane: int) -> IpcQueue:
-        """The queue between equal lanes of two ranks."""
-        key = (source, destination, lane)
-        queue = self._queues.get(key)
-        if queue is None:
-            sender, receiver = self.lanes[source][lane], self.lanes[destination][lane]
-            layout = self.layout
-            queue = self._queues[key] = IpcQueue(
-                self.machine,
-                sender,
-                receiver,
-                slots=layout.n_slots,
-                slot_bytes=layout.slot_size,
-                credit_bytes=layout.ipcq_credit_size_bytes,
-                chunk_bytes=layout.vc_chunk_size,
-                source_memory=sender.hbm,
-                buffer=receiver.hbm if layout.buffer_kind == "hbm" else receiver.tcm,
-                backpressure=layout.backpressure,
-            )
-        return queue
+            yield all_of(processes)
+            stores = [event for lane in lanes for event in lane.last_events()]
+            if stores:
+                since = simulator.now
+                yield all_of(stores)
+                self.machine.waits.dma += len(lanes) * (simulator.now - since)
 
 
 class _Lane:
@@ -186,9 +164,32 @@ class _Lane:
         self._pe = pe
         self._program = execution.plan.programs[rank]
         self._needs = dependencies(self._program)
-        simulator = execution.machine.simulator
+        self._simulator = simulator = execution.machine.simulator
         self._sizes = [self._slot_sizes(instruction) for instruction in self._program]
-        self._done = [[simulator.event() for _ in sizes] for sizes in self._sizes]
+        before = f"an earlier step of {self}"
+        self._done = [[simulator.event(before) for _ in sizes] for sizes in self._sizes]
+        """By step and slot: it was sent, or lies in HBM."""
+        self._there: dict[int, list[Event]] = {}
+        """Of what is received and sent on: it is in TCM."""
+        self._sent_on = [self._received_before(step) for step in range(len(self._program))]
+        for received in self._sent_on:
+            if received is not None and received not in self._there:
+                self._there[received] = [simulator.event(before) for _ in self._sizes[received]]
+
+    def __str__(self) -> str:
+        execution = self._execution
+        return f"{execution.name}, rank {execution.ranks[self._rank]} lane {self._number}"
+
+    def _received_before(self, step: int) -> int | None:
+        """The step that received what this one sends on from TCM, if there is such a one."""
+        if not isinstance(self._program[step], Send) or not self._sizes[step]:
+            return None
+        if sum(self._sizes[step]) > self._pe.tcm.capacity // _TCM_SHARE:
+            return None  # by the time it is sent, most of it is no longer there
+        for other, is_same_span in self._needs[step]:
+            if is_same_span and isinstance(self._program[other], Receive):
+                return other
+        return None
 
     def _slot_sizes(self, instruction: Instruction) -> list[int]:
         """Bytes of every slot of this lane's part of a message; one entry if nothing is sent."""
@@ -199,12 +200,13 @@ class _Lane:
         size = part.length * execution.item_bytes
         if is_local:
             return [size] if size else []
-        whole, rest = divmod(size, execution.layout.slot_size)
-        return [execution.layout.slot_size] * whole + ([rest] if rest else [])
+        slot_size = execution.queues.layout.slot_size
+        whole, rest = divmod(size, slot_size)
+        return [slot_size] * whole + ([rest] if rest else [])
 
     def last_events(self) -> list[Event]:
-        """The events after which all of this lane's instructions are done."""
-        return [events[-1] for events in self._done if events]
+        """The events after which all of this lane's instructions are done, if they are not yet."""
+        return [events[-1] for events in self._done if events and not events[-1].is_done]
 
     def activities(self) -> list[tuple[str, Steps]]:
         """A process per queue, and one for what stays on the PE."""
@@ -221,9 +223,14 @@ class _Lane:
                     receives.setdefault(peer, []).append(step)
                 case _:
                     local.append(step)
-        activities = [(f"send to {peer}", self._send(peer, steps)) for peer, steps in sends.items()]
+        ranks = self._execution.ranks
+        activities = [
+            (f"send to rank {ranks[peer]}", self._send(peer, steps))
+            for peer, steps in sends.items()
+        ]
         activities += [
-            (f"receive from {peer}", self._receive(peer, steps)) for peer, steps in receives.items()
+            (f"receive from rank {ranks[peer]}", self._receive(peer, steps))
+            for peer, steps in receives.items()
         ]
         if local:
             activities.append(("local work", self._work(local)))
@@ -231,46 +238,84 @@ class _Lane:
 
     def _wait_for(self, step: int, slot: int) -> Steps:
         """Wait until a slot of a message may be read or written."""
+        received = self._sent_on[step]
         for other, is_same_span in self._needs[step]:
-            events = self._done[other]
+            events = self._there[other] if other == received else self._done[other]
             if events:
                 event = events[slot if is_same_span and slot < len(events) else -1]
                 if not event.is_done:
                     yield event
 
     def _send(self, peer: int, steps: list[int]) -> Steps:
-        queue = self._execution.queue(self._rank, peer, self._number)
+        queue = self._execution.queues.between(self._rank, peer, self._number)
         for step in steps:
-            done = self._done[step]
+            done, is_in_tcm = self._done[step], self._sent_on[step] is not None
+            loads: deque[Event] = deque()
             for slot, size in enumerate(self._sizes[step]):
                 yield from self._wait_for(step, slot)
+                if not is_in_tcm:
+                    self._load_ahead(step, slot, loads)
+                    yield from self._waiting_for_dma(loads.popleft())
                 yield from queue.send(size)
                 done[slot].succeed()
 
+    def _load_ahead(self, step: int, slot: int, loads: "deque[Event]") -> None:
+        """Begin to load a slot of a message, if that has not begun, and some more that may be."""
+        sizes = self._sizes[step]
+        while len(loads) < _LOADS_AHEAD and slot + len(loads) < len(sizes):
+            following = slot + len(loads)
+            if loads and not self._may_be_read(step, following):
+                return
+            loads.append(self._pe.start_dma(sizes[following]))
+
+    def _may_be_read(self, step: int, slot: int) -> bool:
+        for other, is_same_span in self._needs[step]:
+            events = self._done[other]
+            if events and not events[slot if is_same_span and slot < len(events) else -1].is_done:
+                return False
+        return True
+
+    def _waiting_for_dma(self, loaded: Event) -> Steps:
+        since = self._simulator.now
+        yield loaded
+        self._execution.machine.waits.dma += self._simulator.now - since
+
     def _receive(self, peer: int, steps: list[int]) -> Steps:
-        execution, pe = self._execution, self._pe
-        queue = execution.queue(peer, self._rank, self._number)
-        slots_lie = pe.hbm if execution.layout.buffer_kind == "hbm" else pe.tcm
+        pe, queue = self._pe, self._execution.queues.between(peer, self._rank, self._number)
         for step in steps:
             instruction = self._program[step]
             assert isinstance(instruction, Receive), "the list is of receives"
-            done = self._done[step]
             for slot, size in enumerate(self._sizes[step]):
                 yield from self._wait_for(step, slot)
-                if instruction.combines:
-                    operand = pe.start_dma(size)
+                if not instruction.combines:
                     yield queue.receive()
-                    yield operand
-                    yield from pe.math(
-                        size // execution.item_bytes, execution.operation, execution.dtype
-                    )
                     queue.free()
-                    stored = pe.start_dma(size, pe.tcm, pe.hbm)
+                    self._store(step, slot)
+                    continue
+                operand = pe.start_dma(size)
+                yield queue.receive()
+                queue.free()
+                received_at = self._simulator.now
+                if operand.is_done:
+                    self._combine(step, slot, received_at, operand)
                 else:
-                    yield queue.receive()
-                    stored = pe.start_dma(size, slots_lie, pe.hbm)
-                    stored.add_callback(lambda _event: queue.free())
-                stored.add_callback(partial(_pass_on, done[slot]))
+                    operand.add_callback(partial(self._combine, step, slot, received_at))
+
+    def _combine(self, step: int, slot: int, received_at: int, _operand: Event) -> None:
+        """Combine a slot with its operand, which has been loaded, and store the result."""
+        execution, now = self._execution, self._simulator.now
+        elements = self._sizes[step][slot] // execution.item_bytes
+        delay = self._pe.math_engine.request(elements, execution.operation, execution.dtype)
+        execution.machine.waits.dma += now - received_at
+        execution.machine.waits.math += delay
+        self._simulator.call_at(now + delay, self._store, step, slot)
+
+    def _store(self, step: int, slot: int) -> None:
+        """A slot's content is in TCM: it may be sent on, and goes to the HBM."""
+        if step in self._there:
+            self._there[step][slot].succeed()
+        stored = self._pe.start_dma(self._sizes[step][slot], self._pe.tcm, self._pe.hbm)
+        stored.add_callback(partial(_pass_on, self._done[step][slot]))
 
     def _work(self, steps: list[int]) -> Steps:
         execution, pe = self._execution, self._pe
@@ -279,15 +324,26 @@ class _Lane:
             (size,), (done,) = self._sizes[step], self._done[step]
             yield from self._wait_for(step, -1)
             if isinstance(instruction, Fold):
-                yield all_of([pe.start_dma(size) for _ in instruction.sources])
+                yield from self._waiting_for_dma(
+                    all_of([pe.start_dma(size) for _ in instruction.sources])
+                )
                 for _ in instruction.sources[1:]:
-                    yield from pe.math(
+                    delay = pe.math_engine.request(
                         size // execution.item_bytes, execution.operation, execution.dtype
                     )
+                    execution.machine.waits.math += delay
+                    yield delay
             else:
-                yield pe.start_dma(size)
-            yield pe.start_dma(size, pe.tcm, pe.hbm)
+                yield from self._waiting_for_dma(pe.start_dma(size))
+            yield from self._waiting_for_dma(pe.start_dma(size, pe.tcm, pe.hbm))
             done.succeed()
+
+
+_LOADS_AHEAD = 8
+"""So many slots of a message are loaded at a time."""
+
+_TCM_SHARE = 4
+"""What is received and sent on stays in TCM if it takes up no more than this part of it."""
 
 
 def _pass_on(event: Event, _cause: Event) -> None:

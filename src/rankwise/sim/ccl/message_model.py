@@ -13,7 +13,9 @@ from rankwise.sim.hardware.specification import Graph, LinkSpec, SipsSpec
 Picoseconds = npt.NDArray[np.int64]
 Indexes = npt.NDArray[np.int64]
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
-Algorithm = Literal["ring", "direct", "halving_doubling", "double_binary_tree"]
+Rooted = Literal["broadcast", "reduce", "gather", "scatter", "barrier"]
+"""What else a group of a machine does; the root is its member 0."""
+Algorithm = Literal["ring", "direct", "halving_doubling", "double_binary_tree", "rooted"]
 
 
 class Dimension(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,12 +51,15 @@ class MessageCosts(msgspec.Struct, frozen=True, kw_only=True):
             its size. `astra_sim`: as ASTRA-sim does, for comparisons: in halving, a message by the
             size of the one that is sent next, so that the last one is free; in a tree, also what an
             inner node gets from its parent and only hands down.
+        cut_through: the head of a message goes on to the next link one latency later, without
+            waiting for its tail, as on the machine of `rankwise.sim.hardware`.
     """
 
     endpoint_ns: float = 0.0
     memory_gbps: float | None = None
     contention: bool = True
     reductions: Literal["received", "astra_sim"] = "received"
+    cut_through: bool = False
 
 
 class Chunk:
@@ -128,3 +133,34 @@ class Wiring:
         nodes = sip_route(self._sips, source, destination)
         pairs = zip([source, *nodes], nodes, strict=False)
         return [one * self._nodes + other for one, other in pairs]
+
+
+class PlacedWiring(Wiring):
+    """The links of a machine, as a group on some of its devices uses them.
+
+    Args:
+        sips: what connects the devices of the machine.
+        homes: the device of each member.
+        algorithm: how they go about it.
+        costs: what messages cost besides the links.
+    """
+
+    def __init__(
+        self, sips: SipsSpec, homes: tuple[int, ...], algorithm: Algorithm, costs: MessageCosts
+    ) -> None:
+        dimension = Dimension(
+            count=len(homes),
+            algorithm=algorithm,
+            bandwidth_gbps=sips.link.bandwidth,
+            latency_ns=sips.link.latency_ns,
+        )
+        super().__init__(dimension, 1, len(homes), costs)
+        self._sips, self._homes = sips, homes
+        self._nodes = sips.count + (sips.graph == "switch")
+        self.first_link = np.zeros(len(homes), np.int64)
+        self.link_free = np.zeros(self._nodes * self._nodes, np.int64)
+        self.link_bytes = np.zeros_like(self.link_free)
+
+    def links_between(self, source: int, destination: int) -> list[int]:
+        """The links from the device of one member to that of another."""
+        return super().links_between(self._homes[source], self._homes[destination])

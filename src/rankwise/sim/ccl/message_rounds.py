@@ -28,12 +28,16 @@ from rankwise.sim.ccl.message_model import (
     Collective,
     Indexes,
     Picoseconds,
+    Rooted,
     Wiring,
 )
 
 
 class Round(NamedTuple):
-    """Messages that are sent together: from every member `i` of a group to `targets[d][i]`."""
+    """Messages that are sent together: from every member `i` of a group to `targets[d][i]`.
+
+    A member that is its own target sends nothing.
+    """
 
     targets: tuple[tuple[int, ...], ...]
     size: int
@@ -47,6 +51,8 @@ class _Paths(NamedTuple):
     destinations: Indexes
     hops: tuple[Indexes, ...]
     is_exclusive: tuple[bool, ...]
+    are_apart: bool
+    """Whether nobody gets two messages."""
 
 
 class RoundNetwork:
@@ -61,12 +67,12 @@ class RoundNetwork:
         """When a chunk could start here on its last rank."""
         return int(np.maximum(ready, self._free).max())
 
-    def run_phase(self, kind: Collective, chunks: list[Chunk]) -> None:
+    def run_phase(self, kind: Collective | Rooted, chunks: list[Chunk]) -> None:
         """Take chunks through, one after the other; sets when their ranks are ready, and sizes."""
         for chunk in chunks:
             self._run_chunk(kind, chunk)
 
-    def _run_chunk(self, kind: Collective, chunk: Chunk) -> None:
+    def _run_chunk(self, kind: Collective | Rooted, chunk: Chunk) -> None:
         wiring = self.wiring
         count = wiring.dimension.count
         ready = np.maximum(chunk.ready, self._free) + wiring.endpoint
@@ -98,11 +104,11 @@ class RoundNetwork:
         arrival = ready[paths.sources]
         for links, is_exclusive in zip(paths.hops, paths.is_exclusive, strict=True):
             arrival = self._cross(links, arrival, duration, each.size, is_exclusive=is_exclusive)
-        if not wiring.costs.contention:
-            arrival += duration
+        if not wiring.costs.contention or wiring.costs.cut_through:
+            arrival = arrival + duration * (paths.hops[0] >= 0)
         taken_in = wiring.endpoint + wiring.reduction(reduced)
         result = ready.copy()
-        if len(each.targets) == 1:
+        if paths.are_apart:
             targets = paths.destinations
             result[targets] = np.maximum(result[targets], arrival + taken_in)
         else:
@@ -127,6 +133,8 @@ class RoundNetwork:
             end = _queue(chosen, np.maximum(came, wiring.link_free[chosen]), duration)
             np.maximum.at(wiring.link_free, chosen, end)
             left = end + wiring.latency
+        if wiring.costs.contention and wiring.costs.cut_through:
+            left = left - duration  # its head; the tail follows at the end of the way
         if is_exclusive:
             wiring.link_bytes[chosen] += size
         else:
@@ -158,11 +166,13 @@ class RoundNetwork:
         ]
         hops = np.concatenate(padded)
         columns = tuple(np.ascontiguousarray(hops[:, hop]) for hop in range(longest))
+        all_destinations = np.concatenate(destinations)
         return _Paths(
             np.concatenate(sources),
-            np.concatenate(destinations),
+            all_destinations,
             columns,
             tuple(_are_distinct(column) for column in columns),
+            _are_distinct(all_destinations),
         )
 
 
@@ -193,7 +203,7 @@ def _shifted(count: int, by: int) -> tuple[int, ...]:
     return tuple((member + by) % count for member in range(count))
 
 
-def _ring_rounds(kind: Collective, count: int, size: int) -> Iterator[Round]:
+def _ring_rounds(kind: Collective | Rooted, count: int, size: int) -> Iterator[Round]:
     """To the next neighbour, count - 1 times; each block of an all-to-all travels by itself."""
     following = (_shifted(count, 1),)
     part = -(-size // count)
@@ -208,7 +218,7 @@ def _ring_rounds(kind: Collective, count: int, size: int) -> Iterator[Round]:
             yield Round(following, part, reduces=False)
 
 
-def _direct_rounds(kind: Collective, count: int, size: int) -> Iterator[Round]:
+def _direct_rounds(kind: Collective | Rooted, count: int, size: int) -> Iterator[Round]:
     """To all others at once."""
     if count == 1:
         return
@@ -222,7 +232,7 @@ def _direct_rounds(kind: Collective, count: int, size: int) -> Iterator[Round]:
         yield Round(others, size, reduces=False)
 
 
-def _halving_doubling_rounds(kind: Collective, count: int, size: int) -> Iterator[Round]:
+def _halving_doubling_rounds(kind: Collective | Rooted, count: int, size: int) -> Iterator[Round]:
     """With the partner at distance 1, then 2, 4, …; gathering goes back."""
     if kind == "all_to_all":
         raise ConfigError("halving_doubling has no all_to_all", hint="use ring or direct")
@@ -237,9 +247,45 @@ def _halving_doubling_rounds(kind: Collective, count: int, size: int) -> Iterato
             yield Round((partners[step],), -(-whole // (2 << step)), reduces=False)
 
 
-ROUNDS: dict[Algorithm, Callable[[Collective, int, int], Iterator[Round]]] = {
+def _rooted_rounds(kind: Collective | Rooted, count: int, size: int) -> Iterator[Round]:
+    """Broadcast and reduce along a binomial tree, gather and scatter directly; a barrier spreads.
+
+    Member 0 is the root.
+    """
+    distances = [1 << step for step in range((count - 1).bit_length())]
+    match kind:
+        case "broadcast":
+            for distance in distances:
+                yield Round((_from_the_first(distance, count),), size, reduces=False)
+        case "reduce":
+            for distance in reversed(distances):
+                down = _from_the_first(distance, count)
+                up = list(range(count))
+                for sender in range(min(distance, count - distance)):
+                    up[down[sender]] = sender
+                yield Round((tuple(up),), size, reduces=True)
+        case "gather":
+            yield Round(((0,) * count,), size, reduces=False)
+        case "scatter":
+            others = tuple((to, *range(1, count)) for to in range(1, count))
+            yield Round(others, size, reduces=False)
+        case _:
+            for distance in distances:
+                yield Round((_shifted(count, distance),), size, reduces=False)
+
+
+def _from_the_first(distance: int, count: int) -> tuple[int, ...]:
+    """The first `distance` members send so far ahead, where there is somebody."""
+    return tuple(
+        member + distance if member < distance and member + distance < count else member
+        for member in range(count)
+    )
+
+
+ROUNDS: dict[Algorithm, Callable[[Collective | Rooted, int, int], Iterator[Round]]] = {
     "ring": _ring_rounds,
     "direct": _direct_rounds,
     "halving_doubling": _halving_doubling_rounds,
+    "rooted": _rooted_rounds,
 }
 """The algorithms that go in rounds."""

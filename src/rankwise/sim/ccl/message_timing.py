@@ -9,7 +9,7 @@ binary tree by an event queue (`message_trees`).
 **Dimensions.** A system may be a product of dimensions, the first of which varies fastest with the
 rank. An all-reduce then scatters and reduces along every dimension but the last, all-reduces along
 the last, and gathers back. The data is cut into `chunks` that follow each other through the
-dimensions; a dimension works on one chunk at a time, the one that was ready first.
+dimensions; a dimension works on one chunk at a time, in the order in which they come to it.
 
 **Reading other simulators' figures.** ASTRA-sim's gigabyte, for bandwidths, is 2**30 bytes; hand it
 over as `bandwidth_gbps=50 * 1.073741824`, its `endpoint-delay` and `local-mem-bw` as `MessageCosts`
@@ -31,10 +31,13 @@ from rankwise.sim.ccl.message_model import (
     Indexes,
     MessageCosts,
     Network,
+    PlacedWiring,
+    Rooted,
     Wiring,
 )
 from rankwise.sim.ccl.message_rounds import RoundNetwork
 from rankwise.sim.ccl.message_trees import TreeNetwork
+from rankwise.sim.hardware.specification import SipsSpec
 
 __all__ = [
     "Algorithm",
@@ -43,6 +46,7 @@ __all__ = [
     "Dimension",
     "MessageCosts",
     "collective_time",
+    "placed_time",
 ]
 
 
@@ -101,6 +105,32 @@ def collective_time(
     )
 
 
+_AS_THE_MACHINE = MessageCosts(cut_through=True)
+
+
+def placed_time(
+    collective: Collective | Rooted,
+    size: int,
+    sips: SipsSpec,
+    homes: tuple[int, ...],
+    algorithm: Algorithm,
+) -> int:
+    """Picoseconds of a collective between some devices of an otherwise idle machine.
+
+    Args:
+        collective: which one.
+        size: bytes that each member puts in; of a scatter, that each takes out.
+        sips: what connects the devices; messages cut through, as on the machine itself.
+        homes: the device of each member, the root's first.
+        algorithm: how they go about it; `rooted` for what has a root, and for barriers.
+    """
+    chunk = Chunk(size, np.zeros(len(homes), np.int64))
+    RoundNetwork(PlacedWiring(sips, homes, algorithm, _AS_THE_MACHINE)).run_phase(
+        collective, [chunk]
+    )
+    return int(chunk.ready.max())
+
+
 def _network(wiring: Wiring) -> Network:
     if wiring.dimension.algorithm == "double_binary_tree":
         return TreeNetwork(wiring)
@@ -110,12 +140,17 @@ def _network(wiring: Wiring) -> Network:
 def _run_phases(
     phases: list[tuple[int, Collective]], networks: list[Network], waiting: list[Chunk]
 ) -> None:
-    """Take every chunk through all phases, at each step the one that can go on first."""
+    """Take every chunk through all phases, at each step the one that can go on first.
+
+    Of those that wait for one dimension, that is the one that came to it first.
+    """
+
+    def turn(chunk: Chunk) -> tuple[int, int]:
+        network = networks[phases[chunk.phase][0]]
+        return network.could_start(chunk.ready), int(chunk.ready.max())
+
     while any(chunk.phase < len(phases) for chunk in waiting):
-        chunk = min(
-            (each for each in waiting if each.phase < len(phases)),
-            key=lambda each: networks[phases[each.phase][0]].could_start(each.ready),
-        )
+        chunk = min((each for each in waiting if each.phase < len(phases)), key=turn)
         dimension_index, kind = phases[chunk.phase]
         networks[dimension_index].run_phase(kind, [chunk])
         chunk.phase += 1

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rankwise.base.errors import ConfigError
-from rankwise.sim.ccl.algorithms.tree_allreduce import place_in_tree
+from rankwise.core.collectives.algorithms.tree_allreduce import place_in_tree
 from rankwise.sim.ccl.message_model import Chunk, Collective, Picoseconds, Wiring
 from rankwise.sim.kernel import Event, Process, Simulator, Steps, all_of
 

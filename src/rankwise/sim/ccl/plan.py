@@ -10,16 +10,14 @@ from typing import NamedTuple
 import numpy as np
 
 from rankwise.base.errors import ConfigError
+from rankwise.core.collectives.program import Instruction, Send, Span, Task
+from rankwise.core.collectives.reductions import ReduceOp
+from rankwise.core.collectives.workspace import REDUCING, frame_elements, operand_of, result_of
 from rankwise.sim.ccl.algorithm_modules import algorithm_module, instructions_of, scratch_of
 from rankwise.sim.ccl.configuration import Algorithm
-from rankwise.sim.ccl.program import Instruction, Send, Span, Task
-from rankwise.sim.ccl.reductions import ReduceOp, finish
+from rankwise.sim.ccl.reductions import finish
 from rankwise.sim.ccl.rehearsal import Schedule, rehearse, schedule_of
 from rankwise.sim.triton.dtypes import Array, dtype
-
-_BLOCKS_IN = {"reduce_scatter", "all_to_all"}
-_BLOCKS_OUT = {"all_gather", "all_to_all"}
-_REDUCING = {"all_reduce", "reduce_scatter", "reduce"}
 
 
 class Request(NamedTuple):
@@ -73,7 +71,10 @@ def _snake(homes: tuple[int, ...], columns: int) -> tuple[int, ...]:
 
 
 class Plan(NamedTuple):
-    """The programs of all ranks, the lengths of their workspaces, and what is calculated there."""
+    """The programs of all ranks, the lengths of their workspaces, and what is calculated there.
+
+    An algorithm that is a kernel alone has empty programs: who talks to whom is not known before.
+    """
 
     request: Request
     programs: tuple[tuple[Instruction, ...], ...]
@@ -93,53 +94,63 @@ class Plan(NamedTuple):
         None where a rank has no result: at a reduction, all but the root. With `may_overwrite`, the
         operands may be used as workspaces, and results may lie in them.
         """
-        request = self.request
-        workspaces = []
-        for rank, (operand, length) in enumerate(zip(operands, self.lengths, strict=True)):
-            place = self.operand(rank)
-            if place == (0, length):
-                space = operand.astype(kind.compute, copy=not may_overwrite)
-            else:
-                space = np.zeros(length, kind.compute)
-                space[place.start : place.stop] = operand
-            workspaces.append(space)
+        workspaces = [
+            self.workspace(rank, operand, kind, may_overwrite=may_overwrite)
+            for rank, operand in enumerate(operands)
+        ]
         rehearse(self.schedule, workspaces, op, kind)
-        results: list[Array | None] = []
-        for rank, space in enumerate(workspaces):
-            lies = self.result(rank)
-            if lies is None:
-                results.append(None)
-                continue
-            values = space[lies.start : lies.stop]
-            if request.collective in _REDUCING:
-                values = finish(op, kind, values, request.size)
-            results.append(values)
-        return results
+        return [self.values(rank, space, op, kind) for rank, space in enumerate(workspaces)]
+
+    def workspace(
+        self, rank: int, operand: Array, kind: dtype, *, may_overwrite: bool = False
+    ) -> Array:
+        """A rank's workspace at the beginning, which may be the operand itself if it may."""
+        length, place = self.lengths[rank], self.operand(rank)
+        if place == (0, length):
+            return operand.astype(kind.compute, copy=not may_overwrite)
+        space = np.zeros(length, kind.compute)
+        space[place.start : place.stop] = operand
+        return space
+
+    def values(self, rank: int, workspace: Array, op: ReduceOp, kind: dtype) -> Array | None:
+        """A rank's result from its workspace at the end; None if it has none."""
+        lies = self.result(rank)
+        if lies is None:
+            return None
+        values = workspace[lies.start : lies.stop]
+        if self.request.collective in REDUCING:
+            values = finish(op, kind, values, self.request.size)
+        return values
 
     def operand(self, rank: int) -> Span:
         """Where the operand of a rank lies in its workspace."""
-        request = self.request
-        if request.collective == "all_gather":
-            return request.task(rank).block(rank)
-        return Span(0, _operand_elements(request))
+        return operand_of(self.request.collective, self.request.task(rank))
 
     def result(self, rank: int) -> Span | None:
         """Where the result of a rank lies; None if it has none."""
-        request = self.request
-        match request.collective:
-            case "reduce_scatter":
-                return request.task(rank).block(rank)
-            case "all_to_all":
-                length = request.size * request.elements
-                return Span(length, 2 * length)
-            case "all_gather":
-                return Span(0, request.size * request.elements)
-            case "reduce":
-                return Span(0, request.elements) if rank == request.root else None
-            case "barrier":
-                return None
-            case _:
-                return Span(0, request.elements)
+        return result_of(self.request.collective, self.request.task(rank))
+
+    def ways(self) -> set[tuple[int, int]]:
+        """From whom to whom messages go; round the ring, where that is not known."""
+        ways = {
+            (rank, each.peer)
+            for rank, program in enumerate(self.programs)
+            for each in program
+            if isinstance(each, Send)
+        }
+        tasks = map(self.request.task, range(self.request.size))
+        return ways or {(task.rank, task.at(task.position + 1)) for task in tasks}
+
+    @property
+    def longest_message(self) -> int:
+        """Elements of the longest message; of a workspace, where messages are not known."""
+        known = [
+            each.span.length
+            for program in self.programs
+            for each in program
+            if isinstance(each, Send)
+        ]
+        return max(known or self.lengths)
 
     def elements_sent(self) -> dict[tuple[int, int], int]:
         """How many elements go from whom to whom: what the laws of an algorithm are about."""
@@ -156,18 +167,6 @@ class Plan(NamedTuple):
             if isinstance(instruction, Send):
                 sent[instruction.peer] = sent.get(instruction.peer, 0) + instruction.span.length
         return sent
-
-
-def _operand_elements(request: Request) -> int:
-    return request.elements * (request.size if request.collective in _BLOCKS_IN else 1)
-
-
-def _frame_elements(request: Request) -> int:
-    """Elements of a workspace before the scratch of the algorithm."""
-    if request.collective == "barrier":
-        return max(1, request.elements)
-    blocks = (request.collective in _BLOCKS_IN) + (request.collective in _BLOCKS_OUT)
-    return request.elements * request.size * blocks if blocks else request.elements
 
 
 @lru_cache(maxsize=256)
@@ -188,9 +187,10 @@ def plan(request: Request) -> Plan:
     programs, lengths = [], []
     for rank in range(request.size):
         task = request.task(rank)
-        instructions = instructions_of(module, task)
+        has_program = hasattr(module, "program")
+        instructions = instructions_of(module, task) if has_program else iter(())
         programs.append(tuple(each for each in instructions if not _is_empty(each)))
-        lengths.append(_frame_elements(request) + scratch_of(module, task))
+        lengths.append(frame_elements(request.collective, task) + scratch_of(module, task))
     try:
         schedule = schedule_of(programs, lengths)
     except ConfigError as error:

@@ -6,24 +6,12 @@ narrow addition. Integers wrap around.
 """
 
 from collections.abc import Sequence
-from enum import Enum
 
 import numpy as np
 
 from rankwise.base.errors import ConfigError
+from rankwise.core.collectives.reductions import ReduceOp
 from rankwise.sim.triton.dtypes import Array, dtype
-
-
-class ReduceOp(Enum):
-    """How elements are combined."""
-
-    SUM = "sum"
-    AVG = "avg"
-    """The sum, divided by the number of ranks in f32 and rounded once more; floats only."""
-    PRODUCT = "product"
-    MIN = "min"
-    MAX = "max"
-
 
 _FUNCTIONS = {
     ReduceOp.SUM: np.add,

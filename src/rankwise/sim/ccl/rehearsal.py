@@ -22,8 +22,9 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from rankwise.base.errors import ConfigError
-from rankwise.sim.ccl.program import Copy, Fold, Instruction, Receive, Send, Span
-from rankwise.sim.ccl.reductions import ReduceOp, combine, fold
+from rankwise.core.collectives.program import Copy, Fold, Instruction, Receive, Send, Span
+from rankwise.core.collectives.reductions import ReduceOp
+from rankwise.sim.ccl.reductions import combine, fold
 from rankwise.sim.triton.dtypes import Array, dtype
 
 _MESSAGES = (Send, Receive)
@@ -92,7 +93,7 @@ def _refuse(rank: int, step: int, instruction: Instruction, length: int, size: i
     if isinstance(instruction, _MESSAGES):
         peer = instruction.peer
         if peer == rank or not 0 <= peer < size:
-            raise ConfigError(f"{where}: rank {peer} is no other rank of 0 to {size - 1}")
+            raise ConfigError(f"{where}: rank {peer} is not another rank of 0 to {size - 1}")
     for span in _spans_of(instruction):
         if not 0 <= span.start <= span.stop <= length:
             raise ConfigError(f"{where}: {span} is outside the workspace of {length} elements")

@@ -19,6 +19,7 @@ from fractions import Fraction
 from typing import Any, Protocol
 
 from rankwise.base.errors import ConfigError
+from rankwise.base.suggestions import hint_on_name
 from rankwise.sim.hardware.plugins import load_plugin, plugin_failed, plugin_names
 from rankwise.sim.hardware.quantities import WIDTH_BYTES, Rate, exactly, picoseconds
 from rankwise.sim.hardware.specification import Dtype, MachineSpec
@@ -113,19 +114,30 @@ class PluggedCosts:
 
     def gemm(self, m: int, n: int, k: int, dtype: str) -> int:
         """A product of m x k by k x n."""
-        return self._asked("gemm", m, n, k, dtype)
+        time: int = self._asked("gemm", m, n, k, dtype)
+        return time
 
     def math(self, elements: int, operation: str, dtype: str) -> int:
         """An elementwise operation on so many elements."""
-        return self._asked("math", elements, operation, dtype)
+        time: int = self._asked("math", elements, operation, dtype)
+        return time
 
-    def _asked(self, method: str, *question: Any) -> int:
+    def operation(self, name: str, flops: int, size: int, dtype: str) -> int | None:
+        """An operation of a library on a whole device, if the model has an opinion."""
+        if getattr(self._model, "operation", None) is None:
+            return None
+        time: int | None = self._asked("operation", name, flops, size, dtype, may_be_none=True)
+        return time
+
+    def _asked(self, method: str, *question: Any, may_be_none: bool = False) -> Any:
         try:
             answer = getattr(self._model, method)(*question)
         except Exception as error:
             raise plugin_failed(
                 GROUP, self._name, f"failed in {method}{question}", error
             ) from error
+        if answer is None and may_be_none:
+            return None
         if type(answer) is not int or answer < 0:
             raise ConfigError(
                 f"{self._name!r} of {GROUP}: {method}{question} is {answer!r},"
@@ -147,7 +159,7 @@ def cost_model(spec: MachineSpec) -> CostModel:
     if factory is None:
         raise ConfigError(
             f"pe.cost_model is {name!r}, and no installed package offers it in {GROUP}",
-            hint=f"there are {', '.join((SHIPPED, *plugin_names(GROUP)))}",
+            hint=hint_on_name(name, (SHIPPED, *plugin_names(GROUP)), "there are"),
         )
     try:
         model = factory(spec)

@@ -30,7 +30,7 @@ from rankwise.sim.hardware.memory import AddressSpace, BadAddress, Bytes, as_byt
 from rankwise.sim.hardware.op_log import Operand, OpLog
 from rankwise.sim.hardware.quantities import exact_picoseconds, picoseconds
 from rankwise.sim.hardware.topology import Topology, load_topology
-from rankwise.sim.kernel import Event, Simulator, Steps, all_of
+from rankwise.sim.kernel import Event, Line, Simulator, Steps, all_of, users_line
 
 
 class GraphEngine:
@@ -78,8 +78,11 @@ class GraphEngine:
             space = self._spaces[sip] = AddressSpace(sip, has_data=self.enable_data)
         return space
 
-    def submit(self, command: Command) -> Handle:
-        """Take a command in; it is carried out while somebody waits."""
+    def submit(self, command: Command, line: Line | None = None) -> Handle:
+        """Take a command in; it is carried out while somebody waits.
+
+        A deadlock report says that it was submitted at `line`: the caller's, unless given.
+        """
         self.machine.sip(command.sip)
         kind = type(command).__name__
         name = f"{command.name or kind} #{self._command_count} on sip{command.sip}"
@@ -92,7 +95,10 @@ class GraphEngine:
         if last is not None and not last.is_done:
             before.append(last)
         self._last_of_stream[stream] = event
-        self.simulator.process(self._carry_out(handle, before), name)
+        line = line or users_line()
+        self.simulator.process(
+            self._carry_out(handle, before), name, locate=lambda: "" if line is None else str(line)
+        )
         return handle
 
     def wait(self, handle: Handle) -> Any:

@@ -45,5 +45,9 @@ class MathEngine(Server):
 
     def apply(self, elements: int, operation: str, dtype: str) -> Steps:
         """Occupy the engine with an operation on so many elements."""
+        yield self.request(elements, operation, dtype)
+
+    def request(self, elements: int, operation: str, dtype: str) -> int:
+        """Ask for an operation on so many elements; the delay from now until it is done."""
         self.flops += elements
-        yield self.occupy(self._costs.math(elements, operation, dtype))
+        return self.occupy(self._costs.math(elements, operation, dtype))

@@ -21,7 +21,10 @@ class KernelEnvironment:
         pes: the PEs that programs are dealt to in turn: program i runs on `pes[i % len(pes)]`.
         space: the SIP's virtual addresses.
         extra: what the launch gave to its runner.
+        queues: what connects its programs with others; None for the queues between all PEs.
     """
+
+    queues: Any = None
 
     def __init__(
         self, engine: "GraphEngine", sip: int, pes: "Sequence[Pe]", name: str, extra: Any
@@ -61,9 +64,16 @@ class KernelEnvironment:
         """The PE that a program runs on."""
         return self.pes[program % len(self.pes)]
 
+    def name_of(self, kernel: str, program: int) -> str:
+        """What deadlock reports call a program of a kernel."""
+        return f"{kernel}[{program}] on {self.pe_of(program).name}"
+
     def mapping_at(self, address: int) -> Mapping:
         """The mapping that an address lies in; raises `BadAddress` if there is none."""
         return self.space.mapping_at(address)
+
+    def program_ended(self, dma_waited: int) -> None:
+        """Hear that a program has ended, and for how long it waited for loads and stores."""
 
     def start_load(self, pe: "Pe", address: int, size: int | Footprint) -> Event:
         """Begin the DMA of so many bytes, or of a footprint, into the TCM of a PE. Time only."""

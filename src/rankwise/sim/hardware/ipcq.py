@@ -82,6 +82,10 @@ class IpcQueue:
         self._credits = CreditPool(self._simulator, self.slots, f"credit of {self.name}")
         self._arrived = Channel(self._simulator, None, f"slot of {self.name}")
         self._last_arrival: Event | None = None
+        self._size = self._pace = 0
+        wires = machine.sip_links(source.cube.sip.number, destination.cube.sip.number)
+        self._latency_inside = self._path.latency - sum(wire.latency for wire in wires)
+        machine.waits.queues += 1
         self.messages_sent = 0
         self.messages_read = 0
         self.bytes_sent = 0
@@ -100,11 +104,12 @@ class IpcQueue:
                 yield self._wake
             elif self._poll:
                 yield -(self._simulator.now - since) % self._poll
+            self.machine.waits.credits += self._simulator.now - since
         self.messages_sent += 1
         self.bytes_sent += size
         transfer = self.machine.start_flow(self._path, size, self._chunk_bytes, self.name)
         before, self._last_arrival = self._last_arrival, self._simulator.event(self.name)
-        pace = max(link.rate.time_for(size) for link in self._path)
+        pace = self._pace_of(size)
         if self.machine.messages is not None:
             self._last_arrival.add_callback(self._note(size, self._simulator.now, pace))
         self._simulator.process(
@@ -112,10 +117,17 @@ class IpcQueue:
         )
         yield pace
 
+    def _pace_of(self, size: int) -> int:
+        """How long the slowest link of the way is busy with a message; most have one size."""
+        if size != self._size:
+            self._size, self._pace = size, max(link.rate.time_for(size) for link in self._path)
+        return self._pace
+
     def _deliver(self, transfer: Event, before: Event | None, arrival: Event, slot: Slot) -> Steps:
         yield transfer
         if before is not None:
             yield before
+        self.machine.waits.ways += self._latency_inside
         arrival.succeed()
         self._arrived.put(slot)
 

@@ -234,6 +234,36 @@ class Sip:
         return (self.pe(index) for index in range(self.machine.topology.pe_count))
 
 
+class Waits:
+    """Picoseconds that messages between PEs took besides what links between SIPs need for them.
+
+    Sums over all messages and all queues.
+
+    Attributes:
+        queues: how many queues there have been.
+        credits: senders waited for a free slot, and to go on when there was one.
+        ways: the latency of their ways inside of the devices.
+        dma: what was to be sent or combined was not yet in scratch memory.
+        math: the math engine combined.
+    """
+
+    __slots__ = ("credits", "dma", "math", "queues", "ways")
+
+    def __init__(self) -> None:
+        self.queues = self.credits = self.ways = self.dma = self.math = 0
+
+    def copy(self) -> "Waits":
+        """As they are now."""
+        return self - Waits()
+
+    def __sub__(self, before: "Waits") -> "Waits":
+        """What has come since."""
+        since = Waits()
+        for name in self.__slots__:
+            setattr(since, name, getattr(self, name) - getattr(before, name))
+        return since
+
+
 class Machine:
     """All that takes time, for one simulation.
 
@@ -242,6 +272,7 @@ class Machine:
         servers: every GEMM and math engine that has been used, likewise.
         costs: how long work takes on the engines.
         messages: every message through a queue between PEs, as it arrives; None to keep none.
+        waits: what messages through queues, and their data, have waited for.
     """
 
     def __init__(self, simulator: Simulator, topology: "Topology") -> None:
@@ -250,6 +281,7 @@ class Machine:
         self.links: list[Link] = []
         self.servers: list[Server] = []
         self.messages: list[Message] | None = None
+        self.waits = Waits()
         self.costs = cost_model(topology.machine)
         self.host = Memory("host", (-1, -1, -1), 0, None)
         self._sips: dict[int, Sip] = {}

@@ -143,7 +143,7 @@ class HbmSpec(_Part, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.interleave_bytes % self.burst_bytes:
             raise ValueError(
-                f"interleave_bytes is {self.interleave_bytes}, no multiple of burst_bytes,"
+                f"interleave_bytes is {self.interleave_bytes}, not a multiple of burst_bytes,"
                 f" {self.burst_bytes}"
             )
 

@@ -4,7 +4,6 @@ The validation is msgspec's; this module only finds the line that its path belon
 own node tree knows, and the field that was probably meant.
 """
 
-import difflib
 import re
 from collections.abc import Mapping
 from importlib import resources
@@ -15,6 +14,8 @@ import msgspec
 import yaml
 
 from rankwise.base.errors import ConfigError
+from rankwise.base.suggestions import hint_on_name, nearest
+from rankwise.sim.hardware.files import Loader, load_yaml, read_text
 from rankwise.sim.hardware.plugins import load_plugin, plugin_failed, plugin_names
 from rankwise.sim.hardware.specification import MachineSpec
 
@@ -74,7 +75,7 @@ def load_topology(path_or_preset: str | Path) -> Topology:
         text = resources.files(__package__).joinpath("presets", f"{name}.yaml").read_text("utf-8")
         return parse_topology(text, name)
     try:
-        text = Path(name).read_text("utf-8")
+        text = read_text(name)
     except FileNotFoundError:
         return _plugged_topology(name)
     except (OSError, UnicodeDecodeError) as error:
@@ -88,9 +89,10 @@ def _plugged_topology(name: str) -> Topology:
     if offered is None:
         installed = plugin_names(GROUP)
         more = f"; installed packages offer {', '.join(installed)}" if installed else ""
+        meant = nearest(name, [*PRESETS, *installed])
         raise ConfigError(
             f"there is no topology file {name!r}, and no preset of that name",
-            hint=f"presets are {', '.join(PRESETS)}{more}",
+            hint=f"did you mean {meant}?" if meant else f"presets are {', '.join(PRESETS)}{more}",
         )
     if callable(offered):
         try:
@@ -107,7 +109,7 @@ def _plugged_topology(name: str) -> Topology:
             f"{name!r} of {GROUP} is {offered!r}, expected a mapping or the Path of a topology file"
         )
     try:
-        return parse_topology(offered.read_text("utf-8"), str(offered))
+        return parse_topology(read_text(offered), str(offered))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{name!r} of {GROUP}: {offered} cannot be read: {error}") from error
 
@@ -121,8 +123,8 @@ def parse_topology(text: str, source: str, *, has_lines: bool = True) -> Topolog
         has_lines: whether somebody wrote it in these lines, so that errors may name them.
     """
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        tree = yaml.safe_load(text)
+        node = yaml.compose(text, Loader=Loader)
+        tree = load_yaml(text)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise ConfigError(f"{source}:{line}: not YAML: {error.problem}") from None
@@ -219,7 +221,5 @@ def _choices_at(keys: list[str]) -> list[str]:
 
 def _meant(word: str, known: list[str]) -> str:
     """Say which of the known words was probably meant."""
-    close = difflib.get_close_matches(word, known, n=1)
-    if close:
-        return f"; did you mean {close[0]}?"
-    return f"; expected one of {', '.join(known)}" if known else ""
+    hint = hint_on_name(word, known)
+    return f"; {hint}" if hint else ""

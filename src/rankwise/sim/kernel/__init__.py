@@ -7,7 +7,7 @@ from rankwise.base.errors import Deadlock, SimulationError, TimeLimit, Waiting
 from rankwise.sim.kernel.deadlock import deadlock_among
 from rankwise.sim.kernel.events import Event, Process, Steps, all_of, any_of
 from rankwise.sim.kernel.greenlets import Fiber, Rank, main_greenlet, park, start_fiber
-from rankwise.sim.kernel.places import frames_of_stack, line_of, where_of
+from rankwise.sim.kernel.places import Line, frames_of_stack, line_of, users_line, where_of
 from rankwise.sim.kernel.resources import Channel, CreditPool, Resource, Server
 from rankwise.sim.kernel.simulator import Simulator
 
@@ -17,6 +17,7 @@ __all__ = [
     "Deadlock",
     "Event",
     "Fiber",
+    "Line",
     "Process",
     "Rank",
     "Resource",
@@ -34,5 +35,6 @@ __all__ = [
     "main_greenlet",
     "park",
     "start_fiber",
+    "users_line",
     "where_of",
 ]

@@ -7,7 +7,7 @@ full, because the answer to "why does it hang" is always in that list.
 from collections.abc import Callable, Iterable
 
 from rankwise.base.errors import Deadlock, Waiting
-from rankwise.sim.kernel.events import Process
+from rankwise.sim.kernel.events import AllOf, Process
 from rankwise.sim.kernel.places import frames_of_generator, users_line_among
 
 _SHOWN_IN_MESSAGE = 16
@@ -31,10 +31,19 @@ def deadlock_of(
     awaited: str = "",
     written: Callable[[int], str] = str,
 ) -> Deadlock:
-    """Make the error that lists every process that waits, daemons last."""
+    """Make the error that lists every process that waits, those in user code first."""
     waiting = [process for process in processes if process.waits_for is not None]
-    waiting.sort(key=lambda process: process.is_daemon)
-    return deadlock_among([waiting_of(process) for process in waiting], now, awaited, written)
+    told = [(process, waiting_of(process)) for process in waiting]
+    # First what the user wrote, then what is at work for it; of these, first what waits for
+    # something that never comes, then what merely waits for others to end.
+    told.sort(
+        key=lambda each: (
+            each[0].is_daemon,
+            not each[1].where,
+            isinstance(each[0].waits_for, Process | AllOf),
+        )
+    )
+    return deadlock_among([each for _, each in told], now, awaited, written)
 
 
 def deadlock_among(

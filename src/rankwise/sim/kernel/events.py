@@ -25,6 +25,9 @@ Steps: TypeAlias = Generator[Any, Any, Any]
 
 AgendaItem: TypeAlias = "Process | tuple[Callable[..., object], tuple[Any, ...]]"
 
+Wave: TypeAlias = "AgendaItem | list[AgendaItem]"
+"""What happens at one instant."""
+
 
 class Event:
     """Something that will happen at most once.
@@ -91,6 +94,39 @@ class Event:
         return f"<{type(self).__name__} {self.name} {'done' if self.is_done else 'pending'}>"
 
 
+class Timer(Event):
+    """An event that happens by itself when its instant comes; `Simulator.timer` makes it.
+
+    Nobody lets it happen, so it is on no agenda: who waits for it is.
+    """
+
+    __slots__ = ("due",)
+
+    due: int
+    __init__ = object.__init__
+    # No slots: what never changes costs nothing to make.
+    name = "timer"
+    _value = None
+    _failure = None
+
+    @property
+    def is_done(self) -> bool:  # type: ignore[override]
+        """Whether its instant has come."""
+        return self.due <= self._simulator.now
+
+    def succeed(self, _value: Any = None) -> None:
+        """Refuse: it happens by itself."""
+        raise LocalProtocolError("a timer happens by itself", hint="make an event, and end it")
+
+    def fail(self, exception: BaseException) -> None:
+        """Refuse: it happens by itself."""
+        self.succeed(exception)
+
+    def add_callback(self, callback: "Callable[[Event], object]") -> None:
+        """Have `callback(event)` called when it happens; soon, if it already has."""
+        self._simulator.call_at(max(self.due, self._simulator.now), callback, self)
+
+
 class Process(Event):
     """A generator that runs in simulated time, and the event of its end.
 
@@ -137,7 +173,7 @@ class Process(Event):
             self._simulator._hasten(self)  # noqa: SLF001
 
 
-class _AllOf(Event):
+class AllOf(Event):
     """Happens when all of its parts have, or with the first failure among them."""
 
     __slots__ = ("_missing", "_parts")
@@ -205,7 +241,7 @@ def all_of(events: Iterable[Event]) -> Event:
     parts = list(events)
     if not parts:
         raise LocalProtocolError("all_of needs at least one event; skip the wait instead")
-    return _AllOf(parts[0]._simulator, parts)  # noqa: SLF001
+    return AllOf(parts[0]._simulator, parts)  # noqa: SLF001
 
 
 def any_of(events: Iterable[Event]) -> Event:

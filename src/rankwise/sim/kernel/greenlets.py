@@ -17,7 +17,7 @@ from greenlet import getcurrent, greenlet
 
 from rankwise.base.errors import LocalProtocolError
 from rankwise.sim.kernel.events import Event, Process, Steps
-from rankwise.sim.kernel.places import frames_of_stack, where_of
+from rankwise.sim.kernel.places import frames_of_stack, users_line_among, where_of
 from rankwise.sim.kernel.simulator import Simulator
 
 
@@ -50,8 +50,8 @@ class Fiber(greenlet):
 
     @property
     def where(self) -> str:
-        """The line of user code on which it waits."""
-        return where_of(frames_of_stack(self.gr_frame))
+        """The line of user code on which it waits; empty for a kernel that comes with rankwise."""
+        return users_line_among(frames_of_stack(self.gr_frame))
 
     def steps(self, *args: Any) -> Steps:
         """Run the fiber as a process: yield what it parks on, return what it returns."""

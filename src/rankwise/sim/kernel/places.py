@@ -7,6 +7,7 @@ wrong; it is named only where there is nothing else.
 import contextlib
 import importlib
 import os.path
+import sys
 from collections.abc import Iterable, Iterator
 from types import FrameType, TracebackType
 from typing import NamedTuple
@@ -43,6 +44,17 @@ def where_of(frames: Iterable[FrameType]) -> str:
 def users_line_among(frames: Iterable[FrameType]) -> str:
     """The same; empty if there is no user code among them."""
     return next((str(line) for line in map(_line_at, frames) if line.is_users), "")
+
+
+def users_line() -> Line | None:
+    """The line of user code that is being carried out; None where there is none."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 (there is no other way to the caller)
+    while frame is not None:
+        # Compared first, since nearly all frames on the way are ours, and this is on hot paths.
+        if not frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+            return _line_at(frame)
+        frame = frame.f_back
+    return None
 
 
 def _line_at(frame: FrameType) -> Line:

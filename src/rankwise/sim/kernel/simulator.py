@@ -1,15 +1,20 @@
 """The event loop of a simulation: what happens next, in integer time.
 
-The agenda is a heap of instants and, for each of them, what happens then: one item, or a list of
-them in the order in which they were asked for; that order is the sequence number. What is asked for
-at the current instant goes to the list `_ready`, which is taken as the next *wave* of the same
-instant. So ties need no comparison, nothing is ordered by a hash or an address, and many things at
-one instant, which is what symmetrical machines do, cost next to nothing. Where a process is alone
-at its instant and asks for another delay, which is what asymmetrical machines do, its old instant
-is exchanged for the new one in one pass over the heap.
+The agenda says for each instant what happens then: one item, or a list of them in the order in
+which they were asked for; that order is the sequence number. What is asked for at the current
+instant goes to the list `_ready`, which is taken as the next *wave* of the same instant. So ties
+need no comparison, nothing is ordered by a hash or an address, and many things at one instant,
+which is what symmetrical machines do, cost next to nothing.
+
+What lies far ahead is in a dictionary, in no order. The loop sorts the next *stretch* of it into
+two lists, instants and items, and walks through them; what is asked for inside of the stretch is
+inserted ahead of the walk. That is cheaper than a heap: most of what is asked for lies beyond the
+stretch, where it costs an entry of a dictionary and its share of a sort.
 
 An item of the agenda is either a process to resume or a pair of callback and arguments. Resuming
 is written out in the loop itself: it is the inner loop of everything else in `rankwise.sim`.
+
+A process that waits for a `Timer` is on the agenda itself, as with a delay.
 
 A process that waits for something that has already happened goes on at once, without a wave; after
 `_PATIENCE` of those in a row it takes a wave all the same, so that time limits hold.
@@ -22,20 +27,27 @@ decides anything but whether to give up.
 import gc
 import threading
 import time
+from bisect import bisect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from heapq import heapify, heappop, heappush, heapreplace
-from itertools import repeat
+from operator import length_hint
 from typing import Any
 
 from rankwise.base.errors import LocalProtocolError, TimeLimit
 from rankwise.sim.kernel.deadlock import deadlock_of
-from rankwise.sim.kernel.events import AgendaItem, Event, Process, Steps
+from rankwise.sim.kernel.events import AgendaItem, Event, Process, Steps, Timer, Wave
 
 _NEVER = 1 << 256
 _PATIENCE = 1_000
 _OBJECTS_PER_COLLECTION = 50_000
 _WAVES_PER_LOOK_AT_THE_CLOCK = 4_096
+_STRETCH = 512
+"""A stretch takes all instants there are, up to this many; of more, this many or an eighth.
+
+The longer it is, the more of what is asked for lies inside of it and has to be inserted.
+"""
+_WALK = 8_192
+"""How many instants a stretch has at most, those included that a walk has passed."""
 
 
 class Simulator:
@@ -59,8 +71,9 @@ class Simulator:
         self.written = written
         self.time_limit = time_limit
         self.wall_limit_s = wall_limit_s
-        self._instants: list[int] = []
-        self._agenda: dict[int, AgendaItem | list[AgendaItem]] = {}
+        self._soon_at: list[int] = []
+        self._soon: list[Wave] = []
+        self._later: dict[int, Wave] = {}
         self._ready: list[AgendaItem] = []
         self._living: dict[Process, None] = {}
         self._thread = threading.get_ident()
@@ -69,11 +82,7 @@ class Simulator:
     def call_at(self, instant: int, callback: Callable[..., object], *args: Any) -> None:
         """Have `callback(*args)` called at `instant`, after what is already on the agenda then."""
         if instant > self.now:
-            there = self._agenda.get(instant)
-            if there.__class__ is list:
-                there.append((callback, args))
-            else:
-                self._put((callback, args), instant)
+            self._put((callback, args), instant)
         elif instant == self.now:
             self._ready.append((callback, args))
         else:
@@ -83,9 +92,20 @@ class Simulator:
         """Make an event that somebody will let happen with `succeed` or `fail`."""
         return Event(self, name)
 
-    def timer(self, delay: int, value: Any = None, name: object = "timer") -> Event:
-        """Make an event that happens by itself, `delay` from now."""
-        event = Event(self, name)
+    def timer(self, delay: int, value: Any = None, name: object = None) -> Event:
+        """Make an event that happens by itself, `delay` from now.
+
+        Without a value or a name it costs next to nothing, and keeps nobody running who does not
+        wait for it.
+        """
+        if delay < 0:
+            raise LocalProtocolError(f"a timer of {delay} would go back in time")
+        if value is None and name is None:  # chained, it takes longer
+            timer: Timer = Timer()
+            timer._simulator = self  # noqa: SLF001 (the kernel is one module in files)
+            timer.due = self.now + delay
+            return timer
+        event = Event(self, name or "timer")
         self.call_at(self.now + delay, event.succeed, value)
         return event
 
@@ -128,7 +148,7 @@ class Simulator:
             if isinstance(until, Event):
                 # Marked as waited for, so that a process that fails here fails through `until`.
                 if not until.is_done:
-                    until.add_callback(_nothing)
+                    until.add_callback(self._end_wave)
                 with _few_collections():
                     self._carry_out(until, None)
                 if not until.is_done:
@@ -150,91 +170,145 @@ class Simulator:
         One function, because it is the inner loop of everything: a call per instant is a fifth of
         its time. If an exception leaves it, the rest of the wave is put back.
         """
-        instants, agenda = self._instants, self._agenda
+        if stop is not None and stop.is_done:
+            return
+        soon_at, soon, later = self._soon_at, self._soon, self._later
         last = _NEVER if last_instant is None else last_instant
-        horizon = last if self.time_limit is None else min(last, self.time_limit)
-        wall_end = None if self.wall_limit_s is None else time.monotonic() + self.wall_limit_s
-        items: Iterator[AgendaItem] = iter(())
         now = self.now
+        # What is ready at this instant is carried out, wherever the limit is.
+        horizon = max(now, last if self.time_limit is None else min(last, self.time_limit))
+        wall_end = None if self.wall_limit_s is None else time.monotonic() + self.wall_limit_s
+        waves = 0
+        items: Iterator[AgendaItem] = iter(())
+        ahead = iter(soon_at)
         try:
-            while True:
-                for _ in repeat(None, _WAVES_PER_LOOK_AT_THE_CLOCK):
-                    if stop is not None and stop.is_done:
-                        return
-                    if self._ready:
+            while self._begin_stretch(ahead, horizon):
+                ahead, furthest = iter(soon_at), soon_at[-1]
+                for instant, wave in zip(ahead, soon, strict=False):
+                    self.now = now = instant
+                    if wave.__class__ is Process:
+                        alone: Process = wave
+                        try:
+                            target = alone._send(None)  # noqa: SLF001 (the kernel is one module in files)
+                            # Timers first: they are the dearer ones, for having been made.
+                            if target.__class__ is Timer:
+                                at = target.due
+                            elif target.__class__ is int:
+                                at = now + target
+                            else:
+                                at = 0
+                            if at > furthest and at not in later:
+                                if later or now < furthest or at > horizon or len(soon) > _WALK:
+                                    later[at] = alone
+                                else:  # it is the only one: there is nothing to sort
+                                    soon_at.append(at)
+                                    soon.append(alone)
+                                    furthest = at
+                            elif at > now:
+                                self._put(alone, at)
+                            else:
+                                self._settle(alone, target)
+                        except BaseException as end:  # noqa: BLE001 (sorted out in `_end`)
+                            self._end(alone, end)
+                        if not self._ready:
+                            continue
+                    else:
+                        items = iter(wave) if wave.__class__ is list else iter((wave,))  # type: ignore[arg-type]
+                    while True:
+                        for item in items:
+                            if item.__class__ is tuple:
+                                item[0](*item[1])
+                                continue
+                            process: Process = item  # type: ignore[assignment]
+                            awaited = process._waits_for  # noqa: SLF001
+                            try:
+                                if awaited is None:
+                                    target = process._send(None)  # noqa: SLF001
+                                else:
+                                    process._waits_for = None  # noqa: SLF001
+                                    if awaited._failure is None:  # noqa: SLF001
+                                        target = process._send(awaited._value)  # noqa: SLF001
+                                    else:
+                                        target = process._generator.throw(awaited._failure)  # noqa: SLF001
+                                if target.__class__ is int:
+                                    at = now + target
+                                elif target.__class__ is Timer:
+                                    at = target.due
+                                elif isinstance(target, Event) and not target.is_done:
+                                    process._waits_for = target  # noqa: SLF001
+                                    process._since = now  # noqa: SLF001
+                                    target._waiters.append(process)  # noqa: SLF001
+                                    continue
+                                else:
+                                    at = 0
+                                if at > furthest:
+                                    if at not in later:
+                                        later[at] = process
+                                    elif later[at].__class__ is list:
+                                        later[at].append(process)  # type: ignore[union-attr]
+                                    else:
+                                        later[at] = [later[at], process]  # type: ignore[list-item]
+                                elif at > now:
+                                    self._put(process, at)
+                                else:
+                                    self._settle(process, target)
+                            except BaseException as end:  # noqa: BLE001 (the same)
+                                self._end(process, end)
+                        if not self._ready:
+                            break
+                        # Whoever waits for `stop` is ready now, so it need not be asked earlier.
+                        if stop is not None and stop.is_done:
+                            return
                         items = iter(self._ready)
                         self._ready = []
-                    elif instants:
-                        instant = instants[0]
-                        if instant > horizon:
-                            self._refuse_beyond(last, instant)
-                            return
-                        wave = agenda.pop(instant)
-                        self.now = now = instant
-                        if wave.__class__ is Process:
-                            alone: Process = wave
-                            # Nobody else asks for this instant, so it is still the first.
-                            try:
-                                target = alone._send(None)  # noqa: SLF001 (the kernel is one module in files)
-                                if target.__class__ is int and target > 0:
-                                    instant = now + target
-                                    if instant not in agenda:
-                                        agenda[instant] = alone
-                                        heapreplace(instants, instant)
-                                        continue
-                                heappop(instants)
-                                self._settle(alone, target)
-                            except BaseException as end:  # noqa: BLE001 (sorted out in `_end`)
-                                if instants and instants[0] == now:
-                                    heappop(instants)
-                                self._end(alone, end)
-                            continue
-                        heappop(instants)
-                        items = iter(wave) if wave.__class__ is list else iter((wave,))  # type: ignore[arg-type]
-                    else:
-                        return
-                    for item in items:
-                        if item.__class__ is tuple:
-                            item[0](*item[1])
-                            continue
-                        process: Process = item  # type: ignore[assignment]
-                        awaited = process._waits_for  # noqa: SLF001
-                        try:
-                            if awaited is None:
-                                target = process._send(None)  # noqa: SLF001
-                            else:
-                                process._waits_for = None  # noqa: SLF001
-                                if awaited._failure is None:  # noqa: SLF001
-                                    target = process._send(awaited._value)  # noqa: SLF001
-                                else:
-                                    target = process._generator.throw(awaited._failure)  # noqa: SLF001
-                            if target.__class__ is int and target > 0:
-                                instant = now + target
-                                if instant in agenda:
-                                    there = agenda[instant]
-                                    if isinstance(there, list):
-                                        there.append(process)
-                                    else:
-                                        agenda[instant] = [there, process]
-                                else:
-                                    agenda[instant] = process
-                                    heappush(instants, instant)
-                            elif isinstance(target, Event) and not target.is_done:
-                                process._waits_for = target  # noqa: SLF001
-                                process._since = now  # noqa: SLF001
-                                target._waiters.append(process)  # noqa: SLF001
-                            else:
-                                self._settle(process, target)
-                        except BaseException as end:  # noqa: BLE001 (the same)
-                            self._end(process, end)
-                if wall_end is not None and time.monotonic() > wall_end:
-                    raise TimeLimit(  # noqa: TRY301 (the handler puts items back)
-                        f"the simulation took more than {self.wall_limit_s:g} s of real time,"
-                        f" and has come to instant {self.written(now)}"
-                    )
+                        waves += 1
+                        if not waves % _WAVES_PER_LOOK_AT_THE_CLOCK:
+                            self._look_at_the_clock(wall_end)
+                self._look_at_the_clock(wall_end)
+            if later:
+                self._refuse_beyond(last, min(later))
         except BaseException:
             self._ready = [*items, *self._ready]
             raise
+        finally:
+            self._leave_behind(ahead)
+
+    def _begin_stretch(self, ahead: Iterator[int], horizon: int) -> bool:
+        """Forget what a walk has passed, and sort what comes next; whether anything may happen."""
+        self._leave_behind(ahead)
+        soon_at, soon, later = self._soon_at, self._soon, self._later
+        if later and not soon:
+            soon_at[:] = sorted(later)
+            if len(later) > _STRETCH:
+                del soon_at[max(_STRETCH, len(later) // 8) :]
+            soon[:] = map(later.pop, soon_at)
+        self._put_off(bisect(soon_at, horizon))
+        if self._ready:
+            soon_at.insert(0, self.now)
+            soon.insert(0, self._ready)
+            self._ready = []
+        return bool(soon)
+
+    def _put_off(self, place: int) -> None:
+        """Let the stretch end before a place in it."""
+        if place < len(self._soon):
+            self._later.update(zip(self._soon_at[place:], self._soon[place:], strict=True))
+            del self._soon_at[place:], self._soon[place:]
+
+    def _leave_behind(self, ahead: Iterator[int]) -> None:
+        passed = len(self._soon) - length_hint(ahead)
+        del self._soon_at[:passed], self._soon[:passed]
+
+    def _look_at_the_clock(self, wall_end: float | None) -> None:
+        if wall_end is not None and time.monotonic() > wall_end:
+            raise TimeLimit(
+                f"the simulation took more than {self.wall_limit_s:g} s of real time,"
+                f" and has come to instant {self.written(self.now)}"
+            )
+
+    def _end_wave(self, _event: Event) -> None:
+        """Stand in the list of waiters for the caller of `run`, who sees it between two waves."""
+        self._ready.append((_nothing, ()))
 
     def _end(self, process: Process, how: BaseException) -> None:
         """A process has returned or failed; a failure that nobody waits for leaves the loop."""
@@ -250,28 +324,38 @@ class Simulator:
 
     def _refuse_beyond(self, last: int, instant: int) -> None:
         """Raise if the next instant is beyond the time limit, and not only beyond `last`."""
-        if instant <= last:
-            assert self.time_limit is not None, "something else than `last` is in the way"
+        if self.time_limit is not None and self.time_limit < instant <= last:
             raise TimeLimit(
                 f"simulated time exceeds its limit of {self.written(self.time_limit)}:"
                 f" the next event is at {self.written(instant)}"
             )
 
     def _put(self, item: AgendaItem, instant: int) -> None:
-        there = self._agenda.get(instant)
-        if there is None:
-            self._agenda[instant] = item
-            heappush(self._instants, instant)
-        elif isinstance(there, list):
-            there.append(item)
+        soon_at, soon, later = self._soon_at, self._soon, self._later
+        if not soon_at or instant > soon_at[-1]:
+            if instant not in later:
+                later[instant] = item
+            else:
+                later[instant] = _joined(later[instant], item)
+            return
+        place = bisect(soon_at, instant)
+        if soon_at[place - 1] == instant:
+            soon[place - 1] = _joined(soon[place - 1], item)
+        elif len(soon) > _WALK:
+            self._put_off(place)
+            later[instant] = item
         else:
-            self._agenda[instant] = [there, item]
+            soon_at.insert(place, instant)
+            soon.insert(place, item)
 
     def _settle(self, process: Process, target: Any) -> None:
         """Take what a process yielded that is neither a delay nor an event still to come."""
         resume = process._generator  # noqa: SLF001 (the kernel is one module in files)
         patience = _PATIENCE
         while True:
+            if target.__class__ is Timer and target.due > self.now:
+                self._put(process, target.due)
+                return
             if isinstance(target, Event):
                 if not target.is_done:
                     process._waits_for = target  # noqa: SLF001
@@ -307,14 +391,17 @@ class Simulator:
 
     def _hasten(self, process: Process) -> None:
         """Resume a process that lets time pass at this instant, instead of when it wanted to."""
-        for instant, there in self._agenda.items():
-            if there is process or (isinstance(there, list) and process in there):
-                if isinstance(there, list):
-                    there.remove(process)
-                if there is process or not there:
-                    del self._agenda[instant]
-                    self._instants.remove(instant)
-                    heapify(self._instants)
+        ahead = (*zip(self._soon_at, self._soon, strict=True), *self._later.items())
+        for instant, there in ahead:
+            wave: list[AgendaItem] = there if isinstance(there, list) else [there]
+            if instant > self.now and process in wave:
+                if len(wave) > 1:
+                    wave.remove(process)
+                elif instant in self._later:
+                    del self._later[instant]
+                else:
+                    place = bisect(self._soon_at, instant) - 1
+                    del self._soon_at[place], self._soon[place]
                 self._ready.append(process)
                 return
 
@@ -322,8 +409,16 @@ class Simulator:
         if threading.get_ident() != self._thread:
             raise LocalProtocolError(
                 "a simulator belongs to the thread that made it, and this is another one",
-                hint="greenlets and threads do not mix: make the simulator where it runs",
+                hint="make the simulator in the thread that runs it",
             )
+
+
+def _joined(there: Wave, item: AgendaItem) -> Wave:
+    """What is to happen at an instant, and one thing more."""
+    if there.__class__ is list:
+        there.append(item)
+        return there
+    return [there, item]  # type: ignore[list-item]
 
 
 @contextmanager
@@ -342,5 +437,5 @@ def _few_collections() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-def _nothing(_event: Event) -> None:
-    """Stand in the list of waiters for the caller of `run`."""
+def _nothing() -> None:
+    """Be ready, and do nothing."""

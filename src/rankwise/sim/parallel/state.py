@@ -30,7 +30,7 @@ def initialize_model_parallel(tensor_model_parallel_size: int = 1) -> None:
     """Make the groups; every rank calls it, with the same size.
 
     Raises:
-        ConfigError: the number of ranks is no multiple of the size.
+        ConfigError: the number of ranks is not a multiple of the size.
         LocalProtocolError: it was called before, and `destroy_model_parallel` was not.
     """
     context = active_context()

@@ -4,22 +4,22 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from rankwise.sim.hardware.engine import GraphEngine
 from rankwise.sim.hardware.quantities import format_picoseconds
 from rankwise.sim.hardware.topology import Topology
 from rankwise.sim.reporting.results import BenchResult, format_rate
-from rankwise.sim.reporting.timeline import ENGINES, busy_shares, by_place
+from rankwise.sim.reporting.timeline import ENGINES, ReportedRun, busy_shares, by_place
 
 BINS = 160
 SIPS_SHOWN = 8
 _COLOURS = {
     "host": "#8a63b8", "commands": "#7a8699", "kernels": "#2f6fb5", "collectives": "#c77d2e",
+    "waiting": "#9aa9bd",
     "dma": "#2b9a8b", "gemm": "#c2453f", "math": "#b08a1e",
 }  # fmt: skip
 _LEFT, _WIDTH, _ROW = 130, 880, 15
 
 
-def timeline_chart(engine: GraphEngine) -> str:
+def timeline_chart(engine: ReportedRun) -> str:
     """A strip per SIP and kind of engine."""
     end = engine.now
     totals: dict[tuple[int, str], list[float]] = {}

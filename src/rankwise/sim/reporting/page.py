@@ -7,7 +7,6 @@ mailed. Equal runs give equal pages.
 from collections.abc import Sequence
 from html import escape
 
-from rankwise.sim.hardware.engine import GraphEngine
 from rankwise.sim.hardware.quantities import format_picoseconds
 from rankwise.sim.reporting.charts import roofline_chart, timeline_chart
 from rankwise.sim.reporting.files import write_text
@@ -17,6 +16,7 @@ from rankwise.sim.reporting.results import (
     cells_of,
     column_names,
 )
+from rankwise.sim.reporting.timeline import ReportedRun
 from rankwise.sim.reporting.utilisation import busiest_first, by_kind
 
 UTILISATION_ROWS = 12
@@ -50,13 +50,28 @@ div + p.note { margin-top: 8px; }
 """
 
 
-def write_page(path: str, title: str, engine: GraphEngine, results: Sequence[BenchResult]) -> None:
+Table = tuple[str, Sequence[Sequence[str]]]
+"""A heading, and rows of cells; the first row has the names of the columns."""
+
+
+def write_page(
+    path: str,
+    title: str,
+    engine: ReportedRun,
+    results: Sequence[BenchResult],
+    tables: Sequence[Table] = (),
+) -> None:
     """Write the page; packed if the name ends in .gz."""
-    write_text(path, page(title, engine, results))
+    write_text(path, page(title, engine, results, tables))
 
 
-def page(title: str, engine: GraphEngine, results: Sequence[BenchResult]) -> str:
-    """The page as HTML."""
+def page(
+    title: str,
+    engine: ReportedRun,
+    results: Sequence[BenchResult],
+    tables: Sequence[Table] = (),
+) -> str:
+    """The page as HTML; `tables` come first, and mean that the numbers are those of a program."""
     topology = engine.topology
     sections = [
         f"<h1>{escape(title)}</h1>",
@@ -67,8 +82,11 @@ def page(title: str, engine: GraphEngine, results: Sequence[BenchResult]) -> str
             f"simulated time, {len(engine.op_log):,} operations.</p>"
         ),
     ]
+    for heading, rows in tables:
+        sections += [f"<h2>{escape(heading)}</h2>", _table(rows)]
     if results:
-        sections += ["<h2>Results</h2>", _results(results)]
+        heading = "Operations" if tables else "Results"
+        sections += [f"<h2>{heading}</h2>", _results(results, is_program=bool(tables))]
     sections += [
         "<h2>Timeline</h2>",
         (
@@ -104,21 +122,29 @@ def page(title: str, engine: GraphEngine, results: Sequence[BenchResult]) -> str
     )
 
 
-def _results(results: Sequence[BenchResult]) -> str:
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    head, *body = (
+        "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in row)
+        for row, tag in zip(rows, ("th", *["td"] * len(rows)), strict=False)
+    )
+    lines = "".join(f"<tr>{row}</tr>\n" for row in body)
+    return f'<div class="scroll"><table><tr>{head}</tr>\n{lines}</table></div>'
+
+
+def _results(results: Sequence[BenchResult], *, is_program: bool) -> str:
     # The bench is the page's title, unless there are several.
     first = int(len({result.bench for result in results}) == 1)
-    head = "".join(f"<th>{escape(name)}</th>" for name in column_names()[first:])
-    rows = "".join(
-        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells_of(result)[first:])}</tr>\n"
-        for result in results
-    )
-    checked = all(result.is_checked for result in results)
-    note = "All numbers were compared with numpy's." if checked else "Only time was simulated."
-    table = f'<div class="scroll"><table><tr>{head}</tr>\n{rows}</table></div>'
+    table = _table([column_names()[first:], *(cells_of(each)[first:] for each in results)])
+    if is_program:
+        note = "The operations that took most of the time, of all ranks together."
+    elif all(result.is_checked for result in results):
+        note = "All numbers were compared with numpy's."
+    else:
+        note = "Only time was simulated."
     return f'{table}<p class="note">{note}</p>'
 
 
-def _utilisation(engine: GraphEngine) -> str:
+def _utilisation(engine: ReportedRun) -> str:
     """How busy each kind of resource was, and the busiest of all."""
     shares = engine.machine.utilisation()
     kinds = "".join(
@@ -154,7 +180,7 @@ def _bar(share: float) -> str:
     )
 
 
-def _facts(engine: GraphEngine) -> str:
+def _facts(engine: ReportedRun) -> str:
     rows = "".join(
         f'<tr><th>{escape(name)}</th><td class="wrap">{escape(sentence)}</td></tr>\n'
         for name, sentence in facts(engine.topology)

@@ -8,7 +8,8 @@ import msgspec
 
 from rankwise.sim.hardware.quantities import PICOSECONDS_PER_SECOND, format_picoseconds
 
-_COLUMNS = ("bench", "case", "simulated", "FLOP/s", "bytes/s", "bound", "at best", "reached")
+_COLUMNS = ("bench", "case", "simulated", "FLOP/s", "bytes/s", "bound", "at best", "reached",
+            "held back by")  # fmt: skip
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -19,11 +20,13 @@ class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
         bench: the program's name.
         case: what it was about: sizes, dtype, algorithm.
         time_ps: simulated picoseconds.
-        flops: floating-point operations that the task needs, whoever carries them out.
+        flops: floating-point operations that the task needs, on whatever unit.
         bytes: bytes that the task has to move: to and from memory for kernels, of one rank's
             operand for collectives.
         bound: what limits the task on this machine: `compute`, `memory`, or `alpha-beta`.
-        bound_ps: how long it would take if nothing but that mattered.
+        bound_ps: how long it would take if nothing but that mattered; 0 if nobody knows.
+        held_back_by: the resource that costs most of the rest, where less than 90 % of the bound
+            were reached: `credits`, `links`, `DMA`, `math`, `wave tail` and others.
         is_checked: whether the numbers were compared with numpy's; not if only time was simulated.
     """
 
@@ -34,6 +37,7 @@ class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     bound: str
     bound_ps: int
+    held_back_by: str = ""
     is_checked: bool
 
     @property
@@ -85,8 +89,9 @@ def cells_of(result: BenchResult) -> tuple[str, ...]:
         format_rate(result.flops_per_second, "FLOP/s"),
         format_rate(result.bytes_per_second, "B/s"),
         result.bound,
-        format_picoseconds(result.bound_ps),
-        f"{100 * result.ratio:.1f} %",
+        format_picoseconds(result.bound_ps) if result.bound_ps else "-",
+        f"{100 * result.ratio:.1f} %" if result.bound_ps else "-",
+        result.held_back_by,
     )
 
 

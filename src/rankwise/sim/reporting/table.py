@@ -14,7 +14,8 @@ from rankwise.sim.reporting.results import BenchResult, cells_of, column_names
 
 Labels = Sequence[tuple[str, Sequence[str]]]
 
-_TEXT_COLUMNS = frozenset({"bench", "case", "bound"})
+_HELD_BACK = "held back by"
+_TEXT_COLUMNS = frozenset({"bench", "case", "bound", _HELD_BACK})
 _RATE_UNITS = {"FLOP/s": "FLOP/s", "bytes/s": "B/s"}
 _GAP = 2
 _NARROWEST = 6
@@ -64,6 +65,7 @@ def _columns(results: Sequence[BenchResult], labels: Labels) -> list[_Column]:
         *(
             _Column(head, cells, head in _TEXT_COLUMNS)
             for head, cells in zip(column_names(), figures, strict=True)
+            if head != _HELD_BACK or any(cells)
         ),
     ]
 

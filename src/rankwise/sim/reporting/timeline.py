@@ -8,16 +8,55 @@ were there before it and end before it: when an engine has *got to it*.
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from rankwise.sim.hardware.op_log import Operation
+from rankwise.sim.hardware.op_log import Operation, OpLog
+from rankwise.sim.hardware.topology import Topology
 
 _DMA = frozenset({"load", "store", "atomic"})
 _HOST = frozenset({"MmuMap", "MmuUnmap", "MemoryWrite", "MemoryRead", "Copy"})
-ENGINES = ("host", "commands", "kernels", "collectives", "dma", "gemm", "math")
+ENGINES = ("host", "commands", "kernels", "waiting", "collectives", "dma", "gemm", "math")
 """In the order in which they are shown."""
 MESSAGES_OUT, MESSAGES_IN = "messages out", "messages in"
+_ENGINE_OF_KIND = {"KernelLaunch": "kernels", "Run": "commands", "Wait": "waiting"}
 _TRACKS = (*ENGINES, MESSAGES_OUT, MESSAGES_IN)
+
+
+class ReportedMachine(Protocol):
+    """What reports ask of a machine."""
+
+    @property
+    def messages(self) -> Any:
+        """Messages from PE to PE, if they were kept."""
+        ...
+
+    def utilisation(self) -> dict[str, float]:
+        """How busy each part was, as a share of the whole time."""
+        ...
+
+
+class ReportedRun(Protocol):
+    """What reports ask of a run; a `GraphEngine` is one."""
+
+    @property
+    def topology(self) -> Topology:
+        """The machine's description."""
+        ...
+
+    @property
+    def op_log(self) -> OpLog:
+        """What was done when."""
+        ...
+
+    @property
+    def now(self) -> int:
+        """The end, in picoseconds."""
+        ...
+
+    @property
+    def machine(self) -> ReportedMachine:
+        """The machine."""
+        ...
 
 
 class Place(NamedTuple):
@@ -42,9 +81,7 @@ def engine_of(operation: Operation) -> str:
         return "dma" if operation.kind in _DMA else "gemm" if operation.kind == "dot" else "math"
     if operation.kind in _HOST:
         return "host"
-    if operation.kind == "KernelLaunch":
-        return "kernels"
-    return "commands" if operation.kind == "Run" else "collectives"
+    return _ENGINE_OF_KIND.get(operation.kind, "collectives")
 
 
 def place_of(operation: Operation) -> Place:

@@ -26,13 +26,13 @@ from rankwise.base.trace_events import (
     slice_event,
     track_events,
 )
-from rankwise.sim.hardware.engine import GraphEngine
 from rankwise.sim.hardware.machine import Message
 from rankwise.sim.reporting.files import write_text
 from rankwise.sim.reporting.timeline import (
     MESSAGES_IN,
     MESSAGES_OUT,
     Place,
+    ReportedRun,
     Slice,
     by_place,
     got_to,
@@ -73,14 +73,14 @@ class _ArrowEnd(NamedTuple):
     at: int
 
 
-def write_trace(path: str, engine: GraphEngine) -> None:
+def write_trace(path: str, engine: ReportedRun) -> None:
     """Write the timeline of a run; packed if the name ends in .gz."""
     lines = (_ENCODER.encode(event).decode() for event in trace_events(engine))
     body = ",\n".join(lines)
     write_text(path, f'{{"displayTimeUnit":"ns","traceEvents":[\n{body}\n]}}\n')
 
 
-def trace_events(engine: GraphEngine) -> list[TraceEvent]:
+def trace_events(engine: ReportedRun) -> list[TraceEvent]:
     """The events: names of processes and tracks first, then everything else by time."""
     shown = [*_operations(engine), *_messages(engine)]
     tracks = _Tracks(each.track for each in shown)
@@ -132,7 +132,7 @@ def _event(shown: _Bar | _ArrowEnd, tracks: _Tracks) -> TraceEvent:
     return {**event, "bp": "e"} if shown.phase == "f" else event
 
 
-def _operations(engine: GraphEngine) -> Iterator[_Bar]:
+def _operations(engine: ReportedRun) -> Iterator[_Bar]:
     for place, slices in by_place(engine.op_log).items():
         bars = [_bar(place, each, start) for each, start in _begun(place, slices)]
         bars.sort(key=lambda bar: (bar.start, bar.end))
@@ -161,7 +161,7 @@ def _bar(place: Place, each: Slice, start: int) -> _Bar:
     return _Bar(_Track(place, 0), operation.name, place.engine, start, each.end, details)
 
 
-def _messages(engine: GraphEngine) -> Iterator[_Bar | _ArrowEnd]:
+def _messages(engine: ReportedRun) -> Iterator[_Bar | _ArrowEnd]:
     """A slice where each message leaves, one where it arrives, and an arrow between them."""
     messages = engine.machine.messages or []
     leaving = _placed([_lasting(each.source, each.sent_at, each.pace) for each in messages])

@@ -11,6 +11,7 @@ _KINDS = {
     "SIPs to host": r"sip\d+->host",
     "links between SIPs": r"(sip\d+|switch)->(sip\d+|switch)",
     "links between cubes": r"sip\d+\.cube\d+->cube\d+",
+    "devices, computing": r"sip\d+\.computing",
     "HBM channels": r".*\.hbm\d+",
     "ports of PEs, in": r".*\.pe\d+\.in",
     "ports of PEs, out": r".*\.pe\d+\.out",

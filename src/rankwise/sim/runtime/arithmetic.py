@@ -107,7 +107,9 @@ def reduced(
     """The sum, maximum or minimum along an axis, or of everything."""
     name = "mean" if is_mean else operation
     if is_mean and not x.kind.is_floating():
-        raise TypeError(f"the mean of {x.dtype} is no {x.dtype}: convert it first, with to('f32')")
+        raise TypeError(
+            f"the mean of {x.dtype} is not an {x.dtype}: convert it first, with to('f32')"
+        )
     axis = None if dim is None else _axis(x, dim)
     length = x.numel() if axis is None else x.shape[axis]
     if not length and is_mean:  # as in torch, it is no number
@@ -262,7 +264,7 @@ def _check_category(operation: str, kind: dtype) -> None:
 def _check_device(x: "Tensor", y: "Tensor") -> None:
     if x.device != y.device:
         raise LocalProtocolError(
-            f"{x.name} lies on {x.device}, {y.name} on {y.device}",
+            f"{x.name} is on {x.device}, {y.name} on {y.device}",
             hint="copy one of them into a tensor on the other's device with copy_",
         )
 

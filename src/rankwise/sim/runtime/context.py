@@ -11,9 +11,8 @@ import math
 import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from operator import index
 from types import TracebackType
-from typing import Any, Self, SupportsIndex
+from typing import Any, Self
 
 import msgspec
 import numpy as np
@@ -27,6 +26,8 @@ from rankwise.sim.ccl.configuration import (
 )
 from rankwise.sim.hardware.commands import Command, Handle, KernelLaunch, MmuMap
 from rankwise.sim.hardware.engine import GraphEngine
+from rankwise.sim.hardware.environment import DealtPes, KernelEnvironment
+from rankwise.sim.kernel import Line
 from rankwise.sim.runtime import streams
 from rankwise.sim.runtime.creation import TensorCreation
 from rankwise.sim.runtime.distributed import Distributed
@@ -34,7 +35,9 @@ from rankwise.sim.runtime.multiprocessing import Multiprocessing
 from rankwise.sim.runtime.placement import Device, DeviceSelector, DPPolicy, devices_for, layout_of
 from rankwise.sim.runtime.tensor import Tensor
 from rankwise.sim.triton.dtypes import dtype
-from rankwise.sim.triton.kernel_runner import KernelRunner, unread_messages
+from rankwise.sim.triton.host import TensorDescriptor
+from rankwise.sim.triton.jit import grid_sizes
+from rankwise.sim.triton.kernel_runner import KernelRunner, chosen, unread_messages
 
 _UNREAD_TOLD = 8
 _OPEN: "list[weakref.ref[RuntimeContext]]" = []
@@ -97,6 +100,7 @@ class RuntimeContext:
         self._failures: dict[Any, BaseException] = {}
         self._given_up: set[Handle] = set()
         self._pending_worker_waits: list[Any] = []
+        self._awaited: dict[int, Any] = {}
         self._pending_collectives: list[Any] = []
         self._is_ending_ranks = False
         self._devices: dict[int, list[Device]] = {}
@@ -136,7 +140,7 @@ class RuntimeContext:
         if unread:
             more = f"; and {len(unread) - _UNREAD_TOLD} more" if len(unread) > _UNREAD_TOLD else ""
             raise LocalProtocolError(
-                f"kernels have sent what nobody received: {'; '.join(unread[:_UNREAD_TOLD])}{more}",
+                f"data was sent that no rank received: {'; '.join(unread[:_UNREAD_TOLD])}{more}",
                 hint="every tl.send needs its tl.recv, in this launch or in another",
             )
 
@@ -155,6 +159,7 @@ class RuntimeContext:
             if self._is_ending_ranks:
                 raise SystemExit("this rank is ended, because another one has failed")
             self._pending_worker_waits.append(handle)
+            self._awaited[self.rank] = handle
             self.give_way()
             # Whoever goes on with a rank has drained its wait; where it was only taken off the
             # list, it was seen to. One who has done neither gives the rank the right to drive.
@@ -163,6 +168,10 @@ class RuntimeContext:
                 self.complete(handle)
             self._completed.add(handle)
         self._raise_failure(handle)
+
+    def awaited_by(self, rank: int) -> Any:
+        """The command that a rank waited for last; None if it has waited for none."""
+        return self._awaited.get(rank)
 
     def was_waited_for(self, handle: Any) -> bool:
         """Whether a command is complete, and somebody has waited for it."""
@@ -208,7 +217,7 @@ class RuntimeContext:
             raise SystemExit("this rank is ended, because another one has failed")
         parent = getcurrent().parent
         if parent is None:
-            raise LocalProtocolError("there is nobody to give way to outside of ranks")
+            raise LocalProtocolError("only a rank can yield to other ranks")
         parent.switch()
 
     def drain_waits(self) -> None:
@@ -287,21 +296,34 @@ class RuntimeContext:
         """What the engine calls the stream of this rank's commands."""
         return self.current_stream().number
 
-    def everything_on(self, *devices: Device) -> tuple[Handle, ...]:
-        """The latest commands of all streams of devices: what a host access has to wait for."""
+    def submitted_to(self, *devices: Device) -> tuple[Handle, ...]:
+        """The latest commands of all streams of devices, collectives included."""
         return self._streams.latest(devices)
+
+    def before_host_access(self, *devices: Device) -> tuple[Handle, ...]:
+        """The latest commands of all streams of devices: what a host access has to wait for.
+
+        Collectives are not among them: a rank waits for its own with `work.wait()`, and which of
+        the others' have begun is not the same for all ranks.
+        """
+        return self._streams.latest(devices, with_collectives=False)
 
     def touch(self, device: Device, handle: Handle) -> None:
         """Note that a command of another device's stream reads or writes this device's memory."""
         self._streams.touch(device, handle)
 
-    def submit(self, command: Command, stream: streams.Stream | None = None) -> Handle:
-        """Give a command to the engine; it must be for the stream, by default the current one."""
+    def submit(
+        self, command: Command, stream: streams.Stream | None = None, line: Line | None = None
+    ) -> Handle:
+        """Give a command to the engine; it must be for the stream, by default the current one.
+
+        `line` is the user's, if not the one that is being carried out.
+        """
         stream = stream or self.current_stream()
         if stream.pending_dependencies:
             command = _with_dependencies(command, stream.pending_dependencies)
             stream.pending_dependencies = []
-        handle = self.engine.submit(command)
+        handle = self.engine.submit(command, line)
         stream.last = handle
         return handle
 
@@ -351,45 +373,54 @@ class RuntimeContext:
             args: the kernel's arguments: tensors, numbers.
             meta: more of them, by name.
         """
-        shape = grid if callable(grid) else _grid_shape(grid)
-        for argument in (*args, *meta.values()):
-            if isinstance(argument, Tensor):
-                argument.check_usable(self)
-            elif isinstance(argument, np.ndarray):
-                raise LocalProtocolError(
-                    f"an array of shape {argument.shape} was given to a kernel on the device",
-                    hint="make a tensor of it first, with torch.from_numpy",
-                )
         stream = self.current_stream()
+        for argument in (*args, *meta.values()):
+            self._check_argument(argument, stream.device)
+        sip, name = stream.device.sip, getattr(kernel, "__name__", "kernel")
+        pes = DealtPes(self.engine.machine.sip(sip), stream.device.pes)
+        environment = KernelEnvironment(self.engine, sip, pes, name, None)
+        function, meta = chosen(environment, kernel, args, meta, grid)
+        shape = grid_sizes(grid, function.bound(args, meta))
         command = KernelLaunch(
-            sip=stream.device.sip,
+            sip=sip,
             stream=stream.number,
             runner=KernelRunner(meta, shape),
-            kernel_fn=kernel,
+            kernel_fn=function,
             kernel_args=args,
-            num_programs=1 if callable(shape) else math.prod(shape),
+            num_programs=math.prod(shape),
             pes=stream.device.pes,
-            name=getattr(kernel, "__name__", "kernel"),
+            name=name,
         )
         handle = self.submit(command, stream)
         if stream is self.default_stream():
             self.wait(handle)
         return handle
 
+    def _check_argument(self, argument: Any, device: Device) -> None:
+        if isinstance(argument, TensorDescriptor):
+            argument = argument.base
+        if isinstance(argument, Tensor):
+            argument.check_usable(self)
+            if argument.device.sip != device.sip:
+                raise LocalProtocolError(
+                    f"{argument.name} is on {argument.device}, and the kernel would run on"
+                    f" {device}",
+                    hint="each rank makes its own tensors; move values with copy_, or with"
+                    " torch.distributed",
+                )
+        elif isinstance(argument, np.ndarray):
+            raise LocalProtocolError(
+                f"an array of shape {argument.shape} was given to a kernel on the device",
+                hint="make a tensor of it first, with torch.from_numpy",
+            )
+        elif isinstance(argument, tuple | list):
+            for each in argument:
+                self._check_argument(each, device)
+
     @property
     def now(self) -> int:
         """The current instant of simulated time, in picoseconds."""
         return self.engine.now
-
-
-def _grid_shape(grid: Any) -> tuple[int, ...]:
-    lengths = [grid] if isinstance(grid, SupportsIndex) else grid
-    try:
-        return tuple(index(length) for length in lengths)
-    except TypeError:
-        raise ConfigError(
-            f"the grid is {grid!r}, expected a whole number, up to three of them, or a function"
-        ) from None
 
 
 def _with_dependencies(command: Command, handles: list[Handle]) -> Command:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from greenlet import getcurrent
 
 from rankwise.base.errors import LocalProtocolError
-from rankwise.sim.ccl.reductions import ReduceOp
+from rankwise.core.collectives.reductions import ReduceOp
 from rankwise.sim.kernel import Rank
 from rankwise.sim.runtime.gatherings import Gatherings, Tensors
 from rankwise.sim.runtime.meetings import Work

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from greenlet import getcurrent
 
 from rankwise.base.errors import LocalProtocolError
-from rankwise.sim.ccl.reductions import ReduceOp, check_reduction
+from rankwise.core.collectives.reductions import ReduceOp
+from rankwise.sim.ccl.reductions import check_reduction
 from rankwise.sim.runtime.meetings import Call, Meeting, Signature, Work
 from rankwise.sim.runtime.process_groups import ProcessGroup
 from rankwise.sim.runtime.tensor import Tensor, element_type
@@ -67,6 +68,17 @@ class Gatherings:
             return f"{call} of rank {rank} never took place: rank {missing} did not call it"
         return None
 
+    def open(self) -> list[Meeting]:
+        """The meetings that somebody has come to and that have not taken place, the first first."""
+        return list(self._meetings.values())
+
+    def awaited_by(self, call: Call) -> list[int]:
+        """Who has not come to the meeting of a call."""
+        for meeting in self._meetings.values():
+            if meeting.calls.get(call.rank) is call:
+                return sorted(meeting.missing())
+        return []
+
     def are_all_waiting(self, alive: set[int]) -> bool:
         """Whether every live rank waits for a meeting that has not taken place."""
         return all(rank in self._waiting and self._waiting[rank].handle is None for rank in alive)
@@ -86,15 +98,15 @@ class Gatherings:
         """Let the rank that is running take part in a collective; `root` is one of all ranks.
 
         Raises:
-            LocalProtocolError: the rank or the root is no member, or the tensors do not fit.
+            LocalProtocolError: the rank or the root is not a member, or the tensors do not fit.
         """
         rank = self._context.rank
         if rank not in group.ranks:
             raise LocalProtocolError(
-                f"rank {rank} called {collective} of {group}, but is no member"
+                f"rank {rank} called {collective} of {group}, but is not a member"
             )
         if root is not None and root not in group.ranks:
-            raise LocalProtocolError(f"{collective}: root {root} is no member of {group}")
+            raise LocalProtocolError(f"{collective}: root {root} is not a member of {group}")
         taken = [operands] if isinstance(operands, Tensor) else list(operands)
         given = [results] if isinstance(results, Tensor) else list(results)
         root_place = group.ranks.index(root) if root is not None else 0
@@ -115,9 +127,10 @@ class Gatherings:
             signature,
             number,
             rank,
+            group=group,
             operands=taken,
             results=given,
-            stream=self._context.current_stream(),
+            after=self._context.current_stream().tail(),
         )
         return self._take_part((group.name, number), group.ranks, call, is_async)
 
@@ -182,9 +195,10 @@ class Gatherings:
             signature,
             number,
             rank,
+            group=group,
             operands=sent,
             results=received,
-            stream=self._context.current_stream(),
+            after=self._context.current_stream().tail(),
         )
         return self._take_part((way, number), (source, target), call, is_async)
 

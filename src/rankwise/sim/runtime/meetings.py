@@ -11,21 +11,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from rankwise.core.collectives.reductions import ReduceOp
+from rankwise.sim.ccl.algorithm_modules import algorithm_module
 from rankwise.sim.ccl.configuration import Algorithm, check_against
 from rankwise.sim.ccl.execution import Execution, lane_count, queues_per_pe
+from rankwise.sim.ccl.kernel_execution import KernelExecution, runs_as_kernel
+from rankwise.sim.ccl.lanes import LaneQueues, suited_to
 from rankwise.sim.ccl.plan import Plan, plan, requested
-from rankwise.sim.ccl.reductions import ReduceOp
 from rankwise.sim.hardware.commands import Handle, Run
 from rankwise.sim.hardware.environment import KernelEnvironment
 from rankwise.sim.hardware.machine import Pe
-from rankwise.sim.kernel import Event, Steps
+from rankwise.sim.kernel import Event, Steps, users_line
+from rankwise.sim.runtime.process_groups import ProcessGroup, ranks_text
 from rankwise.sim.runtime.tensor import Tensor, short_name
 from rankwise.sim.triton.dtypes import Array, dtype
 
 if TYPE_CHECKING:
     from rankwise.sim.runtime.context import RuntimeContext
     from rankwise.sim.runtime.placement import Device
-    from rankwise.sim.runtime.streams import Stream
 
 _MATH = {
     ReduceOp.SUM: "add",
@@ -56,9 +59,11 @@ class Call:
         signature: what it asks for.
         number: counts the rank's collectives in the group, from 1.
         rank: the rank, counted over all ranks.
+        group: the group that it was called in.
+        line: where the user's program called it.
         operands: the tensors that together are the rank's operand.
         results: those that together take its result.
-        stream: the stream that it was called in.
+        after: what it comes after: the end of its stream at the call, whatever is launched later.
         handle: its part on the engine; None until all ranks have come.
         is_awaited: whether the rank waits already; if so, its part is pending from the start.
     """
@@ -69,16 +74,19 @@ class Call:
         number: int,
         rank: int,
         *,
+        group: ProcessGroup,
         operands: Sequence[Tensor],
         results: Sequence[Tensor],
-        stream: "Stream",
+        after: Sequence[Handle],
     ) -> None:
         self.signature = signature
         self.number = number
         self.rank = rank
+        self.group = group
+        self.line = users_line()
         self.operands = tuple(operands)
         self.results = tuple(results)
-        self.stream = stream
+        self.after = tuple(after)
         self.handle: Handle | None = None
         self.is_awaited = False
 
@@ -93,6 +101,8 @@ class Call:
             about += f" with root {asked.root}"
         if asked.algorithm is not None:
             about += f" by {asked.algorithm}"
+        if not self.group.is_world:
+            about += f" in {self.group}"
         return f"{asked.operation} #{self.number}{about}"
 
 
@@ -133,6 +143,22 @@ class Meeting:
         """Who has not come."""
         return [rank for rank in self.ranks if rank not in self.calls]
 
+    def __str__(self) -> str:
+        """Who has called what, and where, and who is waited for."""
+        callers: dict[str, dict[str, list[int]]] = {}
+        for rank, call in sorted(self.calls.items()):
+            callers.setdefault(str(call), {}).setdefault(f"{call.line or ''}", []).append(rank)
+        told = [
+            f"{call}: called by "
+            + ", ".join(
+                ranks_text(ranks) + (f" at {line}" if line else "") for line, ranks in lines.items()
+            )
+            for call, lines in callers.items()
+        ]
+        if missing := self.missing():
+            told.append(f"waits for {ranks_text(sorted(missing))}")
+        return "; ".join(told)
+
 
 class Collective:
     """A collective on its way: the plan, and what the engine runs for every rank."""
@@ -146,7 +172,9 @@ class Collective:
         self._devices = [context.device_of(call.rank) for call in calls]
         algorithm = context.ccl.algorithm(asked.collective, asked.algorithm)
         self._plan = self._planned(algorithm, asked)
-        self._execution = self._prepared(algorithm, asked)
+        self._execution: Execution | None = None
+        self._kernels: KernelExecution | None = None
+        self._prepare(algorithm, asked)
         self._operands: list[Array | None] = [None] * len(calls)
         self._results: list[Array | None] = [None] * len(calls)
         self._started = 0
@@ -157,21 +185,33 @@ class Collective:
         grid = self._context.engine.topology.machine.system.sips.shape
         return plan(requested(algorithm, asked.collective, asked.elements, asked.root, homes, grid))
 
-    def _prepared(self, algorithm: Algorithm, asked: Signature) -> Execution:
+    def _prepare(self, algorithm: Algorithm, asked: Signature) -> None:
+        """Lay out queues and lanes, and decide which form of the algorithm runs."""
         machine, queues = self._context.engine.machine, algorithm.queues
         tcm = machine.topology.machine.pe.tcm.capacity
-        check_against(queues, tcm, queues_per_pe(self._plan), f"algorithm {algorithm.name}")
+        per_pe = queues_per_pe(self._plan)
+        check_against(queues, tcm, per_pe, f"algorithm {algorithm.name}")
+        item_bytes = asked.kind.itemsize
         fewest = min(len(device.pes) for device in self._devices)
-        count = lane_count(self._plan, asked.kind.itemsize, queues, fewest)
-        return Execution(
-            machine,
-            self._plan,
-            [self._lanes(device, count) for device in self._devices],
-            item_bytes=asked.kind.itemsize,
-            dtype=short_name(asked.kind),
-            operation=_MATH[asked.op],
-            queues=queues,
-        )
+        count = lane_count(self._plan, item_bytes, queues, fewest)
+        sips = [device.sip for device in self._devices]
+        ways = sorted({(sips[one], sips[other]) for one, other in self._plan.ways()})
+        queues = suited_to(machine, queues, ways, count, per_pe)
+        lanes = [self._lanes(device, count) for device in self._devices]
+        lane_queues = LaneQueues(machine, lanes, queues)
+        module = algorithm_module(algorithm.module)
+        if runs_as_kernel(module, self._plan, item_bytes, count, queues.slot_size):
+            self._kernels = KernelExecution(
+                algorithm.name, module, self._plan, lane_queues, lanes,
+                kind=asked.kind, operation=_MATH[asked.op],
+                collective=str(self._calls[0]), ranks=[call.rank for call in self._calls],
+            )  # fmt: skip
+        else:
+            self._execution = Execution(
+                machine, self._plan, lanes, lane_queues, item_bytes=item_bytes,
+                dtype=short_name(asked.kind), operation=_MATH[asked.op],
+                name=str(self._calls[0]), ranks=[call.rank for call in self._calls],
+            )  # fmt: skip
 
     def _lanes(self, device: "Device", count: int) -> list[Pe]:
         sip = self._context.engine.machine.sip(device.sip)
@@ -180,18 +220,17 @@ class Collective:
     def submit(self, series: str) -> None:
         """Give every rank's part to the engine, in the stream of the collectives of a series."""
         for index, call in enumerate(self._calls):
-            before = call.stream.last
-            after = () if before is None or before.is_done else (before,)
             own = self._context.collective_stream(self._devices[index], series)
             call.handle = self._context.submit(
                 Run(
                     sip=own.device.sip,
                     stream=own.number,
-                    after=after,
+                    after=call.after,
                     name=f"{call} of rank {call.rank}",
                     start=self._starter(index),
                 ),
                 own,
+                call.line,
             )
             if call.is_awaited:
                 self._context._pending_collectives.append(call.handle)  # noqa: SLF001 (one part in files)
@@ -201,6 +240,26 @@ class Collective:
 
     def _run_rank(self, index: int, env: KernelEnvironment) -> Steps:
         call, start = self._calls[index], env.simulator.now
+        run = self._run_as_data if self._kernels is None else self._run_as_kernel
+        yield from run(index, env)
+        if env.enable_data and call.results:
+            self._write(call, self._results[index])
+        self._log(index, env, start)
+
+    def _run_as_kernel(self, index: int, env: KernelEnvironment) -> Steps:
+        assert self._kernels is not None, "one of the two forms was prepared"
+        workspace = None
+        if env.enable_data:
+            given = self._concatenated(self._calls[index].operands)
+            operand = self._or_zeros(index, given)
+            workspace = self._plan.workspace(index, operand, self._kind, may_overwrite=True)
+        left = yield from self._kernels.rank_steps(index, env, workspace)
+        if left is not None:
+            self._results[index] = self._plan.values(index, left, self._op, self._kind)
+
+    def _run_as_data(self, index: int, env: KernelEnvironment) -> Steps:
+        assert self._execution is not None, "one of the two forms was prepared"
+        call = self._calls[index]
         if env.enable_data:
             self._operands[index] = self._concatenated(call.operands)
         self._started += 1
@@ -211,9 +270,6 @@ class Collective:
         yield from self._execution.rank_steps(index)
         if call.results and not self._all_started.is_done:
             yield self._all_started
-        if env.enable_data and call.results:
-            self._write(call, self._results[index])
-        self._log(index, env, start)
 
     def _concatenated(self, tensors: Sequence[Tensor]) -> Array:
         """The elements of some tensors, one after the other, in the form in which we compute."""
@@ -222,13 +278,15 @@ class Collective:
         return np.concatenate([self._kind.decode(tensor.stored()) for tensor in tensors])
 
     def _compute(self) -> None:
-        lengths = [self._plan.operand(index).length for index in range(len(self._calls))]
-        operands = [
-            np.zeros(length, self._kind.compute) if given is None or not len(given) else given
-            for given, length in zip(self._operands, lengths, strict=True)
-        ]
+        operands = [self._or_zeros(index, given) for index, given in enumerate(self._operands)]
         self._results = self._plan.results(operands, self._op, self._kind, may_overwrite=True)
         self._operands = [None] * len(self._calls)
+
+    def _or_zeros(self, index: int, given: Array | None) -> Array:
+        """A rank's operand, or as many zeros where nobody asks for its values."""
+        if given is None or not len(given):
+            return np.zeros(self._plan.operand(index).length, self._kind.compute)
+        return given
 
     def _write(self, call: Call, values: Array | None) -> None:
         if values is None:
@@ -244,14 +302,17 @@ class Collective:
         payload = (
             [tensor.stored().view(np.uint8) for tensor in results] if env.op_log.keeps_data else []
         )
-        sent = sum(self._plan.elements_sent_by(index).values())
+        if self._kernels is not None:
+            sent = self._kernels.bytes_sent_by(index)
+        else:
+            sent = sum(self._plan.elements_sent_by(index).values()) * self._kind.itemsize
         env.op_log.append(
             call.signature.operation,
             str(call),
             f"sip{env.sip}",
             start,
             env.simulator.now,
-            size=sent * self._kind.itemsize,
+            size=sent,
             reads=[tensor.operand() for tensor in call.operands],
             writes=[tensor.operand() for tensor in results],
             compute=lambda _operands: payload,

@@ -30,6 +30,7 @@ from rankwise.base.errors import (
 from rankwise.base.seeds import derived_seed
 from rankwise.sim.kernel import Rank
 from rankwise.sim.kernel.places import frames_of_stack, line_of, where_of
+from rankwise.sim.runtime.process_groups import ranks_text
 from rankwise.sim.runtime.wall_limit import RealTimeLimit, wall_limit
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 _FAILURES_TOLD = 8
 """Where ranks failed in more ways than that, the message has the first."""
+_MEETINGS_TOLD = 16
+"""Of more open meetings, the message has the first."""
 _PATIENCE_WITH_ENDING = 64
 """How often a rank that is being ended may wait again in its `finally` blocks."""
 
@@ -282,11 +285,18 @@ class _Schedule:
             if rank not in live:
                 lines.append(f"rank {rank.rank} has returned{_after(self._context, rank.rank)}")
                 continue
-            what = f"in {call}" if call is not None else "waiting for a command"
             where = where_of(frames_of_stack(rank.gr_frame))
             stacks[rank.rank] = "".join(traceback.format_stack(rank.gr_frame))
-            waiting.append(Waiting(f"rank {rank.rank}", what.removeprefix("in "), now, where))
-            lines.append(f"rank {rank.rank} is {what}, at {where}")
+            if call is not None:
+                lines.append(f"rank {rank.rank} is in {call}, at {where}")
+                missing = self._context.distributed.gatherings.awaited_by(call)
+                awaited = f"{ranks_text(missing)} to call {call}" if missing else f"{call}"
+            else:
+                command = self._context.awaited_by(rank.rank)
+                name = getattr(getattr(command, "event", None), "name", "")
+                awaited = "a command" + (f" ({name})" if name else "")
+                lines.append(f"rank {rank.rank} is waiting for {awaited}, at {where}")
+            waiting.append(Waiting(f"rank {rank.rank}", awaited, now, where))
         alike: dict[str, list[int]] = {}
         for number, stack in stacks.items():
             own = _users_part(stack)
@@ -295,11 +305,13 @@ class _Schedule:
                 number
             )
         told = [
-            f"stack of {_ranks(which)}:\n{_users_part(stacks[which[0]])}"
+            f"stack of {ranks_text(which)}:\n{_users_part(stacks[which[0]])}"
             for which in alike.values()
         ]
         head, *more = reason.splitlines()
-        message = "\n".join([f"{head.removesuffix(':')}: {'; '.join(lines)}", *more, *told])
+        meetings = [f"  {meeting}" for meeting in self._context.distributed.gatherings.open()]
+        shown = f"{head.removesuffix(':')}: {'; '.join(lines)}"
+        message = "\n".join([shown, *meetings[:_MEETINGS_TOLD], *more, *told])
         return RanksStuck(message, (*waiting, *others), stacks)
 
 
@@ -330,24 +342,12 @@ def _listed(told: list[str]) -> str:
     return "\n  ".join(told) if len(told) > 1 else f" {told[0]}"
 
 
-def _ranks(which: list[int]) -> str:
-    """Name some ranks, consecutive ones as a range."""
-    runs: list[list[int]] = []
-    for rank in which:
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    names = [f"{first}" if first == last else f"{first}-{last}" for first, last in runs]
-    return f"{'rank' if len(which) == 1 else 'ranks'} {', '.join(names)}"
-
-
 def _spawn_exception(errors: dict[int, BaseException], nprocs: int) -> SpawnException:
     failed = dict(sorted(errors.items()))
     ranks: dict[str, list[int]] = {}
     for rank, error in failed.items():
         ranks.setdefault(_failure(error), []).append(rank)
-    told = [f"{_ranks(which)}: {what}" for what, which in ranks.items()]
+    told = [f"{ranks_text(which)}: {what}" for what, which in ranks.items()]
     if len(told) > 1:
         more = len(told) - _FAILURES_TOLD
         told = ["", *told[:_FAILURES_TOLD], *([f"... and {more} more (see .errors)"] * (more > 0))]

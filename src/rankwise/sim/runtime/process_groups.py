@@ -10,12 +10,16 @@ if TYPE_CHECKING:
     from rankwise.sim.runtime.distributed import Distributed
 
 
+_WORLD = "world"
+
+
 class ProcessGroup:
     """Some ranks that hold collectives among themselves.
 
     Attributes:
         ranks: its members in their order in the group.
         name: how messages call it.
+        is_world: whether it is the group of all ranks, which messages need not name.
     """
 
     def __init__(
@@ -25,9 +29,11 @@ class ProcessGroup:
         self._distributed = distributed
         self.ranks = ranks
         self.name = name
+        self.is_world = name == _WORLD
+        self._text = f"{name} ({ranks_text(sorted(ranks))})"
 
     def rank(self) -> int:
-        """The place in the group of the rank that is running; -1 if it is no member."""
+        """The place in the group of the rank that is running; -1 if it is not a member."""
         distributed = self._distributed()
         assert distributed is not None, "a group is asked while its context is there"
         return distributed.get_rank(self)
@@ -36,8 +42,23 @@ class ProcessGroup:
         """How many ranks it has."""
         return len(self.ranks)
 
+    def __str__(self) -> str:
+        return self._text
+
     def __repr__(self) -> str:
         return f"<ProcessGroup {self.name} of ranks {list(self.ranks)}>"
+
+
+def ranks_text(which: Sequence[int]) -> str:
+    """Name some ranks, which ascend; consecutive ones as a range."""
+    runs: list[list[int]] = []
+    for rank in which:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    names = [f"{first}" if first == last else f"{first}-{last}" for first, last in runs]
+    return f"{'rank' if len(which) == 1 else 'ranks'} {', '.join(names)}"
 
 
 class GroupRegistry:
@@ -58,7 +79,7 @@ class GroupRegistry:
     def world(self, size: int) -> ProcessGroup:
         """The group of all ranks, of which there are so many."""
         if self._world is None or self._world.size() != size:
-            self._world = ProcessGroup(self._distributed, tuple(range(size)), "world")
+            self._world = ProcessGroup(self._distributed, tuple(range(size)), _WORLD)
         return self._world
 
     def make(self, rank: int, members: Sequence[int], world_size: int) -> ProcessGroup:

@@ -34,23 +34,32 @@ class Stream:
         self.last: Handle | None = None
         self.pending_dependencies: list[Handle] = []
 
+    def tail(self) -> "tuple[Handle, ...]":
+        """What a command that is submitted now comes after: the latest one, and what it awaits."""
+        latest = (self.last, *self.pending_dependencies)
+        return tuple(handle for handle in latest if handle is not None)
+
     def synchronize(self) -> None:
         """Wait until everything in it is complete.
 
         A failure that somebody has been told already is not raised again.
         """
-        if self.last is not None and not self._context.was_waited_for(self.last):
-            self._context.wait(self.last)
+        for handle in self.tail():
+            if not self._context.was_waited_for(handle):
+                self._context.wait(handle)
 
     def wait_event(self, event: "Event") -> None:
         """Let what is submitted from now on wait for what came before `event` was recorded."""
-        if event.handle is not None:
-            self.pending_dependencies.append(event.handle)
+        self._come_after(event.handles)
 
     def wait_stream(self, other: "Stream") -> None:
         """Let what is submitted from now on wait for what is in `other`."""
-        if other.last is not None:
-            self.pending_dependencies.append(other.last)
+        self._come_after(other.tail())
+
+    def _come_after(self, handles: "Sequence[Handle]") -> None:
+        # What is done is left out: a stream may wait often and be given nothing to do itself.
+        both = dict.fromkeys((*self.pending_dependencies, *handles))
+        self.pending_dependencies = [handle for handle in both if not handle.is_done]
 
     def record_event(self, event: "Event | None" = None) -> "Event":
         """Record an event here, a new one if none is given."""
@@ -60,25 +69,29 @@ class Stream:
 
     def query(self) -> bool:
         """Whether everything in it is complete."""
-        return self.last is None or self.last.is_done
+        return all(handle.is_done for handle in self.tail())
 
     def __repr__(self) -> str:
         return f"<Stream {self.number} of {self.device}>"
 
 
 class Event:
-    """A place in a stream, with the instant at which the stream has come there."""
+    """A place in a stream, with the instant at which the stream has come there.
+
+    Attributes:
+        handles: the commands that lead up to the place.
+    """
 
     def __init__(self, context: "RuntimeContext", *, enable_timing: bool = True) -> None:
         self._context = context
         self._recorded_at: int | None = None
         self.enable_timing = enable_timing
-        self.handle: Handle | None = None
+        self.handles: tuple[Handle, ...] = ()
 
     def record(self, stream: Stream | None = None) -> None:
         """Mark the place after everything that is in the stream, the current one by default."""
         stream = stream or self._context.current_stream()
-        self.handle = stream.last
+        self.handles = stream.tail()
         self._recorded_at = self._context.engine.now
 
     def wait(self, stream: Stream | None = None) -> None:
@@ -87,25 +100,26 @@ class Event:
 
     def synchronize(self) -> None:
         """Wait until the stream has come here."""
-        if self.handle is not None:
-            self._context.wait(self.handle)
+        for handle in self.handles:
+            self._context.wait(handle)
 
     def query(self) -> bool:
         """Whether the stream has come here."""
-        return self.handle is None or self.handle.is_done
+        return all(handle.is_done for handle in self.handles)
 
     @property
     def instant(self) -> int:
         """When the stream came here, in picoseconds of simulated time."""
         if self._recorded_at is None:
             raise LocalProtocolError("the event has not been recorded")
-        if self.handle is None:
-            return self._recorded_at
-        if self.handle.completed_at is None:
-            raise LocalProtocolError(
-                "the event's stream has not come to it yet", hint="synchronize() first"
-            )
-        return max(self._recorded_at, self.handle.completed_at)
+        instant = self._recorded_at
+        for handle in self.handles:
+            if handle.completed_at is None:
+                raise LocalProtocolError(
+                    "the event's stream has not come to it yet", hint="synchronize() first"
+                )
+            instant = max(instant, handle.completed_at)
+        return instant
 
     def elapsed_time(self, end: "Event") -> float:
         """Simulated milliseconds from this event to `end`."""
@@ -170,11 +184,14 @@ class StreamRegistry:
         pending = [each for each in self._touching.get(device, ()) if not each.is_done]
         self._touching[device] = [*pending, handle]
 
-    def latest(self, devices: "Sequence[Device]") -> "tuple[Handle, ...]":
+    def latest(
+        self, devices: "Sequence[Device]", *, with_collectives: bool = True
+    ) -> "tuple[Handle, ...]":
         """The latest commands, as far as they are not complete, of all streams of devices."""
+        left_out = () if with_collectives else set(self._collective.values())
         found: list[Handle] = []
         for device in dict.fromkeys(devices):
-            streams = self._of_device.get(device, ())
+            streams = [each for each in self._of_device.get(device, ()) if each not in left_out]
             found += [stream.last for stream in streams if stream.last is not None]
             found += self._touching.get(device, ())
         return tuple(handle for handle in found if not handle.is_done)
@@ -193,7 +210,7 @@ class StreamRegistry:
         for owner, streams in list(self._of_device.items()):
             if device is None or owner == device:
                 for stream in list(streams):
-                    if stream.last not in without:
+                    if not any(handle in without for handle in stream.tail()):
                         stream.synchronize()
 
     def _register(self, stream: Stream) -> Stream:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from rankwise.base.errors import ConfigError, LocalProtocolError
+from rankwise.base.suggestions import hint_on_name
 from rankwise.sim.hardware.commands import Copy, MemoryRead, MemoryWrite, MmuUnmap
 from rankwise.sim.hardware.op_log import Operand
 from rankwise.sim.runtime.operators import Operators
@@ -50,7 +51,7 @@ def element_type(named: Any) -> dtype:
         return dtype_named(_LONG_NAMES.get(name, name))
     except TypeError:
         raise ConfigError(
-            f"there is no dtype {named!r}; expected one of {', '.join(_SHORT_NAMES.values())}"
+            f"there is no dtype {named!r}; {hint_on_name(str(named), _SHORT_NAMES.values())}"
         ) from None
 
 
@@ -106,7 +107,7 @@ class Tensor(Operators):
             hint = (
                 ""
                 if name.startswith("_")
-                else ": launch a kernel for what the device shall calculate,"
+                else ": launch a kernel for what the device should calculate,"
                 " or take numpy() for the host"
             )
             raise AttributeError(f"a simulated tensor has no {name!r}{hint}")
@@ -298,7 +299,7 @@ class Tensor(Operators):
                     size=self.nbytes,
                     name=f"copy {source.name} to {self.name}",
                     stream=context.stream_number(),
-                    after=context.everything_on(source.device, self.device),
+                    after=context.before_host_access(source.device, self.device),
                 )
             )
             for device in (source.device, self.device):
@@ -335,7 +336,7 @@ class Tensor(Operators):
                     address=self.address,
                     name=f"free {self.name}",
                     stream=context.stream_number(),
-                    after=context.everything_on(self.device),
+                    after=context.submitted_to(self.device),
                 )
             )
 
@@ -392,7 +393,7 @@ class Tensor(Operators):
                 size=self.nbytes,
                 name=f"read {self.name}",
                 stream=context.stream_number(),
-                after=context.everything_on(self.device),
+                after=context.before_host_access(self.device),
             )
         )
         context.wait(handle)
@@ -411,7 +412,7 @@ class Tensor(Operators):
         # An address means something else on every machine.
         if self._context.engine is not context.engine:
             raise LocalProtocolError(
-                f"{self.name} lies on the machine of another context",
+                f"{self.name} is on the machine of another context",
                 hint="take its values with numpy(), and make a tensor of them here",
             )
 

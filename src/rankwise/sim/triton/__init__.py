@@ -4,6 +4,8 @@ Kernels written for Triton run unmodified on the CPU, with the accelerator's num
 `docs/sim/kernels.md`.
 """
 
+from contextlib import AbstractContextManager
+
 from rankwise.sim.triton import language, runtime, testing, tools
 from rankwise.sim.triton.execution import (
     DataRace,
@@ -21,8 +23,16 @@ from rankwise.sim.triton.jit import JITFunction, jit
 from rankwise.sim.triton.runtime import next_power_of_2, set_allocator
 from rankwise.sim.triton.tuning import Config, autotune, heuristics
 
-__version__ = "3.7.0"
+__version__ = "3.9.0"
 """The release of Triton whose language this is."""
+
+
+def installed() -> AbstractContextManager[None]:
+    """Let `import triton` find this emulator, in this process, for a block (`stand_in`)."""
+    from rankwise.sim.triton import stand_in  # noqa: PLC0415  # few ask for it
+
+    return stand_in.installed()
+
 
 __all__ = [
     "Config",
@@ -39,6 +49,7 @@ __all__ = [
     "autotune",
     "cdiv",
     "heuristics",
+    "installed",
     "jit",
     "language",
     "next_power_of_2",

@@ -14,7 +14,6 @@ from rankwise.sim.triton.execution import (
     Operation,
     active,
     place,
-    site,
     tokens_of,
 )
 from rankwise.sim.triton.footprints import footprint_of
@@ -40,7 +39,7 @@ def element_of(pointer: Any) -> dtype:
     """The type that a pointer points to; an error if it is no pointer."""
     if not isinstance(pointer, tensor) or not isinstance(pointer.dtype, pointer_type):
         raise KernelTypeError(
-            f"{place()}: {pointer!r} is no pointer, or block of pointers",
+            f"{place()}: {pointer!r} is not a pointer, or a block of pointers",
             hint="pass an array to the launch to get a pointer to its first element",
         )
     return pointer.dtype.element_ty
@@ -96,8 +95,7 @@ def load(pointer: tensor, mask: Any, other: Any, *, volatile: bool = False) -> t
     if execution.observer is not None:
         _note(execution, "load", result, target, access, (pointer, mask))
     if not pointer.shape and execution.may_wait and (mask is None or mask.data[0]):
-        where = (site(), buffer.address, pointer.data.tobytes())
-        execution.probe(where, data.tobytes())
+        execution.probe(buffer, element, pointer.data, data)
     return result
 
 

@@ -24,11 +24,12 @@ from rankwise.sim.triton.execution import (
     MustInterleave,
     Operation,
     active,
+    line_of_kernel,
     parts_by,
     place,
-    site,
     tokens_of,
 )
+from rankwise.sim.triton.footprints import footprint_of
 from rankwise.sim.triton.memory import Scattered, Target, resolve_scattered
 from rankwise.sim.triton.promotion import to_tensor
 from rankwise.sim.triton.shapes import broadcast_to
@@ -201,6 +202,19 @@ def _combined(
     return found
 
 
+def _note_setters(execution: Execution, target: Target, access: Scattered, result: tensor) -> None:
+    """Remember which program has set which word, for those who will wait for it in vain."""
+    buffer, element = target.buffer, target.element
+    indexes = access.elements.reshape(-1)
+    now = element.decode(buffer.elements(element)[indexes])
+    changed = np.flatnonzero(now != result.data.reshape(-1))
+    setters, line = execution.launch.memory.setters, line_of_kernel()
+    addresses = buffer.address + indexes[changed] * element.itemsize
+    values = now[changed].tolist()
+    for position, address, value in zip(changed.tolist(), addresses.tolist(), values, strict=True):
+        setters.note(address, value, execution.name_of(position), line)
+
+
 def _conclude(
     execution: Execution,
     target: Target,
@@ -210,9 +224,16 @@ def _conclude(
 ) -> None:
     launch = execution.launch
     pointer = operands[0]
+    # In lockstep, only what may be a lock: there may be thousands of others.
+    is_swap = target.action == "atomic_cas"
+    if (execution.interleaves or is_swap) and result.numel == 1 and access.touched:
+        _note_setters(execution, target, access, result)
     if launch.races is not None:
         launch.races.on_atomic(execution, target, pointer)
     if execution.observer is not None:
+        lowest, footprint = target.buffer.address, None
+        if access.touched:
+            lowest, footprint = footprint_of(target, access)
         result.token = execution.note(
             Operation(
                 "atomic",
@@ -221,13 +242,13 @@ def _conclude(
                 access.touched,
                 tuple(map(int, execution.programs)),
                 size_bytes=access.touched * target.element.itemsize,
+                footprint=footprint,
                 buffer=target.buffer.name,
                 space=target.buffer.space,
-                address=target.buffer.address + access.first * target.element.itemsize,
+                address=lowest,
                 after=tokens_of(map(to_tensor, (each for each in operands if each is not None))),
             )
         )
         execution.observer.settle()
     if execution.may_wait and result.numel == 1:
-        where = (site(), target.buffer.address, pointer.data.tobytes())
-        execution.probe(where, result.data.tobytes())
+        execution.probe(target.buffer, target.element, access.elements, result.data)

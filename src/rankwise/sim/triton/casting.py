@@ -21,13 +21,13 @@ from rankwise.sim.triton.tensor import OPERATORS, tensor
 
 
 def cast(
-    value: Any, target: Any, fp_downcast_rounding: str | None = None, bitcast: bool = False
+    input: Any, dtype: Any, fp_downcast_rounding: str | None = None, bitcast: bool = False
 ) -> tensor:
     """A tensor or number in another type."""
-    target = plain(target)
-    source = to_tensor(value)
-    if not isinstance(target, dtype):
-        raise KernelTypeError(f"{place()}: {target!r} is no type of the kernel language")
+    target = plain(dtype)
+    source = to_tensor(input)
+    if not isinstance(target, t.dtype):
+        raise KernelTypeError(f"{place()}: {target!r} is not a type of the kernel language")
     target = target.scalar
     rounding = plain(fp_downcast_rounding)
     if rounding not in (None, "rtne", "rtz"):

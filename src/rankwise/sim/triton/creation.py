@@ -88,7 +88,7 @@ def _count(bounds: list[tensor], stages: int | None) -> Iterator[tensor]:
     type_ = t.int32
     for bound in bounds:
         if bound.shape or not bound.dtype.is_int():
-            raise KernelTypeError(f"{place()}: {bound!r} is no bound of a loop")
+            raise KernelTypeError(f"{place()}: {bound!r} is not a bound of a loop")
         common = common_type(type_, bound.dtype, divides=False)
         assert common is not None
         type_ = common

@@ -22,7 +22,8 @@ import numpy as np
 
 from rankwise.base.errors import LocalProtocolError, SimulationError
 from rankwise.sim.hardware.footprint import Footprint
-from rankwise.sim.triton.dtypes import Array
+from rankwise.sim.triton.dtypes import Array, dtype
+from rankwise.sim.triton.words import Change, ProgramName, Word
 
 if TYPE_CHECKING:
     from rankwise.sim.triton.memory import Buffer, Memory
@@ -67,7 +68,7 @@ class GroupSplit(BaseException):
     """
 
     def __init__(self, parts: list[Array]) -> None:
-        super().__init__()
+        super().__init__(parts)
         self.parts = parts
 
 
@@ -90,7 +91,7 @@ class Operation(msgspec.Struct, frozen=True):
         dtype: the name of the type of what was moved or calculated.
         elements: how many elements the result has (or, for a reduction, its operand).
         size_bytes: bytes loaded or stored; 0 for calculations.
-        footprint: which bytes those are; None for atomics and calculations.
+        footprint: which bytes those are; None for calculations.
         shape: `(m, n, k)` of a dot, with the batch multiplied into `m`.
         buffer: the buffer's name for an access to memory.
         space: the memory that the buffer lies in.
@@ -194,7 +195,12 @@ class Execution:
     """One call of a kernel function, for the programs `programs` (linear ids, ascending)."""
 
     def __init__(
-        self, launch: Launch, programs: Array, *, wait: Callable[[], None] | None = None
+        self,
+        launch: Launch,
+        programs: Array,
+        *,
+        wait: Callable[[Change], None] | None = None,
+        name: str | None = None,
     ) -> None:
         self.launch = launch
         self.programs = programs
@@ -202,6 +208,7 @@ class Execution:
         self.observer = launch.observer
         self.pacing: Pacing | None = None
         self.wait = wait
+        self._name = name
         self.changes_seen = -1
         self._program_ids: dict[int, Array] = {}
         self._last_probe: dict[tuple[Any, ...], Any] = {}
@@ -232,6 +239,10 @@ class Execution:
         """The program id, in three parts, of the program at a position of the group."""
         x, y, z = (int(self.program_id(axis)[position]) for axis in range(3))
         return x, y, z
+
+    def name_of(self, position: int) -> object:
+        """What messages call the program at a position of the group, as text when it is wanted."""
+        return self._name or ProgramName(int(self.programs[position]), self.launch.grid)
 
     def store(self, store: Deferred) -> None:
         """Make a store, now or when it matters."""
@@ -272,20 +283,22 @@ class Execution:
         while self._undo:
             self._undo.pop()()
 
-    def probe(self, site: tuple[Any, ...], value: Any) -> None:
-        """Note that a program looked at memory in a way in which programs wait.
+    def probe(self, buffer: "Buffer", element: dtype, index: Array, value: Array) -> None:
+        """Note that a program looked at a word of memory in a way in which programs wait.
 
         Seeing the same at the same place again means that it waits: others go on first. A group in
         lockstep has nobody who could, so it ends.
         """
         if self.wait is None and not self.launch.is_wary:
             return
-        if self._last_probe.get(site) == value:
+        where, seen = (site(), buffer.address, index.tobytes()), value.tobytes()
+        if self._last_probe.get(where) == seen:
             if self.wait is None:
                 raise MustInterleave
-            self.wait()
+            word = Word(buffer, element, int(index.reshape(-1)[0]))
+            self.wait(Change(word, self.launch.memory.setters))
         else:
-            self._last_probe[site] = value
+            self._last_probe[where] = seen
 
     def decide(self, values: Array) -> Any:
         """The one value that all programs of the group have; else the group ends here."""
@@ -347,9 +360,15 @@ def site() -> tuple[Any, ...]:
 def place() -> str:
     """Where in the kernel we are: `kernel "add" (vector.py:12)`."""
     name = ACTIVE.execution.launch.name if ACTIVE.execution is not None else "?"
+    line = line_of_kernel()
+    return f'kernel "{name}" ({line})' if line else f'kernel "{name}"'
+
+
+def line_of_kernel() -> str:
+    """The line of the kernel that is being carried out: `vector.py:12`."""
     for frame in kernel_frames():
-        return f'kernel "{name}" ({frame.f_code.co_filename}:{frame.f_lineno})'
-    return f'kernel "{name}"'
+        return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return ""
 
 
 def program_text(position: int) -> str:

@@ -248,7 +248,9 @@ def _dot_type(left: tensor, right: tensor, asked: Any) -> t.dtype:
     if asked is None:
         return t.float32
     if not isinstance(asked, t.dtype) or not asked.is_floating():
-        raise KernelTypeError(f"{place()}: out_dtype={asked!r} is no type for a product of floats")
+        raise KernelTypeError(
+            f"{place()}: out_dtype={asked!r} is not a type for a product of floats"
+        )
     return asked
 
 

@@ -6,9 +6,11 @@ would choose. Arrays of any library are taken by their shape: `__array_interface
 between its first and its last, as on a device.
 """
 
+import gc
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from contextvars import ContextVar
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -79,8 +81,25 @@ def _element_strides(array: Array) -> list[int]:
     return [stride // array.itemsize for stride in np.asarray(array).strides]
 
 
+class HostMachine(Protocol):
+    """A simulated machine that takes the launches of a program which knows nothing of it."""
+
+    @property
+    def now(self) -> int:
+        """Its time, in picoseconds."""
+        ...
+
+    def launch(self, kernel: Any, grid: Any, *args: Any, **meta: Any) -> Any:
+        """Launch a kernel with arguments of the host."""
+        ...
+
+
+HOST_MACHINE: ContextVar[HostMachine | None] = ContextVar("host_machine", default=None)
+"""Where kernels are launched whose arguments lie on no machine; None is the emulator."""
+
+
 def launcher_among(values: Iterable[Any]) -> Callable[..., Any] | None:
-    """How to launch a kernel where the first of `values` that lies on a simulated machine does.
+    """How to launch a kernel where the first of `values` that is on a simulated machine does.
 
     Such a value has a method `launch_kernel(kernel, grid, *args, **meta)`.
     """
@@ -115,7 +134,7 @@ class Arguments:
         if isinstance(value, (tuple, list)) and not isinstance(value, TypedArray):
             parts = [self.adapted(f"{name}[{at}]", each) for at, each in enumerate(value)]
             return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-        buffer = self._buffer(name, value)
+        buffer = self.buffer(name, value)
         if buffer is None:
             if callable(value):
                 return value
@@ -133,16 +152,17 @@ class Arguments:
         return tensor(start.base, type_, (), affine=start, buffer=buffer)
 
     def _descriptor(self, name: str, value: TensorDescriptor) -> Any:
-        buffer = self._buffer(name, value.base)
+        buffer = self.buffer(name, value.base)
         if buffer is None:
-            raise LocalProtocolError(f"the base of descriptor {name!r} is no array")
+            raise LocalProtocolError(f"the base of descriptor {name!r} is not an array")
         sizes = [scalar(size, t.int64) for size in value.shape]
         strides = [scalar(stride, t.int64) for stride in value.strides]
         return tensor_descriptor(
             self.pointer_to(buffer), sizes, strides, tuple(value.block_shape), value.padding
         )
 
-    def _buffer(self, name: str, value: Any) -> Buffer | None:
+    def buffer(self, name: str, value: Any) -> Buffer | None:
+        """The elements of an array, as a kernel sees them; None if it is none."""
         if isinstance(value, Buffer):
             return value
         kernel_buffer = getattr(value, "kernel_buffer", None)
@@ -157,7 +177,7 @@ class Arguments:
         if launcher_among((value,)) is not None:
             # A copy of its values would be taken, and what the kernel stores would be lost.
             raise LocalProtocolError(
-                f"argument {name!r} lies on a simulated machine",
+                f"argument {name!r} is on a simulated machine",
                 hint="launch the kernel there: kernel[grid](…) with it as an argument, or launch()",
             )
         if hasattr(value, "data_ptr"):
@@ -166,6 +186,22 @@ class Arguments:
             array = np.asarray(value)
             return _array_buffer(name, array, _type_of(name, array))
         return None
+
+
+def tensor_around(address: int) -> Buffer | None:
+    """The elements of a tensor of torch, somewhere in this process, that an address lies in.
+
+    Kernels find such addresses in memory, in a table of pointers.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return None
+    for candidate in gc.get_objects():
+        if type(candidate) is torch.Tensor and candidate.device.type == "cpu":
+            buffer = Arguments().buffer("tensor", candidate)
+            if buffer is not None and 0 <= address - buffer.address < buffer.size_bytes:
+                return buffer
+    return None
 
 
 def _number(value: Any) -> tensor:

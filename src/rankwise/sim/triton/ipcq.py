@@ -13,6 +13,7 @@ from rankwise.sim.triton.constants import plain
 from rankwise.sim.triton.dtypes import Array, dtype
 from rankwise.sim.triton.execution import (
     Execution,
+    KernelTypeError,
     KernelValueError,
     MustInterleave,
     Unsupported,
@@ -26,8 +27,16 @@ from rankwise.sim.triton.tensor import plain_shape, tensor
 class Channels(Protocol):
     """Queues to and from other processing elements, by direction or by number of the peer."""
 
-    def send(self, execution: Execution, peer: Any, block: tensor) -> None:
-        """Put a block into the queue to a peer; wait while no slot is free."""
+    def send(
+        self,
+        execution: Execution,
+        peer: Any,
+        block: tensor,
+        mask: tensor | None,
+        *,
+        releases: bool,
+    ) -> None:
+        """Put a block, or what the mask lets through of it, into the queue to a peer."""
         ...
 
     def receive(
@@ -50,14 +59,35 @@ def _channels(name: str) -> tuple[Execution, Channels]:
     return execution, execution.launch.channels
 
 
-def send(peer: Any, value: Any) -> None:
-    """Send a block to a peer: a program's number, or a direction that the machine knows."""
+def send(peer: Any, value: Any, mask: Any = None, sem: Any = "release") -> None:
+    """Send a block to a peer: a program's number, or (SIP, PE); in a collective, a rank.
+
+    The program goes on at once. The block leaves when it has been calculated, when everything that
+    the program has stored before is in memory (not with `sem="relaxed"`), and when the queue has a
+    free slot. With a mask only what it lets through is moved; the rest of the block means nothing
+    to the receiver.
+    """
+    if plain(sem) not in {"release", "relaxed"}:
+        raise KernelValueError(f"{place()}: send has sem={sem!r}: it is 'release' or 'relaxed'")
     execution, channels = _channels("send")
-    channels.send(execution, _peer_of(peer), to_tensor(value))
+    block, mask = to_tensor(value), plain(mask)
+    if mask is True:
+        mask = None
+    elif mask is not None:
+        mask = to_tensor(mask)
+        if mask.shape != block.shape or not mask.dtype.is_bool():
+            raise KernelTypeError(
+                f"{place()}: send of a block of shape {list(block.shape)} has a mask of shape "
+                f"{list(mask.shape)} {mask.dtype}: it must be int1 of the same shape"
+            )
+    channels.send(execution, _peer_of(peer), block, mask, releases=plain(sem) == "release")
 
 
 def recv(peer: Any, shape: Any, dtype: Any) -> tensor:
-    """Receive the next block from a peer; it has to have this shape and type."""
+    """Receive the next block from a peer; it has to have this shape and type.
+
+    The program waits until it has arrived.
+    """
     execution, channels = _channels("recv")
     size, type_ = plain_shape((plain(shape),)), plain(dtype)
     data, token = channels.receive(execution, _peer_of(peer), size, type_)

@@ -11,17 +11,19 @@ import builtins
 import inspect
 import textwrap
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cached_property, partial
+from operator import index
 from tokenize import TokenError
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
-from rankwise.base.errors import LocalProtocolError
-from rankwise.sim.triton import creation, debug, functions
+from rankwise.base.errors import ConfigError, LocalProtocolError
+from rankwise.sim.triton import creation, debug, functions, logic
 from rankwise.sim.triton.constants import constexpr, plain
 from rankwise.sim.triton.execution import ACTIVE, KERNEL_CODE, Launch, Observer
-from rankwise.sim.triton.host import Arguments, launcher_among
+from rankwise.sim.triton.host import HOST_MACHINE, Arguments, launcher_among, tensor_around
 from rankwise.sim.triton.launching import run_launch
+from rankwise.sim.triton.logic import rewritten
 from rankwise.sim.triton.memory import Memory
 from rankwise.sim.triton.races import RaceDetector
 from rankwise.sim.triton.tensor import tensor
@@ -55,6 +57,7 @@ _KERNEL_BUILTINS: dict[str, Any] = {
     "min": _extremum(builtins.min, functions.minimum),
     "max": _extremum(builtins.max, functions.maximum),
     "print": lambda *args, **_kwargs: debug.device_print(*args),
+    **logic.WORDS,
 }
 
 
@@ -69,19 +72,23 @@ class KernelFunction:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         if not isinstance(function, FunctionType):
-            raise LocalProtocolError(f"{function!r} is no function: a kernel has to be one")
+            raise LocalProtocolError(f"{function!r} is not a function: a kernel has to be one")
         self._source = function
         self._globals: dict[str, Any] = {"__builtins__": _KERNEL_BUILTINS}
-        self._function = FunctionType(
-            function.__code__,
-            self._globals,
-            function.__name__,
-            function.__defaults__,
-            function.__closure__,
-        )
-        self._function.__kwdefaults__ = function.__kwdefaults__
         self._generation = -1
-        KERNEL_CODE.add(function.__code__)
+
+    @cached_property
+    def _function(self) -> FunctionType:
+        source = self._source
+        code = rewritten(source) or source.__code__
+        cells = dict(zip(source.__code__.co_freevars, source.__closure__ or (), strict=True))
+        closure = tuple(cells[name] for name in code.co_freevars)
+        function = FunctionType(
+            code, self._globals, source.__name__, source.__defaults__, closure or None
+        )
+        function.__kwdefaults__ = source.__kwdefaults__
+        KERNEL_CODE.add(code)
+        return function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it, with its module's globals as they were at its first use in this launch."""
@@ -102,9 +109,12 @@ class OnGrid:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Launch the kernel over the grid: a tuple, a number, or a function of its parameters.
 
-        If an argument lies on a simulated machine, it is launched there.
+        If an argument is on a simulated machine, it is launched there.
         """
         on_machine = launcher_among((*args, *kwargs.values()))
+        machine = HOST_MACHINE.get()
+        if on_machine is None and machine is not None:
+            on_machine = machine.launch
         if on_machine is not None:
             return on_machine(self._kernel, self._grid, *args, **kwargs)
         return self._kernel.run(*args, grid=self._grid, warmup=False, **kwargs)
@@ -117,19 +127,38 @@ class CompiledKernel:
     occupancy get a sensible one.
     """
 
-    def __init__(self, name: str, num_warps: int) -> None:
+    def __init__(
+        self, function: "JITFunction", given: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> None:
+        name, num_warps = function.__name__, int(options.get("num_warps", 4))
+        self._function = function
+        self._constants = {each: given[each] for each in function.constants if each in given}
         self.name = name
         self.n_regs = 32
         self.n_spills = 0
         self.n_max_threads = 1024
         self.metadata = SimpleNamespace(
-            name=name, shared=0, num_warps=num_warps, num_ctas=1, num_stages=1
+            name=name, shared=1024, num_warps=num_warps, num_ctas=1, num_stages=1
         )
         self.asm: dict[str, str] = {}
         self.kernel = name
 
     def _init_handles(self) -> None:
         """Nothing has to be loaded."""
+
+    def __getitem__(self, grid: Any) -> Callable[..., Any]:
+        """A launch over a grid, where compile-time arguments may be left out."""
+
+        def launch(*args: Any) -> Any:
+            rest = self._function.arg_names[len(args) :]
+            constants = {name: self._constants[name] for name in rest if name in self._constants}
+            return self._function[grid](*args, **constants)
+
+        return launch
+
+
+class WrongArguments(LocalProtocolError, TypeError):
+    """A launch's arguments are not those that the kernel has parameters for."""
 
 
 class JITFunction:
@@ -201,7 +230,10 @@ class JITFunction:
         try:
             bound = self.signature.bind(*args, **own)
         except TypeError as error:
-            raise TypeError(f"kernel {self.__name__}: {error}") from None
+            raise WrongArguments(
+                f"kernel {self.__name__}: {error}",
+                hint=f"its parameters are {', '.join(self.arg_names)}",
+            ) from None
         bound.apply_defaults()
         return dict(bound.arguments)
 
@@ -209,7 +241,7 @@ class JITFunction:
         """Launch the kernel; with `warmup`, only look at its arguments."""
         kwargs.pop("warmup", None)
         given = self.bound(args, kwargs)
-        compiled = CompiledKernel(self.__name__, int(kwargs.get("num_warps", 4)))
+        compiled = CompiledKernel(self, given, kwargs)
         if warmup:
             return compiled
         sizes = grid_sizes(grid, given)
@@ -228,7 +260,7 @@ class JITFunction:
             name: plain(value) if name in self.constants else arguments.adapted(name, value)
             for name, value in given.items()
         }
-        memory = Memory(arguments.buffers)
+        memory = Memory(arguments.buffers, tensor_around)
         races = RaceDetector(grid[0] * grid[1] * grid[2]) if self.detect_races else None
         launch = Launch(self.__name__, grid, memory, observer=self.observer, races=races)
         _Generation.number += 1
@@ -239,13 +271,16 @@ def grid_sizes(grid: Any, given: Mapping[str, Any]) -> tuple[int, int, int]:
     """The grid as three numbers; a function gets the kernel's parameters by name."""
     if callable(grid):
         grid = grid({name: plain(value) for name, value in given.items()})
-    if not isinstance(grid, (tuple, list)):
-        grid = (grid,)
-    if not 1 <= len(grid) <= 3:
-        raise ValueError(f"a grid has one to three axes, not {len(grid)}: {grid!r}")
-    sizes = [int(plain(size)) for size in grid]
-    if any(size < 0 for size in sizes):
-        raise ValueError(f"a grid cannot have a negative size: {tuple(sizes)}")
+    lengths = grid if isinstance(grid, tuple | list) else (grid,)
+    try:
+        sizes = [index(plain(length)) for length in lengths]
+    except TypeError:
+        sizes = []
+    if not 1 <= len(sizes) <= 3 or min(sizes) < 0:
+        raise ConfigError(
+            f"the grid is {grid!r}, expected a whole number, or up to three of them",
+            hint="triton.cdiv(n, BLOCK) gives whole numbers, where n / BLOCK does not",
+        )
     width, height, depth = sizes + [1] * (3 - len(sizes))
     return width, height, depth
 

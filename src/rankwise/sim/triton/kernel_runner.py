@@ -10,7 +10,8 @@ kernel on the machine. If none can come, the simulation itself finds the deadloc
 line.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -40,10 +41,11 @@ from rankwise.sim.triton.execution import ACTIVE, Execution, Launch, Operation
 from rankwise.sim.triton.host import TensorDescriptor
 from rankwise.sim.triton.jit import JITFunction, grid_sizes
 from rankwise.sim.triton.memory import Buffer, Memory
-from rankwise.sim.triton.queues import PeQueues, ProgramQueues
+from rankwise.sim.triton.queues import LaunchQueues, PeQueues, ProgramQueues
 from rankwise.sim.triton.recording import Recording, Recordings, Step, key_of, recorded
 from rankwise.sim.triton.timing import ProgramClock
 from rankwise.sim.triton.tuning import Autotuner, Config, Heuristics
+from rankwise.sim.triton.words import Change, Setters
 
 if TYPE_CHECKING:
     from greenlet import greenlet
@@ -73,12 +75,20 @@ class _SharedState:
     def __init__(self, machine: "Machine") -> None:
         self.queues = PeQueues(machine)
         self.recordings = Recordings()
-        self.changed = Event(machine.simulator, "memory to change")
+        self.setters: defaultdict[int, Setters] = defaultdict(Setters)
+        self._awaited: list[Event] = []
 
-    def memory_changed(self, simulator: Simulator) -> None:
+    def next_change(self, simulator: Simulator, change: Change) -> Event:
+        """The event of the next change of memory, which may be the one that is waited for."""
+        event = Event(simulator, change)
+        self._awaited.append(event)
+        return event
+
+    def memory_changed(self) -> None:
         """Wake who waits for memory to change."""
-        before, self.changed = self.changed, Event(simulator, "memory to change")
-        before.succeed()
+        awaited, self._awaited = self._awaited, []
+        for event in awaited:
+            event.succeed()
 
 
 _SHARED: "WeakKeyDictionary[Machine, _SharedState]" = WeakKeyDictionary()
@@ -98,6 +108,7 @@ class KernelRunner:
         grid: the shape of the grid, or a function of the parameters that gives it; a row of
             `num_programs` if None.
         ahead: how many operations a program may run ahead of simulated time.
+        stands_for: the launch that this one is a trial of, whose whole numbers it sees.
 
     Attributes:
         _parent: the greenlet above all kernels of the latest launch: the main one.
@@ -109,11 +120,13 @@ class KernelRunner:
         grid: tuple[int, ...] | Callable[..., Any] | None = None,
         *,
         ahead: int = 16,
+        stands_for: KernelEnvironment | None = None,
     ) -> None:
         self._parent: greenlet | None = None
         self.meta = dict(meta or {})
         self.grid = grid
         self.ahead = ahead
+        self.stands_for = stands_for
 
     def run(
         self,
@@ -129,7 +142,7 @@ class KernelRunner:
         """
         self._parent = main_greenlet()
         yield 0
-        launching = _Launching(env, self.ahead)
+        launching = _Launching(env, self.ahead, self.stands_for)
         grid: Any = self.grid or num_programs
         processes = launching.start(kernel_fn, kernel_args, dict(self.meta), grid)
         if processes:
@@ -152,9 +165,12 @@ def _end(processes: list[Process], cause: BaseException) -> None:
 class _Launching:
     """One launch on a simulated machine."""
 
-    def __init__(self, env: KernelEnvironment, ahead: int) -> None:
+    def __init__(
+        self, env: KernelEnvironment, ahead: int, stands_for: KernelEnvironment | None
+    ) -> None:
         self._env = env
         self._ahead = ahead
+        self._stands_for = stands_for
         self._simulator = env.simulator
         self._stored: dict[str, Buffer] = {}
         self._buffers: dict[str, Buffer] = {}
@@ -171,9 +187,8 @@ class _Launching:
         self, kernel_fn: Any, kernel_args: Sequence[Any], meta: dict[str, Any], grid: Any
     ) -> list[Process]:
         """Start a process for each program: a fiber, or the repetition of a recorded one."""
-        function, given = _bound(
-            kernel_fn, kernel_args, meta, partial(_fastest, self._env, kernel_args, grid)
-        )
+        function, meta = chosen(self._env, kernel_fn, kernel_args, meta, grid)
+        given = function.bound(tuple(kernel_args), meta)
         given = {name: self._argument(name, value) for name, value in given.items()}
         sizes = grid_sizes(grid, given)
         stages = _stages_of(function, meta)
@@ -188,10 +203,12 @@ class _Launching:
         launch.computes = self._env.enable_data
         launch.stages = stages
         self._memory = launch.memory
+        launch.memory.setters = self._shared.setters[self._env.sip]
         count = sizes[0] * sizes[1] * sizes[2]
-        launch.channels = ProgramQueues(
-            self._shared.queues, self._env.machine, self._env.pe_of, count, _wait_for
+        queues = self._env.queues or LaunchQueues(
+            self._shared.queues, self._env.machine, self._env.pe_of, count
         )
+        launch.channels = ProgramQueues(queues, _wait_for)
         return [
             start_fiber(
                 self._simulator,
@@ -199,7 +216,7 @@ class _Launching:
                 launch,
                 body,
                 number,
-                name=f"{launch.name}[{number}] on {self._env.pe_of(number).name}",
+                name=self._env.name_of(launch.name, number),
             )
             for number in range(count)
         ]
@@ -221,9 +238,8 @@ class _Launching:
         self._memory = Memory([])
         processes = []
         for number, recording in enumerate(recordings):
-            pe = self._env.pe_of(number)
             steps = self._clock(number, _nobody_waits).repeat(recording, self._placed)
-            processes.append(self._simulator.process(steps, f"{name}[{number}] on {pe.name}"))
+            processes.append(self._simulator.process(steps, self._env.name_of(name, number)))
         return processes
 
     def _placed(self, step: Step) -> Operation:
@@ -236,30 +252,36 @@ class _Launching:
         )
 
     def _program(self, launch: Launch, body: Callable[[], Any], number: int) -> None:
-        execution = Execution(launch, np.array([number], np.int64), wait=self._wait_for_change)
+        execution = Execution(
+            launch,
+            np.array([number], np.int64),
+            wait=self._wait_for_change,
+            name=self._env.name_of(launch.name, number),
+        )
         clock = self._clock(number, lambda event: _wait_for(execution, event))
         execution.observer = execution.pacing = clock
         ACTIVE.execution = execution
         try:
             with np.errstate(all="ignore"):
                 body()
-                clock.settle()
+                clock.finish()
+            self._env.program_ended(clock.dma_waited)
         finally:
             ACTIVE.execution = None
 
     def _clock(self, number: int, wait: Callable[[Event], Any]) -> ProgramClock:
         pe = self._env.pe_of(number)
 
-        def start_dma(address: int, size: int | Footprint, *, is_load: bool) -> Event:
+        def start_dma(address: int, footprint: Footprint, *, is_load: bool) -> Event:
             start = self._env.start_load if is_load else self._env.start_store
-            return start(pe, address, size)
+            return start(pe, address, footprint)
 
         return ProgramClock(self._simulator, pe, start_dma, wait, self._log, self._ahead)
 
-    def _wait_for_change(self) -> None:
+    def _wait_for_change(self, change: Change) -> None:
         execution = ACTIVE.execution
         assert execution is not None, "only a running program waits"
-        _wait_for(execution, self._shared.changed)
+        _wait_for(execution, self._shared.next_change(self._simulator, change))
 
     def _log(self, operation: Operation, place: str, start: int, end: int) -> None:
         env = self._env
@@ -287,7 +309,7 @@ class _Launching:
         assert self._memory is not None, "programs store only once they run"
         if self._memory.changes != self._changes_announced:
             self._changes_announced = self._memory.changes
-            self._shared.memory_changed(self._simulator)
+            self._shared.memory_changed()
 
     def log_results(self) -> None:
         """Give the op log the bytes of what the kernel has stored, for its replay."""
@@ -339,30 +361,38 @@ class _Launching:
         if mapping.has_data:
             start = address - mapping.start
             flat = mapping.data[start : start + size].view(type_.storage)
+        elif self._stands_for is not None and not type_.is_floating():
+            flat = self._stands_for.space.read(address, size).view(type_.storage)
         else:
             # Never touched, so it takes no memory: it only has the right size.
             flat = np.zeros(size // type_.itemsize, type_.storage)
         return Buffer(name, flat, type_, address)
 
 
-def _bound(
+def chosen(
+    env: KernelEnvironment,
     kernel_fn: Any,
-    kernel_args: Sequence[Any],
-    meta: dict[str, Any],
-    choose: Callable[[Autotuner, dict[str, Any]], Config],
+    args: Sequence[Any],
+    meta: Mapping[str, Any],
+    grid: Any,
 ) -> tuple[JITFunction, dict[str, Any]]:
-    """The kernel under its decorators, and its arguments by name."""
-    args = tuple(kernel_args)
+    """The kernel under its decorators, and its arguments by name with those that they choose.
+
+    Configurations are tried on machines of their own. The hooks of the one that is chosen have run
+    when this returns.
+    """
+    meta = dict(meta)
     while isinstance(kernel_fn, (Autotuner, Heuristics)):
         if isinstance(kernel_fn, Autotuner):
-            meta.update(choose(kernel_fn, meta).all_kwargs())
+            config = _fastest(env, kernel_fn, args, meta, grid)
+            given = kernel_fn.parameters(config, meta)
+            if config.pre_hook is not None:
+                config.pre_hook(given)
+            meta |= config.all_kwargs()
         else:
-            named = {**dict(zip(kernel_fn.arg_names, args, strict=False)), **meta}
-            for name, rule in kernel_fn.values.items():
-                meta[name] = named[name] = rule(named)
+            meta |= kernel_fn.calculated(args, meta)
         kernel_fn = kernel_fn.fn
-    function = kernel_fn if isinstance(kernel_fn, JITFunction) else JITFunction(kernel_fn)
-    return function, function.bound(args, meta)
+    return kernel_fn if isinstance(kernel_fn, JITFunction) else JITFunction(kernel_fn), meta
 
 
 def _stages_of(function: JITFunction, meta: Mapping[str, Any]) -> int | None:
@@ -372,11 +402,7 @@ def _stages_of(function: JITFunction, meta: Mapping[str, Any]) -> int | None:
 
 
 def _fastest(
-    env: KernelEnvironment,
-    args: Sequence[Any],
-    grid: Any,
-    kernel: Autotuner,
-    meta: dict[str, Any],
+    env: KernelEnvironment, kernel: Autotuner, args: Sequence[Any], meta: dict[str, Any], grid: Any
 ) -> Config:
     """The fastest configuration of a kernel on this machine."""
     topology = env.engine.topology
@@ -384,33 +410,86 @@ def _fastest(
         args,
         meta,
         (topology.name, len(env.pes)),
-        lambda config: _time_alone(env, kernel.fn, args, {**meta, **config.all_kwargs()}, grid),
+        lambda config: _time_alone(env, kernel, config, args, meta, grid),
     )
 
 
 def _time_alone(
-    env: KernelEnvironment, kernel: Any, args: Sequence[Any], meta: dict[str, Any], grid: Any
+    env: KernelEnvironment,
+    kernel: Autotuner,
+    config: Config,
+    args: Sequence[Any],
+    meta: dict[str, Any],
+    grid: Any,
 ) -> int:
-    """Picoseconds that a launch takes on a machine of its own, without data.
+    """Picoseconds that a launch takes on a machine of its own, which computes nothing.
 
     The machine has the same topology, and the arguments lie where they lie here; nothing else goes
-    on there, and nothing that happens there is seen here.
+    on there, and nothing that happens there, in a hook of the configuration least of all, is seen
+    here. Its programs see the whole numbers that are here in memory, since those say what there is
+    to do; all other numbers are zeros.
     """
+    args = [_untouched(each) for each in args]
+    meta = {name: _untouched(each) for name, each in meta.items()}
+    given = {**dict(zip(kernel.arg_names, args, strict=False)), **meta, **config.all_kwargs()}
+    if config.pre_hook is not None:
+        config.pre_hook(given)
     engine = GraphEngine(env.engine.topology, enable_data=False)
     sip = engine.machine.sip(env.sip)
     space = engine.space(env.sip)
-    addresses = [each.address for each in args if hasattr(each, "address")]
-    for mapping in dict.fromkeys(map(env.mapping_at, addresses)):
+    for mapping in dict.fromkeys(map(env.mapping_at, _addresses_of((*args, *meta.values())))):
         space.map_like(mapping, lambda memory: sip.cube(memory.cube).hbm(memory.pe))
     assert isinstance(env.pes, DealtPes), "an engine deals the PEs of its launches"
     trial = KernelEnvironment(engine, env.sip, env.pes.on(sip), env.name, env.extra)
     outer = ACTIVE.execution
     try:
-        steps = KernelRunner(meta, grid).run(trial, kernel, args, 0)
+        runner = KernelRunner({**meta, **config.all_kwargs()}, grid, stands_for=env)
+        steps = runner.run(trial, kernel.fn, args, 0)
         engine.simulator.run(engine.simulator.process(steps, f"trial of {env.name}"))
     finally:
         ACTIVE.execution = outer
     return engine.now
+
+
+class _Untouched:
+    """A tensor as the hooks of a trial see it: methods that would change its values do nothing.
+
+    Those are the ones whose names end in an underscore, as torch has it.
+    """
+
+    def __init__(self, tensor: Any) -> None:
+        self._tensor = tensor
+
+    def __getattr__(self, name: str) -> Any:
+        if name.endswith("_") and not name.startswith("_"):
+            return lambda *_args, **_kwargs: self
+        return getattr(self._tensor, name)
+
+    def __setitem__(self, key: object, value: object) -> None:
+        """Leave the tensor as it is."""
+
+
+def _untouched(argument: Any) -> Any:
+    """An argument for a trial; descriptors are copied, since hooks set the shapes of blocks."""
+    if isinstance(argument, TensorDescriptor):
+        argument = copy(argument)
+        argument.base = _untouched(argument.base)
+    elif type(argument) in {tuple, list}:
+        return tuple(map(_untouched, argument))
+    elif hasattr(argument, "address") and not isinstance(argument, DevicePointer):
+        return _Untouched(argument)
+    return argument
+
+
+def _addresses_of(arguments: Iterable[Any]) -> Iterator[int]:
+    """Where the memory begins that arguments lie in."""
+    for each in arguments:
+        if isinstance(each, TensorDescriptor):
+            yield from _addresses_of((each.base,))
+        elif type(each) in {tuple, list}:
+            yield from _addresses_of(each)
+        elif hasattr(each, "address"):
+            yield each.address
 
 
 def _nobody_waits(_event: Event) -> None:

@@ -29,6 +29,7 @@ from rankwise.sim.triton.execution import (
     Launch,
     MustInterleave,
 )
+from rankwise.sim.triton.words import Change
 
 _GROUP_ELEMENTS = 1 << 18
 """Elements of the largest block over a group: a megabyte of fp32, which a cache holds."""
@@ -90,6 +91,7 @@ class _Program:
 
     def __init__(self, launch: Launch, number: int, body: Callable[[], object]) -> None:
         self.execution = Execution(launch, np.array([number], np.int64), wait=self.wait)
+        self.awaited: Change | None = None
         self.greenlet = greenlet(self._run)
         self._body = body
 
@@ -97,8 +99,9 @@ class _Program:
         with np.errstate(all="ignore"):
             self._body()
 
-    def wait(self) -> None:
+    def wait(self, change: Change) -> None:
         """Let the others go on."""
+        self.awaited = change
         parent = self.greenlet.parent
         assert parent is not None, "a program always has the greenlet that runs the launch above it"
         parent.switch()
@@ -145,19 +148,22 @@ def _run_interleaved(launch: Launch, body: Callable[[], object], numbers: Array)
 def _deadlock(launch: Launch, live: Iterable[_Program]) -> Deadlock:
     waiting = tuple(
         Waiting(
-            f"program {program.execution.coordinates(0)}",
-            "memory to change",
+            str(program.execution.name_of(0)),
+            str(program.awaited),
             0,
             program.where(),
         )
         for program in live
     )
-    shown = "; ".join(f"{each.who} at {each.where}" for each in waiting[:8])
+    shown = "; ".join(
+        f"{each.who} at {each.where}: {each.what.removeprefix('memory to change: ')}"
+        for each in waiting[:8]
+    )
     more = f"; and {len(waiting) - 8} more" if len(waiting) > 8 else ""
     count = np.prod(launch.grid)
     return Deadlock(
         f'kernel "{launch.name}": {len(waiting)} of {count} programs wait for memory '
-        f"to change, which nobody is left to do: {shown}{more}",
+        f"to change, and no program is left that could change it: {shown}{more}",
         waiting,
         hint="a lock is never released, or a flag is never set",
     )

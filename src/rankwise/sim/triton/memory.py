@@ -14,6 +14,7 @@ import numpy as np
 from rankwise.sim.triton.affine import Affine, Box
 from rankwise.sim.triton.dtypes import Array, dtype
 from rankwise.sim.triton.execution import KernelError, OutOfBounds, place, program_text
+from rankwise.sim.triton.words import Setters
 
 _ROW_WORTH_A_VIEW = 512
 """Elements per program from which on a view per program is cheaper than an index per element."""
@@ -65,18 +66,27 @@ class Buffer:
 class Memory:
     """The buffers that a launch may touch.
 
+    Args:
+        buffers: those of its arguments.
+        elsewhere: finds one by an address in it.
+
     Attributes:
         changes: counts stores and atomics that changed something, so that who waits for a change
             can be told from who waits in vain.
+        setters: who has set which word last.
     """
 
-    def __init__(self, buffers: list[Buffer]) -> None:
+    def __init__(
+        self, buffers: list[Buffer], elsewhere: Callable[[int], Buffer | None] | None = None
+    ) -> None:
+        self._elsewhere = elsewhere
+        self.changes = 0
+        self.setters = Setters()
+        self._take(buffers)
+
+    def _take(self, buffers: list[Buffer]) -> None:
         self._buffers = sorted(buffers, key=lambda buffer: buffer.address)
         self._starts = [buffer.address for buffer in self._buffers]
-        self.changes = 0
-        self._tell_regions_apart()
-
-    def _tell_regions_apart(self) -> None:
         region, end = 0, 0
         for buffer in self._buffers:
             if buffer.address >= end:
@@ -85,12 +95,16 @@ class Memory:
             end = max(end, buffer.address + buffer.size_bytes)
 
     def buffer_at(self, address: int) -> Buffer | None:
-        """The buffer that an address lies in."""
+        """The buffer that an address lies in, even if only a pointer in memory tells of it."""
         at = bisect_right(self._starts, address) - 1
-        if at < 0:
-            return None
-        buffer = self._buffers[at]
-        return buffer if address < buffer.address + buffer.size_bytes else None
+        if at >= 0:
+            buffer = self._buffers[at]
+            if address < buffer.address + buffer.size_bytes:
+                return buffer
+        found = self._elsewhere(address) if self._elsewhere is not None else None
+        if found is not None:
+            self._take([*self._buffers, found])
+        return found
 
 
 class Target(NamedTuple):
@@ -260,7 +274,7 @@ def _refusal(target: Target, row: int, element: int, at: tuple[int, ...]) -> Out
         f"{place()}, {program_text(row)}: {target.action} of element {element} (address "
         f"{buffer.address + element * target.element.itemsize:#x}{within}) is outside of buffer "
         f'"{buffer.name}", which has {limit} elements of {target.element}',
-        hint="mask what lies beyond the end, or check the strides",
+        hint="mask the elements beyond the end, or check the strides",
     )
 
 

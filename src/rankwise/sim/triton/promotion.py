@@ -39,7 +39,7 @@ def number_type(value: Any) -> dtype:
             return t.float32
         return t.float32 if 2.0**-149 <= magnitude <= 3.4028235677973366e38 else t.float64
     raise KernelTypeError(
-        f"{place()}: {value!r} ({type(value).__name__}) is no value of the kernel language"
+        f"{place()}: {value!r} ({type(value).__name__}) is not a value of the kernel language"
     )
 
 

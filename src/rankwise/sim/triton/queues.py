@@ -1,18 +1,41 @@
 """`tl.send` and `tl.recv` on the modelled queues between processing elements.
 
-A block travels in slots: as many as its bytes need, the values with the last of them. The queues of
-a machine are shared by all its launches, so that kernels on different devices find each other.
+A block travels in slots: as many as its bytes need, the values with the last of them. Sending does
+not stop a program (`ProgramClock.send`), receiving does, until the last slot has arrived. The
+queues of a machine are shared by all its launches, so that kernels on different devices find each
+other; a collective brings queues of its own.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
+
+import numpy as np
 
 from rankwise.sim.hardware.ipcq import IpcQueue, Slot
 from rankwise.sim.hardware.machine import Machine, Pe
-from rankwise.sim.kernel import Event, Steps
+from rankwise.sim.kernel import Event, Steps, where_of
 from rankwise.sim.triton.dtypes import Array, dtype
-from rankwise.sim.triton.execution import Execution, KernelValueError, place
+from rankwise.sim.triton.execution import (
+    Execution,
+    KernelValueError,
+    kernel_frames,
+    place,
+    tokens_of,
+)
 from rankwise.sim.triton.tensor import tensor
+from rankwise.sim.triton.timing import ProgramClock
+
+
+class Queues(Protocol):
+    """Which queues the programs of a launch have."""
+
+    def to(self, program: int, peer: Any) -> IpcQueue:
+        """The queue from a program to a peer; a `LookupError` says what peers there are."""
+        ...
+
+    def come_from(self, program: int, peer: Any) -> IpcQueue:
+        """The queue from a peer to a program; a `LookupError` says what peers there are."""
+        ...
 
 
 class PeQueues:
@@ -39,8 +62,8 @@ class PeQueues:
         ]
 
 
-class ProgramQueues:
-    """The queues as the programs of one launch see them.
+class LaunchQueues:
+    """The queues of a machine as the programs of one launch see them.
 
     A peer is a program of the launch, by its number, or any PE of the machine, as (SIP, PE).
     """
@@ -51,32 +74,71 @@ class ProgramQueues:
         machine: Machine,
         pe_of: Callable[[int], Pe],
         program_count: int,
-        wait_for: Callable[[Execution, Event], Any],
     ) -> None:
         self._queues = queues
         self._machine = machine
         self._pe_of = pe_of
         self._program_count = program_count
+
+    def to(self, program: int, peer: Any) -> IpcQueue:
+        """The queue from a program's PE to that of a peer."""
+        return self._queues.between(self._pe_of(program), self._pe(peer))
+
+    def come_from(self, program: int, peer: Any) -> IpcQueue:
+        """The queue from a peer's PE to that of a program."""
+        return self._queues.between(self._pe(peer), self._pe_of(program))
+
+    def _pe(self, peer: Any) -> Pe:
+        if isinstance(peer, tuple) and len(peer) == 2:
+            sip, index = (int(part) for part in peer)
+            return self._machine.sip(sip).pe(index)
+        if isinstance(peer, int) and 0 <= peer < self._program_count:
+            return self._pe_of(peer)
+        raise LookupError(
+            f"give the number of a program (0 to {self._program_count - 1}) or (SIP, PE)"
+        )
+
+
+class ProgramQueues:
+    """`tl.send` and `tl.recv` of the programs of one launch."""
+
+    def __init__(self, queues: Queues, wait_for: Callable[[Execution, Event], Any]) -> None:
+        self._queues = queues
         self._wait_for = wait_for
 
-    def send(self, execution: Execution, peer: Any, block: tensor) -> None:
-        """Put a block into the queue to a peer; wait while no slot is free."""
-        _settle(execution)
-        queue = self._queues.between(self._mine(execution), self._pe(peer))
-        size = max(1, block.numel * block.dtype.itemsize)
+    def send(
+        self,
+        execution: Execution,
+        peer: Any,
+        block: tensor,
+        mask: tensor | None,
+        *,
+        releases: bool,
+    ) -> None:
+        """Put a block, or what the mask lets through of it, into the queue to a peer.
+
+        The program goes on; the block leaves when a slot is free.
+        """
+        queue = self._queue(self._queues.to, execution, peer)
+        count = block.numel if mask is None else int(np.count_nonzero(mask.data))
+        size = max(1, count * block.dtype.itemsize)
         sizes = [queue.slot_bytes] * (size // queue.slot_bytes)
         if size % queue.slot_bytes:
             sizes.append(size % queue.slot_bytes)
         content = (block.dtype, block.shape, block.data.copy())
-        steps = self._fill(queue, sizes, content)
-        self._wait_for(execution, self._machine.simulator.process(steps, f"send on {queue.name}"))
+        clock = execution.observer
+        assert isinstance(clock, ProgramClock), "a kernel with queues runs in simulated time"
+        where = where_of(kernel_frames())
+        clock.send(
+            queue.name, self._fill(queue, sizes, content), tokens_of((block,)), lambda: where,
+            releases=releases,
+        )  # fmt: skip
 
     def receive(
         self, execution: Execution, peer: Any, shape: tuple[int, ...], type_: dtype
     ) -> tuple[Array, Any]:
         """Take the next block from a peer; wait until there is one."""
-        _settle(execution)
-        queue = self._queues.between(self._pe(peer), self._mine(execution))
+        queue = self._queue(self._queues.come_from, execution, peer)
         content = None
         while content is None:
             slot = self._wait_for(execution, queue.receive())
@@ -96,21 +158,10 @@ class ProgramQueues:
             yield from queue.send(size)
         yield from queue.send(sizes[-1], content)
 
-    def _mine(self, execution: Execution) -> Pe:
-        return self._pe_of(int(execution.programs[0]))
-
-    def _pe(self, peer: Any) -> Pe:
-        if isinstance(peer, tuple) and len(peer) == 2:
-            sip, index = (int(part) for part in peer)
-            return self._machine.sip(sip).pe(index)
-        if isinstance(peer, int) and 0 <= peer < self._program_count:
-            return self._pe_of(peer)
-        raise KernelValueError(
-            f"{place()}: {peer!r} is no peer: give the number of a program (0 to "
-            f"{self._program_count - 1}) or (SIP, PE)"
-        )
-
-
-def _settle(execution: Execution) -> None:
-    if execution.observer is not None:
-        execution.observer.settle()
+    def _queue(
+        self, find: Callable[[int, Any], IpcQueue], execution: Execution, peer: Any
+    ) -> IpcQueue:
+        try:
+            return find(int(execution.programs[0]), peer)
+        except LookupError as error:
+            raise KernelValueError(f"{place()}: {peer!r} is not a peer: {error}") from None

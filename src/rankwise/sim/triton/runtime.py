@@ -23,7 +23,8 @@ def set_allocator(allocator: Callable[[int, int, Any], Any]) -> None:
 class _Target:
     """What is being run on."""
 
-    backend = "rankwise"
+    backend = "cpu"
+    """Libraries take it for the name of the torch device that tensors have to be on."""
     arch = 0
     warp_size = 32
 

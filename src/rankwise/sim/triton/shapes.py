@@ -25,9 +25,9 @@ def _with_pattern(source: tensor, shape: tuple[int, ...], pattern: Affine) -> te
     )
 
 
-def broadcast_to(block: Any, *shape: Any) -> tensor:
+def broadcast_to(input: Any, *shape: Any) -> tensor:
     """A block repeated along its axes of length one, or a number in every place."""
-    source = to_tensor(block)
+    source = to_tensor(input)
     target = plain_shape(shape)
     if source.shape == target:
         return source
@@ -69,25 +69,25 @@ def box_in(mask: tensor, shape: tuple[int, ...]) -> Box | None:
     return box
 
 
-def broadcast(left: Any, right: Any) -> tuple[tensor, tensor]:
+def broadcast(input: Any, other: Any) -> tuple[tensor, tensor]:
     """Two blocks in the shape that they have in common."""
-    left, right = to_tensor(left), to_tensor(right)
-    shape = broadcast_shape(left.shape, right.shape)
-    return broadcast_to(left, shape), broadcast_to(right, shape)
+    input, other = to_tensor(input), to_tensor(other)
+    shape = broadcast_shape(input.shape, other.shape)
+    return broadcast_to(input, shape), broadcast_to(other, shape)
 
 
-def expand_dims(source: Any, axis: Any) -> tensor:
+def expand_dims(input: Any, axis: Any) -> tensor:
     """A block with axes of length one put in, at the places they have in the result."""
-    source = to_tensor(source)
+    input = to_tensor(input)
     axis = plain(axis)
     axes = [plain(each) for each in axis] if isinstance(axis, (list, tuple)) else [axis]
-    rank = len(source.shape) + len(axes)
+    rank = len(input.shape) + len(axes)
     places = sorted(each + rank if each < 0 else each for each in axes)
     if len(set(places)) != len(places) or any(not 0 <= each < rank for each in places):
         raise KernelValueError(
-            f"{place()}: no axes {axes} can be put into shape {list(source.shape)}"
+            f"{place()}: no axes {axes} can be put into shape {list(input.shape)}"
         )
-    return _indexed(source, [None if at in places else slice(None) for at in range(rank)])
+    return _indexed(input, [None if at in places else slice(None) for at in range(rank)])
 
 
 def _indexed(source: tensor, keys: list[Any]) -> tensor:
@@ -126,38 +126,38 @@ def subscript(source: tensor, keys: Any) -> tensor:
     return _indexed(source, listed + [slice(None)] * (len(source.shape) - whole))
 
 
-def permute(source: tensor, *dims: Any) -> tensor:
+def permute(input: tensor, *dims: Any) -> tensor:
     """The axes in another order."""
     order = plain_shape(dims)
-    if sorted(each % max(len(order), 1) for each in order) != list(range(len(source.shape))):
+    if sorted(each % max(len(order), 1) for each in order) != list(range(len(input.shape))):
         raise KernelValueError(
-            f"{place()}: {list(order)} is no order of the axes of shape {list(source.shape)}"
+            f"{place()}: {list(order)} is not an order of the axes of shape {list(input.shape)}"
         )
     order = tuple(each % len(order) for each in order)
-    shape = tuple(source.shape[axis] for axis in order)
-    if source.affine is not None:
-        strides = tuple(source.affine.strides[axis] for axis in order)
-        return _with_pattern(source, shape, Affine(source.affine.base, strides))
-    if source.box is not None:
-        box = Box(tuple(source.box.bounds[axis] for axis in order))
-        return tensor(None, t.int1, shape, box=box, token=source.token)
-    return _with_data(source, source.data.transpose(0, *(axis + 1 for axis in order)))
+    shape = tuple(input.shape[axis] for axis in order)
+    if input.affine is not None:
+        strides = tuple(input.affine.strides[axis] for axis in order)
+        return _with_pattern(input, shape, Affine(input.affine.base, strides))
+    if input.box is not None:
+        box = Box(tuple(input.box.bounds[axis] for axis in order))
+        return tensor(None, t.int1, shape, box=box, token=input.token)
+    return _with_data(input, input.data.transpose(0, *(axis + 1 for axis in order)))
 
 
-def trans(source: tensor, *dims: Any) -> tensor:
+def trans(input: tensor, *dims: Any) -> tensor:
     """The axes in another order; by default the last two exchanged."""
-    rank = len(source.shape)
+    rank = len(input.shape)
     if dims:
-        return permute(source, *dims)
+        return permute(input, *dims)
     if rank < 2:
-        raise KernelTypeError(f"{place()}: a block of shape {list(source.shape)} has no transpose")
-    return permute(source, *range(rank - 2), rank - 1, rank - 2)
+        raise KernelTypeError(f"{place()}: a block of shape {list(input.shape)} has no transpose")
+    return permute(input, *range(rank - 2), rank - 1, rank - 2)
 
 
-def reshape(block: Any, *shape: Any, can_reorder: bool = False) -> tensor:
+def reshape(input: Any, *shape: Any, can_reorder: bool = False) -> tensor:
     """The same elements, in row-major order, in another shape."""
     del can_reorder  # the order is kept, which is one of those allowed
-    source = to_tensor(block)
+    source = to_tensor(input)
     target = plain_shape(shape)
     if target == source.shape:
         return source
@@ -173,22 +173,22 @@ def reshape(block: Any, *shape: Any, can_reorder: bool = False) -> tensor:
     return _with_data(source, data.reshape(data.shape[0], *target))
 
 
-def ravel(source: tensor, can_reorder: bool = False) -> tensor:
+def ravel(x: tensor, can_reorder: bool = False) -> tensor:
     """All elements along one axis."""
-    return reshape(source, (source.numel,), can_reorder=can_reorder)
+    return reshape(x, (x.numel,), can_reorder=can_reorder)
 
 
-def squeeze(source: tensor, dim: int) -> tensor:
+def squeeze(x: tensor, dim: int) -> tensor:
     """Without an axis of length one."""
-    dim = plain(dim) % max(len(source.shape), 1)
-    if not source.shape or source.shape[dim] != 1:
-        raise KernelTypeError(f"{place()}: axis {dim} of shape {list(source.shape)} is not 1 long")
-    return reshape(source, source.shape[:dim] + source.shape[dim + 1 :])
+    dim = plain(dim) % max(len(x.shape), 1)
+    if not x.shape or x.shape[dim] != 1:
+        raise KernelTypeError(f"{place()}: axis {dim} of shape {list(x.shape)} is not 1 long")
+    return reshape(x, x.shape[:dim] + x.shape[dim + 1 :])
 
 
-def unsqueeze(source: tensor, dim: int) -> tensor:
+def unsqueeze(x: tensor, dim: int) -> tensor:
     """With an axis of length one."""
-    return expand_dims(source, dim)
+    return expand_dims(x, dim)
 
 
 def _stacked(parts: tuple[tensor, tensor]) -> tuple[Array, Array]:
@@ -205,83 +205,83 @@ def _alike(left: Any, right: Any) -> tuple[tensor, tensor]:
     return left, right
 
 
-def join(left: Any, right: Any) -> tensor:
+def join(a: Any, b: Any) -> tensor:
     """Two blocks side by side in a new last axis."""
-    left, right = _alike(left, right)
-    data = np.stack(_stacked((left, right)), axis=-1)
-    return tensor(data, left.dtype, data.shape[1:], token=left.token or right.token)
+    a, b = _alike(a, b)
+    data = np.stack(_stacked((a, b)), axis=-1)
+    return tensor(data, a.dtype, data.shape[1:], token=a.token or b.token)
 
 
-def split(source: tensor) -> tuple[tensor, tensor]:
+def split(a: tensor) -> tuple[tensor, tensor]:
     """The two blocks along a last axis of length two."""
-    if not source.shape or source.shape[-1] != 2:
+    if not a.shape or a.shape[-1] != 2:
         raise KernelTypeError(
-            f"{place()}: split needs a last axis of length 2, not shape {list(source.shape)}"
+            f"{place()}: split needs a last axis of length 2, not shape {list(a.shape)}"
         )
-    return _with_data(source, source.data[..., 0]), _with_data(source, source.data[..., 1])
+    return _with_data(a, a.data[..., 0]), _with_data(a, a.data[..., 1])
 
 
-def interleave(left: Any, right: Any) -> tensor:
+def interleave(a: Any, b: Any) -> tensor:
     """Elements of two blocks in turn along the last axis."""
-    both = join(left, right)
+    both = join(a, b)
     return reshape(both, (*both.shape[:-2], 2 * both.shape[-2]))
 
 
-def cat(left: tensor, right: tensor, can_reorder: bool = False, dim: int = 0) -> tensor:
+def cat(input: tensor, other: tensor, can_reorder: bool = False, dim: int = 0) -> tensor:
     """One block after the other along an axis."""
     del can_reorder
-    if left.dtype != right.dtype:
-        raise KernelTypeError(f"{place()}: {left.dtype} and {right.dtype} cannot be concatenated")
-    data = np.concatenate(_stacked((left, right)), axis=plain(dim) + 1)
-    return tensor(data, left.dtype, data.shape[1:], token=left.token or right.token)
+    if input.dtype != other.dtype:
+        raise KernelTypeError(f"{place()}: {input.dtype} and {other.dtype} cannot be concatenated")
+    data = np.concatenate(_stacked((input, other)), axis=plain(dim) + 1)
+    return tensor(data, input.dtype, data.shape[1:], token=input.token or other.token)
 
 
-def flip(source: tensor, dim: int | None = None) -> tensor:
+def flip(x: tensor, dim: int | None = None) -> tensor:
     """The elements along an axis in reverse."""
-    axis = len(source.shape) - 1 if dim is None else plain(dim) % len(source.shape)
-    return _with_data(source, np.flip(source.data, axis=axis + 1))
+    axis = len(x.shape) - 1 if dim is None else plain(dim) % len(x.shape)
+    return _with_data(x, np.flip(x.data, axis=axis + 1))
 
 
-def gather(source: tensor, index: tensor, axis: int) -> tensor:
+def gather(src: tensor, index: tensor, axis: int) -> tensor:
     """Elements picked along an axis by a block of indices."""
-    axis = plain(axis) % len(source.shape)
-    size = source.shape[axis]
+    axis = plain(axis) % len(src.shape)
+    size = src.shape[axis]
     picked = index.data.astype(np.int64)
     if picked.size and not (picked.min() >= 0 and picked.max() < size):
         raise KernelValueError(
             f"{place()}: gather along axis {axis}, which is {size} long, with indices from "
             f"{picked.min()} to {picked.max()}"
         )
-    rows = max(len(source.data), len(picked))
+    rows = max(len(src.data), len(picked))
     data = np.take_along_axis(
-        np.broadcast_to(source.data, (rows, *source.shape)),
+        np.broadcast_to(src.data, (rows, *src.shape)),
         np.broadcast_to(picked, (rows, *index.shape)),
         axis=axis + 1,
     )
-    return _with_data(source, data)
+    return _with_data(src, data)
 
 
-def where(condition: Any, yes: Any, no: Any) -> tensor:
-    """`yes` where the condition holds, else `no`."""
+def where(condition: Any, x: Any, y: Any) -> tensor:
+    """`x` where the condition holds, else `y`."""
     condition = to_tensor(condition)
     if not condition.dtype.is_bool():
         condition = tensor(condition.data != 0, t.int1, condition.shape, token=condition.token)
-    yes, no = plain(yes), plain(no)
+    x, y = plain(x), plain(y)
     buffer = None
-    if isinstance(yes, tensor) and yes.dtype.is_ptr():
-        yes, no, buffer = _same_space(yes, to_tensor(no))
-        type_: t.dtype = yes.dtype
-    elif not isinstance(yes, tensor) and not isinstance(no, tensor):
-        yes, no, type_ = combined(to_tensor(yes), no, "where")
+    if isinstance(x, tensor) and x.dtype.is_ptr():
+        x, y, buffer = _same_space(x, to_tensor(y))
+        type_: t.dtype = x.dtype
+    elif not isinstance(x, tensor) and not isinstance(y, tensor):
+        x, y, type_ = combined(to_tensor(x), y, "where")
     else:
-        yes, no, type_ = combined(yes, no, "where")
+        x, y, type_ = combined(x, y, "where")
     if not type_.is_ptr():
-        yes, no = in_type(yes, type_), in_type(no, type_)
-    shape = broadcast_shape(condition.shape, broadcast_shape(yes.shape, no.shape))
-    if condition.box is not None and yes.shape == shape and condition.box.is_full(condition.shape):
-        chosen: tensor = yes
+        x, y = in_type(x, type_), in_type(y, type_)
+    shape = broadcast_shape(condition.shape, broadcast_shape(x.shape, y.shape))
+    if condition.box is not None and x.shape == shape and condition.box.is_full(condition.shape):
+        chosen: tensor = x
         return chosen
-    result = elementwise("where", np.where, type_, condition, yes, no)
+    result = elementwise("where", np.where, type_, condition, x, y)
     result.buffer = buffer
     return result
 

@@ -1,7 +1,6 @@
 """`triton.testing`: timing of emulated kernels, and tables over parameters.
 
-The times are those of the emulation, in real milliseconds. For the time on a modelled accelerator
-run the kernel through `KernelRunner`.
+The times are those of the emulation, in real milliseconds; on a simulated machine they are virtual.
 """
 
 import time
@@ -9,6 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+
+from rankwise.sim.triton.host import HOST_MACHINE, HostMachine
 
 
 def do_bench(
@@ -19,14 +20,18 @@ def do_bench(
     quantiles: Sequence[float] | None = None,
     return_mode: str = "mean",
 ) -> Any:
-    """How long a function takes, in milliseconds; called once first, then for about `rep` ms."""
+    """How long a function takes, in milliseconds; called once first, then for about `rep` ms.
+
+    Where launches go to a simulated machine, it is the virtual time of one more call.
+    """
     del warmup, grad_to_none
     fn()
+    machine = HOST_MACHINE.get()
     times: list[float] = []
-    while not times or (sum(times) < rep and len(times) < 1000):
-        start = time.perf_counter_ns()
+    while not times or (machine is None and sum(times) < rep and len(times) < 1000):
+        start = _picoseconds(machine)
         fn()
-        times.append((time.perf_counter_ns() - start) / 1e6)
+        times.append((_picoseconds(machine) - start) / 1e9)
     if quantiles is not None:
         found = [float(value) for value in np.quantile(times, list(quantiles))]
         return found[0] if len(found) == 1 else found
@@ -36,6 +41,13 @@ def do_bench(
         "mean": np.mean, "median": np.median, "min": np.min, "max": np.max,
     }  # fmt: skip
     return float(summaries[return_mode](times))
+
+
+def _picoseconds(machine: HostMachine | None) -> int:
+    return time.perf_counter_ns() * 1000 if machine is None else machine.now
+
+
+do_bench_cudagraph = do_bench
 
 
 class Benchmark:

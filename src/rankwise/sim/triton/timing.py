@@ -4,9 +4,13 @@ A program calculates its values as it goes, and runs ahead of simulated time: ea
 handed to its engine (DMA, GEMM or math) as soon as the results that it reads are there in simulated
 time, and operations that do not depend on each other overlap as far as the engines allow. The
 program itself stops where the future could change what it does: at atomics, at loads of single
-numbers, at messages, and wherever it decides by a value that had to be loaded or calculated. And it
-runs ahead by no more than a fixed number of operations, and in loops by no more turns than the
-kernel's `num_stages` says, as a real kernel does by the size of its scratch memory.
+numbers, at messages that it receives, and wherever it decides by a value that had to be loaded or
+calculated. And it runs ahead by no more than a fixed number of operations, and in loops by no more
+turns than the kernel's `num_stages` says, as a real kernel does by the size of its scratch memory.
+
+A message that it sends is one more operation: it leaves when its block is there and, unless it is
+relaxed, when everything that the program has stored before is in memory, so that who receives it
+may read that. Messages to one peer leave in the order in which they were sent.
 """
 
 from collections import deque
@@ -43,7 +47,7 @@ class ProcessingElement(Protocol):
 class StartDma(Protocol):
     """Begins to move bytes between a virtual address and scratch memory."""
 
-    def __call__(self, address: int, size: int | Footprint, *, is_load: bool) -> Event:
+    def __call__(self, address: int, footprint: Footprint, *, is_load: bool) -> Event:
         """The event happens when they have arrived."""
         ...
 
@@ -62,10 +66,14 @@ class ProgramClock:
     Args:
         simulator: the simulation.
         pe: the processing element that the program runs on.
-        start_dma: begins to move bytes: address, size, whether into scratch memory.
+        start_dma: begins to move bytes: lowest address, which ones, whether into scratch memory.
         wait: leaves the program's greenlet until an event has happened.
         log: takes note of each operation when it ends.
         ahead: how many operations the program may run ahead.
+
+    Attributes:
+        dma_waited: picoseconds for which calculations and messages have waited for loads, and the
+            program for what was under way when it had done everything.
     """
 
     def __init__(
@@ -85,14 +93,52 @@ class ProgramClock:
         self._ahead = ahead
         self._under_way: deque[Event] = deque()
         self._begun = 0
+        self.dma_waited = 0
+        self._stores: list[Event] = []
+        self._loads: list[Event] = []
+        self._last_message: dict[str, Event] = {}
 
     def operation(self, operation: Operation) -> Event | None:
         """Hand an operation to its engine; the token is the event of its end."""
         if operation.kind in ("load", "store", "atomic") and not operation.size_bytes:
             return None
+        self._make_room()
+        return self._begin(operation, _flattened(operation.after))
+
+    def send(
+        self,
+        way: str,
+        steps: Steps,
+        after: tuple[Any, ...],
+        locate: Callable[[], str],
+        *,
+        releases: bool,
+    ) -> None:
+        """Begin to send a message.
+
+        Args:
+            way: the name of its queue.
+            steps: what takes the time of sending; ends when the bytes have left.
+            after: tokens of its block.
+            locate: tells the line of the kernel.
+            releases: whether it waits for the stores before it.
+        """
+        self._make_room()
+        before = _flattened(after)
+        if releases:
+            before += self._stores
+        if way in self._last_message:
+            before.append(self._last_message[way])
+        self._begun += 1
+        work = self._simulator.process(
+            self._after(before, steps), f"send on {way} by {self._pe.name}", locate=locate
+        )
+        self._last_message[way] = work
+        self._under_way.append(work)
+
+    def _make_room(self) -> None:
         while len(self._under_way) >= self._ahead:
             self._wait(self._under_way.popleft())
-        return self._begin(operation, _flattened(operation.after))
 
     def settle(self) -> None:
         """Wait until everything that the program has begun is done."""
@@ -150,22 +196,44 @@ class ProgramClock:
         self._begun += 1
         work = self._simulator.process(self._carry_out(operation, before), name)
         self._under_way.append(work)
+        if operation.kind in {"store", "atomic"}:
+            self._stores = [event for event in self._stores if not event.is_done]
+            self._stores.append(work)
+        elif operation.kind == "load":
+            self._loads = [event for event in self._loads if not event.is_done]
+            self._loads.append(work)
         return work
+
+    def _wait_for_operands(self, before: list[Event], *, counts: bool) -> Steps:
+        """Wait for what an operation reads, and count for how long if it was to be loaded."""
+        counts = counts and any(event in self._loads for event in before)
+        since = self._simulator.now
+        yield all_of(before)
+        if counts:
+            self.dma_waited += self._simulator.now - since
+
+    def _after(self, before: list[Event], steps: Steps) -> Steps:
+        pending = [event for event in before if not event.is_done]
+        if pending:
+            yield from self._wait_for_operands(pending, counts=True)
+        yield from steps
+
+    def finish(self) -> None:
+        """Wait until everything is done; the program has come to its end."""
+        since = self._simulator.now
+        self.settle()
+        self.dma_waited += self._simulator.now - since
 
     def _carry_out(self, operation: Operation, before: list[Event]) -> Steps:
         if before:
-            yield all_of(before)
+            yield from self._wait_for_operands(before, counts=operation.kind == "math")
         start = self._simulator.now
         dtype = DTYPE_NAMES[operation.dtype]
         match operation.kind:
-            case "load" | "store" as kind:
+            case "load" | "store" | "atomic" as kind:
                 assert operation.footprint is not None, "it touches what it moves"
-                yield self._start_dma(
-                    operation.address, operation.footprint, is_load=kind == "load"
-                )
-            case "atomic":
-                for is_load in (True, False):
-                    yield self._start_dma(operation.address, operation.size_bytes, is_load=is_load)
+                for is_load in (True, False) if kind == "atomic" else (kind == "load",):
+                    yield self._start_dma(operation.address, operation.footprint, is_load=is_load)
             case "dot":
                 assert operation.shape is not None, "a dot has sizes"
                 yield from self._pe.gemm(*operation.shape, dtype)

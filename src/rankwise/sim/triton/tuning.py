@@ -6,6 +6,12 @@ the fastest is taken. Elsewhere the first that compiles and runs is taken, unles
 caller gives a model (`prune_configs_by["perf_model"]`) or a stopwatch (`do_bench`) to choose by. A
 configuration whose `static_assert` fails, or that is out of bounds of what the language allows, is
 passed over as one that did not compile.
+
+Hooks run when they do in Triton. A configuration's `pre_hook` runs before each of its launches and
+trials. `reset_to_zero`, `restore_value`, `pre_hook` and `post_hook` of `autotune` repair what
+trials do to the caller's arrays: they surround the trials of a stopwatch, and after a choice among
+several configurations what is to be reset is reset, once. Trials in virtual time see no values, and
+have nothing to repair.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -64,33 +70,42 @@ class Config:
 
 
 class Autotuner:
-    """A kernel with configurations to choose from."""
+    """A kernel with configurations to choose from.
+
+    Its parameters and attributes are named as Triton's: libraries derive tuners of their own.
+    """
 
     def __init__(
         self,
         fn: Any,
+        arg_names: Sequence[str],
         configs: Sequence[Config],
         key: Sequence[str],
-        *,
-        reset_to_zero: Iterable[str] = (),
-        restore_value: Iterable[str] = (),
+        reset_to_zero: Iterable[str] | None,
+        restore_value: Iterable[str] | None,
         pre_hook: Callable[..., Any] | None = None,
         post_hook: Callable[..., Any] | None = None,
         prune_configs_by: Mapping[str, Any] | None = None,
+        *,
         do_bench: Callable[..., Any] | None = None,
+        **_options: Any,
     ) -> None:
+        pruning = prune_configs_by or {}
         self.fn = fn
         self.configs = list(configs) or [Config({})]
         self.keys = list(key)
-        self.arg_names: list[str] = fn.arg_names
+        self.arg_names: list[str] = list(arg_names)
         self.cache: dict[tuple[Any, ...], Config] = {}
         self.best_config: Config | None = None
         self.nargs: dict[str, Any] = {}
-        self._reset_to_zero = list(reset_to_zero)
-        self._restore_value = list(restore_value)
-        self._pre_hook = pre_hook
-        self._post_hook = post_hook
-        self._pruning = dict(prune_configs_by or {})
+        self.reset_to_zero = list(reset_to_zero or ())
+        self.restore_value = list(restore_value or ())
+        self.user_defined_pre_hook = pre_hook is not None
+        self.user_defined_post_hook = post_hook is not None
+        self.pre_hook = pre_hook or self._reset
+        self.post_hook = post_hook
+        self.perf_model = pruning.get("perf_model")
+        self.early_config_prune = pruning.get("early_config_prune")
         self._do_bench = do_bench
         self.__name__ = getattr(fn, "__name__", "kernel")
 
@@ -117,15 +132,17 @@ class Autotuner:
     def run(self, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         """Launch with the configuration chosen for these arguments; choose one if there is none."""
         self.nargs = dict(zip(self.arg_names, args, strict=False))
-        given = {**self.nargs, **kwargs}
-        key = self._key_of(given)
+        key = self._key_of({**self.nargs, **kwargs})
         chosen = self.cache.get(key)
+        if chosen is None and len(self.configs) == 1:
+            chosen = self.configs[0]
         if chosen is not None or warmup:
             chosen = chosen or self._pruned(kwargs)[0]
             self.best_config = chosen
             return self._launch(chosen, args, grid, kwargs, warmup=warmup)
         complaints: list[tuple[Config, Exception]] = []
         for config in self.candidates(args, grid, kwargs):
+            self.pre_hook(self.parameters(config, kwargs), reset_only=True)
             try:
                 result = self._launch(config, args, grid, kwargs, warmup=False)
             except _DOES_NOT_COMPILE as error:
@@ -149,6 +166,8 @@ class Autotuner:
     ) -> Config:
         """The configuration that takes least time on a machine; of equal ones the first.
 
+        What the caller wants to be reset after a choice has been.
+
         Args:
             args: the launch's arguments.
             kwargs: those that are given by name.
@@ -158,13 +177,16 @@ class Autotuner:
         self.nargs = dict(zip(self.arg_names, args, strict=False))
         key = (machine, *self._key_of({**self.nargs, **kwargs}))
         found = self.cache.get(key)
+        if found is None and len(self.configs) == 1:
+            found = self.configs[0]
         if found is None:
             configs = self._by_model(self._pruned(kwargs), kwargs)
-            if self._pruning.get("perf_model") is not None or len(configs) == 1:
+            if self.perf_model is not None or len(configs) == 1:
                 found = configs[0]
             else:
                 found = self._fastest_of(configs, time_of)
             self.cache[key] = found
+            self.pre_hook(self.parameters(found, kwargs), reset_only=True)
         self.best_config = found
         return found
 
@@ -190,7 +212,7 @@ class Autotuner:
 
     def _by_model(self, configs: list[Config], kwargs: Mapping[str, Any]) -> list[Config]:
         """Configurations by the time that the caller's model foretells; as they are without one."""
-        model = self._pruning.get("perf_model")
+        model = self.perf_model
         if model is None:
             return configs
         return sorted(
@@ -200,7 +222,7 @@ class Autotuner:
 
     def _pruned(self, kwargs: Mapping[str, Any]) -> list[Config]:
         configs = self.configs
-        early = self._pruning.get("early_config_prune")
+        early = self.early_config_prune
         if early is not None:
             configs = list(early(configs, self.nargs, **kwargs))
             if not configs:
@@ -218,47 +240,72 @@ class Autotuner:
     def _time_of(self, config: Config, args: Any, grid: Any, kwargs: Mapping[str, Any]) -> float:
         """What the caller's stopwatch says; arrays that are to be kept have their values back."""
         assert self._do_bench is not None
-        given = {**self.nargs, **kwargs}
-        kept = [(given[name], np.array(given[name])) for name in self._restore_value]
+        given = self.parameters(config, kwargs)
+        kept = [(each, _copy_of(each)) for each in _present(given, self.restore_value)]
+
+        def trial() -> None:
+            self.pre_hook(given)
+            try:
+                self._launch(config, args, grid, kwargs, warmup=False)
+            except Exception as error:
+                self._after_trial(given, error)
+                raise
+            self._after_trial(given, None)
+
         try:
-            took = self._do_bench(
-                lambda: self._launch(config, args, grid, kwargs, warmup=False),
-                quantiles=(0.5, 0.2, 0.8),
-            )
+            took = self._do_bench(trial, quantiles=(0.5, 0.2, 0.8))
         except _DOES_NOT_COMPILE:
             return float("inf")
         finally:
             for array, before in kept:
-                np.asarray(array)[...] = before
+                _overwrite(array, before)
         return float(took[0] if isinstance(took, (list, tuple)) else took)
 
-    def _launch(
-        self, config: Config, args: Any, grid: Any, kwargs: Mapping[str, Any], *, warmup: bool
-    ) -> Any:
-        clash = sorted(set(config.kwargs) & set(kwargs))
+    def _after_trial(self, given: dict[str, Any], error: Exception | None) -> None:
+        if self.post_hook is not None:
+            self.post_hook(given, exception=error)
+
+    def parameters(self, config: Config, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """All that a launch with a configuration gives to the kernel, by name: what hooks see."""
+        clash = sorted(set(config.all_kwargs()) & set(kwargs))
         if clash:
             raise ConfigError(
                 f"kernel {self.__name__} is autotuned over {', '.join(clash)}, and got it as well",
                 hint="leave it out of the launch, or out of the configurations",
             )
-        everything = {**self.nargs, **kwargs, **config.all_kwargs()}
-        for name in self._reset_to_zero:
-            _fill_with_zeros(everything[name])
-        if config.pre_hook is not None:
-            config.pre_hook(everything)
-        if self._pre_hook is not None:
-            self._pre_hook(everything)
-        result = self.fn.run(*args, grid=grid, warmup=warmup, **kwargs, **config.all_kwargs())
-        if self._post_hook is not None:
-            self._post_hook(everything, None)
-        return result
+        return {**self.nargs, **kwargs, **config.all_kwargs()}
+
+    def _launch(
+        self, config: Config, args: Any, grid: Any, kwargs: Mapping[str, Any], *, warmup: bool
+    ) -> Any:
+        given = self.parameters(config, kwargs)
+        if config.pre_hook is not None and not warmup:
+            config.pre_hook(given)
+        return self.fn.run(*args, grid=grid, warmup=warmup, **kwargs, **config.all_kwargs())
+
+    def _reset(self, given: Mapping[str, Any], *, reset_only: bool = False) -> None:
+        del reset_only  # what is to be restored is kept for as long as a stopwatch runs
+        for each in _present(given, self.reset_to_zero):
+            _overwrite(each, 0)
 
 
-def _fill_with_zeros(array: Any) -> None:
-    if hasattr(array, "zero_"):
+def _present(given: Mapping[str, Any], names: Iterable[str]) -> list[Any]:
+    """The arrays of these names; a kernel may do without one, and is given None for it."""
+    return [given[name] for name in names if given[name] is not None]
+
+
+def _copy_of(array: Any) -> Any:
+    return array.clone() if hasattr(array, "clone") else np.array(array)
+
+
+def _overwrite(array: Any, values: Any) -> None:
+    """Set the values of a numpy array or of a tensor, also of a type that numpy has not."""
+    if not hasattr(array, "zero_"):
+        array[...] = values
+    elif isinstance(values, int):
         array.zero_()
     else:
-        array[...] = 0
+        array.copy_(values)
 
 
 class Heuristics:
@@ -284,10 +331,15 @@ class Heuristics:
 
     def run(self, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         """Launch, with the parameters that follow from the arguments filled in."""
-        for name, rule in self.values.items():
-            given = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
-            kwargs[name] = rule(given)
+        kwargs |= self.calculated(args, kwargs)
         return self.fn.run(*args, grid=grid, warmup=warmup, **kwargs)
+
+    def calculated(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The parameters that follow from the arguments."""
+        given = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
+        for name, rule in self.values.items():
+            given[name] = rule(given)
+        return {name: given[name] for name in self.values}
 
 
 def autotune(
@@ -306,10 +358,11 @@ def autotune(
     def decorator(fn: Any) -> Autotuner:
         return Autotuner(
             fn,
+            fn.arg_names,
             configs,
             key,
-            reset_to_zero=reset_to_zero or (),
-            restore_value=restore_value or (),
+            reset_to_zero,
+            restore_value,
             pre_hook=pre_hook,
             post_hook=post_hook,
             prune_configs_by=prune_configs_by,

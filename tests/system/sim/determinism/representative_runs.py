@@ -13,8 +13,8 @@ What is compared has no values that a processor's own libraries decide (matrix p
 transcendental functions may differ in the last bit); times, orders and sums are the same anywhere.
 """
 
+import argparse
 import hashlib
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -203,11 +203,19 @@ def digests(folder: Path) -> Iterator[str]:
 
 if __name__ == "__main__":
     np.seterr(all="raise", under="ignore")
-    if sys.argv[1:] == ["--renew"]:
+    parser = argparse.ArgumentParser(description="Make the representative runs of the simulator.")
+    parser.add_argument("folder", type=Path, nargs="?", help="where to put what the runs leave")
+    parser.add_argument(
+        "--renew", action="store_true", help="write its digests to golden_digests.txt"
+    )
+    chosen = parser.parse_args()
+    if chosen.renew == bool(chosen.folder):
+        parser.error("expected either a folder or --renew")
+    if chosen.folder:
+        make_all(chosen.folder)
+    else:
         import tempfile
 
         with tempfile.TemporaryDirectory() as scratch:
             make_all(Path(scratch) / "runs")
             GOLDEN.write_text("\n".join(digests(Path(scratch) / "runs")) + "\n")
-    else:
-        make_all(Path(sys.argv[1]))

@@ -54,6 +54,22 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_in("plain", tmp_path_factory.mktemp("plain"))
 
 
+@pytest.mark.parametrize("words", [[], ["--help"], ["--frobnicate"], ["runs", "--renew"]])
+def test_what_is_no_folder_is_not_taken_for_one(words: list[str], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), *words],
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == (0 if words == ["--help"] else 2)
+    assert "usage:" in done.stdout + done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.timeout(600)
 def test_runs_leave_the_same_bytes_whatever_surrounds_them(plain: Path, tmp_path: Path) -> None:
     strange = run_in("strange", tmp_path)

@@ -47,6 +47,43 @@ def test_every_bench_is_right_and_never_faster_than_its_bound(name: str) -> None
         assert result.is_checked
         assert result.time_ps > 0
         assert 0 < result.ratio <= 1
+        assert bool(result.held_back_by) == (result.ratio < 0.9)
+
+
+@pytest.mark.parametrize(("fields", "cause"), [
+    ({"n_slots": "1", "slot_size": "256", "elements": "65536"}, "credits"),
+    ({"pe.math.elements_per_cycle.f16": "1", "elements": "65536"}, "math"),
+    ({"pe.dma.setup_ns": "3000", "elements": "4096"}, "DMA"),
+    ({"n_lanes": "8", "sip.cubes.shape": "[1, 1]", "elements": "65536"}, "links"),
+    ({"sip.cubes.shape": "[1, 1]", "pe.tcm.latency_ns": "900", "elements": "256"},
+     "ways inside devices"),
+], ids=lambda value: value if isinstance(value, str) else "")  # fmt: skip
+def test_a_collective_names_what_holds_it_back(fields: dict[str, str], cause: str) -> None:
+    (result,) = measured("ccl_allreduce", has_data=False, **fields)
+
+    assert result.ratio < 0.9
+    assert result.held_back_by == cause
+
+
+def test_a_product_with_a_wave_that_leaves_most_pes_idle_names_the_tail() -> None:
+    fields = {"m": "576", "n": "64", "k": "2048", "tile": "64", **ONE_CUBE}
+
+    (result,) = simulate(Settings(program="gemm", fields=fields, has_data=False)).results
+
+    assert result.ratio < 0.9
+    assert result.held_back_by == "wave tail"
+
+
+def test_a_large_ring_on_a_fast_switch_reaches_its_bound() -> None:
+    settings = Settings(
+        program="ccl_allreduce", topology="switch8", fields={"elements": str(1 << 21)},
+        has_data=False,
+    )  # fmt: skip
+
+    (result,) = simulate(settings).results
+
+    assert result.ratio > 0.9
+    assert not result.held_back_by
 
 
 @pytest.mark.parametrize("name", ["gemm", "ccl_allreduce", "tp_mlp"])

@@ -126,9 +126,9 @@ def test_annotations_that_cannot_be_evaluated_leave_the_default_to_say_it(tmp_pa
         ("x = 1\n", r"mine\.py has neither run\(torch\) nor worker\(rank, world_size, torch\)"),
         ("class A:\n    def run(self, torch): pass\n", r"has neither run"),
         ("def main():\n    def run(torch): pass\n", r"has neither run"),
-        ("def f(:\n", r"mine\.py:1: this is no Python"),
-        ("x = 1\n  y = 2\n", r"mine\.py:2: this is no Python: unexpected indent"),
-        ("\0", r"this is no Python"),
+        ("def f(:\n", r"mine\.py:1: this is not Python"),
+        ("x = 1\n  y = 2\n", r"mine\.py:2: this is not Python: unexpected indent"),
+        ("\0", r"this is not Python"),
     ],
 )
 def test_a_file_that_cannot_be_a_program_is_refused_without_running_it(

@@ -1,5 +1,6 @@
 """Settings: where fields go, what is refused before anything runs, limits."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -33,12 +34,14 @@ def test_fields_of_an_algorithm_are_set_under_ccl() -> None:
     assert f"x {16 * 32}" in result.case
 
 
-def test_a_file_of_collectives_and_single_fields_go_together(tmp_path: Path) -> None:
-    file = tmp_path / "ccl.yaml"
-    file.write_text("defaults: {world_size: 2, algorithm: tree_allreduce}\n")
-    settings = Settings(program="ccl_allreduce", ccl=str(file), fields={"n_elem": "4"})
+def test_a_file_of_collectives_and_single_fields_go_together() -> None:
+    read, write = os.pipe()  # which can be read once
+    os.write(write, b"defaults: {world_size: 2, algorithm: tree_allreduce}\n")
+    os.close(write)
+    settings = Settings(program="ccl_allreduce", ccl=f"/dev/fd/{read}", fields={"n_elem": "4"})
 
     (result,) = simulate(settings).results
+    os.close(read)
 
     assert result.case == "tree_allreduce, 2 ranks x 128 f16"
 
@@ -47,7 +50,7 @@ def test_a_file_of_collectives_and_single_fields_go_together(tmp_path: Path) -> 
     ("fields", "message"),
     [
         ({"system.sips.cont": "3"}, "system.sips.cont: there is no such field; did you mean count"),
-        ({"slot_size": "1000"}, "no multiple of vc_chunk_size"),
+        ({"slot_size": "1000"}, "is not a multiple of vc_chunk_size"),
         ({"algorithm": "nope"}, "no algorithm is called 'nope'"),
         ({"system.name.x": "1"}, "name is a value and has no fields"),
         ({"n_slots": "[1"}, "is not YAML"),

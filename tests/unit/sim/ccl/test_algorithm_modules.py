@@ -60,7 +60,7 @@ def test_a_module_that_fails_at_its_import_is_named_with_its_line(
         ),
         ("    yield 'hello'\n", r"instruction 0 of rank 0 is 'hello', expected Send"),
         ("    return 7\n", r"failed for rank 0 of 2: TypeError"),
-        ("    yield Send('one', Span(0, 1))\n", r"whose peer is no rank"),
+        ("    yield Send('one', Span(0, 1))\n", r"whose peer is not a rank"),
         ("    yield Send(1, (0, 1))\n", r"expected spans of whole elements"),
         ("    yield Send(1, Span(0, task.elements / 2))\n", r"expected spans of whole elements"),
         ("    yield Fold(None, Span(0, 1))\n", r"expected spans of whole elements"),

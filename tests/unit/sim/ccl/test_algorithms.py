@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from rankwise.base.errors import ConfigError
-from rankwise.sim.ccl.algorithms import hierarchical_allreduce, tree_allreduce
+from rankwise.core.collectives.algorithms import hierarchical_allreduce, tree_allreduce
+from rankwise.core.collectives.reductions import ReduceOp
 from rankwise.sim.ccl.plan import Plan, Request, plan
 from rankwise.sim.ccl.program import Send
-from rankwise.sim.ccl.reductions import ReduceOp, check_reduction
+from rankwise.sim.ccl.reductions import check_reduction
 from rankwise.sim.triton.dtypes import Array, dtype, dtype_named
 
 HERE = "rankwise.sim.ccl.algorithms."

@@ -35,7 +35,7 @@ def test_the_file_of_the_working_directory_is_read(
     algorithm = load_configuration().algorithm("all_reduce")
 
     assert algorithm.name == "ring_allreduce_tcm"
-    assert algorithm.queues == Queues(n_elem=8)
+    assert algorithm.queues == Queues(n_slots=4, vc_chunk_size=256, n_elem=8)
 
 
 def test_without_a_file_everything_has_its_default(
@@ -81,8 +81,8 @@ def test_an_algorithm_of_the_users_own_is_taken_from_its_module(
             r"defaults.slot_sise: there is no such field; did you mean slot_size\?",
         ),
         ("defaults: {algorithm: ringg}", r"defaults.algorithm: no algorithm is called 'ringg'"),
-        ("defaults: {slot_size: 1000}", r"slot_size 1000 is no multiple of vc_chunk_size 256"),
-        ("defaults: {slot_size: 12, vc_chunk_size: 4}", r"no multiple of 8 bytes"),
+        ("defaults: {slot_size: 1000}", r"slot_size 1000 is not a multiple of vc_chunk_size 256"),
+        ("defaults: {slot_size: 12, vc_chunk_size: 4}", r"is not a multiple of 8 bytes"),
         ("defaults: {slot_size: -4096}", r"defaults.slot_size: expected `int` >= 1, found -4096"),
         ("defaults: {n_slots: 0}", r"defaults.n_slots: expected `int` >= 1, found 0"),
         (
@@ -95,8 +95,8 @@ def test_an_algorithm_of_the_users_own_is_taken_from_its_module(
         ("collectives: {gather_all: ring_allgather}", r"there is no collective 'gather_all'"),
         ("collectives: {all_gather: tree_reduce}", r"algorithm tree_reduce is for reduce"),
         ("collectives: {all_gather: nought}", r"collectives.all_gather: no algorithm is called"),
-        ("collectives: {on: x}", r"collectives: a name in it is no text: put quotes around it"),
-        ("1: {}", r"a name in it is no text: put quotes around it"),
+        ("collectives: {on: x}", r"collectives: a name in it is not text: put quotes around it"),
+        ("1: {}", r"a name in it is not text: put quotes around it"),
         ("default: {}", r"default: there is no such field; did you mean defaults\?"),
         ("{", r"is not YAML"),
         ("algorithms: {x: 5}", r"algorithms.x: expected `object`, got `int`, found 5"),

@@ -2,8 +2,9 @@
 
 import pytest
 
-from rankwise.sim.ccl.configuration import Queues
-from rankwise.sim.ccl.execution import Execution, dependencies, lane_count
+from rankwise.sim.ccl.configuration import SLOTS_LEAST, Queues
+from rankwise.sim.ccl.execution import Execution, dependencies, lane_count, queues_per_pe
+from rankwise.sim.ccl.lanes import LaneQueues, suited_to
 from rankwise.sim.ccl.plan import Request, plan
 from rankwise.sim.ccl.program import Receive, Send, Span
 from rankwise.sim.hardware import Machine, load_topology
@@ -28,14 +29,16 @@ def played(
     machine = Machine(simulator, load_topology(preset))
     planned = plan(Request(HERE + name, collective, size, elements))
     count = lanes or lane_count(planned, 4, queues, machine.topology.pe_count)
+    places = [[machine.sip(rank).pe(index) for index in range(count)] for rank in range(size)]
+    suited = suited_to(machine, queues, planned.ways(), count, queues_per_pe(planned))
     execution = Execution(
         machine,
         planned,
-        [[machine.sip(rank).pe(index) for index in range(count)] for rank in range(size)],
+        places,
+        LaneQueues(machine, places, suited),
         item_bytes=4,
         dtype="f32",
         operation="add",
-        queues=queues,
     )
     ranks = [simulator.process(execution.rank_steps(rank), f"rank {rank}") for rank in range(size)]
     simulator.run(all_of(ranks))
@@ -50,6 +53,39 @@ def test_a_large_ring_all_reduce_takes_what_its_formula_says() -> None:
     alpha, bytes_per_ps = 500_000, 0.05
     formula = 2 * (size - 1) * (alpha + 4 * elements / (size * bytes_per_ps))
     assert machine.simulator.now == pytest.approx(formula, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("preset", "size", "elements", "alpha", "bytes_per_ps"),
+    [("switch8", 8, 2 << 20, 1_000_000, 0.45), ("torus16", 4, 1 << 20, 300_000, 0.1)],
+)
+def test_a_large_ring_takes_what_its_formula_says_with_queues_that_nobody_has_chosen(
+    preset: str, size: int, elements: int, alpha: int, bytes_per_ps: float
+) -> None:
+    machine = played(
+        "ring_allreduce", "all_reduce", elements, size=size, preset=preset, queues=Queues()
+    )
+
+    transfer = 4 * elements / (size * bytes_per_ps)
+    at_best = max(2 * (size - 1) * alpha, 2 * (size - 1) * transfer + alpha)
+    assert at_best < machine.simulator.now < 1.02 * 2 * (size - 1) * (alpha + transfer)
+    assert machine.simulator.now < 1.1 * at_best
+
+
+def test_queues_have_as_many_slots_as_bandwidth_and_delay_ask_for() -> None:
+    machine = Machine(Simulator(), load_topology("switch8"))
+
+    near = suited_to(machine, Queues(), [(0, 0)], 32, 1)
+    far = suited_to(machine, Queues(), [(0, 1)], 32, 1)
+    crowded = suited_to(machine, Queues(), [(0, 1)], 32, 40)
+    chosen = suited_to(machine, Queues(n_slots=3, vc_chunk_size=512), [(0, 1)], 32, 1)
+
+    # A slot of 4,096 bytes takes a 32nd of the 450 GB/s 291 ns; there and back are 2 us and more.
+    assert 2 * 7 <= (far.n_slots or 0) <= 2 * 9
+    assert SLOTS_LEAST <= (near.n_slots or 0) < (far.n_slots or 0)
+    assert (crowded.n_slots or 0) * 40 * 4096 <= 1 << 20
+    assert (chosen.n_slots, chosen.vc_chunk_size) == (3, 512)
+    assert far.vc_chunk_size == 2048
 
 
 def test_a_rings_links_carry_what_its_formula_says_and_the_credits() -> None:

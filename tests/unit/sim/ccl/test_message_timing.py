@@ -265,3 +265,45 @@ def test_halving_sends_the_largest_part_to_the_neighbour() -> None:
 
     # Neighbours exchange 400 bytes over one link each way, then 200 over two, 100 over four.
     assert int(carried.sum()) == 8 * (400 * 1 + 200 * 2 + 100 * 4)
+
+
+def test_a_dimension_takes_chunks_in_the_order_in_which_they_come_to_it() -> None:
+    size, chunks, near, far = (
+        16 << 20, 4,
+        Dimension(count=8, bandwidth_gbps=100, latency_ns=100),
+        Dimension(count=8, bandwidth_gbps=25, latency_ns=1_000),
+    )  # fmt: skip
+
+    time = collective_time("all_reduce", size, [near, far], chunks=chunks).picoseconds
+
+    part = size // chunks
+    scatter = collective_time("reduce_scatter", part, [near]).picoseconds
+    across = collective_time("all_reduce", part // 8, [far]).picoseconds
+    gather = collective_time("all_gather", part // 8, [near]).picoseconds
+    # All chunks are scattered first; until then the first is back, and the others follow in time.
+    assert scatter + across < chunks * scatter
+    assert scatter + chunks * across < chunks * scatter + (chunks - 1) * gather
+    assert time == chunks * (scatter + gather)
+
+
+@pytest.mark.parametrize("count", [2, 8, 64])
+@pytest.mark.parametrize("chunks", [1, 4])
+@pytest.mark.parametrize("kind", ["all_reduce", "reduce_scatter"])
+def test_the_two_ways_to_charge_halving_differ_by_the_reduction_of_half_the_data(
+    count: int, chunks: int, kind: Collective
+) -> None:
+    size, memory_gbps = 1 << 20, 1_000
+    switch = Dimension(
+        count=count, graph="switch", algorithm="halving_doubling",
+        bandwidth_gbps=50, latency_ns=500,
+    )  # fmt: skip
+    received, as_astra_sim = (
+        collective_time(
+            kind, size, [switch], chunks=chunks,
+            costs=MessageCosts(memory_gbps=memory_gbps, reductions=way),
+        ).picoseconds
+        for way in ("received", "astra_sim")
+    )  # fmt: skip
+
+    # At 1,000 GB/s a byte takes 1 ps, and three are moved for one that is combined.
+    assert received - as_astra_sim == 3 * size // 2

@@ -4,9 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwise.base.errors import ConfigError
+from rankwise.core.collectives.reductions import ReduceOp
 from rankwise.sim.ccl.plan import Request, plan
 from rankwise.sim.ccl.program import Copy, Fold, Instruction, Receive, Send, Span
-from rankwise.sim.ccl.reductions import ReduceOp
 from rankwise.sim.ccl.rehearsal import rehearse, schedule_of
 from rankwise.sim.triton.dtypes import Array, dtype_named
 
@@ -76,8 +76,8 @@ def test_a_plan_that_was_made_is_not_played_again() -> None:
         ([[Send(1, Span(0, 2))], []], "rank 1 leaves 1 messages of rank 0 unread"),
         ([[Receive(1, Span(0, 1))], []], "rank 0 waits at instruction 0 for a message of rank 1"),
         ([[Send(1, Span(0, 2))], [Receive(0, Span(0, 1))]], "sends 2 elements where rank 1"),
-        ([[Send(0, Span(0, 1))], []], "rank 0 is no other rank of 0 to 1"),
-        ([[Send(2, Span(0, 1))], []], "rank 2 is no other rank of 0 to 1"),
+        ([[Send(0, Span(0, 1))], []], "rank 0 is not another rank of 0 to 1"),
+        ([[Send(2, Span(0, 1))], []], "rank 2 is not another rank of 0 to 1"),
         ([[Copy(Span(0, 1), Span(2, 3))], []], "outside the workspace of 2 elements"),
         ([[Send(1, Span(0, 3))], []], "outside the workspace of 2 elements"),
         ([[Copy(Span(0, 2), Span(0, 1))], []], "the spans differ in length"),

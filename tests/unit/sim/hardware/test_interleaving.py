@@ -140,5 +140,5 @@ def test_granules_that_are_no_whole_bursts_are_refused() -> None:
     text = load_topology("default").spec
     text["cube"]["hbm"] |= {"interleave_bytes": 100}
 
-    with pytest.raises(ConfigError, match="interleave_bytes is 100, no multiple of burst_bytes"):
+    with pytest.raises(ConfigError, match="interleave_bytes is 100, not a multiple of burst_bytes"):
         parse_topology(yaml.safe_dump(text), "it")

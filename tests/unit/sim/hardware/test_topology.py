@@ -98,7 +98,7 @@ def test_an_error_names_the_file_the_line_and_the_field(old: str, new: str, mess
 
 
 def test_a_missing_file_is_told_with_the_presets() -> None:
-    with pytest.raises(ConfigError, match=r"no topology file 'defualt'.*presets are default, "):
+    with pytest.raises(ConfigError, match=r"no topology file 'defualt'.*did you mean default\?"):
         load_topology("defualt")
 
 

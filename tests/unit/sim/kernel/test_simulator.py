@@ -6,7 +6,7 @@ from collections.abc import Generator
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rankwise.base.errors import Deadlock, LocalProtocolError, TimeLimit
@@ -44,17 +44,27 @@ def test_what_is_asked_for_at_this_instant_happens_after_what_was_already_due() 
     assert seen == ["one", "two", "three"]
 
 
-@given(st.lists(st.lists(st.integers(0, 3), max_size=6), max_size=6))
+@pytest.mark.parametrize("stretch", [2, 2_048])
+@pytest.mark.parametrize("waiting_by", ["delay", "timer"])
+@given(
+    st.one_of(
+        st.lists(st.lists(st.integers(0, 3), max_size=6), max_size=6),
+        st.lists(st.lists(st.integers(1, 60), max_size=6), max_size=12),
+    )
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_processes_go_on_by_instant_and_then_in_the_order_in_which_they_asked(
-    delays: list[list[int]],
+    waiting_by: str, stretch: int, monkeypatch: pytest.MonkeyPatch, delays: list[list[int]]
 ) -> None:
+    monkeypatch.setattr("rankwise.sim.kernel.simulator._STRETCH", stretch)
+    monkeypatch.setattr("rankwise.sim.kernel.simulator._WALK", 4 * stretch)
     simulator = Simulator()
     seen: list[tuple[int, int]] = []
 
     def worker(number: int) -> Steps:
         for delay in delays[number]:
             seen.append((simulator.now, number))
-            yield delay
+            yield simulator.timer(delay) if waiting_by == "timer" and delay else delay
         seen.append((simulator.now, number))
 
     for number in range(len(delays)):
@@ -72,8 +82,8 @@ def test_processes_go_on_by_instant_and_then_in_the_order_in_which_they_asked(
             waiting.append((instant + delays[number][step], asked, number, step + 1))
             asked += 1
     assert seen == expected
-    assert not simulator._agenda
-    assert not simulator._instants
+    assert not simulator._soon
+    assert not simulator._later
 
 
 @pytest.mark.parametrize("others", [0, 1, 2])
@@ -440,3 +450,106 @@ def test_collections_are_rare_while_a_simulation_runs_and_as_before_afterwards()
 
     assert seen == [50_000]
     assert gc.get_threshold() == before
+
+
+def test_a_timer_happens_when_its_instant_comes_whoever_waits_for_it() -> None:
+    simulator = Simulator()
+    timer = simulator.timer(5)
+    seen: list[Any] = []
+
+    def waits(name: str, delay: int) -> Steps:
+        yield delay
+        value = yield timer
+        seen.append((name, simulator.now, value))
+
+    for name, delay in (("early", 0), ("late", 7)):
+        simulator.process(waits(name, delay))
+    timer.add_callback(lambda event: seen.append((event, simulator.now, event.is_done)))
+    assert not timer.is_done
+    simulator.run()
+
+    assert seen == [(timer, 5, True), ("early", 5, None), ("late", 7, None)]
+    assert timer.value is None
+    with pytest.raises(LocalProtocolError, match="happens by itself"):
+        timer.succeed()
+
+
+def test_a_run_until_a_timer_ends_at_its_instant() -> None:
+    simulator = Simulator()
+    simulator.call_at(9, list)
+
+    simulator.run(simulator.timer(5))
+    here = simulator.now
+    simulator.run(any_of([simulator.timer(8), simulator.timer(2)]))
+
+    assert (here, simulator.now) == (5, 7)
+
+
+def test_a_timer_that_nobody_waits_for_keeps_nobody_running() -> None:
+    simulator = Simulator()
+    simulator.timer(1_000)
+
+    simulator.run()
+
+    assert simulator.now == 0
+    with pytest.raises(LocalProtocolError, match="back in time"):
+        simulator.timer(-1)
+
+
+def test_a_process_that_waits_for_a_timer_can_be_cancelled() -> None:
+    simulator = Simulator()
+
+    def sleeper() -> Steps:
+        yield simulator.timer(100)
+
+    process = simulator.process(sleeper())
+    simulator.call_at(3, process.cancel, KeyError("enough"))
+
+    with pytest.raises(KeyError, match="enough"):
+        simulator.run(process)
+    assert simulator.now == 3
+    simulator.run()
+    assert simulator.now == 3, "nothing is left at the instant that it slept for"
+
+
+def test_instants_beyond_a_limit_stay_on_the_agenda() -> None:
+    simulator = Simulator(time_limit=50)
+    seen: list[int] = []
+    for instant in (60, 10, 20, 30):
+        simulator.call_at(instant, seen.append, instant)
+
+    simulator.run(15)
+    simulator.call_at(17, seen.append, 17)
+    simulator.run(20)
+    assert (seen, simulator.now) == ([10, 17, 20], 20)
+    with pytest.raises(TimeLimit, match="the next event is at 60"):
+        simulator.run()
+
+    assert seen == [10, 17, 20, 30]
+    simulator.time_limit = None
+    simulator.run()
+    assert seen[-1] == 60
+
+
+def test_one_that_sleeps_long_does_not_keep_what_others_have_passed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rankwise.sim.kernel.simulator._WALK", 64)
+    simulator = Simulator()
+    longest = 0
+
+    def busy(delay: int) -> Steps:
+        nonlocal longest
+        for _ in range(500):
+            yield delay
+            longest = max(longest, len(simulator._soon))
+
+    def sleepy() -> Steps:
+        yield 10**6
+
+    for each in (busy(2), busy(3), sleepy()):
+        simulator.process(each)
+    simulator.run()
+
+    assert simulator.now == 10**6
+    assert longest <= 70

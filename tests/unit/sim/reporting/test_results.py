@@ -41,6 +41,20 @@ def test_a_table_has_aligned_columns_and_says_how_the_numbers_were_checked() -> 
     assert note == "numbers: equal to numpy's"
 
 
+def test_what_holds_results_back_is_a_column_where_there_is_any() -> None:
+    held = result(held_back_by="wave tail")
+
+    assert "held back by" not in result_table([result()])
+    assert result_table([result(), held]).splitlines()[2].endswith("25.0 %  wave tail")
+    assert held.as_row()["held_back_by"] == "wave tail"
+
+
+def test_a_result_whose_bound_nobody_knows_has_no_share_of_it() -> None:
+    _head, row, _note = result_table([result(bound_ps=0)]).splitlines()
+
+    assert row.split()[-2:] == ["-", "-"]
+
+
 LONG = "hierarchical_allreduce, 1024 ranks x 65536 f16"
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from rankwise.base.errors import ConfigError, LocalProtocolError
+from rankwise.core.collectives.reductions import ReduceOp
 from rankwise.sim import GraphEngine, RuntimeContext, SpawnException
-from rankwise.sim.ccl.reductions import ReduceOp
 
 DTYPES = ("f16", "bf16", "f32", "i8", "i32")
 
@@ -209,7 +209,7 @@ def test_the_sum_of_a_narrow_type_is_rounded_as_its_algorithm_says(ctx: RuntimeC
     [
         (lambda dist, x: dist.all_gather(x, x), r"has 8, but there is room for 4"),
         (lambda dist, x: dist.reduce_scatter(x, x.reshape(4)), r"has 2, but there is room for 4"),
-        (lambda dist, x: dist.broadcast(x, src=5), r"root 5 is no member"),
+        (lambda dist, x: dist.broadcast(x, src=5), r"root 5 is not a member"),
         (lambda dist, x: dist.send(x, dst=9), r"cannot exchange messages with rank 9"),
         (lambda dist, x: dist.recv(x), r"recv needs src"),
         (lambda dist, _x: dist.new_group([0, 0]), r"no rank, or one twice"),

@@ -108,5 +108,5 @@ def test_without_data_it_takes_the_same_time() -> None:
 def test_what_the_kernel_stores_is_never_lost_in_a_copy(ctx: RuntimeContext) -> None:
     x = ctx.zeros(100, dtype="i32")
 
-    with pytest.raises(LocalProtocolError, match="'x' lies on a simulated machine"):
+    with pytest.raises(LocalProtocolError, match="'x' is on a simulated machine"):
         count.run(x, 100, grid=(2,), warmup=False, block=64)

@@ -21,7 +21,7 @@ def receives(count: tl.constexpr) -> None:
 
 def test_what_was_sent_and_never_received_is_told_when_the_context_ends() -> None:
     message = (
-        r"nobody received: 2 slots from sip0\.cube0\.pe0 to sip0\.cube0\.pe1 "
+        r"no rank received: 2 slots from sip0\.cube0\.pe0 to sip0\.cube0\.pe1 "
         r"\(every tl.send needs its tl.recv"
     )
     with (

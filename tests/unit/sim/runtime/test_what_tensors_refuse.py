@@ -9,7 +9,7 @@ import pytest
 
 import rankwise.sim.triton.language as tl
 from rankwise.base.errors import ConfigError, LocalProtocolError
-from rankwise.sim import GraphEngine, RuntimeContext
+from rankwise.sim import GraphEngine, RuntimeContext, triton
 from rankwise.sim.runtime.multiprocessing import SpawnException
 
 
@@ -41,7 +41,7 @@ def test_a_tensor_of_another_machine_is_refused_wherever_it_is_used(
     with RuntimeContext(GraphEngine("default"), ccl={}) as elsewhere:
         mine, other = ctx.full(3, 5.0), elsewhere.full(3, 7.0, name="theirs")
 
-        with pytest.raises(LocalProtocolError, match="theirs lies on the machine of another"):
+        with pytest.raises(LocalProtocolError, match="theirs is on the machine of another"):
             use(mine, other, ctx)
 
         assert mine.tolist() == [5.0, 5.0, 5.0]
@@ -123,3 +123,56 @@ def test_a_reduction_that_is_none_is_refused_where_it_is_asked_for(ctx: RuntimeC
 
     with pytest.raises(SpawnException, match="op is 'sum', expected a ReduceOp: SUM"):
         ctx.multiprocessing.spawn(reduce, nprocs=2)
+
+
+@triton.jit
+def fill(x: Any, n: Any, block: tl.constexpr) -> None:
+    places = tl.program_id(0) * block + tl.arange(0, block)
+    tl.store(x + places, 1, mask=places < n)
+
+
+def test_a_tensor_of_another_ranks_device_is_named_with_its_device(ctx: RuntimeContext) -> None:
+    tensors: dict[int, Any] = {}
+
+    def worker(rank: int) -> None:
+        tensors[rank] = ctx.zeros(8, name=f"x{rank}")
+        ctx.distributed.barrier()
+        fill[1,](tensors[0], 8, block=8)
+
+    with pytest.raises(SpawnException) as caught:
+        ctx.multiprocessing.spawn(worker, nprocs=2)
+
+    assert list(caught.value.errors) == [1]
+    refusal = str(caught.value.errors[1])
+    assert "x0 is on sip:0, and the kernel would run on sip:1" in refusal
+    assert "copy_" in refusal
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named", "complaint"),
+    [
+        ((8,), {}, "missing a required argument: 'block'"),
+        ((8, 8, 8, 8), {}, "too many positional arguments"),
+        ((8,), {"blok": 8}, "missing a required argument: 'block'"),
+        ((8,), {"block": 8, "blok": 8}, "got an unexpected keyword argument 'blok'"),
+    ],
+)
+def test_wrong_arguments_name_the_kernel_and_its_parameters(
+    ctx: RuntimeContext, arguments: tuple[Any, ...], named: dict[str, Any], complaint: str
+) -> None:
+    for x in (ctx.zeros(8), np.zeros(8, np.float32)):
+        with pytest.raises(LocalProtocolError) as caught:
+            fill[1,](x, *arguments, **named)
+
+        assert isinstance(caught.value, TypeError)
+        assert str(caught.value) == (f"kernel fill: {complaint} (its parameters are x, n, block)")
+
+
+@pytest.mark.parametrize("grid", [2.0, (1, 2.5), (1, 1, 1, 1), (), (-1,), "two"])
+def test_a_grid_is_of_whole_numbers_on_the_machine_and_off_it(
+    ctx: RuntimeContext, grid: Any
+) -> None:
+    for x in (ctx.zeros(8), np.zeros(8, np.float32)):
+        for given in (grid, lambda _given: grid):
+            with pytest.raises(ConfigError, match="the grid is"):
+                fill[given](x, 8, block=8)

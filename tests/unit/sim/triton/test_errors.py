@@ -123,7 +123,7 @@ def a_loop_without_step(x: Any) -> None:
         (inner_sizes_that_differ, "the inner sizes 32 and 16 have to be equal"),
         (a_dot_of_two_types, r"dot of fp16 and fp32.*cast one"),
         (an_exponential_of_an_integer, r"exp is for floats .* not int32.*tl.float32"),
-        (a_load_from_a_number, "is no pointer"),
+        (a_load_from_a_number, "is not a pointer"),
         (a_range_of_three, "power of two"),
         (an_index_into_a_block, "can be subscripted with"),
         (a_decision_by_a_block, "the truth of a block decides nothing"),

@@ -1,5 +1,6 @@
 """How programs run together: divergence, waiting for one another, deadlock, races, order."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -114,6 +115,35 @@ def test_a_lock_that_is_never_released_is_reported_with_programs_and_lines() -> 
         forgotten_lock_kernel[(3,)](np.zeros(1, np.int32))
 
     assert [each.who for each in caught.value.waiting] == ["program (1, 0, 0)", "program (2, 0, 0)"]
+    holder = (
+        r"lock\[0\] at 0x\w+ holds 1, set by program \(0, 0, 0\) at .*test_kernel_programs.*:\d+"
+    )
+    assert all(re.search(holder, each.what) for each in caught.value.waiting)
+
+
+@triton.jit
+def locks_of_columns_kernel(lock: Any) -> None:
+    column = tl.program_id(0)
+    while tl.atomic_cas(lock + column, 0, 1) == 1:
+        pass
+    if tl.program_id(1) + tl.program_id(2) == 0:
+        tl.atomic_xchg(lock + column, 0)
+
+
+def test_the_holder_of_a_lock_is_named_by_its_place_in_the_grid() -> None:
+    with pytest.raises(Deadlock) as caught:
+        locks_of_columns_kernel[(2, 2, 2)](np.zeros(2, np.int32))
+
+    told = {each.who: each.what for each in caught.value.waiting}
+    assert sorted(told) == [
+        "program (0, 0, 1)", "program (0, 1, 1)", "program (1, 0, 1)", "program (1, 1, 1)",
+    ]  # fmt: skip
+    assert re.search(
+        r"lock\[0\] .* holds 1, set by program \(0, 1, 0\) ", told["program (0, 0, 1)"]
+    )
+    assert re.search(
+        r"lock\[1\] .* holds 1, set by program \(1, 1, 0\) ", told["program (1, 0, 1)"]
+    )
 
 
 def test_a_program_reads_what_it_has_just_stored_also_through_another_argument() -> None:

@@ -12,6 +12,7 @@ import rankwise.sim.triton.language as tl
 from rankwise.base.errors import Deadlock
 from rankwise.sim.hardware.commands import KernelLaunch, MemoryRead, MemoryWrite, MmuMap
 from rankwise.sim.hardware.engine import GraphEngine
+from rankwise.sim.triton.execution import KernelError
 from rankwise.sim.triton.kernel_runner import DevicePointer, KernelRunner
 
 
@@ -145,6 +146,37 @@ def test_programs_send_blocks_around_a_ring_of_queues(block: int) -> None:
 
     result = device.get(target, np.float32).reshape(4, block)
     np.testing.assert_allclose(result, np.tile(x.sum(0), (4, 1)), rtol=1e-5)
+
+
+def handed_over(o: Any, sem: tl.constexpr, masked: tl.constexpr) -> None:
+    places = tl.arange(0, 4096)
+    if tl.program_id(0) == 0:
+        tl.store(o + places, tl.full((4096,), 1.0, tl.float32))
+        block = tl.full((4096,), 2.0, tl.float32)
+        tl.send(1, block, mask=places < 16 if masked else None, sem=sem)
+    else:
+        tl.store(o + 4096 + tl.arange(0, 16), tl.sum(tl.recv(0, (4096,), tl.float32), 0))
+
+
+def arrival(sem: str, *, masked: bool = False) -> int:
+    """When the receiver had the block, as its calculation tells."""
+    device = Device()
+    out = device.put(np.zeros(8192, np.float32))
+    device.launch(handed_over, [out], 2, sem=sem, masked=masked)
+    return min(each.start for each in device.engine.op_log if each.name.endswith(".sum"))
+
+
+def test_a_message_waits_for_the_stores_before_it_unless_it_is_relaxed() -> None:
+    assert arrival("relaxed") < arrival("release")
+
+
+def test_a_masked_message_moves_only_what_the_mask_lets_through() -> None:
+    assert arrival("relaxed", masked=True) < arrival("relaxed")
+
+
+def test_a_message_in_an_order_that_there_is_not_is_refused() -> None:
+    with pytest.raises(KernelError, match="sem='acquire': it is 'release' or 'relaxed'"):
+        arrival("acquire")
 
 
 def flagged(flag: Any, o: Any) -> None:

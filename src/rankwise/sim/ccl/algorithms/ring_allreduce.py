@@ -1,26 +1,85 @@
-"""Ring all-reduce: reduce-scatter round the ring, then all-gather round the ring.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
+"""Ring all-reduce, written twice: as data, and as the kernel that a rank's PEs run (`kernel`).
 
-The data are cut in as many parts as there are ranks. In each of the first n-1 steps every rank
-sends one part to its right neighbour and adds the part that comes from the left; in the n-1 steps
-after that the finished parts travel round. Every link carries 2 (n-1)/n of the data, which is the
-least that is possible.
-
-Order of reduction, by positions on the ring: part p is ((x[p] + x[p+1]) + x[p+2]) + ... + x[p-1],
-rounded to the dtype after each addition.
+The data, and what it does in which order: `rankwise.core.collectives.algorithms.ring_allreduce`.
 """
 
-from rankwise.sim.ccl.program import Program, Receive, Send, Task
+import rankwise.sim.triton.language as tl
+from rankwise.core.collectives.algorithms.ring_allreduce import COLLECTIVE, program
+from rankwise.sim.ccl.combining import combined
+from rankwise.sim.triton import cdiv, jit, next_power_of_2
 
-COLLECTIVE = "all_reduce"
+__all__ = ["COLLECTIVE", "kernel", "program"]
 
 
-def program(task: Task) -> Program:
-    """What one rank of the ring does."""
-    here = task.position
-    left, right = task.at(here - 1), task.at(here + 1)
-    for step in range(task.size - 1):
-        yield Send(right, task.part(here - step))
-        yield Receive(left, task.part(here - step - 1), combines=True)
-    for step in range(task.size - 1):
-        yield Send(right, task.part(here - step + 1))
-        yield Receive(left, task.part(here - step))
+@jit
+def kernel(
+    workspace, elements: tl.constexpr, size: tl.constexpr, position: tl.constexpr, left, right,
+    OP: tl.constexpr, LANES: tl.constexpr, SLOT: tl.constexpr, SLOTS: tl.constexpr,
+):  # fmt: skip
+    """The same, by a program of one rank: it has a share of every part, of some slots.
+
+    In step i it sends its share of part `position - i` on, and that of the part before comes in.
+    So what comes in is what is sent in the next step, as many messages later as a share has slots;
+    as many are sent before the first is received, but no more than the queue takes.
+    """
+    share = cdiv(cdiv(elements, size), LANES)
+    slots = cdiv(share, SLOT)
+    BLOCK = next_power_of_2(min(share, SLOT))
+    messages = 2 * (size - 1) * slots
+    ahead = min(slots, SLOTS)
+    for message in tl.static_range(min(ahead, messages)):
+        _send(workspace, right, position, message, elements, size, slots, LANES, SLOT, BLOCK)
+    for message in tl.static_range(messages):
+        step = message // slots
+        places, inside, is_empty = _slot(
+            position - step - 1, message % slots, elements, size, LANES, SLOT, BLOCK
+        )
+        if not is_empty:
+            if step < size - 1:
+                mine = tl.load(workspace + places, mask=inside)
+                block = combined(mine, tl.recv(left, (BLOCK,), mine.dtype), OP)
+            else:
+                block = tl.recv(left, (BLOCK,), workspace.dtype.element_ty)
+            if ahead == slots and message + ahead < messages:
+                tl.send(right, block, mask=inside, sem="relaxed")
+            tl.store(workspace + places, block, mask=inside)
+        if ahead < slots and message + ahead < messages:
+            _send(
+                workspace,
+                right,
+                position,
+                message + ahead,
+                elements,
+                size,
+                slots,
+                LANES,
+                SLOT,
+                BLOCK,
+            )
+
+
+@jit
+def _send(
+    workspace, right, position, message, elements, size, slots, LANES, SLOT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Send a message whose slot is in memory."""
+    places, inside, is_empty = _slot(
+        position - message // slots, message % slots, elements, size, LANES, SLOT, BLOCK
+    )
+    if not is_empty:
+        tl.send(right, tl.load(workspace + places, mask=inside), mask=inside, sem="relaxed")
+
+
+@jit
+def _slot(part, slot, elements, size, LANES, SLOT: tl.constexpr, BLOCK: tl.constexpr):
+    """The places of a slot of this program's share of a part, which of them count, and if none."""
+    part = (part + 2 * size) % size
+    start = elements * part // size
+    length = elements * (part + 1) // size - start
+    lane = tl.program_id(0)
+    first = start + length * lane // LANES + slot * SLOT
+    stop = min(start + length * (lane + 1) // LANES, first + SLOT)
+    places = first + tl.arange(0, BLOCK)
+    return places, places < stop, first >= stop

@@ -84,7 +84,7 @@ from rankwise.sim.triton.functions import (
     zeros_like,
 )
 from rankwise.sim.triton.ipcq import recv, send
-from rankwise.sim.triton.language import extra, math
+from rankwise.sim.triton.language import core, extra, math, standard
 from rankwise.sim.triton.operations import (
     add_numbers as add,
 )
@@ -226,6 +226,7 @@ __all__ = [
     "condition",
     "const",
     "constexpr",
+    "core",
     "cos",
     "cumprod",
     "cumsum",
@@ -306,6 +307,7 @@ __all__ = [
     "sqrt",
     "sqrt_rn",
     "squeeze",
+    "standard",
     "static_assert",
     "static_print",
     "static_range",

@@ -1,0 +1,83 @@
+"""What holds a result back that stays below its bound: the resource that costs most of the rest.
+
+**Collectives.** Every message counts what it takes besides the links between the devices
+(`Machine.waits`): credits, the latency inside the devices, DMA, the math engine. What of these
+there is per queue is set against the time above the bound. What remains is lost on the links: their
+latency and their transfers overlap less than they could, or messages meet on them.
+
+**Kernels.** The time of a PE in which the engine of the bound does nothing is lost. What goes on
+meanwhile is the reason: DMA, another engine, nothing because the PE has no programs left (the wave
+tail), or nothing yet. What remains is lost although the engine is busy: transfers that wait for
+each other on links and memory channels, tiles that do not fill the engine.
+"""
+
+from collections.abc import Iterable
+
+from rankwise.sim.hardware.machine import Waits
+from rankwise.sim.hardware.op_log import Operation
+
+ENOUGH = 0.9
+"""From this share of the bound on, nothing is named."""
+
+_ENGINES = {"dot": "GEMM", "math": "math", "load": "DMA", "store": "DMA", "atomic": "DMA"}
+_TAIL, _START = "wave tail", "start-up latency"
+
+
+def most_waited_for(waits: Waits, above_bound: int) -> str:
+    """What messages waited for longest, of the time that a collective took above its bound."""
+    lost = {
+        "credits": waits.credits,
+        "ways inside devices": waits.ways,
+        "DMA": waits.dma,
+        "math": waits.math,
+    }
+    lost = {cause: amount // max(1, waits.queues) for cause, amount in lost.items()}
+    lost["links"] = above_bound - sum(lost.values())
+    return max(lost, key=lambda cause: lost[cause])
+
+
+def most_lost_to(
+    operations: Iterable[Operation], pe_count: int, span: tuple[int, int], bound: str, at_best: int
+) -> str:
+    """What the PEs lost most time to.
+
+    Args:
+        operations: of kernels.
+        pe_count: how many PEs could have worked.
+        span: the first and the last instant.
+        bound: the name of the bound.
+        at_best: the picoseconds that it says.
+    """
+    of_pe: dict[str, list[Operation]] = {}
+    for each in operations:
+        if each.kind in _ENGINES and span[0] <= each.start and each.end <= span[1]:
+            of_pe.setdefault(each.place, []).append(each)
+    if not of_pe:
+        return ""
+    engine = {"compute": "GEMM", "waves": "GEMM", "math": "math"}.get(bound, "DMA")
+    length = span[1] - span[0]
+    lost = {_TAIL: length * (pe_count - len(of_pe))}
+    for of_one in of_pe.values():
+        for cause, amount in _lost(of_one, span, engine).items():
+            lost[cause] = lost.get(cause, 0) + amount
+    crowded = (length - at_best) * pe_count - sum(lost.values())
+    lost["links" if engine == "DMA" else f"{engine} below its peak"] = crowded
+    return max(lost, key=lambda cause: lost[cause])
+
+
+def _lost(operations: list[Operation], span: tuple[int, int], engine: str) -> dict[str, int]:
+    """The time of one PE in which an engine did nothing, by what went on meanwhile."""
+    borders = sorted(
+        [(each.start, 1, _ENGINES[each.kind]) for each in operations]
+        + [(each.end, -1, _ENGINES[each.kind]) for each in operations]
+    )
+    active = dict.fromkeys(("DMA", "math", "GEMM"), 0)
+    lost: dict[str, int] = {_TAIL: span[1] - borders[-1][0]}
+    before = span[0]
+    for instant, change, of in borders:
+        if not active[engine]:
+            cause = next((each for each, count in active.items() if count), _START)
+            lost[cause] = lost.get(cause, 0) + instant - before
+        active[of] += change
+        before = instant
+    return lost

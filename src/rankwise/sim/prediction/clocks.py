@@ -1,0 +1,270 @@
+"""The time of each simulated rank on a modelled machine.
+
+Theory of operation
+===================
+
+Each rank has a clock of its own, in picoseconds. What it computes moves its own clock, and nobody
+else's: that costs no hand-over. A collective begins when its last member has come, by the members'
+clocks, and when the operation of the group before it is over; whoever waits for it goes on at
+its end, or at once if that has passed by then. So an operation under way overlaps with what its
+ranks compute meanwhile, as on a stream for each group.
+
+Nothing of this depends on the order in which ranks get the baton: a rank whose clock is behind may
+run after one whose clock is ahead. Only what a program decides by who comes first, a receive from
+any source, follows the baton and not the clocks.
+
+The time of a rank is one of five: it computes; it waits for an operation that is under way (that is
+*exposed* communication); it waits for others to come to one; it sleeps; or it has ended.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from rankwise.base.errors import ConfigError
+from rankwise.base.units import Instant
+from rankwise.sim.hardware.op_log import OpLog
+from rankwise.sim.hardware.topology import Topology
+from rankwise.sim.prediction.costs import DeviceCosts, Network, Work
+from rankwise.sim.rehearsal.meetings import Group
+from rankwise.sim.rehearsal.scheduler import Rank, Scheduler
+
+PICOSECONDS_PER_NANOSECOND = 1_000
+_KEY = "prediction"
+
+
+class Passage:
+    """One rank's way through a collective or a message.
+
+    Attributes:
+        load: what it brings.
+        size: in bytes.
+        came_at: when it came.
+        begins_at, ends_at: when the operation begins and ends; 0 until everybody has come.
+    """
+
+    __slots__ = ("begins_at", "came_at", "ends_at", "load", "size")
+
+    def __init__(self, load: Any, size: int, came_at: int) -> None:
+        self.load = load
+        self.size = size
+        self.came_at = came_at
+        self.begins_at = self.ends_at = 0
+
+
+class Account(NamedTuple):
+    """What a rank has spent its time with until `time`, in picoseconds.
+
+    Attributes:
+        computing, exposed, waiting, asleep: see the module's text.
+        communicating: the durations of all operations that it took part in, hidden or not.
+    """
+
+    time: int = 0
+    computing: int = 0
+    exposed: int = 0
+    waiting: int = 0
+    asleep: int = 0
+    communicating: int = 0
+
+    def since(self, before: "Account") -> "Account":
+        """What came after another account of the same rank."""
+        return Account(*(now - then for now, then in zip(self, before, strict=True)))
+
+
+class RankClock:
+    """The time and the memory of one rank.
+
+    Attributes:
+        number: of the rank.
+        time: its time, in picoseconds.
+        steps: its account at the end of each of its steps.
+        memory, memory_peak: bytes on its device, now and at most.
+        carry_out, deliver, price: those of the prediction.
+    """
+
+    def __init__(self, prediction: "Prediction", number: int, begun_at: int) -> None:
+        self.number = number
+        self.time = begun_at
+        self.steps: list[Account] = []
+        self.memory = self.memory_peak = 0
+        self._prediction = prediction
+        self.carry_out, self.deliver = prediction.carry_out, prediction.deliver
+        self.price = prediction.price
+        self._computing = self._exposed = self._waiting = self._asleep = 0
+        self._communicating = 0
+
+    @property
+    def account(self) -> Account:
+        """What it has spent its time with so far."""
+        return Account(
+            self.time, self._computing, self._exposed, self._waiting, self._asleep,
+            self._communicating,
+        )  # fmt: skip
+
+    def compute(self, priced: "PricedWork") -> None:
+        """Let the time of an operation pass, which `price` has priced."""
+        begun, duration = self.time, priced.duration
+        priced.count += 1
+        self._computing += duration
+        self.time = begun + duration
+        if self._prediction.keeps_log:
+            self._prediction.log(
+                self, "KernelLaunch", priced.work.name, begun, self.time, priced.work
+            )
+
+    def come(self, load: Any, size: int) -> Passage:
+        """Come to an operation now, with so many bytes."""
+        return Passage(load, size, self.time)
+
+    def wait(self, passage: Passage) -> None:
+        """Go on when an operation is over."""
+        begun = self.time
+        if passage.ends_at <= begun:
+            return
+        under_way = max(passage.begins_at, begun)
+        self._waiting += under_way - begun
+        self._exposed += passage.ends_at - under_way
+        self.time = passage.ends_at
+        self._prediction.log(self, "Wait", "waits for others", begun, under_way)
+        self._prediction.log(self, "Wait", "waits for the transfer", under_way, self.time)
+
+    def sleep(self, scheduler: Scheduler, nanoseconds: int) -> None:
+        """Let time pass, for the world too."""
+        duration = max(nanoseconds, 0) * PICOSECONDS_PER_NANOSECOND
+        self._prediction.log(self, "Wait", "sleeps", self.time, self.time + duration)
+        self._asleep += duration
+        self.time += duration
+        scheduler.wait(scheduler.at(Instant(self.time // PICOSECONDS_PER_NANOSECOND)))
+
+    def communicate(self, duration: int) -> None:
+        """Take part in an operation, whether it will be waited for or not."""
+        self._communicating += duration
+
+    def end_step(self) -> None:
+        """A step of the training is over."""
+        self.steps.append(self.account)
+
+    def allocate(self, size: int) -> None:
+        """Take bytes of the device, or give them back."""
+        self.memory += size
+        self.memory_peak = max(self.memory_peak, self.memory)
+
+
+class PricedWork:
+    """An operation, how long it takes in picoseconds, and how often it has been carried out."""
+
+    __slots__ = ("count", "duration", "work")
+
+    def __init__(self, work: Work, duration: int) -> None:
+        self.work = work
+        self.duration = duration
+        self.count = 0
+
+
+class Prediction:
+    """The time of a run on a machine.
+
+    Args:
+        topology: the machine; rank r has its device r.
+        size: how many ranks there are.
+        keeps_log: also keep each operation with its times.
+
+    Attributes:
+        costs, network: what takes how long.
+        clocks: of the ranks of the last attempt, by number.
+        op_log: what each rank did when; empty unless it is kept.
+        works: all operations that any rank has carried out.
+        keeps_log: see the arguments.
+
+    Raises:
+        ConfigError: the machine has fewer devices.
+    """
+
+    def __init__(self, topology: Topology, size: int, *, keeps_log: bool = False) -> None:
+        if size > topology.sip_count:
+            raise ConfigError(
+                f"{topology.name} has {topology.sip_count} devices, and there are {size} ranks",
+                hint="each rank has a device of its own; a topology file with a larger "
+                "system.sips.count has more",
+            )
+        self.topology = topology
+        self.costs = DeviceCosts(topology)
+        self.network = Network(topology)
+        self.clocks: dict[int, RankClock] = {}
+        self.op_log = OpLog()
+        self.works: dict[Work, PricedWork] = {}
+        self.keeps_log = keeps_log
+        self._begun_at = 0
+        self._group_free: dict[str, int] = {}
+        self._way_free: dict[tuple[int, int], int] = {}
+
+    @property
+    def now(self) -> int:
+        """The latest time of any rank."""
+        return max((clock.time for clock in self.clocks.values()), default=self._begun_at)
+
+    def begin_attempt(self) -> None:
+        """New ranks begin where the latest of the old ones was."""
+        self._begun_at = self.now
+        self.clocks = {}
+        self._group_free, self._way_free = {}, {}
+
+    def clock_of(self, rank: Rank) -> RankClock:
+        """The clock of a rank."""
+        clock: RankClock | None = rank.belongings.get(_KEY)
+        if clock is None:
+            clock = RankClock(self, rank.number, self._begun_at)
+            rank.belongings[_KEY] = self.clocks[rank.number] = clock
+        return clock
+
+    def carry_out(
+        self,
+        group: Group,
+        kind: str,
+        root: int,
+        carry_out: Callable[[Sequence[Any]], None],
+        passages: Sequence[Passage],
+    ) -> None:
+        """Do a collective for which all members have come, and say when it begins and ends."""
+        carry_out([passage.load for passage in passages])
+        members = (*group.ranks[root:], *group.ranks[:root])
+        duration = self.network.time(kind, max(each.size for each in passages), members)
+        free = self._group_free.get(group.name, 0)
+        begin = max(free, *(passage.came_at for passage in passages))
+        self._group_free[group.name] = begin + duration
+        for rank, passage in zip(group.ranks, passages, strict=True):
+            self._pass(rank, passage, kind, begin, duration)
+
+    def deliver(self, source: int, target: int, sent: Passage, received: Passage) -> None:
+        """Say when a message begins and ends for which both ends are there."""
+        way = (source, target)
+        duration = self.network.message_time(source, target, sent.size)
+        begin = max(sent.came_at, received.came_at, self._way_free.get(way, 0))
+        self._way_free[way] = begin + duration
+        self._pass(source, sent, f"send to {target}", begin, duration)
+        self._pass(target, received, f"recv from {source}", begin, duration)
+
+    def price(self, work: Work) -> PricedWork:
+        """How long an operation takes; the same work has one price."""
+        priced = self.works.get(work)
+        if priced is None:
+            priced = self.works[work] = PricedWork(work, self.costs.time(work))
+        return priced
+
+    def log(  # noqa: PLR0917  # a row of a table
+        self, clock: RankClock, kind: str, name: str, start: int, end: int, work: Work | None = None
+    ) -> None:
+        """Keep what a rank did, if that is wanted, and if it took any time."""
+        if self.keeps_log and end > start:
+            size, flops = (0, 0) if work is None else (work.size, work.flops)
+            place = f"sip{clock.number}"
+            self.op_log.append(kind, name, place, start, end, size=size, flops=flops)
+
+    def _pass(self, rank: int, passage: Passage, name: str, begin: int, duration: int) -> None:
+        passage.begins_at, passage.ends_at = begin, begin + duration
+        clock = self.clocks[rank]
+        clock.communicate(duration)
+        if self.keeps_log:
+            self.op_log.append(
+                "collective", name, f"sip{rank}", begin, begin + duration, size=passage.size
+            )

@@ -1,0 +1,129 @@
+"""What an operation takes on a device, and what ranks take together, in picoseconds.
+
+An operation on a device takes what the driver needs to hand it over (`host.command_ns`), what the
+engine needs to start, and what the roofline of the whole device gives for its operations and
+bytes. A cost model of a plug-in (`pe.cost_model`) that has a method
+`operation(name, flops, size, dtype)` is asked first; None leaves it to the roofline.
+
+What ranks take together is computed at message level over the routes of the machine
+(`ccl.message_timing`), on otherwise idle links. Where a ring and halving-doubling do the same, the
+faster one is taken.
+"""
+
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+from rankwise.sim.benches.bounds import Roofline, roofline_of
+from rankwise.sim.ccl.message_model import Algorithm
+from rankwise.sim.ccl.message_timing import placed_time
+from rankwise.sim.hardware.cost_models import PluggedCosts, cost_model
+from rankwise.sim.hardware.quantities import WIDTH_BYTES, picoseconds
+from rankwise.sim.hardware.topology import Topology
+
+Engine = Literal["gemm", "math"]
+_ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter", "barrier"})
+_ANY_DTYPE = "f32"
+"""For what the device has no engine for, such as complex numbers."""
+
+
+class Work(NamedTuple):
+    """One operation on a device.
+
+    Attributes:
+        name: torch's, such as `aten.mm`.
+        engine: what carries it out.
+        flops: operations on the engine: of `math`, one per element.
+        size: bytes that it reads and writes.
+        dtype: in the words of topologies.
+    """
+
+    name: str
+    engine: Engine
+    flops: int
+    size: int
+    dtype: str
+
+
+class DeviceCosts:
+    """The costs of operations on one device of a machine."""
+
+    def __init__(self, topology: Topology) -> None:
+        spec = topology.machine
+        self._topology = topology
+        self._command = picoseconds(spec.system.host.command_ns)
+        self._startup = {
+            "gemm": picoseconds(spec.pe.gemm.startup_ns),
+            "math": picoseconds(spec.pe.math.startup_ns),
+        }
+        self._factors = spec.pe.math.cost
+        self._rooflines: dict[tuple[str, Engine], Roofline] = {}
+
+    def bound(self, work: Work) -> tuple[str, int]:
+        """What limits it, `compute` or `memory`, and how long it takes at least."""
+        flops = work.flops
+        if work.engine == "math":
+            flops = round(flops * self._factors.get(_operation(work.name), 1))
+        return self._roofline(work.dtype, work.engine).bound(flops, work.size)
+
+    def time(self, work: Work) -> int:
+        """How long it takes."""
+        if self._plugged is not None:
+            answer = self._plugged.operation(work.name, work.flops, work.size, work.dtype)
+            if answer is not None:
+                return answer
+        return self._command + self._startup[work.engine] + self.bound(work)[1]
+
+    @cached_property
+    def _plugged(self) -> PluggedCosts | None:
+        model = cost_model(self._topology.machine)
+        return model if isinstance(model, PluggedCosts) else None
+
+    def _roofline(self, dtype: str, engine: Engine) -> Roofline:
+        dtype = dtype if dtype in WIDTH_BYTES else _ANY_DTYPE
+        found = self._rooflines.get((dtype, engine))
+        if found is None:
+            found = roofline_of(self._topology, dtype, engine=engine)
+            self._rooflines[dtype, engine] = found
+        return found
+
+
+class Network:
+    """The costs of what ranks do together; rank r has device r."""
+
+    def __init__(self, topology: Topology) -> None:
+        self._sips = topology.machine.system.sips
+        self._known: dict[tuple[str, int, tuple[int, ...]], int] = {}
+
+    def time(self, kind: str, size: int, ranks: tuple[int, ...]) -> int:
+        """How long a collective takes.
+
+        Args:
+            kind: which one.
+            size: bytes that a rank puts in; of a scatter, that it takes out.
+            ranks: the members; of what has a root, that first.
+        """
+        key = (kind, size, ranks)
+        time = self._known.get(key)
+        if time is None:
+            time = self._known[key] = min(
+                placed_time(kind, size, self._sips, ranks, algorithm)  # type: ignore[arg-type]
+                for algorithm in _algorithms(kind, len(ranks))
+            )
+        return time
+
+    def message_time(self, source: int, target: int, size: int) -> int:
+        """How long a message takes from one rank to another."""
+        return self.time("broadcast", size, (source, target)) if source != target else 0
+
+
+def _algorithms(kind: str, count: int) -> tuple[Algorithm, ...]:
+    if kind in _ROOTED:
+        return ("rooted",)
+    if kind == "all_to_all":
+        return ("direct",)
+    return ("ring",) if count & (count - 1) else ("ring", "halving_doubling")
+
+
+def _operation(name: str) -> str:
+    """The name of an elementwise operation in topologies: `exp` of `aten.exp_`."""
+    return name.rpartition(".")[2].strip("_")

@@ -1,0 +1,219 @@
+"""What a prediction says: the figures for the terminal, the page and the timeline for Perfetto.
+
+Where a program steps an optimiser at least twice, the figures are per step, from the end of the
+first step to that of the last: the first one has more to do. Otherwise they are of the whole run.
+"""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from rankwise.sim.hardware.quantities import format_picoseconds
+from rankwise.sim.prediction.clocks import Account, Prediction, PricedWork, RankClock
+from rankwise.sim.reporting.page import Table, write_page
+from rankwise.sim.reporting.results import BenchResult
+from rankwise.sim.reporting.trace import write_trace
+
+if TYPE_CHECKING:
+    from rankwise.sim.hardware.op_log import OpLog
+    from rankwise.sim.hardware.topology import Topology
+
+OPERATIONS_SHOWN = 20
+RANKS_SHOWN = 64
+
+
+class Figures(NamedTuple):
+    """What the ranks spend their time with.
+
+    Attributes:
+        steps: how many steps the figures are a mean of; 0 if they are of the whole run.
+        time: of a step, or of the run, in picoseconds: that of the slowest rank.
+        computing, exposed, waiting, asleep: shares of it, means over the ranks; what is missing
+            to 1 is the time after the end of a rank, which counts as waiting.
+        communicating: picoseconds of communication per rank in that time, hidden or not.
+        memory_peak: of the device that needed most, in bytes; `memory_rank` says whose it is.
+    """
+
+    steps: int
+    time: int
+    computing: float
+    exposed: float
+    waiting: float
+    asleep: float
+    communicating: int
+    memory_peak: int
+    memory_rank: int
+
+    @property
+    def hidden(self) -> float:
+        """The share of communication that something was computed under."""
+        if not self.communicating:
+            return 0.0
+        return max(0.0, 1 - self.exposed * self.time / self.communicating)
+
+
+def figures_of(prediction: Prediction) -> Figures:
+    """The figures of a run."""
+    clocks = [clock for _, clock in sorted(prediction.clocks.items())]
+    steps = max(0, min((len(clock.steps) for clock in clocks), default=0) - 1)
+    spent = [_spent(clock, steps) for clock in clocks]
+    whole = max((each.time for each in spent), default=0)
+    fullest = max(clocks, key=lambda clock: clock.memory_peak, default=None)
+
+    def share(name: str) -> float:
+        return sum(getattr(each, name) for each in spent) / (whole * len(spent)) if whole else 0.0
+
+    computing, exposed, asleep = share("computing"), share("exposed"), share("asleep")
+    return Figures(
+        steps=steps,
+        time=whole // max(1, steps),
+        computing=computing,
+        exposed=exposed,
+        waiting=max(0.0, 1 - computing - exposed - asleep) if whole else 0.0,
+        asleep=asleep,
+        communicating=sum(each.communicating for each in spent)
+        // max(1, len(spent) * max(1, steps)),
+        memory_peak=fullest.memory_peak if fullest else 0,
+        memory_rank=fullest.number if fullest else 0,
+    )
+
+
+def _spent(clock: RankClock, steps: int) -> Account:
+    """What a rank spent in the steps that count, or in the whole run."""
+    if not steps:
+        return clock.account
+    return clock.steps[steps].since(clock.steps[0])
+
+
+def figure_rows(prediction: Prediction) -> list[tuple[str, str, str]]:
+    """The figures as rows: what, how much, and what there is to add."""
+    figures, topology = figures_of(prediction), prediction.topology
+    counted = f"mean of {figures.steps} after the first" if figures.steps else ""
+    hbm = topology.machine.cube.hbm
+    capacity = topology.machine.sip.cubes.count * hbm.capacity
+    full = "; more than that" if figures.memory_peak > capacity else ""
+    rows = [
+        ("step time" if figures.steps else "time", format_picoseconds(figures.time), counted),
+        ("computing", _percent(figures.computing), ""),
+        (
+            "exposed communication",
+            _percent(figures.exposed),
+            f"of {format_picoseconds(figures.communicating)}, {_percent(figures.hidden)} is hidden"
+            if figures.communicating
+            else "",
+        ),
+        ("waiting for others", _percent(figures.waiting), "pipeline bubble, imbalance"),
+        ("asleep", _percent(figures.asleep), ""),
+        (
+            "peak memory",
+            _bytes(figures.memory_peak),
+            f"rank {figures.memory_rank}; a device has {_bytes(capacity)}{full}",
+        ),
+    ]
+    return [row for row in rows if row[0] != "asleep" or figures.asleep]
+
+
+def summary(prediction: Prediction) -> str:
+    """The figures, for a terminal."""
+    topology, rows = prediction.topology, figure_rows(prediction)
+    name_width = max(len(name) for name, _, _ in rows)
+    width = max(len(value) for _, value, _ in rows)
+    lines = [
+        f"predicted on {topology.name}, {len(prediction.clocks)} of {topology.sip_count} devices:",
+        *(
+            f"  {name:<{name_width}}  {value:>{width}}  {note}".rstrip()
+            for name, value, note in rows
+        ),
+    ]
+    return "\n".join(lines)
+
+
+def rank_rows(prediction: Prediction) -> list[tuple[str, ...]]:
+    """The time of each rank, for the page; a head first."""
+    steps = figures_of(prediction).steps
+    rows: list[tuple[str, ...]] = [
+        ("rank", "time", "computing", "exposed communication", "waiting for others", "peak memory")
+    ]
+    clocks = sorted(prediction.clocks.items())
+    for number, clock in clocks[:RANKS_SHOWN]:
+        spent = _spent(clock, steps)
+        whole = max(1, spent.time)
+        rows.append(
+            (
+                str(number),
+                format_picoseconds(spent.time),
+                _percent(spent.computing / whole),
+                _percent(spent.exposed / whole),
+                _percent(spent.waiting / whole),
+                _bytes(clock.memory_peak),
+            )
+        )
+    return rows
+
+
+def results_of(prediction: Prediction, program: str) -> list[BenchResult]:
+    """The operations that took most of the time, by name, all ranks together."""
+    by_name: dict[str, list[PricedWork]] = {}
+    for priced in prediction.works.values():
+        by_name.setdefault(priced.work.name, []).append(priced)
+    results = [_result(prediction, program, each) for _, each in sorted(by_name.items())]
+    return sorted(results, key=lambda result: -result.time_ps)[:OPERATIONS_SHOWN]
+
+
+def _result(prediction: Prediction, program: str, works: list[PricedWork]) -> BenchResult:
+    dearest = max(works, key=lambda each: each.count * each.duration)
+    return BenchResult(
+        bench=program,
+        case=f"{dearest.work.name} x {sum(each.count for each in works):,}",
+        time_ps=sum(each.count * each.duration for each in works),
+        flops=sum(each.count * each.work.flops for each in works),
+        bytes=sum(each.count * each.work.size for each in works),
+        bound=prediction.costs.bound(dearest.work)[0],
+        bound_ps=sum(each.count * prediction.costs.bound(each.work)[1] for each in works),
+        is_checked=False,
+    )
+
+
+class PredictedRun:
+    """A run as the reports of `rankwise sim` want it; see `reporting.run`."""
+
+    messages = None
+
+    def __init__(self, prediction: Prediction) -> None:
+        self._prediction = prediction
+        self.topology: Topology = prediction.topology
+        self.op_log: OpLog = prediction.op_log
+        self.now = prediction.now
+        self.machine = self
+
+    def utilisation(self) -> dict[str, float]:
+        """How busy each device was with computing, as a share of the whole run."""
+        whole = max(1, self.now)
+        return {
+            f"sip{number}.computing": clock.account.computing / whole
+            for number, clock in sorted(self._prediction.clocks.items())
+        }
+
+
+def write_files(
+    prediction: Prediction, program: str, trace: str | None, report: str | None
+) -> None:
+    """Write the timeline and the page that were asked for."""
+    run = PredictedRun(prediction)
+    if trace is not None:
+        write_trace(trace, run)
+    if report is not None:
+        tables: list[Table] = [
+            ("Prediction", [("figure", "value", ""), *figure_rows(prediction)]),
+            ("Ranks", rank_rows(prediction)),
+        ]
+        write_page(report, program, run, results_of(prediction, program), tables)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _bytes(size: int) -> str:
+    for factor, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if size >= factor:
+            return f"{size / factor:.4g} {unit}"
+    return f"{size} B"

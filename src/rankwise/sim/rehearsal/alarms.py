@@ -1,0 +1,141 @@
+"""What looks wrong in a run that did not fail, and would perhaps on a cluster.
+
+- A *handle* is what an asynchronous operation returns. One that nobody waits for may be under way
+  while its tensors are used.
+- A message or an operation that is still open at the end was never met by its other side.
+- Groups that have two ranks in common must be used in the same order by both: a backend with a
+  stream per group hangs otherwise, now and then.
+- A circle of ranks that wait for each other explains a deadlock.
+
+Nothing here changes what the ranks do.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from rankwise.sim.rehearsal.places import Place, place_here, place_of_caller
+
+if TYPE_CHECKING:
+    from rankwise.sim.rehearsal.meetings import Group, Meeting, Post
+    from rankwise.sim.rehearsal.scheduler import Rank
+
+_SHOWN = 10
+
+
+class Handle(NamedTuple):
+    """An operation that a rank has begun and not waited for yet."""
+
+    rank: int
+    gate: "Meeting | Post"
+    place: Place
+
+
+class Alarms:
+    """Takes note of what looks wrong; alike things at one place are one alarm."""
+
+    def __init__(self) -> None:
+        self._handles: dict[int, Handle] = {}
+        self._handle_count = 0
+        self._alarms: dict[tuple[str, str], list[str]] = {}
+
+    def begin_attempt(self) -> None:
+        """Forget the handles of ranks that are no more."""
+        self._handles = {}
+
+    def open_handle(
+        self, rank: int, gate: "Meeting | Post", interface: tuple[str, ...]
+    ) -> int | None:
+        """A rank has begun an operation; returns what `close_handle` wants.
+
+        None if a library has begun it, and not the program through the files of the `interface`:
+        libraries have ways to know that an operation is over.
+        """
+        place = place_of_caller(interface)
+        if place is None:
+            return None
+        self._handle_count += 1
+        self._handles[self._handle_count] = Handle(rank, gate, place)
+        return self._handle_count
+
+    def close_handle(self, number: int) -> Handle | None:
+        """A rank has waited for it."""
+        return self._handles.pop(number, None)
+
+    def note_write(self, handle: Handle, shape: str) -> None:
+        """A tensor has been written between the operation's begin and the wait for it."""
+        text = (
+            f"rank {handle.rank} wrote to a tensor of {shape} while {handle.gate.named()} was in "
+            f"flight: it was called at {handle.place} and waited for at {place_here()}"
+        )
+        self._note("write", handle.place, text)
+
+    def compare_order(self, meeting: "Meeting", rank: int, others: Iterable["Group"]) -> None:
+        """A rank comes to an operation: had the others done as much in overlapping groups?"""
+        for other in others:
+            count = other.begun_by(rank)
+            first, seen = meeting.order.setdefault(other.name, (rank, count))
+            if seen != count:
+                place = meeting.arrivals[rank].place
+                self._note(
+                    "order", place,
+                    f"ranks {first} and {rank} use overlapping groups in different order: "
+                    f"{meeting.named()} comes after {_operations(seen)} of group {other.told()} on "
+                    f"rank {first}, at {meeting.arrivals[first].place}, and after "
+                    f"{_operations(count)} on rank {rank}, at {place}",
+                )  # fmt: skip
+
+    def note_circle(self, ranks: Mapping[int, "Rank"]) -> None:
+        """No rank can go on: find a circle of those that wait for each other."""
+        waits = {
+            number: missing
+            for number, rank in ranks.items()
+            if rank.waits_for is not None and (missing := rank.waits_for.missing())
+        }
+        for start in sorted(waits):
+            path = [start]
+            while path[-1] in waits:
+                following = next((rank for rank in waits[path[-1]] if rank in waits), None)
+                if following is None:
+                    break
+                if following in path:
+                    self._tell_circle(ranks, path[path.index(following) :])
+                    return
+                path.append(following)
+
+    def remarks(self, *, is_success: bool) -> list[str]:
+        """What the user should know at the end, each in a line."""
+        if is_success:
+            for handle in self._handles.values():
+                self._note_handle(handle)
+            self._handles = {}
+        shown = [
+            f"warning: {texts[0]}" + (f" (and {len(texts) - 1} more)" if len(texts) > 1 else "")
+            for texts in self._alarms.values()
+        ]
+        rest = len(shown) - _SHOWN
+        return shown if rest <= 0 else [*shown[:_SHOWN], f"{rest} more warnings are not shown"]
+
+    def _note_handle(self, handle: Handle) -> None:
+        what = handle.gate.named()
+        if handle.gate.is_open:
+            text = f"rank {handle.rank} never waited for {what}, called at {handle.place}"
+        else:
+            text = f"rank {handle.rank} called {what} at {handle.place}, and {handle.gate.lacks()}"
+        self._note("handle", handle.place, text)
+
+    def _tell_circle(self, ranks: Mapping[int, "Rank"], circle: list[int]) -> None:
+        gates = [gate for number in circle if (gate := ranks[number].waits_for) is not None]
+        links = [
+            f"rank {number} waits for rank {following} ({gate.named()})"
+            for number, following, gate in zip(circle, [*circle[1:], circle[0]], gates, strict=True)
+        ]
+        groups = {getattr(gate, "group", None) for gate in gates} - {None}
+        why = "; overlapping groups are used in different order" if len(groups) > 1 else ""
+        self._note("circle", None, f"a circle: {', '.join(links)}{why}")
+
+    def _note(self, kind: str, place: Place | None, text: str) -> None:
+        self._alarms.setdefault((kind, str(place)), []).append(text)
+
+
+def _operations(count: int) -> str:
+    return "1 operation" if count == 1 else f"{count} operations"

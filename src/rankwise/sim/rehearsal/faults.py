@@ -1,0 +1,190 @@
+"""Faults of simulated ranks: values, written on the command line or in a file.
+
+Each fault strikes one rank, when it comes to an operation: `collective` counts those of a group
+from 1, as reports do. Without a `group` that is torch's default group, or that of
+`rankwise.collectives`. A fault strikes once, also if ranks are started again; only a slow rank
+stays slow.
+"""
+
+import builtins
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from rankwise.base.units import Duration, format_duration
+
+if TYPE_CHECKING:
+    from rankwise.sim.rehearsal.scheduler import Rank
+
+USUAL_GROUPS = ("default", "rankwise.collectives")
+
+
+class _AtOperation(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="what", forbid_unknown_fields=True
+):
+    """A fault that strikes a rank when it comes to an operation; at the beginning without one."""
+
+    rank: int
+    collective: int | None = None
+    group: str = ""
+
+    def __post_init__(self) -> None:
+        if self.collective is not None and self.collective < 1:
+            raise ValueError(f"collective is {self.collective}, and they are counted from 1")
+
+    def fits(self, group: str, number: int) -> bool:
+        """Whether it strikes at this operation."""
+        is_group = group == self.group if self.group else group in USUAL_GROUPS
+        return is_group and number == self.collective
+
+
+class Kill(_AtOperation, frozen=True, kw_only=True, tag="kill"):
+    """A signal to the rank."""
+
+    signal: int = 9
+
+    def told(self) -> str:
+        """What happens, for people."""
+        return f"rank {self.rank} gets signal {self.signal}"
+
+
+class Raise(_AtOperation, frozen=True, kw_only=True, tag="raise"):
+    """The operation raises an exception of Python's own in this rank."""
+
+    error: str = "RuntimeError"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        kind = getattr(builtins, self.error, None)
+        if not (isinstance(kind, type) and issubclass(kind, Exception)):
+            raise ValueError(  # noqa: TRY004  # which msgspec turns into its own
+                f"error is {self.error!r}, expected an exception such as OSError"
+            )
+
+    def told(self) -> str:
+        """What happens, for people."""
+        return f"rank {self.rank} raises {self.error}"
+
+
+class Late(_AtOperation, frozen=True, kw_only=True, tag="late"):
+    """The rank comes later, by so much virtual time."""
+
+    by: Duration
+
+    def told(self) -> str:
+        """What happens, for people."""
+        return f"rank {self.rank} is late by {format_duration(self.by)}"
+
+
+class Slow(_AtOperation, frozen=True, kw_only=True, tag="slow"):
+    """The rank comes later to each operation, from the given one on."""
+
+    by: Duration
+
+    def told(self) -> str:
+        """What happens, for people."""
+        return f"rank {self.rank} is slow by {format_duration(self.by)} at each operation"
+
+
+class Flip(_AtOperation, frozen=True, kw_only=True, tag="flip"):
+    """A bit of what the rank brings to the operation turns over, in the rank's memory."""
+
+    bit: int
+    element: int = 0
+
+    def told(self) -> str:
+        """What happens, for people."""
+        return f"bit {self.bit} of element {self.element} flips in the memory of rank {self.rank}"
+
+
+Fault = Kill | Raise | Late | Slow | Flip
+
+
+class Faults:
+    """Lets the faults of one run strike.
+
+    Args:
+        faults: the faults of the ranks.
+        say: tells the user of each.
+    """
+
+    def __init__(self, faults: Sequence[Fault], say: Callable[[str], None]) -> None:
+        self._waiting = list(faults)
+        self._slow: dict[int, Duration] = {}
+        self._say = say
+
+    def begin(self, rank: "Rank") -> None:
+        """Strike the rank that runs, before its program begins."""
+        for fault in self._of(rank.number):
+            if fault.collective is None:
+                self._strike(fault, rank, None, "as it begins")
+
+    def strike(self, rank: "Rank", group: str, number: int, load: Any) -> None:
+        """Strike the rank that runs, which comes to an operation and brings this load.
+
+        Raises:
+            RankEnded: it is no more.
+            Exception: one that a fault raises.
+        """
+        for fault in self._of(rank.number):
+            if fault.fits(group, number):
+                self._strike(fault, rank, load, f"at operation #{number} of group {group}")
+        if (delay := self._slow.get(rank.number)) is not None:
+            rank.scheduler.sleep(delay)
+
+    def remarks(self) -> list[str]:
+        """What the user should know at the end: which faults have never come."""
+        return [f"the fault never came: {fault.told()}" for fault in self._waiting]
+
+    def _of(self, rank: int) -> list[Fault]:
+        return [fault for fault in self._waiting if fault.rank == rank]
+
+    def _strike(self, fault: Fault, rank: "Rank", load: Any, when: str) -> None:
+        self._waiting.remove(fault)
+        self._say(f"fault: {fault.told()} {when}")
+        match fault:
+            case Kill():
+                rank.signal(fault.signal)
+                rank.take_signals()
+            case Raise():
+                raise getattr(builtins, fault.error)(f"fault: {fault.told()} {when}")
+            case Late():
+                rank.scheduler.sleep(fault.by)
+            case Slow():
+                self._slow[rank.number] = fault.by
+            case Flip():
+                if not _flipped(load, fault.element, fault.bit):
+                    self._say(f"fault: there is no such bit in what rank {rank.number} brings")
+
+
+def _flipped(load: Any, element: int, bit: int) -> bool:
+    """Turn a bit over; whether there is one. Loads are what operations take, or end with that."""
+    load = getattr(load, "load", load)  # on a modelled machine it has a clock with it
+    taken = load[1] if isinstance(load, tuple) else load
+    for values in taken if isinstance(taken, list) else [taken]:
+        if isinstance(values, list):
+            if _flipped(values, element, bit):
+                return True
+            continue
+        count = 0 if values is None else int(values.size if _is_array(values) else values.numel())
+        if element < count:
+            return _flip(values, element, bit)
+        element -= count
+    return False
+
+
+def _flip(values: Any, element: int, bit: int) -> bool:
+    byte = "uint8" if _is_array(values) else sys.modules["torch"].uint8
+    flat = (values if _is_array(values) else values.data).reshape(-1).view(byte)
+    size = values.itemsize
+    if bit >= 8 * size:
+        return False
+    at = element * size + bit // 8
+    flat[at : at + 1] ^= 1 << bit % 8
+    return True
+
+
+def _is_array(values: Any) -> bool:
+    return hasattr(values, "ctypes")

@@ -1,0 +1,462 @@
+"""Meetings: how simulated ranks come together for an operation, and what is wrong if they do not.
+
+A *group* is some of the ranks. Its collective operations are numbered from 1, by each member for
+itself: the n-th operation of one meets the n-th of all others. Each brings what it calls, in words
+that must be equal on all members, and a load. The last one to come carries the operation out for
+all, and opens the gate.
+
+A meeting whose members call different things fails on all of them when all have come, so that its
+message can tell everybody's line. If somebody never comes, the world comes to rest, and whoever
+reports that asks each rank's meeting what it lacks.
+
+Messages from rank to rank are matched in the order of being posted, by source and tag. A send is
+over when its receive is there: that is how gloo and NCCL have it, and what lets a circle of sends
+be found.
+"""
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from rankwise.base.errors import CollectiveError, PeerDied
+from rankwise.base.units import Duration, after, between
+from rankwise.sim.rehearsal.alarms import Alarms
+from rankwise.sim.rehearsal.faults import Faults
+from rankwise.sim.rehearsal.places import Place, place_here
+from rankwise.sim.rehearsal.scheduler import Gate, Scheduler
+from rankwise.sim.rehearsal.schedules import Schedule
+from rankwise.sim.rehearsal.waits import Waits
+
+SAME_ORDER = "all ranks must call the same operations in the same order, with equal arguments"
+ANY_SOURCE = -1
+
+CarryOut = Callable[[Sequence[Any]], None]
+
+
+class Conditions:
+    """What the operations of a run meet with.
+
+    Args:
+        schedule: decides which message comes first; None takes the first.
+        faults: the faults of the ranks.
+
+    Attributes:
+        waits: who has waited for whom.
+        alarms: what looks wrong.
+        groups: those of the present attempt, by name.
+    """
+
+    def __init__(self, schedule: Schedule | None = None, faults: Faults | None = None) -> None:
+        self.schedule = schedule
+        self.faults = faults
+        self.waits = Waits()
+        self.alarms = Alarms()
+        self.groups: dict[str, Group] = {}
+        self._overlaps: dict[tuple[str, int], tuple[Group, ...]] = {}
+
+    def begin_attempt(self) -> None:
+        """Forget what belongs to ranks that are no more."""
+        self.groups = {}
+        self._overlaps = {}
+        self.alarms.begin_attempt()
+
+    def add(self, group: "Group") -> None:
+        """Take in a new group."""
+        self.groups[group.name] = group
+        self._overlaps = {}
+
+    def overlapping(self, group: "Group", rank: int) -> "tuple[Group, ...]":
+        """The other groups of a rank that share another member, too, with this one."""
+        found = self._overlaps.get((group.name, rank))
+        if found is None:
+            members = set(group.ranks)
+            found = self._overlaps[group.name, rank] = tuple(
+                other
+                for other in self.groups.values()
+                if other is not group and rank in other.ranks and len(members & {*other.ranks}) > 1
+            )
+        return found
+
+
+class Group:
+    """Ranks that meet.
+
+    Attributes:
+        name: how reports call it.
+        ranks: the members' numbers in the world, in the order of their ranks in the group.
+        gives_up: whether operations fail as soon as a member that they lack has ended; otherwise
+            the world comes to rest, and the report tells where everybody stands.
+    """
+
+    gives_up = False
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        name: str,
+        ranks: tuple[int, ...],
+        conditions: "Conditions | None" = None,
+    ) -> None:
+        self.name = name
+        self.ranks = ranks
+        self._scheduler = scheduler
+        self._begun = dict.fromkeys(ranks, 0)
+        self._meetings: dict[int, Meeting] = {}
+        self._gone: dict[int, CollectiveError] = {}
+        self._posts: list[Post] = []
+        self._posted = dict.fromkeys(ranks, 0)
+        self._conditions = conditions or Conditions()
+
+    def meet(self, rank: int, call: str, load: Any, carry_out: CarryOut) -> "Meeting":
+        """Come to this member's next operation; returns at once, the meeting's gate may be shut.
+
+        Args:
+            rank: who comes, by its number in the world.
+            call: what it calls, in words.
+            load: what it brings.
+            carry_out: does the operation, given the loads in the order of the members; what it
+                raises, all members raise.
+        """
+        number = self._begun[rank] = self._begun[rank] + 1
+        if (faults := self._conditions.faults) is not None:
+            faults.strike(self._scheduler.ranks[rank], self.name, number, load)
+        meeting = self._meetings.get(number)
+        if meeting is None:
+            meeting = self._meetings[number] = Meeting(self, number)
+            if self._gone:
+                meeting.miss(*next(iter(self._gone.items())))
+        meeting.arrivals[rank] = Arrival(call, load, place_here())
+        if overlapping := self._conditions.overlapping(self, rank):
+            self._conditions.alarms.compare_order(meeting, rank, overlapping)
+        if len(meeting.arrivals) == len(self.ranks):
+            del self._meetings[number]
+            meeting.complete(carry_out)
+        return meeting
+
+    def open_handle(
+        self, rank: int, gate: "Meeting | Post", interface: tuple[str, ...]
+    ) -> int | None:
+        """A member has begun an operation that it may wait for later; see `Alarms`."""
+        return self._conditions.alarms.open_handle(rank, gate, interface)
+
+    def close_handle(self, number: int, written: str = "") -> None:
+        """It has waited for it; `written` is the shape of a tensor that it wrote meanwhile."""
+        handle = self._conditions.alarms.close_handle(number)
+        if handle is not None and written:
+            self._conditions.alarms.note_write(handle, written)
+
+    def begun_by(self, rank: int) -> int:
+        """How many operations a member has come to."""
+        return self._begun[rank]
+
+    def wait(self, gate: "Meeting | Post", patience: Duration | None = None) -> bool:
+        """Wait for a meeting or a message; returns whether it came in time.
+
+        Raises:
+            CollectiveError: it has failed.
+        """
+        if not gate.is_open:
+            began = self._scheduler.now
+            until = None if patience is None else after(began, patience)
+            if not self._scheduler.wait(gate, until):
+                return False
+            took, waiter = between(began, self._scheduler.now), self._scheduler.current
+            if waiter is not None:
+                self._conditions.waits.note(waiter.number, gate.last, took, gate.named)
+        if gate.error is not None:
+            raise _own(gate.error)
+        return True
+
+    def poll(self) -> None:
+        """The rank that runs has found an operation open."""
+        self._scheduler.poll()
+
+    def lose(self, rank: int, error: CollectiveError) -> None:
+        """Let everything fail that needs this member, which will never come: `error` says why."""
+        if rank not in self._begun or rank in self._gone:
+            return
+        self._gone[rank] = error
+        for meeting in self._meetings.values():
+            if rank not in meeting.arrivals:
+                meeting.miss(rank, error)
+
+    def post(
+        self, rank: int, peer: int, tag: int, call: str, load: Any, *, is_send: bool,
+        deliver: Callable[["Post", "Post"], None],
+    ) -> "Post":  # fmt: skip
+        """Post one end of a message; returns at once, its gate opens when the other end is there.
+
+        Args:
+            rank: who posts.
+            peer: the other end, by its number in the world; `ANY_SOURCE` receives from anybody.
+            tag: must be equal on both ends.
+            call: what it is, in words.
+            load: what it sends, or receives into.
+            is_send: which end this is.
+            deliver: moves the load of a send to that of a receive; what it raises, both raise.
+        """
+        self._posted[rank] += 1
+        call = f"{call} #{self._posted[rank]}"
+        post = Post(self, rank, peer=peer, tag=tag, call=call, load=load, is_send=is_send)
+        post.deliver = deliver
+        for other in self._posts:
+            is_open = self._conditions.schedule is not None and ANY_SOURCE in (peer, other.peer)
+            if other.is_send != is_send and post.fits(other) and other.fits(post) and not is_open:
+                self._posts.remove(other)
+                _settle(*((post, other) if is_send else (other, post)))
+                return post
+        self._posts.append(post)
+        return post
+
+    def match_any_source(self) -> bool:
+        """Match the first receive from any source that has a message, as the schedule chooses."""
+        for receive in self._posts:
+            if receive.is_send or receive.peer != ANY_SOURCE:
+                continue
+            first: dict[int, Post] = {}
+            for send in self._posts:
+                if send.is_send and send.fits(receive) and receive.fits(send):
+                    first.setdefault(send.rank, send)
+            if first:
+                schedule = self._conditions.schedule
+                assert schedule is not None, "without one they are matched when they come"
+                chosen = schedule.choose(len(first), is_message=True)
+                send = list(first.values())[chosen]
+                self._posts.remove(send)
+                self._posts.remove(receive)
+                _settle(send, receive)
+                return True
+        return False
+
+    def ended(self, ranks: Iterable[int]) -> list[PeerDied]:
+        """Those of the ranks that have ended by themselves, in words."""
+        members = [self._scheduler.ranks[rank] for rank in ranks]
+        return [
+            lost(rank.number, rank.exit_code)
+            for rank in members
+            if rank.exit_code is not None and not rank.is_given_up
+        ]
+
+    def told(self) -> str:
+        """Name the group and its members."""
+        return f"{self.name} ({ranks_told(self.ranks)})"
+
+
+class Arrival(NamedTuple):
+    """A member that has come: what it calls, what it brings, and from where."""
+
+    call: str
+    load: Any
+    place: Place | None
+
+
+class Meeting(Gate):
+    """One collective operation of a group.
+
+    Attributes:
+        number: which of the group's operations, from 1.
+        arrivals: what each member that has come calls, brings, and from where.
+        group: whose it is.
+        error: why it has failed, if it has.
+        order: for `Alarms`, by overlapping group: who came first, and how much it had done there.
+    """
+
+    __slots__ = ("arrivals", "error", "group", "number", "order")
+
+    def __init__(self, group: Group, number: int) -> None:
+        super().__init__()
+        self.group = group
+        self.number = number
+        self.arrivals: dict[int, Arrival] = {}
+        self.order: dict[str, tuple[int, int]] = {}
+        self.error: Exception | None = None
+
+    def complete(self, carry_out: CarryOut) -> None:
+        """All have come: do it, or say how they disagree."""
+        arrivals = [self.arrivals[rank] for rank in self.group.ranks]
+        first = arrivals[0][0]
+        if self.error is not None:
+            pass
+        elif any(call != first for call, _, _ in arrivals):
+            self.error = self._disagreement()
+        else:
+            try:
+                carry_out([load for _, load, _ in arrivals])
+            except Exception as error:  # noqa: BLE001  # every member raises it
+                self.error = error
+        self.open()
+
+    def miss(self, rank: int, error: CollectiveError) -> None:
+        """Fail, since a member will never come."""
+        self.error = type(error)(
+            f"{self._named()} cannot be completed: {error.message}", hint=error.hint
+        )
+        del rank
+        self.open()
+
+    def told(self) -> str:
+        """Say what is waited for, and for whom."""
+        missing = self.missing()
+        text = f"{self._named()} in group {self.group.told()}"
+        text += f", not called by {ranks_told(missing)}" if missing else ", called by all"
+        text += "".join(f"; {error.message}" for error in self.group.ended(missing))
+        calls = {call for call, _, _ in self.arrivals.values()}
+        return f"{text}; {self._doings()}" if len(calls) > 1 else text
+
+    def missing(self) -> list[int]:
+        """Who has not come."""
+        return [rank for rank in self.group.ranks if rank not in self.arrivals]
+
+    def lacks(self) -> str:
+        """Say why it is open."""
+        return f"{ranks_told(self.missing())} never did"
+
+    @property
+    def last(self) -> int:
+        """Who was the last one to come."""
+        last: int = next(reversed(self.arrivals))
+        return last
+
+    def named(self) -> str:
+        """Name the operation and its group."""
+        return f"{self._named()} in group {self.group.name}"
+
+    def _named(self) -> str:
+        call = next(iter(self.arrivals.values()))[0] if self.arrivals else "operation #?"
+        return numbered(call, self.number)
+
+    def _disagreement(self) -> CollectiveError:
+        return CollectiveError(
+            f"operation #{self.number} of group {self.group.told()} differs between its ranks:\n"
+            f"{self._doings()}",
+            hint=SAME_ORDER,
+        )
+
+    def _doings(self) -> str:
+        by_call: dict[tuple[str, Place | None], list[int]] = {}
+        for rank, (call, _, place) in sorted(self.arrivals.items()):
+            by_call.setdefault((call, place), []).append(rank)
+        return "\n".join(
+            f"  {ranks_told(ranks)} called {numbered(call, self.number)}"
+            + (f" at {place}" if place else "")
+            for (call, place), ranks in by_call.items()
+        )
+
+
+class Post(Gate):
+    """One end of a message.
+
+    Attributes:
+        rank, peer, tag, load, is_send: see `Group.post`; when it is matched, `peer` is who it was.
+        error: why it has failed, if it has.
+        deliver: moves the message, once it is matched.
+    """
+
+    deliver: Callable[["Post", "Post"], None]
+
+    __slots__ = (
+        "_call",
+        "_group",
+        "_place",
+        "deliver",
+        "error",
+        "is_send",
+        "load",
+        "peer",
+        "rank",
+        "tag",
+    )
+
+    def __init__(
+        self,
+        group: Group,
+        rank: int,
+        *,
+        peer: int,
+        tag: int,
+        call: str,
+        load: Any,
+        is_send: bool,
+    ) -> None:
+        super().__init__()
+        self._group = group
+        self.rank = rank
+        self.peer = peer
+        self.tag = tag
+        self.load = load
+        self.is_send = is_send
+        self.error: Exception | None = None
+        self._call = call
+        self._place = place_here()
+
+    def fits(self, other: "Post") -> bool:
+        """Whether the other end may be this one's, as far as this one is concerned."""
+        return self.peer in (other.rank, ANY_SOURCE) and self.tag == other.tag
+
+    def told(self) -> str:
+        """Say what is waited for."""
+        return f"{self._call} in group {self._group.told()}"
+
+    @property
+    def last(self) -> int:
+        """Who is at the other end."""
+        return self.peer
+
+    def missing(self) -> list[int]:
+        """Who has not come."""
+        return [] if self.peer == ANY_SOURCE else [self.peer]
+
+    def lacks(self) -> str:
+        """Say why it is open."""
+        return f"it was never {'received' if self.is_send else 'sent'}"
+
+    def named(self) -> str:
+        """Name the message and its group."""
+        return f"{self._call} in group {self._group.name}"
+
+    def told_with_place(self) -> str:
+        """Say who called it, and where."""
+        place = f" at {self._place}" if self._place else ""
+        return f"rank {self.rank} called {self._call}{place}"
+
+
+def _settle(send: Post, receive: Post) -> None:
+    receive.peer = send.rank
+    try:
+        receive.deliver(send, receive)
+    except Exception as error:  # noqa: BLE001  # both ends raise it
+        send.error = receive.error = error
+    send.open()
+    receive.open()
+
+
+def _own(error: Exception) -> Exception:
+    """The same error for one of those who raise it: a traceback belongs to one thread."""
+    try:
+        return copy.copy(error)
+    except Exception:  # noqa: BLE001  # whatever a foreign `__reduce__` may raise
+        return error
+
+
+def lost(rank: int, code: int) -> PeerDied:
+    """Why nobody should wait for a rank that has ended."""
+    how = f"signal {-code}" if code < 0 else f"exit code {code}"
+    return PeerDied(f"rank {rank} has ended ({how})")
+
+
+def numbered(call: str, number: int) -> str:
+    """Fill the number of an operation into its words."""
+    return call.replace("#?", f"#{number}", 1)
+
+
+def ranks_told(ranks: Iterable[int]) -> str:
+    """`rank 3`, `ranks 0, 2-5`."""
+    ordered = sorted(ranks)
+    spans: list[list[int]] = []
+    for rank in ordered:
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    shown = ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
+    return f"rank {shown}" if len(ordered) == 1 else f"ranks {shown}"

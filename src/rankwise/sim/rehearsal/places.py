@@ -1,0 +1,69 @@
+"""Where in the user's program: the line that a report names.
+
+Lines of rankwise, of Python's library and of what is installed lie between the user's line and the
+operation, torch's most of all. A place is kept as a code object and a number, which costs a
+microsecond; its words are made when somebody asks.
+"""
+
+import sys
+from functools import cache
+from types import CodeType, FrameType
+from typing import NamedTuple
+
+from rankwise.sim.rehearsal.modules import shared_places
+
+OUR_PACKAGE = __file__.rpartition("/sim/")[0]
+
+
+class Place(NamedTuple):
+    """A line of a program."""
+
+    code: CodeType
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.code.co_filename}:{self.line} in {self.code.co_name}"
+
+
+def place_of(frame: FrameType | None) -> Place | None:
+    """The innermost line of the user's among these frames, or the innermost that is not ours."""
+    foreign = None
+    while frame is not None:
+        code = frame.f_code
+        owner = owner_of(code.co_filename)
+        if owner == "user":
+            return Place(code, frame.f_lineno)
+        if owner == "library" and foreign is None:
+            foreign = Place(code, frame.f_lineno)
+        frame = frame.f_back
+    return foreign
+
+
+def place_of_caller(interface: tuple[str, ...]) -> Place | None:
+    """The user's line that has called an interface; None if a library has called it.
+
+    `interface` are the ends of the names of its files.
+    """
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  # as below
+    while frame is not None:
+        file = frame.f_code.co_filename
+        owner = owner_of(file)
+        if owner == "user":
+            return Place(frame.f_code, frame.f_lineno)
+        if owner == "library" and not file.endswith(interface):
+            return None
+        frame = frame.f_back
+    return None
+
+
+def place_here() -> Place | None:
+    """The same, of the caller."""
+    return place_of(sys._getframe(1))  # noqa: SLF001  # the only way that costs no stack
+
+
+@cache
+def owner_of(file: str) -> str:
+    """Whose file it is: `rankwise`, `library` or `user`."""
+    if file.startswith((f"{OUR_PACKAGE}/", "<frozen ")):
+        return "rankwise"
+    return "library" if file.startswith(shared_places()) else "user"

@@ -1,0 +1,503 @@
+"""Ranks as threads that pass a baton, in virtual time.
+
+Theory of operation
+===================
+
+Each rank is an OS thread, since libraries keep state per thread that no greenlet could carry along
+(torch's grad mode, pybind11's loader life support). Exactly one thread holds the *baton* and runs;
+every other thread of the world waits for a lock of its own. A rank runs until it waits for
+something simulated: a collective, a message, virtual time. Then it chooses who runs next and
+hands the baton over directly, which is one switch of threads, 5 us where all of them are pinned to
+one core. Nothing here is locked: who has the baton may change everything.
+
+The thread that made the world is its *conductor*. It hands the baton to the ranks with `run`, and
+gets it back when
+
+- a rank has ended,
+- nobody can go on: no rank is ready and nothing is on the agenda,
+- the next thing on the agenda lies beyond the horizon that `run` was given,
+- somebody asked for it with `interrupt`, from a signal handler for instance,
+- a rank has held the baton for longer than the patience, in real time: `run` returns that
+  rank, which has been given up.
+
+Order
+-----
+
+Ranks that can go on are in a queue, in the order in which they became ready; who waits for the
+agenda becomes ready at its instant, in the order of being put there. So a run is a function of the
+program, unless the program itself looks at the world outside. Another `choose` explores others.
+
+How a rank ends
+---------------
+
+A rank that is killed is unwound: the next time that it would run, `RankEnded` is raised where it
+waits, and again whenever it tries to wait. Its `finally` blocks run, which the process of a real
+rank would not do; what it prints then is dropped. Parking the thread for ever would be truer, and
+would leak a thread with all that it refers to for each one.
+"""
+
+import os
+import select
+import signal
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from heapq import heappop, heappush
+from types import FrameType
+from typing import Any, Protocol, Self
+
+from rankwise.base.units import Instant
+
+SIGKILL = 9
+_POLL_PAUSE = 1_000
+"""How long a rank that polls in a loop pauses, so that what it waits for can come: 1 us."""
+
+
+class RankEnded(SystemExit):
+    """Unwinds the thread of a rank that is over; `code` is its exit code or minus a signal."""
+
+    code: int
+
+
+class Gate:
+    """Something that ranks wait for, and that happens once."""
+
+    __slots__ = ("_waiters", "is_open")
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self._waiters: list[Rank] = []
+
+    def open(self) -> None:
+        """Let it happen: whoever waits becomes ready, in the order of coming."""
+        self.is_open = True
+        waiters, self._waiters = self._waiters, []
+        for rank in waiters:
+            rank.scheduler.make_ready(rank)
+
+    def told(self) -> str:
+        """Say what is waited for, after `waits for`."""
+        return "something"
+
+    def named(self) -> str:
+        """Name it."""
+        return self.told()
+
+    def missing(self) -> list[int]:
+        """The ranks that it lacks, if it lacks particular ones."""
+        return []
+
+    def admit(self, rank: "Rank") -> None:
+        """Take note of one who waits."""
+        self._waiters.append(rank)
+
+
+class Timer(Gate):
+    """An instant of virtual time."""
+
+    __slots__ = ("instant", "is_cancelled")
+
+    def __init__(self, instant: Instant) -> None:
+        super().__init__()
+        self.instant = instant
+        self.is_cancelled = False
+
+    def told(self) -> str:
+        """Say when."""
+        return f"virtual time {self.instant / 1e9:g} s"
+
+
+class Belongings(Protocol):
+    """What of the process each rank has for itself; moved in and out at each hand-over."""
+
+    def move_in(self, rank: "Rank") -> None:
+        """Let this rank find what it left."""
+        ...
+
+    def move_out(self, rank: "Rank") -> None:
+        """Keep for this rank what it leaves."""
+        ...
+
+
+class Rank:
+    """One rank of a simulated world.
+
+    Attributes:
+        number: its place in the world, from 0.
+        waits_for: what it waits for; None while it is ready, runs, or is over.
+        exit_code: how it ended; None while it lives.
+        has_begun: whether it has ever run.
+        is_given_up: whether it has let no other rank run for too long; then it counts as killed.
+        is_ready: whether it is in the queue of those that can go on.
+        handlers: its signal handlers, by number.
+        belongings: what `Belongings` keep for it, by keeper.
+        process: what it begins with, for those who keep its belongings.
+    """
+
+    def __init__(
+        self, scheduler: "Scheduler", number: int, process: Any, program: Callable[[], int]
+    ) -> None:
+        self.scheduler = scheduler
+        self.number = number
+        self.waits_for: Gate | None = None
+        self.exit_code: int | None = None
+        self.handlers: dict[int, Any] = {}
+        self.belongings: dict[object, Any] = {}
+        self.process = process
+        self.baton = threading.Lock()
+        self.baton.acquire()
+        self._program = program
+        self._fate: int | None = None
+        self._signals: list[int] = []
+        self.is_ready = False
+        self.has_begun = False
+        self.is_given_up = False
+        self.thread = threading.Thread(target=self._live, name=f"rank {number}", daemon=True)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended."""
+        return self.exit_code is not None
+
+    @property
+    def is_doomed(self) -> bool:
+        """Whether it is being unwound, so that nobody wants to hear of it any more."""
+        return self._fate is not None
+
+    def end(self, code: int) -> None:
+        """End this rank, which is the one that runs; does not return."""
+        self._fate = code
+        raise RankEnded(code)
+
+    def signal(self, number: int) -> None:
+        """Send it a signal, which it takes when it runs next."""
+        if self.is_over:
+            return
+        if number == SIGKILL:
+            self._fate = -SIGKILL
+        self._signals.append(number)
+        self.scheduler.make_ready(self)
+
+    def take_signals(self) -> None:
+        """Do what signals mean to this rank, which is the one that runs.
+
+        Raises:
+            RankEnded: one of them, or somebody, has ended it.
+        """
+        while self._signals and self._fate is None:
+            number = self._signals.pop(0)
+            handler = self.handlers.get(number, _DEFAULT)
+            if callable(handler):
+                handler(number, None)
+            elif handler != _IGNORE and number not in _HARMLESS:
+                self._fate = -number
+        if self._fate is not None:
+            raise RankEnded(self._fate)
+
+    def stack(self) -> FrameType | None:
+        """The innermost frame of its thread; None before it has begun and when it is over."""
+        if not self.has_begun:
+            return None
+        return sys._current_frames().get(self.thread.ident or 0)  # noqa: SLF001  # no public way
+
+    def _live(self) -> None:
+        scheduler = self.scheduler
+        self.baton.acquire()
+        scheduler.pin()
+        code = 1
+        try:
+            scheduler.arrive(self)
+            code = self._program()
+        except RankEnded as end:
+            code = end.code
+        except BaseException as problem:  # noqa: BLE001  # ours: the conductor raises it
+            scheduler.broken_by = problem
+        finally:
+            scheduler.leave_for_good(self, code)
+
+
+_DEFAULT, _IGNORE = 0, 1
+_HARMLESS = frozenset({17, 18, 23, 28})
+"""Signals whose default is to do nothing: SIGCHLD, SIGCONT, SIGURG, SIGWINCH."""
+
+
+_RUNG = b"\0"
+
+
+class _Bell:
+    """What the conductor waits for: a rank that rings, while handlers of signals run meanwhile.
+
+    A signal that came just before a wait for a lock would not end that wait, and its handler would
+    run when the wait is over. So it is a pipe, into which signals write their numbers as well; they
+    are passed on to whoever had the process's wake-up descriptor before.
+    """
+
+    def __init__(self) -> None:
+        self._reading, self._writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._poll = select.poll()
+        self._poll.register(self._reading, select.POLLIN)
+        self._hears_signals = threading.current_thread() is threading.main_thread()
+        self._previous_fd = -1
+        if self._hears_signals:
+            self._previous_fd = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
+
+    def ring(self) -> None:
+        """Let the conductor go on."""
+        os.write(self._writing, _RUNG)
+
+    def wait(self, patience: Callable[[], float | None]) -> bool:
+        """Wait for it to ring; False when it has not for so long, counted from the last signal.
+
+        `patience`, in seconds, is asked again after each signal, whose handler may alter it.
+        """
+        while self._poll.poll(None if (seconds := patience()) is None else seconds * 1000):
+            received = os.read(self._reading, 4096)
+            if self._previous_fd >= 0 and (signals := received.replace(_RUNG, b"")):
+                with suppress(OSError):  # theirs is full or closed: then they know enough
+                    os.write(self._previous_fd, signals)
+            if _RUNG in received:
+                return True
+        return False
+
+    def close(self) -> None:
+        """Give the wake-up descriptor back; nobody may ring from now on."""
+        if self._hears_signals:
+            signal.set_wakeup_fd(self._previous_fd)
+        os.close(self._reading)
+        os.close(self._writing)
+
+
+class Scheduler:
+    """Runs the ranks of one world, one at a time, while it is entered.
+
+    Args:
+        choose: says which of the ready ranks runs next, as an index; None takes the first.
+        belongings: what is moved in and out at each hand-over.
+        cpu: the core that rank threads are pinned to; None leaves them alone.
+
+    Attributes:
+        now: virtual time, in nanoseconds; it may be set forward by the conductor.
+        ranks: those of the present attempt, by number.
+        current: who has the baton; None means the conductor.
+        is_paused: whether the rank that runs may hold the baton for as long as it wants.
+        at_rest: called when no rank is ready, before time passes; returns whether it has made one
+            ready.
+    """
+
+    def __init__(
+        self,
+        *,
+        choose: Callable[[int], int] | None = None,
+        belongings: Belongings,
+        cpu: int | None = None,
+    ) -> None:
+        self.now = Instant(0)
+        self.ranks: dict[int, Rank] = {}
+        self.current: Rank | None = None
+        self.broken_by: BaseException | None = None
+        self.is_paused = False
+        self.at_rest: Callable[[], bool] | None = None
+        self._choose = choose
+        self._belongings = belongings
+        self._cpu = cpu
+        self._ready: deque[Rank] = deque()
+        self._agenda: list[tuple[Instant, int, Timer]] = []
+        self._numbers = 0
+        self._horizon: Instant | None = None
+        self._is_interrupted = False
+        self._patience_s: float | None = None
+        self._hand_overs = 0
+        self._bell: _Bell
+
+    def __enter__(self) -> Self:
+        self._bell = _Bell()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bell.close()
+
+    def spawn(self, number: int, process: Any, program: Callable[[], int]) -> Rank:
+        """Make a rank: `program` returns its exit code. It is ready, and runs when it is chosen."""
+        rank = self.ranks[number] = Rank(self, number, process, program)
+        rank.thread.start()
+        self.make_ready(rank)
+        return rank
+
+    def run(self, horizon: Instant | None = None, patience_s: float | None = None) -> Rank | None:
+        """Let the ranks run until one of the things that the module's text lists has happened."""
+        self._horizon = horizon
+        self._patience_s = patience_s
+        chosen = self._pick()
+        stuck = None
+        if chosen is not None:
+            self.current = chosen
+            chosen.baton.release()
+            stuck = self._wait_for_baton()
+        self._is_interrupted = False
+        if self.broken_by is not None:
+            raise self.broken_by
+        return stuck
+
+    def interrupt(self, patience_s: float | None = None) -> None:
+        """Have `run` return at the next hand-over, or at once when it is called next.
+
+        A rank that holds the baton for longer than `patience_s` from now is given up. Callable from
+        a signal handler.
+        """
+        self._is_interrupted = True
+        if patience_s is not None:
+            self._patience_s = patience_s
+
+    def wait(self, gate: Gate, until: Instant | None = None) -> bool:
+        """Let others run until `gate` is open, or `until`; returns whether it is open.
+
+        Called by the rank that runs.
+
+        Raises:
+            RankEnded: the rank has been ended meanwhile.
+        """
+        rank = self.current
+        assert rank is not None, "the conductor does not wait like a rank"
+        rank.take_signals()
+        timer = None
+        if until is not None and not gate.is_open:
+            timer = self.at(until)
+            timer.admit(rank)
+        try:
+            while not gate.is_open:
+                if timer is not None and timer.is_open:
+                    return False
+                gate.admit(rank)
+                rank.waits_for = gate
+                self._hand_over(rank)
+                rank.waits_for = None
+                rank.take_signals()
+        finally:
+            if timer is not None:
+                timer.is_cancelled = True
+        return True
+
+    def sleep(self, nanoseconds: int) -> None:
+        """Let virtual time pass for the rank that runs."""
+        self.wait(self.at(Instant(self.now + max(nanoseconds, 0))))
+
+    def yield_to_others(self) -> None:
+        """Let all ranks that are ready run before the present one goes on."""
+        rank = self.current
+        assert rank is not None, "the conductor does not wait like a rank"
+        self.make_ready(rank)
+        self._hand_over(rank)
+        rank.take_signals()
+
+    def poll(self) -> None:
+        """The rank that runs has looked for something in vain: let others run, and time pass."""
+        if self.current is not None and self.current.thread.ident == threading.get_ident():
+            self.sleep(_POLL_PAUSE)
+
+    def at(self, instant: Instant) -> Timer:
+        """A gate that opens at `instant`."""
+        timer = Timer(instant)
+        self._numbers += 1
+        heappush(self._agenda, (instant, self._numbers, timer))
+        return timer
+
+    def make_ready(self, rank: Rank) -> None:
+        """Let a rank run when it is its turn."""
+        if not rank.is_ready and not rank.is_over:
+            rank.is_ready = True
+            self._ready.append(rank)
+
+    def arrive(self, rank: Rank) -> None:
+        """A rank's thread has the baton for the first time."""
+        rank.has_begun = True
+        self._belongings.move_in(rank)
+        rank.take_signals()
+
+    def leave_for_good(self, rank: Rank, code: int) -> None:
+        """A rank is over: the conductor is told."""
+        if self.current is not rank:
+            return  # it was given up as stuck, and nobody waits for it
+        self._belongings.move_out(rank)
+        rank.exit_code = code
+        self._give_back()
+
+    def pin(self) -> None:
+        """Pin the calling thread to the core of the ranks.
+
+        A batch thread does not preempt the one that wakes it, which has the interpreter's lock
+        still: a hand-over costs half as much.
+        """
+        if self._cpu is not None:
+            os.sched_setaffinity(0, {self._cpu})
+            with suppress(OSError):  # it may be forbidden, and is no more than quicker
+                os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+    @property
+    def next_instant(self) -> Instant | None:
+        """When somebody can go on: now, or at the next thing on the agenda; None means never."""
+        if any(not rank.is_over for rank in self._ready) or (self.at_rest and self.at_rest()):
+            return self.now
+        while self._agenda and self._agenda[0][2].is_cancelled:
+            heappop(self._agenda)
+        return self._agenda[0][0] if self._agenda else None
+
+    def _pick(self) -> Rank | None:
+        """Take the next rank from the queue, letting time pass; None gives the conductor a turn."""
+        if self._is_interrupted:
+            return None
+        ready = self._ready
+        while not ready:
+            if self.at_rest is not None and self.at_rest():
+                continue
+            if not self._agenda:
+                return None
+            instant = self._agenda[0][0]
+            if self._horizon is not None and instant > self._horizon:
+                return None
+            timer = heappop(self._agenda)[2]
+            if not timer.is_cancelled:
+                self.now = max(self.now, instant)
+                timer.open()
+        if self._choose is None:
+            chosen = ready.popleft()
+        else:
+            index = self._choose(len(ready))
+            chosen = ready[index]
+            del ready[index]
+        chosen.is_ready = False
+        return self._pick() if chosen.is_over else chosen
+
+    def _hand_over(self, rank: Rank) -> None:
+        """Let the next one run, and return when it is this rank's turn again."""
+        if rank is not self.current:
+            raise RankEnded(-SIGKILL)  # given up as stuck, while others have gone on
+        chosen = self._pick()
+        if chosen is rank:
+            return
+        self._hand_overs += 1
+        self._belongings.move_out(rank)
+        if chosen is None:
+            self._give_back()
+        else:
+            self.current = chosen
+            chosen.baton.release()
+        rank.baton.acquire()
+        self._belongings.move_in(rank)
+
+    def _give_back(self) -> None:
+        self.current = None
+        self._bell.ring()
+
+    def _wait_for_baton(self) -> Rank | None:
+        seen = self._hand_overs
+        while not self._bell.wait(lambda: self._patience_s):
+            is_held = self._hand_overs == seen and not self.is_paused
+            if is_held and (rank := self.current) is not None:
+                self.current = None
+                rank.is_given_up = True
+                rank.exit_code = -SIGKILL
+                return rank
+            seen = self._hand_overs
+        return None

@@ -1,0 +1,433 @@
+"""What the process's functions do while ranks run: for a rank, what they would do in its process.
+
+Only the thread of the rank that runs is served; other threads, those that a program starts among
+them, get the function itself. A child that is forked is a process of its own and finds everything
+as it was.
+
+`time.sleep` is virtual. The clocks show real time plus the virtual time that has passed, so that a
+program which polls until some time of day comes to an end; or, if that is asked for, virtual time
+alone. `random` and `numpy.random` look for
+the state of the rank, which starts from the world's seed and the rank's number.
+"""
+
+import atexit
+import builtins
+import io
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType, MappingProxyType
+from typing import Any, NoReturn
+
+from rankwise.base.units import SECOND
+from rankwise.sim.rehearsal.belongings import ProcessBelongings
+from rankwise.sim.rehearsal.places import OUR_PACKAGE
+from rankwise.sim.rehearsal.scheduler import Rank, Scheduler
+
+Replaced = tuple[Any, str, Any]
+PICOSECONDS = 1_000
+"""Per nanosecond."""
+_calendar_s, _calendar_ns = time.time, time.time_ns
+_RANDOM, _NUMPY_RANDOM, _EXITS = "random", "numpy.random", "atexit"
+_FILE_FUNCTIONS = (
+    "link", "listdir", "mkdir", "remove", "rename", "replace", "rmdir", "stat", "symlink", "unlink",
+)  # fmt: skip
+_NUMPY_FUNCTIONS = {"seed": "seed", "sample": "random_sample", "ranf": "random_sample"}
+
+
+class RankTime:
+    """The time of the rank that runs.
+
+    Args:
+        scheduler: has the time of the world.
+        prediction: has each rank's own time on a modelled machine, if there is one.
+        is_virtual: whether clocks show virtual time alone, from 0; the calendar from its begin.
+    """
+
+    def __init__(self, scheduler: Scheduler, prediction: Any, *, is_virtual: bool) -> None:
+        self.is_virtual = is_virtual
+        self._scheduler = scheduler
+        self._prediction = prediction
+
+    def of(self, rank: Rank) -> int:
+        """The rank's time, in picoseconds."""
+        if self._prediction is None:
+            return self._scheduler.now * PICOSECONDS
+        time: int = self._prediction.clock_of(rank).time
+        return time
+
+    def sleep(self, rank: Rank, nanoseconds: int) -> None:
+        """Let time pass for the rank that runs."""
+        if self._prediction is None:
+            self._scheduler.sleep(nanoseconds)
+        else:
+            self._prediction.clock_of(rank).sleep(self._scheduler, nanoseconds)
+
+
+class Substitutes:
+    """Replaces functions of the process, and gives them back.
+
+    Args:
+        scheduler: knows the rank that runs.
+        belongings: are told of a new working directory.
+        seed: what random states begin from.
+        cpus: where threads and processes that ranks start may run.
+        time: that of the ranks.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        belongings: ProcessBelongings,
+        seed: int,
+        cpus: set[int],
+        time: RankTime,
+    ) -> None:
+        self._time = time
+        self._policy = os.sched_getscheduler(0)
+        self._scheduler = scheduler
+        self._belongings = belongings
+        self._seed = seed
+        self._cpus = cpus
+        self._replaced: list[Replaced] = []
+
+    def running(self) -> Rank | None:
+        """The rank whose own thread calls this; None elsewhere."""
+        rank = self._scheduler.current
+        return rank if rank is not None and rank.thread.ident == threading.get_ident() else None
+
+    def install(self) -> None:
+        """Replace everything."""
+        table: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
+            (time, "sleep", self._sleep),
+            *((time, name, self._later_s) for name in ("time", "monotonic", "perf_counter")),
+            *(
+                (time, f"{name}_ns", self._later_ns)
+                for name in ("time", "monotonic", "perf_counter")
+            ),
+            (os, "_exit", self._exit),
+            (os, "abort", self._abort),
+            (os, "kill", self._kill),
+            (os, "chdir", self._chdir),
+            (signal, "signal", self._signal),
+            (signal, "getsignal", self._getsignal),
+            (signal, "raise_signal", self._raise_signal),
+            (threading, "main_thread", self._main_thread),
+            (threading, "_start_new_thread", self._unpinned),
+            (subprocess, "_fork_exec", self._fork_exec),
+            (atexit, "register", self._register),
+            (sys, "breakpointhook", self._breakpoint),
+        )
+        for owner, name, make in table:
+            self._replace(owner, name, make(getattr(owner, name)))
+        shared = random._inst  # noqa: SLF001  # it has no other name
+        self._follow(random, shared, _RANDOM, random.Random)
+
+    def uninstall(self) -> None:
+        """Give everything back."""
+        while self._replaced:
+            owner, name, original = self._replaced.pop()
+            setattr(owner, name, original)
+
+    def yield_at_files(self) -> None:
+        """Let other ranks run before a rank touches a file: an order that a schedule decides."""
+        for name in _FILE_FUNCTIONS:
+            self._replace(os, name, self._yielding(getattr(os, name)))
+        for owner in (builtins, io):
+            self._replace(owner, "open", self._yielding(io.open))
+
+    def follow_numpy(self) -> None:
+        """Give each rank its own `numpy.random`, once that has been imported."""
+        module = sys.modules["numpy.random"]
+        shared = sys.modules["numpy.random.mtrand"]._rand  # noqa: SLF001  # the same
+
+        def state(seed: str) -> Any:
+            return module.RandomState(_digest(seed))
+
+        self._follow(module, shared, _NUMPY_RANDOM, state, _NUMPY_FUNCTIONS)
+
+    def seed_of(self, rank: Rank) -> int:
+        """A seed for other random states of a rank."""
+        return seeds_of(rank.number, self._seed)[2]
+
+    def run_exit_functions(self, rank: Rank) -> None:
+        """Call what the rank's program has registered with `atexit`, the last one first."""
+        functions = rank.belongings.pop(_EXITS, [])
+        while functions:
+            function, args, kwargs = functions.pop()
+            function(*args, **kwargs)
+
+    def unpin(self) -> None:
+        """Let the calling thread run everywhere again, like any other; see `Scheduler.pin`."""
+        os.sched_setaffinity(0, self._cpus)
+        if os.sched_getscheduler(0) == os.SCHED_BATCH != self._policy:
+            os.sched_setscheduler(0, self._policy, os.sched_param(0))
+
+    def _replace(self, owner: Any, name: str, substitute: Any) -> None:
+        self._replaced.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, substitute)
+
+    def _follow(
+        self,
+        module: Any,
+        shared: Any,
+        key: str,
+        make: Callable[[str], Any],
+        functions: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Replace each function of `module` that is a method of `shared` by one of the rank's.
+
+        `functions` are those that only call such a method, and which.
+        """
+
+        def following(name: str, method: Any) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                rank = self.running()
+                if rank is None:
+                    return method(*args, **kwargs)
+                state = rank.belongings.get(key)
+                if state is None:
+                    state = rank.belongings[key] = make(f"{self._seed}/{key}/{rank.number}")
+                return getattr(state, name)(*args, **kwargs)
+
+            call.__name__, call.__doc__ = name, method.__doc__
+            return call
+
+        for name, value in list(vars(module).items()):
+            if getattr(value, "__self__", None) is shared:
+                self._replace(module, name, following(value.__name__, value))
+            elif name in functions:
+                self._replace(module, name, following(functions[name], value))
+
+    def _sleep(self, original: Callable[[float], None]) -> Callable[[float], None]:
+        def sleep(seconds: float) -> None:
+            rank = self.running()
+            if rank is None:
+                original(seconds)
+            elif seconds < 0:
+                raise ValueError("sleep length must be non-negative")
+            else:
+                self._time.sleep(rank, round(seconds * SECOND))  # why: virtual time
+
+        return sleep
+
+    def _later_s(self, original: Callable[[], float]) -> Callable[[], float]:
+        if not self._time.is_virtual:
+            return lambda: original() + self._scheduler.now / SECOND
+        begin = original() if original is _calendar_s else 0.0
+
+        def virtual() -> float:
+            rank = self.running()
+            return original() if rank is None else begin + self._time.of(rank) / 1e12
+
+        return virtual
+
+    def _later_ns(self, original: Callable[[], int]) -> Callable[[], int]:
+        if not self._time.is_virtual:
+            return lambda: original() + self._scheduler.now
+        begin = original() if original is _calendar_ns else 0
+
+        def virtual() -> int:
+            rank = self.running()
+            return original() if rank is None else begin + self._time.of(rank) // PICOSECONDS
+
+        return virtual
+
+    def _exit(self, original: Callable[[int], NoReturn]) -> Callable[[int], None]:
+        def exit_rank(status: int) -> None:
+            rank = self.running()
+            if rank is None:
+                original(status)
+            else:
+                rank.end(status & 0xFF)
+
+        return exit_rank
+
+    def _abort(self, original: Callable[[], NoReturn]) -> Callable[[], None]:
+        def abort() -> None:
+            rank = self.running()
+            if rank is None:
+                original()
+            else:
+                rank.end(-signal.SIGABRT)
+
+        return abort
+
+    def _kill(self, original: Callable[[int, int], None]) -> Callable[[int, int], None]:
+        def kill(pid: int, number: int) -> None:
+            rank = self.running()
+            if rank is None or pid != os.getpid() or not number:
+                original(pid, number)
+            else:
+                rank.signal(int(number))
+                rank.take_signals()
+
+        return kill
+
+    def _raise_signal(self, original: Callable[[int], None]) -> Callable[[int], None]:
+        def raise_signal(number: int) -> None:
+            rank = self.running()
+            if rank is None:
+                original(number)
+            else:
+                rank.signal(int(number))
+                rank.take_signals()
+
+        return raise_signal
+
+    def _signal(self, original: Callable[[int, Any], Any]) -> Callable[[int, Any], Any]:
+        def set_handler(number: int, handler: Any) -> Any:
+            rank = self.running()
+            if rank is None:
+                return original(number, handler)
+            number = signal.Signals(number)
+            if number in (signal.SIGKILL, signal.SIGSTOP):
+                raise OSError(22, "Invalid argument")
+            before = rank.handlers.get(number, _default_handler(number))
+            rank.handlers[number] = handler
+            return before
+
+        return set_handler
+
+    def _getsignal(self, original: Callable[[int], Any]) -> Callable[[int], Any]:
+        def get_handler(number: int) -> Any:
+            rank = self.running()
+            if rank is None:
+                return original(number)
+            return rank.handlers.get(number, _default_handler(number))
+
+        return get_handler
+
+    def _chdir(self, original: Callable[[Any], None]) -> Callable[[Any], None]:
+        def chdir(path: Any) -> None:
+            original(path)
+            if self.running() is not None:
+                self._belongings.directory_changed()
+
+        return chdir
+
+    def _breakpoint(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def breakpoint_hook(*args: Any, **kwargs: Any) -> Any:
+            rank = self.running()
+            if rank is None or os.environ.get("PYTHONBREAKPOINT"):
+                return original(*args, **kwargs)
+            from rankwise.sim.rehearsal.debugger import stop_in  # noqa: PLC0415  # rare, and slow
+
+            return stop_in(rank, sys._getframe(1))  # noqa: SLF001  # as pdb does
+
+        return breakpoint_hook
+
+    def follow_pdb(self) -> None:
+        """Have `pdb.set_trace` do the same as `breakpoint`."""
+        pdb = sys.modules["pdb"]
+        self._replace(pdb, "set_trace", self._set_trace(pdb.set_trace))
+
+    def _set_trace(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def set_trace(**options: Any) -> Any:
+            rank = self.running()
+            if rank is None:
+                return original(**options)
+            from rankwise.sim.rehearsal.debugger import stop_in  # noqa: PLC0415  # rare, and slow
+
+            return stop_in(rank, sys._getframe(1))  # noqa: SLF001  # as pdb does
+
+        return set_trace
+
+    def _main_thread(
+        self, original: Callable[[], threading.Thread]
+    ) -> Callable[[], threading.Thread]:
+        def main_thread() -> threading.Thread:
+            rank = self._scheduler.current
+            return original() if rank is None else rank.thread
+
+        return main_thread
+
+    def _register(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def register(function: Any, /, *args: Any, **kwargs: Any) -> Any:
+            rank = self.running()
+            caller = sys._getframe(1).f_globals.get("__name__")  # noqa: SLF001  # whose process it is
+            if rank is None or caller not in self._belongings.module_names(rank):
+                return original(function, *args, **kwargs)
+            rank.belongings.setdefault(_EXITS, []).append((function, args, kwargs))
+            return function
+
+        return register
+
+    def _unpinned(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Call `original` with the affinity of before: what it starts inherits that."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self.running() is None:
+                return original(*args, **kwargs)
+            with self._anywhere():
+                return original(*args, **kwargs)
+
+        return call
+
+    def _fork_exec(self, original: Callable[..., int]) -> Callable[..., int]:
+        """Start processes unpinned, with the environment of the rank."""
+        start = self._unpinned(original)
+
+        def fork_exec(*args: Any) -> int:
+            if self.running() is not None and args[5] is None:
+                variables = [name + b"=" + text for name, text in os.environb.items()]
+                args = (*args[:5], variables, *args[6:])
+            return int(start(*args))
+
+        return fork_exec
+
+    def _yielding(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self.running() is not None and _is_in_program(sys._getframe(1)):  # noqa: SLF001  # whose call it is
+                self._scheduler.yield_to_others()
+            return original(*args, **kwargs)
+
+        return call
+
+    @contextmanager
+    def _anywhere(self) -> Iterator[None]:
+        self.unpin()
+        try:
+            yield
+        finally:
+            self._scheduler.pin()
+
+
+def seeds_of(rank: int, seed: int = 0) -> tuple[str, int, int]:
+    """What the unseeded states of `random`, `numpy.random` and torch begin from."""
+    return (
+        f"{seed}/{_RANDOM}/{rank}",
+        _digest(f"{seed}/{_NUMPY_RANDOM}/{rank}"),
+        _digest(f"{seed}/{rank}"),
+    )
+
+
+def _is_in_program(frame: FrameType | None) -> bool:
+    """Whether a file is touched by the program: not by rankwise, an import, or `logging`.
+
+    The last two hold a lock meanwhile, and whoever has the baton next may want it.
+    """
+    if frame is not None and frame.f_code.co_filename.startswith(OUR_PACKAGE):
+        return False
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith("<frozen importlib") or file == logging.__file__:
+            return False
+        frame = frame.f_back
+    return True
+
+
+def _default_handler(number: int) -> Any:
+    return signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+
+
+def _digest(seed: str) -> int:
+    """A number that numpy takes as a seed."""
+    return random.Random(seed).getrandbits(32)  # noqa: S311  # simulation, no secret

@@ -1,0 +1,245 @@
+"""A world of simulated ranks in this process: `with World(...) as world`.
+
+It puts the parts together: the scheduler of the ranks, what each of them has for itself, and what
+the process's functions do for them meanwhile. One world lives at a time in a process.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any, Self, TextIO
+
+from rankwise.base.errors import LocalProtocolError
+from rankwise.sim.rehearsal.belongings import ProcessBelongings, RankProcess
+from rankwise.sim.rehearsal.faults import Faults
+from rankwise.sim.rehearsal.meetings import Conditions, Group
+from rankwise.sim.rehearsal.scheduler import Rank, Scheduler
+from rankwise.sim.rehearsal.schedules import Schedule
+from rankwise.sim.rehearsal.substitutes import RankTime, Substitutes
+
+_CPU_FIELD = 36
+"""Where `/proc/thread-self/stat` tells the core, counted after the name of the program."""
+
+
+SIMULATED_VARIABLE = "RANKWISE_SIMULATED"
+"""Set in the environment of simulated ranks: worth looking for the rank that runs."""
+
+
+class World:
+    """The ranks of one run, and what they share.
+
+    Args:
+        stdout, stderr: what all ranks write to; they ask `running_rank` whose words it is.
+        seed: what the ranks' random states begin from.
+        schedule: decides what the run leaves open; None takes what comes first.
+        faults: the faults of the ranks, if anything does.
+        extensions: for shared modules, what follows their import; it returns what undoes it.
+        prediction: the time of the ranks on a modelled machine, a `sim.prediction.Prediction`;
+            None lets nothing but sleeping take time.
+        has_virtual_clock: whether the functions of `time` tell a rank nothing but virtual time.
+
+    Attributes:
+        scheduler: runs the ranks.
+        belongings: what each rank has for itself.
+        substitutes: what the process's functions do meanwhile.
+        steps: how many steps each rank has begun that counts them.
+        shared: whatever else ranks share, by name.
+        last_step: the one after which all of them stop; None while nobody has asked them to.
+    """
+
+    def __init__(
+        self,
+        *,
+        stdout: TextIO,
+        stderr: TextIO,
+        seed: int = 0,
+        schedule: Schedule | None = None,
+        faults: Faults | None = None,
+        extensions: "Mapping[str, Extension] | None" = None,
+        prediction: Any = None,
+        has_virtual_clock: bool = False,
+    ) -> None:
+        cpus = os.sched_getaffinity(0)
+        self._extensions = {
+            "numpy.random": _follow_numpy, "pdb": _follow_pdb, **(extensions or {}),
+        }  # fmt: skip
+        self.belongings = ProcessBelongings(
+            stdout,
+            stderr,
+            after={name: partial(self._extend, name) for name in self._extensions},
+        )
+        self.scheduler = Scheduler(
+            choose=None if schedule is None else schedule.choose,
+            belongings=self.belongings,
+            cpu=_present_cpu(cpus),
+        )
+        self.prediction = prediction
+        self.has_virtual_clock = has_virtual_clock
+        time = RankTime(self.scheduler, prediction, is_virtual=has_virtual_clock)
+        self.substitutes = Substitutes(self.scheduler, self.belongings, seed, cpus, time)
+        self._conditions = Conditions(schedule, faults)
+        self.steps: dict[int, int] = {}
+        self.last_step: int | None = None
+        self.shared: dict[str, Any] = {}
+        self._at_end_of_ranks: list[Callable[[Rank], None]] = []
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        global _world  # noqa: PLW0603  # a process has one set of names to replace
+        if _world is not None:
+            raise LocalProtocolError(
+                "this process has a simulated world already",
+                hint="a simulated rank cannot simulate others; run them one after the other",
+            )
+        _world = self
+        self._stack.callback(_forget)
+        self._stack.enter_context(self.scheduler)
+        self.belongings.begin()
+        self._stack.callback(self.belongings.end)
+        self.substitutes.install()
+        self._stack.callback(self.substitutes.uninstall)
+        if self._conditions.schedule is not None:
+            self.scheduler.at_rest = self._match_messages
+            self.substitutes.yield_at_files()
+        for name in self._extensions:
+            if name in sys.modules:
+                self._extend(name)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def spawn(self, number: int, process: RankProcess, program: Callable[[], int]) -> Rank:
+        """Make a rank; see `Scheduler.spawn`."""
+
+        def live() -> int:
+            try:
+                if (faults := self._conditions.faults) is not None:
+                    faults.begin(rank)
+                code = program()
+                self.substitutes.run_exit_functions(rank)
+            finally:
+                for function in self._at_end_of_ranks:
+                    function(rank)
+            return code
+
+        rank = self.scheduler.spawn(number, process, live)
+        return rank
+
+    def group(self, name: str, ranks: tuple[int, ...]) -> Group:
+        """The group of this name; the first of its members to ask makes it."""
+        group = self.groups.get(name)
+        if group is None:
+            group = Group(self.scheduler, name, ranks, self._conditions)
+            self._conditions.add(group)
+        return group
+
+    @property
+    def groups(self) -> dict[str, Group]:
+        """Those of the ranks that meet, by name."""
+        return self._conditions.groups
+
+    def note_circle(self) -> None:
+        """No rank can go on: find out whether some wait for each other."""
+        self._conditions.alarms.note_circle(self.scheduler.ranks)
+
+    def remarks(self, *, is_success: bool) -> list[str]:
+        """What the user should know at the end of a run, each in a line."""
+        remarks = self._conditions.alarms.remarks(is_success=is_success)
+        if (faults := self._conditions.faults) is not None:
+            remarks += [*faults.remarks(), *self._conditions.waits.remarks()]
+        return remarks
+
+    def _match_messages(self) -> bool:
+        return any(group.match_any_source() for group in list(self.groups.values()))
+
+    def at_end_of_ranks(self, function: Callable[[Rank], None]) -> None:
+        """Have a function called in the thread of each rank that ends, however it ends."""
+        self._at_end_of_ranks.append(function)
+
+    def seed_of(self, rank: Rank) -> int:
+        """A seed for random states of this rank."""
+        return self.substitutes.seed_of(rank)
+
+    def begin_attempt(self) -> None:
+        """Forget what belongs to ranks that are no more."""
+        self._conditions.begin_attempt()
+        self.steps = {}
+        self.shared = {}
+        self.last_step = None
+        if self.prediction is not None:
+            self.prediction.begin_attempt()
+
+    def begin_step(self, rank: int) -> bool:
+        """A rank begins a step; whether it must stop instead."""
+        self.steps[rank] = self.steps.get(rank, 0) + 1
+        return self.last_step is not None and self.steps[rank] > self.last_step
+
+    def _extend(self, module: str) -> None:
+        if _world is self:  # an import may have begun in an earlier world
+            self._stack.callback(self._extensions[module](self))
+
+
+Extension = Callable[[World], Callable[[], None]]
+"""What follows an import in a world; returns what undoes it."""
+
+
+def _follow_numpy(world: World) -> Callable[[], None]:
+    world.substitutes.follow_numpy()
+    return _nothing
+
+
+def _follow_pdb(world: World) -> Callable[[], None]:
+    world.substitutes.follow_pdb()
+    return _nothing
+
+
+def _nothing() -> None:
+    """Undo what the substitutes undo themselves."""
+
+
+_world: World | None = None
+
+
+def running_rank() -> Rank | None:
+    """The simulated rank whose thread calls this; None elsewhere."""
+    return None if _world is None else _world.substitutes.running()
+
+
+def present_world() -> World:
+    """The world of the rank that calls this."""
+    assert _world is not None, "asked by a simulated rank"
+    return _world
+
+
+def rank_of_the_moment() -> Rank | None:
+    """The simulated rank that has the baton, whatever thread asks; None if none has."""
+    return None if _world is None else _world.scheduler.current
+
+
+def _forget() -> None:
+    global _world  # noqa: PLW0603  # see above
+    _world = None
+
+
+def _leave_in_child() -> None:
+    """A forked child is a process of its own: it finds everything as it was, and all its cores."""
+    if _world is not None:
+        _world.substitutes.uninstall()
+        _world.substitutes.unpin()
+
+
+os.register_at_fork(after_in_child=_leave_in_child)
+
+
+def _present_cpu(cpus: set[int]) -> int | None:
+    """The core that this thread runs on: the kernel has found it idle."""
+    try:
+        words = Path("/proc/thread-self/stat").read_text().rpartition(")")[2].split()
+        cpu = int(words[_CPU_FIELD])
+    except (OSError, ValueError, IndexError):
+        return None
+    return cpu if cpu in cpus else None

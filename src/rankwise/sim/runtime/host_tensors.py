@@ -1,0 +1,173 @@
+"""Launches of kernels on a simulated machine with arguments of the host: torch's, numpy's.
+
+A program that was written for a device and knows nothing of the simulator makes its tensors with
+torch. While a kernel runs, the memory behind its arguments also lies on the device, spread over all
+channels as any tensor is; that takes no time. So it sees what the host has written, and the host
+sees what it has stored, without a copy. Arguments that share memory share it there as well.
+"""
+
+import ctypes
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from copy import copy
+from typing import Any
+
+import numpy as np
+
+from rankwise.sim.runtime.context import RuntimeContext
+from rankwise.sim.runtime.placement import Device, layout_of
+from rankwise.sim.triton.dtypes import Array
+from rankwise.sim.triton.host import HOST_MACHINE, Arguments, TensorDescriptor
+from rankwise.sim.triton.memory import Buffer
+
+
+class LentTensor:
+    """A tensor of the host as the device sees it; for hooks of tuning it is the tensor itself.
+
+    Attributes:
+        address: the virtual address of its first element on the device.
+        kind: its element type.
+        name: how messages call it.
+    """
+
+    def __init__(self, tensor: Any, buffer: Buffer, address: int) -> None:
+        self._tensor = tensor
+        self._elements = len(buffer.flat)
+        self.kind = buffer.dtype
+        self.address = address
+        self.name = buffer.name
+
+    def numel(self) -> int:
+        """How many elements lie between its first and its last."""
+        return self._elements
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tensor, name)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._tensor[key] = value
+
+
+class _HostMachine:
+    """Launches kernels of the host on a machine, and tells the time there."""
+
+    def __init__(self, context: RuntimeContext) -> None:
+        self._context = context
+
+    @property
+    def now(self) -> int:
+        return self._context.now
+
+    def launch(self, kernel: Any, grid: Any, *args: Any, **meta: Any) -> Any:
+        lending = _Lending(self._context)
+        try:
+            lent = lending.lent([*args, *meta.values()])
+            names = dict(zip(meta, lent[len(args) :], strict=True))
+            return self._context.launch(kernel, grid, *lent[: len(args)], **names)
+        finally:
+            lending.end()
+
+
+@contextmanager
+def launches_on(context: RuntimeContext) -> Iterator[None]:
+    """Let kernels run on this machine when none of their arguments lies on any."""
+    token = HOST_MACHINE.set(_HostMachine(context))
+    try:
+        yield
+    finally:
+        HOST_MACHINE.reset(token)
+
+
+class _Lending:
+    """The memory behind the arguments of one launch, while it lies on the device."""
+
+    def __init__(self, context: RuntimeContext) -> None:
+        self._context = context
+        self._device = context.current_stream().device
+        self._space = context.engine.space(self._device.sip)
+        self._mapped: list[int] = []
+
+    def lent(self, values: list[Any]) -> list[Any]:
+        """The values, with what the device sees in the place of tensors."""
+        buffers: dict[int, Buffer] = {}
+        for value in values:
+            _collect(value, buffers)
+        addresses = self._map(buffers)
+        return [_replaced(value, buffers, addresses) for value in values]
+
+    def _map(self, buffers: Mapping[int, Buffer]) -> dict[int, int]:
+        """Map the runs of memory that buffers cover; where each buffer begins, by its key."""
+        addresses: dict[int, int] = {}
+        end = start = mapped = 0
+        in_order = sorted(buffers, key=lambda key: buffers[key].address)
+        for place, key in enumerate(in_order):
+            buffer = buffers[key]
+            if not buffer.size_bytes:
+                continue
+            if buffer.address >= end:
+                start = buffer.address
+                end = _end_of_run(buffers[each] for each in in_order[place:])
+                mapped = self._map_run(start, end - start)
+            addresses[key] = mapped + buffer.address - start
+        return addresses
+
+    def _map_run(self, start: int, size: int) -> int:
+        memory = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(start))
+        address = lend(self._context, self._device, memory)
+        self._mapped.append(address)
+        return address
+
+    def end(self) -> None:
+        """Take the memory back."""
+        for address in self._mapped:
+            self._space.unmap(address)
+
+
+def lend(context: RuntimeContext, device: Device, memory: Array) -> int:
+    """Let bytes of the host lie on a device, in no time; returns their address there."""
+    turns = context.engine.topology.machine.cube.hbm.interleave_bytes
+    layout = layout_of((memory.size,), 1, None, device, turns)
+    space = context.engine.space(device.sip)
+    sip = context.engine.machine.sip(device.sip)
+    address = space.reserve(memory.size)
+    places = []
+    for size, number, pe in layout.pieces:
+        cube = sip.cube(number)
+        places.append((size, cube.hbm(pe % cube.hbm_channels)))
+    space.map_places(address, places, layout.interleave).lie_in(memory)
+    return address
+
+
+def _end_of_run(buffers: Iterator[Buffer]) -> int:
+    """Where the memory ends that the first of these covers, together with those that overlap."""
+    end = 0
+    for buffer in buffers:
+        if end and buffer.address >= end:
+            break
+        end = max(end, buffer.address + buffer.size_bytes)
+    return end
+
+
+def _collect(value: Any, buffers: dict[int, Buffer]) -> None:
+    """Note the buffers behind tensors, by the identity of those."""
+    if isinstance(value, TensorDescriptor):
+        _collect(value.base, buffers)
+    elif type(value) in {tuple, list}:
+        for each in value:
+            _collect(each, buffers)
+    elif id(value) not in buffers and not isinstance(value, np.generic):
+        buffer = Arguments().buffer("tensor", value)
+        if buffer is not None:
+            buffers[id(value)] = buffer
+
+
+def _replaced(value: Any, buffers: Mapping[int, Buffer], addresses: Mapping[int, int]) -> Any:
+    if isinstance(value, TensorDescriptor):
+        described = copy(value)
+        described.base = _replaced(value.base, buffers, addresses)
+        return described
+    if type(value) in {tuple, list}:
+        return tuple(_replaced(each, buffers, addresses) for each in value)
+    if id(value) in addresses:
+        return LentTensor(value, buffers[id(value)], addresses[id(value)])
+    return value

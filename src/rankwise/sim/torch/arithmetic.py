@@ -1,0 +1,155 @@
+"""What the operations compute: the very additions of gloo, in gloo's order.
+
+gloo's all_reduce is a ring. The flat tensor is cut into one block per rank; block b begins at rank
+b - 1, goes on to rank b - 2, and each rank on its way adds what it has, up to rank b. Where the
+blocks are cut follows from gloo's segments. Sums of floats depend on that order, so a training that
+is to be equal to one over gloo, bit for bit, has to add like this. The conformance tests compare
+it with gloo itself, for sizes around every border.
+
+Everything here runs outside of the caller's autograd and dispatch modes, and on the data of
+tensors, so that no version counter moves: that is how a backend in C++ sees them.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributed import ReduceOp
+
+_SEGMENT_BYTES_MAX = 1 << 20
+"""gloo's `kMaxSegmentSize`."""
+_SMALL_BLOCK = 4_096
+"""Elements up to which an operation costs more than its additions."""
+
+_NUMBERS_AT_ONCE = 1 << 17
+"""As many as stay in a cache."""
+
+Combine = Callable[[Tensor, Tensor], Tensor]
+
+
+def plainly(compute: Callable[..., None], *args: Any) -> None:
+    """Compute as C++ does below all modes."""
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction(), torch.no_grad():  # noqa: SLF001  # the modes of whoever came last must not see it
+        compute(*args)
+
+
+def block_elements(element_count: int, element_bytes: int, size: int) -> int:
+    """How many elements gloo gives to each rank's block; the last blocks may be cut, or empty."""
+    total = element_count * element_bytes
+    segments = max(-(-total // _SEGMENT_BYTES_MAX), 2 * size)
+    per_rank = -(-segments // size)
+    segment_bytes = _rounded_up(-(-total // (per_rank * size)), element_bytes)
+    return per_rank * segment_bytes // element_bytes
+
+
+def ring_reduced(tensors: Sequence[Tensor], op: Any) -> Tensor:
+    """The reduction of equal tensors, one per rank, as gloo's ring computes it; it is flat."""
+    size, first = len(tensors), tensors[0]
+    kind = op_kind(op)
+    length = block_elements(first.numel(), first.element_size(), size)
+    if size == 1:
+        result = first.reshape(-1).clone()
+    elif length <= _SMALL_BLOCK:
+        result = _all_blocks_at_once(tensors, length, kind)
+    else:
+        flats = [tensor.reshape(-1) for tensor in tensors]
+        result = _block_by_block(flats, length, _COMBINE[kind])
+    if kind == ReduceOp.AVG:  # equal, and yet another object
+        result.div_(size)
+    return result
+
+
+def _all_blocks_at_once(tensors: Sequence[Tensor], length: int, kind: Any) -> Tensor:
+    """Put what each number gets in each step of the ring into a row, and add the rows."""
+    size, count = len(tensors), tensors[0].numel()
+    stacked, fold = torch.stack(list(tensors)).view(-1), _FOLD.get(kind)
+    # A row has two numbers at least: numpy adds pairwise along rows, and row after row otherwise.
+    if fold is None or count == 1 or stacked.dtype is torch.bfloat16:
+        rows = stacked[torch.from_numpy(_order_of_ring(size, count, length, 0, count))]
+        combine, result = _COMBINE[kind], rows[0]
+        for row in rows[1:]:
+            combine(result, row)
+        return result
+    numbers, result = stacked.numpy(), torch.empty_like(stacked[:count])
+    step = max(2, _NUMBERS_AT_ONCE // size)
+    with np.errstate(all="ignore"):  # as torch
+        for begin in range(0, count, step):
+            begin, end = min(begin, count - 2), min(begin + step, count)  # noqa: PLW2901  # two at least
+            rows = numbers[_order_of_ring(size, count, length, begin, end)]
+            fold(rows, axis=0, dtype=rows.dtype, out=result.numpy()[begin:end])
+    return result
+
+
+@lru_cache(maxsize=8)
+def _order_of_ring(size: int, count: int, length: int, begin: int, end: int) -> Any:
+    """Which of all ranks' numbers is added in which step, for some places of the result."""
+    place = np.arange(begin, end)
+    return (place // length - 1 - np.arange(size)[:, None]) % size * count + place
+
+
+def _block_by_block(flats: Sequence[Tensor], length: int, combine: Combine) -> Tensor:
+    """Go around the ring with each block, without copies of large tensors."""
+    size, result = len(flats), flats[0].clone()
+    for block in range(size):
+        part = slice(block * length, (block + 1) * length)
+        result[part] = flats[(block - 1) % size][part]
+        for step in range(2, size + 1):
+            combine(result[part], flats[(block - step) % size][part])
+    return result
+
+
+def op_kind(op: Any) -> Any:
+    """The kind of reduction, of whichever type torch hands over."""
+    return getattr(op, "op", op)
+
+
+def op_name(op: Any) -> str:
+    """Name it for people: `sum`, `max`."""
+    return _name_of(op_kind(op))
+
+
+@cache
+def _name_of(kind: Any) -> str:
+    return str(kind).rpartition(".")[2].lower()
+
+
+def data_of(tensor: Tensor) -> Tensor:
+    """The tensor's values without its history: writing them moves no version counter."""
+    return tensor.detach() if tensor.is_inference() else tensor.data
+
+
+def flat_of(tensor: Tensor) -> Tensor:
+    """The values in one dimension; a copy only if they are not contiguous."""
+    return data_of(tensor).reshape(-1)
+
+
+def _rounded_up(number: int, unit: int) -> int:
+    return -(-number // unit) * unit
+
+
+def _maximum(into: Tensor, other: Tensor) -> Tensor:
+    return torch.maximum(other, into, out=into)
+
+
+def _minimum(into: Tensor, other: Tensor) -> Tensor:
+    return torch.minimum(other, into, out=into)
+
+
+_FOLD: dict[Any, Callable[..., Any]] = {
+    ReduceOp.SUM: np.add.reduce, ReduceOp.AVG: np.add.reduce, ReduceOp.PRODUCT: np.multiply.reduce,
+}  # fmt: skip
+"""What numpy does to the bit as torch, in one call for all rows."""
+
+_COMBINE: dict[Any, Combine] = {
+    ReduceOp.SUM: Tensor.add_,
+    ReduceOp.AVG: Tensor.add_,
+    ReduceOp.PRODUCT: Tensor.mul_,
+    ReduceOp.MIN: _minimum,
+    ReduceOp.MAX: _maximum,
+    ReduceOp.BAND: Tensor.bitwise_and_,
+    ReduceOp.BOR: Tensor.bitwise_or_,
+    ReduceOp.BXOR: Tensor.bitwise_xor_,
+}

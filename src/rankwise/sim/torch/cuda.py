@@ -1,0 +1,278 @@
+"""CUDA devices that are modelled: what scripts for CUDA ask for is done by the CPU.
+
+A rank with such devices has a mode in its thread that turns each `device="cuda"`, `.to("cuda:1")`
+and `.cuda()` into the CPU; tensors are copied where a real device would get a copy, and say that
+they are on the CPU. What of `torch.cuda` scripts use is replaced: one device for each rank of the
+node, streams that do everything at once, events that tell time. Autocasting for CUDA is that of the
+CPU, to float16 if no type is given.
+
+There is no memory of its own: queries say that nothing is used of 80 GiB.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.overrides import TorchFunctionMode
+
+from rankwise.sim.rehearsal.world import running_rank
+
+_MEMORY_BYTES = 80 << 30
+_CPU, _CUDA = torch.device("cpu"), torch.device("cuda")
+_KEY = "modelled cuda"
+
+
+class OnCpu(TorchFunctionMode):  # type: ignore[misc]  # torch is untyped here
+    """Sends to the CPU what is meant for CUDA."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Call a function of torch with other devices."""
+        del types
+        kwargs = dict(kwargs or {})
+        if func is Tensor.cuda:
+            return args[0].clone()
+        if func in (Tensor.pin_memory, Tensor.record_stream):
+            return args[0]
+        if func is torch.device:  # a program may ask for one, and what kind it is
+            return func("cuda", *args) if type(args[0]) is int else func(*args, **kwargs)
+        kwargs.pop("pin_memory", None)
+        if type(kwargs.get("device")) is int:
+            kwargs["device"] = _CUDA
+        if func is Tensor.to and len(args) > 1 and type(args[1]) is int:
+            args = (args[0], _CUDA, *args[2:])
+        moved = tuple(map(_moved, args)), {name: _moved(each) for name, each in kwargs.items()}
+        is_to_cuda = any(each is _CPU for each in (*moved[0][1:], *moved[1].values()))
+        is_moved = func is Tensor.cpu or (func is Tensor.to and is_to_cuda)
+        result = func(*moved[0], **moved[1])
+        return result.clone() if is_moved and result is args[0] else result
+
+
+def _moved(value: Any) -> Any:
+    """The CPU instead of a CUDA device; what is no device stays."""
+    if isinstance(value, torch.device) and value.type == "cuda":
+        return _CPU
+    if isinstance(value, str) and (value == "cuda" or value.startswith("cuda:")):
+        return _CPU
+    return value
+
+
+class Stream:
+    """A stream that does everything at once."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.device = torch.device("cuda", _current())
+        self.cuda_stream = 0
+
+    def synchronize(self) -> None:
+        """All is done."""
+
+    def wait_stream(self, _other: Any) -> None:
+        """All is done."""
+
+    wait_event = wait_stream
+
+    def query(self) -> bool:
+        """All is done."""
+        return True
+
+    def record_event(self, event: "Event | None" = None) -> "Event":
+        """Record an event, or a new one."""
+        event = event or Event()
+        event.record(self)
+        return event
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class Event:
+    """A moment, by the clock of the rank."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self._moment = 0.0
+
+    def record(self, _stream: Any = None) -> None:
+        """It is now."""
+        self._moment = time.perf_counter()
+
+    def synchronize(self, _stream: Any = None) -> None:
+        """It has happened."""
+
+    wait = synchronize
+
+    def query(self) -> bool:
+        """It has happened."""
+        return True
+
+    def elapsed_time(self, end: "Event") -> float:
+        """Milliseconds until a later event."""
+        return (end._moment - self._moment) * 1_000  # noqa: SLF001  # of its own kind
+
+
+def _current() -> int:
+    rank = running_rank()
+    return 0 if rank is None else rank.belongings.get(_KEY, 0)
+
+
+def _index(device: Any) -> int:
+    if device is None:
+        return _current()
+    if isinstance(device, int):
+        return device
+    index = torch.device(device).index
+    return _current() if index is None else index
+
+
+def _set_device(device: Any) -> None:
+    index, count = _index(device), _count()
+    if not 0 <= index < count:
+        raise RuntimeError(f"CUDA error: invalid device ordinal: {index} of {count}")
+    rank = running_rank()
+    if rank is not None:
+        rank.belongings[_KEY] = index
+
+
+def _count() -> int:
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+@contextmanager
+def _device(device: Any) -> Any:
+    before = _current()
+    _set_device(device)
+    try:
+        yield
+    finally:
+        _set_device(before)
+
+
+def _properties(_device: Any = None) -> SimpleNamespace:
+    return SimpleNamespace(
+        name="modelled CUDA device", total_memory=_MEMORY_BYTES, major=9, minor=0,
+        multi_processor_count=132,
+    )  # fmt: skip
+
+
+def _answers(value: Any = None) -> Callable[..., Any]:
+    """A function that always gives this; a new one each time, as `torch.compile` wants them."""
+    return lambda *_, **__: value
+
+
+def _cpu_random_state(*_: Any) -> Tensor:
+    return torch.get_rng_state()
+
+
+_YES, _NO_BYTES = True, 0
+_NAMES: dict[str, Any] = {
+    "device_count": _count, "current_device": _current, "set_device": _set_device,
+    "device": _device, "get_device_properties": _properties,
+    "get_device_name": _answers(_properties().name), "get_device_capability": _answers((9, 0)),
+    "mem_get_info": _answers((_MEMORY_BYTES, _MEMORY_BYTES)), "memory_stats": _answers({}),
+    "memory_summary": _answers(""), "get_rng_state": _cpu_random_state,
+    "Stream": Stream, "Event": Event, "current_stream": lambda *_: Stream(),
+    "default_stream": lambda *_: Stream(), "stream": nullcontext,
+    **{
+        name: _answers(_YES)
+        for name in ("is_available", "is_initialized", "is_bf16_supported")
+    },
+    **{
+        name: _answers(_NO_BYTES)
+        for name in ("memory_allocated", "max_memory_allocated", "memory_reserved",
+                     "max_memory_reserved")
+    },
+    **{
+        name: _answers()
+        for name in ("init", "synchronize", "empty_cache", "ipc_collect", "manual_seed",
+                     "manual_seed_all", "reset_peak_memory_stats", "set_stream", "set_rng_state")
+    },
+}  # fmt: skip
+"""What of `torch.cuda` is replaced. There is no random state but the CPU's."""
+
+
+def model_cuda() -> Callable[[], None]:
+    """Let ranks find CUDA devices; returns what undoes it."""
+    stack = ExitStack()
+
+    def replace(owner: Any, name: str, value: Any) -> None:
+        stack.callback(setattr, owner, name, getattr(owner, name))
+        setattr(owner, name, value)
+
+    for name, value in _NAMES.items():
+        replace(torch.cuda, name, value)
+    for name in ("range_push", "range_pop", "mark"):
+        replace(torch.cuda.nvtx, name, _answers())
+    replace(torch.autocast, "__init__", _for_cpu(torch.autocast.__init__, torch.float16))
+    replace(torch.amp.GradScaler, "__init__", _for_cpu(torch.amp.GradScaler.__init__))
+    made = DistributedDataParallel.__init__
+
+    def make(self: Any, module: Any, *_ids: Any, **options: Any) -> None:
+        made(self, module, **{**options, "device_ids": None, "output_device": None})
+
+    replace(DistributedDataParallel, "__init__", make)
+    begin = torch.distributed.init_process_group
+
+    def begin_group(*args: Any, device_id: Any = None, **options: Any) -> None:
+        del device_id  # torch would ask this build of it for an accelerator
+        begin(*args, **options)
+
+    replace(torch.distributed, "init_process_group", begin_group)
+    to = torch.nn.Module.to
+
+    def module_to(self: Any, *args: Any, **options: Any) -> Any:
+        return to(self, *(_CUDA if type(each) is int else each for each in args), **options)
+
+    replace(torch.nn.Module, "to", module_to)
+    set_default, load = torch.set_default_device, torch.load
+    replace(torch, "set_default_device", lambda device: set_default(_moved(device)))
+
+    def load_to_cpu(file: Any, map_location: Any = None, **options: Any) -> Any:
+        return load(file, map_location=_moved(map_location or _CPU), **options)
+
+    replace(torch, "load", load_to_cpu)
+    replace(torch, "Generator", _generators(torch.Generator))
+    mesh = torch.distributed.device_mesh.init_device_mesh
+
+    def make_mesh(device_type: str, *args: Any, **options: Any) -> Any:
+        return mesh(_moved(device_type) and "cpu", *args, **options)
+
+    replace(torch.distributed.device_mesh, "init_device_mesh", make_mesh)
+    replace(torch.distributed, "init_device_mesh", make_mesh)
+    return stack.close
+
+
+def _generators(original: Any) -> type:
+    """`torch.Generator`, whose instances are all of the CPU."""
+
+    class OfCpu(type):
+        def __call__(cls, device: Any = "cpu") -> Any:
+            return original(device=_moved(device))
+
+        def __instancecheck__(cls, value: Any) -> bool:
+            return isinstance(value, original)
+
+    return OfCpu("Generator", (), {})
+
+
+def _for_cpu(original: Any, dtype: Any = None) -> Any:
+    """A constructor whose first argument is a device, and perhaps another default type."""
+
+    def make(self: Any, device: Any = "cuda", *args: Any, **options: Any) -> None:
+        device = options.pop("device_type", device)
+        if _moved(device) is not device:
+            device = "cpu"
+            if dtype is not None and not args and options.get("dtype") is None:
+                options["dtype"] = dtype
+        original(self, device, *args, **options)
+
+    return make

@@ -1,0 +1,400 @@
+"""All that rankwise touches of torch's private parts, in one place.
+
+Tested with the versions in `TESTED`; with another one a run begins with a warning that says so.
+What is touched:
+
+- `distributed_c10d._new_process_group_helper`: whatever backend a program names, the group is made
+  with ours, which is registered by the public `Backend.register_backend(extended_api=True)` and
+  returns a Python `ProcessGroup`; torch's records then get the name that was asked for.
+- `distributed_c10d._world`: each rank has a `World` of its own behind one object.
+- `distributed_c10d._process_group_name`: the registry of groups in C++ is the process's, so each
+  rank's groups have names of their own.
+- `distributed_c10d._unregister_all_process_groups`: would take everybody's groups out of it.
+- `torch.distributed.TCPStore` and `FileStore`: the same for programs that make one themselves.
+- `ProcessGroup._register_backend` and its siblings, to make the groups of gloo that are recorded.
+- `distributed_c10d._get_default_timeout`: is told that all backends are gloo.
+- `distributed_c10d.rendezvous`: gives the store of the simulated world.
+- `torch._C._push_on_torch_dispatch_stack`: what a rank computes is charged by a mode in its thread,
+  on a modelled machine; the public way would leave marks in torch that other threads see.
+- `torch.UntypedStorage.resize_`, `torch.cuda.Event`, `torch.cuda.synchronize`: the memory and
+  the time of the modelled machine.
+"""
+
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from importlib import import_module
+from typing import Any
+
+import torch
+import torch.distributed.distributed_c10d as c10d
+from torch.distributed import Backend, ProcessGroup, ProcessGroupGloo
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from rankwise.sim.rehearsal.recording import present_recorder
+from rankwise.sim.rehearsal.scheduler import Rank
+from rankwise.sim.rehearsal.world import World, present_world, running_rank
+from rankwise.sim.torch.cuda import OnCpu, model_cuda
+from rankwise.sim.torch.process_group import RehearsedProcessGroup
+from rankwise.sim.torch.recording import follow_steps, recorded
+from rankwise.sim.torch.store import (
+    OF_RANK,
+    Entries,
+    RehearsedFileStore,
+    RehearsedStore,
+    RehearsedTCPStore,
+)
+
+TESTED = ("2.13",)
+BACKEND = "rankwise"
+_KEY = "torch"
+
+
+def install(world: World, device: str = "cpu") -> Callable[[], None]:
+    """Let the ranks of a world use torch.distributed; returns what undoes it.
+
+    With the device `cuda` they find modelled CUDA devices.
+    """
+    check_version(torch.__version__)
+    _register()
+    import_module("torch.distributed.nn")  # its defaults are the group of whoever imports it
+    stack = ExitStack()
+
+    def replace(name: str, make: Callable[[Any], Any], owner: Any = c10d) -> None:
+        original = getattr(owner, name)
+        setattr(owner, name, make(original))
+        stack.callback(setattr, owner, name, original)
+
+    replace("_world", _WorldOfRank)
+    replace("_new_process_group_helper", _with_our_backend)
+    replace("_process_group_name", _unique_per_rank)
+    replace("_unregister_all_process_groups", _unregister_those_of_rank)
+    replace("rendezvous", _rendezvous)
+    replace("_get_default_timeout", _of_gloo)
+    stack.callback(follow_steps())
+    for name, kind in (("TCPStore", RehearsedTCPStore), ("FileStore", RehearsedFileStore)):
+        original = getattr(torch.distributed, name)
+        setattr(torch.distributed, name, _made_by_ranks(original, kind))
+        stack.callback(setattr, torch.distributed, name, original)
+    if device == "cuda":
+        stack.callback(model_cuda())
+    if world.prediction is not None:
+        from rankwise.sim.torch.operations import with_counting  # noqa: PLC0415  # for machines
+
+        replace("resize_", with_counting, torch.UntypedStorage)
+        stack.callback(register_optimizer_step_post_hook(_end_step).remove)
+    if world.has_virtual_clock:
+        replace("Event", lambda _: _Event, torch.cuda)  # a class: torch asks for instances
+        replace("synchronize", _synchronized, torch.cuda)
+    world.belongings.add(TorchState(world, device))
+    world.at_end_of_ranks(_forget_groups)
+    return stack.close
+
+
+def record_in_process() -> None:
+    """Have the groups of this process, which is no simulated rank, record what they do."""
+    _register()
+    helper = c10d._new_process_group_helper  # noqa: SLF001  # see the module's text
+    c10d._new_process_group_helper = _with_our_backend(helper)  # noqa: SLF001  # the same
+
+
+def check_version(version: str) -> None:
+    """Warn if nobody has tested this version of torch."""
+    if not version.startswith(tuple(f"{tested}." for tested in TESTED)):
+        warnings.warn(
+            f"simulated ranks use private parts of torch and are tested with {', '.join(TESTED)}; "
+            f"this is torch {version}",
+            stacklevel=2,
+        )
+
+
+class TorchState:
+    """What of torch's state each rank has for itself; moved in and out at each hand-over."""
+
+    def __init__(self, world: World, device: str) -> None:
+        self._device = device
+        self._generator = torch.default_generator
+        self._home = self._generator.get_state()
+        self._dtype = torch.get_default_dtype()
+        self._world = world
+        self._present: _WorldOfRank = c10d._world  # noqa: SLF001  # see the module's text
+
+    def move_in(self, rank: Rank) -> None:
+        """Let a rank find its random state and its default dtype."""
+        mine: _Mine | None = rank.belongings.get(_KEY)
+        if mine is None:
+            mine = rank.belongings[_KEY] = self._first(rank)
+        self._present.point_to(mine.world)
+        self._generator.set_state(mine.random)
+        if mine.dtype is not torch.get_default_dtype():
+            torch.set_default_dtype(mine.dtype)
+
+    def move_out(self, rank: Rank) -> None:
+        """Keep them."""
+        self._present.point_to(None)
+        mine: _Mine = rank.belongings[_KEY]
+        mine.random = self._generator.get_state()
+        mine.dtype = torch.get_default_dtype()
+
+    def _first(self, rank: Rank) -> "_Mine":
+        torch.set_num_threads(1)  # of this thread: as OMP_NUM_THREADS=1 of a real rank
+        torch.autograd.set_multithreading_enabled(False)
+        if self._device == "cuda":
+            OnCpu().__enter__()  # of this thread, for as long as it lives
+        generator = torch.Generator().manual_seed(self._world.seed_of(rank))
+        if self._world.prediction is not None:
+            from rankwise.sim.torch.operations import ChargingMode  # noqa: PLC0415  # for machines
+
+            mode = ChargingMode(self._world.prediction.clock_of(rank))
+            torch._C._push_on_torch_dispatch_stack(mode)  # noqa: SLF001  # see the module's text
+        return _Mine(generator.get_state(), self._dtype)
+
+
+class _Mine:
+    """What one rank has of torch."""
+
+    def __init__(self, random: Any, dtype: Any) -> None:
+        self.random = random
+        self.dtype = dtype
+        self.world = RankWorld()
+        self.names: list[str] = []
+        self.stores: list[RehearsedStore] = []
+        self._stepping: Any = None
+
+    def is_stepped_by(self, optimizer: Any) -> bool:
+        """Whether this is the first optimiser that has made a step."""
+        if self._stepping is None or self._stepping() is None:
+            self._stepping = weakref.ref(optimizer)
+        return self._stepping() is optimizer
+
+
+class RankWorld(c10d._World):  # type: ignore[misc]  # noqa: SLF001  # see the module's text
+    """torch's record of the process groups of one rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._maps: dict[str, Any] = {
+            "pg_map": {}, "pg_names": {}, "pg_group_ranks": {}, "pg_backend_config": {},
+            "tags_to_pg": {}, "pg_to_tag": {},
+        }  # fmt: skip
+        self._groups_made = 0
+
+    pg_map = property(lambda self: self._maps["pg_map"])
+    pg_names = property(lambda self: self._maps["pg_names"])
+    pg_group_ranks = property(lambda self: self._maps["pg_group_ranks"])
+    pg_backend_config = property(lambda self: self._maps["pg_backend_config"])
+    tags_to_pg = property(lambda self: self._maps["tags_to_pg"])
+    pg_to_tag = property(lambda self: self._maps["pg_to_tag"])
+
+    @property
+    def group_count(self) -> int:
+        """How many groups have been named."""
+        return self._groups_made
+
+    @group_count.setter
+    def group_count(self, count: int) -> None:
+        self._groups_made = count
+
+
+class _WorldOfRank:
+    """The record of the rank that runs; the process's own where none does.
+
+    Other modules of torch have this object under names of their own, so it stays, and its target
+    moves.
+    """
+
+    def __init__(self, original: Any) -> None:
+        self.__dict__.update(rankwise_original=original, rankwise_target=original)
+
+    def point_to(self, world: Any) -> None:
+        """Stand for another record; None means the process's own."""
+        own = self.__dict__
+        own["rankwise_target"] = own["rankwise_original"] if world is None else world
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.rankwise_target, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.rankwise_target, name, value)
+
+
+def _register() -> None:
+    if BACKEND.upper() not in Backend._plugins:  # noqa: SLF001  # asked, not changed
+        Backend.register_backend(BACKEND, _make_group, extended_api=True, devices=["cpu", "cuda"])
+
+
+_asked_for = "gloo"
+"""The backend that the group which is being made was asked to have; one rank runs at a time."""
+
+
+def _make_group(options: Any, _backend_options: Any) -> Any:
+    """Make this rank's end of a group; of gloo's, if it is a process that records itself."""
+    ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
+    told = _told(options.group_id.partition(OF_RANK)[0], ranks)
+    if running_rank() is None:
+        return recorded(_gloo_group(options), _asked_for, told)
+    group = present_world().group(told, ranks)
+    world, rank = present_world(), running_rank()
+    clock = None if rank is None or world.prediction is None else world.prediction.clock_of(rank)
+    made = RehearsedProcessGroup(options.group_rank, group, _asked_for, clock)
+    return recorded(made, _asked_for, told)
+
+
+def _gloo_group(options: Any) -> ProcessGroup:
+    """A group of processes, as torch makes it for the backend gloo."""
+    kind = ProcessGroup.BackendType.GLOO
+    group = ProcessGroup(options.store, options.group_rank, options.group_size)
+    backend = ProcessGroupGloo(
+        options.store, options.group_rank, options.group_size, timeout=options.timeout
+    )
+    backend._set_sequence_number_for_group()  # noqa: SLF001  # as torch does
+    group._set_default_backend(kind)  # noqa: SLF001  # the same
+    group._register_backend(torch.device("cpu"), kind, backend)  # noqa: SLF001  # the same
+    group._set_group_name(options.group_id)  # noqa: SLF001  # the same
+    return group
+
+
+def _told(name: str, ranks: tuple[int, ...]) -> str:
+    """`default`, or what torch calls it; equal names of different ranks are different groups."""
+    if name == "0":
+        return "default"
+    return f"{name}:{','.join(map(str, ranks))}" if len(ranks) <= 8 else f"{name}:{hash(ranks):x}"
+
+
+def _made_by_ranks(original: Any, kind: Any) -> type:
+    """A class that makes a store of the simulated world for a rank, and else what it replaces."""
+
+    class OfRanks(type(original)):  # type: ignore[misc]  # a metaclass of pybind's
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            rank = running_rank()
+            if rank is None:
+                return original(*args, **kwargs)
+            world = present_world()
+            store = kind(world.scheduler, world.shared, *args, **kwargs)
+            rank.belongings[_KEY].stores.append(store)  # C++ keeps no Python object alive
+            return store
+
+        def __instancecheck__(cls, value: Any) -> bool:
+            return isinstance(value, original | kind)
+
+    return OfRanks(original.__name__, (original,), {})
+
+
+def _with_our_backend(original: Callable[..., Any]) -> Callable[..., Any]:
+    def new_process_group_helper(
+        size: int, group_rank: int, ranks: list[int], backend: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        global _asked_for  # noqa: PLW0603  # see there
+        if running_rank() is None and present_recorder() is None:
+            return original(size, group_rank, ranks, backend, *args, **kwargs)
+        asked = str(backend)
+        _asked_for = "gloo" if asked == "undefined" else asked
+        made = original(size, group_rank, ranks, Backend(BACKEND), *args, **kwargs)
+        group, store = made
+        if store is not None:
+            c10d._world.pg_map[group] = (Backend(_asked_for), store)  # noqa: SLF001  # see the module's text
+            c10d._world.pg_backend_config[group] = str(c10d.BackendConfig(Backend(_asked_for)))  # noqa: SLF001  # the same
+        return made
+
+    return new_process_group_helper
+
+
+def _unique_per_rank(original: Callable[..., str]) -> Callable[..., str]:
+    def process_group_name(*args: Any, **kwargs: Any) -> str:
+        name, rank = original(*args, **kwargs), running_rank()
+        if rank is None:
+            return name
+        unique = f"{name}{OF_RANK}{rank.number}"
+        rank.belongings[_KEY].names.append(unique)
+        return unique
+
+    return process_group_name
+
+
+def _unregister_those_of_rank(original: Callable[[], None]) -> Callable[[], None]:
+    def unregister_all_process_groups() -> None:
+        rank = running_rank()
+        if rank is None:
+            original()
+        else:
+            _forget_groups(rank)
+
+    return unregister_all_process_groups
+
+
+def _forget_groups(rank: Rank) -> None:
+    """Take a rank's groups out of the registry in C++."""
+    names, rank.belongings[_KEY].names = rank.belongings[_KEY].names, []
+    for name in names:
+        with suppress(RuntimeError):  # the program has destroyed it
+            c10d._unregister_process_group(name)  # noqa: SLF001  # see the module's text
+
+
+def _of_gloo(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The default time-out for any backend: torch warns that this build of it has no NCCL."""
+    return lambda backend: original(backend if running_rank() is None else Backend.GLOO)
+
+
+def _rendezvous(original: Callable[..., Any]) -> Callable[..., Any]:
+    def rendezvous(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Iterator[Any]:
+        running = running_rank()
+        if running is None:
+            yield from original(url, rank, world_size, **kwargs)
+            return
+        environment = running.process.environment
+        world = present_world()
+        entries = world.shared.setdefault(f"store {url}", Entries())
+        store = RehearsedStore(world.scheduler, entries)
+        running.belongings[_KEY].stores.append(store)  # C++ keeps no Python object alive
+        yield (
+            store,
+            int(environment["RANK"]) if rank < 0 else rank,
+            int(environment["WORLD_SIZE"]) if world_size < 0 else world_size,
+        )
+
+    return rendezvous
+
+
+def _end_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    """A step of the training ends with one of the first optimiser that the rank has stepped."""
+    rank = running_rank()
+    if rank is not None and rank.belongings[_KEY].is_stepped_by(optimizer):
+        present_world().prediction.clock_of(rank).end_step()
+
+
+class _Event:
+    """A `torch.cuda.Event` in the virtual time of the rank that records it."""
+
+    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
+        self.recorded_ns: int | None = None
+
+    def record(self, stream: Any = None) -> None:
+        """Take the time."""
+        del stream
+        self.recorded_ns = time.perf_counter_ns()
+
+    def elapsed_time(self, end: "_Event") -> float:
+        """Milliseconds to a later event."""
+        if self.recorded_ns is None or end.recorded_ns is None:
+            raise RuntimeError("both events must have been recorded")
+        return (end.recorded_ns - self.recorded_ns) / 1e6
+
+    def query(self) -> bool:
+        """Whatever a rank has computed is done."""
+        return True
+
+    def synchronize(self) -> None:
+        """The same."""
+
+    def wait(self, stream: Any = None) -> None:
+        """The same."""
+
+
+def _synchronized(original: Callable[..., None]) -> Callable[..., None]:
+    def synchronize(device: Any = None) -> None:
+        if running_rank() is None:
+            original(device)
+
+    return synchronize

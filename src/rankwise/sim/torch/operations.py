@@ -1,0 +1,191 @@
+"""Charges each aten operation of a rank to the rank's clock, and its results to its memory.
+
+A dispatch mode sees every operation below autograd, backward and optimiser included. Views and
+queries are free. Matrix products, convolutions and attention are counted by torch's own table of
+flops; all other operations do one operation per element of their largest tensor. An operation reads
+its tensors and writes its results, whole.
+
+A storage that an operation has made takes memory of the device until Python and autograd have
+forgotten it. What an operation uses inside of itself is not seen.
+"""
+
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from rankwise.sim.prediction.clocks import PricedWork, RankClock
+from rankwise.sim.prediction.costs import Engine, Work
+
+_DTYPES = {
+    torch.float64: "f64", torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16",
+    torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8",
+    torch.uint8: "u8", torch.bool: "bool", torch.float8_e4m3fn: "f8e4", torch.float8_e5m2: "f8e5",
+}  # fmt: skip
+_PLAIN = frozenset({Tensor, torch.nn.Parameter, torch.nn.Buffer})
+_FREE = frozenset({
+    "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach",
+    "lift_fresh", "_local_scalar_dense", "is_same_size", "set_", "resize_",
+})  # fmt: skip
+"""Operations that move no data, besides views; what they make takes memory all the same."""
+
+_CHARGED_ELSEWHERE = frozenset({"c10d", "c10d_functional", "_c10d_functional", "prim", "profiler"})
+"""Libraries of collectives, which the process group charges, and of what takes no time."""
+
+
+class _Kind(NamedTuple):
+    """What there is to know of an operation before its arguments.
+
+    Attributes:
+        flops: gives its flops on the matrix engine; None for other operations.
+        is_free: whether it takes no time.
+        allocates: whether its results are new storages.
+    """
+
+    name: str
+    flops: Callable[..., int] | None
+    is_free: bool
+    allocates: bool
+
+
+class ChargingMode(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
+    """Charges what a rank computes; belongs on the stack of the rank's own thread."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, clock: RankClock) -> None:
+        super().__init__()
+        self._clock = clock
+        self._kinds: dict[Any, _Kind] = {}
+        self._flops: dict[Any, int] = {}
+        self._priced: dict[Any, PricedWork] = {}
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """It changes nothing: torch.compile need not fall back because of it."""
+        return True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """The same."""
+        return True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # or each operation would go through dynamo's wrapper
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Carry an operation out, and charge it."""
+        if types and not _PLAIN.issuperset(types):
+            if any(each.__name__ == "FakeTensor" for each in types):
+                return func(*args, **kwargs or {})  # nothing is computed
+            return NotImplemented  # of a subclass, such as DTensor: what it calls comes by here
+        result = func(*args, **kwargs) if kwargs else func(*args)
+        kind = self._kinds.get(func)
+        if kind is None:
+            kind = self._kinds[func] = _kind_of(func)
+        if not kind.is_free:
+            self._charge(func, kind, args, kwargs, result)
+        if kind.allocates:
+            for tensor in _tensors_in((result,)):
+                hold_memory(tensor, self._clock)
+        return result
+
+    def _charge(self, func: Any, kind: _Kind, args: Any, kwargs: Any, result: Any) -> None:
+        tensors = _tensors_in(args)
+        if kwargs:
+            tensors += _tensors_in(kwargs.values())
+        tensors += _tensors_in((result,))
+        size = largest = 0
+        widest = None
+        for tensor in tensors:
+            count = tensor.nbytes
+            size += count
+            if count >= largest:
+                largest, widest = count, tensor
+        if widest is None or not size:
+            return
+        is_math = kind.flops is None
+        flops = widest.numel() if is_math else self._flops_of(kind, args, kwargs, result)
+        key = (func, flops, size, widest.dtype)
+        priced = self._priced.get(key)
+        if priced is None:
+            engine: Engine = "math" if is_math else "gemm"
+            work = Work(kind.name, engine, flops, size, _DTYPES.get(widest.dtype, ""))
+            priced = self._priced[key] = self._clock.price(work)
+        self._clock.compute(priced)
+
+    def _flops_of(self, kind: _Kind, args: Any, kwargs: Any, result: Any) -> int:
+        assert kind.flops is not None, "asked of matrix operations only"
+        key = (kind.name, *(each.shape if isinstance(each, Tensor) else str(each) for each in args))
+        flops = self._flops.get(key)
+        if flops is None:
+            flops = self._flops[key] = int(kind.flops(*args, **kwargs or {}, out_val=result))
+        return flops
+
+
+def _kind_of(func: Any) -> _Kind:
+    schema = getattr(func, "_schema", None)
+    if schema is None:  # a higher-order operator: what it runs is seen by itself
+        return _Kind(str(func), None, is_free=True, allocates=False)
+    packet = func.overloadpacket
+    name = str(packet)
+    library, _, operation = name.partition(".")
+    is_view = bool(getattr(func, "is_view", False))
+    return _Kind(
+        name,
+        flop_registry.get(packet),
+        is_free=is_view or operation in _FREE or library in _CHARGED_ELSEWHERE,
+        allocates=not is_view and any(each.alias_info is None for each in schema.returns),
+    )
+
+
+def _tensors_in(values: Iterable[Any]) -> list[Tensor]:
+    """Those that lie on the device, those in lists too."""
+    found = []
+    for value in values:
+        if type(value) in _PLAIN:
+            if value.layout is torch.strided and not value.is_meta:
+                found.append(value)
+        elif isinstance(value, list | tuple):
+            found += _tensors_in(value)
+    return found
+
+
+_held: dict[int, tuple[Any, int, RankClock]] = {}
+"""By the identity of a storage: a reference that ends with it, its bytes, and whose it is."""
+
+
+def hold_memory(tensor: Tensor, clock: RankClock) -> None:
+    """Count the storage of a tensor as memory of a rank, as long as it lives."""
+    storage = tensor.untyped_storage()
+    identity = id(storage)
+    if identity in _held:
+        return
+    size = storage.nbytes()
+
+    def release(_: Any) -> None:
+        _, held, owner = _held.pop(identity)
+        owner.allocate(-held)
+
+    _held[identity] = (weakref.ref(storage, release), size, clock)
+    clock.allocate(size)
+
+
+def with_counting(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`UntypedStorage.resize_`, which frees and takes memory without an operation (FSDP)."""
+
+    def resize_(storage: Any, size: int) -> Any:
+        result = original(storage, size)
+        held = _held.get(id(storage))
+        if held is not None:
+            reference, before, clock = held
+            _held[id(storage)] = (reference, size, clock)
+            clock.allocate(size - before)
+        return result
+
+    return resize_

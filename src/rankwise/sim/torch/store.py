@@ -1,0 +1,200 @@
+"""The store of a simulated world: a dictionary whose waits let other ranks run.
+
+Programs and torch itself wait in a store for keys that other ranks set. The names of process groups
+are unique per rank (see `hooks`), and torch puts them into keys; here every rank's name of a
+group is the same again.
+"""
+
+import re
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from torch.distributed import DistStoreError, Store
+
+from rankwise.base.units import SECOND, Instant
+from rankwise.sim.rehearsal.scheduler import Gate, Scheduler
+
+OF_RANK = "@rank"
+_MARK = re.compile(OF_RANK + r"\d+")
+_PATIENCE = timedelta(seconds=300)
+_FIRST_PORT = 29_500
+"""A server that takes any port gets the next one."""
+
+
+class _KeyIsSet(Gate):
+    """Waits for a key."""
+
+    __slots__ = ("_key",)
+
+    def __init__(self, key: str) -> None:
+        super().__init__()
+        self._key = key
+
+    def told(self) -> str:
+        return f"key {self._key!r} of the store, which no rank has set"
+
+
+class Entries:
+    """What the ranks have stored; one for each place where they meet."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+        self.gates: dict[str, _KeyIsSet] = {}
+
+    def put(self, key: str, value: bytes) -> None:
+        """Set a key, and let those run that wait for it."""
+        self.values[key] = value
+        gate = self.gates.pop(key, None)
+        if gate is not None:
+            gate.open()
+
+
+class RehearsedStore(Store):  # type: ignore[misc]  # torch is untyped here
+    """One rank's view of the entries."""
+
+    def __init__(self, scheduler: Scheduler, entries: Entries) -> None:
+        super().__init__()
+        self._scheduler = scheduler
+        self._entries = entries
+        self._patience = _PATIENCE
+
+    def set(self, key: str, value: Any) -> None:
+        """Set a key."""
+        self._entries.put(_common(key), _as_bytes(value))
+
+    def get(self, key: str) -> bytes:
+        """The value of a key, once it is set."""
+        self.wait([key])
+        return self._entries.values[_common(key)]
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a key that counts; returns the sum."""
+        key = _common(key)
+        total = int(self._entries.values.get(key, b"0")) + amount
+        self._entries.put(key, str(total).encode())
+        return total
+
+    def append(self, key: str, value: Any) -> None:
+        """Put a value after the one that is there."""
+        key = _common(key)
+        self._entries.put(key, self._entries.values.get(key, b"") + _as_bytes(value))
+
+    def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
+        """Set a key if it has the expected value; returns the value that it has now."""
+        key, present = _common(key), self._entries.values.get(_common(key))
+        if present is None and not _as_bytes(expected):
+            present = b""
+        if present == _as_bytes(expected):
+            self._entries.put(key, _as_bytes(desired))
+            return _as_bytes(desired)
+        return _as_bytes(expected) if present is None else present
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all keys are set; if not, others run before the next look."""
+        if all(_common(key) in self._entries.values for key in keys):
+            return True
+        self._scheduler.poll()
+        return False
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Wait for keys. Only a `timeout` that was given ends it, after that much virtual time."""
+        until = None
+        if timeout is not None and timeout != self._patience:
+            nanoseconds = round(timeout.total_seconds() * SECOND)
+            until = Instant(self._scheduler.now + nanoseconds)
+        for key in map(_common, keys):
+            while key not in self._entries.values:
+                gate = self._entries.gates.setdefault(key, _KeyIsSet(key))
+                if not self._scheduler.wait(gate, until):
+                    raise DistStoreError(f"wait timeout after {timeout}, keys: {', '.join(keys)}")
+
+    def delete_key(self, key: str) -> bool:
+        """Remove a key; whether it was there."""
+        return self._entries.values.pop(_common(key), None) is not None
+
+    def num_keys(self) -> int:
+        """How many keys are set."""
+        return len(self._entries.values)
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """The values of keys, once they are all set."""
+        return [self.get(key) for key in keys]
+
+    def multi_set(self, keys: list[str], values: list[Any]) -> None:
+        """Set several keys."""
+        for key, value in zip(keys, values, strict=True):
+            self.set(key, value)
+
+    def has_extended_api(self) -> bool:
+        """It has append, multi_get and multi_set."""
+        return True
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Note how long waits take at most; at rest, a deadlock is reported before."""
+        self._patience = timeout
+
+    @property
+    def timeout(self) -> timedelta:
+        """How long waits take at most."""
+        return self._patience
+
+    def clone(self) -> "RehearsedStore":
+        """Another view of the same entries."""
+        return RehearsedStore(self._scheduler, self._entries)
+
+
+class RehearsedTCPStore(RehearsedStore):
+    """What a program gets that makes a `TCPStore`: one per host and port, without a socket.
+
+    As the real one does, the server waits until all have come, if it is to, and who comes before
+    it waits for the server.
+    """
+
+    def __init__(  # noqa: PLR0917  # torch's signature
+        self,
+        scheduler: Scheduler,
+        shared: dict[str, Any],
+        host_name: str,
+        port: int,
+        world_size: int | None = None,
+        is_master: bool = False,  # torch's signature
+        timeout: timedelta = _PATIENCE,
+        wait_for_workers: bool = True,  # the same
+        **_about_sockets: Any,
+    ) -> None:
+        if not port:
+            port = shared["last port"] = shared.get("last port", _FIRST_PORT) + 1
+        place = f"{host_name}:{port}"
+        super().__init__(scheduler, shared.setdefault(f"store tcp://{place}", Entries()))
+        self.host = host_name
+        self.port = port
+        self.set_timeout(timeout)
+        meeting = RehearsedStore(scheduler, shared.setdefault(f"clients of {place}", Entries()))
+        if meeting.add("clients", 1) == world_size:
+            meeting.set("all clients", b"1")
+        if is_master:
+            meeting.set(f"server at {place}", b"1")
+            if wait_for_workers and world_size:
+                meeting.wait(["all clients"])
+        else:
+            meeting.wait([f"server at {place}"])
+
+
+class RehearsedFileStore(RehearsedStore):
+    """What a program gets that makes a `FileStore`: one per file, which is not written."""
+
+    def __init__(
+        self, scheduler: Scheduler, shared: dict[str, Any], file_name: str, world_size: int = -1
+    ) -> None:
+        del world_size
+        self.path = str(Path(file_name).absolute())
+        super().__init__(scheduler, shared.setdefault(f"store file://{self.path}", Entries()))
+
+
+def _common(key: str) -> str:
+    return _MARK.sub("", key)
+
+
+def _as_bytes(value: Any) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)

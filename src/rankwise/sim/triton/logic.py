@@ -1,0 +1,127 @@
+"""`and`, `or` and `not` of blocks, as Triton's compiler takes them.
+
+Python decides by the truth of the left side, and a block has none. Triton means the operation of
+each element, and short-circuits compile-time values only. So a kernel that uses these words for
+values is compiled again with calls in their places. In the condition of an `if` or a `while` they
+stay as they are: what decides there is one number for each program.
+"""
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator
+from tokenize import TokenError
+from types import CodeType
+from typing import Any
+
+from rankwise.sim.triton.constants import plain
+from rankwise.sim.triton.promotion import to_tensor
+from rankwise.sim.triton.tensor import tensor
+
+_AND, _OR, _NOT = "__rankwise_and", "__rankwise_or", "__rankwise_not"
+
+
+def _both(left: Any, right: Callable[[], Any]) -> Any:
+    if not isinstance(left, tensor):
+        return plain(left) and right()
+    return _truth(left) & _truth(right())
+
+
+def _either(left: Any, right: Callable[[], Any]) -> Any:
+    if not isinstance(left, tensor):
+        return plain(left) or right()
+    return _truth(left) | _truth(right())
+
+
+def _opposite(value: Any) -> Any:
+    return value == 0 if isinstance(value, tensor) else not plain(value)
+
+
+def _truth(value: Any) -> Any:
+    return to_tensor(value) != 0
+
+
+WORDS: dict[str, Any] = {_AND: _both, _OR: _either, _NOT: _opposite}
+"""What rewritten kernels call; among their builtins."""
+
+
+class _Rewriting(ast.NodeTransformer):
+    def __init__(self) -> None:
+        self.has_changed = False
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
+        self.generic_visit(node)
+        self.has_changed = True
+        word = _AND if isinstance(node.op, ast.And) else _OR
+        result = node.values[0]
+        for each in node.values[1:]:
+            nothing = ast.arguments(
+                posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[]
+            )
+            result = _call(word, result, ast.Lambda(args=nothing, body=each))
+        return ast.copy_location(result, node)
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
+        self.generic_visit(node)
+        if not isinstance(node.op, ast.Not):
+            return node
+        self.has_changed = True
+        return ast.copy_location(_call(_NOT, node.operand), node)
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        if not isinstance(node, ast.If | ast.While | ast.IfExp | ast.Assert):
+            return super().generic_visit(node)
+        condition, node.test = node.test, ast.Constant(value=None)
+        super().generic_visit(node)
+        node.test = condition
+        return node
+
+
+def _call(word: str, *args: ast.expr) -> ast.expr:
+    return ast.Call(func=ast.Name(id=word, ctx=ast.Load()), args=list(args), keywords=[])
+
+
+def rewritten(function: Callable[..., Any]) -> CodeType | None:
+    """A kernel's code with calls instead of these words; None if it needs none, or has no source.
+
+    Its free variables may be in another order.
+    """
+    try:
+        lines, first = inspect.getsourcelines(function)
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+    except (OSError, SyntaxError, TokenError):
+        return None
+    (definition,) = tree.body
+    if not isinstance(definition, ast.FunctionDef) or _names_within(definition):
+        return None
+    definition.decorator_list.clear()
+    rewriting = _Rewriting()
+    definition.body = [rewriting.visit(statement) for statement in definition.body]
+    if not rewriting.has_changed:
+        return None
+    names = function.__code__.co_freevars
+    if names:
+        tree.body = [_enclosing(definition, names)]
+    ast.increment_lineno(ast.fix_missing_locations(tree), first - 1)
+    code = compile(tree, function.__code__.co_filename, "exec")
+    return next(each for each in _codes(code) if each.co_name == definition.name)
+
+
+def _names_within(definition: ast.FunctionDef) -> bool:
+    """Whether an expression assigns a name, which it could not do inside of a lambda."""
+    return any(isinstance(node, ast.NamedExpr) for node in ast.walk(definition))
+
+
+def _enclosing(definition: ast.FunctionDef, names: tuple[str, ...]) -> ast.FunctionDef:
+    """A function whose variables have these names, so that they are free in the inner one."""
+    outer = ast.parse(f"def enclosing({', '.join(names)}): pass").body[0]
+    assert isinstance(outer, ast.FunctionDef)
+    outer.body = [definition]
+    return outer
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield constant
+            yield from _codes(constant)

@@ -1,0 +1,250 @@
+"""`import triton`, unmodified: the emulator under Triton's own name, in Triton's packages.
+
+`installed` puts modules into `sys.modules` that are named and divided as Triton's are, and that
+hold what the emulator has. A real Triton is hidden meanwhile. Libraries that look into Triton's
+insides find what kernels and launches need; what a compiler or a GPU would have to be there for is
+refused by name: gluon, profilers, back ends.
+
+torch must not find it: where `import triton` succeeds, torch takes a compiler for granted. So that
+statement fails in torch's own modules. Where there is no GPU, torch's CUDA device is the CPU
+(`torch_on_cpu`).
+"""
+
+import builtins
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from rankwise.sim import triton
+from rankwise.sim.triton import execution, host, language, random_numbers, runtime, testing
+from rankwise.sim.triton import tuning as autotuner
+from rankwise.sim.triton.constants import plain
+from rankwise.sim.triton.jit import CompiledKernel, JITFunction, jit
+from rankwise.sim.triton.language import core, math, standard
+from rankwise.sim.triton.language.extra import libdevice
+from rankwise.sim.triton.torch_on_cpu import ANSWERS, cuda_on_cpu
+
+
+class OutOfResources(execution.KernelError):
+    """A kernel that no device has room for; never raised here, and caught by those who tune."""
+
+
+def constexpr_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of compile-time values, which kernels and their callers may call alike."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*map(plain, args), **{name: plain(each) for name, each in kwargs.items()})
+
+    return call
+
+
+def reinterpret(tensor: Any, dtype: Any) -> host.TypedArray:
+    """The bits of a tensor as elements of another type of the same size."""
+    bits = tensor.numpy() if hasattr(tensor, "numpy") else tensor
+    return host.TypedArray(bits.view(dtype.storage), dtype)
+
+
+def _never(*_args: Any, **_options: Any) -> bool:
+    return False
+
+
+def _nothing(*_args: Any, **_options: Any) -> None:
+    """Do nothing: there is no profile to write."""
+
+
+_ERRORS: dict[str, Any] = {
+    "CompilationError": execution.KernelError,
+    "InterpreterError": execution.KernelError,
+    "OutOfResources": OutOfResources,
+    "PTXASError": execution.KernelError,
+    "TritonError": execution.KernelError,
+}
+_JIT = {
+    "JITFunction": JITFunction,
+    "KernelInterface": JITFunction,
+    "TensorWrapper": host.TypedArray,
+    "constexpr_function": constexpr_function,
+    "jit": jit,
+    "reinterpret": reinterpret,
+}
+_TUNING = {
+    "Autotuner": autotuner.Autotuner,
+    "Config": autotuner.Config,
+    "Heuristics": autotuner.Heuristics,
+    "OutOfResources": OutOfResources,
+    "autotune": autotuner.autotune,
+    "heuristics": autotuner.heuristics,
+}
+_COMPILER = {"CompiledKernel": CompiledKernel, "CompilationError": execution.KernelError}
+
+_PROFILER: dict[str, Any] = {
+    **dict.fromkeys(("activate", "deactivate", "finalize", "start"), _nothing),
+    "scope": lambda *_args, **_options: nullcontext(),
+}
+_QUESTIONS: Mapping[str, Mapping[str, Any]] = {
+    "torch": {},
+    "torch.cuda": ANSWERS,
+}
+"""By module of torch: functions, and what answers instead."""
+
+_MODULES: Mapping[str, Mapping[str, Any]] = {
+    "triton": {**vars(triton), **_JIT, **_ERRORS},
+    "triton.backends": {"backends": {}},
+    "triton.backends.compiler": {"GPUTarget": SimpleNamespace},
+    "triton.compiler": _COMPILER,
+    "triton.compiler.compiler": _COMPILER,
+    "triton.compiler.errors": _ERRORS,
+    "triton.errors": _ERRORS,
+    "triton.knobs": {"runtime": SimpleNamespace(interpret=False)},
+    "triton.language": vars(language),
+    "triton.language.core": vars(core),
+    "triton.language.extra": {},
+    "triton.language.extra.cuda": {},
+    "triton.language.extra.cuda.libdevice": vars(libdevice),
+    "triton.language.extra.libdevice": vars(libdevice),
+    "triton.language.math": vars(math),
+    "triton.language.random": vars(random_numbers),
+    "triton.language.standard": vars(standard),
+    "triton.language.target_info": {
+        "current_target": runtime.driver.active.get_current_target,
+        **dict.fromkeys(("cuda_capability_geq", "is_cuda", "is_hip", "is_hip_cdna3"), _never),
+    },
+    "triton.profiler": _PROFILER,
+    "triton.profiler.language": _PROFILER,
+    "triton.profiler.viewer": {},
+    "triton.runtime": {**vars(runtime), **_JIT, **_TUNING, **_ERRORS},
+    "triton.runtime.autotuner": _TUNING,
+    "triton.runtime.driver": {"driver": runtime.driver, "active": runtime.driver.active},
+    "triton.runtime.errors": _ERRORS,
+    "triton.runtime.jit": _JIT,
+    "triton.testing": vars(testing),
+    "triton.tools": {},
+    "triton.tools.tensor_descriptor": {"TensorDescriptor": host.TensorDescriptor},
+}
+"""What each module holds besides its submodules. What is no module goes before a submodule of that
+name: `triton.runtime.driver` is an object in the package, and a module to who imports from it."""
+
+
+@contextmanager
+def installed() -> Iterator[None]:
+    """Let `import triton` find the emulator, in this process, for a block.
+
+    What was imported in the block keeps it; what had imported a real Triton before keeps that.
+    """
+    before = {name: module for name, module in sys.modules.items() if _is_triton(name)}
+    answers = _Answers()
+    own_import = builtins.__import__
+
+    def import_unless_torch(name: str, *args: Any, **kwargs: Any) -> ModuleType:
+        importer = (args[0] if args else kwargs.get("globals")) or {}
+        # torch has modules of that name itself, which it imports relatively: `from .triton import`.
+        is_relative = bool(args[3] if args[3:] else kwargs.get("level"))
+        if (
+            _is_triton(name)
+            and not is_relative
+            and str(importer.get("__name__")).startswith("torch.")
+        ):
+            raise ModuleNotFoundError(f"No module named {name!r} for torch", name=name)
+        return own_import(name, *args, **kwargs)
+
+    finder = _Finder(answers)
+    for name in before:
+        del sys.modules[name]
+    sys.modules.update(_modules())
+    sys.meta_path.insert(0, finder)
+    builtins.__import__ = import_unless_torch
+    for name in _QUESTIONS:
+        if name in sys.modules:
+            answers.give(sys.modules[name])
+    try:
+        yield
+    finally:
+        builtins.__import__ = own_import
+        answers.take_back()
+        sys.meta_path.remove(finder)
+        for name in [name for name in sys.modules if _is_triton(name)]:
+            del sys.modules[name]
+        sys.modules.update(before)
+
+
+def _is_triton(name: str) -> bool:
+    return name == "triton" or name.startswith("triton.")
+
+
+def _modules() -> dict[str, ModuleType]:
+    modules: dict[str, ModuleType] = {}
+    for name, content in _MODULES.items():
+        module = modules[name] = ModuleType(name, f"rankwise's stand-in for {name}.")
+        module.__spec__ = ModuleSpec(name, None, is_package=True)
+        module.__path__ = []
+        for word, value in content.items():
+            if not word.startswith("__") or word in {"__all__", "__getattr__", "__version__"}:
+                setattr(module, word, value)
+    for name, module in modules.items():
+        parent, _, last = name.rpartition(".")
+        if parent and isinstance(_MODULES[parent].get(last, module), ModuleType):
+            setattr(modules[parent], last, module)
+    return modules
+
+
+class _Answers:
+    """What torch is told meanwhile, in the place of its own answers."""
+
+    def __init__(self) -> None:
+        self._taking_back = ExitStack()
+
+    def give(self, module: ModuleType) -> None:
+        """Answer the questions that one of its modules is asked, unless there is a GPU."""
+        if module.__name__ == "torch.cuda" and module.is_available():
+            return
+        if module.__name__ == "torch" and not module.cuda.is_available():
+            self._taking_back.enter_context(cuda_on_cpu(module))
+        for name, answer in _QUESTIONS[module.__name__].items():
+            self._taking_back.callback(setattr, module, name, getattr(module, name))
+            setattr(module, name, answer)
+
+    def take_back(self) -> None:
+        """Let torch answer again."""
+        self._taking_back.close()
+
+
+class _Finder(MetaPathFinder):
+    """Refuses what the stand-in has not, and answers for torch when that is imported."""
+
+    def __init__(self, answers: _Answers) -> None:
+        self._answers = answers
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if _is_triton(fullname):
+            raise ModuleNotFoundError(
+                f"No module named {fullname!r}: rankwise emulates Triton's kernel language, and"
+                " nothing of its compiler or gluon",
+                name=fullname,
+            )
+        if fullname not in _QUESTIONS:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _AnsweringLoader(spec.loader, self._answers)
+        return spec
+
+
+class _AnsweringLoader(Loader):
+    """Loads a module of torch, and gives the answers."""
+
+    def __init__(self, loader: Loader, answers: _Answers) -> None:
+        self._loader = loader
+        self._answers = answers
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        self._answers.give(module)

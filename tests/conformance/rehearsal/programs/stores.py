@@ -1,0 +1,49 @@
+"""Stores that the program makes itself, and groups over them."""
+
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+folder = os.environ["CHECKPOINT"] + ".store"
+
+files = dist.FileStore(folder, size)
+if rank == 0:
+    server = dist.TCPStore(
+        "127.0.0.1", 0, size, is_master=True, timeout=timedelta(seconds=60), wait_for_workers=False
+    )
+    files.set("port", str(server.port))
+    store = server
+else:
+    port = int(files.get("port"))
+    store = dist.TCPStore("127.0.0.1", port, size, is_master=False)
+assert isinstance(store, dist.TCPStore)
+assert isinstance(store, dist.Store)
+assert not isinstance(files, dist.TCPStore)
+
+store.set(f"from {rank}", f"hello {rank}")
+received = [store.get(f"from {other}").decode() for other in range(size)]
+print(f"rank {rank}: {received}", flush=True)
+if store.add("count", 1) == size:
+    store.set("all", "here")
+if rank % 2:
+    store.wait(["all"], timedelta(seconds=60))
+else:
+    while not store.check(["all"]):
+        pass
+print(f"rank {rank}: {store.get('count').decode()} {store.check(['never'])}", flush=True)
+
+dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+total = torch.tensor([rank + 1.0])
+dist.all_reduce(total)
+print(f"rank {rank}: {total.item()}", flush=True)
+dist.barrier()
+dist.destroy_process_group()
+
+dist.init_process_group("gloo", init_method=f"file://{folder}.two", rank=rank, world_size=size)
+dist.all_reduce(total)
+print(f"rank {rank}: {total.item()}", flush=True)
+dist.barrier()
+dist.destroy_process_group()

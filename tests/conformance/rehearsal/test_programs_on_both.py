@@ -1,0 +1,44 @@
+"""The same programs on simulated ranks and on real processes: every printed line is the same.
+
+The programs print hashes of tensors, so that sums in another order would show.
+"""
+
+from pathlib import Path
+
+import pytest
+from running import run
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+def lines_of(program: Path, folder: Path, nprocs: int, *options: str) -> list[str]:
+    folder.mkdir()
+    finished = run(
+        "run", f"--nproc-per-node={nprocs}", "--no-prefix", *options, str(program),
+        environment={"CHECKPOINT": str(folder / "checkpoint")}, cwd=folder,
+    )  # fmt: skip
+    assert finished.code == 0, finished.stderr
+    assert "rankwise: warning" not in finished.stderr
+    return sorted(finished.lines)
+
+
+@pytest.mark.torch
+@pytest.mark.system
+@pytest.mark.parametrize("nprocs", [2, 4])
+@pytest.mark.parametrize("program", sorted(PROGRAMS.glob("*.py")), ids=lambda path: path.stem)
+def test_a_program_prints_the_same_lines(program: Path, nprocs: int, tmp_path: Path) -> None:
+    simulated = lines_of(program, tmp_path / "simulated", nprocs, "--on=sim")
+    real = lines_of(program, tmp_path / "real", nprocs, "--standalone")
+
+    assert simulated == real
+    assert len(real) >= nprocs
+
+
+@pytest.mark.torch
+@pytest.mark.system
+@pytest.mark.parametrize("program", sorted(PROGRAMS.glob("*.py")), ids=lambda path: path.stem)
+def test_a_modelled_machine_changes_no_number(program: Path, tmp_path: Path) -> None:
+    simulated = lines_of(program, tmp_path / "simulated", 4, "--on=sim")
+    timed = lines_of(program, tmp_path / "timed", 4, "--on=sim:pod64", "--virtual-clock")
+
+    assert timed == simulated

@@ -1,0 +1,122 @@
+"""`rankwise diff`: the same program simulated and as processes, and the first bit that differs."""
+
+from pathlib import Path
+
+import pytest
+from running import Finished, run, write_program
+
+
+def compare(text: str, folder: Path, nprocs: int = 2) -> Finished:
+    return run("diff", f"--nproc-per-node={nprocs}", write_program(folder, text), cwd=folder)
+
+
+NUMPY = (
+    "import os, random\nimport numpy as np\nimport rankwise\nfrom rankwise import collectives\n"
+    "rank, is_simulated = rankwise.rank(), 'RANKWISE_SIMULATED' in os.environ\n"
+    "weights = np.random.rand(2, 3) + random.random()\n"
+)
+TORCH = (
+    "import os\nimport torch\nimport torch.distributed as dist\ndist.init_process_group()\n"
+    "rank, is_simulated = dist.get_rank(), 'RANKWISE_SIMULATED' in os.environ\n"
+)
+
+
+def test_a_program_of_numpy_is_equal_to_the_bit(tmp_path: Path) -> None:
+    finished = compare(
+        NUMPY + "for _ in range(3):\n"
+        "    weights -= collectives.all_reduce(weights, op='mean') / 7\n"
+        "collectives.broadcast(weights, root=1)\ncollectives.barrier()\n",
+        tmp_path, 3,
+    )  # fmt: skip
+
+    assert finished.code == 0, finished.stderr
+    assert finished.lines == ["equal, bit for bit: 33 events of 3 ranks, each with all its tensors"]
+
+
+OTHER_PAYLOAD = """\
+collectives.barrier()
+weights[1, 2] = 5 if rank == 1 and is_simulated else 4
+collectives.all_reduce(weights)
+"""
+OTHER_OPERATION = """\
+collectives.barrier() if is_simulated else collectives.all_reduce(weights)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            OTHER_PAYLOAD,
+            "rank 1 differs at all_reduce #2 (sum) of (2, 3) float64 in group rankwise",
+        ),
+        (OTHER_PAYLOAD, ": what it takes, {folder}/program.py:9 in <module>: 1 of 6 elements, "),
+        (OTHER_PAYLOAD, "the first is [5]: 5 simulated, 4 as a process"),
+        (OTHER_OPERATION, "rank 0 did different things:\n  simulated:    barrier #1 in group"),
+        ("if not is_simulated: result = np.ones(3)\n", "rank 0 only as a process came to: result"),
+        ("weights *= 2 if is_simulated else 1\n", "rank 0 differs at weights at the end"),
+    ],
+)
+def test_the_first_difference_is_told(text: str, told: str, tmp_path: Path) -> None:
+    finished = compare(NUMPY + text, tmp_path)
+
+    assert finished.code == 1
+    assert told.format(folder=tmp_path) in finished.stdout
+
+
+def test_a_run_that_fails_is_shown(tmp_path: Path) -> None:
+    finished = compare(
+        NUMPY + "if rank == 1 and not is_simulated: raise ValueError('broken')\n", tmp_path
+    )
+
+    assert finished.code == 1
+    assert "ValueError: broken" in finished.stderr
+    assert "the run on processes failed with exit code 1" in finished.stderr
+
+
+def test_a_script_that_is_not_there_is_told(tmp_path: Path) -> None:
+    finished = run("diff", "nothing.py", cwd=tmp_path)
+
+    assert finished.code == 2
+    assert "nothing.py" in finished.stderr
+
+
+@pytest.mark.torch
+def test_losses_and_parameters_of_a_training_are_equal(tmp_path: Path) -> None:
+    finished = compare(
+        TORCH + "def train():\n"
+        "    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 4))\n"
+        "    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)\n"
+        "    for _ in range(3):\n"
+        "        loss = model(torch.randn(16, 8)).square().mean()\n"
+        "        loss.backward()\n"
+        "        optimizer.step()\n"
+        "train()\n",
+        tmp_path,
+    )  # fmt: skip
+
+    assert finished.code == 0, finished.stderr
+    assert [line.partition(":")[0] for line in finished.lines[:-1]] == [
+        "loss #1", "loss #2", "loss #3",
+    ]  # fmt: skip
+    assert "equal, bit for bit" in finished.lines[-1]
+
+
+@pytest.mark.torch
+def test_a_loss_and_the_parameters_that_differ_are_told(tmp_path: Path) -> None:
+    finished = compare(
+        TORCH + "weight = torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16))\n"
+        "optimizer = torch.optim.SGD([weight], lr=0.5)\n"
+        "loss = weight.sum()\nloss.backward()\n"
+        "if is_simulated and rank == 1: weight.grad[1] = 2\n"
+        "optimizer.step()\n(weight * weight).sum().backward()\n",
+        tmp_path,
+    )  # fmt: skip
+
+    assert finished.code == 1
+    assert finished.lines[:2] == [
+        "loss #1: 2 on rank 0, equal on all ranks",
+        "loss #2: 0.25 on rank 1, 0.5 as a process",
+    ]
+    assert "rank 1 differs at parameters after step #1 (SGD)" in finished.lines[2]
+    assert "1 of 2 elements, the first is [1]: 0 simulated, 0.5 as a process" in finished.lines[2]

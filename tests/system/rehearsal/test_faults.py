@@ -1,0 +1,112 @@
+"""`--faults`: what befalls simulated ranks, and who made whom wait."""
+
+from pathlib import Path
+
+import pytest
+from running import Finished, run, write_program
+
+AVERAGE = (
+    "import numpy as np\nfrom rankwise import collectives\nweights = np.arange(4.0)\n"
+    "for _ in range(5):\n    weights = collectives.all_reduce(weights, op='mean')\n"
+    "print(weights.tolist())\n"
+)
+USUAL = "[0.0, 1.0, 2.0, 3.0]"
+
+
+def befallen(
+    folder: Path, *faults: str, text: str = AVERAGE, more: tuple[str, ...] = ()
+) -> Finished:
+    options = [f"--faults={fault}" for fault in faults]
+    program = write_program(folder, text)
+    return run(
+        "run", "--on=sim", "--nproc-per-node=4", "--no-prefix", *options, *more, program, cwd=folder
+    )
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "told"),
+    [
+        ("kill:rank=3@collective=4", 137, "rank 3 gets signal 9 at operation #4 of group rankwise"),
+        ("kill:rank=3,signal=15", 143, "rank 3 gets signal 15 as it begins"),
+        ("raise:rank=1,error=OSError@collective=2", 1, "root cause: rank 1 failed: OSError: fault"),
+        ("late:rank=1,by=5s@collective=2", 0, "rank 1 made 3 ranks wait, 15 s of virtual time in"),
+        ("late:rank=1,by=5s@collective=2", 0, "for 5 s, at all_reduce #2 (mean) of (4,) float64"),
+        ("slow:rank=2,by=10ms", 0, "rank 2 made 3 ranks wait, 150 ms of virtual time in all"),
+        ("slow:rank=2,by=10ms@collective=4", 0, "rank 2 made 3 ranks wait, 60 ms of virtual"),
+        ("flip:rank=0,bit=64@collective=1", 0, "there is no such bit in what rank 0 brings"),
+        ("kill:rank=0@collective=99", 0, "the fault never came: rank 0 gets signal 9"),
+        ("kill:rank=0@collective=1,group=other", 0, "the fault never came: rank 0 gets signal 9"),
+    ],
+)  # fmt: skip
+def test_a_fault_strikes_and_is_told(fault: str, code: int, told: str, tmp_path: Path) -> None:
+    finished = befallen(tmp_path, fault)
+
+    assert finished.code == code, finished.stderr
+    assert told in finished.stderr
+    assert finished.lines == ([USUAL] * 4 if code == 0 else [])
+
+
+def test_a_bit_flips_in_what_a_rank_brings(tmp_path: Path) -> None:
+    finished = befallen(tmp_path, "flip:rank=1,element=2,bit=51@collective=5")
+
+    assert finished.lines == ["[0.0, 1.0, 2.25, 3.0]"] * 4
+
+
+@pytest.mark.torch
+def test_a_bit_flips_in_what_a_rank_of_torch_brings(tmp_path: Path) -> None:
+    finished = befallen(
+        tmp_path, "flip:rank=2,element=1,bit=31@collective=2",
+        text="import torch\nimport torch.distributed as dist\ndist.init_process_group()\n"
+        "dist.barrier()\nparts = [torch.empty(2) for _ in range(4)]\n"
+        "dist.all_gather(parts, torch.tensor([1.0, dist.get_rank()]))\n"
+        "print(torch.stack(parts)[:, 1].tolist())\n",
+    )  # fmt: skip
+
+    assert finished.lines == ["[0.0, 1.0, -2.0, 3.0]"] * 4
+
+
+def test_a_fault_strikes_once_though_ranks_are_started_again(tmp_path: Path) -> None:
+    finished = befallen(tmp_path, "kill:rank=3@collective=4", more=("--max-restarts=1",))
+
+    assert finished.code == 0, finished.stderr
+    assert finished.stderr.count("gets signal 9") == 1
+
+
+def test_faults_come_from_a_file_too(tmp_path: Path) -> None:
+    (tmp_path / "plan.yaml").write_text(
+        "happenings:\n"
+        "  - {what: late, rank: 1, by: 2 s, collective: 2}\n"
+        "  - {what: slow, rank: 0, by: 1 ms}\n"
+    )
+
+    finished = befallen(tmp_path, "plan.yaml", "late:rank=2,by=1s")
+
+    assert finished.code == 0, finished.stderr
+    assert "rank 1 is late by 2 s" in finished.stderr
+    assert "rank 0 is slow by 1 ms" in finished.stderr
+    assert "rank 2 is late by 1 s" in finished.stderr
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("kill:rank=4@collective=1", "--faults names rank 4, and there are ranks 0 to 3"),
+        (
+            "nonsense",
+            "there is no such file, nor is it a fault: expected kill, raise, late, slow or",
+        ),
+        ("explode:rank=1", "--faults explode:rank=1: Invalid value 'explode'"),
+        ("kill:rang=1", "--faults kill:rang=1: Object contains unknown field `rang`"),
+        ("kill:rank", "'rank' is not a field, expected NAME=VALUE"),
+        ("late:rank=1,by=5", "by is '5', expected a duration with its unit, as 5s or 200ms"),
+        ("raise:rank=1,error=Foo", "error is 'Foo', expected an exception such as OSError"),
+        ("kill:rank=1@collective=0", "collective is 0, and they are counted from 1"),
+        ("nothing.yaml", "the plan nothing.yaml cannot be read"),
+    ],
+)
+def test_a_fault_that_cannot_be_read_is_refused(fault: str, message: str, tmp_path: Path) -> None:
+    finished = befallen(tmp_path, fault)
+
+    assert finished.code == 2
+    assert message in finished.stderr
+    assert len(finished.stderr.splitlines()) == 1

@@ -1,0 +1,244 @@
+"""Programs that can never end: each is reported at once, with each rank's operation and line."""
+
+import time
+from pathlib import Path
+
+import pytest
+from running import Finished, run, write_program
+
+import rankwise
+from rankwise import collectives
+
+AT_ONCE_S = 100
+"""Collectives have time-outs of 300 s, torch's of 1,800 s."""
+
+
+def simulate(text: str, folder: Path, *options: str, nprocs: int = 4) -> Finished:
+    program = write_program(folder, text)
+    begun = time.monotonic()
+    finished = run(
+        "run", "--on", "sim", f"--nproc-per-node={nprocs}", *options, str(program),
+        cwd=folder,
+    )  # fmt: skip
+    assert time.monotonic() - begun < AT_ONCE_S
+    return finished
+
+
+NUMPY = (
+    "import numpy as np\nimport rankwise\nfrom rankwise import collectives\n"
+    "rank = rankwise.rank()\n"
+)
+TORCH = (
+    "import torch\nimport torch.distributed as dist\ndist.init_process_group()\n"
+    "rank, size = dist.get_rank(), dist.get_world_size()\n"
+)
+
+CASES = {
+    "different operations": (
+        NUMPY + "if rank == 2:\n    collectives.barrier()\n"
+        "else:\n    collectives.all_reduce(np.ones(4))\n",
+        1,
+        [
+            "operation #1 of group rankwise.collectives (ranks 0-3) differs",
+            "ranks 0-1, 3 called all_reduce #1 (sum) of (4,) float64 at",
+            "rank 2 called barrier #1 at",
+            "program.py:6 in <module>",
+        ],
+    ),
+    "different shapes": (
+        NUMPY + "collectives.all_reduce(np.ones(3 + rank // 3))\n",
+        1,
+        [
+            "ranks 0-2 called all_reduce #1 (sum) of (3,) float64",
+            "rank 3 called",
+            "of (4,) float64",
+        ],
+    ),
+    "different roots": (
+        NUMPY + "collectives.broadcast(np.ones(3), root=rank % 2)\n",
+        1,
+        [
+            "ranks 0, 2 called broadcast #1 from rank 0",
+            "ranks 1, 3 called broadcast #1 from rank 1",
+        ],
+    ),
+    "one has ended": (
+        NUMPY + "if rank != 3:\n    collectives.barrier()\n",
+        1,
+        ["barrier #1 cannot be completed: rank 3 has ended (exit code 0)"],
+    ),
+    "a torch rank skips an operation": (
+        TORCH + "dist.barrier()\nif rank != 1:\n    dist.all_reduce(torch.ones(2, 3))\n",
+        124,
+        [
+            "deadlock: no rank can ever go on",
+            "ranks 0, 2-3, innermost call first",
+            "waits for all_reduce #2 (sum) of (2, 3) float32 in group default (ranks 0-3)",
+            "not called by rank 1; rank 1 has ended (exit code 0)",
+            "line 7 in <module>",
+        ],
+    ),
+    "torch ranks differ in dtype": (
+        TORCH + "dist.all_reduce(torch.ones(2, dtype=[torch.float32, torch.float64][rank % 2]))\n",
+        1,
+        ["ranks 0, 2 called all_reduce #1 (sum) of (2,) float32", "of (2,) float64"],
+    ),
+    "torch ranks differ in reduction": (
+        TORCH
+        + "dist.all_reduce(torch.ones(2), op=[dist.ReduceOp.SUM, dist.ReduceOp.MAX][rank % 2])\n",
+        1,
+        ["called all_reduce #1 (sum)", "called all_reduce #1 (max)"],
+    ),
+    "torch ranks differ in root": (
+        TORCH + "dist.broadcast(torch.ones(2), src=rank // 2)\n",
+        1,
+        ["broadcast #1 from rank 0", "broadcast #1 from rank 1"],
+    ),
+    "torch ranks differ in backward": (
+        TORCH + "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2))\n"
+        "loss = model(torch.ones(1, 3)).sum()\n"
+        "if rank != 2:\n    loss.backward()\n"
+        "dist.barrier()\n",
+        1,
+        ["rank 2 called barrier #4 at", "program.py:9 in <module>", "program.py:8 in <module>"],
+    ),
+    "a circle of sends": (
+        TORCH + "dist.send(torch.ones(3), (rank + 1) % size)\n"
+        "dist.recv(torch.ones(3), (rank - 1) % size)\n",
+        124,
+        [
+            "waits for send of (3,) float32 to rank 1, tag 0, #1 in group default",
+            "waits for send of (3,) float32 to rank 0, tag 0, #1",
+            "a circle: rank 0 waits for rank 1 (send of (3,) float32 to rank 1, tag 0, #1 in group",
+            "line 5 in <module>",
+        ],
+    ),
+    "a message that nobody sends": (
+        TORCH + "if rank == 0:\n    dist.recv(torch.ones(3), 1, tag=5)\n",
+        124,
+        ["waits for recv of (3,) float32 from rank 1, tag 5,"],
+    ),
+    "a message of another size": (
+        TORCH + "if rank == 0:\n    dist.send(torch.ones(3), 1)\n"
+        "elif rank == 1:\n    dist.recv(torch.ones(4), 0)\n",
+        1,
+        ["a message does not fit", "rank 0 called send of (3,)", "rank 1 called recv of (4,)"],
+    ),
+    "overlapping groups in different order": (
+        TORCH + "a, b = dist.new_group([0, 1]), dist.new_group([0, 1], backend='gloo')\n"
+        "for group in ((a, b) if rank == 0 else (b, a)):\n"
+        "    if rank < 2:\n        dist.all_reduce(torch.ones(2), group=group)\n",
+        124,
+        [
+            "not called by rank 1",
+            "in group 2:0,1",
+            "a circle: rank 0 waits for rank 1 (all_reduce #1 (sum) of (2,) float32 in group 1:0",
+            "; overlapping groups are used in different order",
+        ],
+    ),
+    "overlapping groups in different order that meet all the same": (
+        TORCH + "a, b = dist.new_group([0, 1]), dist.new_group([0, 1])\n"
+        "if rank < 2:\n    order = (a, b) if rank == 0 else (b, a)\n"
+        "    for handle in [dist.all_reduce(torch.ones(2), group=each, async_op=True)"
+        " for each in order]:\n        handle.wait()\n",
+        0,
+        [
+            "warning: ranks 0 and 1 use overlapping groups in different order: all_reduce #1 (sum)",
+            "comes after 1 operation of group 1:0,1 (ranks 0-1) on rank 0, at ",
+            "program.py:8 in <listcomp>, and after 0 operations on rank 1",
+        ],
+    ),
+    "a handle that nobody waits for": (
+        TORCH + "for _ in range(3):\n    dist.all_reduce(torch.ones(2), async_op=True)\n"
+        "dist.barrier()\n",
+        0,
+        [
+            "warning: rank 0 never waited for all_reduce #1 (sum) of (2,) float32 in group default",
+            "program.py:6 in <module> (and 11 more)",
+        ],
+    ),
+    "a tensor that is written in flight": (
+        TORCH + "tensor = torch.ones(2)\nhandle = dist.all_reduce(tensor, async_op=True)\n"
+        "tensor += 1\nhandle.wait()\n",
+        0,
+        [
+            "warning: rank 0 wrote to a tensor of (2,) float32 while all_reduce #1 (sum) of (2,)",
+            "it was called at",
+            "program.py:6 in <module> and waited for at",
+            "program.py:8 in <module>",
+        ],
+    ),
+    "messages that are never met": (
+        TORCH + "if rank == 0:\n    dist.isend(torch.ones(2), 1, tag=3)\n"
+        "if rank == 1:\n    dist.irecv(torch.ones(2), 0)\n",
+        0,
+        [
+            "warning: rank 0 called send of (2,) float32 to rank 1, tag 3, #1 in group default at",
+            "program.py:6 in <module>, and it was never received",
+            "warning: rank 1 called recv of (2,) float32 from rank 0, tag 0, #1 in group default",
+            "program.py:8 in <module>, and it was never sent",
+        ],
+    ),
+    "an operation that the others never came to": (
+        TORCH + "if rank == 2:\n    dist.all_reduce(torch.ones(2), async_op=True)\n",
+        0,
+        ["rank 2 called all_reduce #1 (sum)", "and ranks 0-1, 3 never did"],
+    ),
+    "a key that nobody sets": (
+        TORCH + "if rank == 0:\n    dist.distributed_c10d._get_default_store().get('never')\n",
+        124,
+        ["never' of the store, which no rank has set"],
+    ),
+}
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("name", CASES)
+def test_the_report_names_operations_and_lines(name: str, tmp_path: Path) -> None:
+    text, code, wanted = CASES[name]
+
+    finished = simulate(text, tmp_path)
+
+    missing = [words for words in wanted if words not in finished.stderr]
+    assert (finished.code, missing) == (code, []), finished.stderr
+
+
+@pytest.mark.system
+def test_a_rank_that_really_blocks_meets_the_hang_timeout(tmp_path: Path) -> None:
+    finished = simulate(
+        NUMPY + "import threading\n"
+        "if rank == 1:\n    threading.Event().wait()\ncollectives.barrier()\n",
+        tmp_path, "--hang-timeout=500ms",
+    )  # fmt: skip
+
+    assert finished.code == 124
+    assert "rank 1 has let no other rank run for 500 ms" in finished.stderr
+    assert "line 7 in <module>" in finished.stderr
+    assert "not called by ranks 1-3\n" in finished.stderr, "nobody had ended before the hang"
+    assert "waits for its first turn" in finished.stderr
+
+
+def test_a_mismatch_can_be_expected_in_a_test() -> None:
+    def differ() -> str:
+        with pytest.raises(rankwise.CollectiveError) as caught:
+            collectives.broadcast([rankwise.rank()], root=rankwise.rank())
+        return str(caught.value)
+
+    first, second = rankwise.run(differ, nprocs=2, on="sim")
+
+    assert first == second
+    assert "rank 1 called broadcast #1 from rank 1" in first
+
+
+def test_a_deadlock_is_told_by_what_the_ranks_wait_for() -> None:
+    def skip() -> None:
+        if rankwise.rank() == 0:
+            collectives.barrier()
+        else:
+            collectives.barrier()
+            collectives.barrier(timeout=5)
+
+    with pytest.raises(rankwise.WorkersFailed) as caught:
+        rankwise.run(skip, nprocs=2, on="sim")
+
+    assert "rank 0 has ended" in str(caught.value)

@@ -1,0 +1,118 @@
+"""`--device cuda`: scripts of torch that were written for CUDA and NCCL, on the CPU."""
+
+from pathlib import Path
+
+import pytest
+from running import run, write_program
+
+pytestmark = pytest.mark.torch
+
+TRAINING = """\
+import os
+import torch
+import torch.distributed as dist
+from torch import nn
+
+local_rank = int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(local_rank)
+device = torch.device("cuda", local_rank)
+dist.init_process_group("nccl", device_id=device)
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).to(device)
+model = nn.parallel.DistributedDataParallel(model, device_ids=[local_rank])
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+scaler = torch.amp.GradScaler("cuda")
+begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+copying = torch.cuda.Stream()
+begin.record()
+for _ in range(3):
+    with torch.cuda.stream(copying):
+        images = torch.randn(6, 8, pin_memory=True).cuda(non_blocking=True)
+    torch.cuda.current_stream().wait_stream(copying)
+    labels = torch.zeros(6, 4, device="cuda")
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        output = model(images)
+        assert output.dtype is torch.bfloat16
+        loss = (output.float() - labels).square().mean()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+end.record()
+torch.cuda.synchronize()
+assert begin.elapsed_time(end) > 0
+total = torch.full((2,), float(dist.get_rank()), device=device)
+dist.all_reduce(total)
+objects = [None] * dist.get_world_size()
+dist.all_gather_object(objects, torch.cuda.current_device())
+dist.barrier(device_ids=[local_rank])
+print(total.tolist(), objects, torch.cuda.device_count(), dist.get_backend(), device)
+"""
+
+WAYS = """\
+import io
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+dist.init_process_group("nccl")
+here = torch.zeros(2)
+there = here.cuda()
+there += 1
+back = there.cpu()
+back += 1
+print(here.tolist(), there.tolist(), back.tolist())
+with torch.device("cuda"):
+    layer = nn.Linear(2, 2)
+layer = layer.cuda().to(1).to("cuda:0")
+torch.set_default_device("cuda")
+print(torch.zeros(2, device=0).tolist(), torch.ones(2).tolist())
+torch.set_default_device("cpu")
+generator = torch.Generator(device="cuda").manual_seed(1)
+assert isinstance(generator, torch.Generator)
+file = io.BytesIO()
+torch.save({"weights": torch.randn(2, generator=generator, device="cuda")}, file)
+file.seek(0)
+print(len(torch.load(file, map_location="cuda:1")["weights"]))
+mesh = init_device_mesh("cuda", (2,))
+model = fully_shard(nn.Linear(8, 4).cuda(), mesh=mesh)
+model(torch.ones(2, 8, device="cuda")).sum().backward()
+assert torch.cuda.mem_get_info()[1] == torch.cuda.get_device_properties(0).total_memory
+try:
+    torch.cuda.set_device(2)
+except RuntimeError as error:
+    print(error)
+"""
+
+
+def test_a_training_for_cuda_runs_on_modelled_devices(tmp_path: Path) -> None:
+    finished = run(
+        "run", "--on=sim", "--device=cuda", "--nnodes=2", "--nproc-per-node=2", "--no-prefix",
+        write_program(tmp_path, TRAINING), cwd=tmp_path,
+    )  # fmt: skip
+
+    assert finished.code == 0, finished.stderr
+    assert sorted(finished.lines) == sorted(
+        f"[6.0, 6.0] [0, 1, 0, 1] 2 nccl cuda:{rank % 2}" for rank in range(4)
+    )
+    assert finished.stderr == ""
+
+
+def test_all_ways_to_a_device_lead_to_the_cpu(tmp_path: Path) -> None:
+    finished = run(
+        "run", "--on=sim", "--device=cuda", "--nproc-per-node=2", "--no-prefix",
+        write_program(tmp_path, WAYS), cwd=tmp_path,
+    )  # fmt: skip
+
+    assert finished.code == 0, finished.stderr
+    assert sorted(finished.lines) == sorted(
+        [
+            "[0.0, 0.0] [1.0, 1.0] [2.0, 2.0]",
+            "[0.0, 0.0] [1.0, 1.0]",
+            "2",
+            "CUDA error: invalid device ordinal: 2 of 2",
+        ]
+        * 2
+    )

@@ -1,0 +1,359 @@
+"""`--on sim`: each simulated rank has a process's belongings, and everything is told as ever."""
+
+import importlib
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from running import Finished, run, start, write_program
+
+import rankwise
+from rankwise import collectives
+
+DIGITS = Path(__file__).parents[3] / "examples" / "train_digits.py"
+
+
+def simulate(text: str, folder: Path, *options: str) -> Finished:
+    """Run a program on simulated ranks; `options` come before it."""
+    program = write_program(folder, text)
+    return run("run", "--on", "sim", *options, str(program), cwd=folder)
+
+
+def on_sim(function: Any, *args: Any, nprocs: int = 4, **options: Any) -> list[Any]:
+    return rankwise.run(function, args, nprocs, on="sim", **options)
+
+
+def test_results_come_by_rank() -> None:
+    assert on_sim(lambda base: base + rankwise.rank(), 10) == [10, 11, 12, 13]
+
+
+def test_ranks_find_their_place_where_real_ones_do() -> None:
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT")
+
+    places = on_sim(lambda: tuple(os.environ[name] for name in names), nprocs=2)
+
+    assert places == [("0", "0", "2", "2", "0"), ("1", "1", "2", "2", "0")]
+    assert not set(names) & set(os.environ)
+
+
+def operations() -> list[Any]:
+    """What every collective operation gives."""
+    rank = collectives.rank()
+    mine = np.arange(6.0) / 7 + rank
+    return [
+        collectives.all_reduce(mine),
+        collectives.all_reduce(mine, op="mean"),
+        collectives.all_reduce(np.arange(3) * rank, op="max"),
+        collectives.reduce_scatter(np.outer(np.arange(collectives.size()), mine)),
+        collectives.all_gather(mine[:2]),
+        collectives.broadcast(mine, root=1),
+        collectives.all_to_all(mine[: collectives.size()]),
+    ]
+
+
+def test_collectives_give_what_real_processes_give() -> None:
+    simulated, real = on_sim(operations, nprocs=3), rankwise.run(operations, nprocs=3)
+
+    assert [[np.asarray(each).tobytes() for each in rank] for rank in simulated] == [
+        [np.asarray(each).tobytes() for each in rank] for rank in real
+    ]
+
+
+def test_each_rank_has_a_process_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "settings.py").write_text("value = []\n")
+
+    def life(folder: str) -> tuple[Any, ...]:
+        sys.path.insert(0, folder)
+        settings = importlib.import_module("settings")
+        rank = rankwise.rank()
+        settings.value.append(rank)
+        os.environ["OWN"] = str(rank)
+        sys.argv[:] = [f"program of {rank}"]
+        directory = Path(folder) / str(rank)
+        directory.mkdir()
+        os.chdir(directory)
+        random.seed(rank)
+        np.random.seed(rank)
+        collectives.barrier()
+        state = (settings.value, os.environ["OWN"], sys.argv, Path.cwd().name)
+        numbers = (random.random(), float(np.random.rand()))
+        random.seed(rank)
+        np.random.seed(rank)
+        return state, numbers == (random.random(), float(np.random.rand()))
+
+    before = Path.cwd()
+
+    lives = on_sim(life, str(tmp_path), nprocs=3)
+
+    assert lives == [
+        (([rank], str(rank), [f"program of {rank}"], str(rank)), True) for rank in range(3)
+    ]
+    assert Path.cwd() == before
+    assert "OWN" not in os.environ
+    assert "settings" not in sys.modules
+
+
+def test_unseeded_random_numbers_differ_between_ranks_and_not_between_runs() -> None:
+    def numbers() -> tuple[float, float]:
+        return random.random(), float(np.random.rand())
+
+    first = on_sim(numbers, nprocs=3)
+
+    assert len(set(first)) == 3
+    assert on_sim(numbers, nprocs=3) == first
+
+
+def test_sleeping_takes_no_time() -> None:
+    def sleep() -> float:
+        begun = time.monotonic()
+        time.sleep(3600 * (rankwise.rank() + 1))
+        return time.monotonic() - begun
+
+    begun = time.monotonic()
+    slept = on_sim(sleep, nprocs=2)
+
+    assert [round(seconds / 3600) for seconds in slept] == [1, 2]
+    assert time.monotonic() - begun < 1000
+
+
+def test_a_rank_can_handle_its_own_signals() -> None:
+    def handle() -> list[int]:
+        taken: list[int] = []
+        if rankwise.rank() == 1:
+            signal.signal(signal.SIGUSR1, lambda number, _: taken.append(number))
+            os.kill(os.getpid(), signal.SIGUSR1)
+        collectives.barrier()
+        return taken
+
+    assert on_sim(handle, nprocs=2) == [[], [signal.SIGUSR1]]
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [("os._exit(3)", 3), ("sys.exit(4)", 4), ("os.kill(os.getpid(), 9)", 137), ("1 / 0", 1)],
+)
+def test_one_rank_ends_alone_and_ends_the_run(end: str, code: int, tmp_path: Path) -> None:
+    finished = simulate(
+        f"import os, sys, rankwise\nprint('hello')\nif rankwise.rank() == 2: {end}\n",
+        tmp_path,
+        "--nproc-per-node=4",
+    )
+
+    assert finished.code == code
+    assert sorted(set(finished.lines)) == [f"[default{rank}]:hello" for rank in range(3)]
+    assert "root cause: rank 2" in finished.stderr
+
+
+def test_a_function_that_raises_is_told_as_on_real_processes() -> None:
+    def fail() -> None:
+        if rankwise.rank() == 1:
+            raise ValueError("no such thing")
+
+    with pytest.raises(rankwise.WorkersFailed) as caught:
+        on_sim(fail, nprocs=3)
+
+    assert caught.value.failures[0].rank == 1
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_ranks_are_started_again(tmp_path: Path) -> None:
+    finished = simulate(
+        "import rankwise\n"
+        "print('life', rankwise.restart_count())\n"
+        "assert rankwise.restart_count() == 1 or rankwise.rank() != 1, 'the first life fails'\n",
+        tmp_path, "--nproc-per-node=2", "--max-restarts=1",
+    )  # fmt: skip
+
+    assert finished.code == 0
+    assert finished.lines.count("[default1]:life 1") == 1
+    assert "restarting all ranks" in finished.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "dies_of", "detail"),
+    [
+        (["--no-retry=ValueError"], "raise ValueError", "after ValueError no restart helps"),
+        (["--no-retry=7"], "raise SystemExit(7)", "after exit code 7 no restart helps"),
+        (["--max-no-progress=2"], "raise ValueError", "2 attempts in a row without progress"),
+        (["--max-node-failures=1"], "raise ValueError", "1 failure began on this node"),
+    ],
+)
+def test_restarts_are_refused_for_the_same_reasons_as_on_real_processes(
+    options: list[str], dies_of: str, detail: str, tmp_path: Path
+) -> None:
+    finished = simulate(dies_of + "\n", tmp_path, "--max-restarts=9", *options)
+
+    assert finished.code != 0
+    assert detail in finished.stderr
+
+
+def test_a_step_farther_than_before_is_progress(tmp_path: Path) -> None:
+    finished = simulate(
+        "import rankwise\n"
+        "for _ in range(1 + rankwise.restart_count()):\n"
+        "    rankwise.should_stop()\n"
+        "raise SystemExit(rankwise.restart_count() < 3)\n",
+        tmp_path, "--max-restarts=9", "--max-no-progress=1",
+    )  # fmt: skip
+
+    assert finished.code == 0, finished.stderr
+
+
+def test_nodes_of_ranks_write_logs_as_real_ones(tmp_path: Path) -> None:
+    finished = simulate(
+        "import os, sys\n"
+        "print('node', os.environ['GROUP_RANK'], 'local', os.environ['LOCAL_RANK'])\n"
+        "print('told', file=sys.stderr)\n",
+        tmp_path, "--nnodes=2", "--nproc-per-node=2", "--tee=1", "--redirects=2", "--log-dir=logs",
+    )  # fmt: skip
+
+    assert finished.code == 0
+    assert sorted(finished.lines) == [
+        "[default0]:node 0 local 0",
+        "[default1]:node 0 local 1",
+        "[default2]:node 1 local 0",
+        "[default3]:node 1 local 1",
+    ]
+    (log,) = tmp_path.glob("logs/*/attempt_0/3/stdout.log")
+    assert log.read_text() == "node 1 local 1\n"
+    assert log.with_name("stderr.log").read_text() == "told\n"
+    assert list(tmp_path.glob("logs/*/journal.jsonl"))
+
+
+def test_a_module_runs_with_its_arguments(tmp_path: Path) -> None:
+    package = tmp_path / "training"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "__main__.py").write_text("import sys\nprint(sys.argv[1:], __name__)\n")
+
+    finished = run(
+        "run", "--on", "sim", "--nproc-per-node=2", "-m", "training", "--lr", "1",
+        cwd=tmp_path,
+    )  # fmt: skip
+
+    assert sorted(finished.lines) == [
+        "[default0]:['--lr', '1'] __main__",
+        "[default1]:['--lr', '1'] __main__",
+    ]
+
+
+def test_the_digits_are_read_as_well_by_64_ranks_as_by_one(tmp_path: Path) -> None:
+    epochs = ("--epochs", "3")
+    alone = subprocess.run(
+        [sys.executable, str(DIGITS), *epochs], stdout=subprocess.PIPE, text=True, check=True
+    ).stdout.splitlines()
+    many = run(
+        "run", "--on", "sim", "--nnodes=8", "--nproc-per-node=8", "--no-prefix",
+        str(DIGITS), *epochs, cwd=tmp_path,
+    )  # fmt: skip
+
+    assert many.code == 0, many.stderr
+    assert many.lines[:-1] == alone[:-1]
+    accuracy = re.compile(r": (.*)% of the test images")
+    assert accuracy.findall(many.lines[-1]) == accuracy.findall(alone[-1]) != []
+
+
+def test_all_ranks_stop_before_the_same_step_when_asked_to(tmp_path: Path) -> None:
+    finished = simulate(
+        "import os, signal, subprocess, sys, rankwise\n"
+        "step = 0\n"
+        "while not rankwise.should_stop():\n"
+        "    step += 1\n"
+        "    if rankwise.rank() == 1 and step == 5:\n"
+        "        kill = f'import os; os.kill({os.getpid()}, 15)'\n"
+        "        subprocess.run([sys.executable, '-c', kill])\n"
+        "    rankwise.collectives.barrier()\n"
+        "print(step)\n",
+        tmp_path, "--nproc-per-node=3",
+    )  # fmt: skip
+
+    assert len({line.partition(":")[2] for line in finished.lines}) == 1, finished.lines
+    assert len(finished.lines) == 3
+    assert "stopped by SIGTERM" in finished.stderr
+
+
+def test_ctrl_c_ends_the_run(tmp_path: Path) -> None:
+    program = write_program(
+        tmp_path,
+        "import rankwise\nprint('begun', flush=True)\nwhile True: rankwise.collectives.barrier()\n",
+    )
+
+    with start("run", "--on", "sim", "--nproc-per-node=2", program) as running:
+        running.wait_for("[default0]:begun")
+        running.signal(signal.SIGINT)
+        finished = running.finish()
+
+    assert finished.code == 130
+    assert "stopped by SIGINT" in finished.stderr
+
+
+def test_sigterm_ends_the_run_though_a_rank_blocks_outside_of_the_simulation(
+    tmp_path: Path,
+) -> None:
+    program = write_program(
+        tmp_path,
+        "import queue, rankwise\n"
+        "if rankwise.rank() == 1:\n    print('begun', flush=True)\n    queue.Queue().get()\n"
+        "rankwise.collectives.barrier()\n",
+    )
+
+    with start(
+        "run", "--on", "sim", "--nproc-per-node=3", "--shutdown-timeout=200ms", program
+    ) as running:
+        running.wait_for("[default1]:begun")
+        running.signal(signal.SIGTERM)
+        finished = running.finish()
+
+    assert finished.code == 143
+    assert "rank 1 did not end within 200 ms: killed" in finished.stderr
+    assert "stopped by SIGTERM" in finished.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--nnodes=1:2"], "simulated nodes do not come and go"),
+        (["--no-python"], "--no-python has no meaning with --on sim"),
+        (["--start-method=spawn"], "--start-method has no meaning with --on sim"),
+        (["--node-check=true"], "--node-check has no meaning with --on sim"),
+        (["--health-port=0"], "--health-port has no meaning with --on sim"),
+        (["--retry-startup-errors"], "--retry-startup-errors has no meaning with --on sim"),
+    ],
+)
+def test_what_means_nothing_is_refused(options: list[str], message: str, tmp_path: Path) -> None:
+    finished = simulate("", tmp_path, *options)
+
+    assert finished.code == 2
+    assert message in finished.stderr
+
+
+def test_a_simulated_rank_cannot_simulate_others() -> None:
+    def nest() -> str:
+        try:
+            rankwise.run(rankwise.rank, nprocs=2, on="sim")
+        except rankwise.RankwiseError as error:
+            return str(error)
+        return ""
+
+    (message,) = set(on_sim(nest, nprocs=2))
+    assert "has a simulated world already" in message
+
+
+def test_the_fixture_runs_a_function_on_simulated_ranks(rankwise_ranks: Any) -> None:
+    assert rankwise_ranks(lambda: rankwise.rank() * 2, nprocs=3) == [0, 2, 4]
+
+
+def test_the_fixture_takes_arguments_as_they_are_and_as_run_does(rankwise_ranks: Any) -> None:
+    def scaled(factor: int) -> int:
+        return rankwise.rank() * factor
+
+    assert rankwise_ranks(scaled, 3, nprocs=2) == [0, 3]
+    assert rankwise_ranks(scaled, args=(3,), nprocs=2) == [0, 3]

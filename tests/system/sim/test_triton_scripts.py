@@ -1,0 +1,147 @@
+"""`rankwise sim run --triton` and pytest's `--rankwise-triton`: programs that know only Triton."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from running import run, write_program
+
+pytestmark = pytest.mark.system
+
+SCRIPT = """
+import sys
+
+import numpy as np
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def double(x_ptr, n, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < n and offsets >= 0
+    tl.store(x_ptr + offsets, 2 * tl.load(x_ptr + offsets, mask=mask), mask=mask)
+
+
+n = int(sys.argv[1])
+x = np.arange(n, dtype=np.float32)
+double[(triton.cdiv(n, 128),)](x, n, BLOCK=128)
+print(__name__, (x == 2 * np.arange(n)).all())
+sys.exit(n % 10)
+"""
+
+
+def test_a_script_runs_as_it_is(tmp_path: Path) -> None:
+    script = write_program(tmp_path, SCRIPT)
+
+    done = run("sim", "run", "--triton", script, "300")
+
+    assert done.lines == ["__main__ True"], done.stderr
+    assert done.code == 0
+
+
+def test_a_script_runs_on_a_machine_and_takes_simulated_time(tmp_path: Path) -> None:
+    script = write_program(tmp_path, SCRIPT)
+    trace = tmp_path / "trace.json"
+
+    done = run(
+        "sim", "run", "--triton", "--topology=pod64", f"--trace={trace}", script, "--", "300"
+    )
+
+    assert done.lines[0] == "__main__ True", done.stderr
+    assert done.lines[1].startswith("simulated time: ")
+    assert '"double"' in trace.read_text()
+
+
+def test_the_script_decides_the_exit_code(tmp_path: Path) -> None:
+    assert run("sim", "run", "--triton", write_program(tmp_path, SCRIPT), "203").code == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--sweep=n=1,2"], "--sweep has no meaning with --triton"),
+        (["--timing-only", "--topology=default"], "--timing-only has no meaning with --triton"),
+        (["--trace=trace.json"], "--trace is about a machine, and --triton alone has none"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(
+    options: list[str], complaint: str, tmp_path: Path
+) -> None:
+    done = run("sim", "run", "--triton", *options, write_program(tmp_path, SCRIPT), "3")
+
+    assert complaint in done.stderr
+    assert done.code == 2
+
+
+def test_arguments_without_triton_are_refused(tmp_path: Path) -> None:
+    done = run("sim", "run", write_program(tmp_path, "def run(torch): ..."), "3")
+
+    assert "takes no arguments" in done.stderr
+    assert done.code == 2
+
+
+@pytest.mark.torch
+def test_a_script_for_a_gpu_runs_on_the_cpu(tmp_path: Path) -> None:
+    script = write_program(
+        tmp_path,
+        "import torch, triton, triton.language as tl\n"
+        "@triton.jit\n"
+        "def gather(table, out, BLOCK: tl.constexpr):\n"
+        "    which = tl.program_id(0)\n"
+        "    source = tl.load(table + which).to(tl.pointer_type(tl.float32))\n"
+        "    i = tl.arange(0, BLOCK)\n"
+        "    tl.store(out + which * BLOCK + i, tl.load(source + i))\n"
+        "parts = [torch.full((4,), float(n), device='cuda') for n in range(3)]\n"
+        "table = torch.tensor([part.data_ptr() for part in parts], device='cuda')\n"
+        "out = torch.empty(12).cuda()\n"
+        "assert out.is_cuda\n"
+        "assert torch.cuda.get_device_properties(0).multi_processor_count > 0\n"
+        "gather[(3,)](table, out, BLOCK=4)\n"
+        "print(out.tolist() == [0.0] * 4 + [1.0] * 4 + [2.0] * 4)\n"
+        "from torch.utils._triton import has_triton_package\n"
+        "print(has_triton_package())\n",
+    )
+
+    done = run("sim", "run", "--triton", script)
+
+    assert done.lines == ["True", "False"], done.stderr
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile calls a C++ compiler")
+def test_what_torch_compiles_runs_beside_emulated_kernels(tmp_path: Path) -> None:
+    script = write_program(
+        tmp_path,
+        "import torch, triton\n"
+        "more = torch.compile(lambda x: x + 1)\n"
+        "print(more(torch.zeros(3, device='cuda')).tolist())\n",
+    )
+
+    done = run("sim", "run", "--triton", script)
+
+    assert done.lines == ["[1.0, 1.0, 1.0]"], done.stderr
+
+
+def test_tests_of_kernels_run_under_pytest(tmp_path: Path) -> None:
+    tests = tmp_path / "test_kernel.py"
+    tests.write_text(
+        SCRIPT.partition("n = int")[0]
+        + """
+def test_doubling():
+    x = np.ones(5)
+    double[(1,)](x, 5, BLOCK=8)
+    assert x.tolist() == [2] * 5
+"""
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests)]
+
+    with_option = subprocess.run(
+        [*command, "--rankwise-triton"], capture_output=True, text=True, timeout=200, check=False
+    )
+    without = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+
+    assert "1 passed" in with_option.stdout, with_option.stdout + with_option.stderr
+    assert "No module named 'triton'" in without.stdout

@@ -1,0 +1,89 @@
+"""Each rank's clock: computing, waiting, overlapping."""
+
+from rankwise.sim import load_topology
+from rankwise.sim.prediction.clocks import Passage, Prediction, RankClock
+from rankwise.sim.prediction.costs import Work
+from rankwise.sim.prediction.summary import figures_of
+from rankwise.sim.rehearsal.meetings import Group
+from rankwise.sim.rehearsal.scheduler import Scheduler
+
+SIZE = 1 << 20
+WORK = Work("aten.add", "math", SIZE, 12 * SIZE, "f32")
+
+
+class NoBelongings:
+    def move_in(self, rank: object) -> None: ...
+    def move_out(self, rank: object) -> None: ...
+
+
+def predicted(count: int) -> tuple[Prediction, Group, list[RankClock]]:
+    prediction = Prediction(load_topology("switch8"), count)
+    prediction.clocks = {number: RankClock(prediction, number, 0) for number in range(count)}
+    group = Group(Scheduler(belongings=NoBelongings()), "all", tuple(range(count)))
+    return prediction, group, list(prediction.clocks.values())
+
+
+def all_reduce(prediction: Prediction, group: Group, passages: list[Passage]) -> None:
+    prediction.carry_out(group, "all_reduce", 0, lambda _: None, passages)
+
+
+def test_an_operation_begins_when_the_last_one_comes() -> None:
+    prediction, group, (early, late) = predicted(2)
+    late.compute(late.price(WORK))
+
+    passages = [clock.come(None, SIZE) for clock in (early, late)]
+    all_reduce(prediction, group, passages)
+    for clock, passage in zip((early, late), passages, strict=True):
+        clock.wait(passage)
+
+    duration = prediction.network.time("all_reduce", SIZE, (0, 1))
+    assert early.time == late.time == late.account.computing + duration
+    assert (early.account.waiting, late.account.waiting) == (late.account.computing, 0)
+    assert early.account.exposed == late.account.exposed == duration
+
+
+def test_what_is_computed_meanwhile_hides_an_operation() -> None:
+    prediction, group, clocks = predicted(2)
+    passages = [clock.come(None, SIZE) for clock in clocks]
+    all_reduce(prediction, group, passages)
+    work = clocks[0].price(WORK)
+    while clocks[0].time < passages[0].ends_at:
+        clocks[0].compute(work)
+
+    before = clocks[0].time
+    clocks[0].wait(passages[0])
+
+    assert clocks[0].time == before
+    assert clocks[0].account.exposed == 0
+
+
+def test_operations_of_a_group_follow_each_other() -> None:
+    prediction, group, clocks = predicted(2)
+    both = [[clock.come(None, SIZE) for clock in clocks] for _ in range(2)]
+    for passages in both:
+        all_reduce(prediction, group, passages)
+
+    assert both[1][0].begins_at == both[0][0].ends_at
+
+
+def test_figures_are_of_the_steps_after_the_first() -> None:
+    prediction, _, (clock,) = predicted(1)
+    for _ in range(3):
+        clock.compute(clock.price(WORK))
+        clock.end_step()
+    clock.compute(clock.price(WORK))
+
+    figures = figures_of(prediction)
+
+    assert (figures.steps, figures.time) == (2, prediction.costs.time(WORK))
+    assert (figures.computing, figures.waiting) == (1, 0)
+
+
+def test_messages_of_one_way_follow_each_other() -> None:
+    prediction, _, (one, other) = predicted(2)
+    sent, received = ([clock.come(None, SIZE) for _ in range(2)] for clock in (one, other))
+    for ends in zip(sent, received, strict=True):
+        prediction.deliver(0, 1, *ends)
+
+    duration = prediction.network.message_time(0, 1, SIZE)
+    assert [passage.ends_at for passage in received] == [duration, 2 * duration]

@@ -1,0 +1,220 @@
+"""Ranks as threads with a baton: who runs when, in which time, and how ranks end."""
+
+import random
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from rankwise.base.units import Instant
+from rankwise.sim.rehearsal.scheduler import SIGKILL, Gate, Rank, Scheduler
+
+PATIENCE_S = 60.0
+ENTERED = ExitStack()
+
+
+@pytest.fixture(autouse=True)
+def _leave_schedulers() -> Iterator[None]:
+    with ENTERED:
+        yield
+
+
+class Nothing:
+    """Belongings of ranks that have nothing of their own."""
+
+    def move_in(self, rank: Rank) -> None:
+        pass
+
+    def move_out(self, rank: Rank) -> None:
+        pass
+
+
+def scheduler_of(*programs: Callable[[], object], **options: Any) -> Scheduler:
+    """Ranks that run these programs; what is no exit code counts as 0."""
+
+    def ending(program: Callable[[], object]) -> Callable[[], int]:
+        def run() -> int:
+            code = program()
+            return code if type(code) is int else 0
+
+        return run
+
+    scheduler = ENTERED.enter_context(Scheduler(belongings=Nothing(), **options))
+    for number, program in enumerate(programs):
+        scheduler.spawn(number, None, ending(program))
+    return scheduler
+
+
+def run_to_the_end(scheduler: Scheduler) -> None:
+    while scheduler.next_instant is not None:
+        assert scheduler.run(patience_s=PATIENCE_S) is None
+
+
+def test_ranks_run_in_their_order_and_one_at_a_time() -> None:
+    seen: list[str] = []
+
+    def program(name: str) -> Callable[[], None]:
+        def run() -> None:
+            for turn in range(2):
+                seen.append(f"{name}{turn}")
+                scheduler.yield_to_others()
+
+        return run
+
+    scheduler = scheduler_of(program("a"), program("b"), program("c"))
+    run_to_the_end(scheduler)
+
+    assert seen == ["a0", "b0", "c0", "a1", "b1", "c1"]
+
+
+def test_another_choice_gives_another_order() -> None:
+    seen: list[int] = []
+    scheduler = scheduler_of(
+        *(lambda n=n: seen.append(n) for n in range(3)), choose=lambda n: n - 1
+    )
+
+    run_to_the_end(scheduler)
+
+    assert seen == [2, 1, 0]
+
+
+def test_sleeping_takes_virtual_time_only() -> None:
+    woken: list[tuple[str, int]] = []
+
+    def sleeper(name: str, nanoseconds: int) -> Callable[[], None]:
+        def run() -> None:
+            scheduler.sleep(nanoseconds)
+            woken.append((name, scheduler.now))
+
+        return run
+
+    hour = 3600 * 10**9
+    scheduler = scheduler_of(sleeper("late", 2 * hour), sleeper("early", hour))
+    run_to_the_end(scheduler)
+
+    assert woken == [("early", hour), ("late", 2 * hour)]
+
+
+def test_a_wait_ends_at_its_deadline_and_leaves_no_time_behind() -> None:
+    answers: list[bool] = []
+    gate = Gate()
+
+    def waiter() -> None:
+        answers.append(scheduler.wait(gate, until=Instant(10)))
+        answers.append(scheduler.wait(gate, until=Instant(1000)))
+
+    def opener() -> None:
+        scheduler.sleep(20)
+        gate.open()
+
+    scheduler = scheduler_of(waiter, opener)
+    run_to_the_end(scheduler)
+
+    assert answers == [False, True]
+    assert scheduler.now == 20
+
+
+def test_a_rank_that_waits_for_ever_leaves_nothing_to_do() -> None:
+    scheduler = scheduler_of(lambda: scheduler.wait(Gate()))
+
+    scheduler.run(patience_s=PATIENCE_S)
+
+    assert scheduler.next_instant is None
+    assert scheduler.ranks[0].waits_for is not None
+    scheduler.ranks[0].signal(SIGKILL)
+    run_to_the_end(scheduler)
+    assert scheduler.ranks[0].exit_code == -SIGKILL
+
+
+def test_a_killed_rank_is_unwound_even_if_it_tries_to_go_on() -> None:
+    unwound: list[str] = []
+
+    def stubborn() -> None:
+        try:
+            scheduler.wait(Gate())
+        finally:
+            unwound.append("finally")
+            scheduler.wait(Gate())
+            unwound.append("never")
+
+    scheduler = scheduler_of(stubborn)
+    scheduler.run(patience_s=PATIENCE_S)
+    scheduler.ranks[0].signal(15)
+    run_to_the_end(scheduler)
+
+    assert unwound == ["finally"]
+    assert scheduler.ranks[0].exit_code == -15
+
+
+def test_a_handler_takes_a_signal_and_the_rank_goes_on_waiting() -> None:
+    taken: list[int] = []
+    gate = Gate()
+
+    def waiter() -> int:
+        scheduler.ranks[0].handlers[15] = lambda number, _frame: taken.append(number)
+        scheduler.wait(gate)
+        return 7
+
+    scheduler = scheduler_of(waiter)
+    scheduler.run(patience_s=PATIENCE_S)
+    scheduler.ranks[0].signal(15)
+    scheduler.run(patience_s=PATIENCE_S)
+    assert scheduler.ranks[0].exit_code is None
+    gate.open()
+    run_to_the_end(scheduler)
+
+    assert taken == [15]
+    assert scheduler.ranks[0].exit_code == 7
+
+
+def test_a_rank_that_lets_nobody_run_is_given_up() -> None:
+    held = threading.Event()
+    scheduler = scheduler_of(held.wait, lambda: 5)
+
+    stuck = scheduler.run(patience_s=0.05)
+
+    assert stuck is scheduler.ranks[0]
+    run_to_the_end(scheduler)
+    assert scheduler.ranks[1].exit_code == 5
+    held.set()
+    scheduler.ranks[0].thread.join(PATIENCE_S)
+    assert scheduler.ranks[0].exit_code == -SIGKILL
+
+
+def test_the_conductor_gets_the_baton_at_its_horizon() -> None:
+    scheduler = scheduler_of(lambda: scheduler.sleep(100))
+
+    scheduler.run(Instant(50), PATIENCE_S)
+
+    assert scheduler.ranks[0].exit_code is None
+    assert scheduler.next_instant == 100
+    run_to_the_end(scheduler)
+    assert scheduler.ranks[0].exit_code == 0
+
+
+def test_a_signal_at_any_moment_of_the_wait_brings_the_conductor_back() -> None:
+    is_told = False
+
+    def turn() -> None:
+        while not is_told:
+            scheduler.yield_to_others()
+
+    def interrupt(*_: object) -> None:
+        scheduler.interrupt()
+
+    scheduler = scheduler_of(turn, turn)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for _ in range(200):
+            signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, 1e-3))
+            scheduler.run()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+    is_told = True
+    run_to_the_end(scheduler)
+    assert [rank.exit_code for rank in scheduler.ranks.values()] == [0, 0]

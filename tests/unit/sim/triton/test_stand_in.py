@@ -1,0 +1,183 @@
+"""`import triton` finds the emulator, for libraries and scripts as they are."""
+
+import builtins
+import importlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rankwise.sim.hardware.engine import GraphEngine
+from rankwise.sim.runtime.context import RuntimeContext
+from rankwise.sim.runtime.host_tensors import launches_on
+from rankwise.sim.triton import installed
+from rankwise.sim.triton import language as tl
+
+
+@pytest.fixture
+def triton() -> Iterator[object]:
+    with installed():
+        yield importlib.import_module("triton")
+
+
+def increment(triton: Any) -> Any:
+    @triton.jit
+    def kernel(x_ptr: Any, out_ptr: Any, n: Any, BLOCK: tl.constexpr) -> None:
+        offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        mask = offsets < n
+        tl.store(out_ptr + offsets, tl.load(x_ptr + offsets, mask=mask) + 1, mask=mask)
+
+    return kernel
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("triton", "jit"),
+        ("triton", "constexpr_function"),
+        ("triton.language", "load"),
+        ("triton.language.core", "tensor"),
+        ("triton.language.extra", "libdevice"),
+        ("triton.language.extra.cuda.libdevice", "tanh"),
+        ("triton.language.math", "rsqrt"),
+        ("triton.runtime", "driver"),
+        ("triton.runtime.autotuner", "Autotuner"),
+        ("triton.runtime.driver", "driver"),
+        ("triton.runtime.errors", "OutOfResources"),
+        ("triton.runtime.jit", "JITFunction"),
+        ("triton.compiler.compiler", "CompiledKernel"),
+        ("triton.testing", "do_bench"),
+        ("triton.tools.tensor_descriptor", "TensorDescriptor"),
+    ],
+)
+def test_names_are_where_libraries_import_them_from(triton: Any, module: str, name: str) -> None:
+    assert hasattr(importlib.import_module(module), name)
+
+
+def test_the_driver_is_an_object_of_the_package_and_of_its_module(triton: Any) -> None:
+    module = importlib.import_module("triton.runtime.driver")
+
+    assert triton.runtime.driver is module.driver
+    assert triton.runtime.driver.active.get_current_device() == 0
+
+
+def test_what_is_not_emulated_is_refused_by_name(triton: Any) -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"'triton\.experimental'.*gluon"):
+        importlib.import_module("triton.experimental.gluon")
+
+
+def test_everything_is_as_before_afterwards() -> None:
+    own_import = builtins.__import__
+    finders, modules = list(sys.meta_path), set(sys.modules)
+
+    with installed():
+        assert "triton" in sys.modules
+
+    assert set(sys.modules) == modules
+    assert sys.meta_path == finders
+    assert builtins.__import__ is own_import
+
+
+def test_a_real_triton_comes_back_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = type(sys)("triton")
+    monkeypatch.setitem(sys.modules, "triton", real)
+
+    with installed():
+        assert importlib.import_module("triton") is not real
+
+    assert sys.modules["triton"] is real
+
+
+def test_a_tuner_derived_from_tritons_is_made_as_tritons(triton: Any) -> None:
+    class Cached(triton.runtime.autotuner.Autotuner):  # type: ignore[misc]
+        def __init__(self, fn: Any, arg_names: Any, configs: Any, *rest: Any, **more: Any) -> None:
+            super().__init__(fn, arg_names, configs, *rest, **more)
+
+    configs = [triton.Config({"BLOCK": 4})]
+    kernel = Cached(increment(triton), ["x_ptr", "out_ptr", "n", "BLOCK"], configs, ["n"], None,
+                    None, warmup=25, rep=100)  # fmt: skip
+    out = np.zeros(6)
+    kernel[(2,)](np.arange(6.0), out, 6)
+
+    assert out.tolist() == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_warmed_up_kernel_is_launched_without_its_compile_time_arguments(triton: Any) -> None:
+    x, out = np.arange(6.0), np.zeros(6)
+    compiled = increment(triton).warmup(x, out, 6, BLOCK=8, grid=(1,))
+
+    compiled[(1,)](x, out, 6)
+
+    assert out.tolist() == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_function_of_constants_takes_them_wrapped_or_plain(triton: Any) -> None:
+    @triton.constexpr_function
+    def halved(n: Any) -> Any:
+        return n // 2
+
+    assert halved(6) == halved(tl.constexpr(6)) == 3
+
+
+@pytest.fixture
+def context() -> Iterator[RuntimeContext]:
+    with RuntimeContext(GraphEngine("default")) as context, launches_on(context):
+        yield context
+
+
+def test_a_launch_with_arrays_of_the_host_takes_simulated_time(triton: Any, context: Any) -> None:
+    x, out = np.arange(1000, dtype=np.float32), np.zeros(1000, np.float32)
+    increment(triton)[(4,)](x, out, 1000, BLOCK=256)
+    first = context.now
+    increment(triton)[(4,)](out, out, 1000, BLOCK=256)
+
+    assert (out == x + 2).all()
+    assert 0 < first < context.now < 3 * first
+
+
+def test_arguments_that_share_memory_share_it_on_the_machine(triton: Any, context: Any) -> None:
+    x = np.zeros(16)
+    view = x[4:12]
+
+    increment(triton)[(1,)](x, view, 8, BLOCK=8)
+
+    assert x.tolist() == [0] * 4 + [1] * 8 + [0] * 4
+
+
+def test_memory_is_given_back_after_each_launch(triton: Any, context: Any) -> None:
+    x = np.zeros(1 << 20, np.float32)
+    kernel = increment(triton)
+    for _ in range(3):
+        kernel[(1,)](x, x, 4, BLOCK=4)
+
+    assert x[:5].tolist() == [3, 3, 3, 3, 0]
+    memory = context.engine.machine.sip(0).cube(0).hbm(0)
+    assert context.engine.space(0).used(memory) == 0
+
+
+def test_hooks_of_tuning_see_the_arrays_themselves(triton: Any, context: Any) -> None:
+    out = np.full(4, 7.0)
+
+    def clear(given: Any) -> None:
+        given["out_ptr"][...] = 0
+
+    @triton.autotune([triton.Config({"BLOCK": n}, pre_hook=clear) for n in (2, 4)], key=["n"])
+    @triton.jit
+    def add_one(out_ptr: Any, n: Any, BLOCK: tl.constexpr) -> None:
+        offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        tl.atomic_add(out_ptr + offsets, 1.0)
+
+    add_one[lambda meta: (triton.cdiv(4, meta["BLOCK"]),)](out, 4)
+
+    assert out.tolist() == [1, 1, 1, 1]
+
+
+def test_a_stopwatch_tells_virtual_time_on_a_machine(triton: Any, context: Any) -> None:
+    x = np.zeros(64, np.float32)
+    kernel = increment(triton)
+    once = triton.testing.do_bench(lambda: kernel[(1,)](x, x, 64, BLOCK=64))
+    again = triton.testing.do_bench(lambda: kernel[(1,)](x, x, 64, BLOCK=64))
+
+    assert once == again > 0
