@@ -12,9 +12,12 @@ import pytest
 
 from rankwise.base.failure import Outcome
 from rankwise.base.units import SECOND, Duration
+from rankwise.core.agent.machine import Agent
+from rankwise.core.agent.vocabulary import AgentSpec
 from rankwise.core.gang.machine import Gang
 from rankwise.core.gang.vocabulary import GangSpec
-from rankwise.drivers.sim.world import SimulatedWorld
+from rankwise.core.rendezvous.configuration import RestartPolicy
+from rankwise.drivers.sim.world import ONE_ATTEMPT, SimulatedWorld
 from rankwise.launch.job import Job, LogPlan, Script, StartMethod
 from rankwise.launch.supervision import Supervision
 from rankwise.testing.conformance import PROCESS_HOST_BEHAVIOURS, check_process_host
@@ -39,11 +42,17 @@ class RealWorld:
         self._start_method = start_method
 
     def run(
-        self, spec: GangSpec, programs: Lives, stop_after: Duration | None = None
+        self,
+        spec: GangSpec,
+        programs: Lives,
+        policy: RestartPolicy = ONE_ATTEMPT,
+        *,
+        stop_after: Duration | None = None,
     ) -> RealRecord:
         job = Job(
             program=Script(str(WORKER_SCRIPT), script_arguments(programs)),
             gang=spec,
+            policy=policy,
             run_id=uuid.uuid4().hex,
             start_method=self._start_method,
             preload=(),
@@ -89,8 +98,13 @@ def test_the_suite_says_what_was_expected() -> None:
         def _stop_signal(self) -> int:
             return 2
 
+    def make_agent(spec: AgentSpec) -> Agent:
+        agent = Agent(spec)
+        agent.make_gang = ForgetsItsSignal
+        return agent
+
     with pytest.raises(AssertionError) as caught:
-        check_process_host(lambda: SimulatedWorld(make_gang=ForgetsItsSignal))
+        check_process_host(lambda: SimulatedWorld(make_agent=make_agent))
 
     assert caught.value.__notes__ == ["expected of a process host: an exit code stops the others"]
 

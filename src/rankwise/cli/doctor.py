@@ -190,7 +190,7 @@ def check_torch() -> Finding:
 def check_terminal() -> Finding:
     """What the console output will look like."""
     if not sys.stderr.isatty():
-        return Finding("terminal", Verdict.OK, "stderr is no terminal: no colours")
+        return Finding("terminal", Verdict.OK, "stderr is not a terminal: no colours")
     if (sys.stderr.encoding or "").lower().replace("-", "") != "utf8":
         text = f"encoding is {sys.stderr.encoding}; boxes need UTF-8: set LANG=C.UTF-8"
         return Finding("terminal", Verdict.WARNING, text)

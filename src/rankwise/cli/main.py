@@ -1,11 +1,14 @@
 """The `rankwise` command: finds the subcommand, and turns whatever goes wrong into one line.
 
 A subcommand's module is imported when it is asked for, so that `rankwise --help` costs little more
-than starting Python. Exit codes: 0 success, 2 wrong usage (nothing was started), 130 interrupted
-before anything ran; what else a subcommand returns is its own, see there.
+than starting Python. Exit codes: 0 success, 1 the output cannot be written, 2 wrong usage (nothing
+was started), 130 interrupted before anything ran, 141 the reader of the output has gone; what else
+a subcommand returns is its own, see there.
 """
 
+import atexit
 import errno
+import gc
 import os
 import signal
 import sys
@@ -18,6 +21,8 @@ import click
 
 import rankwise
 from rankwise.base.errors import ConfigError, RankwiseError
+from rankwise.cli.start import be_interruptible
+from rankwise.launch.standard_streams import flush_standard_streams, give_up
 
 
 class Subcommand(NamedTuple):
@@ -35,6 +40,11 @@ SUBCOMMANDS = {
     "sim": Subcommand(
         "rankwise.cli.sim", "sim", "Simulate programs of many ranks on a multi-chip accelerator."
     ),
+    "diff": Subcommand(
+        "rankwise.cli.diff",
+        "diff",
+        "Compare a program on simulated ranks and on processes, bit for bit.",
+    ),
     "replay": Subcommand(
         "rankwise.cli.replay",
         "replay",
@@ -51,8 +61,11 @@ SUBCOMMANDS = {
         "rankwise.cli.doctor", "doctor", "Check this machine for what rankwise needs."
     ),
     "completion": Subcommand(
-        "rankwise.cli.completion", "completion", "Print the completion script for a shell."
+        "rankwise.cli.completion",
+        "completion",
+        "Complete words in a shell: print the script, or install it.",
     ),
+    "man": Subcommand("rankwise.cli.completion", "man", "Print the man page, or install it."),
 }
 
 _NO_ARGUMENTS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
@@ -79,7 +92,39 @@ class LazyGroup(click.Group):
         if found is None:
             return None
         command = getattr(import_module(found.module), found.name_in_module)
+        if cmd_name != "run":  # which still has a part of itself to import
+            begin_work()
         return cast("click.Command", command)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read what stands before the subcommand; options of `run` belong after it."""
+        words = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            import shlex  # noqa: PLC0415  # for mistakes
+
+            from rankwise.cli.run_options import OPTIONS  # noqa: PLC0415  # for mistakes
+
+            name = error.option_name.replace("_", "-")
+            if name not in {option.flag.long for option in OPTIONS}:
+                raise
+            written = shlex.join(["rankwise", "run", *words])
+            told = f"no such option: {error.option_name}, write {written}"
+            raise click.UsageError(told, ctx) from None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the subcommand; say which one a word may stand for that is none."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError:
+            from rankwise.cli.familiar_words import hint_on_command  # noqa: PLC0415  # for mistakes
+
+            if hint := hint_on_command(args, SUBCOMMANDS):
+                raise click.UsageError(f"no such command {args[0]!r}, {hint}", ctx) from None
+            raise
 
     def format_commands(
         self,
@@ -107,16 +152,43 @@ def _print_version(ctx: click.Context, _parameter: click.Parameter, is_asked: bo
     help="Show the version and exit.",
 )
 def command_line() -> None:
-    """Run a program of many ranks, and see what became of it."""
+    """Run a program of many ranks on one machine, on many, or simulated, and know why it failed."""
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """The console script: never returns, never shows a traceback for the user's mistakes."""
+    """The whole command: never returns, never shows a traceback for the user's mistakes."""
+    gc.disable()
     ensure_standard_streams()
+    atexit.register(flush_standard_streams)
     status = invoke(sys.argv[1:] if arguments is None else arguments)
-    # All is over but the interpreter's end: a second Ctrl-C that comes late shall not tear into it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sys.exit(status)
+    # All is over but the interpreter's end: a signal that comes late shall not tear into it.
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(signum, signal.SIG_IGN)
+    _end(status)
+
+
+def _end(status: int) -> NoReturn:
+    """End this process as an interpreter does, but for taking all modules apart.
+
+    That would take longer than all else at the end of a run, and free what the kernel frees anyway.
+    """
+    threading = sys.modules.get("threading")
+    if threading is not None:
+        threading._shutdown()  # noqa: SLF001  # as the interpreter does
+    atexit._run_exitfuncs()  # noqa: SLF001  # the same
+    os._exit(status & 0xFF)
+
+
+def begin_work() -> None:
+    """Be what an interpreter usually is, now that all is imported.
+
+    Garbage is collected, but nothing of what has been imported: imports make many objects and no
+    garbage, and looking through them takes a tenth of a start. Ctrl-C raises KeyboardInterrupt:
+    Python loses one that is raised while it locks a module.
+    """
+    be_interruptible()
+    gc.freeze()
+    gc.enable()
 
 
 def ensure_standard_streams() -> None:
@@ -135,7 +207,7 @@ def ensure_standard_streams() -> None:
 def invoke(arguments: Sequence[str]) -> int:
     """Run a command line and return its exit code; errors are told on stderr."""
     try:
-        status = command_line.main(list(arguments), prog_name="rankwise", standalone_mode=False)
+        status = _call(arguments)
         sys.stdout.flush()
     except _NO_ARGUMENTS as error:
         _tell(error.format_message())
@@ -150,23 +222,32 @@ def invoke(arguments: Sequence[str]) -> int:
     except RankwiseError as error:
         return _complain(_command_path(arguments), str(error), 1)
     except (KeyboardInterrupt, click.Abort):
+        _tell("")  # what follows shall not stand behind the terminal's ^C
         return 128 + 2
     except BrokenPipeError:
         # The reader, `head` perhaps, has seen enough.
-        _give_up_stdout()
+        give_up(sys.stdout)
         return 128 + 13
     except OSError as error:
         if error.errno not in _WRITE_ERRORS or error.filename is not None:
             raise
-        _give_up_stdout()
+        give_up(sys.stdout)
         reason = f"the output cannot be written: {error.strerror}"
         return _complain(_command_path(arguments), reason, 1)
     return status if isinstance(status, int) else 0
 
 
-def _give_up_stdout() -> None:
-    """Write to nowhere from now on: Python must not flush its buffer into a broken stream again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _call(arguments: Sequence[str]) -> object:
+    """Do what `click.Command.main` does, which ends the process itself when a reader has gone."""
+    if instruction := os.environ.get("_RANKWISE_COMPLETE"):
+        from click.shell_completion import shell_complete  # noqa: PLC0415  # only for shells
+
+        return shell_complete(command_line, {}, "rankwise", "_RANKWISE_COMPLETE", instruction)
+    try:
+        with command_line.make_context("rankwise", list(arguments)) as context:
+            return command_line.invoke(context)
+    except click.exceptions.Exit as ending:
+        return ending.exit_code
 
 
 def _command_path(arguments: Sequence[str]) -> str:

@@ -48,7 +48,7 @@ _DECIDED_HERE = {
 
 @click.group("manifest", context_settings=CONTEXT_SETTINGS)
 def manifest() -> None:
-    """Write manifests with which another scheduler starts the nodes of a job."""
+    """Write manifests for schedulers that start the nodes of a job."""
 
 
 @manifest.command(
@@ -104,7 +104,7 @@ def manifest() -> None:
 @click.option(
     "--rdzv-endpoint",
     metavar="HOST[:PORT],...",
-    help="With --no-etcd: where the pods meet, an etcd of yours unless --rdzv-backend says else.",
+    help="With --no-etcd: the address of the store, an etcd unless --rdzv-backend names another.",
 )
 @click.option(
     "-o",
@@ -187,7 +187,7 @@ def _node_counts(nodes: str) -> NodeCounts:
     if not 2 <= counts.most <= NODES_MAX:
         raise ConfigError(
             f"--nodes is {nodes!r}, expected 2 to {NODES_MAX} pods",
-            hint="one pod has nobody to meet: a plain Job with `rankwise run` does",
+            hint="one pod needs no rendezvous: a plain Job with `rankwise run` does",
         )
     return counts
 
@@ -197,7 +197,7 @@ def _check_words(options: "RunOptions", *, brings_etcd: bool) -> None:
     for option, hint in _DECIDED_HERE.items():
         if option in options.origins:
             raise ConfigError(
-                f"{options.label(option)} stands among the words of rankwise run, and the manifest "
+                f"{options.label(option)} is among the options of rankwise run, and the manifest "
                 "gives it itself",
                 hint=hint,
             )

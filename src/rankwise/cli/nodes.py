@@ -4,18 +4,11 @@ One node meets nobody, so for it the rendezvous flags decide little. A value tha
 refused all the same, or it would first be noticed on the cluster.
 """
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from rankwise.base.errors import ConfigError
 
 BACKENDS = ("static", "c10d", "etcd-v2", "etcd", "embedded")
-
-_OF_SEVERAL_NODES = (
-    "no_retry", "retry_startup_errors", "max_no_progress", "max_node_failures", "node_check",
-    "on_preemption", "health_port", "rdzv_once",
-)  # fmt: skip
-"""Options of which one node has no use. torchrun's are not among them, as they are everywhere."""
 
 
 class NodeCounts(NamedTuple):
@@ -59,8 +52,10 @@ def check_rendezvous(backend: str, conf: str) -> None:
         ConfigError: one of them is wrong.
     """
     if backend not in BACKENDS and backend not in (plugged_in := _plugged_in_backends()):
-        known = ", ".join((*BACKENDS, *plugged_in))
-        raise ConfigError(f"--rdzv-backend is {backend!r}, expected one of {known}")
+        from rankwise.base.suggestions import hint_on_name  # noqa: PLC0415  # only for mistakes
+
+        hint = hint_on_name(backend, (*BACKENDS, *plugged_in))
+        raise ConfigError(f"--rdzv-backend is {backend!r}, {hint}")
     for key, value in parse_settings(conf).items():
         if key.endswith(("timeout", "interval")) and not _is_seconds(value):
             raise ConfigError(f"--rdzv-conf: {key} is {value!r}, expected seconds")
@@ -102,21 +97,18 @@ def master_address(
     return MasterAddress(_without_brackets(master_addr), master_port or None)
 
 
-def idle_notice(origins: Mapping[str, str]) -> str | None:
-    """What to tell whoever gave options that do nothing where there is one node."""
-    idle = [origins[name] for name in _OF_SEVERAL_NODES if name in origins]
-    if not idle:
-        return None
-    return f"{', '.join(idle)} {'has' if len(idle) == 1 else 'have'} no effect on one node"
+def check_name(backend: str, run_id: str) -> None:
+    """Refuse a run without a name in a store that other runs use, too.
 
-
-def nameless_notice(backend: str, run_id: str) -> str | None:
-    """What to tell whoever lets runs meet in a store that others use, too, and gives no name."""
+    Raises:
+        ConfigError: it has none, and the store is not one of its own agents.
+    """
     if run_id != "none" or backend in ("static", "c10d", "embedded"):
-        return None
-    return (
-        f"this run is called none, and others without a name in the same {backend} would join it "
-        "(give each run a --rdzv-id of its own, the same on all its nodes)"
+        return
+    raise ConfigError(
+        f"--rdzv-id is not given, and in {backend} every run without one is called none: they "
+        "would meet each other",
+        hint="give each run a --rdzv-id of its own, the same on all its nodes",
     )
 
 
@@ -126,7 +118,7 @@ def endpoint_notice(*, backend: str, endpoint: str, is_standalone: bool) -> str 
     host = endpoint.rpartition(":")[0] or endpoint
     if not endpoint or is_used or host in ("localhost", "127.0.0.1", "[::1]"):
         return None
-    return f"--rdzv-endpoint {endpoint} is not used: one node has nobody to meet"
+    return f"--rdzv-endpoint {endpoint} is not used: with one node there is no rendezvous"
 
 
 def _split_endpoint(endpoint: str) -> tuple[str, int | None]:

@@ -116,7 +116,39 @@ class CommaListType(click.ParamType):  # type: ignore[type-arg]  # the same
         return [item.replace("\0", ",") for item in value.replace(",,", "\0").split(",")]
 
 
+class ElsewhereType(click.ParamType):  # type: ignore[type-arg]  # the same
+    """`ray`, `sim`, or `sim:MACHINE`."""
+
+    name = "place"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:  # noqa: ARG002  # click's signature
+        """Show the choices."""
+        return "[ray|sim[:MACHINE]]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Refuse other words."""
+        kind, colon, machine = str(value).partition(":")
+        if kind not in {"ray", "sim"} or (colon and (kind != "sim" or not machine)):
+            self.fail(f"{value!r} is not 'ray', 'sim' or 'sim:MACHINE'", param, ctx)
+        return str(value)
+
+    def shell_complete(
+        self,
+        ctx: click.Context,  # noqa: ARG002  # click's signature
+        param: click.Parameter,  # noqa: ARG002  # the same
+        incomplete: str,
+    ) -> list[CompletionItem]:
+        """The words, and `sim:` with each preset."""
+        words = [
+            "ray",
+            "sim",
+            *(f"sim:{name}" for name in ("default", "pod64", "switch8", "torus16")),
+        ]
+        return [CompletionItem(word) for word in words if word.startswith(incomplete)]
+
+
 DURATION = DurationType()
+ELSEWHERE = ElsewhereType()
 COMMA_LIST = CommaListType()
 
 

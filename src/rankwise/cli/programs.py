@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rankwise.base.errors import ConfigError
+from rankwise.cli.familiar_words import hint_on_script, is_python
 from rankwise.launch.job import Executable, Module, Program, Script
 from rankwise.launch.search_path import search_path
 
@@ -27,7 +28,8 @@ def python_script(path: str, args: Sequence[str]) -> Script:
         place = "" if os.path.isabs(path) else f" in {os.getcwd()}"
         raise ConfigError(
             f"script {_quoted(path)} does not exist{place}",
-            hint=f"use -m {path} to run a module" if _could_be_module(path) else None,
+            hint=hint_on_script(path, args)
+            or (f"use -m {path} to run a module" if _could_be_module(path) else None),
         ) from None
     except OSError as error:
         raise ConfigError(f"script {_quoted(path)} cannot be used: {_reason(error)}") from None
@@ -35,6 +37,15 @@ def python_script(path: str, args: Sequence[str]) -> Script:
         raise ConfigError(f"script {_quoted(path)} is a directory without __main__.py")
     if not os.access(path, os.R_OK):
         raise ConfigError(f"script {_quoted(path)} cannot be read", hint="see its permissions")
+    if is_python(path) and stat.S_ISREG(mode) and _is_executable(path):
+        raise ConfigError(
+            f"script {_quoted(path)} is a Python interpreter", hint=hint_on_script(path, args)
+        )
+    if path.endswith(".ipynb"):
+        raise ConfigError(
+            f"script {_quoted(path)} is a notebook",
+            hint="call rankwise.run(function, nprocs=…) in one of its cells",
+        )
     return Script(path, tuple(args))
 
 

@@ -18,7 +18,8 @@ def ps(*, as_json: bool) -> None:
     """List your runs on this machine (root sees everybody's).
 
     A line is an agent: of a run on several nodes, with the node's rank, the round, and the ranks
-    that it has in it. While nodes meet, it has none.
+    that it has in it; below it who is in the round, who came and who left. While nodes meet, it has
+    none.
     """
     rows = _statuses()
     if as_json:
@@ -30,7 +31,12 @@ def ps(*, as_json: bool) -> None:
     if not rows:
         click.echo("no runs")
         return
-    click.echo(_table([_COLUMNS, *(_shown(row) for row in rows)]))
+    header, *lines = _table([_COLUMNS, *(_shown(row) for row in rows)])
+    click.echo(header)
+    for row, line in zip(rows, lines, strict=True):
+        click.echo(line)
+        if "lineup" in row:
+            click.echo(f"  round {row['round']}: {_printable(row['lineup'])}")
 
 
 def _statuses() -> list[dict[str, Any]]:
@@ -80,10 +86,9 @@ def _printable(text: Any) -> str:
     return "".join(sign if sign.isprintable() else "?" for sign in str(text))
 
 
-def _table(rows: list[tuple[str, ...]]) -> str:
+def _table(rows: list[tuple[str, ...]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = (
+    return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
-    )
-    return "\n".join(lines)
+    ]

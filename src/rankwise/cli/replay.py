@@ -4,49 +4,76 @@ Exit codes: 0 the machines decide as they did; 1 one decides otherwise (another 
 has written the journal, or the journal was changed); 2 a file that is no journal.
 """
 
+import shlex
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from rankwise.base.errors import ConfigError
-from rankwise.base.units import SECOND
+from rankwise.base.units import SECOND, format_bytes
 from rankwise.cli.main import CONTEXT_SETTINGS
+
+if TYPE_CHECKING:
+    from rankwise.base.failure import Failure
+    from rankwise.core.agent.replay import Step
+
+LINE_BYTES_MAX = 16 << 20
+"""Far above an entry of a journal; devices may never end."""
+
+_COLUMNS = "{:<14} {:>14}  {:<11} {:<13} {:<6} {}"
 
 
 @click.command("replay", context_settings=CONTEXT_SETTINGS)
-@click.argument("journal", type=click.Path(exists=True, dir_okay=False))
-@click.option("--machine", metavar="NAME", help="Only of this machine, as `agent n3.0`.")
-@click.option("--all", "shows_all", is_flag=True, help="Every fact, not only changes of state.")
+@click.argument("journal", type=click.Path(exists=True))
+@click.option(
+    "--machine", metavar="NAME", help="Show only this state machine, such as `agent n3.0`."
+)
+@click.option(
+    "--all", "shows_all", is_flag=True, help="Show every event, not only changes of state."
+)
 def replay(journal: str, machine: str | None, *, shows_all: bool) -> int:
     """Show again how the agents of a run went from state to state.
 
-    JOURNAL is the journal.jsonl that a run on several nodes has left in its log directory, one on
-    each node, or what `rankwise sim cluster --journal` wrote. The machines are fed what they were
-    told, at the same times, and must order the same.
-    """
-    from rankwise.core.agent.replay import Step  # noqa: PLC0415  # not for --help
-    from rankwise.core.agent.replay import replay as steps_of  # noqa: PLC0415  # the same
+    JOURNAL is the journal.jsonl that a run has left in its log directory, one on each node, that
+    directory, or what `rankwise sim cluster --journal` wrote. The agents are fed what they were
+    told, at the same times, and must order the same. Of machines that are no agents, such as those
+    of a chip worker with a journal, every fact (<) and every order (>) is shown with the number of
+    its cause.
 
+    Each line is a change of state: the agent, the time since it started, its phase, the number
+    (from 0) and the phase of the round that it knows, whether its node leads, and the fact that
+    made the change. A round is one attempt of the whole job. The root cause of a failure comes
+    last.
+    """
+    from rankwise.core.agent.replay import replay as steps_of  # noqa: PLC0415  # not for --help
+
+    journal = _file_of(journal)
     last: dict[str, tuple[str, str, bool]] = {}
     first_at: dict[str, int] = {}
     different: Step | None = None
+    root: Failure | None = None
     count = 0
     for step in steps_of(_lines(journal), journal):
         if machine is not None and step.machine != machine:
             continue
+        if not count:
+            click.echo(_COLUMNS.format("agent", "time", "phase", "round", "leads", "fact"))
         count += 1
         begun = first_at.setdefault(step.machine, step.at)
         state = (step.phase, step.round, step.leads)
         if shows_all or last.get(step.machine) != state:
             fact = type(step.stimulus).__name__
-            lead = "leads" if step.leads else ""
-            click.echo(
-                f"{step.machine:<14} {(step.at - begun) / SECOND:>12.6f} s  {step.phase:<11} "
-                f"{step.round:<13} {lead:<6} {fact}"
-            )
+            time = f"{(step.at - begun) / SECOND:.6f} s"
+            leads = "leads" if step.leads else ""
+            click.echo(_COLUMNS.format(step.machine, time, step.phase, step.round, leads, fact))
         last[step.machine] = state
+        root = _root_cause(step) or root
         if step.differs and different is None:
             different = step
+    if not count and _show_entries(journal, machine):
+        return 0
     if not count:
         if machine is not None:
             raise ConfigError(
@@ -54,10 +81,13 @@ def replay(journal: str, machine: str | None, *, shows_all: bool) -> int:
                 hint="without --machine all are shown, by their names",
             )
         raise ConfigError(
-            f"{journal} holds no entry of an agent",
-            hint="only runs on several nodes have agents to replay; this one has a gang's journal, "
-            "or none",
+            f"{journal} holds no entry",
+            hint="is it the journal.jsonl of a run's log directory, by this version of rankwise?",
         )
+    if root is not None:
+        from rankwise.launch.failure_report.words import headline  # noqa: PLC0415  # not for --help
+
+        click.echo(f"root cause: {headline(root)}")
     if different is not None:
         click.echo(
             f"{different.machine} decides otherwise now, at {different.at} ns: it orders "
@@ -68,9 +98,60 @@ def replay(journal: str, machine: str | None, *, shows_all: bool) -> int:
     return 0
 
 
+def _file_of(path: str) -> str:
+    """The journal that a path names: the file itself, or the one in a run's log directory."""
+    folder = Path(path)
+    if not folder.is_dir():
+        return path
+    found = [folder / "journal.jsonl"] if (folder / "journal.jsonl").is_file() else []
+    found = found or sorted(folder.glob("*/journal.jsonl"), key=lambda file: file.stat().st_mtime)
+    if not found:
+        raise ConfigError(
+            f"there is no journal.jsonl in {path}, nor in a folder there",
+            hint="a run writes its journal where --log-dir says",
+        )
+    if len(found) > 1:
+        raise ConfigError(
+            f"{path} holds the journals of {len(found)} runs, expected one",
+            hint=f"the newest: rankwise replay {shlex.quote(str(found[-1]))}",
+        )
+    return str(found[0])
+
+
+def _root_cause(step: "Step") -> "Failure | None":
+    """The root cause of the whole job, if this step ends an agent's life with one."""
+    from rankwise.core.agent.vocabulary import FinishRun  # noqa: PLC0415  # not for --help
+
+    finished = next((each for each in step.effects if isinstance(each, FinishRun)), None)
+    return None if finished is None or finished.verdict is None else finished.verdict.root
+
+
+def _show_entries(journal: str, machine: str | None) -> bool:
+    """Show what other machines were told and ordered; whether there was anything."""
+    from rankwise.core.agent.replay import entries  # noqa: PLC0415  # not for --help
+
+    begun: int | None = None
+    for entry in entries(_lines(journal), journal):
+        if machine is not None and entry.machine != machine:
+            continue
+        begun = entry.at if begun is None else begun
+        mark = ">" if entry.is_order else "<"
+        click.echo(
+            f"{entry.machine:<14} {(entry.at - begun) / SECOND:>12.6f} s  {mark} #{entry.cause:<6} "
+            f"{entry.kind:<20} {entry.text}"
+        )
+    return begun is not None
+
+
 def _lines(path: str) -> Iterator[bytes]:
     try:
         with open(path, "rb") as file:  # noqa: PTH123  # a plain name, as given
-            yield from file
+            while line := file.readline(LINE_BYTES_MAX + 1):
+                if len(line) > LINE_BYTES_MAX:
+                    raise ConfigError(
+                        f"{path} has a line of more than {format_bytes(LINE_BYTES_MAX)}, or no end",
+                        hint="is it the journal of a run?",
+                    )
+                yield line
     except OSError as error:
         raise ConfigError(f"the journal {path} cannot be read: {error.strerror}") from error

@@ -2,8 +2,9 @@
 
 Exit codes: 0 when every worker succeeded; the exit code of the worker that failed first (128 plus
 the signal's number when one killed it); 124 when the gang hung (`--hang-timeout`); 128 plus the
-signal's number when a signal ended the run; 2 when the command line cannot be used, in which case
-nothing was started.
+signal's number when a signal ended the run; 2 when the command line cannot be used, or the other
+nodes run another job under that name, in which case nothing was started; 75 when the job succeeded
+on other nodes before there was a seat for this one.
 """
 
 import os
@@ -15,20 +16,26 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from rankwise.cli.main import CONTEXT_SETTINGS
+from rankwise.base.errors import ConfigError
+from rankwise.cli.main import CONTEXT_SETTINGS, begin_work
 from rankwise.cli.options import OptionWithVariable, complete_file, values_from
-from rankwise.cli.run_options import GROUPS, OPTIONS
+from rankwise.cli.run_options import GROUPS, OPTIONS, REHEARSAL
 from rankwise.cli.spelling import Flag, SpellingError, in_strict_spelling
+from rankwise.cli.start import end_on_sigterm
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from rankwise.base.failure import Failure, Outcome
+    from rankwise.base.failure import Outcome
     from rankwise.cli.run_job import RunOptions
     from rankwise.launch.job import Job
 
 EXIT_CODE_OF_A_HANG = 124
 """What `timeout` of the core utilities says of a command that ran out of time."""
+
+EXIT_CODE_OF_ANOTHER_JOB = 2
+EXIT_CODE_OF_A_LATECOMER = 75
+"""EX_TEMPFAIL of sysexits.h: nothing was run here, and a later run may well have a seat."""
 
 STRICT_WORDS = "rankwise.cli.run.words"
 """Where in click's `Context.meta` the words are, in strict spelling."""
@@ -99,9 +106,11 @@ class RunCommand(click.Command):
         """Show the exit codes and the examples as they are written."""
         formatter.write_paragraph()
         formatter.write_text(
-            "Everything after SCRIPT belongs to the script. The variables in brackets stand in "
-            "for options that are not given. rankwise exits with the exit code of the worker that "
-            "failed first, 124 after a hang, or 128 plus the number of the signal that ended it."
+            "Everything after SCRIPT belongs to the script. The variables in brackets set options "
+            "that are not given. rankwise exits with the exit code of the worker that "
+            "failed first, 124 after a hang, 128 plus the number of the signal that ended it, 75 "
+            "if the job succeeded before there was a seat for this node, or 2 if nothing could be "
+            "started."
         )
         formatter.write_paragraph()
         formatter.write("Examples:\n" + EXAMPLES)
@@ -124,31 +133,56 @@ class RunCommand(click.Command):
 )
 @click.pass_context
 def run(ctx: click.Context, /, **_values: Any) -> int:
-    """Run SCRIPT as a gang of workers on this machine.
+    """Run SCRIPT on many ranks: on this machine, on several nodes, or simulated.
 
     Takes torchrun's options, in either spelling (--log-dir, --log_dir) and abbreviated.
     """
     from rankwise.cli.run_job import job_from  # noqa: PLC0415  # not needed for --help
 
-    if (options := options_in(ctx)).on is not None:
+    options = options_in(ctx)
+    if options.on is not None and options.on.startswith("sim"):
+        from rankwise.cli.on_sim import simulate  # noqa: PLC0415  # only there
+
+        begin_work()
+        return exit_code(simulate(options, ctx.meta[STRICT_WORDS], os.environ))
+    for option in _options(ctx.command):
+        if option.group == REHEARSAL and (given := options.origins.get(str(option.name))):
+            raise ConfigError(f"{given} is about simulated ranks", hint="give --on sim as well")
+    if options.on is not None:
         from rankwise.cli.on_ray import run_elsewhere  # noqa: PLC0415  # only there
 
+        begin_work()
         return run_elsewhere(options, ctx.meta[STRICT_WORDS], os.environ)
-    options, of_scheduler = _completed_by_scheduler(options, os.environ)
+    words = ctx.meta[STRICT_WORDS]
+    options, of_scheduler = _completed_by_scheduler(options, os.environ, words)
     if _meets_by_plugin(options):
         from rankwise.cli.torch_plugins import launch_with_handler  # noqa: PLC0415  # rare
 
+        begin_work()
         return launch_with_handler(options)
     job = job_from(options, os.environ)
     with suppress(OSError):  # a run is a run, though nobody can be told of its decisions
         for notice in [*of_scheduler, *notices(options, job)]:
-            print(f"rankwise run: {notice}", file=sys.stderr, flush=True)
-    if job.logs.log_specs is None and options.event_log_handler == "null":
-        from rankwise.launch.supervision import supervise  # noqa: PLC0415  # not for --help
+            if job.log_format == "json":
+                from rankwise.launch.notices import notice as written  # noqa: PLC0415  # rare
 
-        return exit_code(supervise(job))
+                print(written(job, notice), end="", file=sys.stderr, flush=True)
+            else:
+                print(f"rankwise run: {notice}", file=sys.stderr, flush=True)
+    if job.logs.log_specs is None and options.event_log_handler == "null":
+        from rankwise.launch.fork_server import hosting_for  # noqa: PLC0415  # not for --help
+
+        end_on_sigterm()
+        started = None
+        with suppress(OSError):  # it is tried again by who can tell the reason
+            started = hosting_for(job)  # it starts on another core while we import the rest
+        from rankwise.launch.supervision import supervise  # noqa: PLC0415  # see above
+
+        begin_work()
+        return exit_code(supervise(job, started=started, ends_process=True))
     from rankwise.cli.torch_plugins import supervise_with_plugins  # noqa: PLC0415  # rare
 
+    begin_work()
     return exit_code(supervise_with_plugins(job, options.event_log_handler))
 
 
@@ -174,7 +208,7 @@ def config_from_cli(argv: Sequence[str], environ: Mapping[str, str]) -> "Job":
     """
     from rankwise.cli.run_job import job_from  # noqa: PLC0415  # not needed for --help
 
-    options, _ = _completed_by_scheduler(parse(argv, environ), environ)
+    options, _ = _completed_by_scheduler(parse(argv, environ), environ, argv)
     return job_from(options, environ)
 
 
@@ -197,14 +231,14 @@ def options_in(ctx: click.Context) -> "RunOptions":
 
 
 def _completed_by_scheduler(
-    options: "RunOptions", environ: Mapping[str, str]
+    options: "RunOptions", environ: Mapping[str, str], words: Sequence[str]
 ) -> tuple["RunOptions", list[str]]:
     """The options with what SLURM knows of this node's place in a job, and what to tell of it."""
     if "SLURM_JOB_ID" not in environ:
         return options, []
     from rankwise.cli.slurm import completed  # noqa: PLC0415  # only under SLURM
 
-    options, notice = completed(options, environ)
+    options, notice = completed(options, environ, words)
     return options, [notice] if notice and not options.quiet else []
 
 
@@ -212,31 +246,52 @@ def notices(options: "RunOptions", job: "Job") -> list[str]:
     """What the user should know of decisions that rankwise has made, unless it is to be quiet."""
     if not job.console:
         return []
-    from rankwise.cli.nodes import (  # noqa: PLC0415  # not for --help
-        endpoint_notice,
-        idle_notice,
-        nameless_notice,
-    )
+    from rankwise.cli.nodes import endpoint_notice  # noqa: PLC0415  # not for --help
 
     told = []
     if "OMP_NUM_THREADS" in job.environment:
         workers = job.gang.size
         told.append(f"OMP_NUM_THREADS=1 for each of {workers} workers, since it was not set")
-    if job.cluster is not None:
-        nameless = nameless_notice(options.rdzv_backend, job.run_id)
-        return [*told, nameless] if nameless else told
+    if misplaced := _note_on_options_of_script(options):
+        told.append(misplaced)
+    if job.cluster is not None and not job.cluster.is_alone:
+        from rankwise.cli.several_nodes import token_notice  # noqa: PLC0415  # only for several
+
+        token = token_notice(job.cluster)
+        return [*told, token] if token else told
     endpoint = endpoint_notice(
         backend=options.rdzv_backend,
         endpoint=options.rdzv_endpoint,
         is_standalone=options.standalone,
     )
-    return [*told, *filter(None, (idle_notice(options.origins), endpoint))]
+    return [*told, endpoint] if endpoint else told
+
+
+def _note_on_options_of_script(options: "RunOptions") -> str | None:
+    if not any(word.startswith("--") for word in options.training_script_args):
+        return None
+    from rankwise.cli.familiar_words import note_on_options_of_script  # noqa: PLC0415  # not for --help
+
+    return note_on_options_of_script(
+        options.training_script,
+        options.training_script_args,
+        {option.flag.long for option in OPTIONS},
+        {f"--{name.replace('_', '-')}" for name in options.origins},
+    )
 
 
 def exit_code(outcome: "Outcome") -> int:
     """The exit code that tells a shell what became of the run."""
-    from rankwise.base.failure import FailureCause, OutcomeStatus  # noqa: PLC0415  # not needed for --help
+    from rankwise.base.failure import (  # noqa: PLC0415  # not needed for --help
+        Absence,
+        FailureCause,
+        OutcomeStatus,
+    )
 
+    if outcome.absence is Absence.ANOTHER_JOB:
+        return EXIT_CODE_OF_ANOTHER_JOB
+    if outcome.absence is Absence.TOO_LATE:
+        return EXIT_CODE_OF_A_LATECOMER
     match outcome.status:
         case OutcomeStatus.SUCCEEDED:
             return 0
@@ -248,17 +303,11 @@ def exit_code(outcome: "Outcome") -> int:
                 return 1
             if root_cause.cause is FailureCause.HUNG:
                 return EXIT_CODE_OF_A_HANG  # the worker's own code tells how we ended it
-            if root_cause.exit is None or _was_ended_by_us(root_cause):
+            if root_cause.exit is None:
                 return 1
+            if root_cause.cause is FailureCause.RAISED and root_cause.ended_by_us:
+                return 1  # what it would have ended with
             return root_cause.exit.shell_code or 1
-
-
-def _was_ended_by_us(failure: "Failure") -> bool:
-    """Whether it raised, which is 1, and then had to be ended because a thread kept it alive."""
-    from rankwise.base.failure import FailureCause  # noqa: PLC0415  # not needed for --help
-
-    assert failure.exit is not None, "asked of a worker whose end was seen"
-    return failure.cause is FailureCause.RAISED and failure.exit.signal_number in (15, 9)
 
 
 def _options(command: click.Command) -> list[OptionWithVariable]:

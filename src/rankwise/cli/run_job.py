@@ -24,6 +24,7 @@ from rankwise.cli.programs import (
 )
 from rankwise.cli.run_names import random_run_name
 from rankwise.core.gang.vocabulary import GangSpec
+from rankwise.core.rendezvous.configuration import RestartPolicy
 from rankwise.launch.job import (
     Executable,
     Function,
@@ -42,6 +43,13 @@ from rankwise.launch.limits import (
 )
 from rankwise.launch.log_layout import log_plan_problems, parse_streams
 
+BEYOND_RESTARTS = (
+    "no_retry", "retry_startup_errors", "max_no_progress", "max_node_failures", "node_check",
+    "health_port", "spares", "on_preemption", "rdzv_once", "rdzv_own_etcd",
+)  # fmt: skip
+"""Options of rankwise's own: a job with one of them has a plan for its nodes, also if it has one
+node."""
+HEALTH_TOKEN_VARIABLE = "RANKWISE_HEALTH_TOKEN"  # noqa: S105  # the variable's name
 _KINDS = "a number, auto, cpu, gpu or xpu"
 _UNFIT_SIGNALS = {
     "SIGKILL": "cannot be handled by any process",
@@ -103,16 +111,28 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     retry_startup_errors: bool
     on_preemption: str
     rdzv_once: bool
+    rdzv_own_etcd: bool
     node_check: list[str]
     node_topology: str
     health_port: int | None
+    health_host: str | None
     on: str | None
+    virtual_clock: bool
+    trace: str | None
+    report: str | None
     ray_resources: str
+    schedule: str
+    seed: int
+    explore: int | None
+    replay: str | None
+    device: str
+    faults: tuple[str, ...]
     hang_timeout: Duration | None
     restart_backoff: Duration | None
     log_prefix: str | None
     no_prefix: bool
     quiet: bool
+    log_format: str
     origins: Mapping[str, str] = {}
 
     def label(self, name: str) -> str:
@@ -142,7 +162,7 @@ def job_from(options: RunOptions, environ: Mapping[str, str]) -> Job:
     program = _program(options, environ)
     cluster = None
     environment = _environment(size, environ)
-    gang = _gang(options, size)
+    policy = _policy(options)
     run_id = _run_id(options)
     if counts.most > 1:
         from rankwise.cli.several_nodes import (  # noqa: PLC0415  # only for several
@@ -150,16 +170,23 @@ def job_from(options: RunOptions, environ: Mapping[str, str]) -> Job:
             interface_environment,
         )
 
-        cluster = cluster_plan(options, counts, gang)
+        cluster = cluster_plan(options, counts, policy)
         environment |= interface_environment(cluster, environ)
-        # The job has restarts, and counts them over all nodes; a node's gang has none of its own.
-        gang = msgspec.structs.replace(gang, restarts_max=0)
         run_id = options.rdzv_id  # the same on every node, so no random one
-    elif options.spares:
-        raise ConfigError(f"{options.label('spares')} is {options.spares}, but there is one node")
+    elif not options.origins.keys().isdisjoint(BEYOND_RESTARTS):
+        from rankwise.cli.several_nodes import plan_of_one_node  # noqa: PLC0415  # rarely given
+
+        cluster = plan_of_one_node(options, policy, master.host)
+    if cluster is not None:
+        cluster = msgspec.structs.replace(
+            cluster,
+            health_host=options.health_host or cluster.address,
+            health_token=environ.get(HEALTH_TOKEN_VARIABLE, ""),
+        )
     return Job(
         program=program,
-        gang=gang,
+        gang=_gang(options, size),
+        policy=policy,
         cluster=cluster,
         run_id=run_id,
         role=_role(options),
@@ -174,6 +201,7 @@ def job_from(options: RunOptions, environ: Mapping[str, str]) -> Job:
         virtual_local_rank=options.virtual_local_rank,
         cpus_by_rank=_cpus_by_rank(options, size),
         console=not options.quiet,
+        log_format=options.log_format,
     )
 
 
@@ -252,17 +280,21 @@ def _size_by_kind(kind: str, label: str, environ: Mapping[str, str]) -> int:
 
 
 def _gang(options: RunOptions, size: int) -> GangSpec:
-    check_restarts(options.max_restarts, options.label("max_restarts"))
     if options.hang_timeout is not None and options.hang_timeout <= 0:
         raise ConfigError(f"{options.label('hang_timeout')} is 0, expected more than 0 seconds")
-    gang = GangSpec(size=size, restarts_max=options.max_restarts, hang_timeout=options.hang_timeout)
+    gang = GangSpec(size=size, hang_timeout=options.hang_timeout)
     if options.shutdown_timeout is not None:
         gang = msgspec.structs.replace(gang, grace=options.shutdown_timeout)
-    if options.restart_backoff is not None:
-        longest = Duration(max(60 * SECOND, options.restart_backoff))
-        backoff = Backoff(initial=options.restart_backoff, longest=longest)
-        gang = msgspec.structs.replace(gang, backoff=backoff)
     return gang
+
+
+def _policy(options: RunOptions) -> RestartPolicy:
+    check_restarts(options.max_restarts, options.label("max_restarts"))
+    if options.restart_backoff is None:
+        return RestartPolicy(restarts_max=options.max_restarts)
+    longest = Duration(max(60 * SECOND, options.restart_backoff))
+    backoff = Backoff(initial=options.restart_backoff, longest=longest)
+    return RestartPolicy(restarts_max=options.max_restarts, backoff=backoff)
 
 
 def _run_id(options: RunOptions) -> str:
@@ -384,7 +416,12 @@ def _signals(options: RunOptions) -> tuple[int, ...]:
         if name in _UNFIT_SIGNALS:
             raise ConfigError(f"{label}: {name} {_UNFIT_SIGNALS[name]}")
         if name not in signal.Signals.__members__:
-            raise ConfigError(f"{label}: {name!r} is not a signal's name, expected such as SIGTERM")
+            from rankwise.base.suggestions import nearest  # noqa: PLC0415  # only for mistakes
+
+            meant = nearest(name.upper(), signal.Signals.__members__)
+            hint = f"did you mean {meant}?" if meant else None
+            told = f"{label}: {name!r} is not a signal's name, expected such as SIGTERM"
+            raise ConfigError(told, hint=hint)
         numbers.append(int(signal.Signals[name]))
     if not numbers:
         raise ConfigError(

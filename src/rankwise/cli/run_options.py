@@ -11,6 +11,7 @@ import click
 from rankwise.cli.options import (
     COMMA_LIST,
     DURATION,
+    ELSEWHERE,
     OptionWithVariable,
     complete_directory,
 )
@@ -20,9 +21,10 @@ RANKS = "Ranks"
 LOGS = "Logs"
 FAILURES = "Failure handling"
 RENDEZVOUS = "Rendezvous (several nodes)"
+REHEARSAL = "Simulated ranks (--on sim)"
 COMPATIBILITY = "Compatibility"
 
-GROUPS = (PROGRAM, RANKS, LOGS, FAILURES, RENDEZVOUS, COMPATIBILITY)
+GROUPS = (PROGRAM, RANKS, LOGS, FAILURES, RENDEZVOUS, REHEARSAL, COMPATIBILITY)
 
 START_METHODS = ["subprocess", "spawn", "forkserver", "fork"]
 BINDINGS = ["node", "socket", "exclusive", "core-complex"]
@@ -48,7 +50,7 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
     _flag(
         "--no-python",
         group=PROGRAM,
-        help="SCRIPT is a program of any kind and is executed itself, not given to Python.",
+        help="SCRIPT is an executable of any kind, and is run without Python.",
     ),
     _flag(
         "--run-path",
@@ -71,7 +73,7 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         metavar="MODULE,...",
         type=COMMA_LIST,
         default=None,
-        default_shown="the script's own top-level imports that lie outside its folder",
+        default_shown="the script's own top-level imports from outside its folder",
         is_torchrun=False,
         help="Modules that the fork server imports before it forks. It looks where the workers "
         "look: first beside the script, or with -m in the working directory.",
@@ -105,7 +107,7 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         group=LOGS,
         metavar="DIR",
         default=None,
-        default_shown="a temporary directory, kept when log files were asked for",
+        default_shown="a temporary directory, kept if log files were requested",
         shell_complete=complete_directory,
         help="Where log files go; each run makes a directory of its own in it.",
     ),
@@ -161,14 +163,23 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         default_shown="[${role_name}${local_rank}]:",
         variables=("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",),
         is_torchrun=False,
-        help="What stands before each line on the console; ${role_name}, ${local_rank} and "
+        help="Prefix of each line on the console; ${role_name}, ${local_rank} and "
         "${rank} are filled in.",
+    ),
+    OptionWithVariable(
+        ["--log-format"],
+        group=LOGS,
+        type=click.Choice(["text", "json"]),
+        default="text",
+        is_torchrun=False,
+        help="Format of rankwise's own messages on stderr: text, or one JSON object for each "
+        "notice, round, failure and restart. Output of workers is not changed.",
     ),
     _flag(
         "--no-prefix",
         group=LOGS,
         is_torchrun=False,
-        help="Nothing stands before the lines on the console.",
+        help="Lines on the console have no prefix.",
     ),
     _value(
         "--logs-specs",
@@ -212,13 +223,13 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         default_shown="none",
         is_torchrun=False,
         help="Exceptions (ValueError, mypackage.BadConfig) and exit codes after which no restart "
-        "is tried, on several nodes.",
+        "is tried.",
     ),
     _flag(
         "--retry-startup-errors",
         group=FAILURES,
         is_torchrun=False,
-        help="Spend restarts also on workers that cannot even be started, on several nodes.",
+        help="Use restarts also when a worker cannot be started.",
     ),
     _value(
         "--max-no-progress",
@@ -228,8 +239,8 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         default=None,
         default_shown="no limit",
         is_torchrun=False,
-        help="Give up after N failures in a row without progress, on several nodes: no step "
-        "farther than before (rankwise.should_stop counts them), or no run of five minutes.",
+        help="Give up after N failures in a row without progress: no step farther than before "
+        "(rankwise.should_stop counts them), or no run of five minutes.",
     ),
     _value(
         "--max-node-failures",
@@ -239,7 +250,8 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         default=None,
         default_shown="no limit",
         is_torchrun=False,
-        help="Leave out a node on which N failures began, if enough others remain.",
+        help="Leave out a node on which N failures began, if enough others remain; one node alone "
+        "gives up.",
     ),
     _value(
         "--hang-timeout",
@@ -249,8 +261,8 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         default=None,
         default_shown="never",
         is_torchrun=False,
-        help="When no worker has shown a sign of life for so long (30s, 5m), print every rank's "
-        "stack and count it as a failure.",
+        help="If no worker makes progress for this time (30s, 5m), print every rank's stack and "
+        "count it as a failure.",
     ),
     _value(
         "--shutdown-timeout",
@@ -260,22 +272,22 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         default=None,
         default_shown="30s",
         variables=("TORCH_ELASTIC_SHUTDOWN_TIMEOUT",),
-        help="How long workers may take to end once told to, before they are killed.",
+        help="Time that workers have to end after they are told to stop, before they are killed.",
     ),
     _value(
         "--signals-to-handle",
         group=FAILURES,
         metavar="NAME,...",
         default="SIGTERM,SIGINT,SIGHUP,SIGQUIT",
-        help="Signals that end the run gracefully; a second one kills the workers at once.",
+        help="Signals that end the run gracefully; a second one kills the workers immediately.",
     ),
     _value(
         "--nnodes",
         group=RENDEZVOUS,
         metavar="N|MIN:MAX",
         default="1:1",
-        help="Number of nodes: the job runs on at least MIN of them, and on up to MAX while they "
-        "are there.",
+        help="Number of nodes: the job runs on at least MIN nodes, and on up to MAX if they are "
+        "available.",
     ),
     _value(
         "--node-rank",
@@ -288,14 +300,15 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
     _flag(
         "--standalone",
         group=RENDEZVOUS,
-        help="One node that needs nobody else, whatever the --rdzv options say.",
+        help="Run on this node alone; the --rdzv options are ignored.",
     ),
     _value(
         "--master-addr",
         group=RENDEZVOUS,
         metavar="HOST",
         default="127.0.0.1",
-        help="Address on which rank 0 listens, and at which nodes meet with --rdzv-backend static.",
+        help="Address on which rank 0 listens; with --rdzv-backend static also the rendezvous of "
+        "the nodes.",
     ),
     _value(
         "--master-port",
@@ -312,15 +325,23 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         group=RENDEZVOUS,
         metavar="NAME",
         default="none",
-        default_shown="a short random name; none on several nodes",
+        default_shown="a short random name; none on several nodes, and with etcd it must be given",
         help="The run's name, the same on all its nodes; shown by `rankwise ps` and used for log "
         "directories.",
     ),
     _flag(
+        "--rdzv-own-etcd",
+        group=RENDEZVOUS,
+        help="Start an etcd of three members for this run, on the nodes that --rdzv-endpoint names "
+        "(under SLURM: the first three), with the etcd in PATH. The run survives the loss of any "
+        "of them.",
+        is_torchrun=False,
+    ),
+    _flag(
         "--rdzv-once",
         group=RENDEZVOUS,
-        help="The run's name serves once: a node that comes when the run is over is told how it "
-        "ended, instead of beginning another run of that name.",
+        help="Use the run's name once: a node that starts after the end of the run reports how it "
+        "ended, and does not start another run of that name.",
         is_torchrun=False,
     ),
     _value(
@@ -337,7 +358,7 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         metavar="HOST[:PORT]",
         default="",
         default_shown="none",
-        help="Address of the rendezvous; with the static backend it stands for --master-addr and "
+        help="Address of the rendezvous; with the static backend it means --master-addr and "
         "--master-port.",
     ),
     _value(
@@ -355,7 +376,7 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         metavar="HOST",
         default=None,
         default_shown="the one that packets to the endpoint leave from",
-        help="This node's address as the others reach it, or the name of its interface.",
+        help="Address under which other nodes reach this node, or the name of its interface.",
     ),
     _value(
         "--spares",
@@ -364,7 +385,7 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         type=click.INT,
         default=0,
         is_torchrun=False,
-        help="How many nodes wait in reserve, for when one is lost, rather than run.",
+        help="Number of spare nodes: they wait, and replace a node that is lost.",
     ),
     _value(
         "--node-topology",
@@ -383,7 +404,7 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         metavar="COMMAND",
         multiple=True,
         default=(),
-        default_shown="disk, memory and clock",
+        default_shown="disk, memory and clock, on several nodes",
         is_torchrun=False,
         help="A command that must succeed before this node takes part; may be given several times.",
     ),
@@ -393,18 +414,44 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         type=click.Choice(["stop", "leave"]),
         default="stop",
         is_torchrun=False,
-        help="What a signal to one of several nodes means: stop the whole job at one step, or "
-        "leave it and let the others go on.",
+        help="Effect of a signal to one of several nodes: stop the whole job at one step, or leave "
+        "the job while the other nodes go on.",
     ),
     OptionWithVariable(
         ["--on"],
         group=RENDEZVOUS,
-        type=click.Choice(["ray"]),
+        type=ELSEWHERE,
         default=None,
         default_shown="this machine is one of the nodes",
         is_torchrun=False,
-        help="Start the agents elsewhere: ray starts one on each of --nnodes nodes of a Ray "
-        "cluster, in a placement group (needs the extra: pip install 'rankwise[ray]').",
+        help="Run elsewhere: ray starts an agent on each of --nnodes nodes of a Ray cluster, in a "
+        "placement group (needs the extra: pip install 'rankwise[ray]'); sim simulates --nnodes "
+        "times --nproc-per-node ranks in one process, in virtual time; sim:MACHINE, a preset "
+        "(default, torus16, pod64, switch8) or a topology file, also predicts how long they take.",
+    ),
+    _flag(
+        "--virtual-clock",
+        group=REHEARSAL,
+        is_torchrun=False,
+        help="Python's time functions and CUDA events show ranks the virtual time only.",
+    ),
+    _value(
+        "--trace",
+        group=REHEARSAL,
+        metavar="FILE",
+        default=None,
+        default_shown="none",
+        is_torchrun=False,
+        help="Write a timeline of all ranks for Perfetto; compressed if FILE ends in .gz.",
+    ),
+    _value(
+        "--report",
+        group=REHEARSAL,
+        metavar="FILE",
+        default=None,
+        default_shown="none",
+        is_torchrun=False,
+        help="Write the prediction as one HTML page.",
     ),
     _value(
         "--ray-resources",
@@ -413,7 +460,7 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         default="",
         default_shown="a CPU per worker; all GPUs of a node where --nproc-per-node is gpu or auto",
         is_torchrun=False,
-        help="What each agent takes of its node with --on ray, such as CPU=16,GPU=8.",
+        help="Resources that each agent reserves with --on ray, such as CPU=16,GPU=8.",
     ),
     _value(
         "--health-port",
@@ -426,20 +473,89 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         is_torchrun=False,
         help="Answer GET /health and GET /metrics (Prometheus) on this port.",
     ),
+    OptionWithVariable(
+        ["--schedule"],
+        group=REHEARSAL,
+        type=click.Choice(["queue", "random"]),
+        default="queue",
+        is_torchrun=False,
+        help="Which rank runs next, and which message is received first: in the order in which "
+        "they are ready, or at random from --seed.",
+    ),
+    _value(
+        "--seed",
+        group=REHEARSAL,
+        metavar="N",
+        type=click.INT,
+        default=0,
+        is_torchrun=False,
+        help="Seed of everything random: --schedule random, --explore, and random states that the "
+        "program does not seed.",
+    ),
+    _value(
+        "--explore",
+        group=REHEARSAL,
+        metavar="N",
+        type=click.IntRange(1),
+        default=None,
+        default_shown="one run",
+        is_torchrun=False,
+        help="Run the program with N different schedules, or with all if there are fewer. Its "
+        "output is not shown; a failure is shown with the command that replays it.",
+    ),
+    _value(
+        "--replay",
+        group=REHEARSAL,
+        metavar="FILE",
+        default=None,
+        default_shown="none",
+        is_torchrun=False,
+        help="Run with the schedule that --explore has written to FILE.",
+    ),
+    OptionWithVariable(
+        ["--device"],
+        group=REHEARSAL,
+        type=click.Choice(["cpu", "cuda"]),
+        default="cpu",
+        is_torchrun=False,
+        help="Device of the ranks: cuda models a CUDA device for each rank on the CPU, for PyTorch "
+        "scripts that need one.",
+    ),
+    _value(
+        "--faults",
+        group=REHEARSAL,
+        metavar="FAULT|PLAN.yaml",
+        multiple=True,
+        default=(),
+        default_shown="none",
+        is_torchrun=False,
+        help="Faults of ranks, such as kill:rank=3@collective=9 or slow:rank=2,by=10ms; "
+        "docs/rehearsal.md has them all. May be given several times.",
+    ),
+    _value(
+        "--health-host",
+        group=RENDEZVOUS,
+        metavar="ADDRESS",
+        default=None,
+        default_shown="this node's, as the others reach it",
+        is_torchrun=False,
+        help="The address that --health-port listens on; 0.0.0.0 for all. With "
+        "RANKWISE_HEALTH_TOKEN in the environment, requests must have it (Authorization: Bearer).",
+    ),
     _value(
         "--monitor-interval",
         group=COMPATIBILITY,
         metavar="SECONDS",
         type=click.FLOAT,
         default=0.1,
-        help="Accepted and without effect: rankwise is told of a worker's end and never polls.",
+        help="Accepted and without effect: rankwise does not poll workers.",
     ),
     _value(
         "--event-log-handler",
         group=COMPATIBILITY,
         metavar="NAME",
         default="null",
-        help="Which handler of rankwise.compat.torch.elastic.events is told what became of the "
-        "run: null, console, or one that a plug-in has registered.",
+        help="Handler of rankwise.compat.torch.elastic.events that gets the run's events: null, "
+        "console, or the name of a plug-in.",
     ),
 )

@@ -1,32 +1,42 @@
-"""From the options of `rankwise run` to a plan for a node among several."""
+"""From the options of `rankwise run` to a plan for a node: among several, or the only one."""
 
+import os
+import shlex
+import signal
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from rankwise.base.errors import ConfigError
-from rankwise.cli.nodes import NodeCounts, parse_settings
+from rankwise.cli.nodes import NodeCounts, check_name, parse_settings
 from rankwise.core.rendezvous.configuration import RendezvousConfig, RestartPolicy
+from rankwise.drivers.real.stores.opening import TOKEN_VARIABLE
 from rankwise.launch.cluster.addresses import (
     address_of,
     interface_of,
     own_address,
     split_endpoint,
 )
-from rankwise.launch.cluster.plan import ClusterPlan
+from rankwise.launch.cluster.plan import ClusterPlan, plan_alone
 from rankwise.launch.cluster.settings import RUN_TTL, split_settings, with_timing
 from rankwise.launch.limits import check_run_id
 
 if TYPE_CHECKING:
     from rankwise.cli.run_job import RunOptions
-    from rankwise.core.gang.vocabulary import GangSpec
 
 _INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
+SERVED_BY_AN_AGENT = ("static", "embedded", "c10d")
+"""Backends whose store lives in one of the agents."""
+FINGERPRINT_CHARACTERS = 200
+"""How much of a program and its arguments is kept to be shown."""
 MASTER_PORT = 29500
 """torchrun's, for nodes that are told nothing else."""
 
 
-def cluster_plan(options: "RunOptions", counts: NodeCounts, gang: "GangSpec") -> ClusterPlan:
+def cluster_plan(options: "RunOptions", counts: NodeCounts, policy: RestartPolicy) -> ClusterPlan:
     """How this node meets the others.
 
     Raises:
@@ -36,15 +46,21 @@ def cluster_plan(options: "RunOptions", counts: NodeCounts, gang: "GangSpec") ->
     _check_together(options, counts, is_static=is_static)
     check_run_id(options.rdzv_id, options.label("rdzv_id"))
     endpoint = _endpoint(options, is_static=is_static)
+    check_name(options.rdzv_backend, options.rdzv_id)
     label = options.label("rdzv_conf")
-    settings = split_settings(parse_settings(options.rdzv_conf), label=label)
+    given = parse_settings(options.rdzv_conf)
+    program = given.pop("program", None) or _fingerprint(options)
+    settings = split_settings(given, label=label)
     rendezvous = RendezvousConfig(
         nodes_min=counts.least,
         nodes_max=counts.most,
         spares=options.spares,
         is_static=is_static,
-        policy=_policy(options, gang),
+        policy=_policy(options, policy),
+        settings={"program": program},
         replaces_ended=not options.rdzv_once,
+        ends_with_store=options.rdzv_backend in SERVED_BY_AN_AGENT
+        and given.get("store_type") != "file",
         run_ttl=RUN_TTL,
     )
     rendezvous = with_timing(rendezvous, settings, label)
@@ -54,6 +70,7 @@ def cluster_plan(options: "RunOptions", counts: NodeCounts, gang: "GangSpec") ->
         backend=options.rdzv_backend,
         endpoint=endpoint,
         store=settings.store,
+        own_etcd=options.rdzv_own_etcd,
         rendezvous=rendezvous,
         address=address or own_address(endpoint),
         topology=options.node_topology,
@@ -61,6 +78,38 @@ def cluster_plan(options: "RunOptions", counts: NodeCounts, gang: "GangSpec") ->
         master_address=options.master_addr if names_master else _static_host(endpoint, is_static),
         master_port=_master_port(options, is_static=is_static),
         leaves_alone=options.on_preemption == "leave",
+        has_token=has_token(settings.store),
+        checks=tuple(options.node_check),
+        health_port=options.health_port,
+    )
+
+
+def plan_of_one_node(options: "RunOptions", policy: RestartPolicy, address: str) -> ClusterPlan:
+    """The plan of the only node, with what the user asks for beyond a gang.
+
+    Raises:
+        ConfigError: an option cannot be used, or means nothing without other nodes.
+    """
+    means_nothing = [
+        name
+        for name, is_asked in (
+            ("spares", options.spares != 0),
+            ("on_preemption", options.on_preemption == "leave"),
+            ("rdzv_once", options.rdzv_once),
+            ("rdzv_own_etcd", options.rdzv_own_etcd),
+        )
+        if is_asked
+    ]
+    if means_nothing:
+        label = options.label(means_nothing[0])
+        raise ConfigError(
+            f"{label} needs several nodes, and this run has one",
+            hint="leave it out, or give --nnodes",
+        )
+    _check_numbers(options)
+    return plan_alone(
+        _policy(options, policy),
+        address,
         checks=tuple(options.node_check),
         health_port=options.health_port,
     )
@@ -92,6 +141,12 @@ def _check_together(options: "RunOptions", counts: NodeCounts, *, is_static: boo
             "lets nodes choose their ranks",
             hint="leave it out, or use --rdzv-backend static",
         )
+    if options.rdzv_own_etcd and options.rdzv_backend != "etcd":
+        raise ConfigError(
+            f"{options.label('rdzv_own_etcd')} and --rdzv-backend {options.rdzv_backend} do not go "
+            "together",
+            hint="give --rdzv-backend etcd, and --rdzv-endpoint with the first three nodes",
+        )
     if options.spares < 0 or (options.spares and is_static):
         raise ConfigError(
             f"{options.label('spares')} is {options.spares}, expected 0"
@@ -101,6 +156,10 @@ def _check_together(options: "RunOptions", counts: NodeCounts, *, is_static: boo
                 else " or more"
             )
         )
+    _check_numbers(options)
+
+
+def _check_numbers(options: "RunOptions") -> None:
     for name in ("max_no_progress", "max_node_failures"):
         value = getattr(options, name)
         if value is not None and value < 1:
@@ -126,6 +185,36 @@ def _endpoint(options: "RunOptions", *, is_static: bool) -> str:
     return f"{host}:{options.master_port or MASTER_PORT}"
 
 
+def has_token(store: Mapping[str, str]) -> bool:
+    """Whether the nodes were given a token for the store that one of them serves."""
+    return bool(os.environ.get(TOKEN_VARIABLE) or {"token", "token_file"} & store.keys())
+
+
+def token_notice(plan: ClusterPlan) -> str | None:
+    """A warning for nodes of several hosts that meet with nothing but the run's name."""
+    host, _ = split_endpoint(plan.endpoint)
+    is_local = host in ("localhost", "::1") or host.startswith("127.")
+    if plan.backend not in ("static", "embedded") or plan.has_token or is_local:
+        return None
+    return (
+        "anyone who knows the run's id can join it, and users of these hosts can see it (set "
+        f"{TOKEN_VARIABLE} to the same secret on all nodes)"
+    )
+
+
+def _fingerprint(options: "RunOptions") -> str:
+    """What is run, as all nodes must say it alike; the folder of the program may differ.
+
+    A long one is cut, and told from others by a digest.
+    """
+    text = shlex.join([Path(options.training_script).name, *options.training_script_args])
+    if len(text) <= FINGERPRINT_CHARACTERS:
+        return text
+    from hashlib import sha256  # noqa: PLC0415  # only for long ones
+
+    return f"{text[:FINGERPRINT_CHARACTERS]}… {sha256(text.encode()).hexdigest()[:12]}"
+
+
 def _static_host(endpoint: str, is_static: bool) -> str | None:
     """The static rendezvous is where rank 0's node is, as everybody was told to reach it."""
     return split_endpoint(endpoint)[0] if is_static else None
@@ -138,11 +227,11 @@ def _master_port(options: "RunOptions", *, is_static: bool) -> int | None:
     return options.master_port
 
 
-def _policy(options: "RunOptions", gang: "GangSpec") -> RestartPolicy:
+def _policy(options: "RunOptions", policy: RestartPolicy) -> RestartPolicy:
     names, codes = [], []
     for word in filter(None, map(str.strip, options.no_retry)):
         try:
-            codes.append(int(word))
+            code = int(word)
         except ValueError:
             if not all(part.isidentifier() for part in word.split(".")):
                 raise ConfigError(
@@ -150,9 +239,15 @@ def _policy(options: "RunOptions", gang: "GangSpec") -> RestartPolicy:
                     "exit code"
                 ) from None
             names.append(word)
-    return RestartPolicy(
-        restarts_max=gang.restarts_max,
-        backoff=gang.backoff,
+        else:
+            if not -signal.NSIG < code <= 255:
+                raise ConfigError(
+                    f"{options.label('no_retry')}: no worker can end with {code}, expected an exit "
+                    "code (0 to 255) or the negative number of a signal"
+                )
+            codes.append(code)
+    return msgspec.structs.replace(
+        policy,
         final_exceptions=tuple(names),
         final_exit_codes=tuple(codes),
         retries_startup_errors=options.retry_startup_errors,

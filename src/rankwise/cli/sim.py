@@ -5,8 +5,13 @@ not. Exit codes: 0 success; 2 a setting, file or name that cannot be used, and n
 check that failed, ranks that failed or are stuck, or a time limit.
 """
 
+import os
+import signal
 import sys
-from contextlib import nullcontext, redirect_stdout
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -41,7 +46,35 @@ def sim() -> None:
 sim.add_command(cluster)
 
 
-@sim.command("bench", context_settings=CONTEXT_SETTINGS)
+class _BenchCommand(click.Command):
+    """Its help lists the parameters of the bench that is named beside `--help`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.obj = [word for word in args if not word.startswith("-")]
+        return super().parse_args(ctx, args)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if not ctx.obj:
+            return
+        from rankwise.sim.benches import NAMES  # noqa: PLC0415  # not for the help alone
+        from rankwise.sim.benches.programs import shipped_program  # noqa: PLC0415  # the same
+
+        name = next((word for word in ctx.obj if word in NAMES), None)
+        if name is None:
+            return
+        rows = [
+            (each.name, each.expected + _default_in_words(each.default))
+            for each in shipped_program(name).parameters.all
+        ]
+        with formatter.section(f"Parameters of {name}, for --set and --sweep"):
+            formatter.write_dl(rows)
+
+
+def _default_in_words(default: Any) -> str:
+    return "" if default is None else f"  [default: {default}]"
+
+
+@sim.command("bench", cls=_BenchCommand, context_settings=CONTEXT_SETTINGS)
 @click.argument("name", required=False, shell_complete=complete_benches)
 @simulation_options
 def bench(name: str | None, **options: Any) -> int:
@@ -57,13 +90,63 @@ def bench(name: str | None, **options: Any) -> int:
 
 @sim.command("run", context_settings=CONTEXT_SETTINGS)
 @click.argument("program", metavar="PROGRAM.py", shell_complete=complete_files)
+@click.argument("arguments", nargs=-1, metavar="[-- ARGUMENTS]")
+@click.option(
+    "--triton",
+    is_flag=True,
+    help="Run a script that says `import triton`, unmodified: its kernels are emulated on the CPU, "
+    "or run on a simulated machine if --topology is given.",
+)
 @simulation_options
-def run(program: str, **options: Any) -> int:
+@click.pass_context
+def run(
+    ctx: click.Context, /, program: str, arguments: tuple[str, ...], *, triton: bool, **options: Any
+) -> int:
     """Run a program of your own.
 
-    It defines run(torch), or worker(rank, world_size, torch), which then runs once per SIP.
+    It defines run(torch), or worker(rank, world_size, torch), which then runs once per SIP. With
+    --triton it is any script.
     """
-    return _simulate(program, is_file=True, **options)
+    if not triton:
+        if arguments:
+            raise ConfigError(
+                f"{arguments[0]!r} comes after the program, which takes no arguments",
+                hint="--set KEY=VALUE sets its parameters",
+            )
+        return _simulate(program, is_file=True, **options)
+    given = {
+        name
+        for name in options
+        if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+    }
+    _check_options_of_triton(given)
+    if "topology" in given:
+        return _simulate(program, is_file=True, arguments=arguments, **options)
+    return _emulate(program, arguments, time_limits(options["max_time"]).real_s)
+
+
+def _emulate(program: str, arguments: tuple[str, ...], limit_s: float | None) -> int:
+    """Run a script that says `import triton`, without a machine."""
+    from rankwise.sim.benches.triton_script import TritonScript  # noqa: PLC0415  # not for --help
+    from rankwise.sim.runtime.wall_limit import wall_limit  # noqa: PLC0415  # the same
+
+    with _failures_told() as end, wall_limit(limit_s, remedy="a larger --max-time real:…"):
+        TritonScript(program, arguments).run(None, {})
+    return end.code
+
+
+def _check_options_of_triton(given: set[str]) -> None:
+    """Refuse options that would do nothing."""
+    for name, option in (("sweep", "--sweep"), ("timing_only", "--timing-only")):
+        if name in given:
+            raise ConfigError(f"{option} has no meaning with --triton")
+    of_machines = {"fields": "--set", "ccl": "--ccl", "trace": "--trace", "report": "--report"}
+    for name in given & set(of_machines):
+        if "topology" not in given:
+            raise ConfigError(
+                f"{of_machines[name]} is about a machine, and --triton alone has none",
+                hint="name one: --topology default",
+            )
 
 
 @sim.command(
@@ -75,14 +158,26 @@ def run(program: str, **options: Any) -> int:
 @click.option(
     "--svg", metavar="FILE", shell_complete=complete_files, help="Write the drawing as SVG instead."
 )
-def topology(file: str, svg: str | None) -> None:
+@click.option(
+    "--yaml",
+    is_flag=True,
+    help="Print the machine as a topology file instead: what a machine of your own begins with.",
+)
+def topology(*, file: str, svg: str | None, yaml: bool) -> None:
     """Draw the machine that FILE describes: a preset (default, torus16, pod64, switch8) or YAML."""
     from rankwise.cli.sim_progress import terminal_width  # noqa: PLC0415  # not for --help
     from rankwise.sim.hardware.topology import load_topology  # noqa: PLC0415  # the same
     from rankwise.sim.reporting.machine_drawing import as_svg, as_text  # noqa: PLC0415  # the same
 
     machine = load_topology(file)
-    if svg is None:
+    if yaml:
+        from yaml import safe_dump  # noqa: PLC0415  # the same
+
+        if svg is not None:
+            raise ConfigError("--svg and --yaml are two forms of the machine", hint="give one")
+        spec = safe_dump(machine.spec, sort_keys=False, default_flow_style=None, width=120)
+        click.echo(spec, nl=False)
+    elif svg is None:
         click.echo(as_text(machine, terminal_width()))
     else:
         from rankwise.sim.reporting.files import write_text  # noqa: PLC0415  # the same
@@ -105,13 +200,14 @@ def _simulate(
     program: str,
     *,
     is_file: bool,
+    arguments: tuple[str, ...] | None = None,
     sweep: tuple[str, ...],
     style: str,
     trace: str | None,
     report: str | None,
     **options: Any,
 ) -> int:
-    settings = _settings(program, is_file=is_file, **options)
+    settings = _settings(program, is_file=is_file, arguments=arguments, **options)
     swept = assignments("--sweep", sweep, is_list=True)
     for each in swept:
         if each.key in settings.fields:
@@ -121,18 +217,59 @@ def _simulate(
             "--trace and --report are about one run, and --sweep makes several",
             hint="run the point that you want to see by itself, with --set",
         )
-    try:
+    with _failures_told() as end:
         if swept:
             from rankwise.cli.sim_sweep import run_sweep  # noqa: PLC0415  # only here
 
-            return run_sweep(settings, points_of(swept), style)
-        return _run_one(settings, style, trace, report)
+            end.code = run_sweep(settings, points_of(swept), style)
+        else:
+            end.code = _run_one(settings, style, trace, report)
+    return end.code
+
+
+class _End:
+    """How a simulation ended: its exit code."""
+
+    code = 0
+
+
+@contextmanager
+def _failures_told() -> Iterator[_End]:
+    """Tell what the user's program fails with: its lines, and never ours."""
+    end = _End()
+    try:
+        with _sigterm_is_told():
+            yield end
     except (click.ClickException, BrokenPipeError):
         raise
-    except Exception as error:  # noqa: BLE001  # the user's program failed: show where, not us
+    except Exception as error:  # noqa: BLE001  # whatever it raises
         from rankwise.cli.sim_failures import tell_failure  # noqa: PLC0415  # only here
 
-        return tell_failure(error)
+        end.code = tell_failure(error)
+
+
+@contextmanager
+def _sigterm_is_told() -> Iterator[None]:
+    """Let a SIGTERM that ends this process leave a line and a whole terminal behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def tell_and_die(signum: int, _frame: FrameType | None) -> None:
+        show_cursor = b"\x1b[?25h\r\n" if os.isatty(2) else b""  # a sign of life had hidden it
+        with suppress(OSError):
+            os.write(2, show_cursor + b"rankwise sim: ended by SIGTERM before the run was over\n")
+        signal.signal(signum, signal.SIG_DFL)
+        os.kill(os.getpid(), signum)
+
+    before = signal.getsignal(signal.SIGTERM)
+    if before is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, tell_and_die)
+    try:
+        yield
+    finally:
+        if before is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, before)
 
 
 def _run_one(settings: "Settings", style: str, trace: str | None, report: str | None) -> int:
@@ -192,6 +329,7 @@ def _settings(
     program: str,
     *,
     is_file: bool,
+    arguments: tuple[str, ...] | None,
     topology: str,
     ccl: str | None,
     fields: tuple[str, ...],
@@ -205,6 +343,7 @@ def _settings(
     return Settings(
         program=program,
         is_file=is_file,
+        arguments=arguments,
         topology=topology,
         ccl=ccl,
         fields={each.key: each.values[0] for each in assignments("--set", fields, is_list=False)},

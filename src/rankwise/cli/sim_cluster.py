@@ -36,20 +36,24 @@ def _count(name: str, least: int, most: int | None = None, **attributes: Any) ->
     short_help="Simulate a cluster of agents, and what goes wrong there.",
     context_settings=CONTEXT_SETTINGS,
 )
-@_count("--nodes", 1, 100_000, help="How many nodes there are. [default: 8]")
-@click.option("--nnodes", metavar="N|MIN:MAX", help="How many of them run. [default: all]")
-@_count("--spares", 0, help="How many are kept in reserve. [default: 0]")
+@_count("--nodes", 1, 100_000, help="Number of nodes. [default: 8]")
+@click.option(
+    "--nnodes", metavar="N|MIN:MAX", help="Number of nodes that run the job. [default: all]"
+)
+@_count("--spares", 0, help="Number of spare nodes. [default: 0]")
 @_count("--nproc-per-node", 1, help="Workers of each node. [default: 1]")
-@_count("--max-restarts", 0, help="How many failures the job survives. [default: 0]")
+@_count("--max-restarts", 0, help="Number of restarts. [default: 0]")
 @click.option(
     "--faults",
     metavar="PLAN.yaml",
     default="",
-    help="What befalls the cluster; docs/cluster-simulation.md tells how to write it.",
+    help="The faults to simulate; docs/cluster-simulation.md describes the format.",
 )
 @click.option("--random", "is_random", is_flag=True, help="Draw the whole plan from the seed.")
-@click.option("--seed", metavar="N", type=int, default=0, help="Decides all chance. [default: 0]")
-@_count("--seeds", 1, default=1, help="Run so many, from --seed on. [default: 1]")
+@click.option(
+    "--seed", metavar="N", type=int, default=0, help="Seed of everything random. [default: 0]"
+)
+@_count("--seeds", 1, default=1, help="Number of seeds to run, starting with --seed. [default: 1]")
 @click.option("--journal", metavar="FILE", help="Write every stimulus and effect as JSON lines.")
 @click.option("--plan-only", is_flag=True, help="Print the plan as JSON, and run nothing.")
 def cluster(

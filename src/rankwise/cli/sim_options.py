@@ -129,16 +129,15 @@ _OPTIONS = (
         shell_complete=complete_fields,
         help="Run once per value, on all cores; several sweeps give every combination.",
     ),
-    click.option("--seed", default=0, show_default=True, help="What random tensors come from."),
+    click.option("--seed", default=0, show_default=True, help="Seed of random tensors."),
     click.option(
-        "--timing-only", is_flag=True, help="Compute no numbers: for machines that are large."
+        "--timing-only", is_flag=True, help="Skip the numerics: faster, for large machines."
     ),
     click.option(
         "--max-time",
         multiple=True,
         metavar="TIME",
-        help="Give up after so much simulated or real time (30s), or one of them "
-        "(virtual:5ms, real:2m).",
+        help="Time limit, simulated and real (30s), or one of them (virtual:5ms, real:2m).",
     ),
     click.option(
         "--format",

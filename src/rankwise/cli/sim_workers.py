@@ -3,7 +3,7 @@
 Each has a pipe to this process, on which settings go out and outcomes come back. **A worker dies**
 (memory exhausted, a crash): its pipe ends, the settings that it had are told as failed, and another
 one takes its place. **This process dies**: the kernel kills the workers. **Interrupted**: they are
-killed at once; they themselves never see an interrupt, since a terminal sends it to all.
+killed immediately; they themselves never see an interrupt, since a terminal sends it to all.
 """
 
 import os

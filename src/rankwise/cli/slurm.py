@@ -8,7 +8,8 @@ nodes know, all alike, how many they are (SLURM_STEP_NUM_NODES), what their run 
 
 What the user says wins: with --standalone, or as soon as one option or PET_ variable says where or
 as whom this node meets the others, nothing is taken from SLURM but the sizes behind
-`--nproc-per-node auto`. A run inside a worker of another run takes nothing at all, although it
+`--nproc-per-node auto`, and the run's name where nodes meet in an etcd.
+ A run inside a worker of another run takes nothing at all, although it
 inherits the variables.
 
 Nothing here asks SLURM's commands or daemons.
@@ -16,8 +17,9 @@ Nothing here asks SLURM's commands or daemons.
 
 import os
 import re
-from collections.abc import Iterator, Mapping
-from itertools import product
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice, product
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -80,29 +82,45 @@ class Completed(NamedTuple):
     notice: str | None
 
 
-def completed(options: "RunOptions", environ: Mapping[str, str]) -> Completed:
+def completed(
+    options: "RunOptions", environ: Mapping[str, str], words: Sequence[str] = ()
+) -> Completed:
     """The options with whatever they leave open and SLURM knows.
 
+    Args:
+        options: as given.
+        environ: with SLURM's variables.
+        words: what followed `rankwise run`, to be shown with `srun` before it.
+
     Raises:
-        ConfigError: the step has several tasks on one node, or a variable cannot be read.
+        ConfigError: the job has several nodes, and this is no task of a step; the step has several
+            tasks on one node; or a variable cannot be read.
     """
     if "SLURM_JOB_ID" not in environ or "RANKWISE_RUN_ID" in environ:
         return Completed(options, None)
     options = _with_allotted_size(options, environ)
     says_how_to_meet = any(name in options.origins for name in _MEETING_OPTIONS)
+    if options.rdzv_own_etcd and not says_how_to_meet and (step := step_in(environ)) is not None:
+        return _meeting_in_own_etcd(options, step)
+    if "rdzv_id" not in options.origins and options.rdzv_backend not in _SERVED_BY_A_NODE:
+        step = step_in(environ)
+        return Completed(
+            options if step is None else msgspec.structs.replace(options, rdzv_id=step.run_id), None
+        )
     if says_how_to_meet or options.rdzv_backend not in _SERVED_BY_A_NODE:
         return Completed(options, None)
     if "nnodes" in options.origins and options.nnodes.strip() in ("1", "1:1"):
         return Completed(options, None)
     step = step_in(environ)
     if step is None:
-        return Completed(options, _notice_outside_of_a_step(environ))
+        _refuse_half_a_job(environ, words)
+        return Completed(options, None)
     if step.task_count > step.node_count:
         raise ConfigError(
             f"srun has started {step.task_count} tasks on {step.node_count} node(s), and each is a "
             "rankwise run of its own, which starts its workers itself",
             hint="use srun --ntasks-per-node 1 with --nproc-per-node for the workers, or "
-            "--standalone where every task shall be a separate run",
+            "--standalone if every task should be a separate run",
         )
     if step.node_count == 1 and "nnodes" not in options.origins:
         return Completed(options, None)
@@ -207,6 +225,23 @@ def _meeting_in_step(options: "RunOptions", step: Step) -> Completed:
     )
 
 
+def _meeting_in_own_etcd(options: "RunOptions", step: Step) -> Completed:
+    """The first three nodes of the step run the members of an etcd for it."""
+    endpoint = ",".join(f"{host}:{step.port}" for host in islice(hosts_in(step.host_list), 3))
+    found: dict[str, object] = {"rdzv_endpoint": endpoint, "rdzv_backend": "etcd"}
+    if "nnodes" not in options.origins:
+        found["nnodes"] = str(step.node_count)
+    if "rdzv_id" not in options.origins:
+        found["rdzv_id"] = step.run_id
+    options = msgspec.structs.replace(options, **found)
+    return Completed(
+        options,
+        f"SLURM step {step.run_id}: this is node {step.node_index} of {step.node_count}; run "
+        f"{options.rdzv_id} on {options.nnodes} nodes, which meet in an etcd of their own at "
+        f"{endpoint}",
+    )
+
+
 def _address_towards(host: str) -> dict[str, str]:
     """The first node's own address: its own name often means the loopback to itself."""
     from rankwise.launch.cluster.addresses import (  # noqa: PLC0415  # sockets take ms
@@ -238,14 +273,22 @@ def _allotted(environ: Mapping[str, str], variable: str) -> int:
     return _number(environ, variable) if environ.get(variable) else 0
 
 
-def _notice_outside_of_a_step(environ: Mapping[str, str]) -> str | None:
-    """A batch script runs on the first node alone, which is seldom what was meant."""
+def _refuse_half_a_job(environ: Mapping[str, str], words: Sequence[str]) -> None:
+    """A batch script runs on the first node alone: a part of the world would be taken for all.
+
+    Raises:
+        ConfigError: the job has other nodes, too.
+    """
     count = environ.get("SLURM_JOB_NUM_NODES", "1")
     if count == "1":
-        return None
-    return (
+        return
+    cpus = environ.get("SLURM_CPUS_PER_TASK")
+    srun = ["srun", "--ntasks-per-node", "1", *(["--cpus-per-task", cpus] if cpus else [])]
+    raise ConfigError(
         f"the SLURM job has {count} nodes, and this runs on one of them, since srun has not started"
-        " it: srun --ntasks-per-node 1 rankwise run …"
+        " it",
+        hint=f"write {shlex.join([*srun, 'rankwise', 'run', *words])}, or give --standalone to use"
+        " this node alone",
     )
 
 

@@ -93,6 +93,11 @@ def _read_short(word: str, remaining: list[str], flags: Sequence[Flag]) -> list[
         name, letters = f"-{letters[0]}", letters[1:]
         flag = next((flag for flag in flags if flag.short == name), None)
         if flag is None:
+            from rankwise.cli.familiar_words import option_meant  # noqa: PLC0415  # for mistakes
+
+            if meant := option_meant(word) or option_meant(name):
+                whole = word if option_meant(word) else name
+                raise SpellingError(f"no such option: {whole}, did you mean {meant}?")
             inside = f" in {word}" if name != word else ""
             raise SpellingError(f"no such option: {name}{inside}")
         if flag.takes_value:
@@ -119,7 +124,11 @@ def _looks_like_flag(word: str) -> bool:
 
 
 def _suggestion(name: str, flags: Iterable[Flag]) -> str:
-    from difflib import get_close_matches  # noqa: PLC0415  # only for mistakes
+    from rankwise.base.suggestions import nearest  # noqa: PLC0415  # only for mistakes
+    from rankwise.cli.familiar_words import option_meant  # noqa: PLC0415  # the same
 
-    close = get_close_matches(name, [flag.long for flag in flags], n=1)
-    return f", did you mean {close[0]}?" if close else ""
+    if meant := option_meant(name):
+        return f", did you mean {meant}?"
+    # Without the dashes, which all of them have in common.
+    close = nearest(name[2:], [flag.long[2:] for flag in flags])
+    return f", did you mean --{close}?" if close else ""

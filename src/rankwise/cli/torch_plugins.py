@@ -38,7 +38,7 @@ def supervise_with_plugins(job: Job, event_handler: str) -> Outcome:
     """
     began_ns = time.monotonic_ns()
     places = None if job.logs.log_specs is None else PluggedInLogs(job, job.logs.log_specs)
-    outcome = supervise(job, places)
+    outcome = supervise(job, places, ends_process=True)
     seconds = (time.monotonic_ns() - began_ns) // 1_000_000_000
     record(outcome_event(job, outcome, seconds), event_handler)
     return outcome
@@ -140,7 +140,7 @@ def outcome_event(job: Job, outcome: Outcome, seconds: int) -> Event:
             "hostname": socket.gethostname(),
             "state": state,
             "total_run_time": seconds,
-            "rdzv_backend": "static" if job.cluster is None else job.cluster.backend,
+            "rdzv_backend": "static" if job.cluster is None else job.cluster.backend or "static",
             "raw_error": raw_error,
             "metadata": json.dumps(about_the_agent),
             "agent_restarts": outcome.attempts - 1,

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 
 from rankwise.base.failure import SIGNAL_NAMES, Failure
 from rankwise.base.units import Duration, format_duration
-from rankwise.core.gang.vocabulary import AnnounceKill, AnnounceRestart
+from rankwise.core.agent.vocabulary import AnnounceRestart
+from rankwise.core.gang.vocabulary import AnnounceKill
 from rankwise.launch.failure_report import one_line
 from rankwise.launch.failure_report.stacks import fatal_lines
 
@@ -23,9 +24,9 @@ def restart_line(
 def details_of(failure: Failure) -> str:
     """What a failure that is not the last one has to tell: no report will tell it later."""
     if failure.stacks:
-        return stacks_of_rank(failure.local_rank, failure.stacks)
+        return stacks_of_rank(failure.rank, failure.stacks)
     if failure.error is not None and failure.log_paths:
-        return f"the whole traceback of rank {failure.local_rank} is in {failure.log_paths[-1]}"
+        return f"the whole traceback of rank {failure.rank} is in {failure.log_paths[-1]}"
     return ""
 
 
@@ -34,7 +35,7 @@ def kill_line(announcement: AnnounceKill, grace: str) -> str:
     ranks = announcement.local_ranks
     who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
     if announcement.asked_again:
-        return f"{who} {'is' if len(ranks) == 1 else 'are'} killed at once"
+        return f"{who} {'is' if len(ranks) == 1 else 'are'} killed immediately"
     return f"{who} did not end within {grace}: killed"
 
 

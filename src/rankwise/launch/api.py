@@ -7,17 +7,85 @@ behind.
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict, TypeVar, TypeVarTuple, Unpack, overload
 
 from rankwise.base.errors import ConfigError
+from rankwise.base.suggestions import nearest
 from rankwise.launch.arguments import log_plan, worker_count
 from rankwise.launch.fork_server import ForkServer
 from rankwise.launch.function_job import function_job, parse_start_method
 from rankwise.launch.function_results import values_by_rank
-from rankwise.launch.job import StartMethod
+from rankwise.launch.job import StartMethod, StartMethodName
 from rankwise.launch.limits import shown
-from rankwise.launch.outcomes import raise_unless_succeeded
+from rankwise.launch.outcomes import FinishedRun, raise_unless_succeeded
 from rankwise.launch.supervision import Supervision
+
+R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
+
+
+class RunOptions(TypedDict, total=False):
+    """The keywords of `run` that are the same for every function; see there."""
+
+    start_method: StartMethodName
+    preload: Sequence[str] | None
+    server: ForkServer | None
+    max_restarts: int
+    grace: float
+    hang_timeout: float | None
+    env: Mapping[str, str] | None
+    log_dir: str | os.PathLike[str] | None
+    redirects: str
+    tee: str
+    prefix: str | None
+    run_id: str | None
+    role: str
+    on: str | None
+    virtual_clock: bool
+
+
+@overload
+def run(
+    fn: Callable[[], R],
+    args: tuple[()] = ...,
+    nprocs: int = ...,
+    *,
+    kwargs: None = ...,
+    **options: Unpack[RunOptions],
+) -> list[R]: ...
+
+
+@overload
+def run(
+    fn: Callable[[Unpack[Ts]], R],
+    args: tuple[*Ts],
+    nprocs: int = ...,
+    *,
+    kwargs: None = ...,
+    **options: Unpack[RunOptions],
+) -> list[R]: ...
+
+
+@overload
+def run(  # what no type can tell: a list of arguments, or arguments by name
+    fn: Callable[..., R],
+    args: list[Any],
+    nprocs: int = ...,
+    *,
+    kwargs: Mapping[str, Any] | None = ...,
+    **options: Unpack[RunOptions],
+) -> list[R]: ...
+
+
+@overload
+def run(
+    fn: Callable[..., R],
+    args: Sequence[Any] = ...,
+    nprocs: int = ...,
+    *,
+    kwargs: Mapping[str, Any],
+    **options: Unpack[RunOptions],
+) -> list[R]: ...
 
 
 def run(
@@ -25,7 +93,8 @@ def run(
     args: Sequence[Any] = (),
     nprocs: int = 4,
     *,
-    start_method: str = "forkserver",
+    kwargs: Mapping[str, Any] | None = None,
+    start_method: StartMethodName = "forkserver",
     preload: Sequence[str] | None = None,
     server: ForkServer | None = None,
     max_restarts: int = 0,
@@ -38,15 +107,20 @@ def run(
     prefix: str | None = None,
     run_id: str | None = None,
     role: str = "rank",
+    on: str | None = None,
+    virtual_clock: bool = False,
+    **_others: Any,
 ) -> list[Any]:
-    """Call `fn(*args)` once on each of `nprocs` ranks and return the results, by rank.
+    """Call `fn(*args, **kwargs)` once on each of `nprocs` ranks and return the results, by rank.
 
     A rank finds its number with `rankwise.rank()`, or in RANK, WORLD_SIZE and torchrun's other
     variables, so `torch.distributed.init_process_group()` works as it is.
 
     Args:
-        fn: any function, lambdas and functions of a notebook included.
-        args: its arguments, the same for every rank.
+        fn: any function, lambdas and functions of a notebook included; not an async function or a
+            generator, whose call would only make an object that nobody runs.
+        args: its positional arguments, the same for every rank.
+        kwargs: its arguments by name, the same for every rank.
         nprocs: number of ranks, at most 4096.
         start_method: `forkserver` imports once and forks; `spawn` starts a fresh interpreter for
             every rank.
@@ -66,18 +140,36 @@ def run(
             `${role_name}`, `${local_rank}`, `${rank}`; `""` for nothing.
         run_id: the run's name in `rankwise ps`, without a slash; by default a random one.
         role: the ranks' role, for the prefix and ROLE_NAME.
+        on: `"sim"` runs simulated ranks instead, threads of this process in virtual time; then
+            `start_method`, `preload` and `server` mean nothing. `hang_timeout` is how long one rank
+            may run in real time without letting others run; ranks that wait for each other for
+            ever are found at once. `"sim:MACHINE"`, a preset or a topology file, also predicts how
+            long they take there.
+        virtual_clock: let the functions of `time` tell simulated ranks virtual time alone.
+        _others: any further name is refused.
 
     Returns:
         A list with what `fn` returned on rank 0, 1, 2 …; None for a rank that did not return
         but ended its process as a success, with `sys.exit()` for instance.
 
     Raises:
+        TypeError: there is no such argument.
         WorkersFailed: ranks failed. `failures` has all of them, the root cause first;
             `exceptions` the real exception objects by rank; the root cause's is the `__cause__`.
         ConfigError: an argument cannot be used.
         KeyboardInterrupt: Ctrl-C, after all ranks have ended. Other signals take the effect that
             they would have had without rankwise.
     """
+    __tracebackhide__ = True  # from pytest, as in `raise_unless_succeeded`
+    if _others:
+        raise _no_such_argument(*next(iter(_others.items())))
+    kind, _, machine = on.partition(":") if isinstance(on, str) else (on, "", "")
+    if kind not in (None, "sim"):
+        raise ConfigError(
+            f"on is {shown(on)}, expected 'sim', 'sim:MACHINE', or nothing for processes"
+        )
+    if virtual_clock and on is None:
+        raise ConfigError("virtual_clock is true, but only simulated ranks have one: on is None")
     if server is not None:
         _check_server(server, start_method, preload)
         preload = server.preload or None
@@ -85,6 +177,7 @@ def run(
         fn,
         args,
         nprocs,
+        kwargs=kwargs,
         start_method=start_method,
         logs=log_plan(
             log_dir=log_dir,
@@ -101,11 +194,27 @@ def run(
         run_id=run_id,
         role=role,
     )
-    supervision = Supervision(job, hosting=None if server is None else server.hosting)
+    supervision: FinishedRun
+    if on is None:
+        supervision = Supervision(job, hosting=None if server is None else server.hosting)
+    else:
+        from rankwise.launch.on_sim.rehearsal import Rehearsal  # noqa: PLC0415  # only there
+
+        supervision = Rehearsal(job, machine=machine or None, has_virtual_clock=virtual_clock)
     outcome = supervision.run()
     raise_unless_succeeded(outcome, supervision)
     values = values_by_rank(supervision.results)
     return [values.get(rank) for rank in range(job.gang.size)]
+
+
+def _no_such_argument(name: str, value: Any) -> TypeError:
+    meant = nearest(name, [*RunOptions.__annotations__, "nprocs", "kwargs"])
+    hint = (
+        f"did you mean {meant}?"
+        if meant
+        else f"for the function: kwargs={{{name!r}: {shown(value)}}}"
+    )
+    return TypeError(f"rankwise.run() has no argument {name!r} ({hint})")
 
 
 def _check_server(server: Any, start_method: str, preload: Any) -> None:
@@ -115,6 +224,6 @@ def _check_server(server: Any, start_method: str, preload: Any) -> None:
         raise ConfigError(f"start_method is {start_method!r}, but a server was given to fork from")
     if preload is not None:
         raise ConfigError(
-            f"preload is {shown(preload)}, but a server was given, which has made its imports",
+            f"preload is {shown(preload)}, but server is given, and has imported its modules",
             hint="rankwise.ForkServer(preload=…) takes them",
         )

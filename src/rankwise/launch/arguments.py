@@ -8,6 +8,7 @@ what was expected.
 
 import os
 from collections.abc import Iterable, Mapping
+from functools import partial
 from numbers import Real
 from operator import index
 from typing import Any
@@ -35,6 +36,17 @@ def call_arguments(args: Any) -> tuple[Any, ...]:
             hint="for a single argument: args=(value,)",
         )
     return tuple(args)
+
+
+def with_keywords(function: Any, kwargs: Any) -> Any:
+    """`kwargs`: the function's arguments by name, or None; the function with them."""
+    if kwargs is None:
+        return function
+    if not isinstance(kwargs, Mapping) or not all(isinstance(name, str) for name in kwargs):
+        raise ConfigError(
+            f"kwargs is {shown(kwargs)}, expected a mapping from the function's argument names"
+        )
+    return partial(function, **kwargs)
 
 
 def worker_count(nprocs: Any) -> int:

@@ -8,7 +8,6 @@ program to become.
 import os
 import resource
 import sys
-from string import Template
 from typing import Any
 
 from rankwise.drivers.real.worker import boot_program
@@ -79,6 +78,10 @@ def _program(job: Job, local_rank: int) -> tuple[Any, ...]:
 
 def _substituted(args: tuple[str, ...], local_rank: int) -> list[str]:
     """Arguments with torchrun's macro `${local_rank}` filled in."""
+    if not any("$" in arg for arg in args):
+        return [*args]
+    from string import Template  # noqa: PLC0415  # most scripts are given no macro
+
     return [
         Template(arg).safe_substitute(local_rank=local_rank) if "$" in arg else arg for arg in args
     ]

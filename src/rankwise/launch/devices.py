@@ -67,8 +67,10 @@ def device_count_by_torch(kind: str, python: str) -> int:
         ) from error
     if answer.returncode == 0 and answer.stdout.strip().isdigit():
         return int(answer.stdout)
+    if "Expected one of" in answer.stderr:  # followed by all the types that torch has
+        raise ConfigError(f"torch has no device type {kind!r}")
     reason = answer.stderr.strip().rpartition("\n")[2] or f"exit code {answer.returncode}"
-    raise ConfigError(f"torch knows no number of {kind!r} devices: {reason}")
+    raise ConfigError(f"torch cannot count {kind!r} devices: {reason}")
 
 
 def _count_chosen(chosen: str | None, count: int) -> int:

@@ -76,6 +76,8 @@ def worker_environment(
         "TORCHELASTIC_RUN_ID": job.run_id,
         "TORCHELASTIC_USE_AGENT_STORE": "False",
     }
+    if world.collectives_key:
+        environment["RANKWISE_COLLECTIVES_KEY"] = world.collectives_key
     environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     if job.virtual_local_rank:
         environment["LOCAL_RANK"] = "0"
@@ -107,6 +109,9 @@ def inherited_environment() -> dict[str, str]:
         "RANKWISE_RESULT_FD",
         "RANKWISE_PAYLOAD_FD",
         "RANKWISE_SEGMENT_FD",
+        "RANKWISE_STOP_FD",
+        "RANKWISE_COLLECTIVES_FD",
+        "RANKWISE_COLLECTIVES_KEY",
         "TORCHELASTIC_ERROR_FILE",
     }
     return {name: value for name, value in os.environ.items() if name not in own}

@@ -65,7 +65,7 @@ def _read_regular_file(path: str) -> tuple[bytes, int]:
     with open(descriptor, "rb") as file:  # not a path
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_size > _FILE_BYTES_MAX:
-            raise ValueError(f"{path} is no error file")
+            raise ValueError(f"{path} is not an error file")
         return file.read(_FILE_BYTES_MAX), status.st_mtime_ns
 
 

@@ -2,10 +2,13 @@
 
 import os
 import sys
+import weakref
 from collections.abc import Sequence
 from typing import Self
 
 from rankwise.drivers.real.hosting.hosting import Hosting
+from rankwise.drivers.real.interrupts import gate_here, unheard
+from rankwise.drivers.real.this_process import mark
 from rankwise.launch.arguments import modules_to_import
 from rankwise.launch.job import Executable, Function, Job, Module, Script, StartMethod
 from rankwise.launch.limits import check_working_directory
@@ -43,11 +46,21 @@ class ForkServer:
     def __init__(self, preload: Sequence[str] = ()) -> None:
         check_working_directory()
         self.preload = modules_to_import(preload)
-        self.hosting = Hosting(
-            os.urandom(8).hex(),
-            preload=(*FUNCTION_MODULES, *self.preload),
-            environment=server_environment(),
-        )
+        hosting: Hosting | None = None
+        try:
+            with gate_here().used():
+                self.hosting = hosting = Hosting(
+                    os.urandom(8).hex(),
+                    preload=(*FUNCTION_MODULES, *self.preload),
+                    environment=server_environment(),
+                )
+        except BaseException:
+            if hosting is not None:  # an interrupt has waited until it was made
+                hosting.close()
+            raise
+        # An interrupt may come before the first instruction of `close`.
+        self._forgotten = weakref.finalize(self, _close_forgotten, hosting, mark())
+        self._forgotten.atexit = False  # then it ends by itself
 
     def __enter__(self) -> Self:
         return self
@@ -57,7 +70,16 @@ class ForkServer:
 
     def close(self) -> None:
         """End the process. Calling it twice is harmless."""
-        self.hosting.close()
+        with gate_here().used():
+            self.hosting.close()
+            self._forgotten.detach()
+
+
+@unheard
+def _close_forgotten(hosting: Hosting, owner: object) -> None:
+    if mark() is owner:
+        with gate_here().used():
+            hosting.close()
 
 
 def server_environment(path: Sequence[str] = ()) -> dict[str, str]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from rankwise.base.errors import ConfigError
 from rankwise.core.gang.vocabulary import GangSpec
+from rankwise.core.rendezvous.configuration import RestartPolicy
 from rankwise.launch.arguments import (
     added_environment,
     call_arguments,
@@ -15,6 +16,7 @@ from rankwise.launch.arguments import (
     restarts_max,
     role_name,
     run_name,
+    with_keywords,
     worker_count,
 )
 from rankwise.launch.function_payload import name_of, pack_function
@@ -27,6 +29,7 @@ def function_job(
     args: Any,
     nprocs: int,
     *,
+    kwargs: Any = None,
     start_method: str,
     logs: LogPlan,
     max_restarts: int = 0,
@@ -50,17 +53,19 @@ def function_job(
     size = worker_count(nprocs)
     gang = GangSpec(
         size=size,
-        restarts_max=restarts_max(max_restarts),
         grace=grace_period(grace),
         hang_timeout=hang_patience(hang_timeout),
     )
     return Job(
         program=Function(
             name_of(function),
-            pack_function(function, call_arguments(args), pass_rank=pass_rank),
+            pack_function(
+                with_keywords(function, kwargs), call_arguments(args), pass_rank=pass_rank
+            ),
             pass_rank,
         ),
         gang=gang,
+        policy=RestartPolicy(restarts_max=restarts_max(max_restarts)),
         run_id=run_name(run_id),
         role=role_name(role),
         start_method=parse_start_method(start_method),

@@ -12,10 +12,13 @@ import os
 import pickle
 import sys
 from collections.abc import Callable
+from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
 
+from rankwise.base.calls import empty_call
 from rankwise.base.errors import ConfigError
+from rankwise.drivers.real.interrupts import came_from_handler, gate_here
 
 
 def pack_function(
@@ -36,9 +39,11 @@ def pack_function(
         arguments_by_rank: each rank has arguments of its own.
 
     Raises:
-        ConfigError: the function or an argument cannot be pickled; it is named.
+        ConfigError: the function or an argument cannot be pickled; it is named. Or a call of the
+            function would not run it.
     """
     name = name_of(fn)
+    _check_call_runs(fn, name)
     here = os.getcwd()
     header = {
         "name": name,
@@ -50,20 +55,33 @@ def pack_function(
     plain_args = (
         {rank: tuple(own) for rank, own in args.items()} if arguments_by_rank else tuple(args)
     )
-    try:
-        call = _pickled((fn, plain_args))
-    except Exception as error:
-        culprit, reason = _find_culprit(fn, name, plain_args) or (f"the call of {name}", error)
-        raise ConfigError(
-            f"{culprit} cannot be sent to workers: {reason}",
-            hint="create it inside the function, or pass what it can be made from",
-        ) from error
+    with gate_here().standing_in():
+        try:
+            call = _pickled((fn, plain_args))
+        except Exception as error:
+            if came_from_handler(error):
+                raise
+            culprit, reason = _find_culprit(fn, name, plain_args) or (f"the call of {name}", error)
+            raise ConfigError(
+                f"{culprit} cannot be sent to workers: {reason}",
+                hint="create it inside the function, or pass what it can be made from",
+            ) from error
     return pickle.dumps(header) + call
 
 
 def name_of(fn: Callable[..., Any]) -> str:
     """Return how reports call a function."""
+    while isinstance(fn, partial):
+        fn = fn.func
     return str(getattr(fn, "__qualname__", None) or type(fn).__qualname__)
+
+
+def _check_call_runs(fn: Any, name: str) -> None:
+    if empty := empty_call(fn):
+        raise ConfigError(
+            f"{name} is {empty.kind}: a call makes {empty.makes}, which no rank would run",
+            hint=f"give a function that runs it: def main(): return {empty.runner}({name}())",
+        )
 
 
 class _NeedsValue(Exception):
@@ -99,6 +117,11 @@ def _find_culprit(fn: Any, name: str, args: Any) -> tuple[str, Exception] | None
     if isinstance(fn, MethodType):
         owner = fn.__self__
         parts.insert(0, (f"the {type(owner).__qualname__} whose method {name} is", owner))
+    if isinstance(fn, partial):
+        parts = [
+            (f"argument {keyword!r} of {name} (a {type(argument).__qualname__})", argument)
+            for keyword, argument in fn.keywords.items()
+        ] + parts
     arguments = args.items() if isinstance(args, dict) else [(None, args)]
     for rank, own in arguments:
         whose = "" if rank is None else f" of local rank {rank}"
@@ -109,6 +132,8 @@ def _find_culprit(fn: Any, name: str, args: Any) -> tuple[str, Exception] | None
     for description, part in parts:
         try:
             _pickled(part)
-        except Exception as error:  # noqa: BLE001 - whatever a foreign `__reduce__` may raise
+        except Exception as error:  # whatever a foreign `__reduce__` may raise
+            if came_from_handler(error):
+                raise
             return description, error
     return None

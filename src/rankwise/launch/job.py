@@ -6,14 +6,19 @@ The command line, `rankwise.run`, `rankwise.spawn` and torch's names all build a
 
 from collections.abc import Mapping
 from enum import IntFlag, StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from rankwise.core.gang.vocabulary import GangSpec
+from rankwise.core.rendezvous.configuration import RestartPolicy
 
 if TYPE_CHECKING:
     from rankwise.launch.cluster.plan import ClusterPlan
+
+
+StartMethodName = Literal["forkserver", "spawn", "fork"]
+"""How the workers of a Python function may be made."""
 
 
 class Script(msgspec.Struct, frozen=True, tag=True):
@@ -125,9 +130,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         program: what every worker runs.
-        gang: how many workers, restarts, grace, hang timeout.
-        cluster: how this node meets others; None if it is the only one. Then the policy of the
-            cluster's rendezvous counts restarts, and the gang has none.
+        gang: how many workers, grace, hang timeout.
+        policy: which failures the run survives, unless `cluster` has a policy of its own.
+        cluster: how this node meets others, and which failures the job survives. None: the only
+            node, with `policy`.
         run_id: the run's name, shown to users and exported as TORCHELASTIC_RUN_ID.
         role: the workers' role, for prefixes and ROLE_NAME.
         start_method: how processes are made.
@@ -144,10 +150,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         cpus_by_rank: CPUs that each local rank is bound to; None leaves them alone.
         handle_signals: install handlers while the run lasts (only ever from the main thread).
         console: whether rankwise itself says anything on stderr (restarts, reports).
+        log_format: how it says that: `text`, or `json`, an object per line.
     """
 
     program: Program
     gang: GangSpec
+    policy: RestartPolicy = RestartPolicy()
     cluster: "ClusterPlan | None" = None
     run_id: str
     role: str = "default"
@@ -165,13 +173,14 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     cpus_by_rank: Mapping[int, frozenset[int]] | None = None
     handle_signals: bool = True
     console: bool = True
+    log_format: str = "text"
 
 
 def restarts_allowed(job: Job) -> int:
     """How often all workers may be started again after a failure."""
     if job.cluster is not None:
         return job.cluster.rendezvous.policy.restarts_max
-    return job.gang.restarts_max
+    return job.policy.restarts_max
 
 
 def program_name(job: Job) -> str:

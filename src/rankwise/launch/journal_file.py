@@ -3,7 +3,7 @@
 import os
 from contextlib import ExitStack
 
-from rankwise.drivers.real.journal import FileJournal, NullJournal
+from rankwise.drivers.real.journal import FileJournal
 from rankwise.drivers.real.logs.file import DiskComplaints
 from rankwise.launch.job import Job
 from rankwise.launch.log_layout import LogPlaces
@@ -11,18 +11,18 @@ from rankwise.launch.log_layout import LogPlaces
 
 def open_journal(
     job: Job, places: LogPlaces, complaints: DiskComplaints, stack: ExitStack
-) -> FileJournal | NullJournal:
-    """Open the journal of a run; `stack` closes it. A disk that refuses it does not end the run."""
+) -> FileJournal | None:
+    """Open a run's journal, if it has one; `stack` closes it. A disk that refuses ends no run."""
     if not job.logs.directory or job.logs.directory == os.devnull:
-        return NullJournal()
+        return None
     directory = places.directory
     if directory is None:
-        return NullJournal()
+        return None
     path = os.path.join(directory, "journal.jsonl")  # pathlib costs milliseconds
     try:
         journal = FileJournal(path, complaints.complain)
     except OSError as error:
         complaints.complain(path, error)
-        return NullJournal()
+        return None
     stack.callback(journal.close)
     return journal

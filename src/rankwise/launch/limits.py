@@ -1,4 +1,4 @@
-"""What a run may be at most, and what its names may look like, whoever describes it.
+"""What a run may be at most, and what its names may look like, for every interface.
 
 The command line and the Python functions ask here, each with its own name for the value, so that
 a value is refused by both or by neither.
@@ -8,6 +8,7 @@ import os
 
 from rankwise.base.errors import ConfigError
 from rankwise.base.units import DURATION_MAX, SECOND, Duration, duration_from_seconds
+from rankwise.drivers.real.interrupts import came_from_handler, gate_here
 from rankwise.drivers.real.segments import WORKERS_MAX
 
 RESTARTS_MAX = 1_000_000_000
@@ -18,8 +19,11 @@ _SHOWN_MAX = 60
 def shown(value: object) -> str:
     """A value as Python writes it, cut short: it may be a million digits, or break its `repr`."""
     try:
-        text = repr(value)
-    except Exception:  # noqa: BLE001  # a foreign `__repr__` may raise anything
+        with gate_here().standing_in():
+            text = repr(value)
+    except Exception as error:  # a foreign `__repr__` may raise anything
+        if came_from_handler(error):
+            raise
         text = f"<a {type(value).__qualname__} that cannot be shown>"
     return text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}…"
 

@@ -102,9 +102,16 @@ class LogLayout:
         """Whether the user wants to find the directory afterwards."""
         plan = self._plan
         asks_for_files = bool(plan.stdout_filters or plan.stderr_filters) or any(
-            log_file_streams(plan, local_rank) for local_rank in range(self._size)
+            log_file_streams(plan, local_rank) for local_rank in self._ranks_that_may_differ
         )
         return bool(plan.directory) or asks_for_files
+
+    @property
+    def _ranks_that_may_differ(self) -> range:
+        """Local ranks whose streams have to be looked at, to know those of all."""
+        choices = (self._plan.redirects, self._plan.tee)
+        is_uniform = all(isinstance(choice, Streams) for choice in choices)
+        return range(min(self._size, 1) if is_uniform else self._size)
 
     def prepare(self, attempt: int) -> Destinations:
         """Make the directories of an attempt, empty, and say which files go there.

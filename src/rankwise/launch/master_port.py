@@ -30,9 +30,27 @@ class ReservedPort:
         self._socket.close()
 
 
-def _bind_any(host: str) -> socket.socket:
+def listen_next_to(host: str, port: int) -> socket.socket | None:
+    """A socket that listens on the port behind this one, where ranks of several nodes connect.
+
+    It listens before any rank lives, so that ranks which are early wait in its queue. None if
+    somebody else has the port.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        addresses = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+        return socket.create_server((host, port + 1), family=family, backlog=_RANKS_WAITING_MAX)
+    except (OSError, OverflowError):
+        return None
+
+
+_RANKS_WAITING_MAX = 4096
+
+
+def _bind_any(host: str) -> socket.socket:
+    # As bytes, ASCII does not import the codec of international names, which takes milliseconds.
+    name = host.encode() if host.isascii() else host
+    try:
+        addresses = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)
     except OSError as error:
         raise ConfigError(
             f"--master-addr {host!r} cannot be resolved: {error}",

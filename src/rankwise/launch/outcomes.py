@@ -2,18 +2,58 @@
 
 import os
 import signal
-from typing import NoReturn
+from collections.abc import Mapping
+from typing import NoReturn, Protocol
 
 from rankwise.base.errors import GangError, WorkersFailed
 from rankwise.base.failure import Outcome, OutcomeStatus
+from rankwise.base.units import Duration
 from rankwise.drivers.real.signals import deliver_to_self
 from rankwise.launch.failure_report import ReportContext, compose_report, plain_text
 from rankwise.launch.function_results import exceptions_by_rank
-from rankwise.launch.job import program_name, restarts_allowed
-from rankwise.launch.supervision import Supervision
+from rankwise.launch.job import Job, program_name, restarts_allowed
+from rankwise.launch.log_layout import LogPlaces
 
 
-def raise_unless_succeeded(outcome: Outcome, supervision: Supervision) -> None:
+class FinishedRun(Protocol):
+    """What is asked of a run that is over: a `Supervision`, or a `Rehearsal` of simulated ranks."""
+
+    @property
+    def job(self) -> Job:
+        """What was run."""
+        ...
+
+    @property
+    def places(self) -> LogPlaces:
+        """Where log files are."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """How many ranks there were, as far as this process knows."""
+        ...
+
+    @property
+    def elapsed(self) -> Duration:
+        """How long it has lasted."""
+        ...
+
+    @property
+    def results(self) -> Mapping[int, bytes | bytearray]:
+        """The result frame of every function worker."""
+        ...
+
+    @property
+    def caught_signal(self) -> int | None:
+        """The signal to this process that has stopped it."""
+        ...
+
+    def run(self) -> Outcome:
+        """Run it."""
+        ...
+
+
+def raise_unless_succeeded(outcome: Outcome, supervision: FinishedRun) -> None:
     """Return after a success.
 
     Raises:
@@ -21,6 +61,7 @@ def raise_unless_succeeded(outcome: Outcome, supervision: Supervision) -> None:
         KeyboardInterrupt: the run was stopped by SIGINT.
         GangError: it was stopped in another way that this process survived.
     """
+    __tracebackhide__ = True  # a failed test shows the test and the report, not us
     match outcome.status:
         case OutcomeStatus.SUCCEEDED:
             return
@@ -30,7 +71,7 @@ def raise_unless_succeeded(outcome: Outcome, supervision: Supervision) -> None:
             raise workers_failed(outcome, supervision)
 
 
-def raise_stopped(supervision: Supervision) -> NoReturn:
+def raise_stopped(supervision: FinishedRun) -> NoReturn:
     """Let the signal that stopped a run take the effect that it would have had without us.
 
     Raises:
@@ -45,29 +86,32 @@ def raise_stopped(supervision: Supervision) -> NoReturn:
     raise GangError(f"the run was stopped by {name} before it had finished")
 
 
-def workers_failed(outcome: Outcome, supervision: Supervision) -> WorkersFailed:
+def workers_failed(outcome: Outcome, supervision: FinishedRun) -> WorkersFailed:
     """The exception for a failed run; its cause is the root cause's real exception, if it came."""
+    from rankwise.base.exception_pickle import tell_traceback  # noqa: PLC0415  # only for failures
+
     exceptions = exceptions_by_rank(supervision.results)
     if not outcome.failures:  # no worker failed: its node could not take part, or not go on
         return WorkersFailed(outcome.detail, ())
     root = outcome.failures[0]
     report = compose_report(outcome, report_context(supervision))
     failed = WorkersFailed(plain_text(report), outcome.failures, exceptions)
-    cause = exceptions.get(root.rank)
-    if cause is not None:
-        if root.error is not None:
-            cause.add_note(f"raised on rank {root.rank}:\n{root.error.traceback}")
-        failed.__cause__ = cause
+    for failure in outcome.failures:
+        exception = exceptions.get(failure.rank)
+        if exception is not None and failure.error is not None:
+            exception.add_note(f"raised on rank {failure.rank}")
+            tell_traceback(exception, failure.error.traceback)
+    failed.__cause__ = exceptions.get(root.rank)
     return failed
 
 
-def report_context(supervision: Supervision) -> ReportContext:
+def report_context(supervision: FinishedRun) -> ReportContext:
     """What a failure report tells about the run as a whole."""
     job, places = supervision.job, supervision.places
     directory = (places.directory or "") if places.keep else ""
     return ReportContext(
         program=program_name(job),
-        nprocs=job.gang.size,
+        nprocs=supervision.size,
         run_id=job.run_id,
         duration=supervision.elapsed,
         attempts_max=restarts_allowed(job) + 1,

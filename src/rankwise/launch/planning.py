@@ -20,10 +20,11 @@ from rankwise.drivers.real.logs.pump import StreamPump
 from rankwise.drivers.real.logs.tail import Tail
 from rankwise.drivers.real.logs.terminal import colour_is_wanted, colour_of
 from rankwise.drivers.real.process_host import WorkerPlan, WorkerStream
-from rankwise.drivers.real.segments import Segment
+from rankwise.drivers.real.segments import STOP_VARIABLE, Segment
 from rankwise.launch.commands import worker_order
+from rankwise.launch.compiled_script import compiled_script
 from rankwise.launch.environment import inherited_environment, worker_environment
-from rankwise.launch.job import Executable, Function, Job, Streams
+from rankwise.launch.job import Executable, Function, Job, Script, Streams
 from rankwise.launch.log_layout import Destinations, LogPlaces, console_streams, line_prefix
 from rankwise.launch.private_places import NESTED_RUNS_VARIABLE
 from rankwise.launch.world import World
@@ -69,6 +70,11 @@ class JobPlanner:
         self._exit = ExitStack()
         self._attempt_exit = self._exit.enter_context(ExitStack())
         self._segment: Segment | None = None
+        self.stop_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        """Is readable when a rank was sent SIGTERM and asks for the whole run to be stopped."""
+        self._exit.callback(os.close, self.stop_fd)
+        self.collectives_fd = -1
+        """The socket where ranks of all nodes come to be connected, if rank 0 is on this one."""
         self._payload_fd = self._store_payload()
         self._filters: dict[Streams, DuplicateFilter] = {}
         self.destinations = Destinations()
@@ -84,6 +90,11 @@ class JobPlanner:
     ) -> None:
         self._attempt_exit.close()
         self._exit.close()
+
+    @property
+    def private_path(self) -> str:
+        """A folder of this run's own, perhaps yet to be made; it vanishes with the agent."""
+        return self._nested_runs
 
     def prepare_attempt(self, attempt: int) -> None:
         """Make what the workers of an attempt share: directories, memory, filters.
@@ -124,7 +135,7 @@ class JobPlanner:
         is_function = isinstance(job.program, Function)
         return WorkerPlan(
             order=order,
-            descriptors=self._descriptors(),
+            descriptors=self._descriptors(local_rank),
             stream_count=2 * job.gang.size,
             reports=not isinstance(job.program, Executable),
             returns=is_function,
@@ -159,21 +170,32 @@ class JobPlanner:
             self._attempt_exit.callback(log_file.end, Instant(0))
             self._filters[stream] = DuplicateFilter(needles, log_file)
 
-    def _descriptors(self) -> Mapping[int | str, int]:
+    def _descriptors(self, local_rank: int) -> Mapping[int | str, int]:
         assert self._segment is not None, "an attempt is prepared before its workers are planned"
-        descriptors: dict[int | str, int] = {"RANKWISE_SEGMENT_FD": self._segment.fd}
+        descriptors: dict[int | str, int] = {
+            "RANKWISE_SEGMENT_FD": self._segment.fd,
+            STOP_VARIABLE: self.stop_fd,
+        }
+        if self.collectives_fd >= 0 and local_rank == 0:
+            descriptors["RANKWISE_COLLECTIVES_FD"] = self.collectives_fd
         if self._payload_fd >= 0:
             descriptors["RANKWISE_PAYLOAD_FD"] = self._payload_fd
         return descriptors
 
     def _store_payload(self) -> int:
-        """Put a function's payload where workers can read it without copying it to each."""
+        """Put what workers share of their program where they can read it: a function, or code."""
         program = self._job.program
-        if not isinstance(program, Function):
+        if isinstance(program, Function):
+            payload = program.payload
+        elif isinstance(program, Script) and self._job.gang.size > 1:
+            payload = compiled_script(program.path)
+        else:
+            payload = b""
+        if not payload:
             return -1
         fd = os.memfd_create("rankwise-payload", os.MFD_CLOEXEC)
         self._exit.callback(os.close, fd)
-        rest = memoryview(program.payload)
+        rest = memoryview(payload)
         while rest:
             rest = rest[os.write(fd, rest) :]
         return fd

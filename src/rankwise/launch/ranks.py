@@ -6,17 +6,17 @@ from rankwise.base.errors import LocalProtocolError
 
 
 def rank() -> int:
-    """This worker's rank in the whole job; 0 in a program that nobody launched."""
+    """This worker's rank in the whole job; 0 in a program without a launcher."""
     return _number("RANK", 0)
 
 
 def local_rank() -> int:
-    """This worker's rank on its node; 0 in a program that nobody launched."""
+    """This worker's rank on its node; 0 in a program without a launcher."""
     return _number("LOCAL_RANK", 0)
 
 
 def world_size() -> int:
-    """How many ranks the job has; 1 in a program that nobody launched."""
+    """How many ranks the job has; 1 in a program without a launcher."""
     return _number("WORLD_SIZE", 1)
 
 
@@ -26,7 +26,7 @@ def restart_count() -> int:
 
 
 def run_id() -> str:
-    """The run's name, or the empty string in a program that nobody launched."""
+    """The run's name, or the empty string in a program without a launcher."""
     return os.environ.get("RANKWISE_RUN_ID", "")
 
 

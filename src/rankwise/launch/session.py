@@ -6,21 +6,26 @@ everything down again in reverse order, on every path. What each part does when 
 told in docs/architecture.md. `Supervision` makes one, in whatever thread the run is to live.
 """
 
+import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
+from typing import Any
 
 from rankwise.base.failure import Outcome, OutcomeStatus
 from rankwise.base.units import SECOND, Duration, Instant, after
 from rankwise.core.gang.vocabulary import Stimulus, StopRequested
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.hosting.hosting import Hosting
+from rankwise.drivers.real.interrupts import gate_here
 from rankwise.drivers.real.logs.console import Console
 from rankwise.drivers.real.logs.file import DiskComplaints
 from rankwise.drivers.real.logs.flow import LogFlow
 from rankwise.drivers.real.process_host import RealProcessHost
 from rankwise.drivers.real.reactor import Reactor
-from rankwise.drivers.real.signals import SignalPipe
+from rankwise.drivers.real.signals import SignalPipe, end_well
+from rankwise.launch.cluster.conducting import AgentRunner
+from rankwise.launch.cluster.plan import plan_of
 from rankwise.launch.commands import ensure_open_files
 from rankwise.launch.control import ControlServer
 from rankwise.launch.control.answers import ControlAnswers
@@ -30,11 +35,13 @@ from rankwise.launch.job import Job
 from rankwise.launch.journal_file import open_journal
 from rankwise.launch.log_layout import LogPlaces
 from rankwise.launch.master_port import ReservedPort
+from rankwise.launch.notices import notice
 from rankwise.launch.planning import JobPlanner
 from rankwise.launch.private_places import new_private_path, remove_tree
-from rankwise.launch.stage import Conductor, Stage, conduct_one_gang
+from rankwise.launch.stage import Stage
 from rankwise.launch.world import World
 
+SIGTERM = 15
 STRAY_PATIENCE = Duration(1 * SECOND)
 """How long output is awaited from processes that survived the sweep and hold a pipe open."""
 CONSOLE_PATIENCE = Duration(3 * SECOND)
@@ -53,8 +60,8 @@ class Session:
         stack: takes everything down; whoever made it closes it.
         places: where log files go.
         hosting: a warm guardian and fork server to borrow; None makes one for this run.
+        started: one that was started for this run; it ends with it.
         clock: tells the time to all parts.
-        conductor: makes what turns this node's machine, once the parts are there.
         on_begun: is called once every worker's process has been made.
 
     Attributes:
@@ -74,9 +81,9 @@ class Session:
         places: LogPlaces,
         console_fds: tuple[int, int],
         hosting: Hosting | None,
+        started: Hosting | None,
         clock: SystemClock,
         on_begun: Callable[[], None],
-        conductor: Conductor = conduct_one_gang,
     ) -> None:
         self.caught_signal: int | None = None
         self.late_signals: list[int] = []
@@ -85,13 +92,18 @@ class Session:
         self._clock = clock
         self._on_begun: Callable[[], None] | None = on_begun
         self._is_interrupted = False
+        self._is_cut_short = False
         self._signals_caught = 0
+        self._is_asked_by_ranks = False
         # Before and after everything else, so that no signal meets half a session.
-        signals = self._catch_signals(stack)
+        self._signals = signals = self._catch_signals(stack)
         ensure_open_files(DESCRIPTORS_PER_WORKER * job.gang.size)
         # First of all, since it starts on another core while we go on here.
-        hosting = hosting or stack.enter_context(hosting_for(job))
+        hosting = hosting or stack.enter_context(started or hosting_for(job))
         self.reactor = stack.enter_context(Reactor(clock))
+        self._gate = gate_here()
+        self._gate.waker = partial(self.reactor.post, _nothing)
+        stack.callback(setattr, self._gate, "waker", None)
         stdout_fd, stderr_fd = console_fds
         self._console = Console(stdout_fd=stdout_fd, stderr_fd=stderr_fd, say=self._say)
         stack.callback(self._console.close)
@@ -134,7 +146,9 @@ class Session:
             clock.wall_ns() - clock.now(),
             keeps_files=places.keep,
         )
-        self._dispatch = conductor(
+        self._plan = plan_of(job)
+        self._dispatch = AgentRunner(
+            self._plan,
             Stage(
                 job=job,
                 stack=stack,
@@ -145,15 +159,18 @@ class Session:
                 decorator=self._decorator,
                 journal=open_journal(job, places, self._complaints, stack),
                 say=self._say,
-            )
+            ),
         )
         hosting.attach(self.reactor, self._host)
         stack.callback(self._leave, hosting)
         if signals is not None:
             self.reactor.watch_readable(signals.fileno(), lambda: self._on_signals(signals.take()))
             stack.callback(self.reactor.unwatch_readable, signals.fileno())
+        self.reactor.watch_readable(self._planner.stop_fd, self._on_ranks_ask)
+        stack.callback(self.reactor.unwatch_readable, self._planner.stop_fd)
         self._open_control(
-            stack, ControlAnswers(job, self._dispatch, self._host, self._planner, clock)
+            stack,
+            ControlAnswers(job, self._dispatch, self._host, self._planner, clock),
         )
 
     def run(self) -> Outcome:
@@ -169,6 +186,18 @@ class Session:
         self._read_to_the_end(outcome)
         return self._decorator.decorate_outcome(outcome)
 
+    def end_well_on_signals(self) -> bool:
+        """After a success, have signals end this process as a success; tell whether they do.
+
+        They do not if one of them has kept output from being written.
+        """
+        outcome = self._dispatch.outcome
+        if outcome is None or outcome.status is not OutcomeStatus.SUCCEEDED or self._is_cut_short:
+            return False
+        if self._signals is not None:
+            self._signals.leave(end_well)
+        return True
+
     def pids(self) -> dict[int, int]:
         """The processes of the present attempt; callable from any thread."""
         return self._host.pids()
@@ -182,13 +211,19 @@ class Session:
         while not is_done():
             candidates = (self._dispatch.next_deadline, deadline)
             self.reactor.run_once(min((c for c in candidates if c is not None), default=None))
-            self._dispatch.tick()
+            self._dispatch.wake()
             self._note_begun()
+            # Handlers of signals that are not ours to catch: one that raises ends the run.
+            self._gate.run_due()
             if deadline is not None and self._clock.now() >= deadline:
                 return
 
     def _note_begun(self) -> None:
-        if self._on_begun is not None and len(self.pids()) == self._job.gang.size:
+        links = self._host.links
+        if self._on_begun is None or len(links) < self._job.gang.size:
+            return
+        # The last first: it is the one that is missing, and this is asked at every turn.
+        if all(links[local_rank].pid is not None for local_rank in reversed(links)):
             on_begun, self._on_begun = self._on_begun, None
             on_begun()
 
@@ -206,37 +241,52 @@ class Session:
             lambda: self._host.is_drained or self._is_interrupted,
             after(now, STRAY_PATIENCE) if self._host.has_survivors else patience,
         )
+        is_drained = self._host.is_drained
         self._host.close()
         self._complaints.tell_losses()
         self._turn_until(lambda: not self._console.wants_write or self._is_interrupted, patience)
+        self._is_cut_short = self._is_interrupted and not (
+            is_drained and not self._console.wants_write
+        )
 
     def _leave(self, hosting: Hosting) -> None:
         """Leave a hosting that others may use as we have found it: without workers."""
         if self._dispatch.outcome is None:  # something of ours has broken in the middle of the run
-            hosting.guardian.sweep(hosting.guardian.next_number())
-        hosting.detach()
+            hosting.detach_broken()
+        else:
+            hosting.detach()
 
     def _catch_signals(self, stack: ExitStack) -> SignalPipe | None:
         if not self._job.handle_signals:
             return None
-        signals = stack.enter_context(SignalPipe(self._job.signals))
-        if not signals.is_active:
-            return None
-        stack.callback(lambda: self.late_signals.extend(signals.take()))
-        return signals
+        signals = SignalPipe(self._job.signals)
+        stack.callback(lambda: self.late_signals.extend(signals.late))
+        stack.enter_context(signals)
+        return signals if signals.is_active else None
 
     def _on_signals(self, numbers: list[int]) -> None:
         for signum in numbers:
             if self._dispatch.outcome is None:
                 self.caught_signal = self.caught_signal or signum
                 self._signals_caught += 1
-                if self._signals_caught == 1:
+                # An agent among others says itself what follows.
+                if self._signals_caught == 1 and self._plan.is_alone:
                     notice_at = after(self._clock.now(), STOP_NOTICE)
                     self.reactor.call_at(notice_at, partial(self._tell_who_is_awaited, signum))
             else:
                 self._is_interrupted = True
                 self.late_signals.append(signum)
-            self.request_stop(signum)
+            # That ranks got it too, and were heard of first, does not make it the second request.
+            if not self._is_asked_by_ranks or self._signals_caught != 1:
+                self.request_stop(signum)
+
+    def _on_ranks_ask(self) -> None:
+        """A rank that asks `should_stop` was sent SIGTERM, so all shall stop."""
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._planner.stop_fd)
+        if not self._is_asked_by_ranks and not self._signals_caught:
+            self._is_asked_by_ranks = True
+            self.request_stop(SIGTERM)
 
     def _tell_who_is_awaited(self, signum: int) -> None:
         """Say that ranks take their time to end, and what the user can do about it."""
@@ -245,7 +295,7 @@ class Session:
         if self._dispatch.outcome is None and self._signals_caught == 1 and alive and rest > 0:
             from rankwise.launch.announcements import stopping_line  # noqa: PLC0415  # rare
 
-            self._say(stopping_line(signum, alive, rest))
+            self._say(stopping_line(signum, alive, rest), "stop", signal=signum)
 
     def _abandon_spawns(self, hosting: Hosting) -> None:
         """Have no more ranks made; say what has held them up, unless the user did not want them."""
@@ -277,6 +327,7 @@ class Session:
 
     def request_stop(self, signum: int | None) -> None:
         """Ask the gang to end; the second time it is killed."""
+        self._host.note_ends()  # so that a run which is done by now stays done
         self._dispatch.deliver(StopRequested(signum))
 
     def _on_hang(self, stacks: dict[int, str]) -> None:
@@ -284,19 +335,25 @@ class Session:
         from rankwise.launch.announcements import hang_line, stacks_of_rank  # noqa: PLC0415  # rare
 
         self._decorator.remember_stacks(stacks)
-        self._say(hang_line(self._job.gang.hang_timeout, stacks))
+        self._say(hang_line(self._job.gang.hang_timeout, stacks), "hang")
         for local_rank, text in sorted(stacks.items()):
-            self._say(stacks_of_rank(self._planner.world.rank(local_rank), text))
+            rank = self._planner.world.rank(local_rank)
+            self._say(stacks_of_rank(rank, text), "stacks", rank=rank)
 
-    def _say(self, sentence: str) -> None:
+    def _say(self, message: str, event: str = "notice", **fields: Any) -> None:
         """Tell the user something, between the workers' lines and never inside one."""
         if self._job.console:
-            self._console.stderr.write(f"rankwise: {sentence}\n".encode("utf-8", "replace"))
+            line = notice(self._job, message, event, **fields)
+            self._console.stderr.write(line.encode("utf-8", "replace"))
+
+
+def _nothing() -> None:
+    """Posted to end the reactor's sleep."""
 
 
 def _world_alone(job: Job, stack: ExitStack) -> World:
     """The world of a node that meets nobody; one that does is told another before its workers."""
     port = job.master_port
-    if port is None and job.cluster is None:
+    if port is None and (job.cluster is None or job.cluster.is_alone):
         port = stack.enter_context(ReservedPort(job.master_addr)).number
     return World(size=job.gang.size, master_addr=job.master_addr, master_port=port or 0)

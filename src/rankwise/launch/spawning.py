@@ -6,12 +6,12 @@ different processes never tear each other.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypeVarTuple, Unpack, overload
 
 from rankwise.base.errors import GangError
 from rankwise.base.failure import SIGNAL_NAMES, Failure, Outcome, OutcomeStatus
 from rankwise.launch.function_job import function_job
-from rankwise.launch.job import LogPlan
+from rankwise.launch.job import LogPlan, StartMethodName
 from rankwise.launch.outcomes import raise_stopped
 from rankwise.launch.supervision import Supervision
 
@@ -80,7 +80,7 @@ class SpawnContext:
         Args:
             timeout: seconds; None waits for as long as it takes.
             grace_period: accepted for torch's sake. When a process fails the others are told to
-                stop at once, with the grace that `spawn` was given, whoever is waiting.
+                stop at once, with the grace that `spawn` was given, whichever thread waits.
 
         Returns:
             True when all have ended well, False when `timeout` has passed.
@@ -100,26 +100,29 @@ class SpawnContext:
         self._supervision.stop(signum)
 
 
+Ts = TypeVarTuple("Ts")
+
+
 @overload
 def spawn(
-    fn: Callable[..., Any],
-    args: Sequence[Any] = ...,
+    fn: Callable[[int, Unpack[Ts]], Any],
+    args: tuple[*Ts] | list[Any] = ...,
     nprocs: int = ...,
     join: Literal[True] = ...,
     daemon: bool = ...,
-    start_method: str = ...,
+    start_method: StartMethodName = ...,
 ) -> None: ...
 
 
 @overload
 def spawn(
-    fn: Callable[..., Any],
-    args: Sequence[Any] = ...,
+    fn: Callable[[int, Unpack[Ts]], Any],
+    args: tuple[*Ts] | list[Any] = ...,
     nprocs: int = ...,
     *,
     join: Literal[False],
     daemon: bool = ...,
-    start_method: str = ...,
+    start_method: StartMethodName = ...,
 ) -> SpawnContext: ...
 
 
@@ -129,7 +132,7 @@ def spawn(  # noqa: PLR0917  # torch's signature, which is all positional
     nprocs: int = 1,
     join: bool = True,
     daemon: bool = False,
-    start_method: str = "spawn",
+    start_method: StartMethodName = "spawn",
 ) -> SpawnContext | None:
     """Call `fn(i, *args)` in process `i` of `nprocs`; a drop-in for torch.multiprocessing.spawn.
 

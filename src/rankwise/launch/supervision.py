@@ -9,19 +9,23 @@ import errno
 import os
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING
 
 from rankwise.base.errors import LocalProtocolError, SpawnFailed
 from rankwise.base.failure import SIGNAL_NAMES, Outcome, OutcomeStatus
 from rankwise.base.units import Duration, format_duration
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.hosting.hosting import Hosting
+from rankwise.drivers.real.interrupts import gate_here
 from rankwise.drivers.real.signals import deliver_to_self
 from rankwise.launch.job import Job
 from rankwise.launch.log_layout import LogLayout, LogPlaces
 from rankwise.launch.session import Session
-from rankwise.launch.stage import Conductor, conduct_one_gang
+
+if TYPE_CHECKING:
+    from rankwise.launch.outcomes import FinishedRun
 
 
 class Supervision:
@@ -30,8 +34,11 @@ class Supervision:
     Args:
         job: what to run.
         hosting: a warm guardian and fork server to borrow; None makes one for this run.
+        started: one that was started for this run, see `hosting_for`; it ends with it.
         places: where log files go, when not as `job.logs` says.
         console_fds: what stands for standard output and standard error.
+        ends_process: whether this process ends with the run, so that a signal after a success has
+            nothing left to end. Otherwise it takes its effect, as it may be meant for the program.
     """
 
     def __init__(
@@ -39,13 +46,17 @@ class Supervision:
         job: Job,
         *,
         hosting: Hosting | None = None,
+        started: Hosting | None = None,
         places: LogPlaces | None = None,
         console_fds: tuple[int, int] = (1, 2),
+        ends_process: bool = False,
     ) -> None:
         self.job = job
         self._console_fds = console_fds
+        self._ends_process = ends_process
         self.places = places or LogLayout(job.logs, size=job.gang.size, run_id=job.run_id)
         self._hosting = hosting
+        self._started = started
         self._clock = SystemClock()
         self._started_at = self._clock.now()
         self._results: Mapping[int, bytes | bytearray] = {}
@@ -57,6 +68,11 @@ class Supervision:
         self._session: Session | None = None
         self._early_stops: list[int | None] = []
         self._lock = threading.Lock()
+
+    @property
+    def size(self) -> int:
+        """How many ranks this node has."""
+        return self.job.gang.size
 
     @property
     def results(self) -> Mapping[int, bytes | bytearray]:
@@ -90,7 +106,8 @@ class Supervision:
         if self._session is not None or self._finished.is_set():
             raise LocalProtocolError("a supervision runs once; make another for another run")
         try:
-            with ExitStack() as stack:
+            # What a handler tears could not be taken down any more.
+            with gate_here().used(), ExitStack() as stack:
                 session = self._make_session(stack)
                 with self._lock:
                     self._session = session
@@ -98,11 +115,13 @@ class Supervision:
                         session.request_stop(signum)
                 self._outcome = session.run()
                 self._results = session.results()
+                is_over_for_good = self._ends_process and session.end_well_on_signals()
         finally:
             self._begun.set()
             self._finished.set()
-        if session.late_signals and self._outcome.status is OutcomeStatus.SUCCEEDED:
-            deliver_to_self(session.late_signals[0])
+        if self._outcome.status is OutcomeStatus.SUCCEEDED and not is_over_for_good:
+            for signum in session.late_signals[:1]:
+                deliver_to_self(signum)
         return self._outcome
 
     def _make_session(self, stack: ExitStack) -> Session:
@@ -113,15 +132,15 @@ class Supervision:
                 places=self.places,
                 console_fds=self._console_fds,
                 hosting=self._hosting,
+                started=self._started,
                 clock=self._clock,
-                conductor=_conductor_of(self.job),
                 on_begun=self._begun.set,
             )
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
             raise SpawnFailed(
-                f"too few files may be open at once to start anything: {error.strerror}",
+                f"the limit of open files is too low to start anything: {error.strerror}",
                 hint="raise the limit: ulimit -n 1024",
             ) from error
 
@@ -170,27 +189,39 @@ class Supervision:
             self._error = error
 
 
-def _conductor_of(job: Job) -> Conductor:
-    if job.cluster is None:
-        return conduct_one_gang
-    from rankwise.launch.cluster.conducting import conduct_agent  # noqa: PLC0415  # only for several
-
-    return conduct_agent(job.cluster)
-
-
-def supervise(job: Job, places: LogPlaces | None = None) -> Outcome:
+def supervise(
+    job: Job,
+    places: LogPlaces | None = None,
+    *,
+    started: Hosting | None = None,
+    ends_process: bool = False,
+) -> Outcome:
     """Run a job in this thread and tell the user on stderr how it went wrong, if it did.
+
+    Args:
+        job: what to run.
+        places: where log files go, when not as the job says.
+        started: see `Supervision`.
+        ends_process: the same.
 
     Raises:
         ConfigError: the job cannot be run as it is described.
         SpawnFailed: not even the guardian could be started.
     """
-    supervision = Supervision(job, places=places)
+    supervision = Supervision(job, started=started, places=places, ends_process=ends_process)
     outcome = supervision.run()
-    if not job.console:
-        return outcome
+    if job.console:
+        tell(outcome, supervision)
+    return outcome
+
+
+def tell(outcome: Outcome, supervision: "FinishedRun") -> None:
+    """Tell the user on stderr how a run went wrong, if it did."""
     logs = supervision.places.directory if supervision.places.keep else None
     with suppress(OSError):  # nobody reads stderr any more; the exit code tells enough
+        if supervision.job.log_format == "json":
+            sys.stderr.writelines(_end_for_machines(outcome, supervision))
+            return
         if outcome.status is OutcomeStatus.FAILED and not outcome.failures:
             sys.stderr.write(f"rankwise: {outcome.detail}\n")
         elif outcome.status is OutcomeStatus.FAILED:
@@ -201,12 +232,20 @@ def supervise(job: Job, places: LogPlaces | None = None) -> Outcome:
 
             report = compose_report(outcome, report_context(supervision))
             write_report(report, sys.stderr, os.environ)
-            return outcome
+            return
         if outcome.status is OutcomeStatus.STOPPED:
             sys.stderr.write(f"rankwise: {_stop_line(outcome, supervision.elapsed)}\n")
         if logs is not None and os.path.isdir(logs):
             sys.stderr.write(f"rankwise: logs are in {logs}\n")
-    return outcome
+
+
+def _end_for_machines(outcome: Outcome, supervision: "FinishedRun") -> Iterable[str]:
+    from rankwise.launch.notices import end_notices  # noqa: PLC0415  # not for a success of people
+
+    elapsed = format_duration(supervision.elapsed)
+    message = f"{outcome.status} after {elapsed}"
+    message = f"{message}: {outcome.detail}" if outcome.detail else message
+    return end_notices(supervision.job, outcome, message)
 
 
 def _stop_line(outcome: Outcome, elapsed: Duration) -> str:

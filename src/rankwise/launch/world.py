@@ -13,6 +13,8 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
         master_addr, master_port: where rank 0 listens.
         restarts: how many failures of the job have been followed by a new start;
             TORCHELASTIC_RESTART_COUNT. None means: as many as the attempt's number.
+        collectives_key: what only the ranks of this round know, in hexadecimal digits; empty on
+            one node, whose ranks share memory.
     """
 
     node_rank: int = 0
@@ -22,6 +24,7 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
     master_addr: str
     master_port: int
     restarts: int | None = None
+    collectives_key: str = ""
 
     def rank(self, local_rank: int) -> int:
         """The global rank of one of this node's workers."""

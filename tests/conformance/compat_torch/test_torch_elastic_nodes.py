@@ -201,7 +201,7 @@ def test_a_setting_of_nobodys_is_refused(endpoint: str) -> None:
         RendezvousParameters("etcd", endpoint, str(uuid.uuid4()), 1, 1, protocl="http")
     )
 
-    with pytest.raises(ValueError, match="protocl means nothing to the backend etcd"):
+    with pytest.raises(ValueError, match="the backend etcd has no setting protocl"):
         handler.next_rendezvous()
 
     handler.shutdown()

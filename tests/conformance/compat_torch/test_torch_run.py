@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -156,3 +157,21 @@ def test_a_script_that_fails_is_reported(tmp_path: Path, monkeypatch: pytest.Mon
         module.main(["--standalone", str(script)])
 
     assert sys.argv[0] != str(script)
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(["--help"], 0), (["no-such-script.py"], 1)])
+@pytest.mark.parametrize("name", ["run", "launch"])
+def test_a_full_disk_changes_nothing_about_our_exit_code(
+    name: str, arguments: list[str], code: int
+) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", f"{RANKWISE}.{name}", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=full,
+            stderr=full,
+            env={**os.environ, "PYTHONUNBUFFERED": ""},
+            check=False,
+        )
+
+    assert done.returncode == code

@@ -3,13 +3,14 @@
 import os
 import re
 import signal
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from etcd_servers import etcd_cluster, free_ports, needs_etcd
-from running import Deaths, Finished, Running, run, start, wait_for_any, write_program
+from running import WITHIN_S, Deaths, Finished, Running, run, start, wait_for_any, write_program
 
 pytestmark = pytest.mark.system
 
@@ -161,6 +162,22 @@ def test_a_failure_starts_all_nodes_again(nodes: Nodes) -> None:
     assert "rank 1 of 2" in two.stdout
 
 
+def test_every_round_is_told_on_every_node_with_its_hosts_and_why_the_last_one_ended(
+    nodes: Nodes,
+) -> None:
+    words = ("--max-restarts", "1")
+    done = both(nodes.static(0, FAIL_ONCE, *words), nodes.static(1, FAIL_ONCE, *words))
+
+    host = re.escape(socket.gethostname())
+    why = f"rank 1 on {host} failed: ValueError"
+    for rank, node in enumerate(done):
+        first, over, second = re.findall(r"rankwise: (round .*)", node.stderr)
+        here = rf"rank {rank} of 2 here; 2 nodes \({host}, {host}\)"
+        assert re.fullmatch(f"round 0: {here}", first)
+        assert re.fullmatch(f"round 0 is over: {why}", over)
+        assert re.fullmatch(f"round 1: {here}; round 0 ended because {why}", second)
+
+
 def test_a_round_that_ends_while_a_fork_server_imports_is_not_its_last(
     nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,12 +248,12 @@ def test_a_node_with_other_options_is_told_what_differs(nodes: Nodes) -> None:
     two = nodes.static(1, HELLO)
 
     # Whoever comes second is told, and the first one goes on waiting.
-    wait_for_any([one, two], "was begun by others with restarts_max", stream="stderr")
+    wait_for_any([one, two], "was started by other nodes with restarts_max", stream="stderr")
     for each in (one, two):
         each.signal(signal.SIGTERM)
     told = [each.stderr for each in both(one, two)]
 
-    refused = [text for text in told if "was begun by others with restarts_max" in text]
+    refused = [text for text in told if "was started by other nodes with restarts_max" in text]
     assert len(refused) == 1, told
     assert "start every node with the same options" in refused[0]
 
@@ -272,7 +289,8 @@ def test_nodes_that_never_come_are_named(nodes: Nodes) -> None:
 
 
 def test_a_store_that_is_not_there_is_named(nodes: Nodes) -> None:
-    words = ("--nnodes", "2", "--rdzv-backend", "etcd", "--rdzv-conf", "join_timeout=5")
+    conf = ("--rdzv-conf", "join_timeout=5")
+    words = ("--nnodes", "2", "--rdzv-backend", "etcd", "--rdzv-id", "n", *conf)
     done = nodes.start(HELLO, *words, "--rdzv-endpoint", f"127.0.0.1:{nodes.port}").finish()
 
     assert done.code == 1
@@ -286,6 +304,25 @@ def test_a_node_that_is_not_fit_stays_out(nodes: Nodes) -> None:
     assert (
         "the node check 'echo no accelerator; exit 3' ended with 3: no accelerator" in done.stderr
     )
+
+
+@pytest.mark.parametrize("backend", ["embedded", "c10d"])
+def test_the_loss_of_the_agent_that_serves_the_store_ends_all_others(
+    nodes: Nodes, backend: str
+) -> None:
+    meeting = ("--nnodes", "1:2", "--rdzv-backend", backend, "--max-restarts", "3")
+    words = (*meeting, "--rdzv-endpoint", f"127.0.0.1:{nodes.port}", "--rdzv-conf")
+    host = nodes.start(PIDS, *words, "is_host=true,lease_ttl=3")
+    other = nodes.start(PIDS, *words, "is_host=false,lease_ttl=3")
+    wait_for_any([host, other], "of 2", count=2)
+    deaths = Deaths([int(pid) for pid in re.findall(r"pid (\d+)", other.stdout)])
+
+    host.signal(signal.SIGKILL)
+    done = other.finish(WITHIN_S)
+
+    assert done.code == 1
+    assert "the run ends here: the agent that serves its store, or its machine, is" in done.stderr
+    assert deaths.survivors(within_s=0) == []
 
 
 @needs_etcd

@@ -95,7 +95,7 @@ def test_a_wrong_password_ends_an_agent_at_once_and_is_named(
         post(member, "/v3/auth/role/add", {"name": "root"})
         post(member, "/v3/auth/user/grant", {"user": "root", "role": "root"})
         post(member, "/v3/auth/enable", {})
-        words = ("--nnodes", "1:2", "--rdzv-conf")
+        words = ("--nnodes", "1:2", "--rdzv-id", "users", "--rdzv-conf")
 
         wrong = agents.at_etcd(etcd, HELLO, *words, "user=root,password=guess").finish()
         nobody = agents.at_etcd(etcd, HELLO, *words, "last_call_timeout=1").finish()
@@ -130,8 +130,8 @@ def test_a_node_with_another_number_of_nodes_is_told_while_the_run_lives(
     other = agents.at_etcd(etcd, STAY, "--nnodes", "1:3", *quick).finish()
     one.signal(signal.SIGTERM)
 
-    assert other.code == 1
-    assert "was begun by others with nodes_max 2 (here: 3)" in other.stderr
+    assert other.code == 2
+    assert "was started by other nodes with nodes_max 2 (here: 3)" in other.stderr
     assert one.finish().code == 143
 
 

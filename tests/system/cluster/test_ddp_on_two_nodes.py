@@ -33,7 +33,7 @@ class Training:
             node.start(
                 *("run", "--nnodes", "1:2", "--nproc-per-node", "2", "--rdzv-id", "digits"),
                 *("--rdzv-backend", "etcd", "--rdzv-endpoint", self._endpoint),
-                *("--rdzv-conf", "lease_ttl=3,last_call_timeout=20", "--max-restarts", "3"),
+                *("--rdzv-conf", "lease_ttl=3,last_call_timeout=5", "--max-restarts", "3"),
                 EXAMPLE,
                 *("--checkpoint", self._folder / "digits.pt", "--epochs", str(ENDLESS)),
             )

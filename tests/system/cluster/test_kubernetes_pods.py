@@ -20,6 +20,8 @@ from running import RANKWISE, Running, run, wait_for_any, write_program
 
 pytestmark = [pytest.mark.system, needs_etcd]
 
+POD_IP = "127.0.1.1"
+"""Of the first pod; the kubelet probes it there."""
 PROGRAM = """
 import os, sys, time
 from pathlib import Path
@@ -61,7 +63,11 @@ class Cluster:
     def start_pod(self, index: int, health_port: int = 0) -> Running:
         (job,) = self._by_kind["JobSet"]["spec"]["replicatedJobs"]
         (container,) = job["template"]["spec"]["template"]["spec"]["containers"]
-        variables = {"JOB_UID": "0f-1e", "POD_IP": f"127.0.1.{index + 1}", "HOST_NAME": "host7"}
+        variables = {
+            "JOB_UID": "0f-1e",
+            "POD_IP": POD_IP.replace("1.1", f"1.{index + 1}"),
+            "HOST_NAME": "host7",
+        }
         assert container["command"] == ["rankwise", "run"]
         words = [
             re.sub(r"--health-port=\d+", f"--health-port={health_port}", word)
@@ -109,7 +115,7 @@ def cluster(folder: Path) -> Iterator[Cluster]:
 
 
 def health_at(port: int) -> dict[str, Any]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection = http.client.HTTPConnection(POD_IP, port, timeout=60)
     connection.request("GET", "/health")
     answer = connection.getresponse()
     assert answer.status == 200

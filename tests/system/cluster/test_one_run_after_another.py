@@ -23,8 +23,7 @@ UNTIL_OPENED = HELLO + """
 import pathlib
 pathlib.Path(__file__).with_name("end").read_bytes()
 """  # fmt: skip
-
-
+STAY = HELLO + "import threading; threading.Event().wait()\n"
 QUICK = "last_call_timeout=0.1"
 
 
@@ -36,12 +35,12 @@ class Place:
         self._stack = stack
         self._words = words
 
-    def start(self, program: str, *words: str) -> Running:
-        script = write_program(self.folder, program)
+    def start(self, program: str, *words: str, name: str = "program.py") -> Running:
+        script = write_program(self.folder, program, name)
         return self._stack.enter_context(start("run", *self._words, *words, script))
 
-    def run(self, program: str, *words: str) -> Finished:
-        return self.start(program, *words).finish()
+    def run(self, program: str, *words: str, name: str = "program.py") -> Finished:
+        return self.start(program, *words, name=name).finish()
 
 
 @pytest.fixture
@@ -85,14 +84,37 @@ def test_an_id_in_etcd_serves_one_run_after_the_other_and_no_more_is_left_of_man
 
 
 @needs_etcd
-def test_nameless_runs_follow_each_other_too(place: Place, etcd: EtcdCluster) -> None:
-    for _ in range(2):
-        pair = [place.start(HELLO, "--nnodes", "2") for _ in range(2)]
-        done = [each.finish() for each in pair]
-        assert [each.code for each in done] == [0, 0], done
-        assert sorted(each.stdout[-12:] for each in done) == ["rank 0 of 2\n", "rank 1 of 2\n"]
+def test_another_program_under_the_same_name_gets_no_seat_and_is_told_both(place: Place) -> None:
+    words = ("--nnodes", "1:2", "--rdzv-id", "shared", "--rdzv-conf", QUICK)
+    one = place.start(STAY, *words)
+    one.wait_for("rank 0 of 1")
 
-    assert len(left_over(etcd)) == 2
+    other = place.run(HELLO, *words, name="other.py")
+    one.signal(signal.SIGTERM)
+
+    assert one.finish().code == 143
+    assert (other.code, other.stdout) == (2, "")
+    assert "started by other nodes with program 'program.py' (here: 'other.py')" in other.stderr
+
+
+@needs_etcd
+def test_who_never_had_a_seat_does_not_end_like_the_run_unless_it_was_meant_to(
+    place: Place, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "end")
+    codes = {}
+    for spares in ("0", "1"):
+        conf = ("--rdzv-conf", f"settle_delay=600,{QUICK}")
+        words = ("--nnodes", "1:2", "--rdzv-id", f"spares{spares}", "--spares", spares, *conf)
+        one = place.start(UNTIL_OPENED, *words)
+        one.wait_for("rank 0 of 1")
+        two = place.start(UNTIL_OPENED, *words)
+        two.wait_for("this node is a spare for now", stream="stderr")
+        (tmp_path / "end").write_bytes(b"")
+        assert one.finish().code == 0
+        codes[spares] = two.finish()
+    assert {spares: done.code for spares, done in codes.items()} == {"0": 75, "1": 0}, codes
+    assert "had succeeded before this node could take part" in codes["0"].stderr
 
 
 @needs_etcd
@@ -118,7 +140,7 @@ def test_a_late_agent_of_a_run_that_is_over_is_told_so_and_starts_nothing(
     assert "rank 0 of 1" in second.stdout
     assert late.lines == ["[default0]:rank 1 of 2"]
     # What the store had told it before it was stopped long enough may be the verdict.
-    assert late.code == 0 or "another has begun under that id" in late.stderr, late
+    assert late.code == 0 or "another run has started under that id" in late.stderr, late
 
 
 @needs_etcd

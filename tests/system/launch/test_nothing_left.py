@@ -207,7 +207,7 @@ def test_when_a_second_interrupt_says_now(tmp_path: Path) -> None:
         done = running.finish()
     assert done.code == 128 + signal.SIGINT
     assert "did not end within" not in done.stderr
-    assert "rankwise: ranks 0, 1 are killed at once" in done.stderr
+    assert "rankwise: ranks 0, 1 are killed immediately" in done.stderr
 
 
 @pytest.mark.parametrize("stubborn", [False, True])

@@ -1,6 +1,7 @@
 """Every kind of program runs under every start method, and finds what torchrun would give it."""
 
 import stat
+import sys
 from pathlib import Path
 
 import pytest
@@ -197,9 +198,6 @@ gradient = model.module.weight.grad[0, 0].item()
 assert dist.is_torchelastic_launched()
 print(rank, size, total.item(), gradient, flush=True)
 dist.destroy_process_group()
-# torch 2.13 aborts now and then ("terminate called without an active exception") while a program
-# that has used DDP over gloo is torn down, under torchrun as well.
-os._exit(0)
 """
 
 
@@ -214,3 +212,62 @@ def test_an_unmodified_pytorch_program_trains(options: list[str], tmp_path: Path
 
     assert plain(done.lines) == ["0 2 3.0 1.0", "1 2 3.0 1.0"], done.stderr
     assert done.code == 0
+
+
+OLDER = """
+import sys
+sys.version_info = ({version})
+class Flags:
+    def __getattr__(self, name, flags=sys.flags):
+        if name == "safe_path":
+            raise AttributeError(name)
+        return getattr(flags, name)
+sys.flags = Flags()
+"""
+
+
+def python_that_says_it_is(version: str, directory: Path) -> Path:
+    """An interpreter for `PYTHON_EXEC`: this one, under another name for its version."""
+    (directory / "site").mkdir()
+    write_program(directory / "site", OLDER.format(version=version), "sitecustomize.py")
+    python = write_program(
+        directory,
+        f'#!/bin/sh\nPYTHONPATH={directory}/site exec {sys.executable} "$@"\n',
+        "another-python",
+    )
+    python.chmod(0o755)
+    return python
+
+
+@pytest.mark.parametrize(
+    ("method", "who"),
+    [("spawn", "a rank needs Python 3.9"), ("forkserver", "the fork server needs Python 3.10")],
+)
+def test_a_python_that_is_too_old_is_told_in_one_line(
+    method: str, who: str, tmp_path: Path
+) -> None:
+    python = python_that_says_it_is("3, 8, 18", tmp_path)
+    script = write_program(tmp_path, "print('never')")
+
+    done = run(
+        *("run", "--no-prefix", f"--start-method={method}", script),
+        environment={"PYTHON_EXEC": str(python)},
+    )
+
+    assert done.code == 1
+    assert "Traceback" not in done.stderr
+    said, _, report = done.stderr.partition("\n")
+    assert said == f"rankwise: {who} or later, not {sys.executable}"
+    assert "rankwise: the fork server" not in report
+
+
+def test_a_fork_server_may_be_of_an_older_python(tmp_path: Path) -> None:
+    python = python_that_says_it_is("3, 10, 13", tmp_path)
+    script = write_program(tmp_path, "print('ran')")
+
+    done = run(
+        *("run", "--no-prefix", "--start-method=forkserver", script),
+        environment={"PYTHON_EXEC": str(python)},
+    )
+
+    assert (done.code, done.lines) == (0, ["ran"]), done.stderr

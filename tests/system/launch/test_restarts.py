@@ -92,6 +92,30 @@ print("listening again")
     assert done.code == 0
 
 
+@pytest.mark.parametrize("method", ["subprocess", "forkserver"])
+def test_a_script_that_was_mended_meanwhile_is_run_as_it_is_now(
+    method: str, tmp_path: Path
+) -> None:
+    script = write_program(
+        tmp_path,
+        """
+import os, signal
+from pathlib import Path
+if os.environ["RANK"] == "1":
+    signal.pause()
+mended = Path(__file__).with_name("mended.py")
+mended.write_text("import os; print('mended', os.environ['TORCHELASTIC_RESTART_COUNT'])")
+mended.replace(__file__)
+raise SystemExit(1)
+""",
+    )
+
+    done = run("run", "--nproc-per-node=2", "--max-restarts=1", "--start-method", method, script)
+
+    assert plain(done.lines).count("mended 1") == 2, done.stderr
+    assert done.code == 0
+
+
 def test_a_stop_during_the_back_off_ends_the_run(tmp_path: Path) -> None:
     script = write_program(tmp_path, "raise SystemExit(3)")
     with start(

@@ -9,12 +9,13 @@ import pytest
 import rankwise
 from rankwise import FailureCause, WorkersFailed
 from rankwise.collectives import barrier
+from rankwise.launch.job import StartMethodName
 
 pytestmark = pytest.mark.system
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_the_real_exception_is_the_cause(method: str) -> None:
+def test_the_real_exception_is_the_cause(method: StartMethodName) -> None:
     def divide(number: int) -> float:
         if rankwise.rank() == 1:
             return number / 0
@@ -35,8 +36,8 @@ def test_the_real_exception_is_the_cause(method: str) -> None:
     assert type(cause) is ZeroDivisionError
     assert cause is caught.value.exceptions[1]
     shown = "".join(traceback.format_exception(caught.value))
-    assert "raised on rank 1:" in shown
-    assert "return number / 0" in shown
+    assert "raised on rank 1" in shown
+    assert "return number / 0" in str(cause.__cause__)
 
 
 def test_every_failure_is_carried(server: rankwise.ForkServer) -> None:
@@ -57,9 +58,28 @@ def test_every_failure_is_carried(server: rankwise.ForkServer) -> None:
 
 
 def test_an_exception_that_cannot_travel_is_told_in_text(server: rankwise.ForkServer) -> None:
+    class Unspeakable(Exception):
+        def __reduce__(self) -> tuple[object, ...]:
+            raise TypeError("never")
+
+    def fail() -> None:
+        raise Unspeakable("1 and 2")
+
+    with pytest.raises(WorkersFailed, match="Unspeakable: 1 and 2") as caught:
+        rankwise.run(fail, nprocs=1, server=server)
+
+    assert caught.value.__cause__ is None
+    assert caught.value.exceptions == {}
+    (failure,) = caught.value.failures
+    assert failure.error is not None
+    assert 'raise Unspeakable("1 and 2")' in failure.error.traceback
+
+
+def test_an_exception_leaves_behind_only_what_cannot_travel(server: rankwise.ForkServer) -> None:
     class TwoArguments(Exception):
         def __init__(self, one: int, two: int) -> None:
             super().__init__(f"{one} and {two}")
+            self.sum = one + two
             self.lock = __import__("threading").Lock()
 
     def fail() -> None:
@@ -68,11 +88,36 @@ def test_an_exception_that_cannot_travel_is_told_in_text(server: rankwise.ForkSe
     with pytest.raises(WorkersFailed, match="TwoArguments: 1 and 2") as caught:
         rankwise.run(fail, nprocs=1, server=server)
 
-    assert caught.value.__cause__ is None
-    assert caught.value.exceptions == {}
-    (failure,) = caught.value.failures
-    assert failure.error is not None
-    assert "raise TwoArguments(1, 2)" in failure.error.traceback
+    (exception,) = caught.value.exceptions.values()
+    assert (type(exception).__name__, str(exception)) == ("TwoArguments", "1 and 2")
+    assert vars(exception)["sum"] == 3
+    assert not hasattr(exception, "lock")
+
+
+def test_notes_causes_and_the_members_of_groups_arrive(server: rankwise.ForkServer) -> None:
+    def fail() -> None:
+        try:
+            raise_several(rankwise.ConfigError("bad", hint="x"))
+        except ExceptionGroup as group:
+            group.add_note("a note")
+            raise ValueError("of the group") from group
+
+    def raise_several(bad: Exception) -> None:
+        raise ExceptionGroup("several", [KeyError("k"), bad])
+
+    with pytest.raises(WorkersFailed) as caught:
+        rankwise.run(fail, nprocs=1, server=server)
+
+    cause = caught.value.exceptions[0]
+    assert isinstance(cause, ValueError)
+    group = cause.__cause__
+    assert isinstance(group, ExceptionGroup)
+    assert group.__notes__ == ["a note"]
+    missing, bad = group.exceptions
+    assert isinstance(missing, KeyError)
+    assert isinstance(bad, rankwise.ConfigError)
+    assert bad.hint == "x"
+    assert "in raise_several" in str(group.__cause__)
 
 
 def test_a_return_value_that_cannot_travel_is_a_failure_which_names_it(
@@ -84,6 +129,28 @@ def test_a_return_value_that_cannot_travel_is_a_failure_which_names_it(
         rankwise.run(lambda: __import__("threading").Lock(), nprocs=1, server=server)
 
     assert isinstance(caught.value.__cause__, TypeError)
+
+
+def test_an_alarm_while_a_return_value_is_pickled_is_the_failure(
+    server: rankwise.ForkServer,
+) -> None:
+    class Slow:
+        def __reduce__(self) -> str:
+            signal.raise_signal(signal.SIGALRM)
+            return "never"
+
+    def time_is_up(*_: object) -> None:
+        raise KeyError
+
+    def return_slowly() -> Slow:
+        signal.signal(signal.SIGALRM, time_is_up)
+        return Slow()
+
+    with pytest.raises(WorkersFailed) as caught:
+        rankwise.run(return_slowly, nprocs=1, server=server)
+
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert "Slow, which was being pickled for the caller" in str(caught.value)
 
 
 def test_a_return_value_that_only_the_worker_understands_is_an_error_which_says_so(

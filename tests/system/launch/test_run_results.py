@@ -13,6 +13,7 @@ import pytest
 from running import run_program
 
 import rankwise
+from rankwise.launch.job import StartMethodName
 
 pytestmark = pytest.mark.system
 
@@ -20,7 +21,7 @@ METHODS = ("spawn", "forkserver")
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_results_come_by_rank(method: str) -> None:
+def test_results_come_by_rank(method: StartMethodName) -> None:
     results = rankwise.run(
         lambda base: (base + rankwise.rank(), rankwise.world_size()),
         (10,),
@@ -279,9 +280,34 @@ def test_a_wrong_argument_is_told(told: str) -> None:
     assert told in str(caught.value)
 
 
+def test_arguments_may_be_given_by_name(server: rankwise.ForkServer) -> None:
+    def told(one: int, *, two: str) -> tuple[int, str, int]:
+        return one, two, rankwise.rank()
+
+    assert rankwise.run(told, (1,), nprocs=2, kwargs={"two": "2"}, server=server) == [
+        (1, "2", 0),
+        (1, "2", 1),
+    ]
+
+
+@pytest.mark.parametrize("kwargs", [[("two", 2)], {2: "two"}, "two"])
+def test_what_is_no_mapping_of_names_is_refused(kwargs: Any) -> None:
+    with pytest.raises(rankwise.ConfigError, match=r"kwargs is .*, expected a mapping"):
+        rankwise.run(rankwise.rank, kwargs=kwargs, nprocs=1)
+
+
+def test_async_functions_are_refused_before_anything_starts() -> None:
+    async def work() -> None: ...
+
+    with pytest.raises(rankwise.ConfigError, match=r"work is an async function.*asyncio\.run"):
+        rankwise.run(work, nprocs=1)
+    with pytest.raises(rankwise.ConfigError, match="is an async function"):
+        rankwise.spawn(work, nprocs=1)  # type: ignore[arg-type]
+
+
 def test_an_argument_that_cannot_travel_is_named() -> None:
     with pytest.raises(rankwise.ConfigError, match=r"argument 1 of rank .*lock"):
-        rankwise.run(rankwise.rank, (1, threading.Lock()), nprocs=1)
+        rankwise.run(rankwise.rank, (1, threading.Lock()), nprocs=1)  # type: ignore[arg-type]
 
 
 def test_large_results_come_whole(server: rankwise.ForkServer) -> None:

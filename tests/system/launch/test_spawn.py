@@ -11,6 +11,7 @@ import pytest
 from running import WITHIN_S, Deaths, numbers_after, start_program
 
 import rankwise
+from rankwise.launch.job import StartMethodName
 
 pytestmark = pytest.mark.system
 
@@ -46,7 +47,9 @@ def exit_well(rank: int) -> None:
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
-def test_every_process_is_given_its_number_and_the_arguments(method: str, tmp_path: Path) -> None:
+def test_every_process_is_given_its_number_and_the_arguments(
+    method: StartMethodName, tmp_path: Path
+) -> None:
     assert rankwise.spawn(succeed, (str(tmp_path),), nprocs=3, start_method=method) is None
 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2"]

@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from running import Deaths, Running, numbers_after, start, write_program
+from running import WITHIN_S, Deaths, Running, numbers_after, start, write_program
 
 pytestmark = pytest.mark.system
 
@@ -66,3 +66,19 @@ def test_a_run_whose_guardian_is_stopped_tells_ranks_to_stop_all_the_same(tmp_pa
         assert deaths.survivors(0.0) == []
     assert done.code == 128 + signal.SIGTERM
     assert "killed" not in done.stderr
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_guardian_that_is_stopped_ends_with_its_program(method: str, tmp_path: Path) -> None:
+    script = write_program(tmp_path, SLEEPER)
+    with start("run", "--nproc-per-node=2", f"--start-method={method}", script) as running:
+        running.wait_for("pid ", count=2)
+        workers = numbers_after("pid", running.stdout)
+        parents = {parent_of(workers[0]), parent_of(parent_of(workers[0]))} - {running.pid}
+        deaths = Deaths([*workers, *parents])
+        for parent in parents - {os.getpid()}:
+            os.kill(parent, signal.SIGSTOP)
+
+        running.signal(signal.SIGKILL)
+
+        assert deaths.survivors(WITHIN_S) == []

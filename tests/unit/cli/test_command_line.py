@@ -1,6 +1,7 @@
 """The `rankwise` command in this process: help, errors, completion. No worker is started."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,7 @@ def test_options_are_completed_with_dashes_and_once() -> None:
     assert completions("run", "--nproc") == ["--nproc-per-node"]
     assert completions("run", "--rdzv") == [
         "--rdzv-id",
+        "--rdzv-own-etcd",
         "--rdzv-once",
         "--rdzv-backend",
         "--rdzv-endpoint",
@@ -172,16 +174,20 @@ def test_a_drawn_cluster_takes_no_sizes_and_names_those_given(
     )
 
 
-def test_a_journal_of_one_gang_is_said_to_have_no_agents(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_empty_journal_is_said_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     journal = tmp_path / "journal.jsonl"
-    journal.write_text('{"at":1,"machine":"gang","stimulus":{"type":"Started"}}\n')
+    journal.write_text("\n")
 
     assert invoke(["replay", str(journal)]) == 2
 
     told = capsys.readouterr().err
-    assert "holds no entry of an agent (only runs on several nodes have agents" in told
+    assert "holds no entry (is it the journal.jsonl of a run" in told
+
+
+def test_a_journal_without_end_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["replay", "/dev/zero"]) == 2
+
+    assert "/dev/zero has a line of more than 16 MiB, or no end" in capfd.readouterr().err
 
 
 def test_a_journal_that_was_cut_off_is_said_to_be(
@@ -192,7 +198,7 @@ def test_a_journal_that_was_cut_off_is_said_to_be(
 
     assert invoke(["replay", str(journal)]) == 2
 
-    assert "ends in the middle of line 2 (whoever wrote it was killed" in capsys.readouterr().err
+    assert "ends in the middle of line 2 (its writer was killed" in capsys.readouterr().err
 
 
 def outcome(status: OutcomeStatus, code: int | None = None, stop: int | None = None) -> Outcome:
@@ -226,3 +232,51 @@ def test_the_exit_code_tells_what_became_of_the_run(became: Outcome, code: int) 
 
 def test_completion_survives_words_that_cannot_be_read() -> None:
     assert completions("run", "--frob", "x", "--nnod") == ["--nnodes"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["ok.py"], "rankwise: error: no such command 'ok.py', write rankwise run ok.py"),
+        (
+            ["ok.py", "--lr", "3", "--nproc_per_node", "2", "--tee=3", "--log-dir", "x"],
+            "write rankwise run --nproc_per_node 2 --tee=3 ok.py --lr 3 --log-dir x (try",
+        ),
+        (["runn", "ok.py"], "rankwise: error: no such command 'runn', did you mean rankwise run?"),
+        (["stack"], "rankwise: error: no such command 'stack', did you mean rankwise stacks?"),
+        (["frobnicate"], "rankwise: error: no such command 'frobnicate' (try"),
+        (
+            ["--nproc-per-node", "2", "ok.py"],
+            "no such option: --nproc-per-node, write rankwise run --nproc-per-node 2 ok.py (try",
+        ),
+        (["run", "--nproc", "2", "python", "ok.py"], "(leave out python: rankwise run ok.py)\n"),
+        (["run", "python3.11", "ok.py"], "(leave out python3.11: rankwise run ok.py)\n"),
+        (["run", sys.executable, "ok.py"], "is a Python interpreter (leave out "),
+        (
+            ["run", "ok.py --lr 3"],
+            "(the quotes make it one word: write ok.py --lr 3 without them)\n",
+        ),
+        (
+            ["run", "python ok.py --lr 3"],
+            "(leave out python and the quotes: rankwise run ok.py --lr 3)\n",
+        ),
+        (["run", "--rdzv-backend", "ectd", "ok.py"], "is 'ectd', did you mean etcd?\n"),
+        (["run", "--signals-to-handle=SIGTREM", "ok.py"], "(did you mean SIGTERM?)\n"),
+        (["run", "book.ipynb"], "is a notebook (call rankwise.run("),
+    ],
+)
+def test_words_of_other_launchers_lead_to_ours(
+    words: list[str],
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "ok.py").touch()
+    (tmp_path / "book.ipynb").touch()
+    monkeypatch.chdir(tmp_path)
+
+    assert invoke(words) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert error.count("\n") == 1

@@ -202,7 +202,7 @@ def test_equal_words_make_equal_files(tmp_path: Path, capfd: pytest.CaptureFixtu
         (["--image", "i", "--no-etcd", "--", "t.py"], "--no-etcd and --rdzv-endpoint go together"),
         (["--image", "i", "--rdzv-endpoint", "e:1", "--", "t.py"], "go together"),
         (["--image", "i", "--", "--nnodes", "2", "t.py"], "give --nodes before the --"),
-        (["--image", "i", "--", "--standalone", "t.py"], "--standalone stands among the words"),
+        (["--image", "i", "--", "--standalone", "t.py"], "--standalone is among the options"),
         (["--image", "i", "--", "--rdzv-backend", "c10d", "t.py"], "brings an etcd"),
         (["--image", "i", "--", "--no-such-option", "t.py"], "no such option"),
         (["--image", "i", "--output", "no/such/folder/file", "--", "t.py"], "cannot be written"),

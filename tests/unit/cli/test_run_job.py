@@ -45,7 +45,7 @@ def test_without_options_one_worker_runs_the_script(folder: Path) -> None:
 
     assert job.program == Script("train.py", ("--help", "-m", "--", "x"))
     assert job.gang.size == 1
-    assert job.gang.restarts_max == 0
+    assert job.policy.restarts_max == 0
     assert job.gang.grace == 30 * SECOND
     assert job.gang.hang_timeout is None
     assert job.role == "default"
@@ -71,10 +71,10 @@ def test_options_reach_the_job(folder: Path) -> None:
     )
 
     assert job.gang.size == 3
-    assert job.gang.restarts_max == 2
+    assert job.policy.restarts_max == 2
     assert job.gang.grace == 5 * SECOND
     assert job.gang.hang_timeout == 120 * SECOND
-    assert job.gang.backoff.initial == 500 * MILLISECOND
+    assert job.policy.backoff.initial == 500 * MILLISECOND
     assert job.role == "trainer"
     assert job.logs.directory == "logs"
     assert job.logs.redirects == {0: Streams.OUT, 2: Streams.BOTH}
@@ -169,22 +169,85 @@ def test_many_workers_get_one_thread_each_unless_somebody_decided(folder: Path) 
     assert notices_of("--nproc-per-node 2 train.py", OMP_NUM_THREADS="4") == []
 
 
-def test_options_that_one_node_does_nothing_with_are_told(folder: Path) -> None:
-    assert notices_of("--health-port 8080 train.py") == ["--health-port has no effect on one node"]
-    assert notices_of("--no-retry 3 train.py", PET_NODE_CHECK="true") == [
-        "--no-retry, PET_NODE_CHECK have no effect on one node"
+def test_one_node_has_the_policy_and_the_checks_that_several_have(folder: Path) -> None:
+    job = job_of(
+        "--max-restarts 3 --no-retry ValueError,3 --max-no-progress 2 --max-node-failures 4 "
+        "--health-port 8080 train.py",
+        PET_NODE_CHECK="true",
+    )
+
+    plan = job.cluster
+    assert plan is not None
+    assert plan.is_alone
+    assert (plan.checks, plan.health_port) == (("true",), 8080)
+    policy = plan.rendezvous.policy
+    assert (policy.restarts_max, policy.fruitless_max, policy.strikes_max) == (3, 2, 4)
+    assert (policy.final_exceptions, policy.final_exit_codes) == (("ValueError",), (3,))
+
+
+@pytest.mark.parametrize("option", ["--spares 1", "--on-preemption leave", "--rdzv-once"])
+def test_what_means_nothing_without_other_nodes_is_refused(folder: Path, option: str) -> None:
+    name = option.split(maxsplit=1)[0]
+    with pytest.raises(ConfigError, match=f"{name} needs several nodes"):
+        job_of(f"{option} train.py")
+
+
+def test_options_of_ours_behind_the_script_are_told_and_stay_the_scripts(folder: Path) -> None:
+    assert notices_of("train.py --nproc-per-node 2") == [
+        "--nproc-per-node is after train.py, which gets it; for rankwise, write it before"
     ]
-    assert notices_of("--nnodes 2 --no-retry 3 train.py") == []
+    (told,) = notices_of("train.py --nnodes=2 x --nnodes=3 --max_restarts 3")
+    assert told.startswith("--nnodes, --max-restarts stand after train.py, which gets them")
+    script = job_of("train.py --nproc-per-node 2").program
+    assert script == Script("train.py", ("--nproc-per-node", "2"))
 
 
-def test_a_run_without_a_name_in_a_shared_store_is_told_who_might_join(folder: Path) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--nnodes 1 train.py --nnodes 2",
+        "train.py --log-dir logs --role x --quiet",
+        "train.py --nproc --help nnodes -- -m",
+        "--quiet train.py --nnodes 2",
+    ],
+)
+def test_what_is_likely_the_scripts_own_is_not_told(folder: Path, words: str) -> None:
+    assert notices_of(words) == []
+
+
+def test_a_run_without_a_name_in_a_shared_store_is_refused(folder: Path) -> None:
     words = "--nnodes 2 --rdzv-backend etcd --rdzv-endpoint store:2379"
 
-    (notice,) = notices_of(f"{words} train.py")
+    with pytest.raises(ConfigError, match="--rdzv-id is not given, and in etcd every run"):
+        job_of(f"{words} train.py")
 
-    assert notice.startswith("this run is called none, and others without a name in the same etcd")
-    assert notices_of(f"{words} --rdzv-id nightly train.py") == []
-    assert notices_of("--nnodes 2 --rdzv-backend c10d --rdzv-endpoint a:1 train.py") == []
+    assert job_of(f"{words} --rdzv-id nightly train.py").run_id == "nightly"
+    assert job_of("--nnodes 2 --rdzv-backend c10d --rdzv-endpoint a:1 train.py").run_id == "none"
+
+
+@pytest.mark.parametrize(
+    ("words", "program"),
+    [
+        ("train.py --lr 1", "train.py --lr 1"),
+        ("-m http.server 80", "http.server 80"),
+        ("--rdzv-conf program=mine train.py --node 3", "mine"),
+    ],
+)
+def test_nodes_compare_what_they_run(folder: Path, words: str, program: str) -> None:
+    plan = job_of(f"--nnodes 2 --rdzv-backend embedded --rdzv-endpoint 127.0.0.1:1 {words}").cluster
+
+    assert plan is not None
+    assert plan.rendezvous.charter.settings == {"program": program}
+    assert "program" not in plan.store
+
+
+def test_long_arguments_are_cut_and_told_apart(folder: Path) -> None:
+    meeting = "--nnodes 2 --rdzv-backend embedded --rdzv-endpoint 127.0.0.1:1"
+    plans = [job_of(f"{meeting} train.py {'x' * 300}{end}").cluster for end in "ab"]
+
+    one, other = [plan.rendezvous.settings["program"] for plan in plans if plan is not None]
+    assert one != other
+    assert len(one) < 250
 
 
 @pytest.mark.parametrize(
@@ -257,7 +320,7 @@ def test_a_module_that_only_its_parent_can_find_is_found(folder: Path) -> None:
 )
 def test_an_endpoint_elsewhere_that_one_node_does_not_use_is_told(folder: Path, words: str) -> None:
     assert notices_of(f"{words} other:29400 train.py") == [
-        "--rdzv-endpoint other:29400 is not used: one node has nobody to meet"
+        "--rdzv-endpoint other:29400 is not used: with one node there is no rendezvous"
     ]
     assert notices_of(f"{words} localhost:0 train.py") == []
     assert notices_of("--rdzv-endpoint other:29400 train.py") == [], "it is the master's address"
@@ -338,8 +401,14 @@ def test_a_static_endpoint_is_the_master(
             "only the static rendezvous lets nodes choose their ranks",
         ),
         ("--nnodes 2 --spares 1 train.py", "--spares is 1, expected 0 with the static rendezvous"),
-        ("--spares 1 train.py", "--spares is 1, but there is one node"),
+        ("--max-no-progress 0 train.py", "--max-no-progress is 0, expected 1 or more"),
+        ("--health-port 65536 train.py", "--health-port is 65536, expected 0 to 65535"),
         ("--nnodes 2 --no-retry a-b train.py", "--no-retry: 'a-b' is neither an exception's name"),
+        (
+            "--no-retry 256 train.py",
+            "--no-retry: no worker can end with 256, expected an exit code",
+        ),
+        ("--no-retry 3,-99 train.py", "--no-retry: no worker can end with -99, expected an exit"),
         ("--nnodes 2 --max-no-progress 0 train.py", "--max-no-progress is 0, expected 1 or more"),
         ("--nnodes 2 --local-addr no.such.invalid train.py", "--local-addr is 'no.such.invalid'"),
         ("--nnodes 2 --rdzv-conf lease_ttl=0 train.py", "lease_ttl is '0', expected more than 0"),

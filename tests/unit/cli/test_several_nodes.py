@@ -7,6 +7,7 @@ import pytest
 from rankwise.base.errors import ConfigError
 from rankwise.base.units import SECOND
 from rankwise.cli.run import config_from_cli
+from rankwise.cli.several_nodes import token_notice
 from rankwise.launch.cluster.plan import ClusterPlan
 from rankwise.launch.job import Job, restarts_allowed
 
@@ -27,10 +28,9 @@ def plan_of(words: str) -> ClusterPlan:
     return plan
 
 
-def test_the_job_counts_restarts_and_the_gang_does_not() -> None:
+def test_the_nodes_count_restarts_together() -> None:
     job = job_of("--nnodes 2 --max-restarts 3 --rdzv-id nightly")
 
-    assert job.gang.restarts_max == 0
     assert restarts_allowed(job) == 3
     assert job.run_id == "nightly"
 
@@ -56,6 +56,7 @@ def test_static_nodes_may_meet_elsewhere() -> None:
 def test_an_elastic_job_has_a_range_of_nodes_and_spares() -> None:
     plan = plan_of(
         "--nnodes 2:4 --spares 1 --rdzv-backend etcd --rdzv-endpoint 127.0.0.1:1,127.0.0.1:2 "
+        "--rdzv-id e "
         "--rdzv-conf last_call_timeout=2,lease_ttl=3,join_timeout=60,cacert=ca.pem"
     )
 
@@ -117,9 +118,32 @@ def test_one_node_meets_nobody() -> None:
     ("given", "meant"), [("lease_tll=3", "lease_ttl"), ("join_timout=3", "join_timeout")]
 )
 def test_a_misspelt_time_of_the_rendezvous_is_not_left_to_the_store(given: str, meant: str) -> None:
-    words = f"--nnodes 2 --rdzv-backend etcd --rdzv-endpoint h:1 --rdzv-conf {given}"
+    words = f"--nnodes 2 --rdzv-id e --rdzv-backend etcd --rdzv-endpoint h:1 --rdzv-conf {given}"
 
     with pytest.raises(ConfigError) as raised:
         plan_of(words)
 
     assert raised.value.hint == f"did you mean {meant}?"
+
+
+def test_nodes_of_several_hosts_with_nothing_but_the_runs_name_are_warned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("RANKWISE_STORE_TOKEN", raising=False)
+    words = "--nnodes 2 --rdzv-backend embedded --rdzv-endpoint"
+
+    notice = token_notice(plan_of(f"{words} 192.0.2.1:1"))
+
+    assert notice is not None
+    assert "RANKWISE_STORE_TOKEN" in notice
+    assert token_notice(plan_of(f"{words} 127.0.0.1:1")) is None
+    assert token_notice(plan_of(f"{words} 192.0.2.1:1 --rdzv-conf token=x")) is None
+    monkeypatch.setenv("RANKWISE_STORE_TOKEN", "x")
+    assert token_notice(plan_of(f"{words} 192.0.2.1:1")) is None
+
+
+def test_health_is_answered_for_at_the_nodes_address_unless_another_is_named() -> None:
+    words = "--nnodes 2 --rdzv-backend embedded --rdzv-endpoint 127.0.0.1:1 --local-addr 127.0.0.3"
+
+    assert plan_of(f"{words} --health-port 1").health_host == "127.0.0.3"
+    assert plan_of(f"{words} --health-port 1 --health-host 0.0.0.0").health_host == "0.0.0.0"

@@ -41,7 +41,7 @@ def test_fields_are_those_of_the_machine_that_was_chosen() -> None:
 
 
 def test_fields_of_the_collectives_are_completed_for_programs_too() -> None:
-    assert completions("run", "mine.py", "--set", "n_s") == ["n_slots=4"]
+    assert completions("run", "mine.py", "--set", "n_l") == ["n_lanes=0"]
     assert "algorithm=tree_allreduce" in completions("bench", "gemm", "--set", "alg")
 
 

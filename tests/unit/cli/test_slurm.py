@@ -162,6 +162,23 @@ def test_static_nodes_get_slurms_numbers() -> None:
     assert (plan.backend, plan.seat) == ("static", 3)
 
 
+def test_in_an_etcd_the_run_is_called_as_slurm_calls_the_step() -> None:
+    options, notice = completed_of("--nnodes 2 --rdzv-backend etcd --rdzv-endpoint e:2379")
+    named, _ = completed_of("--nnodes 2 --rdzv-backend etcd --rdzv-endpoint e:1 --rdzv-id mine")
+
+    assert (options.rdzv_id, options.rdzv_endpoint, notice) == ("4711.2", "e:2379", None)
+    assert named.rdzv_id == "mine"
+
+
+def test_an_etcd_of_the_runs_own_has_its_members_on_the_first_three_nodes() -> None:
+    options, notice = completed_of("--rdzv-own-etcd", SLURM_STEP_NODELIST="n[1-4]")
+
+    assert (options.nnodes, options.rdzv_id, options.rdzv_backend) == ("4", "4711.2", "etcd")
+    assert options.rdzv_endpoint == "n1:26729,n2:26729,n3:26729"
+    assert notice is not None
+    assert "meet in an etcd of their own at n1:26729,n2:26729,n3:26729" in notice
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -201,15 +218,30 @@ def test_several_tasks_on_a_node_are_refused_with_what_to_write_instead() -> Non
         completed_of("", SLURM_STEP_NUM_TASKS="8")
 
 
-def test_a_batch_script_without_srun_is_told_that_it_runs_on_one_node() -> None:
-    environ = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NUM_NODES": "4"}
+def test_a_batch_script_without_srun_is_refused_with_the_line_to_write() -> None:
+    environ = {"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "4", "SLURM_CPUS_PER_TASK": "8"}
+    words = ["--nproc-per-node", "2", "train.py", "--name", "a b"]
 
-    options, notice = completed(parse(["train.py"], environ), environ)
+    with pytest.raises(ConfigError, match="has 4 nodes, and this runs on one of them") as raised:
+        completed(parse(words, environ), environ, words)
 
-    assert options.nnodes == "1:1"
-    assert notice is not None
-    assert "4 nodes" in notice
-    assert "srun --ntasks-per-node 1" in notice
+    assert raised.value.hint is not None
+    assert raised.value.hint.startswith(
+        "write srun --ntasks-per-node 1 --cpus-per-task 8 "
+        "rankwise run --nproc-per-node 2 train.py --name 'a b', or give --standalone"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "nodes"), [("--standalone", "4"), ("--nnodes 1", "4"), ("", "1")]
+)
+def test_a_batch_script_may_use_one_node_where_it_says_so_or_has_no_other(
+    words: str, nodes: str
+) -> None:
+    environ = {"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": nodes}
+    before = parse([*words.split(), "train.py"], environ)
+
+    assert completed(before, environ) == Completed(before, None)
 
 
 def test_a_variable_that_is_no_number_is_named() -> None:

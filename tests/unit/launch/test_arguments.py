@@ -33,6 +33,19 @@ def refusal(call: Callable[..., Any], *positional: Any, **named: Any) -> str:
 
 
 @pytest.mark.parametrize(
+    ("name", "hint"),
+    [("a", r"for the function: kwargs=\{'a': 1\}"), ("nproc", r"did you mean nprocs\?")],
+)
+def test_an_argument_that_run_does_not_have_is_refused_with_what_was_meant(
+    name: str, hint: str
+) -> None:
+    untyped: Any = rankwise.run
+
+    with pytest.raises(TypeError, match=rf"rankwise.run\(\) has no argument '{name}' \({hint}\)"):
+        untyped(print, **{name: 1})
+
+
+@pytest.mark.parametrize(
     ("argument", "value", "message"),
     [
         ("args", 5, "args is 5, expected a tuple of the function's arguments (for a single"),
@@ -148,8 +161,9 @@ def test_right_arguments_reach_the_job() -> None:
     )
 
     assert job.gang == GangSpec(
-        size=2, restarts_max=3, grace=Duration(SECOND * 3 // 2), hang_timeout=Duration(60 * SECOND)
+        size=2, grace=Duration(SECOND * 3 // 2), hang_timeout=Duration(60 * SECOND)
     )
+    assert job.policy.restarts_max == 3
     assert job.environment["A"] == "1"
     assert job.preload == ("json", "email.mime")
     assert (job.run_id, job.role) == ("nightly", "")

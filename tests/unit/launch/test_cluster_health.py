@@ -1,6 +1,8 @@
 """What an agent answers over HTTP about its health."""
 
 import json
+import socket
+import struct
 import threading
 import urllib.error
 import urllib.request
@@ -10,7 +12,7 @@ import pytest
 
 from rankwise.base.errors import ConfigError
 from rankwise.launch.cluster import health
-from rankwise.launch.cluster.health import AgentStatus, HealthServer, metrics_text
+from rankwise.launch.cluster.health import AgentStatus, HealthServer, metrics_text, shown_id
 
 STATUS = AgentStatus(run_id='night"ly', node="n1", phase="running", round=2, nodes=3, restarts=1)
 
@@ -82,3 +84,42 @@ def test_a_port_that_is_taken_is_refused() -> None:
         pytest.raises(ConfigError, match=r"--health-port .* cannot be listened on"),
     ):
         HealthServer(server.port, at_once, lambda: STATUS)
+
+
+def test_who_asks_without_the_token_is_told_nothing() -> None:
+    with HealthServer(0, at_once, lambda: STATUS, token="secret") as server:
+        code, text = get(server, "/health")
+        request = urllib.request.Request(f"http://127.0.0.1:{server.port}/metrics")
+        request.add_header("Authorization", "Bearer secret")
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            known = answer.status
+
+    assert (code, known) == (401, 200)
+    assert "night" not in text
+
+
+def test_it_listens_where_it_was_told_and_not_elsewhere() -> None:
+    with HealthServer(0, at_once, lambda: STATUS, host="127.0.0.2") as server:
+        with pytest.raises(ConnectionRefusedError), socket.socket() as elsewhere:
+            elsewhere.connect(("127.0.0.1", server.port))
+        with socket.socket() as there:
+            there.connect(("127.0.0.2", server.port))
+
+
+def test_garbage_prints_no_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    with HealthServer(0, at_once, lambda: STATUS) as server:
+        beginning = b"GET /health HTTP/1.1\r\nContent-Le"
+        for garbage in (b"\x16\x03\x01\x02\x00\x01", beginning, b"\xff\r\n\r\n"):
+            with socket.create_connection(("127.0.0.1", server.port)) as client:
+                client.sendall(garbage)
+                # Reset instead of closed, so that answering fails.
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        assert get(server, "/health")[0] == 200
+
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_run_whose_id_is_its_secret_is_shown_under_another_name() -> None:
+    assert shown_id("nightly", is_secret=False) == "nightly"
+    assert "nightly" not in shown_id("nightly", is_secret=True)
+    assert shown_id("nightly", is_secret=True) != shown_id("daily", is_secret=True)

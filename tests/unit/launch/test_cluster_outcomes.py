@@ -4,7 +4,6 @@ from rankwise.base.failure import ExitStatus, Failure, FailureCause, Outcome, Ou
 from rankwise.base.units import Instant
 from rankwise.core.agent.vocabulary import FinishRun
 from rankwise.core.rendezvous.vocabulary import RefusalKind, Refused
-from rankwise.launch.cluster.conducting import outcome_of
 
 KILLED = Failure(
     cause=FailureCause.STOPPED, rank=0, local_rank=0, attempt=0, exit=ExitStatus(-9), at=Instant(0)
@@ -15,7 +14,7 @@ ENDED_BY_US = Outcome(status=OutcomeStatus.STOPPED, attempts=1, failures=(KILLED
 def test_a_refused_node_whose_workers_were_ended_for_it_has_failed_and_says_why() -> None:
     refused = Refused(RefusalKind.FORGOTTEN, "the store has forgotten the run", "use etcd")
 
-    outcome = outcome_of(FinishRun(outcome=ENDED_BY_US, refusal=refused), rounds=1, size=2)
+    outcome = FinishRun(outcome=ENDED_BY_US, refusal=refused).as_outcome(2)
 
     assert outcome.status is OutcomeStatus.FAILED
     assert outcome.failures == ()
@@ -24,7 +23,7 @@ def test_a_refused_node_whose_workers_were_ended_for_it_has_failed_and_says_why(
 
 
 def test_a_node_that_was_stopped_and_heard_no_verdict_was_stopped() -> None:
-    outcome = outcome_of(FinishRun(outcome=ENDED_BY_US, detail="told to stop"), rounds=1, size=2)
+    outcome = FinishRun(outcome=ENDED_BY_US, detail="told to stop").as_outcome(2)
 
     assert outcome.status is OutcomeStatus.STOPPED
     assert (outcome.stop_signal, outcome.failures) == (9, ())
@@ -33,6 +32,6 @@ def test_a_node_that_was_stopped_and_heard_no_verdict_was_stopped() -> None:
 def test_a_node_that_stopped_by_itself_tells_the_signal_that_asked_for_it() -> None:
     alone = Outcome(status=OutcomeStatus.STOPPED, attempts=1)
 
-    outcome = outcome_of(FinishRun(outcome=alone, stop_signal=15), rounds=1, size=2)
+    outcome = FinishRun(outcome=alone, stop_signal=15).as_outcome(2)
 
     assert (outcome.status, outcome.stop_signal) == (OutcomeStatus.STOPPED, 15)

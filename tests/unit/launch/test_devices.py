@@ -103,6 +103,20 @@ def test_other_devices_are_counted_by_torch_in_a_process_of_its_own(
 
 
 @pytest.mark.system
+def test_a_name_that_torch_does_not_know_is_told_without_all_that_it_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = (
+        "def get_device_module(kind):\n"
+        "    raise RuntimeError('Expected one of cpu, cuda, xpu device type, found ' + kind)\n"
+    )
+    fake_torch(tmp_path, monkeypatch, module)
+
+    with pytest.raises(ConfigError, match=r"^torch has no device type 'abc'$"):
+        device_count_by_torch("abc", sys.executable)
+
+
+@pytest.mark.system
 def test_an_interpreter_that_cannot_be_asked_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="could not be asked"):
         device_count_by_torch("xpu", str(tmp_path / "python"))

@@ -231,6 +231,19 @@ def test_an_exception_that_came_before_the_root_cause_says_so() -> None:
     assert "5 ms earlier rank 1 failed: ValueError: other" in text
 
 
+@pytest.mark.parametrize("size", [None, 8])
+def test_the_rank_that_ended_early_is_named_where_all_ranks_are_known(size: int | None) -> None:
+    lost = [raised(rank, "Connection closed by peer") for rank in (1, 0, 3)]
+    outcome = Outcome(
+        status=OutcomeStatus.FAILED, attempts=1, failures=tuple(lost), size=size, failed=size
+    )
+
+    report = compose_report(outcome, CONTEXT)
+
+    assert report.root_cause is not None
+    assert report.root_cause.hint.startswith("rank 2 ended with" if size is None else "it lost")
+
+
 def test_a_broken_clock_in_a_record_leaves_the_time_out() -> None:
     assert "time:" in report_of(raised(0))
     assert "time:" not in report_of(replace(raised(0), wall_ns=10**30))
@@ -242,7 +255,23 @@ def test_a_lone_attempt_is_not_counted_and_several_are() -> None:
     assert "attempt" not in report_of(raised(0))
     text = report_of(replace(raised(0), attempt=1), context=many, attempts=2)
     assert "in attempt 2 of 4" in text
-    assert "attempt: 2 of 4" in text
+    assert "attempt: 2 of 4\n" in text
+
+
+def test_an_attempt_is_told_as_it_is_called_in_paths_too() -> None:
+    context = ReportContext(
+        program="train.py", nprocs=4, timezone=dt.UTC, attempts_max=4, log_directory="/logs"
+    )
+
+    assert "attempt: 2 of 4 (attempt_1 in paths)" in report_of(
+        replace(raised(0), attempt=1), context=context, attempts=2
+    )
+
+
+@pytest.mark.parametrize("role", ["default", "rank"])
+def test_a_role_is_told_if_somebody_has_named_it(role: str) -> None:
+    assert "role:" not in report_of(replace(raised(0), role=role))
+    assert "role: trainer" in report_of(replace(raised(0), role="trainer"))
 
 
 class Terminal(io.StringIO):

@@ -187,6 +187,20 @@ def test_the_local_rank_stands_in_for_a_rank_that_nobody_has_filled_in() -> None
     assert one_line(failure(FailureCause.EXITED, 3, rank=-1)) == "rank 1 exited with code 3"
 
 
+def test_of_an_error_in_a_data_loader_the_headline_has_what_was_raised_there() -> None:
+    message = (
+        "Caught FileNotFoundError in DataLoader worker process 1.\n"
+        "Original Traceback (most recent call last):\n"
+        '  File "train.py", line 13, in __getitem__\n    open("part-7.bin")\n'
+        "FileNotFoundError: [Errno 2] No such file or directory: 'part-7.bin'\n"
+    )
+
+    line = one_line(failure(FailureCause.RAISED, raised=error("FileNotFoundError", message)))
+
+    assert "in DataLoader worker process 1." in line
+    assert line.endswith("[Errno 2] No such file or directory: 'part-7.bin')")
+
+
 def test_a_message_of_a_megabyte_still_makes_one_short_line() -> None:
     line = one_line(failure(FailureCause.RAISED, raised=error("ValueError", "x" * 1_000_000)))
 
@@ -296,6 +310,7 @@ def test_the_middle_of_many_lines_is_left_out_and_can_be_found() -> None:
             "ulimit -u",
         ),
         (failure(FailureCause.NOT_STARTED, detail=f"fork: {OUT_OF_PROCESSES}"), "ulimit -u"),
+        (failure(FailureCause.NOT_STARTED, detail=OUT_OF_PROCESSES.partition("] ")[2]), "ulimit"),
         (
             failure(
                 FailureCause.EXITED,
@@ -316,6 +331,29 @@ def test_the_middle_of_many_lines_is_left_out_and_can_be_found() -> None:
 )
 def test_common_causes_come_with_what_to_do_next(told: Failure, advice: str) -> None:
     assert advice in hint_for(told)
+
+
+@pytest.mark.parametrize(
+    ("type_name", "message", "advice"),
+    [
+        ("OSError", "[Errno 98] Address in use", "ss -ltnp"),  # musl's words, in place of glibc's
+        ("OSError", "[Errno 24] No file descriptors available", "ulimit -n"),
+        ("OSError", "[Errno 12] Out of memory", "memory is short"),
+        ("OSError", "[Errno 28] Auf dem Gerät ist kein Speicherplatz mehr verfügbar", "df -h"),
+        ("ConnectionRefusedError", "[Errno 111] Verbindungsaufbau abgelehnt", "another rank"),
+        ("BrokenPipeError", "[Errno 32] Datenübergabe unterbrochen (broken)", "another rank"),
+    ],
+)
+def test_errors_of_the_system_are_known_in_any_language(
+    type_name: str, message: str, advice: str
+) -> None:
+    assert advice in hint_for(failure(FailureCause.RAISED, raised=error(type_name, message)))
+
+
+def test_a_process_that_is_refused_is_known_in_any_language() -> None:
+    detail = "fork: [Errno 11] Die Ressource ist zur Zeit nicht verfügbar"
+
+    assert "ulimit -u" in hint_for(failure(FailureCause.NOT_STARTED, detail=detail))
 
 
 @pytest.mark.parametrize(

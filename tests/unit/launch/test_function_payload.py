@@ -2,17 +2,22 @@
 
 import operator
 import pickle
+import signal
 import subprocess
 import sys
 import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from io import BytesIO
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 
 from rankwise.base.errors import ConfigError
 from rankwise.launch.function_payload import pack_function
+from rankwise.launch.limits import shown
 
 
 def unpack(payload: bytes) -> tuple[dict[str, Any], Any]:
@@ -105,3 +110,83 @@ def test_an_argument_of_one_rank_is_named_with_its_rank() -> None:
 
     with pytest.raises(ConfigError, match=r"argument 0 of local rank 1 of neg \(a lock\)"):
         pack_function(operator.neg, arguments, arguments_by_rank=True)
+
+
+async def coroutine() -> None: ...
+
+
+async def async_generator() -> AsyncIterator[int]:
+    yield 1
+
+
+def generator() -> Iterator[int]:
+    yield 1
+
+
+class CalledAsync:
+    async def __call__(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (coroutine, "coroutine is an async function: a call makes a coroutine"),
+        (async_generator, "async_generator is an async function"),
+        (generator, r"generator is a generator: .* def main\(\): return list\(generator\(\)\)"),
+        (partial(coroutine), "coroutine is an async function"),
+        (CalledAsync(), "CalledAsync is an async function"),
+        (CalledAsync().__call__, "CalledAsync.__call__ is an async function"),
+    ],
+)
+def test_what_a_call_would_not_run_is_refused(function: Callable[[], object], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        pack_function(function, ())
+
+
+def test_a_keyword_argument_that_cannot_travel_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"argument 'key' of sorted \(a lock\) cannot be sent"):
+        pack_function(partial(sorted, key=threading.Lock()), ([1],))
+
+
+class TimeIsUp(Exception):
+    """What a time-out by alarm raises."""
+
+
+class Slow:
+    """An alarm comes while it is pickled."""
+
+    def __init__(self, pickled_before: int) -> None:
+        self.times_left = pickled_before
+
+    def __reduce__(self) -> Any:
+        self.times_left -= 1
+        if self.times_left < 0:
+            signal.raise_signal(signal.SIGALRM)
+        raise RuntimeError("cannot be pickled")
+
+    def __repr__(self) -> str:
+        signal.raise_signal(signal.SIGALRM)
+        return "slow"
+
+
+@pytest.fixture
+def _alarm_that_raises() -> Iterator[None]:
+    def time_is_up(_signum: int, _frame: FrameType | None) -> None:
+        raise TimeIsUp
+
+    before = signal.signal(signal.SIGALRM, time_is_up)
+    yield
+    assert signal.signal(signal.SIGALRM, before) is time_is_up
+
+
+@pytest.mark.usefixtures("_alarm_that_raises")
+@pytest.mark.parametrize("pickled_before", [0, 1])
+def test_an_alarm_while_arguments_are_pickled_is_raised_as_it_is(pickled_before: int) -> None:
+    with pytest.raises(TimeIsUp):
+        pack_function(operator.add, (1, Slow(pickled_before)))
+
+
+@pytest.mark.usefixtures("_alarm_that_raises")
+def test_an_alarm_while_a_wrong_argument_is_shown_is_raised_as_it_is() -> None:
+    with pytest.raises(TimeIsUp):
+        shown(Slow(0))

@@ -31,7 +31,7 @@ def hangs(folder: Path) -> str:
 def wait_until_begun(fd: int) -> None:
     poll = select.poll()
     poll.register(fd, select.POLLIN)
-    assert poll.poll(PATIENCE_MS), "the check has not begun"
+    assert poll.poll(PATIENCE_MS), "the check has not started"
     assert os.read(fd, 100) == b"begun\n"
 
 
@@ -92,4 +92,5 @@ def test_checks_are_run_until_one_fails(tmp_path: Path) -> None:
 
     assert found is not None
     assert found.reason == f"the node check {commands[1]!r} ended with 3: no accelerator"
+    assert found.hint == "mend what it complains about, then start rankwise again on this node"
     assert not (tmp_path / "third").exists()

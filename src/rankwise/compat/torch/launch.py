@@ -5,10 +5,12 @@
 """
 
 import argparse
+import atexit
 import warnings
 from collections.abc import Sequence
 
 from rankwise.compat.torch.run import get_args_parser, run
+from rankwise.launch.standard_streams import flush_standard_streams
 
 __all__ = ["launch", "main", "parse_args"]
 
@@ -50,4 +52,5 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    atexit.register(flush_standard_streams)
     main()

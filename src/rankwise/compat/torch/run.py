@@ -5,6 +5,7 @@ This module is for programs that call `torch.distributed.run.main(args)` or buil
 """
 
 import argparse
+import atexit
 import logging
 import os
 import runpy
@@ -21,6 +22,7 @@ from rankwise.compat.torch.elastic.multiprocessing.errors import record
 from rankwise.compat.torch.elastic.rendezvous.utils import _parse_rendezvous_config
 from rankwise.compat.torch.elastic.utils import macros
 from rankwise.compat.torch.launcher.api import LaunchConfig, elastic_launch
+from rankwise.launch.standard_streams import flush_standard_streams
 
 __all__ = [
     "config_from_args",
@@ -384,4 +386,5 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    atexit.register(flush_standard_streams)
     main()

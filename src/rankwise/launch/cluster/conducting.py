@@ -1,42 +1,40 @@
-"""Conducts an agent on a session's stage: a node among several.
+"""Runs the agent of this node on a session's stage.
 
-The agent machine of `core/agent` gets the stage's process host, a client of the store in threads,
-and what `node_host` knows of the machine. Its end becomes the outcome of the run on this node.
+The agent machine of `core/agent` gets the stage's process host, what `node_host` knows of the
+machine, and, among several nodes, a client of the store in threads. Its end becomes the outcome of
+the run on this node.
 """
 
-import secrets
+import os
 import socket
-from functools import partial
+from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
-from rankwise.base.failure import Outcome, OutcomeStatus
+from rankwise.base.failure import Absence, Outcome, OutcomeStatus
 from rankwise.base.units import Duration, Instant, after
 from rankwise.core.agent.machine import Agent
 from rankwise.core.agent.vocabulary import AgentSpec, FinishRun, Stimulus
 from rankwise.core.gang.machine import Gang
+from rankwise.core.gang.state import Phase as GangPhase
 from rankwise.core.gang.vocabulary import Stimulus as GangStimulus
 from rankwise.core.gang.vocabulary import WorkerExited
 from rankwise.core.rendezvous.configuration import NodeOffer
+from rankwise.core.rendezvous.requests import Order
+from rankwise.core.rendezvous.vocabulary import RefusalKind
 from rankwise.drivers.agent_dispatch import AgentDispatch
-from rankwise.drivers.dispatch import Dispatch
-from rankwise.drivers.real.store_client import StoreClient
-from rankwise.drivers.real.stores.opening import open_store
 from rankwise.launch.cluster.node_host import RealNodeHost
 from rankwise.launch.cluster.plan import ClusterPlan
-from rankwise.launch.cluster.telling import ClusterTeller
-from rankwise.launch.stage import Conductor, Stage
+from rankwise.launch.cluster.stop_window import StopWindow
+from rankwise.launch.cluster.telling import ClusterTeller, lineup_text
+from rankwise.launch.stage import Stage
 
 NEVER = Instant(1 << 63)
 
 
-def conduct_agent(plan: ClusterPlan) -> Conductor:
-    """A conductor for a node that meets others as `plan` says."""
-    return partial(ClusterDispatch, plan)
-
-
-class ClusterDispatch(Dispatch):
-    """Turns the agent of this node."""
+class AgentRunner:
+    """Runs the agent of this node, which meets others or is alone, as `plan` says."""
 
     def __init__(self, plan: ClusterPlan, stage: Stage) -> None:
         job = stage.job
@@ -48,7 +46,7 @@ class ClusterDispatch(Dispatch):
                 run_id=job.run_id,
                 rendezvous=plan.rendezvous,
                 offer=NodeOffer(
-                    node_id=secrets.token_hex(4),
+                    node_id=os.urandom(4).hex(),
                     host=socket.gethostname(),
                     address=plan.address,
                     slots=job.gang.size,
@@ -56,25 +54,17 @@ class ClusterDispatch(Dispatch):
                     seat=plan.seat,
                 ),
                 gang=job.gang,
+                is_alone=plan.is_alone,
                 leaves_alone=plan.leaves_alone,
             )
         )
         self._host = RealNodeHost(stage, plan, self._deliver)
-        store = open_store(plan.backend, plan.endpoint, plan.store, run_id=job.run_id)
-        self._client = stage.stack.enter_context(
-            StoreClient(
-                store,
-                reactor=stage.reactor,
-                clock=stage.clock,
-                deliver=self._deliver,
-                request_timeout=plan.rendezvous.request_timeout,
-            )
-        )
-        self._teller = ClusterTeller(stage, plan)
+        self._stop_window = StopWindow(stage, self._host.on_gang_stimulus)
+        self._teller = ClusterTeller(stage.job, plan, stage.say)
         self._dispatch = AgentDispatch(
             self._agent,
             host=self._host,
-            ask_store=self._client.submit,
+            ask_store=None if plan.is_alone else self._meet(plan, stage),
             clock=stage.clock,
             journal=stage.journal,
             on_announcement=self._teller.tell,
@@ -82,22 +72,42 @@ class ClusterDispatch(Dispatch):
         self._outcome: Outcome | None = None
 
         if plan.health_port is not None:
-            self._answer_for_health(plan.health_port, stage)
+            self._answer_for_health(plan, plan.health_port, stage)
 
     @property
     def outcome(self) -> Outcome | None:
         """What became of the run, once the agent's life is over."""
         finished = self._dispatch.finished
         if finished is not None and self._outcome is None:
-            self._outcome = outcome_of(finished, self._host.rounds, self._host.world_size)
-            if finished.verdict is not None and self._host.rounds == 0:
+            # Of one node, its own failures tell how many there were.
+            size = None if self._agent.spec.is_alone else self._host.world_size
+            outcome = finished.as_outcome(size)
+            self._outcome = msgspec.structs.replace(outcome, absence=self._absence(finished))
+            was_late = finished.verdict is not None and finished.rounds == 0
+            if was_late and not self._agent.spec.is_alone:
+                assert finished.verdict is not None, "asked just above"
                 self._teller.tell_too_late(finished.verdict)
         return self._outcome
 
+    def _absence(self, finished: FinishRun) -> Absence | None:
+        if finished.refusal is not None and finished.refusal.kind is RefusalKind.CHARTER:
+            return Absence.ANOTHER_JOB
+        config = self._agent.spec.rendezvous
+        may_be_idle = self._agent.spec.is_alone or config.spares or not config.replaces_ended
+        verdict = finished.verdict
+        is_success = verdict is not None and verdict.status is OutcomeStatus.SUCCEEDED
+        return Absence.TOO_LATE if is_success and not (finished.rounds or may_be_idle) else None
+
     @property
     def next_deadline(self) -> Instant | None:
-        """When `tick` wants to be called next."""
+        """When `wake` wants to be called next."""
         return self._dispatch.next_deadline
+
+    @property
+    def lineup(self) -> str:
+        """Who is in the present round, and what has changed; empty while there is none."""
+        world = self._agent.world
+        return "" if world is None or self._agent.spec.is_alone else lineup_text(world)
 
     @property
     def gang(self) -> Gang | None:
@@ -113,18 +123,59 @@ class ClusterDispatch(Dispatch):
         if isinstance(stimulus, WorkerExited) and stimulus.at >= self._fence:
             # The guardian has killed it, since this process was stopped for longer than its lease.
             # It has not failed: the agent first finds out that it was cut off, then of the end.
-            self.tick()
+            self.wake()
             stimulus = msgspec.structs.replace(stimulus, at=self._stage.clock.now())
-        self._host.on_gang_stimulus(stimulus)
+        if not self._stop_window.holds(stimulus, self._gang_runs):
+            self._host.on_gang_stimulus(stimulus)
+        self._stop_window.look(self._gang_runs)
 
-    def tick(self) -> None:
+    def wake(self) -> None:
         """Let a deadline that has passed take effect."""
-        self._dispatch.tick()
+        self._dispatch.wake()
         self._put_fence()
+        self._stop_window.look(self._gang_runs)
+
+    @property
+    def _gang_runs(self) -> bool:
+        gang = self._agent.gang
+        return gang is not None and gang.phase in (GangPhase.STARTING, GangPhase.RUNNING)
+
+    def _meet(self, plan: ClusterPlan, stage: Stage) -> Callable[[Order], None]:
+        """Become a client of the store where the nodes meet."""
+        from rankwise.drivers.real.store_client import StoreClient  # noqa: PLC0415  # for several
+        from rankwise.drivers.real.stores.opening import open_store  # noqa: PLC0415  # the same
+
+        if plan.own_etcd:
+            from rankwise.launch.cluster.own_etcd import OwnEtcd  # noqa: PLC0415  # the same
+
+            stage.stack.enter_context(
+                OwnEtcd(
+                    plan.endpoint,
+                    stage.job.run_id,
+                    self._is_over,
+                    Path(stage.planner.private_path, "etcd"),
+                )
+            )
+        client = stage.stack.enter_context(
+            StoreClient(
+                open_store(plan.backend, plan.endpoint, plan.store, run_id=stage.job.run_id),
+                reactor=stage.reactor,
+                clock=stage.clock,
+                deliver=self._deliver,
+                request_timeout=plan.rendezvous.request_timeout,
+            )
+        )
+        return client.submit
+
+    def _is_over(self) -> bool:
+        finished = self._dispatch.finished
+        return finished is not None and finished.verdict is not None
 
     def _deliver(self, stimulus: Stimulus) -> None:
+        self._stage.host.note_ends()  # it may be a stop, and what is done by now stays done
         self._dispatch.deliver(stimulus)
         self._put_fence()
+        self._stop_window.look(self._gang_runs)
 
     def _put_fence(self) -> None:
         """Tell the guardian until when workers may live, should this process get stuck."""
@@ -139,8 +190,15 @@ class ClusterDispatch(Dispatch):
         self._fence = after(alive_until, Duration(rendezvous.config.fence // 2))
         self._stage.host.fence(self._fence)
 
-    def _answer_for_health(self, port: int, stage: Stage) -> None:
-        from rankwise.launch.cluster.health import AgentStatus, HealthServer  # noqa: PLC0415  # rare
+    def _answer_for_health(self, plan: ClusterPlan, port: int, stage: Stage) -> None:
+        from rankwise.launch.cluster.health import (  # noqa: PLC0415  # rare
+            AgentStatus,
+            HealthServer,
+            shown_id,
+        )
+
+        # Where the nodes know nothing of each other but the run's id, it is told to nobody.
+        is_id_secret = plan.backend in ("static", "embedded") and not plan.has_token
 
         def look() -> AgentStatus:
             agent = self._agent
@@ -149,7 +207,7 @@ class ClusterDispatch(Dispatch):
             step = None if segment is None else segment.steps()
             alive = sum(not link.is_over for link in stage.host.links.values())
             status = AgentStatus(
-                run_id=agent.spec.run_id,
+                run_id=shown_id(agent.spec.run_id, is_secret=is_id_secret),
                 node=agent.spec.offer.node_id,
                 phase=str(agent.phase),
                 workers=alive,
@@ -166,52 +224,10 @@ class ClusterDispatch(Dispatch):
                 restarts=world.restarts,
             )
 
-        server = stage.stack.enter_context(HealthServer(port, stage.reactor.post, look))
+        server = stage.stack.enter_context(
+            HealthServer(
+                port, stage.reactor.post, look, host=plan.health_host, token=plan.health_token
+            )
+        )
         if port == 0:
-            stage.say(f"health is answered for on port {server.port}")
-
-
-def outcome_of(finished: FinishRun, rounds: int, size: int | None) -> Outcome:
-    """What a run on this node came to: the whole job's verdict, with this node's own failures.
-
-    The root cause of the job comes first on every node, wherever it happened.
-    """
-    own = finished.outcome.failures if finished.outcome is not None else ()
-    survivors = finished.outcome.survivors if finished.outcome is not None else ()
-    verdict = finished.verdict
-    if verdict is None:
-        refusal = finished.refusal
-        detail = finished.detail
-        if refusal is not None:
-            detail = f"{refusal.why} ({refusal.hint})" if refusal.hint else refusal.why
-        # Who was told to go before its first round never had a gang that could say so.
-        stop_signal = finished.stop_signal
-        was_stopped = stop_signal is not None
-        # Of a run that refuses this node, the agent has ended the gang unasked.
-        is_gang_stopped = (
-            finished.outcome is not None and finished.outcome.status is OutcomeStatus.STOPPED
-        )
-        if refusal is None and finished.outcome is not None and is_gang_stopped:
-            was_stopped, stop_signal = True, stop_signal or finished.outcome.stop_signal
-        return Outcome(
-            status=OutcomeStatus.STOPPED if was_stopped else OutcomeStatus.FAILED,
-            attempts=rounds,
-            failures=() if is_gang_stopped else own,
-            stop_signal=stop_signal if was_stopped else None,
-            survivors=survivors,
-            detail=detail,
-        )
-    root = verdict.root
-    others = tuple(failure for failure in own if root is None or failure.rank != root.rank)
-    return Outcome(
-        status=verdict.status,
-        attempts=verdict.restarts + 1,
-        failures=()
-        if verdict.status is OutcomeStatus.SUCCEEDED or root is None
-        else (root, *others),
-        stop_signal=verdict.signal,
-        survivors=survivors,
-        detail=verdict.detail,
-        size=size,
-        failed=verdict.failure_count,
-    )
+            stage.say(f"health: http://{self._agent.spec.offer.address}:{server.port}/health")

@@ -165,7 +165,7 @@ def _judged(command: str, code: int, output: bytes) -> Unfit | None:
     said = f": {lines[-1].strip()}" if lines else ""
     return Unfit(
         f"the node check {command!r} ended with {code}{said}",
-        "this node takes part again when the check succeeds and rankwise is started again",
+        "mend what it complains about, then start rankwise again on this node",
     )
 
 

@@ -6,8 +6,11 @@ when it has not answered within `PATIENCE_S`. Metrics are text as Prometheus rea
 """
 
 import json
+import socket
 import threading
 from collections.abc import Callable
+from hashlib import sha256
+from hmac import compare_digest
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Self
 
@@ -23,10 +26,12 @@ class AgentStatus(msgspec.Struct, frozen=True, kw_only=True):
     """How an agent is.
 
     Attributes:
-        run_id, node: which run, and the node's id in it.
+        run_id: which run, or a name for it where the id is secret.
+        node: the node's id in the run.
         phase: where in its life the agent is.
         round: the number of the present round; -1 before the first.
-        node_rank, nodes: this node among the members; -1 and 0 between rounds.
+        node_rank: this node's rank in the round; -1 between rounds.
+        nodes: how many nodes the round has; 0 between rounds.
         workers: how many of its workers live.
         restarts: how many restarts the job has spent.
         leads: whether this node leads.
@@ -52,17 +57,33 @@ _METRICS = {
     "workers": ("gauge", "Workers of this node that live."),
     "restarts": ("counter", "Restarts that the job has spent."),
     "leads": ("gauge", "1 if this node leads the run."),
-    "step": ("gauge", "Farthest step that a rank of this node has begun, -1 if none counts them."),
+    "step": (
+        "gauge",
+        "Farthest step that a rank of this node has started, -1 if none counts steps.",
+    ),
 }
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_: object) -> None:
+        """Say nothing of clients that send garbage, or leave in the middle."""
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
+
+
 class HealthServer:
-    """Listens on `port` of all addresses, in threads of its own.
+    """Listens on `port` of `host`, in threads of its own.
 
     Args:
         port: 0 takes a free one, which `port` then names.
         ask: has a callback called in the agent's thread.
         look: describes the agent; called in the agent's thread.
+        host: the address to listen on.
+        token: what who asks must bring (`Authorization: Bearer`); empty for nothing.
 
     Raises:
         ConfigError: the port cannot be had.
@@ -73,17 +94,21 @@ class HealthServer:
         port: int,
         ask: Callable[[Callable[[], None]], None],
         look: Callable[[], AgentStatus],
+        *,
+        host: str = "127.0.0.1",
+        token: str = "",
     ) -> None:
         self._ask = ask
         self._look = look
+        self.authorization = f"Bearer {token}".encode() if token else b""
         try:
-            self._server = ThreadingHTTPServer(("", port), _handler_for(self))
+            server = _Server6 if ":" in host else _Server
+            self._server = server((host, port), _handler_for(self))
         except OSError as error:
             raise ConfigError(
-                f"--health-port {port} cannot be listened on: {error.strerror}",
-                hint="choose another port; 0 takes a free one",
+                f"--health-port {port} of {host} cannot be listened on: {error.strerror}",
+                hint="choose another port (0 takes a free one) or another --health-host",
             ) from error
-        self._server.daemon_threads = True
         self.port: int = self._server.server_port
         self._thread = threading.Thread(
             target=self._server.serve_forever, name="rankwise-health", daemon=True
@@ -111,15 +136,27 @@ class HealthServer:
         return answers[0] if answered.wait(PATIENCE_S) else None
 
 
+def metrics() -> list[tuple[str, str, str]]:
+    """Name, kind and meaning of each metric."""
+    return [
+        (f"rankwise_{field}_total" if kind == "counter" else f"rankwise_{field}", kind, what)
+        for field, (kind, what) in _METRICS.items()
+    ]
+
+
 def metrics_text(status: AgentStatus) -> str:
     """The status in Prometheus's text format."""
     labels = f'{{run_id="{_escaped(status.run_id)}",node="{_escaped(status.node)}"}}'
     lines = []
-    for field, (kind, what) in _METRICS.items():
-        name = f"rankwise_{field}_total" if kind == "counter" else f"rankwise_{field}"
+    for field, (name, kind, what) in zip(_METRICS, metrics(), strict=True):
         value = int(getattr(status, field))
         lines += [f"# HELP {name} {what}", f"# TYPE {name} {kind}", f"{name}{labels} {value}"]
     return "\n".join(lines) + "\n"
+
+
+def shown_id(run_id: str, *, is_secret: bool) -> str:
+    """A run's id, or where that is a secret, a name that tells runs apart."""
+    return f"run-{sha256(run_id.encode()).hexdigest()[:8]}" if is_secret else run_id
 
 
 def _escaped(text: str) -> str:
@@ -129,6 +166,10 @@ def _escaped(text: str) -> str:
 def _handler_for(health: HealthServer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:  # the library's name
+            given = self.headers.get("Authorization", "").encode()
+            if health.authorization and not compare_digest(given, health.authorization):
+                self.send_error(401, "expected the token of RANKWISE_HEALTH_TOKEN")
+                return
             path = self.path.partition("?")[0]
             if path not in ("/health", "/metrics"):
                 self.send_error(404, "expected /health or /metrics")

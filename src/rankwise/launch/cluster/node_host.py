@@ -5,12 +5,14 @@ round, and the wait for ranks that are to stop at one step. Everything else is t
 
 A rank that counts its steps (`rankwise.should_stop`) is not sent the signal by which a job is asked
 to stop while its ranks agree on a step: it would end a step too early. It keeps its grace, and the
-kill at its end is sent as ever.
+kill at its end is sent as ever. One that takes SIGTERM for such a request is ended by SIGKILL where
+others are ended by SIGTERM: it would have died of that at once, had it not asked `should_stop`.
 """
 
 import threading
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from rankwise.base.errors import RankwiseError
 from rankwise.base.failure import Failure
@@ -25,15 +27,21 @@ from rankwise.core.agent.vocabulary import (
 from rankwise.core.gang.vocabulary import Started, WorkerExited
 from rankwise.core.gang.vocabulary import Stimulus as GangStimulus
 from rankwise.core.rendezvous.vocabulary import World
-from rankwise.drivers.real.stop_words import StopWords
 from rankwise.launch import world as launch_world
-from rankwise.launch.agreement import Agreement
-from rankwise.launch.cluster.fitness import NodeCheck, places_to_check, unfitness
 from rankwise.launch.cluster.plan import ClusterPlan
-from rankwise.launch.master_port import ReservedPort
+from rankwise.launch.master_port import ReservedPort, listen_next_to
 from rankwise.launch.stage import Stage
 
+if TYPE_CHECKING:
+    import socket
+
+    from rankwise.launch.agreement import Agreement
+    from rankwise.launch.cluster.fitness import NodeCheck
+
 SIGKILL = 9
+SIGTERM = 15
+PORTS_TRIED_MAX = 100
+"""So often a port is reserved of which the next one is taken, before it has to do without that."""
 ANY_ADDRESS = {4: "0.0.0.0", 6: "::"}  # noqa: S104  # rank 0 must be reachable from other nodes
 
 
@@ -47,12 +55,12 @@ class RealNodeHost:
         self._plan = plan
         self._deliver = deliver
         self._processes = stage.host
-        self.rounds = 0
-        self._node_check = NodeCheck()
-        """How many rounds this node was a member of."""
+        self._node_check: NodeCheck | None = None
         self.world_size: int | None = None
         """How many workers the last of them had on all nodes."""
         self._port: ReservedPort | None = None
+        self._listener: socket.socket | None = None
+        """Where ranks of all nodes would be connected, should rank 0 be on this one."""
         self._agreement: Agreement | None = None
         self._over: set[int] = set()
         stage.stack.callback(self.close)
@@ -66,7 +74,13 @@ class RealNodeHost:
         agreement = self._agreement
         if signal != SIGKILL and agreement is not None and agreement.concerns(local_rank):
             return
+        if signal == SIGTERM and self._takes_sigterm(local_rank):
+            signal = SIGKILL  # of SIGTERM it would ask the job to stop, and go on
         self._processes.signal(local_rank, attempt, signal)
+
+    def _takes_sigterm(self, local_rank: int) -> bool:
+        segment = self._stage.planner.segment
+        return segment is not None and segment.takes_sigterm(local_rank)
 
     def look_for_progress(self, attempt: int) -> None:
         """Find the last sign of life."""
@@ -83,15 +97,22 @@ class RealNodeHost:
     def prepare_round(self, number: int) -> None:
         """Check the node, and reserve a port for rank 0."""
         self._end_agreement()
-        self._in_thread(partial(self._prepare, number))
+        if self._plan.is_alone and not self._plan.checks:
+            self._deliver(RoundPrepared(number, self._reserve_port()))
+            return
+        from rankwise.launch.cluster.fitness import NodeCheck  # noqa: PLC0415  # subprocess takes ms
+
+        self._node_check = self._node_check or NodeCheck()
+        self._in_thread(partial(self._prepare, number, self._node_check))
 
     def begin_attempt(self, world: World) -> None:
         """Let the next workers live in `world`."""
         plan = self._plan
         self._over = set()
-        self.rounds += 1
         self.world_size = world.size
         self._stage.decorator.begin_attempt()
+        listener = self._listener if world.node_rank == 0 else None
+        self._stage.planner.collectives_fd = -1 if listener is None else listener.fileno()
         self._stage.planner.world = launch_world.World(
             node_rank=world.node_rank,
             node_count=len(world.members),
@@ -100,6 +121,7 @@ class RealNodeHost:
             master_addr=plan.master_address or world.master_address,
             master_port=world.master_port,
             restarts=world.restarts,
+            collectives_key=self._collectives_key(world) if len(world.members) > 1 else "",
         )
 
     def ask_ranks_to_stop(self, number: int, signal: int | None) -> None:  # noqa: ARG002  # the gang's
@@ -107,6 +129,9 @@ class RealNodeHost:
         segment = self._stage.planner.segment
         if segment is None or segment.steps() is None:
             return  # nobody counts steps: the signal is all that the ranks are told
+        from rankwise.drivers.real.stop_words import StopWords  # noqa: PLC0415  # only at a stop
+        from rankwise.launch.agreement import Agreement  # noqa: PLC0415  # the same
+
         self._agreement = Agreement(
             StopWords(segment, self._stage.clock),
             alive=set(self._processes.links) - self._over,
@@ -137,11 +162,10 @@ class RealNodeHost:
 
     def close(self) -> None:
         """Give the port back, and end the threads that wait, and a check that nobody asks for."""
-        self._node_check.end()
+        if self._node_check is not None:
+            self._node_check.end()
         self._end_agreement()
-        if self._port is not None:
-            self._port.close()
-            self._port = None
+        self._close_ports()
 
     def _tell_step(self, number: int) -> None:
         segment = self._stage.planner.segment
@@ -149,12 +173,14 @@ class RealNodeHost:
         if step is not None:
             self._deliver(StepTold(number, step))
 
-    def _prepare(self, number: int) -> None:
+    def _prepare(self, number: int, node_check: "NodeCheck") -> None:
         """In a thread: look at the node, reserve a port, tell."""
+        from rankwise.launch.cluster.fitness import places_to_check, unfitness  # noqa: PLC0415
+
         plan = self._plan
         answer: Stimulus
         places = places_to_check(self._stage.job.logs.directory)
-        unfit = unfitness(plan.checks, places, self._node_check)
+        unfit = unfitness(plan.checks, places, node_check)
         if unfit is not None:
             answer = PreparationFailed(number, unfit.reason, unfit.hint)
         else:
@@ -165,13 +191,37 @@ class RealNodeHost:
         self._stage.reactor.post(partial(self._deliver, answer))
 
     def _reserve_port(self) -> int:
+        if self._plan.is_alone:
+            return self._stage.planner.world.master_port  # reserved for the whole run
+        host = ANY_ADDRESS[6 if ":" in self._plan.address else 4]
         if self._plan.master_port is not None:
+            self._close_ports()
+            self._listener = listen_next_to(host, self._plan.master_port)
             return self._plan.master_port
-        port, self._port = self._port, None
-        if port is not None:
-            port.close()
-        self._port = ReservedPort(ANY_ADDRESS[6 if ":" in self._plan.address else 4])
+        for _ in range(PORTS_TRIED_MAX):
+            self._close_ports()
+            self._port = ReservedPort(host)
+            self._listener = listen_next_to(host, self._port.number)
+            if self._listener is not None:
+                break
+        assert self._port is not None, "one try at least"
         return self._port.number
+
+    def _close_ports(self) -> None:
+        for each in (self._port, self._listener):
+            if each is not None:
+                each.close()
+        self._port = self._listener = None
+
+    def _collectives_key(self, world: World) -> str:
+        """What only ranks of this round know, made of what only nodes of this run do."""
+        from hmac import digest  # noqa: PLC0415  # for several nodes
+
+        from rankwise.drivers.real.stores.opening import token_of  # noqa: PLC0415  # the same
+
+        run_id = self._stage.job.run_id
+        words = f"rankwise collectives {run_id} {world.round}"
+        return digest(token_of(self._plan.store, run_id).encode(), words.encode(), "sha256").hex()
 
     def _end_agreement(self) -> None:
         agreement, self._agreement = self._agreement, None

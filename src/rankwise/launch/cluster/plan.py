@@ -1,15 +1,18 @@
-"""What a node of a cluster needs to know beyond its job."""
+"""What a node needs to know beyond its job: whom it meets, and which failures the job survives."""
 
 import msgspec
 
-from rankwise.core.rendezvous.configuration import RendezvousConfig
+from rankwise.core.rendezvous.configuration import RendezvousConfig, RestartPolicy
+from rankwise.launch.job import Job
 
 
 class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """How this node meets the others.
+    """How this node meets the others, if there are others.
 
     Attributes:
-        backend, endpoint, store: where they meet; see `drivers.real.stores.opening`.
+        backend, endpoint, store: where they meet; see `drivers.real.stores.opening`. No backend
+            means that this node is the only one.
+        own_etcd: whether the nodes at the endpoints run the members of that etcd.
         rendezvous: who may join, for how long anybody waits, which failures the job survives.
         address: this node's own, as the others reach it.
         topology: nodes next to each other in this order get neighbouring ranks.
@@ -17,13 +20,17 @@ class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True):
         master_address: what ranks are told instead of the first node's address, behind a NAT.
         master_port: where rank 0 listens, if it is on this node; None reserves a free port.
         leaves_alone: SIGTERM takes this node out of the job instead of stopping all.
+        has_token: whether the nodes know a token of their own, and not the run's id alone.
         checks: commands that must succeed before this node takes part in a round.
-        health_port: where to answer questions about this agent's health; None for nowhere.
+        health_port, health_host: where to answer questions about this agent's health; no port
+            means nowhere, and no host the loopback.
+        health_token: what who asks must bring; empty for nothing.
     """
 
-    backend: str
-    endpoint: str
+    backend: str = ""
+    endpoint: str = ""
     store: dict[str, str] = {}
+    own_etcd: bool = False
     rendezvous: RendezvousConfig
     address: str
     topology: str = ""
@@ -31,5 +38,36 @@ class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True):
     master_address: str | None = None
     master_port: int | None = None
     leaves_alone: bool = False
+    has_token: bool = False
     checks: tuple[str, ...] = ()
     health_port: int | None = None
+    health_host: str = "127.0.0.1"
+    health_token: str = ""
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether this node meets nobody."""
+        return not self.backend
+
+
+def plan_of(job: Job) -> ClusterPlan:
+    """The plan of a job; for one that has none, that of a node alone with the job's policy."""
+    if job.cluster is not None:
+        return job.cluster
+    return plan_alone(job.policy, job.master_addr)
+
+
+def plan_alone(
+    policy: RestartPolicy,
+    address: str,
+    *,
+    checks: tuple[str, ...] = (),
+    health_port: int | None = None,
+) -> ClusterPlan:
+    """The plan of a node that is the only one."""
+    return ClusterPlan(
+        rendezvous=RendezvousConfig(nodes_min=1, nodes_max=1, policy=policy),
+        address=address,
+        checks=checks,
+        health_port=health_port,
+    )

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from rankwise.base.errors import ConfigError
+from rankwise.base.suggestions import nearest
 from rankwise.base.units import SECOND, Duration, duration_from_seconds
 from rankwise.core.rendezvous.configuration import RendezvousConfig
 
@@ -75,11 +76,8 @@ def split_settings(given: Mapping[str, object], *, label: str = "--rdzv-conf") -
 
 def _refuse_typo(key: str, label: str) -> None:
     """Name a setting of ours that somebody has meant; the store knows only its own."""
-    from difflib import get_close_matches  # noqa: PLC0415  # only for what is not ours
-
-    near = get_close_matches(key, [*_DURATIONS, *_KEEP_ALIVE], 1, TYPO_LIKENESS)
-    if near:
-        raise ConfigError(f"{label}: there is no {key}", hint=f"did you mean {near[0]}?")
+    if meant := nearest(key, [*_DURATIONS, *_KEEP_ALIVE], TYPO_LIKENESS):
+        raise ConfigError(f"{label}: there is no {key}", hint=f"did you mean {meant}?")
 
 
 def with_timing(config: RendezvousConfig, settings: Settings, label: str) -> RendezvousConfig:

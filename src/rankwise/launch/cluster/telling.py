@@ -1,26 +1,44 @@
-"""What an agent tells its user while nodes meet, come and go: one line each on stderr."""
+"""What an agent tells its user while it runs: one line each on stderr."""
 
+from typing import Any
+
+import msgspec
+
+from rankwise.base.failure import SIGNAL_NAMES
 from rankwise.base.units import format_duration
-from rankwise.core.agent.vocabulary import Announcement, AnnounceRoundEnd
+from rankwise.core.agent.vocabulary import (
+    Announcement,
+    AnnounceRestart,
+    AnnounceRound,
+    AnnounceRoundEnd,
+    AnnounceStop,
+)
 from rankwise.core.gang.vocabulary import AnnounceKill
 from rankwise.core.rendezvous.records import Verdict
-from rankwise.core.rendezvous.vocabulary import AnnounceWaiting, MadeSpare
+from rankwise.core.rendezvous.vocabulary import AnnounceWaiting, MadeSpare, World
 from rankwise.launch.cluster.plan import ClusterPlan
-from rankwise.launch.stage import Stage, tell_kill
+from rankwise.launch.job import Job, restarts_allowed
+from rankwise.launch.notices import Say, fields_of
+
+SHOWN_MAX = 8
+"""How many hosts a line names."""
 
 
 class ClusterTeller:
     """Says the announcements of one agent."""
 
-    def __init__(self, stage: Stage, plan: ClusterPlan) -> None:
-        self._stage = stage
+    def __init__(self, job: Job, plan: ClusterPlan, say: Say) -> None:
+        self._job = job
+        self._say = say
+        self._is_alone = plan.is_alone
         self._place = f"{plan.backend} at {plan.endpoint}" if plan.endpoint else plan.backend
 
     def tell_too_late(self, verdict: Verdict) -> None:
         """Say that nothing was started here, since the run is over."""
-        self._stage.say(
-            f"the run {self._stage.job.run_id} had {verdict.status} before this node could take "
-            "part, so nothing was started here"
+        self._say(
+            f"the run {self._job.run_id} had {verdict.status} before this node could take "
+            "part, so nothing was started here",
+            "too-late",
         )
 
     def tell(self, announcement: Announcement) -> None:
@@ -28,13 +46,89 @@ class ClusterTeller:
         match announcement:
             case AnnounceWaiting():
                 waited = format_duration(announcement.waited)
-                self._stage.say(f"waiting {announcement.text} (since {waited}; {self._place})")
-            case MadeSpare():
-                self._stage.say(
-                    f"this node is a spare for now: {announcement.why}; it is taken in as soon as "
-                    "a seat is free"
+                self._say(
+                    f"waiting {announcement.text} (since {waited}; {self._place})",
+                    "waiting",
+                    round=announcement.round,
                 )
+            case MadeSpare():
+                self._say(
+                    f"this node is a spare for now: {announcement.why}; it is taken in as soon as "
+                    "a seat is free",
+                    "spare",
+                    round=announcement.round,
+                )
+            case AnnounceRound(world):
+                self._say(round_line(world), "round", **_fields_of_round(world))
             case AnnounceRoundEnd():
-                self._stage.say(f"round {announcement.round} is over: {announcement.why}")
+                if not self._is_alone:  # who is alone has been told what ended it
+                    number, why = announcement.round, announcement.why
+                    self._say(f"round {number} is over: {why}", "round-over", round=number)
+            case AnnounceStop():
+                if not self._is_alone:
+                    self._say(stop_line(announcement), "stop", signal=announcement.signal)
+            case AnnounceRestart():
+                self._tell_restart(announcement)
             case AnnounceKill():
-                tell_kill(self._stage, announcement)
+                self._tell_kill(announcement)
+
+    def _tell_restart(self, announcement: AnnounceRestart) -> None:
+        from rankwise.launch.announcements import details_of, restart_line  # noqa: PLC0415  # rare
+
+        say, failures = self._say, announcement.failures
+        line = restart_line(announcement, failures, restarts_allowed(self._job))
+        say(line, "restart", restarts_left=announcement.restarts_left, **fields_of(failures[0]))
+        details = details_of(failures[0])
+        if details:
+            say(details, "details", rank=failures[0].local_rank, attempt=failures[0].attempt)
+
+    def _tell_kill(self, announcement: AnnounceKill) -> None:
+        """Tell the user that workers have not ended and are being killed."""
+        from rankwise.launch.announcements import kill_line  # noqa: PLC0415  # rare
+
+        line = kill_line(announcement, format_duration(self._job.gang.grace))
+        ranks = list(announcement.local_ranks)
+        self._say(line, "kill", local_ranks=ranks, attempt=announcement.attempt)
+
+
+def round_line(world: World) -> str:
+    """Say that a round begins: which ranks are here, who is in it, and what has changed."""
+    last = world.first_rank + world.slots - 1
+    ranks = f"rank {last}" if world.slots == 1 else f"ranks {world.first_rank}-{last}"
+    return f"round {world.round}: {ranks} of {world.size} here; {lineup_text(world)}"
+
+
+def lineup_text(world: World) -> str:
+    """Who is in a round, what has changed since the one before, and why."""
+    count, lineup = len(world.members), world.lineup
+    hosts = ", ".join(lineup.hosts[:SHOWN_MAX])
+    more = f" and {count - SHOWN_MAX} more" if count > SHOWN_MAX else ""
+    parts = [f"{count} {'node' if count == 1 else 'nodes'} ({hosts}{more})"]
+    for who, what in ((lineup.came, "came"), (lineup.left, "left"), (lineup.reserve, "in reserve")):
+        if who:
+            more = " and others" if len(who) > SHOWN_MAX else ""
+            parts.append(f"{what}: {', '.join(who[:SHOWN_MAX])}{more}")
+    if world.why:
+        parts.append(f"round {world.round - 1} ended because {world.why}")
+    return "; ".join(parts)
+
+
+def _fields_of_round(world: World) -> dict[str, Any]:
+    return {
+        "round": world.round,
+        "attempt": world.round,
+        "node_rank": world.node_rank,
+        "rank": world.first_rank,
+        "ranks": world.slots,
+        "world_size": world.size,
+        "restarts": world.restarts,
+        **{name: list(hosts) for name, hosts in msgspec.structs.asdict(world.lineup).items()},
+        "why": world.why,
+    }
+
+
+def stop_line(announcement: AnnounceStop) -> str:
+    """Say that this node has heard that it shall stop, and what follows."""
+    signal = announcement.signal
+    who = "asked to stop" if signal is None else SIGNAL_NAMES.get(signal, f"signal {signal}")
+    return f"{who}: {announcement.what_follows}"

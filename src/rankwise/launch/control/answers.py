@@ -1,8 +1,8 @@
 """What a running agent answers: its status, and where its ranks stand."""
 
 from rankwise.base.units import SECOND
-from rankwise.drivers.dispatch import Dispatch
 from rankwise.drivers.real.process_host import RealProcessHost
+from rankwise.launch.cluster.conducting import AgentRunner
 from rankwise.launch.control.server import Reply, Request
 from rankwise.launch.job import Job, program_name
 from rankwise.launch.planning import JobPlanner
@@ -10,12 +10,12 @@ from rankwise.ports.clock import Clock
 
 
 class ControlAnswers:
-    """Answers questions about one run."""
+    """Answers questions about one run; `gang` looks up that of the present attempt."""
 
     def __init__(
         self,
         job: Job,
-        dispatch: Dispatch,
+        dispatch: AgentRunner,
         host: RealProcessHost,
         planner: JobPlanner,
         clock: Clock,
@@ -55,6 +55,8 @@ class ControlAnswers:
             }
             if world.restarts is not None:  # agreed upon by nodes, however few there are
                 status["round"] = gang.attempt
+            if lineup := self._dispatch.lineup:
+                status["lineup"] = lineup
         return status
 
     def _reply_stacks(self, stacks: dict[int, str], reply: Reply) -> None:

@@ -20,7 +20,12 @@ from rankwise.launch.failure_report.model import (
     RootCause,
 )
 from rankwise.launch.failure_report.stacks import fatal_lines, innermost_frames
-from rankwise.launch.failure_report.text import as_on_terminal, first_line, printable
+from rankwise.launch.failure_report.text import (
+    as_on_terminal,
+    first_line,
+    printable,
+    printable_lines,
+)
 from rankwise.launch.failure_report.tracebacks import (
     traceback_lines,
     what_is_the_same,
@@ -41,7 +46,8 @@ STDERR_LINES_MAX = 20
 _SIGTERM, _SIGKILL = 15, 9
 _PATH_LENGTH_MAX = 4_096
 _PIDS_SHOWN_MAX = 16
-_ROLE_UNNAMED = "default"
+_ROLES_UNNAMED = ("default", "rank")
+"""What roles are called unless they are named: by `rankwise run`, and by `rankwise.run`."""
 _SHARED_CAUSES = (FailureCause.HUNG, FailureCause.GUARDIAN_LOST)
 """Causes that strike the gang as a whole: the root cause's box speaks for all its ranks."""
 
@@ -60,7 +66,7 @@ def compose_report(outcome: Outcome, context: ReportContext) -> FailureReport:
             *_notes_on_stopped(stopped, outcome.stop_signal or _SIGTERM),
             *_notes_on_end(outcome),
         ),
-        root_cause=None if root is None else _root_cause(root, failures, context),
+        root_cause=None if root is None else _root_cause(root, outcome, context),
     )
 
 
@@ -131,16 +137,24 @@ def _distance(root: Failure, other: Failure) -> str:
 
 def _notes_on_stopped(stopped: Iterable[Failure], stop_signal: int) -> list[str]:
     obedient: list[int] = []
-    killed: list[int] = []
+    killed: dict[str, list[int]] = {}
+    killed_by_others: list[int] = []
     for failure in stopped:
-        was_killed = failure.exit is not None and failure.exit.signal_number == _SIGKILL
-        (killed if was_killed else obedient).append(rank_of(failure))
+        if failure.exit is None or failure.exit.signal_number != _SIGKILL:
+            obedient.append(rank_of(failure))
+        elif failure.ended_by_us:
+            killed.setdefault(failure.detail.removeprefix("it "), []).append(rank_of(failure))
+        else:
+            killed_by_others.append(rank_of(failure))
+    told = f"after being told to stop ({signal_name(stop_signal)})"
     notes: list[str] = []
     if obedient:
-        told = f"told to stop ({signal_name(stop_signal)})"
-        notes.append(f"{ranks_in_words(obedient)} ended after being {told}")
-    if killed:
-        notes.append(f"{ranks_in_words(killed)} did not end when told to stop: killed (SIGKILL)")
+        notes.append(f"{ranks_in_words(obedient)} ended {told}")
+    for how, ranks in killed.items():
+        notes.append(f"{ranks_in_words(ranks)} {how}: killed (SIGKILL)")
+    if killed_by_others:
+        whose = "by a SIGKILL that rankwise did not send"
+        notes.append(f"{ranks_in_words(killed_by_others)} ended {told}, {whose}")
     return notes
 
 
@@ -153,21 +167,34 @@ def _notes_on_end(outcome: Outcome) -> list[str]:
     return notes
 
 
-def _root_cause(root: Failure, failures: Sequence[Failure], context: ReportContext) -> RootCause:
+def _root_cause(root: Failure, outcome: Outcome, context: ReportContext) -> RootCause:
+    failures = outcome.failures
     hint = hint_for(root)
     if root.cause is FailureCause.HUNG:
         hung = [failure for failure in failures if failure.cause is FailureCause.HUNG]
         blocks = _blocks_of_hung(hung)
-        if sum(bool(block.lines) for block in blocks) > 1:
-            hint = "the others may be waiting for the rank that stands elsewhere"
+        is_known = any(failure.waits_for for failure in hung)
+        if not is_known and sum(bool(block.lines) for block in blocks) > 1:
+            hint = "the others may be waiting for the rank that is elsewhere"
     else:
         blocks = _blocks_of(root)
+        if is_peer_gone(root) and (ended := _ended_well(outcome, context)):
+            who = ranks_in_words(ended)
+            hint = f"{who} ended with exit code 0: look for a collective left out there"
     return RootCause(
         headline=headline(root),
         fields=tuple(_fields(root, failures, context)),
         blocks=tuple(blocks),
         hint=hint,
     )
+
+
+def _ended_well(outcome: Outcome, context: ReportContext) -> list[int]:
+    """The ranks that did not fail; none on several nodes, where not all failures are here."""
+    if outcome.size is not None:
+        return []
+    failed = {rank_of(failure) for failure in outcome.failures}
+    return [rank for rank in range(context.nprocs) if rank not in failed]
 
 
 def _fields(root: Failure, failures: Sequence[Failure], context: ReportContext) -> list[Field]:
@@ -188,15 +215,18 @@ def _fields(root: Failure, failures: Sequence[Failure], context: ReportContext) 
         add("rank", f"{rank} (local rank {root.local_rank})" if is_local_told else f"{rank}")
         add("host", root.host)
         add("pid", "" if root.pid is None else str(root.pid))
-        add("role", root.role if root.role != _ROLE_UNNAMED else "")
+        add("role", "" if root.role in _ROLES_UNNAMED else root.role)
         # A hung worker was ended by us, so how it ended tells nothing.
         if root.exit is not None and root.cause is not FailureCause.HUNG:
             # A worker that raised may have been ended by us too, and then the detail says why.
-            why = first_line(root.detail) if root.cause is FailureCause.RAISED else ""
-            add("ended", f"{exit_in_words(root.exit)}{f': {why}' if why else ''}")
+            was_told = "it was told to stop" if root.ended_by_us else ""
+            why = root.detail or was_told if root.cause is FailureCause.RAISED else ""
+            add("ended", f"{exit_in_words(root.exit)}{f': {first_line(why)}' if why else ''}")
     add("time", _time_of_day(root, context.timezone))
     if context.attempts_max > 1:
-        add("attempt", f"{root.attempt + 1} of {max(context.attempts_max, root.attempt + 1)}")
+        count = f"{root.attempt + 1} of {max(context.attempts_max, root.attempt + 1)}"
+        folder = f" (attempt_{root.attempt} in paths)" if context.log_directory else ""
+        add("attempt", count + folder)
     if root.cause not in _SHARED_CAUSES or len(together) == 1:
         add("logs", *(root.log_paths or (context.log_directory,)))
         add("error file", root.error_file)
@@ -249,7 +279,9 @@ def _blocks_of_hung(hung: Sequence[Failure]) -> list[Block]:
     """Where every rank stands: ranks at the same place together, the fewest last."""
     places: dict[tuple[str, ...], list[int]] = {}
     for failure in hung:
-        places.setdefault(innermost_frames(failure.stacks), []).append(rank_of(failure))
+        waiting = printable_lines(f"waits for {failure.waits_for}") if failure.waits_for else []
+        lines = (*(f"  {line}" for line in waiting), *innermost_frames(failure.stacks))
+        places.setdefault(lines, []).append(rank_of(failure))
     if not any(places):
         return []
     unknown = places.pop((), [])

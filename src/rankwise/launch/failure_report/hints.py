@@ -1,9 +1,12 @@
 """What to do next, for causes that are common and not obvious.
 
 A hint is worth its line only when it is nearly always right and says more than the error itself
-does. The catalogue is therefore short; where nothing fits, nothing is said.
+does. The catalogue is therefore short; where nothing fits, nothing is said. Errors of the system
+are known by their numbers too: their words are the C library's, and the user's language's.
 """
 
+import errno
+import os
 import re
 from collections.abc import Callable, Sequence
 
@@ -14,7 +17,8 @@ from rankwise.base.failure import Failure, FailureCause
 _SIGKILL, _SIGBUS, _SIGILL, _SIGTERM, _SIGXCPU = 9, 7, 4, 15, 24
 _PEER_GONE = re.compile(
     r"connection (?:was )?(?:closed|reset) by (?:the )?(?:remote )?peer|broken pipe"
-    r"|connection refused|socket (?:timeout|closed)|PeerDied|ncclRemoteError",
+    r"|connection refused|socket (?:timeout|closed)|PeerDied|ncclRemoteError"
+    rf"|\[Errno (?:{errno.EPIPE}|{errno.ECONNRESET}|{errno.ECONNREFUSED})\]",
     re.IGNORECASE,
 )
 _FORK = re.compile(r"\bfork|posix_spawn|\bPopen\b|_execute_child")
@@ -36,8 +40,10 @@ def is_peer_gone(failure: Failure) -> bool:
     return failure.error is not None and bool(_PEER_GONE.search(_last_words(failure.error.message)))
 
 
-def _says(*words: str) -> Callable[[Failure], bool]:
-    """Look for words in the error, or in the end of stderr when there is none."""
+def _says(*words: str, number: int | None = None) -> Callable[[Failure], bool]:
+    """Look for words, or an errno, in the error, or in the end of stderr when there is none."""
+    if number is not None:
+        words += (rf"\[Errno {number}\]",)
     pattern = re.compile("|".join(words), re.MULTILINE)
     return lambda failure: bool(pattern.search(_text_of(failure)))
 
@@ -74,7 +80,8 @@ _THREAD_REFUSED = _says(
 def _could_not_fork(failure: Failure) -> bool:
     """Whether a process was refused; sockets that are not ready say the same, and mean another."""
     if failure.error is None:
-        is_refused = "Resource temporarily unavailable" in failure.detail
+        reasons = (f"[Errno {errno.EAGAIN}]", os.strerror(errno.EAGAIN))
+        is_refused = any(reason in failure.detail for reason in reasons)
         return failure.cause is FailureCause.NOT_STARTED and is_refused
     is_refused = failure.error.type == "BlockingIOError"
     return is_refused and bool(_FORK.search(_last_words(failure.error.traceback)))
@@ -95,7 +102,7 @@ _CATALOGUE: Sequence[_Hint] = (
     ),
     _Hint(
         lambda failure: _died_of(_SIGKILL)(failure) and failure.out_of_memory is None,
-        "the kernel's log tells whether it ran out of memory: dmesg | grep -i 'out of memory'",
+        "the kernel's log says whether it ran out of memory: dmesg | grep -i 'out of memory'",
     ),
     _Hint(
         _died_of(_SIGKILL),
@@ -109,10 +116,15 @@ _CATALOGUE: Sequence[_Hint] = (
         _says(
             "CUDA out of memory", r"torch\.(?:cuda\.)?OutOfMemoryError", "CUDA error: out of mem"
         ),
-        "the GPU's memory is full: nvidia-smi shows who uses it; else use a smaller batch",
+        "the GPU's memory is full: nvidia-smi shows its users; else use a smaller batch",
     ),
     _Hint(
-        _says("^MemoryError", "Cannot allocate memory", "DefaultCPUAllocator: can't allocate"),
+        _says(
+            "^MemoryError",
+            "Cannot allocate memory",
+            "DefaultCPUAllocator: can't allocate",
+            number=errno.ENOMEM,
+        ),
         "memory is short: use a smaller batch or fewer ranks, and see ulimit -v",
     ),
     _Hint(
@@ -124,15 +136,15 @@ _CATALOGUE: Sequence[_Hint] = (
         "the program, or a library that it loads, was built for another CPU",
     ),
     _Hint(
-        _says("[Aa]ddress already in use", "EADDRINUSE"),
-        "ss -ltnp shows who listens there; without --master-port, rankwise takes a free port",
+        _says("[Aa]ddress already in use", "EADDRINUSE", number=errno.EADDRINUSE),
+        "ss -ltnp shows its owner; without --master-port, rankwise takes a free port",
     ),
     _Hint(
-        _says("No space left on device"),
+        _says("No space left on device", number=errno.ENOSPC),
         "a disk, or /dev/shm, is full: df -h",
     ),
     _Hint(
-        _says("Too many open files"),
+        _says("Too many open files", number=errno.EMFILE),
         "raise the limit of open files: ulimit -n",
     ),
     _Hint(

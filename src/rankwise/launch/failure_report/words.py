@@ -87,9 +87,17 @@ def ranks_in_words(ranks: Iterable[int]) -> str:
 
 
 def error_in_words(error: ErrorRecord) -> str:
-    """`ValueError: bad shape`: the type as Python would print it, the message's first line."""
+    """`ValueError: bad shape`: the type as Python would print it, the message's first line.
+
+    A message that carries another process's traceback, as those of torch's data loaders do, begins
+    with where it was caught; what was raised there is told as well.
+    """
     name = printable(error.type.removeprefix("__main__.").removeprefix("builtins."), 200)
     message = first_line(error.message)
+    _, is_carried, traceback = error.message.rpartition("Traceback (most recent call last):\n")
+    lines = traceback.splitlines() if is_carried else []
+    if raised := next((line for line in lines if line.strip() and not line[0].isspace()), ""):
+        message += f" {first_line(raised)}"
     return f"{name}: {message}" if message else name
 
 

@@ -141,7 +141,7 @@ class _Driver:
                 for seat in range(len(self._seats.states)):
                     self._fill(seat, group)
             case Unplaced(why):
-                raise NotPlaced(why, hint="`ray status` tells which resources are free")
+                raise NotPlaced(why, hint="`ray status` shows which resources are free")
             case SignalCame(number):
                 for seat in self._seats.stop(number):
                     self._actors[seat].signal.remote(number)

@@ -41,7 +41,7 @@ class MetricData(NamedTuple):
 
 
 class MetricsConfig:
-    """Settings for whoever initializes metrics in a deployment."""
+    """Settings for the code that initializes metrics in a deployment."""
 
     __slots__ = ("params",)
 

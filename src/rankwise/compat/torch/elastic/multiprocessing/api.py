@@ -21,7 +21,7 @@ from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from rankwise.base.errors import LocalProtocolError, SpawnFailed
+from rankwise.base.errors import LocalProtocolError, PicklableError, SpawnFailed
 from rankwise.base.failure import Failure, FailureCause, Outcome, OutcomeStatus
 from rankwise.compat.torch.elastic.multiprocessing.logs_specs import (
     DefaultLogsSpecs,
@@ -87,7 +87,7 @@ SIGNALS_BY_DEFAULT = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
-class SignalException(Exception):
+class SignalException(PicklableError):
     """A signal has come that ends the run.
 
     Attributes:
@@ -97,9 +97,6 @@ class SignalException(Exception):
     def __init__(self, msg: str, sigval: signal.Signals) -> None:
         super().__init__(msg)
         self.sigval = sigval
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (*self.args, self.sigval)
 
 
 class PContext(ABC):
@@ -334,7 +331,9 @@ class MultiprocessContext(PContext):
         return {rank: values.get(rank) for rank in range(self.nprocs)}
 
     def _failures_to_tell(self, failures: tuple[Failure, ...]) -> tuple[Failure, ...]:
-        return tuple(failure for failure in failures if failure.cause is not FailureCause.STOPPED)
+        # Of ranks that were ending when they were told to, only the root cause is told.
+        root, *others = failures
+        return (root, *(failure for failure in others if not _ended_for_us(failure)))
 
 
 class SubprocessContext(PContext):
@@ -380,6 +379,10 @@ class SubprocessContext(PContext):
 
     def _failures_to_tell(self, failures: tuple[Failure, ...]) -> tuple[Failure, ...]:
         return failures  # those that were only told to stop included, as in torch
+
+
+def _ended_for_us(failure: Failure) -> bool:
+    return failure.cause is FailureCause.STOPPED or failure.ended_by_us
 
 
 def get_std_cm(
@@ -435,7 +438,7 @@ def _signal_number(name: str) -> signal.Signals:
         ValueError, AttributeError: there is none.
     """
     if not name.startswith("SIG") or name.startswith("SIG_"):  # SIG_IGN, SIG_BLOCK and the like
-        raise ValueError(f"{name!r} is no signal")
+        raise ValueError(f"{name!r} is not a signal")
     number: signal.Signals = getattr(signal, name)
     return number
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rankwise.base.failure import ErrorRecord, Failure
+from rankwise.base.failure import ErrorRecord, Failure, FailureCause
 from rankwise.base.units import SECOND
 from rankwise.compat.torch.elastic.multiprocessing.errors.process_failure import ProcessFailure
 
@@ -57,7 +57,7 @@ def _process_failure(failure: Failure, error_file: str) -> ProcessFailure:
     told = ProcessFailure(
         local_rank=failure.local_rank,
         pid=failure.pid or -1,
-        exitcode=KILLED if failure.exit is None else failure.exit.code,
+        exitcode=_exit_code(failure),
         error_file=error_file,
     )
     if failure.wall_ns and (not told.has_error_file or failure.wall_ns // SECOND == told.timestamp):
@@ -67,6 +67,14 @@ def _process_failure(failure: Failure, error_file: str) -> ProcessFailure:
         told.message = _message(failure.error)
         told.error_file_data = {"message": told.message}
     return told
+
+
+def _exit_code(failure: Failure) -> int:
+    if failure.exit is None:
+        return KILLED
+    if failure.cause is FailureCause.RAISED and failure.ended_by_us:
+        return 1  # what it would have ended with; the signal came when it had failed
+    return failure.exit.code
 
 
 def _message(error: ErrorRecord) -> dict[str, Any]:

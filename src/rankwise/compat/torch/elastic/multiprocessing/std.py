@@ -32,7 +32,7 @@ class Std(IntFlag):
             return cls(int(vm))
         if not _BY_RANK.fullmatch(vm):
             raise ValueError(
-                f"{vm!r} is no choice of streams, expected one of 0, 1, 2, 3 or a list such as "
+                f"{vm!r} is not a choice of streams, expected one of 0, 1, 2, 3 or a list such as "
                 "0:1,12:3 (local rank:streams)"
             )
         pairs = (part.split(":") for part in vm.split(","))

@@ -67,7 +67,7 @@ class EtcdServer:
             ConfigError: always.
         """
         raise ConfigError(
-            "EtcdServer.get_client is for etcd's retired v2 protocol, and this server speaks v3",
+            "EtcdServer.get_client is for etcd's retired v2 protocol, and this server has v3",
             hint=f"point a v3 client at {self.get_endpoint()}",
         )
 

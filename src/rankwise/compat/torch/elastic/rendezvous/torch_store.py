@@ -95,7 +95,7 @@ class TorchStore:
             key = next(iter(missing))
             if not self._wait_for(key, deadline):
                 raise StoreTimeout(
-                    f"nobody has set {key!r} within {patience.total_seconds():g} s",
+                    f"{key!r} was not set within {patience.total_seconds():g} s",
                     hint="is a node missing?",
                 )
             del missing[key]

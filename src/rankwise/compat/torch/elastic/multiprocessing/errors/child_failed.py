@@ -3,6 +3,7 @@
 import socket
 from typing import Any
 
+from rankwise.base.errors import PicklableError
 from rankwise.compat.torch.elastic.multiprocessing.errors.process_failure import (
     NOT_AVAILABLE,
     ProcessFailure,
@@ -13,7 +14,7 @@ __all__ = ["ChildFailedError"]
 WIDTH_MAX = 60
 
 
-class ChildFailedError(Exception):
+class ChildFailedError(PicklableError):
     """Processes of a job failed.
 
     Raised through `record`, it is not recorded itself: the first failure's error file is copied
@@ -30,9 +31,6 @@ class ChildFailedError(Exception):
         self.name = name
         self.failures = failures
         super().__init__(self.format_msg())
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.name, self.failures)
 
     def get_first_failure(self) -> tuple[int, ProcessFailure]:
         """Find the rank that failed first, and its failure; the first of equals."""

@@ -97,7 +97,7 @@ class ProcessFailure:
                 written_ns = os.fstat(file.fileno()).st_mtime_ns
             self.message, self.timestamp = _message_and_timestamp(self.error_file_data)
         except Exception:
-            logger.exception("%s is no error file in torch's format", self.error_file)
+            logger.exception("%s is not an error file in torch's format", self.error_file)
             raise
         # A file copied from another launcher is younger than the failure that it tells of.
         whole = self.timestamp * SECOND

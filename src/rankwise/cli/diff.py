@@ -1,0 +1,127 @@
+"""`rankwise diff`: the same program on simulated ranks and on processes, compared bit for bit.
+
+Exit codes: 0 both runs are equal; 1 they differ, or one of them failed; 2 a wrong command line.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rankwise.base.errors import ConfigError
+from rankwise.cli.main import CONTEXT_SETTINGS
+from rankwise.cli.options import complete_file
+
+if TYPE_CHECKING:
+    from rankwise.launch.on_sim.comparison import Difference, Events
+
+_PROGRAM = Path(__file__).parents[1] / "collectives" / "recorded_program.py"
+_WAYS = {"simulated ranks": ["--on=sim"], "processes": ["--standalone", "--quiet"]}
+_LOSSES_SHOWN = 20
+
+
+@click.command(
+    "diff",
+    short_help="Compare a program on simulated ranks and on processes, bit for bit.",
+    context_settings={**CONTEXT_SETTINGS, "allow_interspersed_args": False},
+)
+@click.option(
+    "--nproc-per-node",
+    metavar="N",
+    type=click.IntRange(1, 4096),
+    default=2,
+    help="Number of ranks. [default: 2]",
+)
+@click.option("-m", "--module", is_flag=True, help="SCRIPT is the name of a Python module.")
+@click.argument("script", shell_complete=complete_file)
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def diff(*, nproc_per_node: int, module: bool, script: str, args: tuple[str, ...]) -> int:
+    """Run SCRIPT on simulated ranks and on processes, and show the first difference.
+
+    Compared are, bit for bit: what each collective operation and message takes and gives, the
+    value that backward() is called on, all parameters after each step of an optimizer, and the
+    arrays, tensors, modules and optimizers that the script's global names hold at its end.
+    Programs of torch use gloo in both runs. What the script prints is not shown.
+    """
+    from rankwise.launch.on_sim import comparison  # noqa: PLC0415  # not for --help
+
+    if not module and not Path(script).exists():
+        raise ConfigError(f"the script {script} does not exist")
+    words = ["module" if module else "script", script, *args]
+    with tempfile.TemporaryDirectory(prefix="rankwise-diff-") as place:
+        folder = Path(place)
+        codes = [_run(way, folder, nproc_per_node, words) for way in _WAYS]
+        simulated, real = (comparison.read_events(folder / way, nproc_per_node) for way in _WAYS)
+        difference = comparison.first_difference(simulated, real)
+        _show_losses(simulated, real)
+        if difference is None:
+            events = sum(map(len, simulated))
+            if any(codes):
+                click.echo(f"until they failed, both runs are equal: {events} events")
+            elif not events:
+                click.echo("nothing to compare: the program has no operations and no results")
+            else:
+                click.echo(
+                    f"equal, bit for bit: {events} events of {_ranks(nproc_per_node)}, each with "
+                    "all its tensors"
+                )
+            return int(any(codes))
+        if difference.tensor is not None:
+            _run_again(difference, folder, nproc_per_node, words)
+        captured = [comparison.read_captured(folder / way) for way in _WAYS]
+        click.echo(f"different: {comparison.told(difference, (captured[0], captured[1]))}")
+    return 1
+
+
+def _run(way: str, folder: Path, size: int, words: list[str], capture: str = "") -> int:
+    """Run the program in one way; what it says is shown if it fails. Returns its exit code."""
+    place = folder / way
+    place.mkdir(exist_ok=True)
+    finished = subprocess.run(
+        [
+            sys.executable, "-m", "rankwise", "run", *_WAYS[way], f"--nproc-per-node={size}",
+            str(_PROGRAM), *words,
+        ],
+        env={**os.environ, "RANKWISE_RECORD": str(place), "RANKWISE_RECORD_CAPTURE": capture},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        check=False,
+    )  # fmt: skip
+    if finished.returncode and not capture:
+        sys.stderr.flush()
+        sys.stderr.buffer.write(finished.stderr)
+        click.echo(f"the run on {way} failed with exit code {finished.returncode}", err=True)
+    return finished.returncode
+
+
+def _run_again(difference: "Difference", folder: Path, size: int, words: list[str]) -> None:
+    """Run both once more, to keep the tensor that differs."""
+    capture = f"{difference.rank}/{difference.number}/{difference.tensor}"
+    for way in _WAYS:
+        _run(way, folder, size, words, capture)
+
+
+def _show_losses(simulated: "Events", real: "Events") -> None:
+    """A line per step, with the first rank whose losses differ, or the first rank."""
+    losses = [
+        [[event.shown for event in rank if event.shown] for rank in run]
+        for run in (simulated, real)
+    ]
+    count = max(len(of_rank) for run in losses for of_rank in run)
+    for step in range(min(count, _LOSSES_SHOWN)):
+        mine, others = (
+            [(of_rank[step : step + 1] or ["none"])[0] for of_rank in run] for run in losses
+        )
+        rank = next((rank for rank, value in enumerate(mine) if value != others[rank]), 0)
+        verdict = "equal on all ranks" if mine == others else f"{others[rank]} as a process"
+        click.echo(f"loss #{step + 1}: {mine[rank]} on rank {rank}, {verdict}")
+    if count > _LOSSES_SHOWN:
+        click.echo(f"… and {count - _LOSSES_SHOWN} more losses")
+
+
+def _ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"

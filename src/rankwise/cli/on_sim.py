@@ -1,0 +1,177 @@
+"""From the options of `rankwise run --on sim` to a run on simulated ranks.
+
+All nodes are simulated in this process, so options about how nodes meet have nothing to decide.
+"""
+
+import os
+import random
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from rankwise.base.errors import ConfigError
+from rankwise.cli.nodes import node_counts
+from rankwise.cli.run_job import job_from
+
+if TYPE_CHECKING:
+    from rankwise.base.failure import Outcome
+    from rankwise.cli.run_job import RunOptions
+    from rankwise.sim.prediction import Prediction
+    from rankwise.sim.rehearsal.schedules import Schedule
+
+_MEANINGLESS = {
+    "node_rank": "all nodes are simulated in one process",
+    "rdzv_backend": "simulated nodes need no rendezvous",
+    "rdzv_endpoint": "simulated nodes need no rendezvous",
+    "no_python": "simulated ranks are threads of one Python program",
+    "start_method": "simulated ranks are threads, not processes",
+    "preload": "simulated ranks share what one of them has imported",
+    "numa_binding": "simulated ranks take turns on one core",
+    "spares": "simulated nodes do not fail by themselves",
+    "node_check": "simulated nodes are always fit",
+    "health_port": "it is over before anybody could ask",
+    "retry_startup_errors": "simulated ranks always start",
+    "ray_resources": "it is for --on ray",
+}
+_PREFIX_OF_RANKS = "[${role_name}${rank}]:"
+"""Local ranks would be the same on every node, and all nodes write to one console."""
+
+
+def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, str]) -> "Outcome":
+    """Run what the options ask for on simulated ranks, and tell on stderr how it went wrong.
+
+    `words` are those of the command line, in strict spelling.
+
+    Raises:
+        ConfigError: a value cannot be used.
+    """
+    counts = node_counts(options.nnodes, 0, label=options.label("nnodes"))
+    if counts.least != counts.most:
+        raise ConfigError(
+            f"{options.label('nnodes')} is {options.nnodes!r}, and simulated nodes do not come and "
+            "go: expected one number with --on sim"
+        )
+    machine = (options.on or "").partition(":")[2] or None
+    _check_files(options, machine)
+    for name, why in _MEANINGLESS.items():
+        if name in options.origins:
+            raise ConfigError(f"{options.label(name)} has no meaning with --on sim: {why}")
+    one_node = msgspec.structs.replace(options, nnodes="1")
+    if counts.most > 1 and not {"log_prefix", "no_prefix"} & options.origins.keys():
+        one_node = msgspec.structs.replace(one_node, log_prefix=_PREFIX_OF_RANKS)
+    job = job_from(one_node, environ)
+    if "OMP_NUM_THREADS" not in environ and counts.most * job.gang.size > 1:
+        # As each rank of a real run; libraries read it once, so it must be there before them.
+        os.environ["OMP_NUM_THREADS"] = "1"
+    from rankwise.base.failure import OutcomeStatus  # noqa: PLC0415  # not for --help
+    from rankwise.launch.on_sim.fault_plan import read_faults  # noqa: PLC0415  # the same
+    from rankwise.launch.on_sim.rehearsal import Rehearsal  # noqa: PLC0415  # after all checks
+    from rankwise.launch.supervision import tell  # noqa: PLC0415  # the same
+
+    make = partial(
+        Rehearsal,
+        job,
+        node_count=counts.most,
+        seed=options.seed,
+        device=options.device,
+        machine=machine,
+        keeps_log=(options.trace, options.report) != (None, None),
+        has_virtual_clock=options.virtual_clock,
+        faults=read_faults(options.faults, counts.most * job.gang.size),
+    )
+    _check_one_order(options)
+    schedule, again = _schedule(options, words)
+    if options.explore is not None:
+        from rankwise.launch.on_sim.exploration import explore  # noqa: PLC0415  # only then
+
+        found = explore(make, options.explore, options.seed, partial(_again, words), _say)
+        if found.schedule is None:
+            return found.outcome
+        schedule, again = found.schedule, found.command
+    rehearsal = make(schedule=schedule)
+    outcome = rehearsal.run()
+    if job.console:
+        tell(outcome, rehearsal)
+        if schedule is not None and schedule.has_strayed:
+            _say("the program has changed: it did not follow the schedule to its end")
+        if again and outcome.status is OutcomeStatus.FAILED:
+            _say(f"again: {again}")
+    if rehearsal.prediction is not None:
+        _tell_prediction(options, rehearsal.prediction, has_console=job.console)
+    return outcome
+
+
+def _check_one_order(options: "RunOptions") -> None:
+    given = [name for name in ("schedule", "explore", "replay") if name in options.origins]
+    if len(given) > 1:
+        labels = " and ".join(options.label(name) for name in given)
+        raise ConfigError(f"{labels} say different things about the order of ranks")
+
+
+def _schedule(options: "RunOptions", words: Sequence[str]) -> "tuple[Schedule | None, str]":
+    """The schedule that is asked for, if one is, and the command that replays it."""
+    if options.replay is not None:
+        from rankwise.launch.on_sim.exploration import read_schedule  # noqa: PLC0415  # only then
+
+        return read_schedule(options.replay), ""
+    if options.schedule == "random":
+        from rankwise.sim.rehearsal.schedules import Schedule  # noqa: PLC0415  # the same
+
+        chance = random.Random(options.seed)  # noqa: S311  # simulation, no secret
+        return Schedule(chance=chance), _again(words, "--schedule=random", f"--seed={options.seed}")
+    return None, ""
+
+
+def _again(words: Sequence[str], *instead: str) -> str:
+    """The command of this run, with other options about its order."""
+    end = list(words).index("--")
+    own = {"--schedule", "--explore", "--replay", *(word.partition("=")[0] for word in instead)}
+    kept = [word for word in words[:end] if word.partition("=")[0] not in own]
+    return shlex.join(["rankwise", "run", *instead, *kept, *words[end + 1 :]])
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):  # nobody reads stderr any more
+        print(f"rankwise: {text}", file=sys.stderr, flush=True)
+
+
+def _check_files(options: "RunOptions", machine: str | None) -> None:
+    """Refuse files that cannot be written before anything runs.
+
+    Raises:
+        ConfigError: names the option and why.
+    """
+    from rankwise.sim.reporting.files import check_writable  # noqa: PLC0415  # only there
+
+    for name, path in (("trace", options.trace), ("report", options.report)):
+        if path is None:
+            continue
+        if machine is None:
+            raise ConfigError(
+                f"{options.label(name)} needs a machine, which says how long things take: expected "
+                "--on sim:MACHINE, a preset or a topology file"
+            )
+        check_writable(path)
+    if options.trace is not None and options.trace == options.report:
+        raise ConfigError(
+            f"--trace and --report are both {options.trace!r}, and would overwrite each other"
+        )
+
+
+def _tell_prediction(options: "RunOptions", prediction: "Prediction", *, has_console: bool) -> None:
+    """Show the figures on stderr, and write the files that were asked for."""
+    from rankwise.sim.prediction.summary import summary, write_files  # noqa: PLC0415  # only there
+
+    write_files(prediction, options.training_script, options.trace, options.report)
+    if not has_console:
+        return
+    print(summary(prediction), file=sys.stderr)
+    for name, path in (("trace", options.trace), ("report", options.report)):
+        if path is not None:
+            where = " (open it at https://ui.perfetto.dev)" if name == "trace" else ""
+            print(f"{name}: {path}{where}", file=sys.stderr)

@@ -1,0 +1,221 @@
+"""What simulated ranks write: whole lines with a prefix on the console, and log files.
+
+All ranks share one `sys.stdout` and one `sys.stderr`, which look for the rank that runs; a handler
+of `logging` that one rank has made thereby writes as whichever rank logs. What C code or a child
+process writes to descriptors 1 and 2 passes by here.
+"""
+
+import io
+import os
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from typing import BinaryIO, cast
+
+from rankwise.base.units import Instant
+from rankwise.drivers.real.logs.file import DiskComplaints
+from rankwise.drivers.real.logs.lines import Lines, LineSplitter
+from rankwise.drivers.real.logs.tail import Tail
+from rankwise.launch.job import LogPlan, Streams
+from rankwise.launch.log_layout import Destinations, console_streams, line_prefix
+
+_NOW = Instant(0)
+"""Progress bars are shown whenever their line is finished: output has no clock here."""
+
+
+class RankStream:
+    """One stream of one rank.
+
+    Args:
+        console_fd: where its lines go; None keeps them from the console.
+        prefix: stands before each of them.
+        file: takes its bytes as they are.
+        path: the file's name, for complaints.
+        needles: lines that contain one of these go to `filtered` as well.
+    """
+
+    def __init__(
+        self,
+        *,
+        console_fd: int | None,
+        prefix: bytes,
+        file: BinaryIO | None,
+        path: str,
+        complaints: DiskComplaints,
+        needles: tuple[bytes, ...] = (),
+        filtered: BinaryIO | None = None,
+    ) -> None:
+        self.tail = Tail()
+        self._console_fd = console_fd
+        self._prefix = prefix
+        self._file = file
+        self._path = path
+        self._complaints = complaints
+        self._needles = needles
+        self._filtered = filtered
+        self._splitter = LineSplitter()
+
+    def write(self, data: bytes) -> None:
+        """Take what the rank has written."""
+        self.tail.take(data, _NOW)
+        if self._file is not None:
+            try:
+                self._file.write(data)
+            except OSError as error:
+                self._complaints.complain(self._path, error)
+        if (lines := self._splitter.feed(data, _NOW)) is not None:
+            self._show(lines)
+
+    def close(self) -> None:
+        """Show an unfinished last line."""
+        if (lines := self._splitter.flush()) is not None:
+            self._show(lines)
+
+    def _show(self, lines: Lines) -> None:
+        if self._filtered is not None:
+            for line in lines.text.splitlines(keepends=True):
+                if any(needle in line for needle in self._needles):
+                    self._filtered.write(line)
+        if self._console_fd is not None:
+            write_all(self._console_fd, lines.prefixed(self._prefix))
+
+
+class Output:
+    """The streams of all ranks of one run.
+
+    Args:
+        plan: where output goes.
+        console_fds: what stands for standard output and standard error.
+        whose: the number of the rank that writes; None if it is nobody's, or nobody's business.
+        is_dropped: whether what is written now is of a rank that is over.
+
+    Attributes:
+        stdout, stderr: what ranks find as `sys.stdout` and `sys.stderr`.
+    """
+
+    def __init__(
+        self,
+        plan: LogPlan,
+        console_fds: tuple[int, int],
+        complaints: DiskComplaints,
+        whose: Callable[[], int | None],
+        is_dropped: Callable[[], bool],
+    ) -> None:
+        self._plan = plan
+        self._console_fds = console_fds
+        self._complaints = complaints
+        self._files = ExitStack()
+        self._streams: dict[tuple[int, Streams], RankStream] = {}
+        self.stdout, self.stderr = (
+            io.TextIOWrapper(
+                cast("BinaryIO", _Dispatching(self._streams, stream, fd, whose, is_dropped)),
+                encoding="utf-8",
+                errors="surrogateescape" if stream is Streams.OUT else "backslashreplace",
+                line_buffering=True,
+                write_through=True,
+            )
+            for stream, fd in zip((Streams.OUT, Streams.ERR), console_fds, strict=True)
+        )
+
+    def begin_attempt(
+        self, size: int, destinations: Destinations, role: str, local_rank_of: Callable[[int], int]
+    ) -> None:
+        """Open the files of an attempt; `destinations` are by rank."""
+        self.end_attempt()
+        plan = self._plan
+        for rank in range(size):
+            for stream, fd, paths, needles, filtered in (
+                (Streams.OUT, self._console_fds[0], destinations.stdouts, plan.stdout_filters,
+                 destinations.filtered_stdout),
+                (Streams.ERR, self._console_fds[1], destinations.stderrs, plan.stderr_filters,
+                 destinations.filtered_stderr),
+            ):  # fmt: skip
+                local_rank = local_rank_of(rank)
+                is_shown = bool(console_streams(plan, local_rank) & stream)
+                prefix = line_prefix(
+                    plan, role=role, local_rank=local_rank, rank=rank, stream=stream
+                )
+                path = paths.get(rank, "")
+                self._streams[rank, stream] = RankStream(
+                    console_fd=fd if is_shown else None,
+                    prefix=prefix.encode(errors="surrogateescape"),
+                    file=self._open(path),
+                    path=path,
+                    complaints=self._complaints,
+                    needles=tuple(needle.encode() for needle in needles),
+                    filtered=self._open(filtered),
+                )
+
+    def end_rank(self, rank: int) -> None:
+        """Show the unfinished last lines of a rank that is over."""
+        for stream in (Streams.OUT, Streams.ERR):
+            self._streams[rank, stream].close()
+
+    def stderr_tail(self, rank: int, count: int) -> tuple[str, ...]:
+        """What a rank last wrote to stderr."""
+        stream = self._streams.get((rank, Streams.ERR))
+        return () if stream is None else stream.tail.lines(count)
+
+    def end_attempt(self) -> None:
+        """Close the files."""
+        self._streams.clear()
+        self._files.close()
+
+    def _open(self, path: str) -> BinaryIO | None:
+        if not path:
+            return None
+        try:
+            return self._files.enter_context(open(path, "ab", buffering=0))
+        except OSError as error:
+            self._complaints.complain(path, error)
+            return None
+
+
+class _Dispatching(io.RawIOBase):
+    """Bytes to the stream of the rank that runs; to the console itself if none does."""
+
+    def __init__(
+        self,
+        streams: dict[tuple[int, Streams], RankStream],
+        stream: Streams,
+        fd: int,
+        whose: Callable[[], int | None],
+        is_dropped: Callable[[], bool],
+    ) -> None:
+        super().__init__()
+        self._streams = streams
+        self._stream = stream
+        self._fd = fd
+        self._whose = whose
+        self._is_dropped = is_dropped
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def isatty(self) -> bool:
+        return False  # as a pipe, which ranks of real runs write to
+
+    def close(self) -> None:
+        """Stay open: it is everybody's."""
+
+    def write(self, data: "bytes | bytearray | memoryview", /) -> int:  # type: ignore[override]
+        data = bytes(data)
+        if self._is_dropped():
+            return len(data)
+        rank = self._whose()
+        stream = None if rank is None else self._streams.get((rank, self._stream))
+        if stream is None:
+            write_all(self._fd, data)
+        else:
+            stream.write(data)
+        return len(data)
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write all of it; a reader that is gone does not want to hear."""
+    rest = memoryview(data)
+    with suppress(OSError):
+        while rest:
+            rest = rest[os.write(fd, rest) :]

@@ -1,0 +1,303 @@
+"""One run on simulated ranks, from its job to its outcome.
+
+`Rehearsal.run` is what `Supervision.run` is on real processes: it runs the same agent, which is
+alone; all ranks of all nodes are one gang, of threads. It must run in
+the main thread for Ctrl-C and other signals to stop the run.
+"""
+
+import signal
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from threading import current_thread, main_thread
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from rankwise.base.errors import ConfigError
+from rankwise.base.failure import Failure, FailureCause, Outcome, OutcomeStatus
+from rankwise.base.units import SECOND, Duration, format_duration
+from rankwise.core.agent.alone import spec_alone
+from rankwise.core.agent.machine import Agent
+from rankwise.core.agent.vocabulary import Stimulus
+from rankwise.core.gang.state import Phase
+from rankwise.core.gang.vocabulary import StopRequested
+from rankwise.drivers.agent_dispatch import AgentDispatch
+from rankwise.drivers.real.clock import SystemClock
+from rankwise.drivers.real.logs.file import DiskComplaints
+from rankwise.launch.cluster.plan import plan_of
+from rankwise.launch.cluster.telling import ClusterTeller
+from rankwise.launch.commands import ensure_open_files
+from rankwise.launch.job import Executable, Job
+from rankwise.launch.journal_file import open_journal
+from rankwise.launch.log_layout import LogLayout
+from rankwise.launch.notices import notice
+from rankwise.launch.on_sim.output import Output, write_all
+from rankwise.launch.on_sim.ranks import SimulatedRanks, VirtualClock
+from rankwise.sim.rehearsal.faults import Fault, Faults
+from rankwise.sim.rehearsal.schedules import Schedule
+from rankwise.sim.rehearsal.world import World, rank_of_the_moment
+
+if TYPE_CHECKING:
+    from rankwise.sim.prediction import Prediction
+
+HANG_TIMEOUT = Duration(1)
+"""Of virtual time: a world at rest is found hanging at once. Only then is it asked."""
+_STDERR_LINES = 60
+_DESCRIPTORS_PER_RANK = 2
+_OTHER_DESCRIPTORS = 64
+
+
+class Rehearsal:
+    """One run of a job on simulated ranks.
+
+    Args:
+        job: what each node runs.
+        node_count: how many nodes of `job.gang.size` ranks there are.
+        console_fds: what stands for standard output and standard error.
+        seed: what the ranks' random states begin from.
+        schedule: decides what the run leaves open; None takes what comes first.
+        faults: the faults of the ranks.
+        device: `cuda` lets programs of torch find modelled CUDA devices.
+        machine: a preset or a topology file, each device of which is a rank's; None: no time but
+            what is slept.
+        keeps_log: keep what each rank does when, for `write_files` of the prediction.
+        has_virtual_clock: let the clocks that ranks read tell virtual time alone.
+
+    Attributes:
+        prediction: how long the ranks take on the machine, if one is given.
+        places: where log files go, by rank.
+        results: the result frame of each function rank, by number.
+        caught_signal: the signal to this process that has stopped the run, if one did.
+
+    Raises:
+        ConfigError: this job cannot be simulated.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        *,
+        node_count: int = 1,
+        console_fds: tuple[int, int] = (1, 2),
+        seed: int = 0,
+        schedule: Schedule | None = None,
+        faults: Sequence[Fault] = (),
+        device: str = "cpu",
+        machine: str | None = None,
+        keeps_log: bool = False,
+        has_virtual_clock: bool = False,
+    ) -> None:
+        if isinstance(job.program, Executable):
+            raise ConfigError(
+                f"{job.program.path} is not a Python program, and simulated ranks run in Python",
+                hint="leave out --no-python, or --on sim",
+            )
+        self.size = node_count * job.gang.size
+        self.prediction: Prediction | None = None
+        if machine is not None:
+            from rankwise.sim import prediction  # noqa: PLC0415  # only there
+            from rankwise.sim.hardware.topology import load_topology  # noqa: PLC0415  # the same
+
+            self.prediction = prediction.Prediction(
+                load_topology(machine), self.size, keeps_log=keeps_log
+            )
+        self._has_virtual_clock = has_virtual_clock
+        self.job = job
+        self.places = LogLayout(job.logs, size=self.size, run_id=job.run_id)
+        self.results: Mapping[int, bytes] = {}
+        self.caught_signal: int | None = None
+        self._node_count = node_count
+        self._console_fds = console_fds
+        self._seed = seed
+        self._schedule = schedule
+        self._device = device
+        self._faults = Faults(faults, self._say) if faults else None
+        self._clock = SystemClock()
+        self._begun_at = self._clock.now()
+        self._begun_wall_ns = self._clock.wall_ns()
+        self._stops: list[int] = []
+        self._hang = ""
+
+    @property
+    def elapsed(self) -> Duration:
+        """How long the run has lasted, in real time."""
+        return Duration(self._clock.now() - self._begun_at)
+
+    def run(self) -> Outcome:
+        """Run the job to its end, in this thread and those of the ranks."""
+        ensure_open_files(_DESCRIPTORS_PER_RANK * self.size + _OTHER_DESCRIPTORS)
+        with ExitStack() as stack:
+            stack.callback(self.places.discard)
+            return self._run(stack)
+
+    def _run(self, stack: ExitStack) -> Outcome:
+        complaints = DiskComplaints(self._say)
+        output = Output(
+            self.job.logs, self._console_fds, complaints, _number_of_the_moment, _is_dropped
+        )
+        stack.callback(output.end_attempt)
+        world = stack.enter_context(
+            World(
+                stdout=output.stdout,
+                stderr=output.stderr,
+                seed=self._seed,
+                schedule=self._schedule,
+                faults=self._faults,
+                extensions={"torch": partial(_follow_torch, self._device)},
+                prediction=self.prediction,
+                has_virtual_clock=self._has_virtual_clock,
+            )
+        )
+        clock = VirtualClock(world, self._begun_wall_ns)
+
+        def deliver(stimulus: Stimulus) -> None:
+            dispatch.deliver(stimulus)
+
+        ranks = SimulatedRanks(
+            self.job,
+            self._node_count,
+            world=world,
+            output=output,
+            places=self.places,
+            clock=clock,
+            describe=lambda failure: self._describe(failure, ranks, output),
+            deliver=deliver,
+        )
+        self.places.prepare(0)
+        gang = msgspec.structs.replace(self.job.gang, size=self.size, hang_timeout=HANG_TIMEOUT)
+        plan = plan_of(self.job)
+        agent = Agent(spec_alone(gang, plan.rendezvous.policy, run_id=self.job.run_id))
+        dispatch = AgentDispatch(
+            agent,
+            host=ranks,
+            clock=clock,
+            journal=open_journal(self.job, self.places, complaints, stack),
+            on_announcement=ClusterTeller(self.job, plan, self._say).tell,
+        )
+        with self._signals_caught(world):
+            dispatch.start()
+            self._run_ranks(world, ranks, agent, dispatch)
+        assert agent.finished is not None, "the loop ends with it"
+        outcome = agent.finished.as_outcome()
+        self.results = ranks.results
+        for remark in world.remarks(is_success=outcome.status is OutcomeStatus.SUCCEEDED):
+            self._say(remark)
+        failures = tuple(self._describe(each, ranks, output) for each in outcome.failures)
+        return msgspec.structs.replace(
+            outcome,
+            failures=tuple(
+                msgspec.structs.replace(each, local_rank=ranks.local_rank(each.rank))
+                for each in failures
+            ),
+        )
+
+    def _run_ranks(
+        self, world: World, ranks: SimulatedRanks, agent: Agent, dispatch: AgentDispatch
+    ) -> None:
+        """Let the ranks run, and tell the agent of what happens, until it has finished."""
+        hang_timeout = self.job.gang.hang_timeout
+        patience_s = None if hang_timeout is None else hang_timeout / SECOND
+        grace = self.job.gang.grace
+        while agent.finished is None:
+            is_running = agent.gang is not None and agent.gang.phase is Phase.RUNNING
+            horizon = None if is_running else dispatch.next_deadline
+            stuck = world.scheduler.run(
+                horizon, grace / SECOND if self.caught_signal else patience_s
+            )
+            while self._stops:
+                dispatch.deliver(StopRequested(self._stops.pop(0)))
+            if stuck is not None and self.caught_signal:
+                self._say(
+                    f"rank {stuck.number} did not end within {format_duration(grace)}: killed"
+                )
+            elif stuck is not None:
+                patience = format_duration(hang_timeout or Duration(0))
+                self._hang = f"rank {stuck.number} has let no other rank run for {patience}"
+                ranks.find_stuck(stuck)
+                _pass_deadline(world, dispatch)
+            ranks.notice_ends()
+            coming = world.scheduler.next_instant
+            if coming is None and is_running:
+                self._hang = self._hang or "deadlock: no rank can ever go on"
+                _pass_deadline(world, dispatch)
+            elif horizon is not None and (coming is None or coming > horizon):
+                _pass_deadline(world, dispatch)
+
+    @contextmanager
+    def _signals_caught(self, world: World) -> Iterator[None]:
+        """Have signals to this process stop the run; the second one does not wait for ranks."""
+
+        def stop(number: int, _frame: FrameType | None) -> None:
+            self.caught_signal = self.caught_signal or number
+            self._stops.append(number)
+            world.scheduler.interrupt(self.job.gang.grace / SECOND)
+            if len(self._stops) > 1:
+                raise KeyboardInterrupt
+
+        if not self.job.handle_signals or current_thread() is not main_thread():
+            yield
+            return
+        before = {
+            number: signal.signal(number, stop)
+            for number in self.job.signals
+            if signal.getsignal(number) is not signal.SIG_IGN
+        }
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _describe(self, failure: Failure, ranks: SimulatedRanks, output: Output) -> Failure:
+        """The same failure with what only this world knows of it."""
+        if failure.host:
+            return failure  # described already
+        rank, files = failure.local_rank, ranks.destinations
+        is_hung = failure.cause is FailureCause.HUNG
+        error_file = files.error_files.get(rank, "")
+        paths = (files.stdouts.get(rank, ""), files.stderrs.get(rank, ""))
+        return msgspec.structs.replace(
+            failure,
+            rank=rank,
+            pid=None,
+            host=socket.gethostname(),
+            role=self.job.role,
+            wall_ns=failure.error.wall_ns if failure.error else self._begun_wall_ns + failure.at,
+            detail=self._hang if is_hung else failure.detail,
+            stacks=ranks.stacks.get(rank, "") if is_hung else "",
+            waits_for=ranks.waits.get(rank, "") if is_hung else "",
+            stderr_tail=output.stderr_tail(rank, _STDERR_LINES),
+            log_paths=tuple(filter(None, paths)),
+            error_file=error_file if failure.error and self.places.keep else "",
+        )
+
+    def _say(self, message: str, event: str = "notice", **fields: Any) -> None:
+        if self.job.console:
+            line = notice(self.job, message, event, **fields)
+            write_all(self._console_fds[1], line.encode("utf-8", "replace"))
+
+
+def _pass_deadline(world: World, dispatch: AgentDispatch) -> None:
+    """Let virtual time jump to what the agent waits for."""
+    if dispatch.next_deadline is not None:
+        world.scheduler.now = max(world.scheduler.now, dispatch.next_deadline)
+        dispatch.wake()
+
+
+def _number_of_the_moment() -> int | None:
+    rank = rank_of_the_moment()
+    return None if rank is None else rank.number
+
+
+def _is_dropped() -> bool:
+    rank = rank_of_the_moment()
+    return rank is not None and rank.is_doomed
+
+
+def _follow_torch(device: str, world: World) -> Callable[[], None]:
+    from rankwise.sim.torch import install  # noqa: PLC0415  # only for programs of torch
+
+    return install(world, device)

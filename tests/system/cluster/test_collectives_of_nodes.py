@@ -1,0 +1,117 @@
+"""Collectives of a job on several nodes: agents that a user starts, ranks that find each other."""
+
+import socket
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from nodes_in_namespaces import needs_namespaces, network
+from running import RANKWISE, Running
+
+pytestmark = pytest.mark.system
+
+PROGRAM = """
+import os
+import sys
+
+import numpy as np
+
+from rankwise import collectives
+
+rank, size = collectives.rank(), collectives.size()
+restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+total = collectives.all_reduce(np.arange(100_000) * (rank + 1))
+assert np.array_equal(total, np.arange(100_000) * (size * (size + 1) // 2))
+swapped = collectives.all_to_all(np.arange(size) + 10 * rank)
+assert swapped.tolist() == [10 * each + rank for each in range(size)]
+if rank == size - 1 and restarts < int(sys.argv[1]):
+    os._exit(7)
+collectives.barrier()
+print("rank", rank, "of", size, "after", restarts, flush=True)
+assert "torch" not in sys.modules
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    path = tmp_path / "reduce.py"
+    path.write_text(PROGRAM)
+    return path
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.mark.parametrize("local_sizes", [(1, 1), (2, 1)])
+def test_a_job_of_two_agents_reduces_over_all_ranks_and_again_after_a_restart(
+    program: Path, local_sizes: tuple[int, int]
+) -> None:
+    size, port = sum(local_sizes), free_port()
+    with ExitStack() as stack:
+        nodes = [
+            stack.enter_context(
+                Running(
+                    *(*RANKWISE, "run", "--nnodes", "2", "--nproc-per-node", str(local_size)),
+                    *("--rdzv-backend", "embedded", "--rdzv-endpoint", f"127.0.0.1:{port}"),
+                    *("--rdzv-id", "reduce", "--max-restarts", "1", str(program), "1"),
+                )
+            )
+            for local_size in local_sizes
+        ]
+        ended = [node.finish() for node in nodes]
+
+    assert [each.code for each in ended] == [0, 0], ended
+    lines = sorted(line.partition(":")[2] for each in ended for line in each.lines)
+    assert lines == [f"rank {rank} of {size} after 1" for rank in range(size)]
+
+
+FOLDING = """
+import hashlib
+
+import numpy as np
+
+from rankwise import collectives
+
+mine = np.random.default_rng(collectives.rank()).normal(size=1001).astype("f4")
+results = [collectives.all_reduce(mine, "mean"), collectives.reduce_scatter(mine[:8].reshape(4, 2))]
+everything = collectives.all_gather(results[1]).tobytes() + results[0].tobytes()
+if collectives.rank() == 0:
+    print("bits", hashlib.sha256(everything).hexdigest())
+"""
+
+
+def test_simulated_nodes_give_the_bits_of_real_ones(tmp_path: Path) -> None:
+    program, port = tmp_path / "fold.py", free_port()
+    program.write_text(FOLDING)
+    run = (*RANKWISE, "run", "--nnodes", "2", "--nproc-per-node", "2")
+    meet = ("--rdzv-backend", "embedded", "--rdzv-endpoint", f"127.0.0.1:{port}")
+    with ExitStack() as stack:
+        commands = [(*run, *meet, str(program))] * 2 + [(*run, "--on", "sim", str(program))]
+        running = [stack.enter_context(Running(*command)) for command in commands]
+        ended = [each.finish() for each in running]
+
+    assert [each.code for each in ended] == [0, 0, 0], ended
+    bits = [line for each in ended for line in each.lines if "bits" in line]
+    assert len(bits) == 2
+    assert len(set(bits)) == 1
+
+
+@needs_namespaces
+def test_ranks_of_nodes_with_addresses_of_their_own_find_each_other(program: Path) -> None:
+    with network() as net, ExitStack() as stack:
+        first, second = net.add_node(), net.add_node()
+        words = (
+            *("run", "--nnodes", "2", "--nproc-per-node", "2", "--rdzv-backend", "embedded"),
+            *("--rdzv-endpoint", f"{first.address}:29400", "--rdzv-id", "reduce", program, "0"),
+        )
+        ended = [
+            node.finish()
+            for node in [stack.enter_context(each.start(*words)) for each in (first, second)]
+        ]
+
+    assert [each.code for each in ended] == [0, 0], ended
+    assert sum("of 4 after 0" in line for each in ended for line in each.lines) == 4

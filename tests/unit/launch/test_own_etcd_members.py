@@ -1,0 +1,32 @@
+"""Which etcd may hold a run, and where its members are."""
+
+from pathlib import Path
+
+import pytest
+
+from rankwise.base.errors import ConfigError
+from rankwise.launch.cluster.own_etcd import OwnEtcd, check_version
+
+
+@pytest.mark.parametrize("version", ["3.4.20", "3.4.23", "3.5.6", "3.5.15", "3.6.0"])
+def test_an_etcd_that_can_be_trusted_is_taken(version: str) -> None:
+    check_version(version)
+
+
+@pytest.mark.parametrize("version", ["3.3.27", "3.4.19", "3.5.0", "3.5.5", "unknown"])
+def test_one_that_may_corrupt_what_it_holds_is_refused(version: str) -> None:
+    with pytest.raises(ConfigError, match=rf"the etcd in PATH is {version}, which may corrupt"):
+        check_version(version)
+
+
+@pytest.mark.parametrize("endpoints", ["a,b", "a,a,b", "a,b,a:2379"])
+def test_there_must_be_three_different_endpoints(endpoints: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="needs three different endpoints"):
+        OwnEtcd(endpoints, "run", lambda: True, tmp_path)
+
+
+def test_a_node_without_an_endpoint_runs_no_member(tmp_path: Path) -> None:
+    with OwnEtcd("a.invalid,b.invalid,c.invalid", "run", lambda: True, tmp_path / "data"):
+        pass
+
+    assert not (tmp_path / "data").exists()
