@@ -19,17 +19,30 @@ RANKS ?= 4
 
 SETUP := tools/setup --python '$(PYTHON)'
 BIN := .venv/bin
+# What is checked shall not depend on who does it. The set-up alone has the whole environment: pip
+# and apt may need much of it.
+CLEAN = umask 022 && exec env -i PATH="$$PATH" HOME="$${HOME:-/}"
 LOGS := rankwise-logs
 DEMO = rankwise run --standalone --nproc-per-node $(RANKS) --tee 3 --log-dir $(LOGS) examples/train_digits.py
+REHEARSAL = rankwise run --on sim --nnodes 8 --nproc-per-node 8 examples/train_digits.py
 SIMULATED_ALL_REDUCE = rankwise sim bench ccl_allreduce
 SIMULATED_MLP = rankwise sim bench tp_mlp --report $(LOGS)/simulated.html --trace $(LOGS)/simulated.json.gz
+
+define SAY_ALL
+echo "First .venv gets what the tests need, unless it has it: PyTorch, Ray, pytest and their like, 1.5 GB, in"
+echo "two minutes or more. Then all tests take about 12 minutes on two idle cores."
+endef
+define SAY_SOME
+echo "First .venv gets pytest and its like, unless it has them: 30 MB, in half a minute. Tests that need PyTorch"
+echo "are skipped unless it is there; a plain 'make test' installs it."
+endef
 
 .PHONY: help
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: demo
-demo: ## Train on handwritten digits with 4 supervised processes, then on simulated chips
+demo: ## Train on handwritten digits with 4 supervised processes, on simulated chips, and on 64 simulated ranks
 	@$(SETUP) demo
 	echo "$(RANKS) worker processes train a network on 1,797 handwritten digits and average their gradients:"
 	echo "$$ $(DEMO)"
@@ -39,18 +52,39 @@ demo: ## Train on handwritten digits with 4 supervised processes, then on simula
 	echo "$$ $(SIMULATED_ALL_REDUCE)"
 	$(BIN)/$(SIMULATED_ALL_REDUCE)
 	echo "$$ $(SIMULATED_MLP)"
-	exec $(BIN)/$(SIMULATED_MLP)
+	$(BIN)/$(SIMULATED_MLP)
+	echo
+	echo "The same program as at the beginning, on 64 simulated ranks; it reads the digits as well:"
+	echo "$$ $(REHEARSAL)"
+	exec $(BIN)/$(REHEARSAL)
 
 .PHONY: test
-test: ## Run all tests (installs PyTorch for the comparisons); PYTEST_ARGS="-k gang" picks some
+test: ## Run all tests (installs PyTorch for the comparisons); PYTEST_ARGS="-k gang" runs some (without)
+	@$(if $(PYTEST_ARGS),$(SAY_SOME),$(SAY_ALL))
+	$(SETUP) $(if $(PYTEST_ARGS),some-tests,test)
+	$(CLEAN) $(BIN)/python -m pytest -n 2 --dist loadfile --durations=$(if $(CI),30,10) $(PYTEST_ARGS)
+
+.PHONY: pythons
+pythons: ## Run what depends on the interpreter under the system's Python, 3.12 and 3.13, if they are here
 	@$(SETUP) test
-	exec $(BIN)/python -m pytest $(PYTEST_ARGS)
+	exec tools/pythons $(PYTEST_ARGS)
+
+.PHONY: dist
+dist: ## Build wheel and sdist into dist/, and try them in empty environments with every Python that is here
+	@$(SETUP) dist
+	$(CLEAN) tools/dist
+
+.PHONY: docs
+docs: ## Build the documentation's site into build/site, and say how to read it
+	@$(SETUP) docs
+	($(CLEAN) NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet)
+	echo "to read it, with its search: $(BIN)/python -m http.server --bind localhost --directory build/site"
 
 .PHONY: lint
 lint: ## Check formatting, style, types and who imports whom
 	@$(SETUP) lint
 	status=0
-	check() { echo "+ $$*"; "$(BIN)/$$@" || status=1; }
+	check() { echo "+ $$*"; ($(CLEAN) "$(BIN)/$$@") || status=1; }
 	check ruff format --check .
 	check ruff check .
 	check mypy

@@ -7,7 +7,6 @@ A test compares the page with what this writes.
 
 import click
 
-from rankwise.cli.completion import INSTALLATION
 from rankwise.cli.main import SUBCOMMANDS, command_line
 from rankwise.cli.options import OptionWithVariable
 from rankwise.cli.run import EXAMPLES
@@ -27,20 +26,19 @@ RUN_RULES = """\
 `--log_dir`), cut down to any beginning that fits one option only (`--redirect=3`), with the value
 as the next word or glued on (`-r 3`, `-r3`, `--tee=3`). Options that torchrun does not have never
 make one of its abbreviations ambiguous. The first word that is neither option nor value is
-SCRIPT; everything after it belongs to the script, also `--help` and `--`. In it `${local_rank}`
-stands for each worker's local rank and `$$` for a dollar sign, as with torchrun.
+SCRIPT; everything after it belongs to the script, also `--help` and `--`; a note tells of options
+of `rankwise run` there. In it `${local_rank}` stands for each worker's local rank and `$$` for a
+dollar sign, as with torchrun.
 
 **Environment.** Every option can be given by the variable named with it. The command line wins;
 an empty variable counts as unset. Variables of options without value take a number (0 is false),
 or true, false, yes, no.
 
-**Before anything is started** the script, module or program is looked for, the log directory is
-looked at and every value is checked. What cannot work is told in one line, with exit code 2.
+**Before the start** the script, the log directory and all values are checked. An error is reported
+in one line, with exit code 2.
 
-**Exit code.** 0 when every worker succeeded. After a failure, the exit code of the worker that
-failed first, or 128 plus the number of the signal that killed it (1 if it has neither). 124 when
-the workers hung (`--hang-timeout`), as `timeout` has it. 128 plus the signal's number when a signal
-ended the run: 130 after Ctrl-C, 143 after SIGTERM. 2 when the command line cannot be used.
+**Exit code.** 0 when every worker succeeded, else that of the worker that failed first; [Exit
+codes](exit-codes.md) has all of them.
 
 **What differs from torchrun.**
 
@@ -93,8 +91,6 @@ def _section(name: str, parent: click.Context) -> str:
         parts += _plain_options(command, context)
     if isinstance(command, click.Group):
         parts += [_nested(each, context) for each in command.commands.values()]
-    if name == "completion":
-        parts.append(f"To install it:\n\n```text\n{INSTALLATION}```\n")
     return "\n".join(parts)
 
 

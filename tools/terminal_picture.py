@@ -1,6 +1,6 @@
 """Draws what a command prints on a terminal, as an SVG for the documentation.
 
-    python tools/terminal_picture.py docs/images/demo.svg "make demo" -- make demo
+    python tools/terminal_picture.py docs/images/failure.svg "make demo" -- make demo
 
 The command really runs, on a pseudo-terminal, so that colours and widths are what a person sees.
 Times and paths differ from run to run: draw anew when the output changes, not when the clock did.
@@ -57,11 +57,14 @@ def picture(text: str, title: str) -> str:
 def main() -> None:
     """Read the command line, run the command, write the picture."""
     parser = argparse.ArgumentParser(description="Draw what a command prints on a terminal.")
+    parser.add_argument("--home", action="append", default=[], help="shown as ~")
     parser.add_argument("file", type=Path)
     parser.add_argument("title")
     parser.add_argument("command", nargs="+")
     options = parser.parse_args()
     text, status = output_on_terminal(options.command)
+    for home in options.home:
+        text = text.replace(home, "~")
     options.file.write_text(picture(text.rstrip("\n"), options.title) + "\n")
     print(f"wrote {options.file}; the command's exit code was {status}")
     sys.exit(status)

@@ -1,9 +1,12 @@
 """The documents are true to the tree: links lead somewhere, examples are those that are run."""
 
 import re
+import runpy
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -90,12 +93,33 @@ def test_every_code_block_of_the_readme_is_run_as_part_of_the_tutorial() -> None
     assert blocks <= set(FENCED.findall((ROOT / "docs" / "tutorial.md").read_text()))
 
 
-def test_the_glossary_is_sorted_and_defines_each_word_once() -> None:
-    rows = re.findall(r"^\| ([^|]+) \|", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE)
-    words = [row.strip() for row in rows if row.strip("- ") and row != "word"]
+def test_the_figures_of_the_readme_are_those_of_the_page_on_performance() -> None:
+    rows = re.findall(
+        r"^\| .+ \| (\d.*|never) \| (\d.*) \|$", (ROOT / "README.md").read_text(), re.MULTILINE
+    )
+    measured = (ROOT / "docs" / "performance.md").read_text()
 
-    assert words
-    assert words == sorted(set(words), key=str.lower)
+    assert len(rows) == 5
+    assert [row for row in rows for figure in row if f" {figure} |" not in measured] == []
+
+
+def test_the_readme_fits_on_two_screens() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) < 100
+
+
+def words_of(glossary: str) -> list[str]:
+    rows = re.findall(r"^\| ([^|]+) \|", (ROOT / "docs" / glossary).read_text(), re.MULTILINE)
+    return [row.strip() for row in rows if row.strip("- ") and row != "word"]
+
+
+def test_the_glossaries_are_sorted_and_define_each_word_once() -> None:
+    for_users, for_the_code = words_of("glossary.md"), words_of("glossary-code.md")
+
+    assert for_users
+    assert for_the_code
+    assert for_users == sorted(set(for_users), key=str.lower)
+    assert for_the_code == sorted(set(for_the_code), key=str.lower)
+    assert set(for_users) & set(for_the_code) == set()
 
 
 def text_of(path: Path) -> str:
@@ -119,7 +143,7 @@ def test_only_addresses_for_readers_are_named_outside_of_tests() -> None:
     found = [
         f"{path.relative_to(ROOT)}: {host}"
         for path in tracked_files()
-        if not path.is_relative_to(ROOT / "tests")
+        if not path.is_relative_to(ROOT / "tests") and path != ROOT / "pyproject.toml"
         for host in ADDRESS.findall(text_of(path))
         if host not in HOSTS_FOR_READERS
     ]
@@ -134,3 +158,21 @@ def test_every_make_target_has_a_line_of_help() -> None:
     assert phony == set(re.findall(r"^([a-z-]+):.* ## \S", makefile, re.MULTILINE))
     listed = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert all(f"make {target} " in listed.stdout for target in phony)
+
+
+def test_every_page_has_a_place_on_the_site() -> None:
+    placed = set(re.findall(r"([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
+    docs = ROOT / "docs"
+    pages = {str(path.relative_to(docs)) for path in documents() if path.is_relative_to(docs)}
+
+    assert placed == {page for page in pages if not re.match(r"adr/\d", page)}
+
+
+def test_links_that_leave_the_site_lead_to_the_source() -> None:
+    rewrite = runpy.run_path(str(ROOT / "tools" / "site_links.py"))["on_page_markdown"]
+    source = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Source"]
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="sim/kernels.md"))
+
+    text = rewrite("[a](../../README.md#b) [c](../cli.md) [d](#e) ![f](x.svg)", page=page)
+
+    assert text == f"[a]({source}/README.md#b) [c](../cli.md) [d](#e) ![f](x.svg)"

@@ -57,3 +57,10 @@ def test_torchs_names_and_collectives_do_without_torch(module: str) -> None:
 
 def test_importing_the_package_loads_nothing_but_itself() -> None:
     assert imported_by("import rankwise") == {"rankwise"}
+
+
+def test_a_run_imports_no_codec_and_makes_no_dataclasses() -> None:
+    words = ["run", "--standalone", "--nproc-per-node", "1", "--no-python", "true"]
+    imported = imported_by(f"from rankwise.cli.main import invoke; invoke({words})")
+
+    assert imported.isdisjoint({"dataclasses", "encodings.idna", "string"})

@@ -6,8 +6,10 @@ far as the first thing that it would have to download, and says so.
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -66,6 +68,35 @@ def test_an_environment_that_works_is_kept_after_a_failed_installation(checkout:
     assert marker.exists()
 
 
+def test_ctrl_c_during_an_installation_does_not_blame_the_network(checkout: Path) -> None:
+    marker = checkout / ".venv" / "bin" / "python"
+    begun = checkout / "begun"
+    os.mkfifo(begun)
+    # As pip does it: the interrupt is an error like any other.
+    marker.rename(marker.with_name("the-true-python"))
+    write_command(
+        marker,
+        'case "$*" in *"-m pip"*)\n'
+        '  trap "exit 1" INT; echo > begun; while :; do sleep 1; done;; esac\n'
+        'exec "$(dirname "$0")/the-true-python" "$@"',
+    )
+    try:
+        with subprocess.Popen(
+            [checkout / "tools" / "setup", "demo"],
+            stderr=subprocess.PIPE,
+            text=True,
+            process_group=0,
+        ) as setup:
+            begun.read_text()
+            os.killpg(setup.pid, signal.SIGINT)
+            _, told = setup.communicate()
+    finally:
+        marker.with_name("the-true-python").rename(marker)
+
+    assert setup.returncode == 130
+    assert told.splitlines()[-1] == "interrupted: .venv is not complete yet, make again goes on"
+
+
 def interpreter_gone(venv: Path) -> None:
     (venv / "bin" / "python").unlink()
 
@@ -109,12 +140,47 @@ def test_a_broken_environment_is_named_and_built_anew(
 
 def test_without_a_python_that_is_new_enough_it_says_what_to_install(tmp_path: Path) -> None:
     checkout = copy_checkout(tmp_path)
-    commands = tmp_path / "commands"
-    commands.mkdir()
-    for command in ("bash", "dirname", "env", "flock"):
-        (commands / command).symlink_to(shutil.which(command) or command)
 
-    done = run_setup(checkout, "demo", PATH=str(commands))
+    done = run_setup(checkout, "demo", PATH=str(folder_of_commands(tmp_path / "commands")))
 
     assert done.returncode == 1
     assert "no Python 3.11 or newer found in PATH" in done.stderr.splitlines()[-1]
+
+
+def test_some_tests_need_no_pytorch(checkout: Path) -> None:
+    done = run_setup(checkout, "some-tests")
+
+    assert "PyTorch" not in done.stderr
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
+    tools = [*groups["test-tools"], *groups["test-runner"]]
+    assert [
+        each for each in tools if isinstance(each, str) and each.startswith(("torch", "ray"))
+    ] == []
+
+
+@pytest.mark.parametrize("apt_works", [True, False])
+def test_root_gets_iproute2_or_is_told_what_to_install(
+    checkout: Path, tmp_path: Path, *, apt_works: bool
+) -> None:
+    commands = folder_of_commands(tmp_path / "commands", "cat", "cksum", "grep", "head", "tail")
+    write_command(commands / "id", "echo 0")
+    write_command(commands / "apt-get", f'echo "$*" >> {tmp_path}/asked; {apt_works!s}'.lower())
+
+    done = run_setup(checkout, "test", PATH=str(commands))
+
+    assert (tmp_path / "asked").read_text().splitlines()[-1].endswith(" iproute2")
+    assert ("to run them: apt-get install iproute2" in done.stderr) is not apt_works
+    assert done.stderr.splitlines()[-1].startswith("error: pip could not install the package")
+
+
+def folder_of_commands(folder: Path, *names: str) -> Path:
+    """A PATH that leads to nothing but what tools/setup itself needs, and to these."""
+    folder.mkdir()
+    for name in ("bash", "dirname", "env", "flock", *names):
+        (folder / name).symlink_to(shutil.which(name) or name)
+    return folder
+
+
+def write_command(path: Path, text: str) -> None:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)

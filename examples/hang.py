@@ -1,0 +1,13 @@
+"""One rank never comes to the barrier: who is missing, and where does it stand?
+
+`--hang-timeout` is how long no rank may give a sign of life before stacks are collected.
+"""
+
+import threading
+
+import rankwise
+from rankwise import collectives
+
+if rankwise.rank() == 2:
+    threading.Event().wait()  # as a data loader that waits for a file server
+collectives.barrier()

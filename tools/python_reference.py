@@ -1,0 +1,204 @@
+"""Writes pages of the reference from the package itself: names, the health port, the journal.
+
+    python tools/python_reference.py > docs/python-reference.md
+    python tools/python_reference.py health > docs/health.md
+    python tools/python_reference.py journal > docs/journal.md
+
+A test compares the pages with what this writes.
+"""
+
+import inspect
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from importlib import import_module
+from typing import Any, get_args
+
+import rankwise
+from rankwise.core.agent.vocabulary import Effect, Stimulus
+from rankwise.launch.cluster.health import PATIENCE_S, AgentStatus, metrics
+
+MODULES = {
+    "rankwise": "launching functions, the place of a rank, failures",
+    "rankwise.collectives": "for numpy programs, over shared memory or simulated",
+    "rankwise.workers": "trees of chip workers",
+    "rankwise.sim": "the simulated accelerator",
+    "rankwise.sim.triton": "kernels",
+    "rankwise.testing.conformance": "for authors of stores and process hosts",
+}
+INTRODUCTION = """\
+# Public names
+
+*Written by `python tools/python_reference.py`; change the package, not this page.*
+
+What version {version} promises, and what it does not:
+
+- **Promised**: the names below; the names of torch that [Torch's names](compat-torch.md) lists; the
+  language of kernels ([Kernels](sim/kernels.md)); the commands, options, variables and exit codes
+  of the [command line](cli.md); the formats of [error files](files.md) and of results as CSV and
+  JSON.
+- **Not promised**: modules and attributes that are not named here, the wording of messages, the
+  layout of log directories, journals (the version that wrote one reads it), what nodes write into
+  a store (all nodes of a run need the same version), and times.
+- While the first number of the version is 0, a release may change what is promised. The
+  [changelog](../CHANGELOG.md) says what changed and what to do.
+- Linux, and CPython 3.11, 3.12 or 3.13: `make dist` tries the wheel on each that is there.
+"""
+HEALTH = """\
+# Health port and metrics
+
+*Written by `python tools/python_reference.py health`; change the package, not this page.*
+
+`rankwise run --health-port 8080 …` answers on each node, while its agent runs:
+
+| request | answer |
+| --- | --- |
+| `GET /health` | JSON: `alive` and the fields below; 503 if the agent is stuck for {patience:g} s |
+| `GET /metrics` | the metrics below, for Prometheus, with the labels `run_id` and `node` |
+| anything else | 404 |
+
+Where `RANKWISE_HEALTH_TOKEN` is set, it must be brought along (`Authorization: Bearer …`); the
+answer is 401 otherwise.
+
+Port 0 takes a free one, which a line on stderr names. `--health-host` chooses the address. Without
+it, a run on one node listens on the loopback, and a run on several on the address by which the
+others reach this node.
+
+```text
+$ curl -s http://localhost:8080/health
+{{"alive": true, "run_id": "training", "node": "ae4e40c8", "phase": "running", "round": 0, …}}
+```
+
+## Metrics
+
+{metrics}
+## Fields of /health
+
+{fields}"""
+JOURNAL = """\
+# Journal
+
+*Written by `python tools/python_reference.py journal`; change the package, not this page.*
+
+With `--log-dir`, each node writes `journal.jsonl` beside its [logs](files.md): every fact that its
+agent was told, and every order that it gave. It is for finding out afterwards why something was
+done:
+
+```python
+# file: train.py
+raise ValueError("bad shape")
+```
+
+```console
+$ rankwise run --quiet --log-dir logs train.py
+$ rankwise replay logs
+agent                    time  phase       round         leads  fact
+agent              0.000000 s  preparing   0 gathering   leads  AgentStarted
+agent …  running     0 running     leads  RoundPrepared
+agent …  finished    0 closed      leads  FailuresDescribed
+root cause: rank 0 failed: ValueError: bad shape
+```
+
+The version of rankwise that wrote a journal reads it; others may not.
+
+## Lines
+
+One JSON object per line, for a fact (`stimulus`) or an order (`effect`):
+
+| field | meaning |
+| --- | --- |
+| `at` | nanoseconds of the node's monotonic clock |
+| `machine` | who was told, or ordered: `agent`; in a simulation followed by the node's id |
+| `number` | of a fact: which it is, counted from 1 |
+| `cause` | of an order: the number of the fact that led to it |
+| `stimulus`, `effect` | the fact or the order: `type`, one of those below, and its fields |
+
+Durations are nanoseconds. Chip workers write journals in the same format, with machines and types
+of their own.
+
+## Facts
+
+{facts}
+## Orders
+
+{orders}"""
+
+
+def health() -> str:
+    """The page of the health port."""
+    fields = (f"`{name}`" for name in AgentStatus.__struct_fields__)
+    return HEALTH.format(
+        patience=PATIENCE_S,
+        metrics=_table(
+            "name", ((f"`{name}`", f"{kind}: {what}") for name, kind, what in metrics())
+        ),
+        fields=_table("field", zip(fields, _attributes(AgentStatus), strict=True)),
+    )
+
+
+def journal() -> str:
+    """The page of the journal."""
+    return JOURNAL.format(facts=_vocabulary(Stimulus), orders=_vocabulary(Effect))
+
+
+def reference() -> str:
+    """The page of public names."""
+    sections = [_section(name, what) for name, what in MODULES.items()]
+    return "\n".join([INTRODUCTION.format(version=rankwise.__version__), *sections])
+
+
+def _section(name: str, what: str) -> str:
+    return f"## {name}\n\n{what}\n\n{_table('name', _rows(import_module(name)))}"
+
+
+def _vocabulary(union: Any) -> str:
+    """The words of a machine, with their fields."""
+    words = sorted(get_args(union), key=lambda word: str(word.__name__))
+    return _table("type", ((_with_fields(word), _summary(word)) for word in words))
+
+
+def _with_fields(word: Any) -> str:
+    fields = ", ".join(f"`{name}`" for name in word.__struct_fields__)
+    return f"`{word.__name__}`" + f": {fields}" * bool(fields)
+
+
+def _attributes(struct: Any) -> list[str]:
+    """What a docstring says of each attribute, a line each."""
+    listed = (inspect.getdoc(struct) or "").partition("Attributes:\n")[2]
+    return re.findall(r"^    \w+: (.+)$", listed, re.MULTILINE)
+
+
+def _table(head: str, rows: Iterable[tuple[str, str]]) -> str:
+    lines = [f"| {head} | what it is |", "| --- | --- |"]
+    return "\n".join([*lines, *(f"| {cell} | {text} |" for cell, text in rows)]) + "\n"
+
+
+def _rows(module: Any) -> Iterator[tuple[str, str]]:
+    for name in sorted(module.__all__, key=str.lower):
+        value = getattr(module, name)
+        yield f"`{name}{_parameters(value)}`", _summary(value)
+
+
+def _parameters(value: Any) -> str:
+    """The names of a function's parameters, those with a default in brackets."""
+    if not inspect.isfunction(value):
+        return ""
+    words = []
+    for each in inspect.signature(value).parameters.values():
+        if each.name.startswith("_"):
+            continue
+        stars = "*" * (each.kind is each.VAR_POSITIONAL) + "**" * (each.kind is each.VAR_KEYWORD)
+        has_default = each.default is not each.empty
+        words.append(f"[{each.name}]" if has_default else f"{stars}{each.name}")
+    return f"({', '.join(words)})"
+
+
+def _summary(value: Any) -> str:
+    own = f"`{value!r}`" if isinstance(value, int | str) else value.__doc__
+    line = re.split(r"\n\s*\n", (own or "").strip())[0]
+    return " ".join(line.split()).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    pages = {"names": reference, "health": health, "journal": journal}
+    print(pages[sys.argv[1] if sys.argv[1:] else "names"](), end="")

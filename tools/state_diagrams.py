@@ -1,0 +1,45 @@
+"""Prints docs/state-machines.md, made from the tables of transitions."""
+
+from enum import StrEnum
+from typing import Any
+
+from rankwise.core.agent import transitions as of_agents
+from rankwise.core.gang import transitions as of_gangs
+from rankwise.core.tree import transitions as of_child_groups
+
+HEAD = """\
+# State machines
+
+For developers. Made by `tools/state_diagrams.py` from the tables in the modules that are named; a
+test lets everything happen to small machines that may, and finds these transitions and no others. A
+fact that is not shown leaves a machine where it is. One fact may lead through several phases at
+once.
+"""
+TABLES: tuple[tuple[str, str, Any], ...] = (
+    ("Gang", "the workers of one node, which live and die together", of_gangs),
+    ("Agent", "one node of a run; `Answer` is whatever the store says", of_agents),
+    ("Child group", "the children of a chip worker", of_child_groups),
+)
+
+
+def diagram(transitions: dict[StrEnum, dict[StrEnum, tuple[type, ...]]]) -> str:
+    """The transitions in the language of Mermaid, which draws them."""
+    lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {next(iter(transitions))}"]
+    for before, ways in transitions.items():
+        for after, facts in ways.items():
+            names = ", ".join(fact.__name__ for fact in facts)
+            lines.append(f"    {before} --> {after}: {names}")
+    return "\n".join([*lines, "```"])
+
+
+def document() -> str:
+    """The whole page."""
+    parts = [HEAD]
+    for name, what, module in TABLES:
+        path = module.__name__.replace(".", "/").removeprefix("rankwise/") + ".py"
+        parts.append(f"## {name}\n\n`{path}`: {what}.\n\n{diagram(module.TRANSITIONS)}\n")
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    print(document(), end="")
