@@ -21,6 +21,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
+import numpy as np
 from measuring import BarePing, Table, arguments, describe_machine, ratio
 
 from rankwise.base.errors import PeerDied, WorkerDied
@@ -62,14 +63,21 @@ def seconds_of_call(operation: Callable[[], object]) -> float:
 class Tree:
     """Our side, with as many sub workers."""
 
-    def __init__(self, sub_count: int) -> None:
-        self.worker = Worker(level=3, num_sub_workers=sub_count)
+    def __init__(self, sub_count: int, placement: Any = None) -> None:
+        self.worker = Worker(level=3, num_sub_workers=sub_count, placement=placement)
         self.number = self.worker.register(do_nothing)
         self.worker.init()
 
     def one(self) -> None:
         """One task, there and back."""
         self.worker.run(lambda orch, _args, _config: orch.submit_sub(self.number))
+
+    def with_arrays(self, arrays: list[Any]) -> None:
+        """One task that is given arrays, there and back."""
+        args = TaskArgs()
+        for array in arrays:
+            args.add_tensor(array, TensorArgType.INOUT)
+        self.worker.run(lambda orch, _args, _config: orch.submit_sub(self.number, args))
 
     def independent(self, count: int) -> None:
         """Tasks that have nothing to do with each other."""
@@ -107,6 +115,10 @@ class Pool:
     def one(self) -> None:
         """One call, there and back."""
         self.executor.submit(do_nothing).result()
+
+    def with_arrays(self, arrays: list[Any]) -> None:
+        """One call with arrays, there and back."""
+        self.executor.submit(do_nothing, arrays).result()
 
     def independent(self, count: int) -> None:
         """Many at once."""
@@ -176,6 +188,47 @@ def compare_latency(sides: dict[str, Any], count: int, json_file: Any) -> None:
                 ratio(found["pool"], ours),
                 ratio(found["ray"], ours) if "ray" in found else "-",
             )
+
+
+def compare_placement(tree: Tree, bare: BarePing, count: int, json_file: Any) -> None:
+    """run() of one no-op task where the kernel places two processes, and where we do.
+
+    A placed tree keeps this process where it is, so it exists for its own samples only.
+    """
+    samples: dict[str, list[float]] = {"bare": [], "by the kernel": [], "near": []}
+    for _ in range(5):
+        samples["bare"] += times_of(bare.one, count)
+        samples["by the kernel"] += times_of(tree.one, count)
+        near = Tree(1, placement="near")
+        samples["near"] += times_of(near.one, count)
+        near.worker.close()
+    table = Table("One task that does nothing, by placement", ["what", *samples], json_file)
+    for percent in (50, 90, 99):
+        table.row(
+            f"p{percent}",
+            *(
+                microseconds(statistics.quantiles(all_, n=100)[percent - 1])
+                for all_ in samples.values()
+            ),
+        )
+
+
+def costs_of_arrays(side: Any, arrays: list[Any], count: int) -> tuple[float, float]:
+    """What the first array adds to a task, and each further one; of the quickest tenth."""
+    samples: dict[int, list[float]] = {number: [] for number in (0, 1, 5)}
+    for _ in range(count):
+        for number, found in samples.items():
+            found.extend(times_of(lambda n=number: side.with_arrays(arrays[:n]), 1))  # type: ignore[misc]
+    quick = {number: sorted(found)[count // 10] for number, found in samples.items()}
+    return quick[1] - quick[0], (quick[5] - quick[1]) / 4
+
+
+def arguments_of_ours(count: int) -> tuple[float, float]:
+    """As `costs_of_arrays`, with arrays that a tree shares."""
+    tree = Tree(1, placement="near")
+    found = costs_of_arrays(tree, [tree.worker.share(16, "f4") for _ in range(5)], count)
+    tree.worker.close()
+    return found
 
 
 def compare_rates(sides: dict[str, Any], count: int, repetitions: int, json_file: Any) -> None:
@@ -359,13 +412,20 @@ def main() -> None:
     describe_machine()
     measure_life(options.json, quick=options.quick)
     # Trees first: the peers start threads.
+    count = 100 if options.quick else 1000
+    ours = arguments_of_ours(count)
     sides: dict[str, Any] = {"ours, 1 sub": Tree(1), "ours, 2 subs": Tree(2), "bare": BarePing()}
+    compare_placement(sides["ours, 1 sub"], sides["bare"], count, options.json)
     sides["pool"] = Pool()
+    pools = costs_of_arrays(sides["pool"], [np.zeros(16, "f4") for _ in range(5)], count)
+    table = Table("What arrays add to a task", ["what", "ours, shared", "pool"], options.json)
+    for label, mine, others in zip(("the first", "each further one"), ours, pools, strict=True):
+        table.row(label, microseconds(mine), microseconds(others))
     if ray is None:
         print("\nRay is left out: it is not installed in this environment")
     else:
         sides["ray"] = RayActors()
-    compare_latency(sides, 100 if options.quick else 1000, options.json)
+    compare_latency(sides, count, options.json)
     sides.pop("bare").close()
     compare_rates(sides, 5_000 if options.quick else 50_000, options.repetitions, options.json)
     sides["pool"].executor.shutdown()

@@ -1,8 +1,9 @@
 """Compare collectives over a segment with gloo's, on this machine, in one run.
 
-    python benchmarks/collectives.py [--quick] [--ranks 2,4] [--repetitions 5]
+    python benchmarks/collectives.py [--quick] [--ranks 2,4] [--repetitions 5] [--over tcp]
 
-Both sides take turns, so that a noisy neighbour hits both. A figure is the median over the
+With `--over tcp`, each of our ranks is a node of its own: nothing goes through shared memory. Both
+sides take turns, so that a noisy neighbour hits both. A figure is the median over the
 repetitions of what rank 0 saw as the median over many operations; the ranks meet before each.
 gloo runs through torch.distributed on the loop-back interface; without torch it is left out.
 """
@@ -12,10 +13,12 @@ import importlib.util
 import json
 import os
 import platform
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -74,16 +77,31 @@ def be_rank_of_gloo(rendezvous_file: str, *, quick: bool) -> Medians:
     return results
 
 
-def run_world(side: str, rank_count: int, *, quick: bool) -> Medians:
+def nodes_of_one_rank(stack: ExitStack, rank_count: int) -> list[dict[str, int]]:
+    """For each rank the descriptors that it gets where it is alone on its node, and MASTER_PORT."""
+    listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=rank_count))
+    segments = [stack.enter_context(Segment.create(1)) for _ in range(rank_count)]
+    port = listener.getsockname()[1] - 1
+    ranks = [{"RANKWISE_SEGMENT_FD": each.fd, "MASTER_PORT": port} for each in segments]
+    ranks[0]["RANKWISE_COLLECTIVES_FD"] = listener.fileno()
+    return ranks
+
+
+def run_world(side: str, rank_count: int, *, quick: bool, over_tcp: bool) -> Medians:
     """Run one side's ranks once; what rank 0 measured."""
-    with tempfile.TemporaryDirectory() as directory, Segment.create(rank_count) as segment:
+    with ExitStack() as stack:
+        directory = stack.enter_context(tempfile.TemporaryDirectory())
+        if over_tcp:
+            own = nodes_of_one_rank(stack, rank_count)
+        else:
+            segment = stack.enter_context(Segment.create(rank_count))
+            own = [{"RANKWISE_SEGMENT_FD": segment.fd}] * rank_count
         command = [sys.executable, __file__, "--side", side]
         command += ["--rendezvous-file", str(Path(directory, "gloo"))]
         command += ["--quick"] if quick else []
         environment = {
             **os.environ,
             "WORLD_SIZE": str(rank_count),
-            "RANKWISE_SEGMENT_FD": str(segment.fd),
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo",
@@ -91,8 +109,16 @@ def run_world(side: str, rank_count: int, *, quick: bool) -> Medians:
         ranks = [
             subprocess.Popen(
                 command,
-                env={**environment, "RANK": str(rank)},
-                pass_fds=(segment.fd,),
+                env={
+                    **environment,
+                    **({"RANKWISE_COLLECTIVES_KEY": "00"} if over_tcp else {}),
+                    **{name: str(value) for name, value in own[rank].items()},
+                    "RANK": str(rank),
+                    "GROUP_RANK": str(rank),
+                    "RANKWISE_LOCAL_RANK": "0",
+                    "MASTER_ADDR": "127.0.0.1",
+                },
+                pass_fds=[value for name, value in own[rank].items() if name.endswith("_FD")],
                 stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
                 text=True,
             )
@@ -123,6 +149,7 @@ def parse() -> Any:
     parser.add_argument("--quick", action="store_true", help="fewer and shorter repetitions")
     parser.add_argument("--ranks", default="2,4", help="world sizes, separated by commas")
     parser.add_argument("--repetitions", type=int, default=None, help="default 5, quick 1")
+    parser.add_argument("--over", choices=["shared memory", "tcp"], default="shared memory")
     parser.add_argument("--side", choices=["rankwise", "gloo"], help=argparse.SUPPRESS)
     parser.add_argument("--rendezvous-file", default="", help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -147,7 +174,10 @@ def main() -> None:
         runs: dict[str, list[Medians]] = {side: [] for side in sides}
         for _ in range(repetitions):
             for side in sides:
-                runs[side].append(run_world(side, rank_count, quick=options.quick))
+                world = run_world(
+                    side, rank_count, quick=options.quick, over_tcp=options.over == "tcp"
+                )
+                runs[side].append(world)
         print_table(rank_count, {side: median_of(results) for side, results in runs.items()})
 
 

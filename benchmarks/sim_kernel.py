@@ -3,6 +3,7 @@
 - **relay**: N processes, each of which waits a while, takes a token from the one before it and
   hands one to the next: a ring pipeline, as collectives are. Delays differ from process to process.
 - **hold**: N processes that only let time pass.
+- **timers**: the same, with an event for each delay (`yield simulator.timer(delay)`).
 - **counter**: N processes that share a resource of N / 10 places: request, hold, release.
 
 An event is one time that a process goes on: both sides do the same number of them. The
@@ -68,6 +69,19 @@ def hold_rankwise(count: int, rounds: int) -> tuple[int, int]:
     return simulator.now, count * rounds
 
 
+def timers_rankwise(count: int, rounds: int) -> tuple[int, int]:
+    simulator = Simulator()
+
+    def worker(delay: int) -> Generator[Any, Any, None]:
+        for _ in range(rounds):
+            yield simulator.timer(delay)
+
+    for rank in range(count):
+        simulator.process(worker(1_000 + rank))
+    simulator.run()
+    return simulator.now, count * rounds
+
+
 def hold_simpy(count: int, rounds: int) -> tuple[int, int]:
     environment = simpy.Environment()
 
@@ -118,6 +132,7 @@ Model = Callable[[int, int], tuple[int, int]]
 MODELS: dict[str, tuple[Model, Model]] = {
     "relay": (relay_rankwise, relay_simpy),
     "hold": (hold_rankwise, hold_simpy),
+    "timers": (timers_rankwise, hold_simpy),
     "counter": (counter_rankwise, counter_simpy),
 }
 

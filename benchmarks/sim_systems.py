@@ -24,11 +24,11 @@ from typing import TypeVar
 import numpy as np
 from measuring import Table, arguments, describe_machine, ratio, seconds
 
+from rankwise.core.collectives.reductions import ReduceOp
 from rankwise.sim import GraphEngine, RuntimeContext
 from rankwise.sim.benches import tp_mlp
 from rankwise.sim.ccl.message_timing import Dimension, MessageCosts, collective_time
 from rankwise.sim.ccl.plan import Request, plan
-from rankwise.sim.ccl.reductions import ReduceOp
 from rankwise.sim.triton.dtypes import dtype_named
 
 RING = "rankwise.sim.ccl.algorithms.ring_allreduce"

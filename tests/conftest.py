@@ -1,9 +1,11 @@
 """What all tests share: hypothesis profiles, and the proof that a system test cleaned up."""
 
+import importlib.metadata
 import os
 import re
 import shutil
 import signal
+import sys
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -37,10 +39,25 @@ FOREIGN_VARIABLES = re.compile(
 )
 
 
+HAS_TORCH = any(importlib.metadata.distributions(name="torch"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs PyTorch where it is not installed."""
+    if not HAS_TORCH:
+        reason = "needs PyTorch: make test, without PYTEST_ARGS, installs it"
+        for item in items:
+            if item.get_closest_marker("torch"):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
 def pytest_configure() -> None:
     """Begin in the same environment everywhere."""
     for name in filter(FOREIGN_VARIABLES.fullmatch, list(os.environ)):
         del os.environ[name]
+    if not HAS_TORCH:
+        # Or a folder of tests that bears its name would be taken for it.
+        sys.modules["torch"] = None  # type: ignore[assignment]
     _hear_signals()
 
 

@@ -42,7 +42,7 @@ def main() -> None:
         import rankwise  # only for this peer
 
         start = time.perf_counter()
-        rankwise.spawn(nothing, nprocs=count, start_method=how)
+        rankwise.spawn(nothing, nprocs=count, start_method=how)  # type: ignore[call-overload]  # of the command line
     print(time.perf_counter() - start)
 
 

@@ -1,5 +1,5 @@
 """`python -m rankwise`: the command, where its script is not in PATH."""
 
-from rankwise.cli.main import main
+from rankwise.cli.start import start
 
-main()
+start()

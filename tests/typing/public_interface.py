@@ -63,6 +63,7 @@ def combine_arrays() -> None:
     collectives.all_reduce(array, op="max", out=array)
     collectives.broadcast(array, root=1)
     collectives.all_gather([1.0, 2.0])
+    assert_type(collectives.all_to_all(np.zeros((collectives.size(), 3))), NDArray[Any])
     collectives.reduce_scatter(np.zeros((collectives.size(), 3)))
     collectives.barrier(timeout=5.0)
 
@@ -86,3 +87,31 @@ def use_one_chip() -> None:
     assert_type(chip.leaks, tuple[workers.Leak, ...])
     assert_type(args.tensor(0), workers.ContinuousTensor)
     assert_type(workers.get_element_size(workers.DataType.BFLOAT16), int)
+
+
+def check_calls_of_functions() -> None:
+    assert_type(rankwise.run(square, args=(1,)), list[int])
+    assert_type(rankwise.run(square, [1], 2), list[int])
+    assert_type(rankwise.run(rankwise.rank), list[int])
+    assert_type(rankwise.run(scale, args=(2,)), list[float])
+    assert_type(rankwise.run(scale, args=(2, 0.5), nprocs=2), list[float])
+    assert_type(rankwise.run(scale, kwargs={"number": 2, "factor": 3.0}), list[float])
+    assert_type(rankwise.run(scale, args=(2,), kwargs={"factor": 3.0}), list[float])
+    assert_type(rankwise.spawn(greet, ("hello",), 2), None)
+
+
+def scale(number: int, factor: float = 1.0) -> float:
+    return number * factor
+
+
+def refuse_what_cannot_be_called() -> None:
+    # mypy complains here of an ignore that hides nothing, so each of these is an error.
+    rankwise.run(square)  # type: ignore[arg-type]
+    rankwise.run(square, args=("one",))  # type: ignore[arg-type]
+    rankwise.run(square, args=(1, 2))  # type: ignore[arg-type]
+    rankwise.run(square, args=(1,), start_method="thread")  # type: ignore[call-overload]
+    rankwise.run(square, args=(1,), gracious=3)  # type: ignore[call-overload]
+    rankwise.spawn(greet, (3,))  # type: ignore[arg-type]
+    rankwise.spawn(greet, ("hello",), start_method="thread")  # type: ignore[call-overload]
+    collectives.all_reduce([1.0], op="summ")  # type: ignore[arg-type]
+    collectives.reduce_scatter([1.0], op="average")  # type: ignore[arg-type]

@@ -1,19 +1,22 @@
-"""A pytest plug-in: the simulated machine of the default preset, for tests of simulated programs.
+"""A pytest plug-in: simulated ranks, the simulated machine of the default preset, Triton emulated.
 
-pytest finds it by itself where rankwise is installed. The simulator is loaded when a test asks for
-a fixture, and not before.
+pytest finds it by itself where rankwise is installed, so its fixtures have names that no other
+project uses. The simulator is loaded when a test asks for a fixture, and not before.
 """
 
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rankwise.sim.hardware.topology import Topology
 
 
 class SimulatedMachine(NamedTuple):
-    """What the fixture `topology` gives.
+    """What the fixture `rankwise_topology` gives.
 
     Attributes:
         topology_obj: the topology, with `.spec`.
@@ -22,8 +25,28 @@ class SimulatedMachine(NamedTuple):
     topology_obj: "Topology"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--rankwise-triton`."""
+    group = parser.getgroup("rankwise")
+    group.addoption(
+        "--rankwise-triton",
+        action="store_true",
+        help="let `import triton` find rankwise's emulator, so that tests of kernels need no GPU",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Install the emulator for the whole run if it is wanted."""
+    if config.getoption("rankwise_triton"):
+        from rankwise.sim.triton import installed  # noqa: PLC0415  # not in every pytest's start
+
+        emulator = ExitStack()
+        emulator.enter_context(installed())
+        config.add_cleanup(emulator.close)
+
+
 @pytest.fixture
-def topology() -> SimulatedMachine:
+def rankwise_topology() -> SimulatedMachine:
     """The topology of the default preset, as `.topology_obj`."""
     from rankwise.sim import load_topology  # noqa: PLC0415  # not in every pytest's start
 
@@ -31,6 +54,23 @@ def topology() -> SimulatedMachine:
 
 
 @pytest.fixture
-def spec(topology: SimulatedMachine) -> Any:
+def rankwise_spec(rankwise_topology: SimulatedMachine) -> Any:
     """The mapping of the default preset."""
-    return topology.topology_obj.spec
+    return rankwise_topology.topology_obj.spec
+
+
+@pytest.fixture
+def rankwise_ranks() -> "Callable[..., list[Any]]":
+    """Call a function on simulated ranks: `rankwise_ranks(fn, *args, nprocs=4, **options)`.
+
+    It returns the results by rank, or raises `WorkersFailed`; `options` are those of
+    `rankwise.run`, `args=` too. No process is started.
+    """
+    from rankwise.launch.api import run  # noqa: PLC0415  # not in every pytest's start
+
+    def call(function: "Callable[..., Any]", *args: Any, nprocs: int = 4, **options: Any) -> Any:
+        __tracebackhide__ = True
+        args += tuple(options.pop("args", ()))
+        return run(function, args, nprocs, on="sim", **options)
+
+    return call

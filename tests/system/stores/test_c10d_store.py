@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,22 @@ def test_a_server_lingers_until_the_others_have_heard_the_last_words() -> None:
         assert not closing.done()
         other.close()
         closing.result(PATIENCE / SECOND)
+
+
+def test_a_wait_that_is_over_is_told_from_a_lost_store_whatever_torch_says() -> None:
+    hash_store: Any = pytest.importorskip("torch.distributed").HashStore
+
+    class InOtherWords(hash_store):  # type: ignore[misc]
+        def wait(self, keys: list[str], patience: timedelta) -> None:
+            try:
+                hash_store.wait(self, keys, patience)
+            except Exception as error:
+                raise OSError("no such luck") from error
+
+    with C10dStore(InOtherWords(), namespace="run", clock=CLOCK) as store:
+        watch = store.watch("", store.read("").revision)
+
+        assert watch.next(Duration(SECOND // 10)) == ()
 
 
 def test_a_hole_that_a_dead_writer_left_is_filled(shared: Any) -> None:

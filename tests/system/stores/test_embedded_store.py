@@ -184,7 +184,7 @@ def test_a_server_of_another_kind_is_refused() -> None:
         config = config_for(other.getsockname()[1], is_host=False)
         with (
             open_embedded(config, CLOCK) as store,
-            pytest.raises(StoreRefused, match="is no embedded store"),
+            pytest.raises(StoreRefused, match="is not an embedded store"),
         ):
             store.read("")
         answering.result(PATIENCE / SECOND)
@@ -194,7 +194,7 @@ def test_a_client_of_another_version_is_told_so(port: int) -> None:
     with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE / SECOND) as sock:
         sock.sendall(Sealer().frame(encoded(Hello(VERSION + 1, bytes(16)))))
 
-        assert f"speaks version {VERSION}".encode() in sock.recv(4096)
+        assert f"it has version {VERSION}".encode() in sock.recv(4096)
 
 
 def frame(body: bytes) -> bytes:
@@ -372,7 +372,7 @@ def test_a_server_that_has_begun_anew_is_refused_by_who_knew_it_before() -> None
         first.close()
         with (
             open_embedded(config_for(port, linger=ZERO, is_host=True), CLOCK),
-            pytest.raises(StoreRefused, match="has begun anew"),
+            pytest.raises(StoreRefused, match="was restarted"),
         ):
             client.read("")
 

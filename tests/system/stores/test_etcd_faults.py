@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from socketserver import StreamRequestHandler, ThreadingTCPServer
 from typing import Any
 
 import pytest
@@ -371,9 +372,13 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
             folder,
             *("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"),
             *("-nodes", "-days", "2", "-subj", f"/CN={authority}"),
+            *("-addext", "keyUsage=critical,keyCertSign,cRLSign"),
             *("-keyout", f"{authority}.key", "-out", f"{authority}.pem"),
         )
-    (folder / "names").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
+    # Python 3.13 and later demand what RFC 5280 does: an authority's usage, and whose key signed.
+    (folder / "names").write_text(
+        "subjectAltName=IP:127.0.0.1,DNS:localhost\nauthorityKeyIdentifier=keyid\n"
+    )
     for name in ("server", "client"):
         _openssl(
             folder,
@@ -421,7 +426,7 @@ def test_tls_with_certificates_on_both_sides(encrypted: EtcdCluster, certificate
         assert "cert and key" in str(refused.value)
     with store_of(encrypted, SHORT) as store, pytest.raises(StoreUnavailable) as unavailable:
         store.read("")
-    assert "speaks TLS only, give protocol=https" in str(unavailable.value)
+    assert "accepts TLS only, give protocol=https" in str(unavailable.value)
 
 
 def test_a_watch_over_tls_is_woken_by_closing(encrypted: EtcdCluster, certificates: Path) -> None:
@@ -441,11 +446,34 @@ def test_a_watch_over_tls_is_woken_by_closing(encrypted: EtcdCluster, certificat
 
 
 def test_tls_to_a_server_that_speaks_none_ends_with_a_hint(cluster: EtcdCluster) -> None:
-    with store_of(cluster, SHORT, use_tls=True) as store, pytest.raises(StoreUnavailable) as error:
+    store = store_of(cluster, Duration(2 * SECOND), use_tls=True)
+    with store, pytest.raises(StoreUnavailable) as error:
         store.read("")
 
     assert "it hangs up" in str(error.value)
     assert "leave out protocol=https" in str(error.value)
+
+
+def test_tls_to_another_kind_of_server_ends_with_a_hint() -> None:
+    class Plain(StreamRequestHandler):
+        def handle(self) -> None:
+            self.wfile.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+            self.rfile.read()
+
+    with ThreadingTCPServer(("127.0.0.1", 0), Plain) as server:
+        threading.Thread(target=server.serve_forever).start()
+        port = server.socket.getsockname()[1]
+        config = EtcdConfig(endpoints=(("127.0.0.1", port),), use_tls=True)
+        try:
+            with (
+                pytest.raises(StoreRefused, match="refuses TLS") as refused,
+                EtcdStore(config) as store,
+            ):
+                store.read("")
+        finally:
+            server.shutdown()
+
+    assert "leave out protocol=https" in str(refused.value)
 
 
 def _openssl(folder: Path, *arguments: str) -> None:

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import msgspec
+
 from rankwise.base.failure import ErrorRecord, ExitStatus, Failure, FailureCause
 from rankwise.base.units import SECOND, Instant
 from rankwise.compat.torch.elastic.multiprocessing.errors import ChildFailedError
@@ -80,3 +82,13 @@ def test_a_worker_that_went_with_its_guardian_counts_as_killed() -> None:
     [told] = process_failures([lost], {}).values()
 
     assert (told.exitcode, told.pid) == (-9, -1)
+
+
+def test_an_exception_has_the_exit_code_of_an_exception_though_we_ended_its_process() -> None:
+    ended = msgspec.structs.replace(
+        failure(0, -15, NOON_NS), cause=FailureCause.RAISED, ended_by_us=True
+    )
+
+    [told] = process_failures([ended], {}).values()
+
+    assert told.exitcode == 1

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from rankwise.base.errors import ConfigError
-from rankwise.core.mailbox.tasks import ChipCallConfig
-from rankwise.core.mailbox.tensors import ContinuousTensor, DataType
+from rankwise.core.tasks.calls import ChipCallConfig
+from rankwise.core.tasks.tensors import ContinuousTensor, DataType
 from rankwise.workers.arguments import TaskArgs
 from rankwise.workers.callables import ChipCallable
 from rankwise.workers.errors import BadArguments, BadPointer

@@ -21,6 +21,7 @@ from rankwise.core.gang.vocabulary import (
     WorkerReported,
     WorkerSpawned,
 )
+from rankwise.core.rendezvous.configuration import RestartPolicy
 from rankwise.drivers.sim.story import Entry, read_journal
 from rankwise.testing.programs import Dies, Exits, Lives, Program, Raises, RunsForever
 
@@ -30,6 +31,7 @@ SOON = Duration(300 * MILLISECOND)
 LATER = Duration(2 * SECOND)
 """Far enough for all workers to have said how they take signals, on a busy machine too."""
 GRACE = Duration(20 * SECOND)
+ONE_RESTART = RestartPolicy(restarts_max=1)
 RUNS = Program(ending=RunsForever())
 RUNS_STUBBORNLY = Program(ending=RunsForever(), stop_takes=None)
 
@@ -57,13 +59,19 @@ class ProcessWorld(Protocol):
     """A process host with everything around it."""
 
     def run(
-        self, spec: GangSpec, programs: Lives, stop_after: Duration | None = None
+        self,
+        spec: GangSpec,
+        programs: Lives,
+        policy: RestartPolicy = ...,
+        *,
+        stop_after: Duration | None = None,
     ) -> WorldRecord:
-        """Run a gang to its end.
+        """Run one node's gangs to their end.
 
         Args:
-            spec: the gang.
+            spec: the gang of each attempt.
             programs: for each attempt the programs by local rank; the last attempt's repeat.
+            policy: which failures are followed by another attempt; none if nothing is said.
             stop_after: when SIGTERM asks it to stop; None never.
         """
         ...
@@ -182,7 +190,7 @@ def a_failed_gang_is_started_again(world: ProcessWorld) -> None:
     """A restart has new processes, and begins when the old ones are gone and swept."""
     first = [Program(ending=Exits(1), after=SOON), RUNS]
     second = [Program(), Program()]
-    record = world.run(GangSpec(size=2, restarts_max=1, grace=GRACE), [first, second])
+    record = world.run(GangSpec(size=2, grace=GRACE), [first, second], ONE_RESTART)
 
     assert record.outcome == Outcome(status=OutcomeStatus.SUCCEEDED, attempts=2)
     entries = _entries(record)
@@ -199,7 +207,7 @@ def a_failed_gang_is_started_again(world: ProcessWorld) -> None:
 def restarts_are_used_up(world: ProcessWorld) -> None:
     """The last failure is the outcome."""
     failing = [[Program(ending=Exits(code), after=SOON)] for code in (1, 2)]
-    record = world.run(GangSpec(size=1, restarts_max=1), failing)
+    record = world.run(GangSpec(size=1), failing, ONE_RESTART)
 
     assert record.outcome.attempts == 2
     assert _told(record) == [(0, FailureCause.EXITED, 2)]
@@ -207,9 +215,7 @@ def restarts_are_used_up(world: ProcessWorld) -> None:
 
 def a_stop_ends_the_gang_without_restart(world: ProcessWorld) -> None:
     """Everybody gets the signal, and the outcome is no failure."""
-    record = world.run(
-        GangSpec(size=2, restarts_max=3, grace=GRACE), [[RUNS, RUNS]], stop_after=SOON
-    )
+    record = world.run(GangSpec(size=2, grace=GRACE), [[RUNS, RUNS]], ONE_RESTART, stop_after=SOON)
 
     assert record.outcome.status is OutcomeStatus.STOPPED
     assert record.outcome.attempts == 1
@@ -242,7 +248,7 @@ def strays_of_a_success_are_swept(world: ProcessWorld) -> None:
 def strays_of_a_killed_worker_are_swept(world: ProcessWorld) -> None:
     """Nor do those of a worker that could clean up nothing."""
     dying = Program(ending=Dies(SIGKILL), after=SOON, strays=1)
-    record = world.run(GangSpec(size=2, restarts_max=1, grace=GRACE), [[dying, RUNS]])
+    record = world.run(GangSpec(size=2, grace=GRACE), [[dying, RUNS]], ONE_RESTART)
 
     assert record.outcome.attempts == 2
     assert record.left_behind == ()
