@@ -39,7 +39,7 @@ endef
 
 .PHONY: help
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: demo
 demo: ## Train on handwritten digits with 4 supervised processes, on simulated chips, and on 64 simulated ranks
@@ -63,6 +63,11 @@ test: ## Run all tests (installs PyTorch for the comparisons); PYTEST_ARGS="-k g
 	@$(if $(PYTEST_ARGS),$(SAY_SOME),$(SAY_ALL))
 	$(SETUP) $(if $(PYTEST_ARGS),some-tests,test)
 	$(CLEAN) $(BIN)/python -m pytest -n 2 --dist loadfile --durations=$(if $(CI),30,10) $(PYTEST_ARGS)
+
+.PHONY: test-clients
+test-clients: ## Run trainers that nobody here wrote on simulated ranks (installs Lightning, accelerate, torchtitan, ...)
+	@$(SETUP) test-clients
+	$(CLEAN) $(BIN)/python -m pytest tests/clients $(PYTEST_ARGS)
 
 .PHONY: pythons
 pythons: ## Run what depends on the interpreter under the system's Python, 3.12 and 3.13, if they are here

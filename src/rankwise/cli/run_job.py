@@ -118,6 +118,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     health_host: str | None
     on: str | None
     virtual_clock: bool
+    import_per_rank: tuple[str, ...]
     trace: str | None
     report: str | None
     ray_resources: str

@@ -522,6 +522,17 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         "scripts that need one.",
     ),
     _value(
+        "--import-per-rank",
+        group=REHEARSAL,
+        metavar="PACKAGE",
+        multiple=True,
+        default=(),
+        default_shown="accelerate, megatron",
+        is_torchrun=False,
+        help="An installed package that simulated ranks do not share, since it keeps the rank's "
+        "state in globals. May be given several times.",
+    ),
+    _value(
         "--faults",
         group=REHEARSAL,
         metavar="FAULT|PLAN.yaml",

@@ -1,4 +1,6 @@
-"""The same programs on simulated ranks and on real processes: every printed line is the same.
+"""The same programs on simulated ranks, with a machine and without, and on real processes.
+
+Every printed line is the same.
 
 The programs print hashes of tensors, so that sums in another order would show.
 """
@@ -32,13 +34,6 @@ def test_a_program_prints_the_same_lines(program: Path, nprocs: int, tmp_path: P
 
     assert simulated == real
     assert len(real) >= nprocs
-
-
-@pytest.mark.torch
-@pytest.mark.system
-@pytest.mark.parametrize("program", sorted(PROGRAMS.glob("*.py")), ids=lambda path: path.stem)
-def test_a_modelled_machine_changes_no_number(program: Path, tmp_path: Path) -> None:
-    simulated = lines_of(program, tmp_path / "simulated", 4, "--on=sim")
-    timed = lines_of(program, tmp_path / "timed", 4, "--on=sim:pod64", "--virtual-clock")
-
-    assert timed == simulated
+    if nprocs == 4:  # a modelled machine changes no number
+        timed = lines_of(program, tmp_path / "timed", nprocs, "--on=sim:pod64", "--virtual-clock")
+        assert timed == simulated

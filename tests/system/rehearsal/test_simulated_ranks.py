@@ -136,6 +136,35 @@ def test_a_rank_can_handle_its_own_signals() -> None:
     assert on_sim(handle, nprocs=2) == [[], [signal.SIGUSR1]]
 
 
+def test_handlers_are_refused_as_python_refuses_them() -> None:
+    def handle() -> list[str]:
+        told: list[str] = []
+        for number in (signal.SIGRTMIN + 1, 32, signal.SIGKILL, signal.NSIG):
+            try:
+                signal.signal(number, signal.SIG_IGN)
+            except (OSError, ValueError) as error:
+                told.append(str(error))
+            else:
+                told.append("taken")
+        return told
+
+    assert on_sim(handle, nprocs=1) == [
+        ["taken", "[Errno 22] Invalid argument", "[Errno 22] Invalid argument",
+         "signal number out of range"],
+    ]  # fmt: skip
+
+
+def test_a_package_is_imported_for_each_rank_when_its_name_is_given(tmp_path: Path) -> None:
+    counting = "import json, os\nassert not hasattr(json, 'rank'), json.rank\n"
+    counting += "json.rank = os.environ['RANK']"
+
+    shared = simulate(counting, tmp_path, "--nproc-per-node=2")
+    own = simulate(counting, tmp_path, "--nproc-per-node=2", "--import-per-rank=json")
+
+    assert "AssertionError: 0" in shared.stderr
+    assert own.code == 0, own.stderr
+
+
 @pytest.mark.parametrize(
     ("end", "code"),
     [("os._exit(3)", 3), ("sys.exit(4)", 4), ("os.kill(os.getpid(), 9)", 137), ("1 / 0", 1)],

@@ -63,6 +63,7 @@ class Rehearsal:
         device: `cuda` lets programs of torch find modelled CUDA devices.
         machine: a preset or a topology file, each device of which is a rank's; None: no time but
             what is slept.
+        packages: installed packages that each rank imports for itself.
         keeps_log: keep what each rank does when, for `write_files` of the prediction.
         has_virtual_clock: let the clocks that ranks read tell virtual time alone.
 
@@ -87,6 +88,7 @@ class Rehearsal:
         faults: Sequence[Fault] = (),
         device: str = "cpu",
         machine: str | None = None,
+        packages: Sequence[str] = (),
         keeps_log: bool = False,
         has_virtual_clock: bool = False,
     ) -> None:
@@ -114,6 +116,7 @@ class Rehearsal:
         self._seed = seed
         self._schedule = schedule
         self._device = device
+        self._packages = packages
         self._faults = Faults(faults, self._say) if faults else None
         self._clock = SystemClock()
         self._begun_at = self._clock.now()
@@ -146,8 +149,12 @@ class Rehearsal:
                 seed=self._seed,
                 schedule=self._schedule,
                 faults=self._faults,
-                extensions={"torch": partial(_follow_torch, self._device)},
+                extensions={
+                    "torch": partial(_follow_torch, self._device),
+                    "torch.distributed.tensor": _follow_dtensor,
+                },
                 prediction=self.prediction,
+                packages=self._packages,
                 has_virtual_clock=self._has_virtual_clock,
             )
         )
@@ -301,3 +308,9 @@ def _follow_torch(device: str, world: World) -> Callable[[], None]:
     from rankwise.sim.torch import install  # noqa: PLC0415  # only for programs of torch
 
     return install(world, device)
+
+
+def _follow_dtensor(world: World) -> Callable[[], None]:
+    from rankwise.sim.torch import dtensor  # noqa: PLC0415  # only for programs that use it
+
+    return dtensor.install(world)

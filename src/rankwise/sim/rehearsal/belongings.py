@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple, TextIO
 
@@ -73,14 +73,19 @@ class ProcessBelongings:
     Args:
         stdout, stderr: what all ranks find as `sys.stdout` and `sys.stderr`.
         after: what to call when a shared module has been imported, by its name.
+        packages: installed packages that each rank imports for itself.
     """
 
     def __init__(
-        self, stdout: TextIO, stderr: TextIO, after: dict[str, Callable[[], None]]
+        self,
+        stdout: TextIO,
+        stderr: TextIO,
+        after: dict[str, Callable[[], None]],
+        packages: Sequence[str] = (),
     ) -> None:
         self._names = _names(stdout, stderr)
         self._more: list[Belongings] = []
-        self._users = UserModules(self._note_import, after)
+        self._users = UserModules(self._note_import, after, packages)
         self._home_values: list[Any] = []
         self._home_modules: dict[str, ModuleType] = {}
         self._home_directory = ""

@@ -1,7 +1,8 @@
 """Modules of the user's own: each rank imports them afresh, so that each has its own globals.
 
 What comes with Python, what is installed in site-packages, and rankwise itself are shared: torch
-can be imported once in a process. The import system has one table of modules, `sys.modules`, to
+can be imported once in a process. Installed packages that take a process for a rank are chosen by
+their names, and count as the user's. The import system has one table of modules, `sys.modules`, to
 which C code refers directly; so the table stays, and its entries are moved in and out.
 
 An extension module of the user's is shared too: most of them cannot be loaded twice.
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from importlib.abc import Loader
 
 MAIN = "__main__"
+PACKAGES_OF_RANKS = frozenset({"accelerate", "megatron"})
+"""Installed packages that keep what they know of their rank in globals of their modules."""
 
 
 @cache
@@ -38,14 +41,19 @@ class UserModules:
     Args:
         on_import: is told the name of each module of the user's that is about to be imported.
         after: what to call once a shared module has been imported, by its name.
+        packages: installed packages that count as the user's, by their names in imports.
     """
 
     def __init__(
-        self, on_import: Callable[[str], None], after: dict[str, Callable[[], None]]
+        self,
+        on_import: Callable[[str], None],
+        after: dict[str, Callable[[], None]],
+        packages: Iterable[str] = (),
     ) -> None:
         self._on_import = on_import
         self._after = after
         self._shared = shared_places()
+        self._packages = PACKAGES_OF_RANKS.union(packages)
 
     def install(self) -> None:
         """Watch imports from now on."""
@@ -72,9 +80,11 @@ class UserModules:
         return None
 
     def is_users(self, spec: ModuleSpec | None) -> bool:
-        """Whether the user wrote the module that a spec describes."""
+        """Whether the module that a spec describes is the user's, or counts as such."""
         if spec is None or isinstance(spec.loader, ExtensionFileLoader):
             return False
+        if spec.name.partition(".")[0] in self._packages:
+            return True
         if not spec.has_location:
             return spec.origin is None and self._are_users(spec.submodule_search_locations or ())
         return spec.origin is not None and self._are_users((spec.origin,))

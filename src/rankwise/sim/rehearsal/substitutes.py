@@ -12,6 +12,7 @@ the state of the rank, which starts from the world's seed and the rank's number.
 
 import atexit
 import builtins
+import errno
 import io
 import logging
 import os
@@ -35,6 +36,7 @@ Replaced = tuple[Any, str, Any]
 PICOSECONDS = 1_000
 """Per nanosecond."""
 _calendar_s, _calendar_ns = time.time, time.time_ns
+_WITHOUT_HANDLER = (signal.SIGKILL, signal.SIGSTOP)
 _RANDOM, _NUMPY_RANDOM, _EXITS = "random", "numpy.random", "atexit"
 _FILE_FUNCTIONS = (
     "link", "listdir", "mkdir", "remove", "rename", "replace", "rmdir", "stat", "symlink", "unlink",
@@ -287,9 +289,11 @@ class Substitutes:
             rank = self.running()
             if rank is None:
                 return original(number, handler)
-            number = signal.Signals(number)
-            if number in (signal.SIGKILL, signal.SIGSTOP):
-                raise OSError(22, "Invalid argument")
+            number = int(number)
+            if not 0 < number < signal.NSIG:
+                raise ValueError("signal number out of range")
+            if number in _WITHOUT_HANDLER or number not in signal.valid_signals():
+                raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
             before = rank.handlers.get(number, _default_handler(number))
             rank.handlers[number] = handler
             return before

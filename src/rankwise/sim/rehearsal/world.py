@@ -6,7 +6,7 @@ the process's functions do for them meanwhile. One world lives at a time in a pr
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -39,6 +39,8 @@ class World:
         extensions: for shared modules, what follows their import; it returns what undoes it.
         prediction: the time of the ranks on a modelled machine, a `sim.prediction.Prediction`;
             None lets nothing but sleeping take time.
+        packages: installed packages that each rank imports for itself, beside
+            `modules.PACKAGES_OF_RANKS`.
         has_virtual_clock: whether the functions of `time` tell a rank nothing but virtual time.
 
     Attributes:
@@ -60,6 +62,7 @@ class World:
         faults: Faults | None = None,
         extensions: "Mapping[str, Extension] | None" = None,
         prediction: Any = None,
+        packages: Sequence[str] = (),
         has_virtual_clock: bool = False,
     ) -> None:
         cpus = os.sched_getaffinity(0)
@@ -70,6 +73,7 @@ class World:
             stdout,
             stderr,
             after={name: partial(self._extend, name) for name in self._extensions},
+            packages=packages,
         )
         self.scheduler = Scheduler(
             choose=None if schedule is None else schedule.choose,

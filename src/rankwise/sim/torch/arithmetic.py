@@ -47,8 +47,11 @@ def block_elements(element_count: int, element_bytes: int, size: int) -> int:
 
 def ring_reduced(tensors: Sequence[Tensor], op: Any) -> Tensor:
     """The reduction of equal tensors, one per rank, as gloo's ring computes it; it is flat."""
-    size, first = len(tensors), tensors[0]
     kind = op_kind(op)
+    if kind == ReduceOp.PREMUL_SUM:  # NCCL's alone: each rank's numbers are scaled before the sum
+        _, factor = op.__getstate__()
+        tensors, kind = [tensor * factor for tensor in tensors], ReduceOp.SUM
+    size, first = len(tensors), tensors[0]
     length = block_elements(first.numel(), first.element_size(), size)
     if size == 1:
         result = first.reshape(-1).clone()

@@ -210,6 +210,8 @@ def model_cuda() -> Callable[[], None]:
 
     for name, value in _NAMES.items():
         replace(torch.cuda, name, value)
+    replace(torch.version, "cuda", "13.0")  # it also tells torch.compile that this is no AMD device
+    replace(torch.cuda.nccl, "version", _answers((2, 27, 7)))
     for name in ("range_push", "range_pop", "mark"):
         replace(torch.cuda.nvtx, name, _answers())
     replace(torch.autocast, "__init__", _for_cpu(torch.autocast.__init__, torch.float16))

@@ -85,6 +85,3 @@ train(old, "FSDP1")
 with FullyShardedDataParallel.summon_full_params(old):
     told("FSDP1", old.parameters())
 dist.destroy_process_group()
-# torch 2.13 aborts now and then ("terminate called without an active exception") while a program
-# that has used gloo is torn down, under torchrun as well.
-os._exit(0)

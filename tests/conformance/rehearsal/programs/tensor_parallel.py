@@ -1,7 +1,6 @@
 """DTensor, tensor parallelism in a mesh of two dimensions, and pipeline schedules."""
 
 import hashlib
-import os
 import warnings
 
 import torch
@@ -14,6 +13,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
+    loss_parallel,
     parallelize_module,
 )
 
@@ -59,6 +59,14 @@ for _ in range(4):
     optimizer.zero_grad()
 told(f"tensor parallel {loss.item():.9f}", *[value.full_tensor() for value in model.parameters()])
 
+head = nn.Linear(12, 8)
+parallelize_module(head, mesh["tensor"], ColwiseParallel(use_local_output=False))
+targets = torch.arange(6) % 8
+with loss_parallel():  # ranks enter and leave it at moments of their own
+    loss = nn.functional.cross_entropy(head(torch.randn(6, 12, generator=generator)), targets)
+    loss.backward()
+told("loss parallel", loss.full_tensor(), head.weight.grad.full_tensor())
+
 for schedule_type in (ScheduleGPipe, Schedule1F1B):
     torch.manual_seed(rank)
     part = MLP()
@@ -74,6 +82,3 @@ for schedule_type in (ScheduleGPipe, Schedule1F1B):
         schedule.step()
     told(f"{schedule_type.__name__}", *[value.grad for value in part.parameters()], *losses)
 dist.destroy_process_group()
-# torch 2.13 aborts now and then ("terminate called without an active exception") while a program
-# that has used gloo is torn down, under torchrun as well.
-os._exit(0)

@@ -41,3 +41,11 @@ def test_the_first_block_begins_at_the_last_rank_and_ends_at_the_first() -> None
     total = arithmetic.ring_reduced(flats, torch.distributed.ReduceOp.SUM)
 
     assert total[0].item() == 0.0  # (big + 1) - big, and not (-big + 1) + big
+
+
+def test_a_premultiplied_sum_scales_before_it_adds() -> None:
+    op = torch.distributed._make_nccl_premul_sum(0.5)
+
+    result = arithmetic.ring_reduced([torch.full((3,), 3.0), torch.full((3,), 5.0)], op)
+
+    assert result.tolist() == [4.0, 4.0, 4.0]

@@ -1,0 +1,126 @@
+"""Trainers that nobody here wrote, as released: simulated ranks do what processes do.
+
+`make test-clients` installs them. Without them these tests are skipped.
+"""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from running import run
+
+pytestmark = [pytest.mark.system, pytest.mark.torch]
+
+PROGRAMS = Path(__file__).parent / "programs"
+NEEDS = {
+    "transformers_trainer.py": "transformers",
+    "lightning_ddp.py": "lightning",
+    "megatron_layers.py": "megatron.core",
+}
+QUIET = {"PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1", "ACCELERATE_USE_CPU": "true"}
+TITAN = """
+[job]
+dump_folder = "out"
+[model]
+name = "llama3"
+flavor = "debugmodel"
+hf_assets_path = "tests/assets/tokenizer"
+[training]
+local_batch_size = 4
+seq_len = 64
+steps = 3
+dataset = "c4_test"
+[lr_scheduler]
+warmup_steps = 2
+[metrics]
+log_freq = 1
+[checkpoint]
+enable = false
+[activation_checkpoint]
+mode = "selective"
+"""
+
+
+@pytest.mark.parametrize("program", NEEDS)
+def test_a_trainer_prints_the_same_lines_on_both(program: str, tmp_path: Path) -> None:
+    pytest.importorskip(NEEDS[program])
+
+    def lines_of(*options: str) -> list[str]:
+        words = ("run", *options, "--nproc-per-node=4", "--no-prefix", PROGRAMS / program)
+        done = run(*words, environment=QUIET, cwd=tmp_path)
+        assert done.code == 0, done.stderr
+        return sorted(line for line in done.lines if line.startswith("rank "))
+
+    simulated, real = lines_of("--on=sim"), lines_of("--standalone")
+
+    assert simulated == real
+    assert len(real) == 4
+
+
+@pytest.mark.parametrize("script", ["test_ops", "test_sync", "test_script"])
+def test_accelerates_own_scripts_pass(script: str, tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    module = f"accelerate.test_utils.scripts.{script}"
+
+    done = run(
+        *("run", "--on=sim", "--nproc-per-node=2", "-m", module), environment=QUIET, cwd=tmp_path
+    )
+
+    assert done.code == 0, done.stderr
+
+
+def test_a_script_of_accelerate_that_hangs_on_processes_is_told_why(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    module = "accelerate.test_utils.scripts.test_distributed_data_loop"
+
+    done = run(
+        *("run", "--on=sim", "--nproc-per-node=2", "-m", module), environment=QUIET, cwd=tmp_path
+    )
+
+    assert done.code == 1
+    assert "differs between its ranks" in done.stderr
+    assert "rank 0 called broadcast" in done.stderr
+    assert "rank 1 called barrier" in done.stderr
+
+
+@pytest.mark.parametrize("shards", ["data", "tensor"])
+def test_torchtitan_trains_on_modelled_devices(shards: str, tmp_path: Path) -> None:
+    pytest.importorskip("torchtitan")
+    write_titans_files(tmp_path)
+    degree = {"data": 1, "tensor": 2}[shards]
+
+    done = run(
+        *("run", "--on=sim", "--device=cuda", f"--nproc-per-node={2 * degree}", "--no-prefix"),
+        *("-m", "torchtitan.train", "--job.config_file", "titan.toml"),
+        *("--parallelism.tensor_parallel_degree", str(degree)),
+        environment={**QUIET, "HF_DATASETS_CACHE": str(tmp_path / "cache")},
+        cwd=tmp_path,
+    )
+
+    assert done.code == 0, done.stderr
+    found = re.findall(r"step: +(\d+).*?loss: +([\d.]+)", done.stdout + done.stderr)
+    losses = {int(step): float(loss) for step, loss in found}
+    assert losses.keys() == {1, 2, 3}
+    assert losses[3] < losses[2] < losses[1]
+
+
+def write_titans_files(folder: Path) -> None:
+    """A tokenizer of bytes and a small text, where torchtitan's own repository has them."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers  # noqa: PLC0415  # a client
+
+    (folder / "titan.toml").write_text(TITAN)
+    assets = folder / "tests" / "assets"
+    (assets / "tokenizer").mkdir(parents=True)
+    (assets / "c4_test").mkdir()
+    words = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "<s>", "</s>"]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    tokenizer.save(str(assets / "tokenizer" / "tokenizer.json"))
+    names = {"bos_token": "<s>", "eos_token": "</s>"}
+    (assets / "tokenizer" / "tokenizer_config.json").write_text(json.dumps(names))
+    texts = [json.dumps({"text": f"line {number} " * 60}) for number in range(200)]
+    (assets / "c4_test" / "data.json").write_text("\n".join(texts))
