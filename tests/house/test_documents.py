@@ -128,6 +128,23 @@ def test_the_glossaries_are_sorted_and_define_each_word_once() -> None:
     assert set(for_users) & set(for_the_code) == set()
 
 
+def test_the_tour_of_the_code_names_what_is_there() -> None:
+    text = FENCED.sub("", (ROOT / "docs" / "tour.md").read_text())
+    named = set(re.findall(r"`([^`]+)`", text))
+    source = "\n".join(path.read_text() for path in (ROOT / "src" / "rankwise").rglob("*.py"))
+    places = {name for name in named if "/" in name}
+    words = {name for name in named if re.fullmatch(r"[A-Z]\w+|[a-z]+_\w+", name)}
+
+    assert len(places) > 20
+    assert len(words) > 15
+    assert {
+        place
+        for place in places
+        if not (ROOT / place).exists() and not (ROOT / "src" / "rankwise" / place).exists()
+    } == set()
+    assert {word for word in words if not re.search(rf"\b{word}\b", source)} == set()
+
+
 def text_of(path: Path) -> str:
     try:
         return path.read_text()
