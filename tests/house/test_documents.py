@@ -7,12 +7,18 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PICTURE = re.compile(r"^!\[", re.MULTILINE)
+TRANSCRIPT = re.compile(r"^```(?:console|text)\n(\$ .*?)^```$", re.MULTILINE | re.DOTALL)
+CHARACTERS_OF_A_LINE = 80
+LINES_OF_TWO_SCREENS = 90
 ADDRESS = re.compile(r"https?://([\w.-]+)")
 FOLDER_OF_SOMEBODY = re.compile(r"(?<![\w.>])/(?:root|work|Users)/\w")
 
@@ -122,6 +128,23 @@ def test_the_glossaries_are_sorted_and_define_each_word_once() -> None:
     assert set(for_users) & set(for_the_code) == set()
 
 
+def test_the_tour_of_the_code_names_what_is_there() -> None:
+    text = FENCED.sub("", (ROOT / "docs" / "tour.md").read_text())
+    named = set(re.findall(r"`([^`]+)`", text))
+    source = "\n".join(path.read_text() for path in (ROOT / "src" / "rankwise").rglob("*.py"))
+    places = {name for name in named if "/" in name}
+    words = {name for name in named if re.fullmatch(r"[A-Z]\w+|[a-z]+_\w+", name)}
+
+    assert len(places) > 20
+    assert len(words) > 15
+    assert {
+        place
+        for place in places
+        if not (ROOT / place).exists() and not (ROOT / "src" / "rankwise" / place).exists()
+    } == set()
+    assert {word for word in words if not re.search(rf"\b{word}\b", source)} == set()
+
+
 def text_of(path: Path) -> str:
     try:
         return path.read_text()
@@ -166,6 +189,37 @@ def test_every_page_has_a_place_on_the_site() -> None:
     pages = {str(path.relative_to(docs)) for path in documents() if path.is_relative_to(docs)}
 
     assert placed == {page for page in pages if not re.match(r"adr/\d", page)}
+
+
+def pages_below(entry: Any) -> Iterator[str]:
+    """The pages of a part of the site's navigation."""
+    if isinstance(entry, str):
+        yield entry
+    else:
+        for part in entry.values() if isinstance(entry, dict) else entry:
+            yield from pages_below(part)
+
+
+def lines_before_the_first_result(page: str) -> int:
+    """As a browser breaks them; a result is a picture, or what a command prints."""
+    found = [picture.start() for picture in PICTURE.finditer(page)]
+    for block in TRANSCRIPT.finditer(page):
+        printed = [line for line in block[1].splitlines() if not line.startswith("$ ")]
+        found += [block.start(1) + block[1].index(printed[0])] if printed else []
+    before = page[: min(found)] if found else pytest.fail(f"shows no result: {page[:60]}")
+    return sum(1 + len(line) // CHARACTERS_OF_A_LINE for line in before.splitlines())
+
+
+def test_every_how_to_page_shows_a_result_within_two_screens() -> None:
+    site = yaml.load((ROOT / "mkdocs.yml").read_text(), yaml.SafeLoader)
+    (how_to,) = (part["How to"] for part in site["nav"] if "How to" in part)
+    before = {
+        page: lines_before_the_first_result((ROOT / "docs" / page).read_text())
+        for page in pages_below(how_to)
+    }
+
+    assert len(before) > 20
+    assert {page: lines for page, lines in before.items() if lines > LINES_OF_TWO_SCREENS} == {}
 
 
 def test_links_that_leave_the_site_lead_to_the_source() -> None:

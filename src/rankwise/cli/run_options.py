@@ -541,7 +541,7 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         default_shown="none",
         is_torchrun=False,
         help="Faults of ranks, such as kill:rank=3@collective=9 or slow:rank=2,by=10ms; "
-        "docs/rehearsal.md has them all. May be given several times.",
+        "docs/howto/faults.md has them all. May be given several times.",
     ),
     _value(
         "--health-host",

@@ -50,7 +50,7 @@ def _read(word: str) -> tuple[Fault, ...]:
     except msgspec.ValidationError as error:
         place = str(error).replace(" - at `$.happenings[0]`", "") if ":" in word else str(error)
         raise ConfigError(
-            f"--faults {word}: {place}", hint="docs/rehearsal.md lists the faults"
+            f"--faults {word}: {place}", hint="docs/howto/faults.md lists the faults"
         ) from error
 
 
