@@ -28,6 +28,7 @@ from rankwise.base.errors import (
     Waiting,
 )
 from rankwise.base.seeds import derived_seed
+from rankwise.sim.ccl.algorithm_modules import AlgorithmError
 from rankwise.sim.kernel import Rank
 from rankwise.sim.kernel.places import frames_of_stack, line_of, where_of
 from rankwise.sim.runtime.process_groups import ranks_text
@@ -344,6 +345,12 @@ def _listed(told: list[str]) -> str:
 
 def _spawn_exception(errors: dict[int, BaseException], nprocs: int) -> SpawnException:
     failed = dict(sorted(errors.items()))
+    faulty = next((each for each in failed.values() if isinstance(each, AlgorithmError)), None)
+    if faulty is not None:
+        line = line_of(faulty)
+        exception = SpawnException(f"{faulty}{f' (called at {line})' if line else ''}", failed)
+        exception.__cause__ = faulty
+        return exception
     ranks: dict[str, list[int]] = {}
     for rank, error in failed.items():
         ranks.setdefault(_failure(error), []).append(rank)
