@@ -136,7 +136,7 @@ def _again(words: Sequence[str], *instead: str) -> str:
 
 
 def _say(text: str) -> None:
-    with suppress(OSError):  # nobody reads stderr any more
+    with suppress(OSError):  # the reader of stderr has gone
         print(f"rankwise: {text}", file=sys.stderr, flush=True)
 
 

@@ -261,7 +261,7 @@ def _failures_told() -> Iterator[_End]:
             yield end
     except (click.ClickException, BrokenPipeError):
         raise
-    except Exception as error:  # noqa: BLE001  # whatever it raises
+    except Exception as error:  # noqa: BLE001  # the program may raise anything
         from rankwise.cli.sim_failures import tell_failure  # noqa: PLC0415  # only here
 
         end.code = tell_failure(error)

@@ -50,23 +50,6 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(emulator.close)
 
 
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
-) -> None:
-    """Say why tests of kernels were skipped although the emulator is there."""
-    if not config.getoption("rankwise_triton"):
-        return
-    skipped = terminalreporter.stats.get("skipped", ())
-    reasons = [str(each.longrepr[-1]) for each in skipped if isinstance(each.longrepr, tuple)]
-    count = sum(bool(_ABOUT_A_DEVICE.search(reason)) for reason in reasons)
-    if count:
-        terminalreporter.line(
-            f"rankwise: skipped for want of a GPU: {count} test{'s' * (count > 1)};"
-            " torch.cuda.is_available() stays false under --rankwise-triton. To run them, let their"
-            ' skipif accept the emulator: triton.jit.__module__.startswith("rankwise")'
-        )
-
-
 @pytest.fixture
 def rankwise_topology() -> SimulatedMachine:
     """The topology of the default preset, as `.topology_obj`."""
@@ -96,3 +79,20 @@ def rankwise_ranks() -> "Callable[..., list[Any]]":
         return run(function, args, nprocs, on="sim", **options)
 
     return call
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Say why tests of kernels were skipped although the emulator is there."""
+    if not config.getoption("rankwise_triton"):
+        return
+    skipped = terminalreporter.stats.get("skipped", ())
+    reasons = [str(each.longrepr[-1]) for each in skipped if isinstance(each.longrepr, tuple)]
+    count = sum(bool(_ABOUT_A_DEVICE.search(reason)) for reason in reasons)
+    if count:
+        terminalreporter.line(
+            f"rankwise: skipped for want of a GPU: {count} test{'s' * (count > 1)};"
+            " torch.cuda.is_available() stays false under --rankwise-triton. To run them, let their"
+            ' skipif accept the emulator: triton.jit.__module__.startswith("rankwise")'
+        )

@@ -200,7 +200,7 @@ class Household:
                 )
 
     def give_up(self) -> None:
-        """Kill all children: nobody knows any more what they do. The worker can only be closed."""
+        """Kill all children: what they do is unknown. The worker can only be closed."""
         self._domains.clear()
         self.engine.children.give_up()
 
@@ -312,7 +312,7 @@ class Household:
         """Refuse a tensor in memory that children do not see.
 
         Raises:
-            ConfigError: it is this process's own, or nobody's.
+            ConfigError: it is private memory of this process, or not mapped.
         """
         low, high = self._arena_span
         if (low <= start and start + size_bytes <= high) or self.is_shared(start, size_bytes):
@@ -474,7 +474,7 @@ class _Passage:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # When nobody waited for the end, the chip may be at it still.
+        # When the end was not waited for, the chip may still work on it.
         is_over = self._engine.forgotten_commands == self._forgotten_before
         if self._offset is not None and is_over:
             self._arena.release(self._offset)

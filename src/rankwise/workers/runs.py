@@ -1,4 +1,4 @@
-"""The runs of an initialised worker: one after the other, each to its end, whatever happens."""
+"""The runs of an initialised worker: one after the other, each to its end, also when it fails."""
 
 import time
 from threading import Lock, get_ident
@@ -71,7 +71,7 @@ class Runs:
 
         Raises:
             LocalProtocolError: a run is going on.
-            WorkerDied: a child that nobody replaces has ended.
+            WorkerDied: a child that is not replaced has ended.
         """
         household = self._household
         assert household is not None, "the worker is initialised"
@@ -184,7 +184,7 @@ class Runs:
         try:
             drained, another = household.engine.abandon_run(grace, kill_patience)
         except BaseException:  # noqa: BLE001  # the interrupt goes on instead
-            # Nobody knows what the children still do.
+            # What the children still do is unknown.
             household.give_up()
         else:
             self.failures = tuple(_failure(one, household) for one in drained.unfinished)

@@ -73,7 +73,7 @@ class Worker:
         close_timeout: how many seconds children may take to end before they are killed.
         placement: "near" keeps the thread that calls `init()` on its processor until `close()`, and
             the first sub worker there, which is given tasks first; other children share a cache
-            with it. Small tasks come back faster, as nobody has to be woken elsewhere; that sub
+            with it. Small tasks come back faster, as no process has to be woken elsewhere; that sub
             worker and the caller do not run at the same time, and threads that the caller starts
             meanwhile stay there too. By default the kernel places everybody.
         journal: a file to which this worker appends every fact that it is told and every order that
@@ -82,11 +82,11 @@ class Worker:
 
     Attributes:
         killed: children that had to be killed at the last `close()`, here or further below.
-        leaks: chips' memory that nobody had freed at the last `close()`, by the chip's name.
+        leaks: chips' memory that was not freed at the last `close()`, by the chip's name.
     """
 
     _takes_tokens = False
-    """Whether tensors may have addresses that are nobody's, which only order tasks."""
+    """Whether tensors may have addresses of no memory, which only order tasks."""
 
     def __init__(
         self,
@@ -317,7 +317,7 @@ class Worker:
         self._finalizer = weakref.finalize(self, _close_forgotten, household, mark(), self._home)
 
     def _check_platforms(self) -> None:
-        """Refuse platforms that nobody knows, before any process is made."""
+        """Refuse unknown platforms, before any process is made."""
         if isinstance(self._platform, str):
             try:
                 check_platform(self._platform)
@@ -387,7 +387,7 @@ class Worker:
         return own + [comm for worker in self._next_level for comm in worker.communicators()]
 
     def _make_communicators(self) -> "dict[str, WindowRegion]":
-        """Make the windows of all communicators in this tree that nobody above has made."""
+        """Make the windows of all communicators in this tree that no worker above has made."""
         from rankwise.drivers.real.windows import WindowRegion  # noqa: PLC0415  # few need it
 
         by_path: dict[str, list[ChipCommBootstrapConfig]] = {}
@@ -624,7 +624,7 @@ class Worker:
 
         Args:
             shape: lengths of its dimensions, or one length.
-            dtype: whatever numpy takes for one.
+            dtype: anything that numpy accepts as a dtype.
 
         Raises:
             LocalProtocolError: before `init()`, and after `close()`.

@@ -198,7 +198,7 @@ class _LaneEnvironment(KernelEnvironment):
 
     @property
     def op_log(self) -> OpLog:
-        """A collective is one operation of the op log for each rank, in whatever form it runs."""
+        """A collective is one operation of the op log for each rank, in each form."""
         return self._log
 
     def mapping_at(self, address: int) -> Mapping:
@@ -228,7 +228,7 @@ class _OperationsOfKernels(OpLog):
         super().__init__()
         self._waits = env.machine.waits
 
-    def append(  # type: ignore[override]  # nobody asks what was recorded
+    def append(  # type: ignore[override]  # callers do not use what is returned
         self, kind: str, name: str, place: str, start: int, end: int, **_more: Any
     ) -> None:
         """Count the time of the math engine."""

@@ -1,7 +1,7 @@
 """Virtual address spaces: where a SIP's addresses lie, and the bytes behind them.
 
 Every SIP has one. `map` gives a range of addresses a place in an HBM channel, or several, against
-the channels' capacity; memory that nobody has written reads as zero, without a byte being stored
+the channels' capacity; unwritten memory reads as zero, without a byte being stored
 for it until the first write. Addresses outside of every mapping are an error that names the nearest
 one.
 
@@ -109,7 +109,7 @@ class AddressSpace:
         self._next_address = FIRST_ADDRESS
 
     def reserve(self, size: int) -> int:
-        """Take a range of addresses that nobody else will get; it still has to be mapped."""
+        """Take a range of unused addresses; it still has to be mapped."""
         address = self._next_address
         self._next_address += -(-max(size, 1) // PAGE_BYTES) * PAGE_BYTES + PAGE_BYTES
         return address
@@ -229,7 +229,7 @@ class AddressSpace:
     def write(self, address: int, data: Any) -> None:
         """Copy bytes in, from a bytes-like object or an array of any dtype.
 
-        Zeros that are written where nobody has written before take no memory of the host.
+        Zeros that are written to unwritten memory take no memory of the host.
         """
         source = as_bytes(data)
         position = 0

@@ -1,6 +1,6 @@
 """What looks wrong in a run that did not fail, and would perhaps on a cluster.
 
-- A *handle* is what an asynchronous operation returns. One that nobody waits for may be under way
+- A *handle* is what an asynchronous operation returns. One without a wait may be under way
   while its tensors are used.
 - A message or an operation that is still open at the end was never met by its other side.
 - Groups that have two ranks in common must be used in the same order by both: a backend with a

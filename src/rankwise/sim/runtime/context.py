@@ -4,7 +4,7 @@ Everything that takes simulated time is a command to the engine, and everything 
 through `wait`. Outside of ranks, `wait` runs the simulation until the command is complete. Inside
 a rank it must not: a rank is a greenlet, the simulation is driven from one place, and other ranks
 have work to submit first. So there the wait is *deferred*: it is put on a list, the rank gives way
-to its parent, and whoever schedules the ranks completes the list before the rank goes on.
+to its parent, and the scheduler of the ranks completes the list before the rank goes on.
 """
 
 import math
@@ -135,7 +135,7 @@ class RuntimeContext:
             self._refuse_unread_messages()
 
     def _refuse_unread_messages(self) -> None:
-        """Tell of what kernels have sent to each other and nobody will ever receive."""
+        """Refuse messages between kernels that no kernel has received."""
         unread = unread_messages(self.engine.machine)
         if unread:
             more = f"; and {len(unread) - _UNREAD_TOLD} more" if len(unread) > _UNREAD_TOLD else ""
@@ -161,8 +161,8 @@ class RuntimeContext:
             self._pending_worker_waits.append(handle)
             self._awaited[self.rank] = handle
             self.give_way()
-            # Whoever goes on with a rank has drained its wait; where it was only taken off the
-            # list, it was seen to. One who has done neither gives the rank the right to drive.
+            # The scheduler that goes on with a rank has completed its wait, or has taken it off the
+            # list. If it has done neither, the rank drives the engine itself.
             if handle in self._pending_worker_waits:
                 self._pending_worker_waits.remove(handle)
                 self.complete(handle)
