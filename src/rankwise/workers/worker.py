@@ -266,7 +266,10 @@ class Worker:
         from rankwise.workers.errors import UnknownName  # noqa: PLC0415
 
         if name not in self._staged:
-            raise UnknownName(f"nothing was staged as {name!r}")
+            raise UnknownName(
+                f"nothing was staged as {name!r}",
+                hint=f"staged are: {', '.join(self._staged) or 'none'}",
+            )
         return np.frombuffer(self._staged[name], dtype)
 
     # Life

@@ -133,7 +133,7 @@ def _check_signature(program: str, entry: str, called: Callable[..., Any]) -> No
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"{program}: {entry} is called as {_ENTRIES[entry]}, but: {error}",
-            hint="what it takes besides needs a default",
+            hint="give all further parameters a default",
         ) from None
 
 

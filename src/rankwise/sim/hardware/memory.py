@@ -144,8 +144,8 @@ class AddressSpace:
             used = self._used.get(memory, 0)
             if used + length > memory.capacity:
                 raise MemoryExhausted(
-                    f"{memory.name} is full: {length} bytes wanted, {memory.capacity - used} of"
-                    f" {memory.capacity} free",
+                    f"{memory.name} is full: {length:,} bytes wanted,"
+                    f" {memory.capacity - used:,} of {memory.capacity:,} free",
                     hint="spread the tensor over more cubes or PEs, or give the cubes more memory",
                 )
         sizes, memories = zip(*places, strict=True)

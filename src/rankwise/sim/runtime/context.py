@@ -12,13 +12,14 @@ import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 import numpy as np
 from greenlet import getcurrent
 
 from rankwise.base.errors import ConfigError, Deadlock, LocalProtocolError, TimeLimit
+from rankwise.base.suggestions import nearest
 from rankwise.sim.ccl.configuration import (
     CollectiveConfiguration,
     check_sizes_against,
@@ -117,6 +118,19 @@ class RuntimeContext:
         self.multiprocessing = Multiprocessing(self)
         self.float16, self.bfloat16, self.float32 = "f16", "bf16", "f32"
         self.int8, self.int32, self.int64 = "i8", "i32", "i64"
+
+    if not TYPE_CHECKING:  # a type checker must still report missing names
+
+        def __getattr__(self, name: str) -> Any:
+            """Say that this is not all of torch, and where all of it runs."""
+            if name.startswith("_"):
+                raise AttributeError(name)
+            meant = nearest(name, dir(self), 0.75)
+            guess = f"did you mean {meant}? " if meant else ""
+            raise AttributeError(
+                f"the simulated torch has no {name!r}"
+                f" ({guess}programs for PyTorch itself run with rankwise run --on sim)"
+            )
 
     def __enter__(self) -> Self:
         _OPEN.append(weakref.ref(self))
@@ -338,7 +352,7 @@ class RuntimeContext:
         """Map the addresses of a tensor; its values are zero. Waits for the mapping."""
         lengths = tuple(int(length) for length in shape)
         if any(length < 0 for length in lengths):
-            raise LocalProtocolError(f"a tensor cannot have shape {lengths}")
+            raise LocalProtocolError(f"a tensor's shape is {lengths}, expected no negative length")
         device = device or self.device
         name = name or f"tensor{self._tensor_count}"
         self._tensor_count += 1

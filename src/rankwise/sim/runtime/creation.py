@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
+from rankwise.base.errors import ConfigError
 from rankwise.base.seeds import derived_seed
 from rankwise.sim.runtime.placement import DPPolicy
 from rankwise.sim.runtime.tensor import Tensor, element_type, encoded
@@ -95,6 +96,11 @@ class TensorCreation:
         self, array: Array, dp: DPPolicy | None = None, name: str | None = None
     ) -> Tensor:
         """A tensor with the values and the type of an array; a copy, unlike torch's."""
+        if not hasattr(array, "dtype"):
+            raise ConfigError(
+                f"from_numpy was given {array!r}, expected a numpy array",
+                hint="tensor() makes a tensor of numbers and lists",
+            )
         return self.tensor(array, array.dtype, dp, name)
 
     def zeros_like(self, other: Tensor) -> Tensor:

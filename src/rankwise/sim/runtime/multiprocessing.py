@@ -140,6 +140,8 @@ class Multiprocessing:
             TimeLimit: the wall limit is exceeded; names the rank and its line.
         """
         del daemon, start_method
+        if not callable(fn):
+            raise ConfigError(f"fn is {fn!r}, expected a function of (rank, *args)")
         if not isinstance(nprocs, SupportsIndex):
             raise ConfigError(f"nprocs is {nprocs!r}, expected a whole number of ranks")
         if nprocs < 1:

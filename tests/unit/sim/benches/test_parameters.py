@@ -167,7 +167,10 @@ def test_whatever_may_define_an_entry_is_run(source: str, tmp_path: Path) -> Non
     ("source", "message"),
     [
         ("def run(): pass\n", r"run is called as run\(torch\), but: too many positional"),
-        ("def run(torch, n): pass\n", r"missing a required argument: 'n' \(what it takes besides"),
+        (
+            "def run(torch, n): pass\n",
+            r"missing a required argument: 'n' \(give all further parameters a default",
+        ),
         ("def worker(rank): pass\n", r"called as worker\(rank, world_size, torch\), but"),
         ("def worker(rank, world_size, torch, *, n): pass\n", r"missing a required .*'n'"),
     ],
