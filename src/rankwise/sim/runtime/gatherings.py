@@ -48,7 +48,7 @@ class Gatherings:
         """The latest collective that a rank called."""
         return self._last.get(rank)
 
-    def hopeless(self, alive: set[int]) -> str | None:
+    def deadlock_reason(self, alive: set[int]) -> str | None:
         """Why a meeting can never take place, if there is such a one."""
         for meeting in self._meetings.values():
             if meeting.disagrees:

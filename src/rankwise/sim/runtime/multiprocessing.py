@@ -220,7 +220,7 @@ class _Schedule:
             live = [rank for rank in live if not rank.dead]
             if self._errors:
                 return
-            self._refuse_hopeless(live, is_stuck=False)
+            self._refuse_deadlock(live, is_stuck=False)
             had_work = bool(
                 self._context._pending_worker_waits or self._context._pending_collectives  # noqa: SLF001
             )
@@ -229,7 +229,7 @@ class _Schedule:
             except Deadlock as deadlock:
                 raise self._stuck(live, str(deadlock), deadlock.waiting) from deadlock
             if live and not had_work:
-                self._refuse_hopeless(live, is_stuck=True)
+                self._refuse_deadlock(live, is_stuck=True)
         abandoned = self._context.distributed.gatherings.abandoned()
         if abandoned is not None and not self._errors:
             raise self._stuck([], abandoned, ())
@@ -268,10 +268,10 @@ class _Schedule:
         finally:
             self._context._is_ending_ranks = False  # noqa: SLF001
 
-    def _refuse_hopeless(self, live: list[Rank], *, is_stuck: bool) -> None:
+    def _refuse_deadlock(self, live: list[Rank], *, is_stuck: bool) -> None:
         """Report waits that cannot end: for ranks that have left, or that are elsewhere."""
         alive = {rank.rank for rank in live}
-        reason = self._context.distributed.gatherings.hopeless(alive)
+        reason = self._context.distributed.gatherings.deadlock_reason(alive)
         if (
             reason is None
             and is_stuck

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 _SUB_STAGE, _CHIP_STAGE, _NEXT_LEVEL_STAGE = range(3)
 
 
-class HouseholdSpec(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerTreeSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What an initialised worker consists of.
 
     Attributes:
@@ -87,7 +87,7 @@ class HouseholdSpec(msgspec.Struct, frozen=True, kw_only=True):
     home: Home | None = None
 
 
-class Household:
+class WorkerTree:
     """The parts of an initialised worker; made by `init`, gone with `close`.
 
     Attributes:
@@ -98,7 +98,7 @@ class Household:
         leaks: after `close`, memory that was not freed, by the name of its chip.
     """
 
-    def __init__(self, spec: HouseholdSpec, table: CallableTable) -> None:
+    def __init__(self, spec: WorkerTreeSpec, table: CallableTable) -> None:
         self.spec = spec
         self.table = table
         self.next_level_count = len(spec.device_ids) or len(spec.next_level)
@@ -460,13 +460,13 @@ def _is_nobodys(start: int, size_bytes: int) -> bool:
 class _Passage:
     """An address that a chip sees: the given one, or of memory on the way to and from it."""
 
-    def __init__(self, household: Household, address: int, size: int) -> None:
-        self._engine = household.engine
-        self._arena = household.engine.arena
-        self._forgotten_before = household.engine.forgotten_commands
+    def __init__(self, tree: WorkerTree, address: int, size: int) -> None:
+        self._engine = tree.engine
+        self._arena = tree.engine.arena
+        self._forgotten_before = tree.engine.forgotten_commands
         self._offset: int | None = None
         self.address = address
-        if size and not household.is_shared(address, size):
+        if size and not tree.is_shared(address, size):
             self._offset = self._arena.allocate(size)
             self.address = self._arena.address + self._offset
 
