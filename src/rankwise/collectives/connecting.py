@@ -261,7 +261,9 @@ def _say(connection: socket.socket, words: object) -> None:
 def _read_words(connection: socket.socket) -> bytes:
     (length,) = _LENGTH.unpack(_read(connection, _LENGTH.size))
     if length > _WORDS_BYTES_MAX:
-        raise ConnectionError("too much is said")
+        raise ConnectionError(
+            f"the other side sent {length} bytes, expected {_WORDS_BYTES_MAX} at most"
+        )
     return _read(connection, length)
 
 

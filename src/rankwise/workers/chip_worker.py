@@ -123,7 +123,7 @@ class ChipWorker:
             self._device = self._platform.open(device_id)
         elif self._device.chip != device_id:
             raise LocalProtocolError(
-                f"chip {self._device.chip} is set, so chip {device_id} cannot be",
+                f"the chip worker has chip {self._device.chip}, so it cannot take chip {device_id}",
                 hint="call reset_device() first, or make another ChipWorker",
             )
 
@@ -437,7 +437,7 @@ class ChipWorker:
         self._check_not_finalized()
         if self._device is None:
             raise LocalProtocolError(
-                "a chip worker was used, but its device not set",
+                "a chip worker was used with its device not set",
                 hint="call set_device() or bootstrap_context() first",
             )
         return self._device

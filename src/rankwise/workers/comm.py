@@ -378,10 +378,10 @@ class CommHandle:
         if heard:
             return heard
         for fd, _ in events:
-            raise PeerDied(f"rank {channels[fd]} came to the communicator, and is gone")
+            raise PeerDied(f"rank {channels[fd]} joined the communicator, and has ended")
         missing = [str(rank) for rank in range(self.size) if rank not in set(present)]
         raise CollectiveTimeout(
-            f"rank{'s' if len(missing) > 1 else ''} {', '.join(missing)} did not come to the "
+            f"rank{'s' if len(missing) > 1 else ''} {', '.join(missing)} did not join the "
             f"communicator of {self.size} ranks within {format_duration(self._timeout)}"
         )
 
@@ -394,7 +394,7 @@ class CommHandle:
         if isinstance(message, Refused):
             raise _REFUSALS.get(message.kind, CollectiveError)(message.message)
         if message is None:
-            raise PeerDied(f"{what}: the rank that the others met at is gone")
+            raise PeerDied(f"{what}: the rank that hosts the communicator has ended")
         if isinstance(message, Granted):
             if fd is None:
                 raise TreeValueError(

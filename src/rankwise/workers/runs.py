@@ -165,8 +165,8 @@ class Runs:
 
     def _refuse_copy(self) -> NoReturn:
         raise LocalProtocolError(
-            "an orchestration function has forked, and this is the copy",
-            hint="os._exit() at the end of what the copy does",
+            "an orchestration function returned in a process that it had forked",
+            hint="end such a process with os._exit()",
         )
 
     def _abandon(self, tree: WorkerTree, interrupt: BaseException) -> tuple[Instant, BaseException]:

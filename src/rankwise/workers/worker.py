@@ -75,7 +75,7 @@ class Worker:
             the first sub worker there, which is given tasks first; other children share a cache
             with it. Small tasks come back faster, as no process has to be woken elsewhere; that sub
             worker and the caller do not run at the same time, and threads that the caller starts
-            meanwhile stay there too. By default the kernel places everybody.
+            meanwhile stay there too. By default the kernel places all processes.
         journal: a file to which this worker appends every fact that it is told and every order that
             follows, for `rankwise replay`. Small tasks take several times as long then.
         runtime, build: taken for programs that name a vendor's toolchain; without effect.
@@ -116,7 +116,7 @@ class Worker:
         if placement not in (None, "near"):
             raise TreeValueError(
                 f"placement is {placement!r}, expected None or 'near'",
-                hint="by default the kernel places everybody",
+                hint="with None the kernel places all processes",
             )
         if journal is not None:
             check_text("journal", journal, "a file, such as 'worker.jsonl'")

@@ -196,7 +196,7 @@ class WorkerTree:
             if child not in self._lost_before_close and child < self.first_sub:
                 raise WorkerDied(
                     f"{children.name_of(child)} {how} when it was closed",
-                    hint="what it was to store may be missing; init() may follow",
+                    hint="staged outputs may be missing; init() may be called again",
                 )
 
     def give_up(self) -> None:

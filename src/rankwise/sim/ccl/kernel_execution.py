@@ -176,7 +176,7 @@ class _RankQueues:
 
     def _checked(self, peer: Any) -> int:
         if not isinstance(peer, int) or not 0 <= peer < self._size or peer == self._rank:
-            raise LookupError(f"give another rank of 0 to {self._size - 1} than {self._rank}")
+            raise LookupError(f"expected a rank from 0 to {self._size - 1} other than {self._rank}")
         return peer
 
 

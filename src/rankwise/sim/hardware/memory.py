@@ -130,7 +130,7 @@ class AddressSpace:
         """
         size = sum(length for length, _ in places)
         if size < 1 or min(length for length, _ in places) < 1:
-            raise BadAddress(f"sip{self.sip}: a mapping of {size} bytes at {address:#x}")
+            raise BadAddress(f"sip{self.sip}: the mapping at {address:#x} has an empty place")
         place = bisect_right(self._starts, address + size - 1)
         if place and self._mappings[self._starts[place - 1]].end > address:
             raise BadAddress(

@@ -42,7 +42,7 @@ def test_a_bench_refuses_a_value_in_one_line(bench: str, parameter: str, text: s
         ("gemm", "dtyp=f16", r"gemm has no parameter 'dtyp' \(did you mean dtype\?\)"),
         ("softmax", "dtype=i32", "dtype of softmax is 'i32'"),
         ("ccl_allreduce", "elements=-5", "elements of ccl_allreduce is '-5', expected a whole"),
-        ("all_collectives", "only=xx", "no algorithm that ships has 'xx' in its name"),
+        ("all_collectives", "only=xx", "no shipped algorithm has 'xx' in its name"),
         ("tp_mlp", "inner=6", "inner of 6 cannot be cut into 4 equal parts"),
         (
             "tp_mlp",
