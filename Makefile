@@ -33,7 +33,7 @@ echo "First .venv gets what the tests need, unless it has it: PyTorch, Ray, pyte
 echo "two minutes or more. Then all tests take about 12 minutes on two idle cores."
 endef
 define SAY_SOME
-echo "First .venv gets pytest and its like, unless it has them: 30 MB, in half a minute. Tests that need PyTorch"
+echo "First .venv gets pytest and its like, unless it has them: 30 MB, in about a minute. Tests that need PyTorch"
 echo "are skipped unless it is there; a plain 'make test' installs it."
 endef
 

@@ -1,6 +1,6 @@
 """A tree of chip workers: two chips with a process each, and tasks that are ordered by their data.
 
-`chip_tree.py` is the large one: two levels, kernels on simulated chips, windows between them.
+`chip_tree.py` has two levels, and a kernel on simulated chips.
 """
 
 import itertools

@@ -172,7 +172,7 @@ def test_the_checker_finds_a_ring_that_comes_before_its_signal() -> None:
         zero, one = (Hasty(cells, bells, rank, 1) for rank in range(2))
         return [lambda: wait(zero, (1).__le__), lambda: one.add(0, 0, 1)]
 
-    with pytest.raises(InterleavingError, match="nobody will wake 0"):
+    with pytest.raises(InterleavingError, match="no program is left to wake 0"):
         explore(setup)
 
 

@@ -30,7 +30,9 @@ def test_a_program_that_nobody_wakes_is_found_with_its_story() -> None:
         word = world.word()
         return [lambda: word.sleep(0, NEVER), word.add]
 
-    with pytest.raises(InterleavingError, match=r"nobody will wake 0 on 0, after\s+0: sleep on 0"):
+    with pytest.raises(
+        InterleavingError, match=r"no program is left to wake 0 on 0, after\s+0: sleep on 0"
+    ):
         explore(setup)
 
 

@@ -96,7 +96,7 @@ class StoreError(RankwiseError):
 
 
 class StoreUnavailable(StoreError):
-    """Nobody answers at the store's addresses; the message names them, and how long was tried."""
+    """The store does not answer; the message names its addresses, and how long was tried."""
 
 
 class StoreRefused(StoreError):

@@ -68,7 +68,7 @@ class FailureCause(StrEnum):
     """Why a worker counts as failed."""
 
     RAISED = "raised"
-    """It reported an exception that nobody caught."""
+    """It reported an uncaught exception."""
     EXITED = "exited"
     """It ended with a non-zero exit code and reported nothing."""
     SIGNALED = "signaled"
@@ -86,7 +86,7 @@ class FailureCause(StrEnum):
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """One worker's failure, with all that is known about it.
 
-    The gang machine fills in the first group; whoever drives it adds the second, which is about
+    The gang machine fills in the first group; its driver adds the second, which is about
     the world around the worker.
     """
 

@@ -44,7 +44,7 @@ def suspects_in_order(suspects: Iterable[T], failure_of: Callable[[T], Failure])
         earliest = failure_of(ordered[0])
         for place, suspect in enumerate(ordered):
             failure = failure_of(suspect)
-            if _died_a_violent_death(failure) and failure.at - earliest.at < HEAD_START:
+            if _killed_by_foreign_signal(failure) and failure.at - earliest.at < HEAD_START:
                 return [suspect, *ordered[:place], *ordered[place + 1 :]]
     return ordered
 
@@ -78,7 +78,7 @@ def _may_be_consequence(failure: Failure) -> bool:
     )
 
 
-def _died_a_violent_death(failure: Failure) -> bool:
+def _killed_by_foreign_signal(failure: Failure) -> bool:
     return (
         failure.cause is FailureCause.SIGNALED
         and failure.exit is not None

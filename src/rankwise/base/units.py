@@ -19,7 +19,7 @@ SECOND = 1_000_000_000
 
 ZERO = Duration(0)
 DURATION_MAX = Duration(10 * 365 * 24 * 3600 * SECOND)
-"""Ten years: nobody waits longer, and all sums with it fit into the kernel's 64 bits."""
+"""Ten years: no wait is longer, and all sums with it fit into the kernel's 64 bits."""
 
 
 def after(instant: Instant, duration: Duration) -> Instant:

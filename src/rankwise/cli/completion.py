@@ -64,7 +64,7 @@ def _install(place: str, text: str) -> Path:
     except OSError as error:
         raise ConfigError(
             f"{path} cannot be written: {error.strerror}",
-            hint="without --install it is printed, to be put anywhere",
+            hint="leave out --install to print it",
         ) from error
     return path
 

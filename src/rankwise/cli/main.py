@@ -1,4 +1,4 @@
-"""The `rankwise` command: finds the subcommand, and turns whatever goes wrong into one line.
+"""The `rankwise` command: finds the subcommand, and turns each error into one line.
 
 A subcommand's module is imported when it is asked for, so that `rankwise --help` costs little more
 than starting Python. Exit codes: 0 success, 1 the output cannot be written, 2 wrong usage (nothing
@@ -161,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     ensure_standard_streams()
     atexit.register(flush_standard_streams)
     status = invoke(sys.argv[1:] if arguments is None else arguments)
-    # All is over but the interpreter's end: a signal that comes late shall not tear into it.
+    # Only the interpreter's end is left: a late signal must not interrupt it.
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(signum, signal.SIG_IGN)
     _end(status)
@@ -222,7 +222,7 @@ def invoke(arguments: Sequence[str]) -> int:
     except RankwiseError as error:
         return _complain(_command_path(arguments), str(error), 1)
     except (KeyboardInterrupt, click.Abort):
-        _tell("")  # what follows shall not stand behind the terminal's ^C
+        _tell("")  # what follows must not stand behind the terminal's ^C
         return 128 + 2
     except BrokenPipeError:
         # The reader, `head` perhaps, has seen enough.
@@ -264,7 +264,7 @@ def _complain(command_path: str, message: str, status: int) -> int:
 
 
 def _tell(message: str) -> None:
-    """Say something on stderr; whoever has made that unwritable still gets the exit code."""
+    """Write a line to stderr; if that fails, the exit code still tells."""
     with suppress(OSError):
         print(message, file=sys.stderr, flush=True)
 

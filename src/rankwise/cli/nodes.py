@@ -1,7 +1,7 @@
 """What torchrun's flags about nodes mean, checked before anything is started.
 
-One node meets nobody, so for it the rendezvous flags decide little. A value that cannot be right is
-refused all the same, or it would first be noticed on the cluster.
+A single node has no rendezvous, so for it the rendezvous flags decide little. A value that cannot
+be right is refused all the same, or it would first be noticed on the cluster.
 """
 
 from typing import NamedTuple
@@ -113,7 +113,7 @@ def check_name(backend: str, run_id: str) -> None:
 
 
 def endpoint_notice(*, backend: str, endpoint: str, is_standalone: bool) -> str | None:
-    """What to tell of an endpoint that is not this machine and that nobody will meet at."""
+    """The notice about an endpoint on another machine that is not used."""
     is_used = backend == "static" and not is_standalone
     host = endpoint.rpartition(":")[0] or endpoint
     if not endpoint or is_used or host in ("localhost", "127.0.0.1", "[::1]"):

@@ -111,7 +111,7 @@ def _check_one_order(options: "RunOptions") -> None:
     given = [name for name in ("schedule", "explore", "replay") if name in options.origins]
     if len(given) > 1:
         labels = " and ".join(options.label(name) for name in given)
-        raise ConfigError(f"{labels} say different things about the order of ranks")
+        raise ConfigError(f"{labels} exclude each other: each decides the order of ranks")
 
 
 def _schedule(options: "RunOptions", words: Sequence[str]) -> "tuple[Schedule | None, str]":
@@ -137,7 +137,7 @@ def _again(words: Sequence[str], *instead: str) -> str:
 
 
 def _say(text: str) -> None:
-    with suppress(OSError):  # nobody reads stderr any more
+    with suppress(OSError):  # the reader of stderr has gone
         print(f"rankwise: {text}", file=sys.stderr, flush=True)
 
 

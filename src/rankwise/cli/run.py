@@ -161,7 +161,7 @@ def run(ctx: click.Context, /, **_values: Any) -> int:
         begin_work()
         return launch_with_handler(options)
     job = job_from(options, os.environ)
-    with suppress(OSError):  # a run is a run, though nobody can be told of its decisions
+    with suppress(OSError):  # the run goes on although its notices cannot be written
         for notice in [*of_scheduler, *notices(options, job)]:
             if job.log_format == "json":
                 from rankwise.launch.notices import notice as written  # noqa: PLC0415  # rare
@@ -187,7 +187,7 @@ def run(ctx: click.Context, /, **_values: Any) -> int:
 
 
 def _meets_by_plugin(options: "RunOptions") -> bool:
-    """Whether several nodes shall meet through somebody's handler for torchrun."""
+    """Whether several nodes meet through a plug-in handler for torchrun."""
     from rankwise.cli.nodes import BACKENDS  # noqa: PLC0415  # not needed for --help
 
     if options.rdzv_backend in BACKENDS or options.nnodes in ("1", "1:1"):

@@ -54,8 +54,7 @@ _KINDS = "a number, auto, cpu, gpu or xpu"
 _UNFIT_SIGNALS = {
     "SIGKILL": "cannot be handled by any process",
     "SIGSTOP": "cannot be handled by any process",
-    "SIGCHLD": "comes whenever a process of rankwise's own ends, so it cannot mean that the run "
-    "shall end",
+    "SIGCHLD": "comes whenever a process of rankwise's own ends, so it cannot ask the run to end",
     **dict.fromkeys(
         ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS", "SIGABRT"),
         "tells of a fault in the very process that gets it, which cannot go on after it",

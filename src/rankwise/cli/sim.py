@@ -88,7 +88,26 @@ def bench(name: str | None, **options: Any) -> int:
     return _simulate(name, is_file=False, **options)
 
 
-@sim.command("run", context_settings=CONTEXT_SETTINGS)
+class _RunCommand(click.Command):
+    """It says where words go that look like options and are none of its own."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        words = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            program = next((each for each in words if each.endswith(".py")), None)
+            if program is None or error.possibilities:
+                raise
+            name = error.option_name
+            if "--triton" in words:
+                hint = f"arguments of the script come after --: {program} -- {name} …"
+            else:
+                hint = f"parameters of the program are set with --set {name.lstrip('-')}=VALUE"
+            raise click.UsageError(f"no such option {name!r}; {hint}", ctx) from None
+
+
+@sim.command("run", cls=_RunCommand, context_settings=CONTEXT_SETTINGS)
 @click.argument("program", metavar="PROGRAM.py", shell_complete=complete_files)
 @click.argument("arguments", nargs=-1, metavar="[-- ARGUMENTS]")
 @click.option(
@@ -242,7 +261,7 @@ def _failures_told() -> Iterator[_End]:
             yield end
     except (click.ClickException, BrokenPipeError):
         raise
-    except Exception as error:  # noqa: BLE001  # whatever it raises
+    except Exception as error:  # noqa: BLE001  # the program may raise anything
         from rankwise.cli.sim_failures import tell_failure  # noqa: PLC0415  # only here
 
         end.code = tell_failure(error)

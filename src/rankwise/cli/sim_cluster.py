@@ -1,6 +1,6 @@
 """`rankwise sim cluster`: a cluster of agents in virtual time, and what goes wrong there.
 
-Exit codes: 0 every invariant held, whatever became of the simulated jobs; 1 one was broken; 2 a
+Exit codes: 0 every invariant held, also if simulated jobs failed; 1 one was broken; 2 a
 plan or an option that cannot be used, and nothing has run.
 """
 

@@ -43,7 +43,7 @@ def machines(
 def files(
     _ctx: click.Context, _parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Whatever files there are."""
+    """All files."""
     return [CompletionItem(incomplete, type=_FILE)]
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def terminal_width() -> int | None:
-    """How many characters a line of a terminal has; None where nobody looks at one."""
+    """How many characters a line of a terminal has; None where output is no terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 

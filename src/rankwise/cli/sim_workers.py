@@ -18,7 +18,7 @@ from typing import cast
 from rankwise.drivers.real.hosting.prctl import die_with_parent
 from rankwise.sim.benches.session import Outcome, Settings, measure_or_tell
 
-# Spawned: a fork would copy whatever threads this process has.
+# Spawned: a fork in a process that has threads is unsafe.
 _PROCESSES = get_context("spawn")
 
 

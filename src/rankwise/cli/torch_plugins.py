@@ -150,7 +150,7 @@ def outcome_event(job: Job, outcome: Outcome, seconds: int) -> Event:
 
 
 def _streams_class(specs_class: type) -> Any:
-    """The `Std` of whoever wrote the base class: torch's tests for its own."""
+    """The `Std` of the module of the base class: torch tests for its own."""
     for base in specs_class.__mro__:
         if std := getattr(sys.modules.get(base.__module__), "Std", None):
             return std

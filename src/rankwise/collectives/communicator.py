@@ -291,7 +291,7 @@ class Communicator:
     def _check_copyable(name: str, source: Array) -> None:
         if source.dtype.hasobject:
             raise ConfigError(
-                f"{name}: arrays of dtype {source.dtype} hold Python objects, which cannot travel"
+                f"{name}: arrays of dtype {source.dtype} hold Python objects, which cannot be sent"
             )
 
     def _check_out(

@@ -2,9 +2,10 @@
 
 The store has told all agents where rank 0's node is, and which port the agent there has reserved.
 Next to that one, which is the program's, it listens on another, and hands the socket to rank 0. So
-a rank that is early waits in the kernel's queue, and nobody has to try again. Every rank connects,
-says who it is and where it listens, and is told the same of all. Then the ranks with one number
-on their nodes connect to each other: that on a later node calls, that on an earlier one answers.
+a rank that is early waits in the kernel's queue, and does not have to try again. Every rank
+connects, says who it is and where it listens, and is told the same of all. Then the ranks with one
+number on their nodes connect to each other: that on a later node calls, that on an earlier one
+answers.
 
 Both ends of every connection prove that they know the round's key, which the agents make from the
 run's token and the number of the round: what is left of an earlier round can neither enter a later
@@ -260,7 +261,9 @@ def _say(connection: socket.socket, words: object) -> None:
 def _read_words(connection: socket.socket) -> bytes:
     (length,) = _LENGTH.unpack(_read(connection, _LENGTH.size))
     if length > _WORDS_BYTES_MAX:
-        raise ConnectionError("too much is said")
+        raise ConnectionError(
+            f"the other side sent {length} bytes, expected {_WORDS_BYTES_MAX} at most"
+        )
     return _read(connection, length)
 
 

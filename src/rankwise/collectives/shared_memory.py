@@ -258,7 +258,7 @@ class SharedMemoryTransport:
             posted = views[(self._turnstile.buffer - 1) % BUFFER_COUNT]
             for action in actions:
                 _do(action, workspace, reduction, posting, posted=posted, aside=aside)
-        if len(rounds) < 2:  # nobody has met: of an operation, all must know that it was called
+        if len(rounds) < 2:  # the ranks have not met: all must know that the operation was called
             self._turnstile.meet()
 
     def withdraw(self, reason: str) -> None:

@@ -1,8 +1,8 @@
 """A transport between simulated ranks: they meet, and the last one to come moves everybody's data.
 
 The arithmetic is that of every transport (`reductions`), so results are those of real processes to
-the bit. Patience is virtual, and only that of a caller counts: without it nobody waits for 300 s in
-vain, since a world in which nobody can go on is reported at once.
+the bit. Patience is virtual, and only that of a caller counts: without it no rank waits for 300 s
+for nothing, since a deadlock of the simulated world is reported at once.
 """
 
 import os

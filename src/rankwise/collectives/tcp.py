@@ -54,7 +54,7 @@ _PIECE_BYTES = 1 << 18
 _SMALL_BYTES = 1 << 15
 """An all_reduce of two ranks is small up to here: one step with all bytes, not two with half."""
 _FLOOD_BYTES = 1 << 18
-"""Among more ranks, one is small if nobody receives more than this."""
+"""Among more ranks, one is small if no rank receives more than this."""
 _CHUNK_BYTES = 1 << 22
 """So much of a long array is taken at a time where scratch memory is needed."""
 _PIECES_MAX = 64

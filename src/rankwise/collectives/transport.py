@@ -1,4 +1,4 @@
-"""What a communicator needs from whatever carries its data.
+"""What a communicator needs from the transport that carries its data.
 
 A transport moves flat arrays. It knows nothing of shapes, of defaults or of threads: the
 `Communicator` has checked all arguments, made the arrays contiguous and one-dimensional, and
@@ -74,7 +74,7 @@ class SolitaryTransport:
     size = 1
 
     def begin(self, call: Call, patience: Duration) -> None:
-        """Nobody needs to be told."""
+        """Do nothing: no other rank needs to be told."""
 
     def all_reduce(self, source: Flat, result: Flat, reduction: Reduction) -> None:
         """Fold one source."""
@@ -101,7 +101,7 @@ class SolitaryTransport:
         """Everybody is here."""
 
     def withdraw(self, reason: str) -> None:
-        """Nobody waits."""
+        """Do nothing: no other rank waits."""
 
     def close(self) -> None:
         """Nothing is held."""

@@ -1,8 +1,8 @@
 """Taking turns: how ranks agree that everybody has come this far, and find out who has not.
 
 All ranks of a segment go through the same sequence of *turns*. Before a turn, a rank reads and
-writes what the protocol of its operation gives to it; then it `meet`s the others, and nobody
-leaves the meeting before everybody has come. Since all have come to turn t, nobody still works on
+writes what the protocol of its operation gives to it; then it `meet`s the others, and no rank
+leaves the meeting before all have come. Since all have come to turn t, no rank still works on
 what belonged to the time before turn t - 1. With three buffers used in rotation, turn t's buffer
 can therefore be written again for turn t + 3 (and read by stragglers of t + 1) without any further
 exchange: one meeting per step is all the synchronisation there is.
@@ -12,11 +12,11 @@ also a full memory barrier (see `rankwise.drivers.real.futex`). The count in its
 `turn * size` when all have come; it wraps around, and is compared as a distance. The rank that
 completes it wakes all others with the same system call. If two complete it at once, neither
 having seen the other, then both see the full count right after their own addition, and wake the
-sleepers then. Nobody spins: a rank that is early sleeps, which on a machine with fewer cores than
+sleepers then. No rank spins: one that is early sleeps, which on a machine with fewer cores than
 ranks is the only thing that lets the late one run.
 
-Before it sleeps, a rank looks whether one who has not come ever will: `deaths` is written by the
-agent, `withdrawals` by a rank that left an operation with an error. Whoever writes them then
+Before it sleeps, a rank checks whether a missing rank can still come: `deaths` is written by the
+agent, `withdrawals` by a rank that left an operation with an error. The writer then
 *rings*: it changes the upper bits of `arrivals`, so that a rank which looked too early is not let
 to sleep. A turn that everybody came to is complete even if somebody died right after it. Who gave
 up in an operation, though, has not done it, wherever it was then: all who are still in it, or come
@@ -57,7 +57,7 @@ _HALF = 1 << (FutexWord.RING_BIT - 1)
 
 
 def plain_fate(rank: int) -> str:
-    """What became of a rank that is marked dead, when nobody has said more."""
+    """How a rank ended that is marked dead, when nothing more is known."""
     del rank
     return "has ended"
 
@@ -131,7 +131,7 @@ class Turnstile:
         target = turn * self.size & _COUNT_MASK
         arrivals = self._arrivals
         # The ledger follows the count: a rank that is killed between the two is counted and yet
-        # missing, so that its death is noticed. The other way round nobody would ever miss it.
+        # missing, so that its death is noticed. The other way round no rank would ever notice it.
         if (arrivals.look() + 1 - target) & _COUNT_MASK == 0:
             arrivals.add_and_wake()
             self._ledgers[self._turn_index] = turn
@@ -244,7 +244,7 @@ class Turnstile:
         ]
         if withdrawn:
             if any(self._last_words_of(rank).startswith(PeerDied.__name__) for rank in withdrawn):
-                # They have missed somebody whom we shall miss a turn later: that is the cause.
+                # They have missed a rank that we will miss a turn later: that is the cause.
                 everybody = [rank for rank in range(self.size) if rank not in withdrawn]
                 silent = self._flags(self._layout.deaths, everybody)
                 if silent:

@@ -1,4 +1,4 @@
-"""What errors of operations say, whatever transport finds out."""
+"""What errors of operations say, the same for all transports."""
 
 from collections.abc import Iterable, Sequence
 

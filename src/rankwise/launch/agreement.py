@@ -39,7 +39,7 @@ class Agreement:
         return local_rank in self._steppers
 
     def on_over(self, local_rank: int) -> None:
-        """A rank has ended: nobody waits for it."""
+        """A rank has ended: no rank waits for it any more."""
         with self._lock:
             self._alive.discard(local_rank)
         self.words.wake_waiter()
@@ -47,7 +47,7 @@ class Agreement:
     def close(self) -> None:
         """End the thread."""
         self._is_over = True
-        with suppress(OSError):  # the segment is gone; so is whoever slept on it
+        with suppress(OSError):  # the segment is gone, and so are its sleepers
             self.words.wake_waiter()
         self._thread.join()
         self.words.release()

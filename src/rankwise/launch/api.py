@@ -118,7 +118,7 @@ def run(
 
     Args:
         fn: any function, lambdas and functions of a notebook included; not an async function or a
-            generator, whose call would only make an object that nobody runs.
+            generator, whose call would only make an object that never runs.
         args: its positional arguments, the same for every rank.
         kwargs: its arguments by name, the same for every rank.
         nprocs: number of ranks, at most 4096.

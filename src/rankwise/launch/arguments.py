@@ -1,7 +1,7 @@
 """Looks at what callers of the Python functions have given, before anything is made of it.
 
-Annotations bind nobody at run time, and a wrong value would come to light far from the call: in a
-worker, in the guardian, as a stack of ours. Each function here takes one argument and returns it
+Annotations are not checked at run time, and a wrong value would come to light far from the call: in
+a worker, in the guardian, as a stack of ours. Each function here takes one argument and returns it
 in the shape that a job wants, or raises a `ConfigError` that names the parameter, the value, and
 what was expected.
 """

@@ -60,7 +60,7 @@ def read_error_file(path: str) -> ErrorRecord | None:
 
 
 def _read_regular_file(path: str) -> tuple[bytes, int]:
-    # Without blocking: the path may be a FIFO that nobody writes to.
+    # Without blocking: the path may be a FIFO without a writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     with open(descriptor, "rb") as file:  # not a path
         status = os.fstat(descriptor)

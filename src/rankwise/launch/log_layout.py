@@ -129,7 +129,7 @@ class LogLayout:
         attempt_directory = os.path.join(self._directory, f"attempt_{attempt}")
         remove_tree(attempt_directory)
         for local_rank in range(self._size):
-            # A missing directory is told by whoever cannot open a file in it.
+            # A missing directory is reported where a file in it cannot be opened.
             with contextlib.suppress(OSError):
                 os.makedirs(os.path.join(attempt_directory, str(local_rank)))
         return self._destinations(attempt_directory)
@@ -158,7 +158,7 @@ class LogLayout:
             ) from error
 
     def _private_destinations(self, attempt: int) -> Destinations:
-        """Place error files that nobody but us will see; they need no directory each.
+        """Place error files that only rankwise reads; they need no directory each.
 
         For 64 workers, making and removing directories takes longer than starting the workers.
         """

@@ -1,4 +1,4 @@
-"""A port for rank 0 that nobody else is given while the run lasts.
+"""A port for rank 0 that no other process is given while the run lasts.
 
 Asking the kernel for a free port and closing the socket again leaves a gap in which another
 program may be given the same one. Instead the socket stays bound and never listens: the kernel

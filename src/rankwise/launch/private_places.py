@@ -14,7 +14,7 @@ NESTED_RUNS_VARIABLE = "RANKWISE_NESTED_RUNS"
 
 
 def new_private_path(*, may_survive: bool = False) -> str:
-    """A path that nobody else has, of a directory yet to be made.
+    """A unique path, of a directory yet to be made.
 
     It is known before it is made, so that somebody can be asked in time to remove it.
 
@@ -26,7 +26,7 @@ def new_private_path(*, may_survive: bool = False) -> str:
 
 
 def make_private_directory(path: str) -> None:
-    """Make the directory of a new private path; nobody else may look into it."""
+    """Make the directory of a new private path; other users may not look into it."""
     os.makedirs(path, 0o700)
 
 

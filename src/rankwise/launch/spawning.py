@@ -141,7 +141,7 @@ def spawn(  # noqa: PLR0917  # torch's signature, which is all positional
         args: its further arguments, the same in every process.
         nprocs: number of processes.
         join: wait for all of them; otherwise return a context at once.
-        daemon: what becomes of processes that nobody has joined when the program ends: they end
+        daemon: what becomes of processes that were not joined when the program ends: they end
             with it, or else it waits for them. None outlives it in any case.
         start_method: `spawn` (a fresh interpreter each) or `forkserver` (import once, fork).
 

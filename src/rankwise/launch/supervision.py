@@ -218,7 +218,7 @@ def supervise(
 def tell(outcome: Outcome, supervision: "FinishedRun") -> None:
     """Tell the user on stderr how a run went wrong, if it did."""
     logs = supervision.places.directory if supervision.places.keep else None
-    with suppress(OSError):  # nobody reads stderr any more; the exit code tells enough
+    with suppress(OSError):  # the reader of stderr has gone; the exit code tells enough
         if supervision.job.log_format == "json":
             sys.stderr.writelines(_end_for_machines(outcome, supervision))
             return

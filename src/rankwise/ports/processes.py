@@ -16,7 +16,7 @@ class ProcessHost(Protocol):
         ...
 
     def signal(self, local_rank: int, attempt: int, signal: int) -> None:
-        """Send a signal to a worker's process group; silently to nobody when it is gone."""
+        """Send a signal to a worker's process group; does nothing when it is gone."""
         ...
 
     def look_for_progress(self, attempt: int) -> None:

@@ -1,7 +1,7 @@
 """The door to what nodes share: revisioned keys with transactions, watches and leases.
 
 The model is etcd's (`rankwise.base.keys` has the words). Calls block, at most for the store's own
-request timeout, and may come from any thread; whoever must not block gives them to a thread.
+request timeout, and may come from any thread; a caller that must not block gives them to a thread.
 Every implementation proves itself with `rankwise.testing.conformance.check_store`.
 """
 
@@ -47,7 +47,7 @@ class Watch(Protocol):
 class Store(Protocol):
     """A store that several nodes share.
 
-    Every call raises `StoreUnavailable` if nobody answers, naming who was tried and for how long,
+    Every call raises `StoreUnavailable` without an answer, naming who was tried and for how long,
     or if the store was closed; and `StoreRefused` if somebody answers but will not let us in. Keys
     are not empty; a prefix may be, and then means everything.
     """
@@ -103,7 +103,7 @@ class Store(Protocol):
     def close(self) -> None:
         """Let go of connections and threads; leases are left to end by themselves.
 
-        Whoever waits in another thread, in a watch too, is woken.
+        Waits in other threads, in a watch too, end.
         """
         ...
 

@@ -9,9 +9,9 @@ Two schedules that lead to the same state are followed once. The state is the sh
 sleeps, and for each program what it has been answered so far, which decides all that it will do.
 
 What is found: a state in which programs are left and all of them sleep (a lost wake-up, or a wait
-that nobody ends), an exception that escapes a program, and whatever `check` says about an end. All
-come with the schedule that leads there. A sleep never times out here: whoever relies on that is
-found asleep.
+that never ends), an exception that escapes a program, and what `check` says about an end. All
+come with the schedule that leads there. A sleep never times out here: a program that relies on a
+time-out is found asleep.
 
 Memory is sequentially consistent here; real machines are not, and their fences are argued for in
 the text of the modules.
@@ -89,7 +89,7 @@ class World:
         """One access by the running program; other programs may run before it."""
         fiber = greenlet.getcurrent()
         index = self._index.get(fiber)
-        if index is None:  # whoever sets the world up, or looks at how it ended
+        if index is None:  # the code that sets the world up, or checks its end
             return do()
         if place not in self._quiet:
             self._scheduler.switch()
@@ -236,8 +236,8 @@ def explore(
     """Run the programs that `setup` makes in every order; how many states there were.
 
     `setup` makes the words in the world that it is given, and the programs. `check` raises
-    AssertionError if a world in which nobody is left to run is wrong; `world.done` has what each
-    program returned, by its index.
+    AssertionError if a world in which no program is left to run is wrong; `world.done` has what
+    each program returned, by its index.
 
     Raises:
         InterleavingError: somebody sleeps for ever, a program raised, `check` failed, or there are
@@ -287,6 +287,6 @@ def _follow(
 def _check_end(world: World, check: Callable[[World], None] | None) -> None:
     if world.asleep:
         sleepers = ", ".join(f"{index} on {word}" for index, word in sorted(world.asleep.items()))
-        raise AssertionError(f"nobody will wake {sleepers}")
+        raise AssertionError(f"no program is left to wake {sleepers}")
     if check is not None:
         check(world)

@@ -4,6 +4,7 @@ pytest finds it by itself where rankwise is installed, so its fixtures have name
 project uses. The simulator is loaded when a test asks for a fixture, and not before.
 """
 
+import re
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,6 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rankwise.sim.hardware.topology import Topology
+
+
+_ABOUT_A_DEVICE = re.compile(r"\b(cuda|gpus?|hip|rocm|nvidia|amd|device)\b", re.IGNORECASE)
+"""Reasons of skipped tests that ask for an accelerator."""
 
 
 class SimulatedMachine(NamedTuple):
@@ -74,3 +79,20 @@ def rankwise_ranks() -> "Callable[..., list[Any]]":
         return run(function, args, nprocs, on="sim", **options)
 
     return call
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Say why tests of kernels were skipped although the emulator is there."""
+    if not config.getoption("rankwise_triton"):
+        return
+    skipped = terminalreporter.stats.get("skipped", ())
+    reasons = [str(each.longrepr[-1]) for each in skipped if isinstance(each.longrepr, tuple)]
+    count = sum(bool(_ABOUT_A_DEVICE.search(reason)) for reason in reasons)
+    if count:
+        terminalreporter.line(
+            f"rankwise: skipped for want of a GPU: {count} test{'s' * (count > 1)};"
+            " torch.cuda.is_available() stays false under --rankwise-triton. To run them, let their"
+            ' skipif accept the emulator: triton.jit.__module__.startswith("rankwise")'
+        )

@@ -2,7 +2,7 @@
 
 Run as a script by every worker of a test gang; the argument has the programs of all ranks and
 attempts as JSON. Signals that mean "stop" stay blocked and are fetched while the script waits for
-whatever comes first, so nothing is polled and no handler interrupts anything.
+the first event, so nothing is polled and no handler interrupts anything.
 """
 
 import atexit

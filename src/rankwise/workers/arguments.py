@@ -59,7 +59,7 @@ class TaskArgs:
                 hint="add all tensors before the first scalar",
             )
         if type(tag) is not TensorArgType:
-            tag = TensorArgType(tag)
+            tag = _tag(tag)
         if not isinstance(tensor, ContinuousTensor):
             owner, tensor = tensor, as_continuous(tensor)
             if tag in _WRITING:
@@ -93,7 +93,7 @@ class TaskArgs:
 
     def set_tag(self, index: int, tag: TensorArgType) -> None:
         """Say what the task does with the tensor at a place."""
-        place, tag = _place(index, self._tags, "tensor"), TensorArgType(tag)
+        place, tag = _place(index, self._tags, "tensor"), _tag(tag)
         _check_writable(self._owners.get(place), tag)
         self._tags[place] = tag
 
@@ -419,6 +419,16 @@ def _check_writable(owner: Any, tag: TensorArgType) -> None:
             f"a read-only array of shape {owner.shape} is {tag.name}: the task would write it",
             hint="give a copy, or INPUT if it is only read",
         )
+
+
+def _tag(value: Any) -> TensorArgType:
+    try:
+        return TensorArgType(value)
+    except ValueError:
+        raise TreeValueError(
+            f"a tensor's tag is {value!r}, expected a TensorArgType",
+            hint=f"they are {', '.join(f'{tag.name} ({tag.value})' for tag in TensorArgType)}",
+        ) from None
 
 
 def _place(index: int, things: Any, what: str) -> int:

@@ -338,7 +338,7 @@ class ChipBootstrapChannel:
         """
         value = self._state.value
         if value not in tuple(ChannelState):
-            raise MailboxCorrupt(f"a bootstrap channel has state {value}, which there is not")
+            raise MailboxCorrupt(f"a bootstrap channel has the unknown state {value}")
         if value and (version := self._head()[3]) != CHANNEL_VERSION:
             raise MailboxCorrupt(
                 f"a bootstrap channel has version {version}, expected {CHANNEL_VERSION}",

@@ -91,7 +91,7 @@ class CallableTable:
 
         try:
             self._borrowed[number] = weakref.ref(callable_, on_end)
-        except TypeError:  # nobody can tell when it ends
+        except TypeError:  # there is no way to learn of its end
             self._kept[number] = callable_
         return number
 
@@ -138,7 +138,7 @@ class CallableTable:
         return number
 
     def _free_number(self) -> int:
-        """The next number whose entry in the arena nobody has."""
+        """The next number whose entry in the arena is free."""
         if len(self._taken) == CALLABLES_MAX:
             raise TreeValueError(f"a worker has {CALLABLES_MAX} callables, and no room for more")
         number = self._next

@@ -72,7 +72,7 @@ class ChildContext:
             member.close()
 
     def give_up(self, reason: str) -> None:
-        """Let nobody wait for this child in any of its domains and communicators any more."""
+        """Tell all peers in its domains and communicators not to wait for this child any more."""
         members = list(self._members.values())
         if self.chip is not None and self.chip.bootstrap_member is not None:
             members.append(self.chip.bootstrap_member)

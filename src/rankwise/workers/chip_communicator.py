@@ -93,7 +93,7 @@ class ChipCommunicator:
                 self._attach(device, address, actual, f"window of rank {rank} of {name!r}")
 
     def leave(self, device: Device) -> None:
-        """Let go of the windows. Waits for nobody: what peers still use stays theirs."""
+        """Release the windows, without waiting: what peers still use stays theirs."""
         for address in reversed(self._attached):
             device.detach(address)
         self._attached = []

@@ -1,7 +1,7 @@
 """`ChipWorker`: one chip and the process that owns it, without anybody above.
 
 Life: `init` once, then `set_device` or `bootstrap_context`, tasks and memory, then
-`shutdown_bootstrap` or `reset_device`, `finalize` at the end. Whatever was not given back by then
+`shutdown_bootstrap` or `reset_device`, `finalize` at the end. What was not freed by then
 is listed in `leaks`. One thread uses it at a time.
 
 A communicator's windows are memory that all its ranks have mapped. The chip uses them like its own:
@@ -53,7 +53,7 @@ class ChipWorker:
         staging_source: finds memory of the host by the name in a `HostBufferStaging`; by default
             the POSIX shared memory of that name.
         last_report: what the device told of the latest task.
-        leaks: memory of devices that were let go of, which nobody had freed.
+        leaks: memory of released devices that was not freed.
     """
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ class ChipWorker:
             self._device = self._platform.open(device_id)
         elif self._device.chip != device_id:
             raise LocalProtocolError(
-                f"chip {self._device.chip} is set, so chip {device_id} cannot be",
+                f"the chip worker has chip {self._device.chip}, so it cannot take chip {device_id}",
                 hint="call reset_device() first, or make another ChipWorker",
             )
 
@@ -266,7 +266,7 @@ class ChipWorker:
         self.comm_member(handle).barrier(timeout)
 
     def comm_destroy(self, handle: int) -> None:
-        """Leave the communicator. Waits for nobody: a peer may still read the windows."""
+        """Leave the communicator, without waiting: a peer may still read the windows."""
         self._checked(handle).leave(self._opened())
         self._communicator = None
 
@@ -283,7 +283,7 @@ class ChipWorker:
 
         Raises:
             LocalProtocolError: the chip is up already, or finalized.
-            ConfigError: something in `cfg` is wrong; and whatever the steps raise.
+            ConfigError: something in `cfg` is wrong; and all that the steps raise.
         """
         if self._bring_down is not None:
             raise LocalProtocolError(
@@ -295,7 +295,7 @@ class ChipWorker:
             self._bring_up(device_id, cfg, channel, bring_down)
         except BaseException as error:
             try:
-                # At once: to undo it may take long, and the parent shall not wait for that.
+                # At once: to undo it may take long, and the parent must not wait for that.
                 if channel is not None:
                     reason = f"{type(error).__name__}: {error}"
                     channel.write_error(_BOOTSTRAP_ERROR, reason)
@@ -437,7 +437,7 @@ class ChipWorker:
         self._check_not_finalized()
         if self._device is None:
             raise LocalProtocolError(
-                "a chip worker was used, but its device not set",
+                "a chip worker was used with its device not set",
                 hint="call set_device() or bootstrap_context() first",
             )
         return self._device

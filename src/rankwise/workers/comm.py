@@ -14,11 +14,11 @@ which the kernel forgets with its owner.
                        <───────────────── Granted + the region's descriptor
 
 Binding is the election: of all who try, the kernel lets one. A hello is one datagram, which carries
-an end of a socket pair, the rank's channel; so nobody has to wait until somebody listens. A channel
+an end of a socket pair, the rank's channel; so no rank has to wait until another listens. A channel
 at its end means that the other side is gone. Both sides look at the credentials that the kernel
-attaches, and hear nobody of another user.
+attaches, and ignore processes of other users.
 
-Nobody waits for ever: the host's deadline names who has not come, and a death is told to all. From
+Every wait ends: the host's deadline names who has not come, and a death is told to all. From
 the moment that the windows exist, each rank watches the others' processes (`PeerWatch`).
 """
 
@@ -225,7 +225,7 @@ class CommHandle:
         self.member.barrier(timeout)
 
     def destroy(self) -> None:
-        """Leave. Waits for nobody: memory that others still use stays theirs. Twice is once."""
+        """Leave at once: memory that others still use stays theirs. A second call does nothing."""
         self._destroyed = True
         if self._watch is not None:
             self._watch.close()
@@ -378,10 +378,10 @@ class CommHandle:
         if heard:
             return heard
         for fd, _ in events:
-            raise PeerDied(f"rank {channels[fd]} came to the communicator, and is gone")
+            raise PeerDied(f"rank {channels[fd]} joined the communicator, and has ended")
         missing = [str(rank) for rank in range(self.size) if rank not in set(present)]
         raise CollectiveTimeout(
-            f"rank{'s' if len(missing) > 1 else ''} {', '.join(missing)} did not come to the "
+            f"rank{'s' if len(missing) > 1 else ''} {', '.join(missing)} did not join the "
             f"communicator of {self.size} ranks within {format_duration(self._timeout)}"
         )
 
@@ -394,7 +394,7 @@ class CommHandle:
         if isinstance(message, Refused):
             raise _REFUSALS.get(message.kind, CollectiveError)(message.message)
         if message is None:
-            raise PeerDied(f"{what}: the rank that the others met at is gone")
+            raise PeerDied(f"{what}: the rank that hosts the communicator has ended")
         if isinstance(message, Granted):
             if fd is None:
                 raise TreeValueError(

@@ -63,7 +63,7 @@ def exception_for(failures: tuple[TaskFailure, ...], level: int) -> BaseExceptio
 
     It is that of the first task that did not only fail because another one had.
     """
-    primary = min(failures, key=_by_guilt)
+    primary = min(failures, key=_root_cause_key)
     if primary.cause is EndCause.RAISED and primary.reports:
         error = rebuilt(
             min(primary.reports, key=_by_consequence),
@@ -77,7 +77,7 @@ def exception_for(failures: tuple[TaskFailure, ...], level: int) -> BaseExceptio
     return error
 
 
-def _by_guilt(failure: TaskFailure) -> tuple[bool, bool, int]:
+def _root_cause_key(failure: TaskFailure) -> tuple[bool, bool, int]:
     return failure.is_consequence, failure.cause is EndCause.SKIPPED, failure.number
 
 

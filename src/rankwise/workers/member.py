@@ -13,10 +13,10 @@ that was put before it. Nothing else orders accesses to a window.
 
 A wait ends. It returns when the signal is as wanted; raises `PeerDied` when a rank of the domain
 has died (unless it had left before) or all others have left; raises `CollectiveTimeout` at its
-deadline, and names those of whom nothing has come. It sleeps in between; nobody spins.
+deadline, and names those of whom nothing has come. It sleeps in between and never spins.
 
-Unlike collectives, after whose failure nobody knows who is where, one-sided operations can still
-be used after a wait or a barrier has failed: what survivors hold in their windows is there.
+After a collective has failed, its ranks may stand at different places. One-sided operations can
+still be used after a wait or a barrier has failed: what survivors hold in their windows is there.
 """
 
 import math
@@ -323,7 +323,7 @@ class Member(Communicator):
         return value
 
     def close(self) -> None:
-        """Leave the domain. Nobody misses this rank from now on, but in a collective."""
+        """Leave the domain. From now on only collectives fail without this rank."""
         with self._leaving:
             if self._gone or os.getpid() != self._owner_pid:
                 return

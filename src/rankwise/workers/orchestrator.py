@@ -34,7 +34,7 @@ from rankwise.workers.states import SubmitResult
 from rankwise.workers.wire import pack_task
 
 if TYPE_CHECKING:
-    from rankwise.workers.household import Household
+    from rankwise.workers.worker_tree import WorkerTree
 
 _DEVICE_SHIFT = 48
 """Addresses of devices have the device's number, plus one, above this bit."""
@@ -95,10 +95,10 @@ class Submitting(Protocol):
 class Orchestrator:
     """Valid while the orchestration function runs."""
 
-    def __init__(self, household: "Household", engine: "Submitting | None" = None) -> None:
-        self._household = household
-        self._engine: Submitting = household.engine if engine is None else engine
-        self._table = household.table
+    def __init__(self, tree: "WorkerTree", engine: "Submitting | None" = None) -> None:
+        self._tree = tree
+        self._engine: Submitting = tree.engine if engine is None else engine
+        self._table = tree.table
         self._enter = self._table.borrow if engine is None else self._table.add
         """A recording needs its callables as long as it lives."""
         self._is_recorded = engine is not None
@@ -145,8 +145,8 @@ class Orchestrator:
             workers: for each member the number of its sub worker.
         """
         number = self._number(callable_)
-        base = self._household.first_sub
-        children = self._members(args_list, workers, base, self._household.sub_count, "sub worker")
+        base = self._tree.first_sub
+        children = self._members(args_list, workers, base, self._tree.sub_count, "sub worker")
         accesses = [access for args in args_list for access in self._accesses(args or TaskArgs())]
         frames = [None if args is None else pack_task(args) for args in args_list]
         return SubmitResult(
@@ -204,8 +204,8 @@ class Orchestrator:
             workers: for each member its chip or worker.
         """
         number = self._number(callable_)
-        count = self._household.next_level_count
-        children = self._members(args_list, workers, 0, count, self._household.next_level_kind)
+        count = self._tree.next_level_count
+        children = self._members(args_list, workers, 0, count, self._tree.next_level_kind)
         accesses: list[Access] = []
         for place, args in enumerate(args_list):
             accesses += self._accesses(args or TaskArgs())
@@ -277,22 +277,22 @@ class Orchestrator:
     def malloc(self, worker_id: int, size: int) -> int:
         """Memory of a chip; returns its address."""
         self._check_replayable("malloc")
-        return self._household.malloc(size, worker_id)
+        return self._tree.malloc(size, worker_id)
 
     def free(self, worker_id: int, pointer: int) -> None:
         """Give back what `malloc` gave."""
         self._check_replayable("free")
-        self._household.free(pointer, worker_id)
+        self._tree.free(pointer, worker_id)
 
     def copy_to(self, worker_id: int, destination: int, source: int, size: int) -> None:
         """Copy from the host's memory to a chip's, after all tasks that were sent to it."""
         self._check_replayable("copy_to")
-        self._household.copy_to(destination, source, size, worker_id)
+        self._tree.copy_to(destination, source, size, worker_id)
 
     def copy_from(self, worker_id: int, destination: int, source: int, size: int) -> None:
         """Copy from a chip's memory to the host's, after all tasks that were sent to it."""
         self._check_replayable("copy_from")
-        self._household.copy_from(destination, source, size, worker_id)
+        self._tree.copy_from(destination, source, size, worker_id)
 
     # Domains
 
@@ -323,7 +323,7 @@ class Orchestrator:
             WorkerDied: one of the ranks has ended.
         """
         self._check_replayable("a domain")
-        self._household.open_domain(
+        self._tree.open_domain(
             name, ranks, buffers or {}, signals=signals, timeout=timeout, subs=subs
         )
 
@@ -391,7 +391,7 @@ class Orchestrator:
                 continue
             space = (start >> _DEVICE_SHIFT) - 1 if is_childs else HOST
             if not is_childs:
-                self._household.check_shared(start, size_bytes, place)
+                self._tree.check_shared(start, size_bytes, place)
             how = _HOW.get(tag)
             if how is not None:
                 accesses.append(Access(space, start, start + size_bytes, *how))
@@ -399,14 +399,14 @@ class Orchestrator:
 
     def _place(self, args: TaskArgs, worker: int) -> int | None:
         """Which child a task must run at: the one that was asked for, or whose memory it names."""
-        count = self._household.next_level_count
+        count = self._tree.next_level_count
         if worker != -1 and not 0 <= worker < count:
             raise IndexOutOfRange(
-                f"there is no {self._household.next_level_kind} {worker}: there are {count}",
+                f"there is no {self._tree.next_level_kind} {worker}: there are {count}",
                 hint="worker=-1 takes any",
             )
         owners = {
-            self._household.chip_of_device((address >> _DEVICE_SHIFT) - 1)
+            self._tree.chip_of_device((address >> _DEVICE_SHIFT) - 1)
             for address, _, _, is_childs in args.accesses()
             if is_childs and address >> _DEVICE_SHIFT
         }

@@ -96,7 +96,7 @@ class Recorder:
         accesses: tuple[Access, ...] = (),
         name: str = "",
     ) -> int:
-        """Refuse: members of a group wait for each other, and a replay has nobody who would see."""
+        """Refuse: members of a group wait for each other, and a replay does not watch for that."""
         del pool, callable_, frames, children, accesses
         raise TreeValueError(f"the group {name} cannot be recorded", hint="submit it with run()")
 

@@ -36,7 +36,7 @@ class Farewell(msgspec.Struct, frozen=True):
     """What a child says when it is closed, if there is anything to say.
 
     Attributes:
-        leaks: memory of chips that nobody had freed, by the chip's name.
+        leaks: memory of chips that was not freed, by the chip's name.
         killed: children of its own that it had to kill.
     """
 
@@ -68,7 +68,7 @@ class _Role:
         enter(self.child)
 
     def failed(self, error: BaseException) -> None:
-        """A task has raised: its peers shall not wait for it."""
+        """A task has raised: its peers must not wait for it."""
         if not isinstance(error, CollectiveError):  # they know, or it was told by the collective
             self.child.give_up(f"its task raised {summary_of(error)}")
 

@@ -1,4 +1,4 @@
-"""The runs of an initialised worker: one after the other, each to its end, whatever happens."""
+"""The runs of an initialised worker: one after the other, each to its end, also when it fails."""
 
 import time
 from threading import Lock, get_ident
@@ -11,9 +11,9 @@ from rankwise.drivers.real.interrupts import Gate, gate_here
 from rankwise.drivers.real.this_process import mark
 from rankwise.drivers.real.tree.reports import Report
 from rankwise.workers.failures import TaskFailure, exception_for
-from rankwise.workers.household import Household
 from rankwise.workers.orchestrator import Orchestrator
 from rankwise.workers.timeline import Timeline
+from rankwise.workers.worker_tree import WorkerTree
 
 _GRACE = Duration(2 * SECOND)
 """How long tasks may go on after an interrupt before their children are killed."""
@@ -34,8 +34,8 @@ class Runs:
         timeline: what chips did in simulated time in the last run.
     """
 
-    def __init__(self, household: Household | None, level: int) -> None:
-        self._household = household
+    def __init__(self, tree: WorkerTree | None, level: int) -> None:
+        self._tree = tree
         self._level = level
         self._process = mark()
         self._going_on = Lock()
@@ -43,8 +43,8 @@ class Runs:
         self._thread = 0
         self.failures: tuple[TaskFailure, ...] = ()
         self.timeline = Timeline([])
-        if household is not None:
-            household.timeline = self.timeline
+        if tree is not None:
+            tree.timeline = self.timeline
 
     @property
     def is_running(self) -> bool:
@@ -66,20 +66,20 @@ class Runs:
             )
         raise LocalProtocolError(f"{what} was called inside of run()", hint=hint)
 
-    def check_ready(self) -> Household:
+    def check_ready(self) -> WorkerTree:
         """Refuse what cannot work.
 
         Raises:
             LocalProtocolError: a run is going on.
-            WorkerDied: a child that nobody replaces has ended.
+            WorkerDied: a child that is not replaced has ended.
         """
-        household = self._household
-        assert household is not None, "the worker is initialised"
+        tree = self._tree
+        assert tree is not None, "the worker is initialised"
         if self._going_on.locked():
             self.check_idle("run()", "submit tasks to the orchestrator")
-        if household.engine.children.lost:
-            household.engine.children.check_whole()
-        return household
+        if tree.engine.children.lost:
+            tree.engine.children.check_whole()
+        return tree
 
     def run(
         self,
@@ -94,14 +94,14 @@ class Runs:
 
         Signal handlers run at once in the function, and elsewhere only in waits.
         """
-        household = self.check_ready()
+        tree = self.check_ready()
         gate = gate_here()
         gate.shut()
         try:
             if not self._going_on.acquire(blocking=False):
                 self.check_ready()  # another thread was quicker
             try:
-                self._run(household, gate, callable_, args, config, patience, clock)
+                self._run(tree, gate, callable_, args, config, patience, clock)
             finally:
                 self._going_on.release()
         finally:
@@ -111,7 +111,7 @@ class Runs:
 
     def _run(  # noqa: PLR0917  # what run() was given, without packing it up
         self,
-        household: Household,
+        tree: WorkerTree,
         gate: Gate,
         callable_: Any,
         args: Any,
@@ -120,18 +120,18 @@ class Runs:
         clock: int,
     ) -> None:
         self._thread = get_ident()
-        engine = household.engine
+        engine = tree.engine
         engine.children.gate = gate
         if self.timeline.entries:
-            household.timeline = self.timeline = Timeline([])
+            tree.timeline = self.timeline = Timeline([])
         deadline = None
         if patience is not None:
             deadline = Instant(time.monotonic_ns() + patience)
         self.failures = ()
-        if household.table.dropped:
-            household.table.let_go()
+        if tree.table.dropped:
+            tree.table.let_go()
         engine.begin_run(clock, deadline)
-        orch = Orchestrator(household)
+        orch = Orchestrator(tree)
         error: BaseException | None = None
         try:
             gate.is_shut = False
@@ -151,27 +151,25 @@ class Runs:
             orch.abandon()
             if mark() is not self._process:
                 raise
-            deadline, last = self._abandon(household, interrupt)
+            deadline, last = self._abandon(tree, interrupt)
             if error is not None and isinstance(last, TimeoutError):
                 raise error  # noqa: B904  # it came first; the time-out is its context
             if last is not interrupt:
                 raise last  # noqa: B904  # the one before it is its context
             raise
         finally:
-            if household.has_domains and mark() is self._process:
-                _close_domains(household, gate, deadline)
+            if tree.has_domains and mark() is self._process:
+                _close_domains(tree, gate, deadline)
         if error is not None or drained.unfinished:
-            self._raise(error, drained, household)
+            self._raise(error, drained, tree)
 
     def _refuse_copy(self) -> NoReturn:
         raise LocalProtocolError(
-            "an orchestration function has forked, and this is the copy",
-            hint="os._exit() at the end of what the copy does",
+            "an orchestration function returned in a process that it had forked",
+            hint="end such a process with os._exit()",
         )
 
-    def _abandon(
-        self, household: Household, interrupt: BaseException
-    ) -> tuple[Instant, BaseException]:
+    def _abandon(self, tree: WorkerTree, interrupt: BaseException) -> tuple[Instant, BaseException]:
         """Cancel what has not begun, and wait a little for the rest.
 
         Returns:
@@ -182,21 +180,19 @@ class Runs:
         if isinstance(interrupt, TimeoutError):
             grace, kill_patience = _LATE_GRACE, _LATE_KILL_PATIENCE
         try:
-            drained, another = household.engine.abandon_run(grace, kill_patience)
+            drained, another = tree.engine.abandon_run(grace, kill_patience)
         except BaseException:  # noqa: BLE001  # the interrupt goes on instead
-            # Nobody knows what the children still do.
-            household.give_up()
+            # What the children still do is unknown.
+            tree.give_up()
         else:
-            self.failures = tuple(_failure(one, household) for one in drained.unfinished)
+            self.failures = tuple(_failure(one, tree) for one in drained.unfinished)
             interrupt = another or interrupt
             for failure in self.failures[:_NOTES_MAX]:
                 interrupt.add_note(f"besides, {failure.summary}")
         return Instant(time.monotonic_ns() + grace), interrupt
 
-    def _raise(
-        self, error: BaseException | None, drained: Drained, household: Household
-    ) -> NoReturn:
-        self.failures = tuple(_failure(one, household) for one in drained.unfinished)
+    def _raise(self, error: BaseException | None, drained: Drained, tree: WorkerTree) -> NoReturn:
+        self.failures = tuple(_failure(one, tree) for one in drained.unfinished)
         if error is None:
             raise exception_for(self.failures, self._level)
         for failure in self.failures:
@@ -204,18 +200,18 @@ class Runs:
         raise error
 
 
-def _close_domains(household: Household, gate: Gate, deadline: Instant | None) -> None:
+def _close_domains(tree: WorkerTree, gate: Gate, deadline: Instant | None) -> None:
     try:
-        household.close_domains(deadline)
+        tree.close_domains(deadline)
     except BaseException:
         # The interrupt goes on when everybody has left, or is killed because he does not.
         with gate.patience():
-            household.close_domains(Instant(time.monotonic_ns() + _GRACE))
+            tree.close_domains(Instant(time.monotonic_ns() + _GRACE))
         raise
 
 
-def _failure(unfinished: Unfinished, household: Household) -> TaskFailure:
-    told = household.engine.reports.get(unfinished.number, ())
+def _failure(unfinished: Unfinished, tree: WorkerTree) -> TaskFailure:
+    told = tree.engine.reports.get(unfinished.number, ())
     child = unfinished.child
     if told and unfinished.cause is EndCause.RAISED:
         # Of a group, the first member that failed may only be one that has heard of the failure.
@@ -224,8 +220,8 @@ def _failure(unfinished: Unfinished, household: Household) -> TaskFailure:
         number=unfinished.number,
         name=unfinished.name,
         cause=unfinished.cause,
-        child="" if child is None else household.engine.children.name_of(child),
-        how=household.last_ending if child is None else household.endings.get(child, ""),
+        child="" if child is None else tree.engine.children.name_of(child),
+        how=tree.last_ending if child is None else tree.endings.get(child, ""),
         because=unfinished.because,
         reports=tuple(report for _, report in told),
     )

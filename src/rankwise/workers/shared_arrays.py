@@ -41,7 +41,7 @@ class SharedArrays:
         self.take_back()
         count = math.prod(shape)
         offset = self._arena.allocate(count * kind.itemsize)
-        # Views refer to this one, whatever they are views of.
+        # All views refer to this one, views of views too.
         whole = np.frombuffer(self._arena.memory, kind, count, offset)
 
         self._living[offset] = weakref.ref(whole, partial(self._on_end, offset))

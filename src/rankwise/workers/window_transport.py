@@ -1,9 +1,9 @@
 """Collectives over windows: what lies in a window is reduced there, by all ranks at once.
 
 The transport between the workers of a node (`rankwise.collectives.shared_memory`) moves arrays
-through slots, since nobody can read the caller's memory. An array in a window needs none of that:
-every rank folds its own part of all windows and stores the result in all of them. That takes two
-meetings, one before which everybody has written and one after which everybody may read; each
+through slots, since other ranks cannot read the caller's memory. An array in a window needs none of
+that: every rank folds its own part of all windows and stores the result in all of them. That takes
+two meetings, one before which everybody has written and one after which everybody may read; each
 element is loaded once and stored once per window, and nothing is copied.
 
 Ranks must agree on it, though they may have given different arrays: one lies in a window, another

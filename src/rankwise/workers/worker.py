@@ -32,7 +32,6 @@ from rankwise.workers.bootstrap import (
 from rankwise.workers.callable_table import CallableTable, check_call_runs, check_callable
 from rankwise.workers.child_context import path_here
 from rankwise.workers.failures import TaskFailure
-from rankwise.workers.household import Household, HouseholdSpec
 from rankwise.workers.numbers import (
     check_text,
     check_whole,
@@ -45,6 +44,7 @@ from rankwise.workers.recording import Program, RecordedGraph, Recorder
 from rankwise.workers.runs import Runs
 from rankwise.workers.states import DEFAULT_HEAP_RING_SIZE, MAX_RING_DEPTH
 from rankwise.workers.timeline import Timeline
+from rankwise.workers.worker_tree import WorkerTree, WorkerTreeSpec
 
 if TYPE_CHECKING:
     from rankwise.drivers.real.windows import WindowRegion
@@ -73,20 +73,20 @@ class Worker:
         close_timeout: how many seconds children may take to end before they are killed.
         placement: "near" keeps the thread that calls `init()` on its processor until `close()`, and
             the first sub worker there, which is given tasks first; other children share a cache
-            with it. Small tasks come back faster, as nobody has to be woken elsewhere; that sub
+            with it. Small tasks come back faster, as no process has to be woken elsewhere; that sub
             worker and the caller do not run at the same time, and threads that the caller starts
-            meanwhile stay there too. By default the kernel places everybody.
+            meanwhile stay there too. By default the kernel places all processes.
         journal: a file to which this worker appends every fact that it is told and every order that
             follows, for `rankwise replay`. Small tasks take several times as long then.
         runtime, build: taken for programs that name a vendor's toolchain; without effect.
 
     Attributes:
         killed: children that had to be killed at the last `close()`, here or further below.
-        leaks: chips' memory that nobody had freed at the last `close()`, by the chip's name.
+        leaks: chips' memory that was not freed at the last `close()`, by the chip's name.
     """
 
     _takes_tokens = False
-    """Whether tensors may have addresses that are nobody's, which only order tasks."""
+    """Whether tensors may have addresses of no memory, which only order tasks."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class Worker:
         if placement not in (None, "near"):
             raise TreeValueError(
                 f"placement is {placement!r}, expected None or 'near'",
-                hint="by default the kernel places everybody",
+                hint="with None the kernel places all processes",
             )
         if journal is not None:
             check_text("journal", journal, "a file, such as 'worker.jsonl'")
@@ -140,7 +140,7 @@ class Worker:
         self._next_level: list[Worker] = []
         self._parent: Worker | None = None
         self._staged: dict[str, Any] = {}
-        self._household: Household | None = None
+        self._tree: WorkerTree | None = None
         self._runs = Runs(None, level)
         self._chip: ChipWorker | None = None
         self._owned: dict[str, WindowRegion] = {}
@@ -216,7 +216,7 @@ class Worker:
                 f"add_worker() needs level >= 4, but the level is {self.level}",
                 hint="level 4 and above have next-level workers; level 3 has chips",
             )
-        if self._household is not None:
+        if self._tree is not None:
             raise LocalProtocolError(
                 "add_worker() must be called before init()",
                 hint="init() of the outermost worker initialises all that were added",
@@ -266,7 +266,10 @@ class Worker:
         from rankwise.workers.errors import UnknownName  # noqa: PLC0415
 
         if name not in self._staged:
-            raise UnknownName(f"nothing was staged as {name!r}")
+            raise UnknownName(
+                f"nothing was staged as {name!r}",
+                hint=f"staged are: {', '.join(self._staged) or 'none'}",
+            )
         return np.frombuffer(self._staged[name], dtype)
 
     # Life
@@ -274,7 +277,7 @@ class Worker:
     @property
     def is_initialized(self) -> bool:
         """Whether `init()` has succeeded and `close()` was not called since."""
-        return self._household is not None or self._chip is not None
+        return self._tree is not None or self._chip is not None
 
     def init(self) -> None:
         """Start everything, and wait until all of it is ready.
@@ -305,19 +308,19 @@ class Worker:
         self._owned = self._make_communicators()
         try:
             self._home = Home() if self._is_near else None
-            household = Household(self._spec(), self._table)
-            household.open(_inherited)
+            tree = WorkerTree(self._spec(), self._table)
+            tree.open(_inherited)
         except BaseException:
             self._drop_communicators()
             self._leave_home()
             raise
-        self._household = household
+        self._tree = tree
         self._owner = mark()
-        self._runs = Runs(household, self.level)
-        self._finalizer = weakref.finalize(self, _close_forgotten, household, mark(), self._home)
+        self._runs = Runs(tree, self.level)
+        self._finalizer = weakref.finalize(self, _close_forgotten, tree, mark(), self._home)
 
     def _check_platforms(self) -> None:
-        """Refuse platforms that nobody knows, before any process is made."""
+        """Refuse unknown platforms, before any process is made."""
         if isinstance(self._platform, str):
             try:
                 check_platform(self._platform)
@@ -363,8 +366,8 @@ class Worker:
             ) from error
         self._chip = chip
 
-    def _spec(self) -> HouseholdSpec:
-        return HouseholdSpec(
+    def _spec(self) -> WorkerTreeSpec:
+        return WorkerTreeSpec(
             level=self.level,
             platform=self._platform,
             device_ids=self._device_ids,
@@ -387,7 +390,7 @@ class Worker:
         return own + [comm for worker in self._next_level for comm in worker.communicators()]
 
     def _make_communicators(self) -> "dict[str, WindowRegion]":
-        """Make the windows of all communicators in this tree that nobody above has made."""
+        """Make the windows of all communicators in this tree that no worker above has made."""
         from rankwise.drivers.real.windows import WindowRegion  # noqa: PLC0415  # few need it
 
         by_path: dict[str, list[ChipCommBootstrapConfig]] = {}
@@ -424,8 +427,8 @@ class Worker:
         if self._chip is not None:
             chip, self._chip = self._chip, None
             chip.finalize()
-        household, self._household = self._household, None
-        if household is None or mark() is not self._owner:
+        tree, self._tree = self._tree, None
+        if tree is None or mark() is not self._owner:
             return
         self._finalizer.detach()
         for recording in self._recordings:
@@ -435,12 +438,12 @@ class Worker:
             self._arrays.close()
             self._arrays = None
         try:
-            self.killed = household.close()
+            self.killed = tree.close()
         finally:
             self._drop_communicators()
             self._leave_home()
-        self.leaks = household.leaks
-        household.check_farewells()
+        self.leaks = tree.leaks
+        tree.check_farewells()
 
     def _leave_home(self) -> None:
         home, self._home = self._home, None
@@ -460,14 +463,14 @@ class Worker:
         Raises:
             LocalProtocolError: before `init()`, and after `close()`.
         """
-        if self._household is None:
+        if self._tree is None:
             raise LocalProtocolError(
                 "chip_contexts are known after init(), and until close()", hint="call init() first"
             )
         return list(self._opened().chip_contexts)
 
-    def _opened(self) -> Household:
-        if self._household is None:
+    def _opened(self) -> WorkerTree:
+        if self._tree is None:
             raise LocalProtocolError(
                 "the worker was used before init(), or after close()", hint="call init() first"
             )
@@ -476,12 +479,12 @@ class Worker:
                 "the worker was used in a process that was forked from its own",
                 hint="make a Worker of its own there",
             )
-        return self._household
+        return self._tree
 
     @property
     def loss(self) -> str:
         """Who has ended without whom this worker cannot run, in words that follow its name."""
-        lost = None if self._household is None else self._household.engine.children.first_lost
+        lost = None if self._tree is None else self._tree.engine.children.first_lost
         return "" if lost is None else "has lost {}, which {}".format(*lost)
 
     # Runs
@@ -565,19 +568,19 @@ class Worker:
         Raises:
             ConfigError: it did something else.
         """
-        household = self._opened()
+        tree = self._opened()
         self._runs.check_ready()
         check_call_runs(callable_, "run")
-        recorder = Recorder(household.engine)
-        orch = Orchestrator(household, recorder)
+        recorder = Recorder(tree.engine)
+        orch = Orchestrator(tree, recorder)
         callable_(orch, args, config)
         orch.finish()
-        pools = [child.pool for child in household.engine.spec.children]
+        pools = [child.pool for child in tree.engine.spec.children]
         programs = {
             child: self._table.add(Program([recorder.calls[place] for place in places]))
             for child, places in lay_out(recorder.tasks, pools).items()
         }
-        recording = RecordedGraph(household.engine, programs, len(recorder.tasks), orch.held)
+        recording = RecordedGraph(tree.engine, programs, len(recorder.tasks), orch.held)
         self._recordings.append(recording)
         return recording
 
@@ -624,18 +627,18 @@ class Worker:
 
         Args:
             shape: lengths of its dimensions, or one length.
-            dtype: whatever numpy takes for one.
+            dtype: anything that numpy accepts as a dtype.
 
         Raises:
             LocalProtocolError: before `init()`, and after `close()`.
             ConfigError: there is no such shape or dtype.
             TreeError: no address is left for so much; it is a MemoryError too.
         """
-        household = self._opened()
+        tree = self._opened()
         if self._arrays is None:
             from rankwise.workers.shared_arrays import SharedArrays  # noqa: PLC0415  # numpy
 
-            self._arrays = SharedArrays(household.engine.arena, self._runs)
+            self._arrays = SharedArrays(tree.engine.arena, self._runs)
         return self._arrays.make(shape, dtype)
 
 
@@ -657,12 +660,12 @@ def _check_communicator(path: str, places: Sequence[ChipCommBootstrapConfig]) ->
 
 
 @unheard
-def _close_forgotten(household: Household, owner: object, home: Home | None) -> None:
+def _close_forgotten(tree: WorkerTree, owner: object, home: Home | None) -> None:
     """End a tree whose worker was forgotten, or left open at the end of the program."""
     if mark() is owner:
         try:
             with gate_here().used():
-                household.close()
+                tree.close()
         finally:
             if home is not None:
                 home.leave()

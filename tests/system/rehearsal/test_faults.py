@@ -100,7 +100,7 @@ def test_faults_come_from_a_file_too(tmp_path: Path) -> None:
         ("kill:rank", "'rank' is not a field, expected NAME=VALUE"),
         ("late:rank=1,by=5", "by is '5', expected a duration with its unit, as 5s or 200ms"),
         ("raise:rank=1,error=Foo", "error is 'Foo', expected an exception such as OSError"),
-        ("kill:rank=1@collective=0", "collective is 0, and they are counted from 1"),
+        ("kill:rank=1@collective=0", "collective is 0, expected 1 or more"),
         ("nothing.yaml", "the plan nothing.yaml cannot be read"),
     ],
 )

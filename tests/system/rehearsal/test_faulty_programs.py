@@ -67,6 +67,11 @@ CASES = {
         1,
         ["barrier #1 cannot be completed: rank 3 has ended (exit code 0)"],
     ),
+    "a torch rank skips an operation in a function": (
+        TORCH + "def step():\n    dist.all_reduce(torch.ones(2))\nif rank != 1:\n    step()\n",
+        124,
+        ["line 6 in step", "line 8 in <module>"],
+    ),
     "a torch rank skips an operation": (
         TORCH + "dist.barrier()\nif rank != 1:\n    dist.all_reduce(torch.ones(2, 3))\n",
         124,
@@ -109,7 +114,7 @@ CASES = {
         [
             "waits for send of (3,) float32 to rank 1, tag 0, #1 in group default",
             "waits for send of (3,) float32 to rank 0, tag 0, #1",
-            "a circle: rank 0 waits for rank 1 (send of (3,) float32 to rank 1, tag 0, #1 in group",
+            "circular wait: rank 0 waits for rank 1 (send of (3,) float32 to rank 1, tag 0, #1 in",
             "line 5 in <module>",
         ],
     ),
@@ -132,7 +137,7 @@ CASES = {
         [
             "not called by rank 1",
             "in group 2:0,1",
-            "a circle: rank 0 waits for rank 1 (all_reduce #1 (sum) of (2,) float32 in group 1:0",
+            "circular wait: rank 0 waits for rank 1 (all_reduce #1 (sum) of (2,) float32 in group",
             "; overlapping groups are used in different order",
         ],
     ),

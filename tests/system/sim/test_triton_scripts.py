@@ -145,3 +145,48 @@ def test_doubling():
 
     assert "1 passed" in with_option.stdout, with_option.stdout + with_option.stderr
     assert "No module named 'triton'" in without.stdout
+
+
+def test_tests_that_are_skipped_for_want_of_a_gpu_are_told(tmp_path: Path) -> None:
+    tests = tmp_path / "test_kernel.py"
+    tests.write_text(
+        """
+import pytest, triton
+has_gpu = False
+is_emulated = triton.jit.__module__.startswith("rankwise")
+
+@pytest.mark.skipif(not has_gpu, reason="needs CUDA")
+def test_kernel():
+    raise AssertionError
+
+@pytest.mark.skipif(not has_gpu, reason="slow")
+def test_other():
+    raise AssertionError
+
+@pytest.mark.skipif(not (has_gpu or is_emulated), reason="needs CUDA")
+def test_emulated_kernel():
+    pass
+"""
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests)]
+
+    done = subprocess.run(
+        [*command, "--rankwise-triton"], capture_output=True, text=True, timeout=200, check=False
+    )
+
+    assert "1 passed, 2 skipped" in done.stdout, done.stdout + done.stderr
+    assert "rankwise: skipped for want of a GPU: 1 test; torch.cuda.is_available()" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("--triton", "x.py", "--n", "5"), "arguments of the script come after --: x.py -- --n …"),
+        (("x.py", "--n", "5"), "parameters of the program are set with --set n=VALUE"),
+    ],
+)
+def test_an_option_of_the_script_is_told_where_to_go(words: tuple[str, ...], hint: str) -> None:
+    done = run("sim", "run", *words)
+
+    assert done.code == 2
+    assert f"no such option '--n'; {hint}" in done.stderr

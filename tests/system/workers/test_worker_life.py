@@ -599,8 +599,8 @@ def test_a_child_whose_reason_finds_no_room_in_a_file_fails_the_bootstrap() -> N
 
 
 def stop_zygote(worker: Worker) -> None:
-    assert worker._household is not None
-    os.kill(worker._household.engine.children._zygote, signal.SIGSTOP)
+    assert worker._tree is not None
+    os.kill(worker._tree.engine.children._zygote, signal.SIGSTOP)
 
 
 def test_a_stopped_zygote_makes_nobody_wait_longer_than_was_allowed(
@@ -627,8 +627,8 @@ def test_a_stopped_zygote_makes_nobody_wait_longer_than_was_allowed(
 
 
 def end_zygote(worker: Worker) -> None:
-    assert worker._household is not None
-    zygote = worker._household.engine.children._zygote
+    assert worker._tree is not None
+    zygote = worker._tree.engine.children._zygote
     pidfd = os.pidfd_open(zygote)
     os.kill(zygote, signal.SIGKILL)
     # With its end the kernel has sent SIGKILL to its children, so they cannot begin anything.

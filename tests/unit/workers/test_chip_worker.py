@@ -325,7 +325,7 @@ def test_init_is_once_and_finalize_is_for_good() -> None:
 def test_a_device_is_set_and_reset_any_number_of_times() -> None:
     worker = opened("host", 2)
     worker.set_device(2)
-    with pytest.raises(RuntimeError, match=r"chip 2 is set, so chip 3 cannot be .*reset_device"):
+    with pytest.raises(RuntimeError, match=r"has chip 2, so it cannot take chip 3 .*reset_device"):
         worker.set_device(3)
 
     worker.reset_device()

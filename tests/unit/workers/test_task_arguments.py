@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankwise.base.errors import ConfigError, MailboxCorrupt
+from rankwise.base.errors import ConfigError, MailboxCorrupt, TreeValueError
 from rankwise.workers import (
     ChipCallConfig,
     ChipStorageTaskArgs,
@@ -17,6 +17,7 @@ from rankwise.workers import (
     DataType,
     TaskArgs,
     TensorArgType,
+    Worker,
     array_at,
     read_args_from_blob,
     scalar_to_uint64,
@@ -416,3 +417,16 @@ def test_arguments_at_a_fixed_place_have_an_end_and_say_so() -> None:
     storage.clear()
 
     assert (storage.tensor_count(), storage.scalar_count()) == (0, 0)
+
+
+def test_an_unknown_tag_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(TreeValueError, match=r"tag is 99, expected .*INPUT \(0\), OUTPUT \(1\)"):
+        TaskArgs().add_tensor(np.ones(3), 99)  # type: ignore[arg-type]
+
+
+def test_an_unknown_staged_name_is_refused_with_those_that_there_are() -> None:
+    worker = Worker(level=3, num_sub_workers=1)
+    worker.stage("x", np.ones(3))
+
+    with pytest.raises(KeyError, match=r"nothing was staged as 'y' \(staged are: x\)"):
+        worker.staged("y")

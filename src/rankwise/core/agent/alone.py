@@ -1,4 +1,4 @@
-"""A node that meets nobody: what a rendezvous is to a node among several, with nothing to agree on.
+"""A single node: what a rendezvous is to a node among several, with nothing to agree on.
 
 An agent that is alone is told and answers the same words as among others (`Rendezvous`), at once
 and without a store: its node has rank 0 of 1, every round begins as soon as the node is ready, and
@@ -55,7 +55,7 @@ def spec_alone(
     host: str = "localhost",
     address: str = "127.0.0.1",
 ) -> AgentSpec:
-    """The spec of an agent whose node needs no name, since nobody else will ever see it."""
+    """The spec of an agent whose node needs no name, since no other node will ever see it."""
     return AgentSpec(
         run_id=run_id,
         rendezvous=RendezvousConfig(nodes_min=1, nodes_max=1, policy=policy),
@@ -72,7 +72,7 @@ class Alone:
     is_awaited = True
     is_cut_off = False
     alive_until: Instant | None = None
-    """Nobody believes that this node is dead: there is no lease that could end."""
+    """No node believes that this one is dead: there is no lease that could end."""
 
     def __init__(self, config: RendezvousConfig, offer: NodeOffer) -> None:
         self.config = config
@@ -154,7 +154,7 @@ class Alone:
             best_step=max(best, default=None),
         )
         if round_.phase is Phase.STOPPING or round_.restarts >= policy.restarts_max:
-            return ""  # no restart was due, so nobody asks why there is none
+            return ""  # no restart was due, so there is no reason to give
         obstacle = obstacle_to_another(
             policy,
             root=ended.failures[0] if ended.failures else None,

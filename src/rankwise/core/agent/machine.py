@@ -549,11 +549,11 @@ class Agent:
 
     @property
     def _last_moment(self) -> Instant:
-        """When a node that goes waits for nobody any more; others were told a little later."""
+        """When a leaving node stops to wait for others; they were told a little later."""
         return after(self._gone_by, self.spec.rendezvous.request_timeout)
 
     def _stop_without_others(self, now: Instant) -> None:
-        """Nobody has agreed to stop, or ranks of this node have used up the time for it."""
+        """The nodes have not agreed to stop, or ranks of this one have used up the time for it."""
         is_late = now >= self._last_moment
         self._deadline = None if is_late else self._last_moment
         self._stop_gang(None, now, at_once=is_late)
@@ -574,7 +574,7 @@ class Agent:
     def _await_verdict(self, now: Instant) -> None:
         """Wait while the others stop, which takes them a grace at most, and for the verdict.
 
-        A node that goes waits no longer than its lease lives: then nobody hears it any more.
+        A node that goes waits no longer than its lease lives: then no node hears it any more.
         """
         if self._is_going:
             alive_until = self.rendezvous.alive_until
@@ -588,7 +588,7 @@ class Agent:
     def _leave(self, now: Instant) -> None:
         if self.phase in (Phase.LEAVING, Phase.FINISHED):
             return
-        assert not self.has_workers, "nobody leaves while a worker lives"
+        assert not self.has_workers, "a node does not leave while a worker lives"
         self.phase = Phase.LEAVING
         self._deadline = None
         self._tell_rendezvous(Left(), now)

@@ -33,7 +33,7 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         rendezvous: who may join, for how long anybody waits, and which failures the job survives.
         offer: what this node brings along.
         gang: the workers of this node.
-        is_alone: whether this node is the only one, so that there is nobody to meet and no store.
+        is_alone: whether this node is the only one, so that there is no rendezvous and no store.
         leaves_alone: whether a request to stop this node (SIGTERM) concerns it alone, so that the
             others go on without it; otherwise the whole job stops at one step.
         prepare_timeout: how long making this node fit for a round may take.
@@ -110,7 +110,7 @@ class RanksStood(msgspec.Struct, frozen=True, tag=True):
 
 
 class LeaveRequested(msgspec.Struct, frozen=True, tag=True):
-    """This node shall leave the job, and the others go on without it (scale down)."""
+    """This node is asked to leave the job; the others go on without it (scale down)."""
 
 
 NodeStimulus = (
@@ -194,7 +194,7 @@ class AnnounceRound(msgspec.Struct, frozen=True, tag=True):
 
 
 class AnnounceStop(msgspec.Struct, frozen=True, tag=True):
-    """Tell people that this node has heard that it shall go, and what follows of it."""
+    """Tell people that this node was asked to leave, and what follows."""
 
     signal: int | None
     what_follows: str

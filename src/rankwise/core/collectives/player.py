@@ -85,7 +85,7 @@ class Player:
 
     def received(self) -> list[Effect]:
         """The message of the last `Receive` has come, and is where it belongs."""
-        assert self._is_receiving, "a message came that nobody asked for"
+        assert self._is_receiving, "a message came without a receive"
         self._is_receiving = False
         return self._go_on()
 

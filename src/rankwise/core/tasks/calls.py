@@ -36,7 +36,7 @@ _I32_MAX = (1 << 31) - 1
 
 
 class ChipCallConfig(msgspec.Struct):
-    """How a chip shall run a task.
+    """How a chip runs a task.
 
     Attributes:
         block_dim: how many blocks a kernel is cut into, unless its callable says otherwise.

@@ -10,7 +10,7 @@ its own.
 
 ```
 OPEN ─PeerEnded→ ENDED
-  └──an answer that nobody can believe (`KillPeer`)──→ ENDED
+  └──an invalid answer (`KillPeer`)──→ ENDED
 ```
 
 An answer that is no answer, or belongs to another call than the one that was sent, means that both

@@ -104,7 +104,7 @@ class ZygoteEnded(msgspec.Struct, frozen=True, tag=True):
 
 
 class CloseRequested(msgspec.Struct, frozen=True, tag=True):
-    """Nobody needs the group any more."""
+    """The group is not needed any more."""
 
 
 ChildGroupStimulus = (
@@ -346,7 +346,7 @@ class ChildGroup:
         return self._release_next()
 
     def _release_next(self) -> list[ChildGroupEffect]:
-        """Go on to the next stage that has children, when nobody of this one is left."""
+        """Go on to the next stage that has children, when none of this one is left."""
         if not self._living:
             return self._finish()
         stage = min(self.spec.stages[child] for child in self._living)

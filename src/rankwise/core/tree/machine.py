@@ -84,7 +84,7 @@ _COMPLETED, _FAILED, _SKIPPED = TaskState.COMPLETED, TaskState.FAILED, TaskState
 _SLOT_MASK = FAILED_BIT - 1
 _NOBODY: tuple[Unfinished, ...] = ()
 _NOTHING: "list[Effect]" = []
-"""What most facts lead to; nobody adds to it."""
+"""The effects of most facts; never changed."""
 
 
 class TaskGraph:
@@ -99,7 +99,7 @@ class TaskGraph:
         self._hazards = Hazards()
         self._ring = Ring(spec.ring_depth)
         self._released: deque[Task] = deque()
-        """Tasks that wait for nobody any more, and for which room is to be found."""
+        """Tasks that wait for no other task, and for which room is to be found."""
         self._spoiled: list[Task] = []
         """Tasks that were spoiled while they stood in a queue."""
         self._is_draining = False
@@ -427,7 +427,7 @@ class TaskGraph:
         self._send(now)
 
     def _begin_history(self, granted: Granted | None) -> None:
-        """Whoever had these bytes before is of no concern to those who have them now."""
+        """Forget the tasks that used these bytes before: they order no task that uses them now."""
         if granted is not None:
             self._hazards.forget(granted.address, granted.address + granted.size_bytes)
 

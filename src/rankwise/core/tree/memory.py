@@ -96,7 +96,7 @@ class Memory:
         return held
 
     def let_go(self, slabs: Sequence[Slab]) -> None:
-        """Free what nobody holds any more."""
+        """Free what is not held any more."""
         for slab in slabs:
             slab.holders -= 1
             if slab.holders == 0 and slab.scope_depth == 0:

@@ -23,7 +23,7 @@ class Placement:
         end_unrun: ends a task that will never run.
 
     Attributes:
-        is_abandoned: whether nothing shall begin any more.
+        is_abandoned: whether no task may begin any more.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Placement:
         self.is_abandoned = False
 
     def make_ready(self, task: Task) -> None:
-        """Find room for a task that waits for nobody any more."""
+        """Find room for a task that waits for no other task."""
         if self.is_abandoned:
             self._end_unrun(task, EndCause.CANCELLED)
         elif task.spoiled_by is not None:

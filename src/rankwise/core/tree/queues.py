@@ -129,7 +129,7 @@ class Queues:
                 self.append(child, task)
 
     def follow_on(self) -> None:
-        """Queue ahead what has room by now, half a queue at a time: words shall travel together."""
+        """Queue ahead what has room by now, half a queue at a time: words travel together."""
         for child in self.children:
             if child.followers and len(child.queue) <= self._spec.depth // 2:
                 self.follow(child)
@@ -236,7 +236,7 @@ class Queues:
             order = Dispatch(child.index, [task.slot], [task.waiting_for > 0], child.epoch)
             self._effects.append(order)
             return
-        # Members of a group wait for nobody; nothing ever counts up their `waiting_for`.
+        # Members of a group wait for no task; nothing ever counts up their `waiting_for`.
         ahead = [task.waiting_for > 0 for task in unsent]
         slots = [task.slot for task in unsent]
         self._effects.append(Dispatch(child.index, slots, ahead, child.epoch))

@@ -13,7 +13,7 @@ class Ring:
 
     Attributes:
         by_slot: the task in each slot, None in those that are free.
-        free: slots that nobody has; the last one is taken next.
+        free: unused slots; the last one is taken next.
     """
 
     def __init__(self, depth: int) -> None:

@@ -204,7 +204,7 @@ class AllocationRequested(msgspec.Struct, frozen=True, tag=True):
 
 
 class AllocationAbandoned(msgspec.Struct, frozen=True, tag=True):
-    """Whoever wanted bytes of the heap does not want them any more."""
+    """The request for bytes of the heap is withdrawn."""
 
 
 class DrainBegan(msgspec.Struct, frozen=True, tag=True):
@@ -212,7 +212,7 @@ class DrainBegan(msgspec.Struct, frozen=True, tag=True):
 
 
 class RunAbandoned(msgspec.Struct, frozen=True, tag=True):
-    """What has not begun shall not begin any more."""
+    """Tasks that have not begun must not begin any more."""
 
 
 Stimulus = (
@@ -273,7 +273,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 class Discard(msgspec.Struct, frozen=True, tag=True):
-    """Nobody needs these bytes of the heap any more."""
+    """These bytes of the heap are not needed any more."""
 
     address: int
     size_bytes: int

@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 from rankwise.base.units import SECOND, Duration, Instant, after
 
 VIRTUAL_EPOCH_NS = 946_684_800 * SECOND
-"""The calendar at instant 0: the year 2000, so that nobody takes it for a real date."""
+"""The calendar at instant 0: the year 2000, which is not mistaken for a real date."""
 
 
 class VirtualClock:

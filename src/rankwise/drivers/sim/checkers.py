@@ -176,7 +176,7 @@ class GangChecker:
         """
         if may_wait and self._attempts and self._attempts[-1].ending_since is None:
             raise SimulationError(
-                "this world never ends: workers run for ever and nobody stops them",
+                "this world never ends: its workers run for ever, and its plan stops none",
                 hint="give stop_after, or a hang timeout",
             )
         self._broken(f"nothing will ever happen again, and the agent is {self._agent.phase}")
@@ -304,7 +304,7 @@ class GangChecker:
         book.dump_ordered_at = now
         patience = self._spec.hang_timeout
         if patience is None:
-            self._broken("a hang is told, and nobody asked for hangs to be found")
+            self._broken("a hang is reported without a hang timeout")
         asked_at = self._asked_for_progress_at
         lively = [
             process.local_rank
@@ -322,7 +322,9 @@ class GangChecker:
         if self._gave_up_starting(book):
             waited_for = (waited_for & book.born) - book.born_too_late
         if self._stops_heard:
-            waited_for &= book.born  # whoever stops a gang does not wait for the unborn
+            waited_for &= (
+                book.born
+            )  # a gang that stops does not wait for workers that were never started
         gives_up_at = after(book.kill_allowed_at or FAR_AWAY, self._spec.sweep_timeout)
         if waited_for and now < gives_up_at:
             self._broken(f"the gang is swept while workers {sorted(waited_for)} may be alive")
@@ -375,12 +377,12 @@ class GangChecker:
                     self._broken(f"a success with exit codes {book.exit_codes}")
             case OutcomeStatus.STOPPED:
                 if self._stopped_at is None:
-                    self._broken("stopped, and nobody asked for it")
+                    self._broken("stopped without a request to stop")
                 if book.failed_at is not None and book.failed_at < self._stopped_at:
                     self._broken("stopped, though a worker had failed before")
             case OutcomeStatus.FAILED:
                 if not failed_first and not timed_out and not self._guardian_lost:
-                    self._broken("failed, and nobody did")
+                    self._broken("failed without a failed worker")
                 if not outcome.failures or outcome.failures[0].cause is FailureCause.STOPPED:
                     self._broken(f"the failures explain nothing: {outcome.failures}")
                 self._judge_root_cause(book, outcome)

@@ -24,7 +24,7 @@ class Dies(msgspec.Struct, frozen=True, tag=True):
 
 
 class Raises(msgspec.Struct, frozen=True, tag=True):
-    """It raises an exception that nobody catches, and is gone `exit_takes` later."""
+    """It raises an uncaught exception, and is gone `exit_takes` later."""
 
     message: str
     exception: str = "RuntimeError"
@@ -42,7 +42,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """What one worker does in one attempt.
 
     Attributes:
-        ending: how it ends when nobody stops it.
+        ending: how it ends when it is not stopped.
         after: how long it works before that.
         stop_takes: how long after a signal other than SIGKILL it ends; None ignores such signals.
         stop_code: the exit code with which it obeys; None lets the signal kill it.

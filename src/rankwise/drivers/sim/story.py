@@ -167,7 +167,7 @@ def _failure(failure: Failure) -> str:
 
 
 def _ranks(ranks: list[int]) -> str:
-    """`worker 3`, `workers 0-63`, `workers 1, 4`; nothing for nobody."""
+    """`worker 3`, `workers 0-63`, `workers 1, 4`; nothing for none."""
     if not ranks:
         return ""
     if len(ranks) == 1:

@@ -86,7 +86,7 @@ class SimulatedWorld:
 
         Raises:
             InvariantBroken: the machine did what no agent may do.
-            SimulationError: the world can never end, because nobody in it does.
+            SimulationError: the world can never end, because no worker in it does.
         """
         stops = self.faults.stops
         if stop_after is not None:

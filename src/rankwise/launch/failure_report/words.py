@@ -65,7 +65,7 @@ def explain_exit_code(code: int) -> str:
 
 
 def rank_of(failure: Failure) -> int:
-    """The rank in the whole job; the local rank as long as nobody has filled in the other."""
+    """The rank in the whole job; the local rank as long as the other is unknown."""
     return failure.rank if failure.rank >= 0 else failure.local_rank
 
 

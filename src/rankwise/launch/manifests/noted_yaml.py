@@ -13,7 +13,7 @@ import yaml
 
 WIDTH = 100
 _NEVER_WRAPPED = 1_000_000
-"""PyYAML would fold long words of a command line in places that nobody expects."""
+"""PyYAML would fold long words of a command line in unexpected places."""
 
 
 class Noted(NamedTuple):

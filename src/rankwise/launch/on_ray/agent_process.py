@@ -3,7 +3,7 @@
 When the Ray actor that has started it dies, however it does, the kernel kills this agent, and its
 guardian what it has started.
 
-Whoever has started Ray may have done so in the background, where shells have SIGINT and SIGQUIT
+Ray may have been started in the background, where shells have SIGINT and SIGQUIT
 ignored, or with nohup. That is not meant for agents, which are told what their driver is told.
 """
 

@@ -340,5 +340,5 @@ def _write(stream: str, data: bytes) -> None:
     try:
         out.buffer.write(data)
         out.flush()
-    except OSError:  # nobody reads any more; the job goes on and its code is told
+    except OSError:  # the reader has gone; the job goes on and its code is returned
         pass

@@ -85,7 +85,7 @@ class Output:
     Args:
         plan: where output goes.
         console_fds: what stands for standard output and standard error.
-        whose: the number of the rank that writes; None if it is nobody's, or nobody's business.
+        whose: the number of the rank that writes; None if it belongs to none.
         is_dropped: whether what is written now is of a rank that is over.
 
     Attributes:

@@ -41,7 +41,7 @@ from rankwise.launch.search_path import search_path
 from rankwise.launch.world import World as Place
 from rankwise.sim.rehearsal.belongings import RankProcess
 from rankwise.sim.rehearsal.meetings import lost
-from rankwise.sim.rehearsal.places import place_of
+from rankwise.sim.rehearsal.places import places_of
 from rankwise.sim.rehearsal.scheduler import SIGKILL, Rank, RankEnded
 from rankwise.sim.rehearsal.world import SIMULATED_VARIABLE, World
 
@@ -190,13 +190,14 @@ class SimulatedRanks:
         self._note_place(rank)
 
     def _note_place(self, rank: Rank) -> None:
-        """Note where a rank stands, in the form that faulthandler has."""
-        place = place_of(rank.stack())
-        if place is not None:
-            self.stacks[rank.number] = (
-                "Current thread 0x0 (most recent call first):\n"
-                f'  File "{place.code.co_filename}", line {place.line} in {place.code.co_name}\n'
-            )
+        """Note the user's part of a rank's stack, in the form that faulthandler has."""
+        lines = [
+            f'  File "{place.code.co_filename}", line {place.line} in {place.code.co_name}\n'
+            for place in places_of(rank.stack())
+        ]
+        if lines:
+            head = "Current thread 0x0 (most recent call first):\n"
+            self.stacks[rank.number] = head + "".join(lines)
 
     def sweep(self, attempt: int) -> None:
         """Nothing outlives a rank that is a thread."""

@@ -54,7 +54,7 @@ def _algorithms(torch: Any, only: str) -> list[tuple[str, str]]:
     wanted = [pair for pair in pairs if pair[1] in _PROGRAMS]
     if not wanted:
         raise ConfigError(
-            f"all_collectives: no algorithm that ships has {only!r} in its name",
+            f"all_collectives: no shipped algorithm has {only!r} in its name",
             hint=f"there are {', '.join(sorted(SHIPPED))}",
         )
     return wanted

@@ -125,7 +125,7 @@ def _check_signature(program: str, entry: str, called: Callable[..., Any]) -> No
     if inspect.iscoroutinefunction(called) or inspect.isgeneratorfunction(called):
         raise ConfigError(
             f"{program}: {entry} is a coroutine or a generator, and calling it would run nothing",
-            hint="a plain function waits inside its calls",
+            hint="make it a plain function: its calls wait by themselves",
         )
     given = [None] * (1 + _ENTRIES[entry].count(","))
     try:
@@ -133,7 +133,7 @@ def _check_signature(program: str, entry: str, called: Callable[..., Any]) -> No
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"{program}: {entry} is called as {_ENTRIES[entry]}, but: {error}",
-            hint="what it takes besides needs a default",
+            hint="give all further parameters a default",
         ) from None
 
 

@@ -1,6 +1,6 @@
 """The modules that collective algorithms are written in, ours and users': the boundary to them.
 
-Whatever goes wrong inside one, at its import or in its functions, becomes one error that names the
+An exception inside of one, at its import or in its functions, becomes one error that names the
 module, what it raised, and the line of its file.
 """
 
@@ -38,6 +38,10 @@ INSTRUCTIONS_MOST = 1 << 20
 """A program of one rank that is longer does not end: 1,024 ranks that send to all have 2,046."""
 
 _OURS = __package__ + ".algorithms."
+
+
+class AlgorithmError(ConfigError):
+    """An algorithm cannot be used: no rank's program is at fault, though a rank has called it."""
 
 
 def algorithm_module(name: str) -> ModuleType:
@@ -95,7 +99,7 @@ def instructions_of(module: ModuleType, task: Task) -> Iterator[Instruction]:
     """What an algorithm has one rank do, instruction by instruction.
 
     Raises:
-        ConfigError: its `program` fails, gives what is no instruction, or does not end.
+        AlgorithmError: its `program` fails, gives what is no instruction, or does not end.
     """
     if module.__name__.startswith(_OURS):  # tested, and long where there are many ranks
         yield from module.program(task)
@@ -107,12 +111,12 @@ def instructions_of(module: ModuleType, task: Task) -> Iterator[Instruction]:
             _check(module, task, count, given)
             count += 1
             yield given
-    except ConfigError:
+    except AlgorithmError:
         raise
     except (Exception, SystemExit) as error:  # the user's code, and called for the first time
         raise _failed(module.__name__, whose, error, module.__file__) from error
     if count > INSTRUCTIONS_MOST:
-        raise ConfigError(
+        raise AlgorithmError(
             f"algorithm {module.__name__}: program(task) gives rank {task.rank} more than"
             f" {INSTRUCTIONS_MOST:,} instructions, and does not seem to end"
         )
@@ -122,7 +126,7 @@ def scratch_of(module: ModuleType, task: Task) -> int:
     """How many elements behind its operands an algorithm wants.
 
     Raises:
-        ConfigError: its `scratch_elements` fails, or gives no such number.
+        AlgorithmError: its `scratch_elements` fails, or gives no such number.
     """
     ask = getattr(module, "scratch_elements", None)
     if ask is None:
@@ -133,7 +137,7 @@ def scratch_of(module: ModuleType, task: Task) -> int:
         what = f"failed to tell the scratch of rank {task.rank}"
         raise _failed(module.__name__, what, error, module.__file__) from error
     if not isinstance(wanted, int) or wanted < 0:
-        raise ConfigError(
+        raise AlgorithmError(
             f"algorithm {module.__name__}: scratch_elements(task) of rank {task.rank} is"
             f" {wanted!r}, expected a count of elements"
         )
@@ -141,7 +145,7 @@ def scratch_of(module: ModuleType, task: Task) -> int:
 
 
 def _check(module: ModuleType, task: Task, step: int, given: Any) -> None:
-    """Refuse what nobody can carry out; whether it fits the others is the rehearsal's business."""
+    """Refuse what cannot be carried out; the rehearsal checks whether it fits the others."""
     if not isinstance(given, Send | Receive | Copy | Fold):
         problem = f"{given!r}, expected Send, Receive, Copy or Fold"
     elif not isinstance(getattr(given, "peer", 0), SupportsIndex):
@@ -150,7 +154,7 @@ def _check(module: ModuleType, task: Task, step: int, given: Any) -> None:
         problem = f"{given!r}, expected spans of whole elements: Span(start, stop)"
     else:
         return
-    raise ConfigError(
+    raise AlgorithmError(
         f"algorithm {module.__name__}: instruction {step} of rank {task.rank} is {problem}"
     )
 
@@ -171,9 +175,11 @@ def _is_span(given: object) -> bool:
     return isinstance(given, Span) and all(isinstance(end, SupportsIndex) for end in given)
 
 
-def _failed(module: str, what: str, error: BaseException, file: str | None = None) -> ConfigError:
+def _failed(
+    module: str, what: str, error: BaseException, file: str | None = None
+) -> AlgorithmError:
     line = line_of(error, file) or line_of(error)
     place = f", at {line}" if line else ""
-    return ConfigError(
+    return AlgorithmError(
         f"the algorithm's module {module!r} {what}: {type(error).__name__}: {error}{place}"
     )

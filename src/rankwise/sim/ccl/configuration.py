@@ -121,7 +121,7 @@ class CollectiveConfiguration:
     Attributes:
         algorithms: by name.
         chosen: the name of the algorithm of every collective.
-        world_size: how many ranks the shipped programs shall start; None for one per SIP.
+        world_size: how many ranks the shipped programs start; None for one per SIP.
         source: the file, or what errors call it.
     """
 

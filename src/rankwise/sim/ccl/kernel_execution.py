@@ -176,7 +176,7 @@ class _RankQueues:
 
     def _checked(self, peer: Any) -> int:
         if not isinstance(peer, int) or not 0 <= peer < self._size or peer == self._rank:
-            raise LookupError(f"give another rank of 0 to {self._size - 1} than {self._rank}")
+            raise LookupError(f"expected a rank from 0 to {self._size - 1} other than {self._rank}")
         return peer
 
 
@@ -198,7 +198,7 @@ class _LaneEnvironment(KernelEnvironment):
 
     @property
     def op_log(self) -> OpLog:
-        """A collective is one operation of the op log for each rank, in whatever form it runs."""
+        """A collective is one operation of the op log for each rank, in each form."""
         return self._log
 
     def mapping_at(self, address: int) -> Mapping:
@@ -228,7 +228,7 @@ class _OperationsOfKernels(OpLog):
         super().__init__()
         self._waits = env.machine.waits
 
-    def append(  # type: ignore[override]  # nobody asks what was recorded
+    def append(  # type: ignore[override]  # callers do not use what is returned
         self, kind: str, name: str, place: str, start: int, end: int, **_more: Any
     ) -> None:
         """Count the time of the math engine."""

@@ -31,7 +31,7 @@ class Dimension(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.count < 1:
-            raise ValueError(f"a dimension of {self.count} ranks")
+            raise ValueError(f"a dimension has {self.count} ranks, expected 1 or more")
         if not (self.bandwidth_gbps > 0 and self.latency_ns >= 0):
             raise ValueError(
                 f"a dimension with links of {self.bandwidth_gbps} GB/s and {self.latency_ns} ns"

@@ -52,7 +52,7 @@ class _Paths(NamedTuple):
     hops: tuple[Indexes, ...]
     is_exclusive: tuple[bool, ...]
     are_apart: bool
-    """Whether nobody gets two messages."""
+    """Whether each rank gets one message at most."""
 
 
 class RoundNetwork:

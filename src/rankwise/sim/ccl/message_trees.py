@@ -1,7 +1,7 @@
 """The double binary tree, message by message.
 
 Chunks go to the two trees of `tree_allreduce` in turn. Within a tree a chunk moves whole: a leaf
-sends it to its parent; an inner node takes in what its children send, in whatever order they come,
+sends it to its parent; an inner node adds what its children send, in any order,
 and sends the sum up; the root sends the result down again. A rank takes its part in one chunk after
 the other: it goes on with the next when it has its result and has handed it to its children. So the
 root is free while the leaves still wait, and since it is a leaf of the other tree, chunks overlap.

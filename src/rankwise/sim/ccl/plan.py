@@ -13,7 +13,12 @@ from rankwise.base.errors import ConfigError
 from rankwise.core.collectives.program import Instruction, Send, Span, Task
 from rankwise.core.collectives.reductions import ReduceOp
 from rankwise.core.collectives.workspace import REDUCING, frame_elements, operand_of, result_of
-from rankwise.sim.ccl.algorithm_modules import algorithm_module, instructions_of, scratch_of
+from rankwise.sim.ccl.algorithm_modules import (
+    AlgorithmError,
+    algorithm_module,
+    instructions_of,
+    scratch_of,
+)
 from rankwise.sim.ccl.configuration import Algorithm
 from rankwise.sim.ccl.reductions import finish
 from rankwise.sim.ccl.rehearsal import Schedule, rehearse, schedule_of
@@ -194,7 +199,9 @@ def plan(request: Request) -> Plan:
     try:
         schedule = schedule_of(programs, lengths)
     except ConfigError as error:
-        raise ConfigError(f"{request.module} with {request.size} ranks: {error}") from None
+        raise AlgorithmError(
+            f"algorithm {request.module} with {request.size} ranks: {error}"
+        ) from None
     return Plan(request, tuple(programs), tuple(lengths), schedule)
 
 

@@ -1,6 +1,6 @@
 """Carry out the programs of all ranks without time: check that they fit, and work out the numbers.
 
-Whatever the machine does, the numbers are decided by the programs alone: each rank's instructions
+The numbers depend on the programs alone, not on the machine: each rank's instructions
 are in order, and messages of a pair stay in order. So the arithmetic is done here, once, in whole
 messages, and the executor moves sizes only. That is why results do not depend on the order of
 simultaneous events, nor on chunks, slots and credits.
@@ -11,8 +11,8 @@ message is read where it lies, in the sender's own workspace; only one whose ele
 change before it is received is copied, and becomes a space of its own. The numbers are then a loop
 over the row, as often as they are wanted.
 
-A collective whose ranks do not fit each other (a message that nobody takes, a rank that waits for
-one that is never sent, lengths that differ) is refused before anything runs.
+A collective whose ranks do not fit each other (a message that is never received, a rank that waits
+for one that is never sent, lengths that differ) is refused before anything runs.
 """
 
 from collections import deque

@@ -1,7 +1,7 @@
 """What an engine can be asked to do, and the handles by which it is waited for.
 
 Commands of one stream of one SIP are carried out in order; streams overlap. `after` adds handles
-that have to be complete first, whatever stream they are of.
+that have to be complete first, of any stream.
 """
 
 from collections.abc import Callable, Generator, Sequence

@@ -126,7 +126,7 @@ class GraphEngine:
             value = yield from self._effect(handle, handle.command)
         except TimeLimit:
             raise  # no failure of the command, which was only running when the time was over
-        except Exception as exception:  # noqa: BLE001 (it belongs to whoever waits for the handle)
+        except Exception as exception:  # noqa: BLE001 (it is raised where the handle is waited for)
             handle.completed_at = self.now
             handle.event.fail(exception)
         else:

@@ -9,7 +9,7 @@ import yaml
 from rankwise.base.errors import ConfigError
 
 SIZE_MAX = 16 * 2**20
-"""Nobody writes more than this by hand; devices and pipes may never end."""
+"""No file written by hand is larger; devices and pipes may never end."""
 
 
 def read_bytes(path: str | Path) -> bytes:

@@ -23,7 +23,7 @@ Backpressure = Literal["sleep", "spin"]
 
 
 class Slot:
-    """One filled slot at the receiver: its size, and whatever data came with it."""
+    """One filled slot at the receiver: its size, and the data that came with it."""
 
     __slots__ = ("payload", "size")
 

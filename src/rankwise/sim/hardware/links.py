@@ -21,7 +21,7 @@ be done with the one before. Nothing piles up on an idle machine.
 **Fairness.** A busy link keeps one queue per flow and serves flows in turn, a chunk each. Two flows
 over a link have half of it each, and a short message never waits for the whole of a long one.
 
-**Express.** As long as a flow meets nobody, all of that is arithmetic: chunk i comes to a link at
+**Express.** As long as a flow shares no link, all of that is arithmetic: chunk i comes to a link at
 `start + i * pace` and the latencies before it. So a flow that finds its whole path idle takes it as
 an express, with one event for its end; the first chunk of another flow that comes to one of its
 links puts it back to where it is at that instant, chunk by chunk. Times do not depend on it, cost

@@ -1,7 +1,7 @@
 """Virtual address spaces: where a SIP's addresses lie, and the bytes behind them.
 
 Every SIP has one. `map` gives a range of addresses a place in an HBM channel, or several, against
-the channels' capacity; memory that nobody has written reads as zero, without a byte being stored
+the channels' capacity; unwritten memory reads as zero, without a byte being stored
 for it until the first write. Addresses outside of every mapping are an error that names the nearest
 one.
 
@@ -109,7 +109,7 @@ class AddressSpace:
         self._next_address = FIRST_ADDRESS
 
     def reserve(self, size: int) -> int:
-        """Take a range of addresses that nobody else will get; it still has to be mapped."""
+        """Take a range of unused addresses; it still has to be mapped."""
         address = self._next_address
         self._next_address += -(-max(size, 1) // PAGE_BYTES) * PAGE_BYTES + PAGE_BYTES
         return address
@@ -130,7 +130,7 @@ class AddressSpace:
         """
         size = sum(length for length, _ in places)
         if size < 1 or min(length for length, _ in places) < 1:
-            raise BadAddress(f"sip{self.sip}: a mapping of {size} bytes at {address:#x}")
+            raise BadAddress(f"sip{self.sip}: the mapping at {address:#x} has an empty place")
         place = bisect_right(self._starts, address + size - 1)
         if place and self._mappings[self._starts[place - 1]].end > address:
             raise BadAddress(
@@ -144,8 +144,8 @@ class AddressSpace:
             used = self._used.get(memory, 0)
             if used + length > memory.capacity:
                 raise MemoryExhausted(
-                    f"{memory.name} is full: {length} bytes wanted, {memory.capacity - used} of"
-                    f" {memory.capacity} free",
+                    f"{memory.name} is full: {length:,} bytes wanted,"
+                    f" {memory.capacity - used:,} of {memory.capacity:,} free",
                     hint="spread the tensor over more cubes or PEs, or give the cubes more memory",
                 )
         sizes, memories = zip(*places, strict=True)
@@ -229,7 +229,7 @@ class AddressSpace:
     def write(self, address: int, data: Any) -> None:
         """Copy bytes in, from a bytes-like object or an array of any dtype.
 
-        Zeros that are written where nobody has written before take no memory of the host.
+        Zeros that are written to unwritten memory take no memory of the host.
         """
         source = as_bytes(data)
         position = 0

@@ -6,7 +6,7 @@ again from it: `replay` starts from nothing and applies the log in program order
 **Why a replay never resurrects bytes.** An operation does not carry a copy of what it read, it says
 *where* it read: memory space, place and address. The replay looks each operand up in the very space
 that the log names, as it is after everything that comes before in the log, so it sees what program
-order gives it, whatever came later at the same scratch address. Only what came from outside (a
+order gives it, not what came later at the same scratch address. Only what came from outside (a
 write of the host, a result of a kernel) has its bytes in the log.
 """
 
@@ -132,7 +132,7 @@ class OpLog:
 
 
 class Memories:
-    """The contents of all memories while a log is replayed; what nobody wrote is zero."""
+    """The contents of all memories while a log is replayed; unwritten bytes are zero."""
 
     def __init__(self) -> None:
         self._pages: dict[tuple[str, str, int], Bytes] = {}

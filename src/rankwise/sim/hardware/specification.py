@@ -19,7 +19,7 @@ Graph = Literal["ring_1d", "mesh_2d", "torus_2d", "fully_connected", "switch", "
 
 
 class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A section of the file: frozen, and without fields that nobody knows."""
+    """A section of the file: frozen; unknown fields are refused."""
 
 
 class LinkSpec(_Part, frozen=True, kw_only=True):

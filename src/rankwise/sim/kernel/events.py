@@ -97,7 +97,7 @@ class Event:
 class Timer(Event):
     """An event that happens by itself when its instant comes; `Simulator.timer` makes it.
 
-    Nobody lets it happen, so it is on no agenda: who waits for it is.
+    It is on no agenda; the processes that wait for it are.
     """
 
     __slots__ = ("due",)
@@ -131,7 +131,7 @@ class Process(Event):
     """A generator that runs in simulated time, and the event of its end.
 
     Its value is what the generator returns. An exception that leaves the generator is raised in
-    those who wait for the process; if nobody does, it leaves `Simulator.run`.
+    those who wait for the process; if none does, it leaves `Simulator.run`.
     """
 
     __slots__ = ("_generator", "_locate", "_send", "_since", "_waits_for", "is_daemon")

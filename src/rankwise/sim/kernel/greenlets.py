@@ -4,10 +4,10 @@ A generator can only wait where it says `yield`; user code calls functions that 
 wait. So user code runs in a greenlet, and `park` leaves it from any depth, to the greenlet that
 resumed it.
 
-A `Fiber` is such a greenlet driven by a process: whatever it parks on is what the process yields.
-Its parent is the greenlet that drives the agenda, never the one that happened to start it: a
-kernel is not the child of the rank that launched it. A `Rank` is a greenlet that a scheduler of its
-own drives, in rounds; the kernel only gives it its number.
+A `Fiber` is such a greenlet driven by a process: the event that it parks on is what the process
+yields. Its parent is the greenlet that drives the agenda, never the one that happened to start it:
+a kernel is not the child of the rank that launched it. A `Rank` is a greenlet that a scheduler of
+its own drives, in rounds; the kernel only gives it its number.
 """
 
 from collections.abc import Callable

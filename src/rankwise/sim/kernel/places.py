@@ -1,7 +1,7 @@
 """Where in the user's code? Lines are told of stacks, of suspended generators and of exceptions.
 
-Code of this package, of the import system and of `with` lies between the user and whatever goes
-wrong; it is named only where there is nothing else.
+Code of this package, of the import system and of `with` lies between the user's code and the
+error; it is named only where there is nothing else.
 """
 
 import contextlib

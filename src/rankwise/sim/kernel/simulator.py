@@ -19,7 +19,7 @@ A process that waits for a `Timer` is on the agenda itself, as with a delay.
 A process that waits for something that has already happened goes on at once, without a wave; after
 `_PATIENCE` of those in a row it takes a wave all the same, so that time limits hold.
 
-An exception that nobody handles leaves `run` after the rest of the wave was put back: the
+An unhandled exception leaves `run` after the rest of the wave was put back: the
 simulation can be run on from there. Time limits are checked between waves. The wall clock never
 decides anything but whether to give up.
 """
@@ -95,8 +95,8 @@ class Simulator:
     def timer(self, delay: int, value: Any = None, name: object = None) -> Event:
         """Make an event that happens by itself, `delay` from now.
 
-        Without a value or a name it costs next to nothing, and keeps nobody running who does not
-        wait for it.
+        Without a value or a name it costs next to nothing, and keeps only those processes running
+        that wait for it.
         """
         if delay < 0:
             raise LocalProtocolError(f"a timer of {delay} would go back in time")
@@ -119,7 +119,7 @@ class Simulator:
     ) -> Process:
         """Start a process: it takes its first step at this instant, in a later wave.
 
-        A daemon serves others: nobody minds if it still waits when nothing else is left to do.
+        A daemon serves others: it may still wait when nothing else is left to do.
         `locate` says for the deadlock report where it waits, if its generator cannot.
         """
         self._assert_thread()
@@ -256,7 +256,7 @@ class Simulator:
                                 self._end(process, end)
                         if not self._ready:
                             break
-                        # Whoever waits for `stop` is ready now, so it need not be asked earlier.
+                        # All that wait for `stop` are ready now, so it need not be asked earlier.
                         if stop is not None and stop.is_done:
                             return
                         items = iter(self._ready)
@@ -311,14 +311,14 @@ class Simulator:
         self._ready.append((_nothing, ()))
 
     def _end(self, process: Process, how: BaseException) -> None:
-        """A process has returned or failed; a failure that nobody waits for leaves the loop."""
+        """A process has returned or failed; a failure without a waiter leaves the loop."""
         del self._living[process]
         if isinstance(how, StopIteration):
             process.succeed(how.value)
             return
         is_awaited = bool(process._waiters)  # noqa: SLF001 (the kernel is one module in files)
         process.fail(how)
-        # An interrupt or a limit is nobody's failure: it ends the run, whoever was running.
+        # An interrupt or a limit is not a failure of the running process: it ends the run.
         if not is_awaited or not isinstance(how, Exception) or isinstance(how, TimeLimit):
             raise how
 

@@ -8,7 +8,7 @@ in f32, by kernels on the simulated PEs. A row-parallel layer sums its partial p
 rounds once, so that its result is that of the unsharded layer but for the order of additions;
 `reduce_dtype="f16"` halves what the all-reduce moves, and rounds each of its steps.
 
-Weights are drawn as a whole from a seed and then cut, so they are the same whatever the number of
+Weights are drawn as a whole from a seed and then cut, so they do not depend on the number of
 ranks. Forward only: there are no gradients.
 """
 

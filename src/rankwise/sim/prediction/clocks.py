@@ -3,9 +3,9 @@
 Theory of operation
 ===================
 
-Each rank has a clock of its own, in picoseconds. What it computes moves its own clock, and nobody
-else's: that costs no hand-over. A collective begins when its last member has come, by the members'
-clocks, and when the operation of the group before it is over; whoever waits for it goes on at
+Each rank has a clock of its own, in picoseconds. What it computes moves its own clock
+only: that costs no hand-over. A collective begins when its last member has come, by the members'
+clocks, and when the operation of the group before it is over; a rank that waits for it goes on at
 its end, or at once if that has passed by then. So an operation under way overlaps with what its
 ranks compute meanwhile, as on a stream for each group.
 

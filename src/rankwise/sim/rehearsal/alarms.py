@@ -1,6 +1,6 @@
 """What looks wrong in a run that did not fail, and would perhaps on a cluster.
 
-- A *handle* is what an asynchronous operation returns. One that nobody waits for may be under way
+- A *handle* is what an asynchronous operation returns. One without a wait may be under way
   while its tensors are used.
 - A message or an operation that is still open at the end was never met by its other side.
 - Groups that have two ranks in common must be used in the same order by both: a backend with a
@@ -85,7 +85,7 @@ class Alarms:
                 )  # fmt: skip
 
     def note_circle(self, ranks: Mapping[int, "Rank"]) -> None:
-        """No rank can go on: find a circle of those that wait for each other."""
+        """No rank can go on: find ranks that wait for each other in a circle."""
         waits = {
             number: missing
             for number, rank in ranks.items()
@@ -131,7 +131,7 @@ class Alarms:
         ]
         groups = {getattr(gate, "group", None) for gate in gates} - {None}
         why = "; overlapping groups are used in different order" if len(groups) > 1 else ""
-        self._note("circle", None, f"a circle: {', '.join(links)}{why}")
+        self._note("circle", None, f"circular wait: {', '.join(links)}{why}")
 
     def _note(self, kind: str, place: Place | None, text: str) -> None:
         self._alarms.setdefault((kind, str(place)), []).append(text)

@@ -1,6 +1,6 @@
 """`breakpoint()` in a simulated rank: the world stops, and pdb opens in that rank.
 
-Nobody else runs meanwhile, since the rank keeps the baton. The command `ranks` lists where the
+No other rank runs meanwhile, since the rank keeps the baton. The command `ranks` lists where the
 others stand. A rank that is stepped into a wait lets them run until it is its turn again.
 """
 

@@ -32,7 +32,7 @@ class _AtOperation(
 
     def __post_init__(self) -> None:
         if self.collective is not None and self.collective < 1:
-            raise ValueError(f"collective is {self.collective}, and they are counted from 1")
+            raise ValueError(f"collective is {self.collective}, expected 1 or more")
 
     def fits(self, group: str, number: int) -> bool:
         """Whether it strikes at this operation."""

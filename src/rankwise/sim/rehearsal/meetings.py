@@ -6,8 +6,8 @@ that must be equal on all members, and a load. The last one to come carries the 
 all, and opens the gate.
 
 A meeting whose members call different things fails on all of them when all have come, so that its
-message can tell everybody's line. If somebody never comes, the world comes to rest, and whoever
-reports that asks each rank's meeting what it lacks.
+message can tell each rank's line. If a rank never comes, the world comes to rest, and the report
+asks each rank's meeting which members are missing.
 
 Messages from rank to rank are matched in the order of being posted, by source and tag. A send is
 over when its receive is there: that is how gloo and NCCL have it, and what lets a circle of sends
@@ -434,12 +434,12 @@ def _own(error: Exception) -> Exception:
     """The same error for one of those who raise it: a traceback belongs to one thread."""
     try:
         return copy.copy(error)
-    except Exception:  # noqa: BLE001  # whatever a foreign `__reduce__` may raise
+    except Exception:  # noqa: BLE001  # a foreign `__reduce__` may raise anything
         return error
 
 
 def lost(rank: int, code: int) -> PeerDied:
-    """Why nobody should wait for a rank that has ended."""
+    """The error of those that wait for a rank that has ended."""
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
     return PeerDied(f"rank {rank} has ended ({how})")
 

@@ -39,6 +39,17 @@ def place_of(frame: FrameType | None) -> Place | None:
     return foreign
 
 
+def places_of(frame: FrameType | None) -> list[Place]:
+    """The user's lines among these frames, innermost first; without any, what `place_of` gives."""
+    innermost = place_of(frame)
+    places: list[Place] = []
+    while frame is not None:
+        if owner_of(frame.f_code.co_filename) == "user":
+            places.append(Place(frame.f_code, frame.f_lineno))
+        frame = frame.f_back
+    return places or ([] if innermost is None else [innermost])
+
+
 def place_of_caller(interface: tuple[str, ...]) -> Place | None:
     """The user's line that has called an interface; None if a library has called it.
 

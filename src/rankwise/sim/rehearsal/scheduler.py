@@ -14,7 +14,7 @@ The thread that made the world is its *conductor*. It hands the baton to the ran
 gets it back when
 
 - a rank has ended,
-- nobody can go on: no rank is ready and nothing is on the agenda,
+- no rank can go on: none is ready and nothing is on the agenda,
 - the next thing on the agenda lies beyond the horizon that `run` was given,
 - somebody asked for it with `interrupt`, from a signal handler for instance,
 - a rank has held the baton for longer than the patience, in real time: `run` returns that
@@ -71,7 +71,7 @@ class Gate:
         self._waiters: list[Rank] = []
 
     def open(self) -> None:
-        """Let it happen: whoever waits becomes ready, in the order of coming."""
+        """Let it happen: the waiting ranks become ready, in the order in which they came."""
         self.is_open = True
         waiters, self._waiters = self._waiters, []
         for rank in waiters:
@@ -163,7 +163,7 @@ class Rank:
 
     @property
     def is_doomed(self) -> bool:
-        """Whether it is being unwound, so that nobody wants to hear of it any more."""
+        """Whether it is being unwound, so that its errors are not reported."""
         return self._fate is not None
 
     def end(self, code: int) -> None:
@@ -231,7 +231,7 @@ class _Bell:
 
     A signal that came just before a wait for a lock would not end that wait, and its handler would
     run when the wait is over. So it is a pipe, into which signals write their numbers as well; they
-    are passed on to whoever had the process's wake-up descriptor before.
+    are passed on to the previous owner of the process's wake-up descriptor.
     """
 
     def __init__(self) -> None:
@@ -262,7 +262,7 @@ class _Bell:
         return False
 
     def close(self) -> None:
-        """Give the wake-up descriptor back; nobody may ring from now on."""
+        """Restore the previous wake-up descriptor; no rank may ring from now on."""
         if self._hears_signals:
             signal.set_wakeup_fd(self._previous_fd)
         os.close(self._reading)
@@ -418,7 +418,7 @@ class Scheduler:
     def leave_for_good(self, rank: Rank, code: int) -> None:
         """A rank is over: the conductor is told."""
         if self.current is not rank:
-            return  # it was given up as stuck, and nobody waits for it
+            return  # it was given up as stuck: no rank waits for it
         self._belongings.move_out(rank)
         rank.exit_code = code
         self._give_back()

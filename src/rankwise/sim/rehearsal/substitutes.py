@@ -416,7 +416,7 @@ def seeds_of(rank: int, seed: int = 0) -> tuple[str, int, int]:
 def _is_in_program(frame: FrameType | None) -> bool:
     """Whether a file is touched by the program: not by rankwise, an import, or `logging`.
 
-    The last two hold a lock meanwhile, and whoever has the baton next may want it.
+    The last two hold a lock meanwhile, and the next rank with the baton may want it.
     """
     if frame is not None and frame.f_code.co_filename.startswith(OUR_PACKAGE):
         return False

@@ -48,8 +48,8 @@ class World:
         belongings: what each rank has for itself.
         substitutes: what the process's functions do meanwhile.
         steps: how many steps each rank has begun that counts them.
-        shared: whatever else ranks share, by name.
-        last_step: the one after which all of them stop; None while nobody has asked them to.
+        shared: other values that ranks share, by name.
+        last_step: the one after which all of them stop; None until they are asked to stop.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ def present_world() -> World:
 
 
 def rank_of_the_moment() -> Rank | None:
-    """The simulated rank that has the baton, whatever thread asks; None if none has."""
+    """The simulated rank that has the baton, asked from any thread; None if none has."""
     return None if _world is None else _world.scheduler.current
 
 

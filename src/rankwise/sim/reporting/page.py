@@ -86,7 +86,7 @@ def page(
         sections += [f"<h2>{escape(heading)}</h2>", _table(rows)]
     if results:
         heading = "Operations" if tables else "Results"
-        sections += [f"<h2>{heading}</h2>", _results(results, is_program=bool(tables))]
+        sections += [f"<h2>{heading}</h2>", _results(results, engine, is_program=bool(tables))]
     sections += [
         "<h2>Timeline</h2>",
         (
@@ -131,7 +131,7 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
     return f'<div class="scroll"><table><tr>{head}</tr>\n{lines}</table></div>'
 
 
-def _results(results: Sequence[BenchResult], *, is_program: bool) -> str:
+def _results(results: Sequence[BenchResult], engine: ReportedRun, *, is_program: bool) -> str:
     # The bench is the page's title, unless there are several.
     first = int(len({result.bench for result in results}) == 1)
     table = _table([column_names()[first:], *(cells_of(each)[first:] for each in results)])
@@ -141,6 +141,12 @@ def _results(results: Sequence[BenchResult], *, is_program: bool) -> str:
         note = "All numbers were compared with numpy's."
     else:
         note = "Only time was simulated."
+    if not is_program and sum(result.time_ps for result in results) != engine.now:
+        whole = format_picoseconds(engine.now)
+        note += (
+            " The table has the simulated time of the measured operations alone;"
+            f" the {whole} at the top are the whole run, with what comes before and after them."
+        )
     return f'{table}<p class="note">{note}</p>'
 
 

@@ -20,11 +20,11 @@ class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
         bench: the program's name.
         case: what it was about: sizes, dtype, algorithm.
         time_ps: simulated picoseconds.
-        flops: floating-point operations that the task needs, on whatever unit.
+        flops: floating-point operations that the task needs, on any unit.
         bytes: bytes that the task has to move: to and from memory for kernels, of one rank's
             operand for collectives.
         bound: what limits the task on this machine: `compute`, `memory`, or `alpha-beta`.
-        bound_ps: how long it would take if nothing but that mattered; 0 if nobody knows.
+        bound_ps: how long it would take if nothing but that mattered; 0 if unknown.
         held_back_by: the resource that costs most of the rest, where less than 90 % of the bound
             were reached: `credits`, `links`, `DMA`, `math`, `wave tail` and others.
         is_checked: whether the numbers were compared with numpy's; not if only time was simulated.

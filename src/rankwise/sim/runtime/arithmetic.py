@@ -154,7 +154,7 @@ def product(x: "Tensor", y: Any) -> "Tensor":
     are_pairs = outer == second or not outer or not second
     if min(len(left), len(right)) < 2 or left[-1] != right[-2] or not are_pairs:
         raise LocalProtocolError(
-            f"matrices of shapes {x.shape} and {y.shape} do not go together",
+            f"matrices of shapes {x.shape} and {y.shape} cannot be multiplied",
             hint="x @ y takes as many columns of x as y has rows: reshape or transpose one of them",
         )
     (m, k), n, pairs = left[-2:], right[-1], outer or second
@@ -292,7 +292,7 @@ def _broadcast(one: Shape, other: Shape) -> Shape:
         return tuple(map(int, np.broadcast_shapes(one, other)))
     except ValueError:
         raise LocalProtocolError(
-            f"shapes {one} and {other} do not go together",
+            f"shapes {one} and {other} cannot be broadcast",
             hint="from the last axis on, lengths must be equal, or one of them 1: reshape one",
         ) from None
 

@@ -4,7 +4,7 @@ Everything that takes simulated time is a command to the engine, and everything 
 through `wait`. Outside of ranks, `wait` runs the simulation until the command is complete. Inside
 a rank it must not: a rank is a greenlet, the simulation is driven from one place, and other ranks
 have work to submit first. So there the wait is *deferred*: it is put on a list, the rank gives way
-to its parent, and whoever schedules the ranks completes the list before the rank goes on.
+to its parent, and the scheduler of the ranks completes the list before the rank goes on.
 """
 
 import math
@@ -12,13 +12,14 @@ import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 import numpy as np
 from greenlet import getcurrent
 
 from rankwise.base.errors import ConfigError, Deadlock, LocalProtocolError, TimeLimit
+from rankwise.base.suggestions import nearest
 from rankwise.sim.ccl.configuration import (
     CollectiveConfiguration,
     check_sizes_against,
@@ -118,6 +119,19 @@ class RuntimeContext:
         self.float16, self.bfloat16, self.float32 = "f16", "bf16", "f32"
         self.int8, self.int32, self.int64 = "i8", "i32", "i64"
 
+    if not TYPE_CHECKING:  # a type checker must still report missing names
+
+        def __getattr__(self, name: str) -> Any:
+            """Say that this is not all of torch, and where all of it runs."""
+            if name.startswith("_"):
+                raise AttributeError(name)
+            meant = nearest(name, dir(self), 0.75)
+            guess = f"did you mean {meant}? " if meant else ""
+            raise AttributeError(
+                f"the simulated torch has no {name!r}"
+                f" ({guess}programs for PyTorch itself run with rankwise run --on sim)"
+            )
+
     def __enter__(self) -> Self:
         _OPEN.append(weakref.ref(self))
         return self
@@ -135,7 +149,7 @@ class RuntimeContext:
             self._refuse_unread_messages()
 
     def _refuse_unread_messages(self) -> None:
-        """Tell of what kernels have sent to each other and nobody will ever receive."""
+        """Refuse messages between kernels that no kernel has received."""
         unread = unread_messages(self.engine.machine)
         if unread:
             more = f"; and {len(unread) - _UNREAD_TOLD} more" if len(unread) > _UNREAD_TOLD else ""
@@ -161,8 +175,8 @@ class RuntimeContext:
             self._pending_worker_waits.append(handle)
             self._awaited[self.rank] = handle
             self.give_way()
-            # Whoever goes on with a rank has drained its wait; where it was only taken off the
-            # list, it was seen to. One who has done neither gives the rank the right to drive.
+            # The scheduler that goes on with a rank has completed its wait, or has taken it off the
+            # list. If it has done neither, the rank drives the engine itself.
             if handle in self._pending_worker_waits:
                 self._pending_worker_waits.remove(handle)
                 self.complete(handle)
@@ -338,7 +352,7 @@ class RuntimeContext:
         """Map the addresses of a tensor; its values are zero. Waits for the mapping."""
         lengths = tuple(int(length) for length in shape)
         if any(length < 0 for length in lengths):
-            raise LocalProtocolError(f"a tensor cannot have shape {lengths}")
+            raise LocalProtocolError(f"a tensor's shape is {lengths}, expected no negative length")
         device = device or self.device
         name = name or f"tensor{self._tensor_count}"
         self._tensor_count += 1

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
+from rankwise.base.errors import ConfigError
 from rankwise.base.seeds import derived_seed
 from rankwise.sim.runtime.placement import DPPolicy
 from rankwise.sim.runtime.tensor import Tensor, element_type, encoded
@@ -19,12 +20,12 @@ if TYPE_CHECKING:
 class TensorCreation:
     """The functions of a context that make tensors.
 
-    Each maps the tensor's addresses, and then writes its values: two commands, two waits. Only what
-    nobody writes (`empty`) is mapped and no more. Values are made when there is room for them.
+    Each maps the tensor's addresses, and then writes its values: two commands, two waits. `empty`
+    only maps. Values are made when there is room for them.
     """
 
     def __init__(self, context: "RuntimeContext", seed: int) -> None:
-        # Weak, so that a context is gone as soon as nobody has it, and not at the next collection.
+        # Weak, so that a context is freed with its last reference, not at the next collection.
         self._context: RuntimeContext = weakref.proxy(context)
         self._seed = seed
         self._random: dict[int, np.random.Generator] = {}
@@ -32,7 +33,7 @@ class TensorCreation:
     def empty(
         self, *shape: Any, dtype: Any = "f32", dp: DPPolicy | None = None, name: str | None = None
     ) -> Tensor:
-        """A tensor whose values nobody has written; they read as zero."""
+        """A tensor without initial values; they read as zero."""
         return self._context.allocate(_shape(shape), _kind(dtype), dp, name)
 
     def full(
@@ -95,6 +96,11 @@ class TensorCreation:
         self, array: Array, dp: DPPolicy | None = None, name: str | None = None
     ) -> Tensor:
         """A tensor with the values and the type of an array; a copy, unlike torch's."""
+        if not hasattr(array, "dtype"):
+            raise ConfigError(
+                f"from_numpy was given {array!r}, expected a numpy array",
+                hint="tensor() makes a tensor of numbers and lists",
+            )
         return self.tensor(array, array.dtype, dp, name)
 
     def zeros_like(self, other: Tensor) -> Tensor:
@@ -102,7 +108,7 @@ class TensorCreation:
         return self.zeros(other.shape, dtype=other.kind, dp=other.dp)
 
     def empty_like(self, other: Tensor) -> Tensor:
-        """A tensor that nobody has written, like another."""
+        """A tensor without initial values, with the shape and dtype of another."""
         return self._context.allocate(other.shape, other.kind, other.dp)
 
     def manual_seed(self, seed: int) -> None:

@@ -35,7 +35,7 @@ class Distributed:
     """
 
     def __init__(self, context: "RuntimeContext") -> None:
-        # Weak, so that a context is gone as soon as nobody has it, and not at the next collection.
+        # Weak, so that a context is freed with its last reference, not at the next collection.
         self._context: RuntimeContext = weakref.proxy(context)
         self.ReduceOp = ReduceOp
         self.generation = 0

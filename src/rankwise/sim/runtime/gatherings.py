@@ -28,7 +28,7 @@ class Gatherings:
     """The calls of all ranks of a context."""
 
     def __init__(self, context: "RuntimeContext") -> None:
-        # Weak, so that a context is gone as soon as nobody has it, and not at the next collection.
+        # Weak, so that a context is freed with its last reference, not at the next collection.
         self._context: RuntimeContext = weakref.proxy(context)
         self._numbers: dict[tuple[str, int], int] = {}
         self._meetings: dict[tuple[str, int], Meeting] = {}
@@ -48,7 +48,7 @@ class Gatherings:
         """The latest collective that a rank called."""
         return self._last.get(rank)
 
-    def hopeless(self, alive: set[int]) -> str | None:
+    def deadlock_reason(self, alive: set[int]) -> str | None:
         """Why a meeting can never take place, if there is such a one."""
         for meeting in self._meetings.values():
             if meeting.disagrees:
@@ -61,7 +61,7 @@ class Gatherings:
         return None
 
     def abandoned(self) -> str | None:
-        """Which call came to nothing, when all ranks have returned and nobody waits for it."""
+        """The call that is incomplete, when all ranks have returned without a wait for it."""
         for meeting in self._meetings.values():
             rank, call = next(iter(meeting.calls.items()))
             missing = meeting.missing()[0]
@@ -119,7 +119,7 @@ class Gatherings:
             root=root_place,
             algorithm=algorithm,
         )
-        # A root broadcasts what it has, and nobody else's values count.
+        # A root broadcasts what it has; the values of other ranks do not count.
         if collective == "broadcast" and rank != root:
             taken = []
         number = self._next_number(group.name, rank)

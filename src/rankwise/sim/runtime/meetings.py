@@ -63,7 +63,7 @@ class Call:
         line: where the user's program called it.
         operands: the tensors that together are the rank's operand.
         results: those that together take its result.
-        after: what it comes after: the end of its stream at the call, whatever is launched later.
+        after: what it follows: the end of its stream at the time of the call.
         handle: its part on the engine; None until all ranks have come.
         is_awaited: whether the rank waits already; if so, its part is pending from the start.
     """
@@ -283,7 +283,7 @@ class Collective:
         self._operands = [None] * len(self._calls)
 
     def _or_zeros(self, index: int, given: Array | None) -> Array:
-        """A rank's operand, or as many zeros where nobody asks for its values."""
+        """A rank's operand, or as many zeros where its values are not needed."""
         if given is None or not len(given):
             return np.zeros(self._plan.operand(index).length, self._kind.compute)
         return given

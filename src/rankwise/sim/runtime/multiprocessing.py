@@ -28,6 +28,7 @@ from rankwise.base.errors import (
     Waiting,
 )
 from rankwise.base.seeds import derived_seed
+from rankwise.sim.ccl.algorithm_modules import AlgorithmError
 from rankwise.sim.kernel import Rank
 from rankwise.sim.kernel.places import frames_of_stack, line_of, where_of
 from rankwise.sim.runtime.process_groups import ranks_text
@@ -104,7 +105,7 @@ class Multiprocessing:
     SpawnException = SpawnException
 
     def __init__(self, context: "RuntimeContext") -> None:
-        # Weak, so that a context is gone as soon as nobody has it, and not at the next collection.
+        # Weak, so that a context is freed with its last reference, not at the next collection.
         self._context: RuntimeContext = weakref.proxy(context)
 
     def spawn(  # noqa: PLR0917 (the signature is torch's)
@@ -139,6 +140,8 @@ class Multiprocessing:
             TimeLimit: the wall limit is exceeded; names the rank and its line.
         """
         del daemon, start_method
+        if not callable(fn):
+            raise ConfigError(f"fn is {fn!r}, expected a function of (rank, *args)")
         if not isinstance(nprocs, SupportsIndex):
             raise ConfigError(f"nprocs is {nprocs!r}, expected a whole number of ranks")
         if nprocs < 1:
@@ -217,7 +220,7 @@ class _Schedule:
             live = [rank for rank in live if not rank.dead]
             if self._errors:
                 return
-            self._refuse_hopeless(live, is_stuck=False)
+            self._refuse_deadlock(live, is_stuck=False)
             had_work = bool(
                 self._context._pending_worker_waits or self._context._pending_collectives  # noqa: SLF001
             )
@@ -226,7 +229,7 @@ class _Schedule:
             except Deadlock as deadlock:
                 raise self._stuck(live, str(deadlock), deadlock.waiting) from deadlock
             if live and not had_work:
-                self._refuse_hopeless(live, is_stuck=True)
+                self._refuse_deadlock(live, is_stuck=True)
         abandoned = self._context.distributed.gatherings.abandoned()
         if abandoned is not None and not self._errors:
             raise self._stuck([], abandoned, ())
@@ -265,10 +268,10 @@ class _Schedule:
         finally:
             self._context._is_ending_ranks = False  # noqa: SLF001
 
-    def _refuse_hopeless(self, live: list[Rank], *, is_stuck: bool) -> None:
+    def _refuse_deadlock(self, live: list[Rank], *, is_stuck: bool) -> None:
         """Report waits that cannot end: for ranks that have left, or that are elsewhere."""
         alive = {rank.rank for rank in live}
-        reason = self._context.distributed.gatherings.hopeless(alive)
+        reason = self._context.distributed.gatherings.deadlock_reason(alive)
         if (
             reason is None
             and is_stuck
@@ -344,6 +347,12 @@ def _listed(told: list[str]) -> str:
 
 def _spawn_exception(errors: dict[int, BaseException], nprocs: int) -> SpawnException:
     failed = dict(sorted(errors.items()))
+    faulty = next((each for each in failed.values() if isinstance(each, AlgorithmError)), None)
+    if faulty is not None:
+        line = line_of(faulty)
+        exception = SpawnException(f"{faulty}{f' (called at {line})' if line else ''}", failed)
+        exception.__cause__ = faulty
+        return exception
     ranks: dict[str, list[int]] = {}
     for rank, error in failed.items():
         ranks.setdefault(_failure(error), []).append(rank)

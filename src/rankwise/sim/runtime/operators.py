@@ -44,7 +44,7 @@ class Operators:
     """What a tensor calculates, in simulated time."""
 
     __array_priority__ = 1_000
-    """An array of numpy leaves it to the tensor to say that they do not go together."""
+    """An array of numpy leaves it to the tensor to refuse shapes that cannot be broadcast."""
 
     __add__, __radd__, __iadd__ = _operator("add"), _operator("add"), _in_place("add")
     __sub__, __isub__ = _operator("sub"), _in_place("sub")

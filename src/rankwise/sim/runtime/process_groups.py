@@ -25,7 +25,7 @@ class ProcessGroup:
     def __init__(
         self, distributed: "weakref.ref[Distributed]", ranks: tuple[int, ...], name: str
     ) -> None:
-        # Weak, because whoever remembers a group must not keep its context alive.
+        # Weak, because a reference to a group must not keep its context alive.
         self._distributed = distributed
         self.ranks = ranks
         self.name = name

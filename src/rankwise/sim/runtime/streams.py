@@ -135,7 +135,7 @@ class StreamRegistry:
     """
 
     def __init__(self, context: "RuntimeContext", seats: int) -> None:
-        # Weak, so that a context is gone as soon as nobody has it, and not at the next collection.
+        # Weak, so that a context is freed with its last reference, not at the next collection.
         self._context: RuntimeContext = weakref.proxy(context)
         self._count = seats
         self._of_device: dict[Device, list[Stream]] = {}

@@ -100,7 +100,7 @@ class Tensor(Operators):
         self.dp = dp
         self.name = name
 
-    if not TYPE_CHECKING:  # a type checker shall still see what is not there
+    if not TYPE_CHECKING:  # a type checker must still report missing names
 
         def __getattr__(self, name: str) -> Any:
             """What torch's tensors have beyond storage is a kernel's work here; say so."""

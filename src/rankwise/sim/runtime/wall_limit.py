@@ -7,8 +7,8 @@ limit but the simulation's own.
 Nor may it come where Python drops exceptions, in a finalizer or a callback of the garbage
 collector: there it is let pass, and comes again a moment later.
 
-The signal may come in the middle of a process of the simulation. That a limit is over is no failure
-of whatever happens to run then, which those who wait for it would be told: it ends the run.
+The signal may come in the middle of a process of the simulation. The limit ends the run; it is not
+a failure of the process that happens to run, so the processes that wait for it are not told of one.
 """
 
 import gc
@@ -41,7 +41,7 @@ class RealTimeLimit(TimeLimit):
 
 @contextmanager
 def wall_limit(seconds: float | None, *, remedy: str = "a larger wall_limit_s") -> Iterator[None]:
-    """Raise `RealTimeLimit` in whatever runs after so many seconds, and again if it goes on.
+    """Raise `RealTimeLimit` in the running code after so many seconds, and again if it goes on.
 
     Limits may be nested: the one that comes first holds. A timer of somebody else's goes on
     afterwards.

@@ -1,8 +1,8 @@
 """Unmodified programs of torch on simulated ranks; needs the extra `torch`.
 
-`install` follows the import of `torch.distributed` in a simulated world: whatever backend a program
-names, it gets process groups whose operations meet in that world (`process_group`), through a
-store in memory (`store`). All that is private in torch is touched in `hooks`.
+`install` follows the import of `torch.distributed` in a simulated world: with any backend that a
+program names, it gets process groups whose operations meet in that world (`process_group`), through
+a store in memory (`store`). All that is private in torch is touched in `hooks`.
 """
 
 from rankwise.sim.torch.hooks import install

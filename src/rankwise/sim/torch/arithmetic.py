@@ -32,7 +32,7 @@ Combine = Callable[[Tensor, Tensor], Tensor]
 
 def plainly(compute: Callable[..., None], *args: Any) -> None:
     """Compute as C++ does below all modes."""
-    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction(), torch.no_grad():  # noqa: SLF001  # the modes of whoever came last must not see it
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction(), torch.no_grad():  # noqa: SLF001  # modes that others have pushed must not see it
         compute(*args)
 
 

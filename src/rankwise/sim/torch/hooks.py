@@ -3,9 +3,9 @@
 Tested with the versions in `TESTED`; with another one a run begins with a warning that says so.
 What is touched:
 
-- `distributed_c10d._new_process_group_helper`: whatever backend a program names, the group is made
-  with ours, which is registered by the public `Backend.register_backend(extended_api=True)` and
-  returns a Python `ProcessGroup`; torch's records then get the name that was asked for.
+- `distributed_c10d._new_process_group_helper`: with any backend that a program names, the group
+  is made with ours, which is registered by the public `Backend.register_backend(extended_api=True)`
+  and returns a Python `ProcessGroup`; torch's records then get the name that was asked for.
 - `distributed_c10d._world`: each rank has a `World` of its own behind one object.
 - `distributed_c10d._process_group_name`: the registry of groups in C++ is the process's, so each
   rank's groups have names of their own.
@@ -59,7 +59,7 @@ def install(world: World, device: str = "cpu") -> Callable[[], None]:
     """
     check_version(torch.__version__)
     _register()
-    import_module("torch.distributed.nn")  # its defaults are the group of whoever imports it
+    import_module("torch.distributed.nn")  # its defaults are the group of the rank that imports it
     stack = ExitStack()
 
     def replace(name: str, make: Callable[[Any], Any], owner: Any = c10d) -> None:
@@ -101,7 +101,7 @@ def record_in_process() -> None:
 
 
 def check_version(version: str) -> None:
-    """Warn if nobody has tested this version of torch."""
+    """Warn of a version of torch that rankwise was not tested with."""
     if not version.startswith(tuple(f"{tested}." for tested in TESTED)):
         warnings.warn(
             f"simulated ranks use private parts of torch and are tested with {', '.join(TESTED)}; "
@@ -382,7 +382,7 @@ class _Event:
         return (end.recorded_ns - self.recorded_ns) / 1e6
 
     def query(self) -> bool:
-        """Whatever a rank has computed is done."""
+        """All that a rank has computed is done."""
         return True
 
     def synchronize(self) -> None:

@@ -56,7 +56,7 @@ class RehearsedWork(TorchWork):  # type: ignore[misc]  # torch is untyped here
         group, gates: what is to be waited for.
         outputs: the tensors that are filled.
         source: tells who has sent, if it is a message.
-        handle: of `Group.open_handle`; None where nobody has to wait for this operation by itself.
+        handle: of `Group.open_handle`; None where this operation needs no wait of its own.
         tensors: those that must be left alone until somebody has waited.
         passages: what clocks wait for, on a modelled machine.
     """
@@ -162,7 +162,7 @@ class NamedProcessGroup(ProcessGroup):  # type: ignore[misc]  # the same
 
     Args:
         rank, size: this rank in the group, and how many there are.
-        backend: the backend that the program has asked for, which it shall be told.
+        backend: the backend that the program has asked for; it is told this name.
     """
 
     def __init__(self, rank: int, size: int, backend: str) -> None:
@@ -235,7 +235,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
         """Nothing is held."""
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Nobody waits in vain here, so nothing is timed out."""
+        """Ignored: a deadlock is found at once, so no operation times out."""
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> RehearsedWork:
         """Reduce over all ranks."""
@@ -447,7 +447,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
         words = SimpleNamespace(asyncOp=False)
         work = self._meet("monitored_barrier #?", [], None, _nothing, opts=words)
         (meeting,) = work._gates  # noqa: SLF001  # ours
-        assert isinstance(meeting, Meeting), "nobody posts a barrier"
+        assert isinstance(meeting, Meeting), "a barrier is not posted"
         patience = Duration(round(timeout.total_seconds() * SECOND)) or None
         if self._meetings.wait(meeting, patience):
             work.wait()
@@ -469,7 +469,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
         return self._post(self._meetings.ranks[peer], tag, call, tensors, is_send=False)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> RehearsedWork:
-        """Receive tensors from whoever sends first."""
+        """Receive tensors from the first rank that sends."""
         call = f"recv of {told_shapes(tensors)} from any rank, tag {tag},"
         return self._post(ANY_SOURCE, tag, call, tensors, is_send=False)
 

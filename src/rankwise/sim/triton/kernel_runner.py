@@ -158,7 +158,7 @@ def _end(processes: list[Process], cause: BaseException) -> None:
     """End the programs that are left when one has failed."""
     for process in processes:
         if not process.is_done:
-            process.add_callback(lambda _event: None)  # its end is nobody's surprise
+            process.add_callback(lambda _event: None)  # its failure is handled here
             process.cancel(LocalProtocolError(f"another program of the launch failed: {cause}"))
 
 

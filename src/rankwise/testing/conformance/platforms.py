@@ -2,7 +2,7 @@
 
 A behaviour is a function that takes a platform and a callable of it that adds: three vectors of
 float32 of the same length and that length, `out = x + y`. Chips 0 and 1 must exist. The suite looks
-at nothing but what the port promises, so it suits platforms whose memory nobody else can see.
+at nothing but what the port promises, so it suits platforms with private memory too.
 
 Loaded by itself, `from rankwise.testing.conformance.platforms import check_platform`, since it
 brings numpy along.

@@ -95,7 +95,7 @@ def check_process_host(make_world: Callable[[], ProcessWorld]) -> None:
 
 
 def a_gang_whose_workers_end_well_succeeds(world: ProcessWorld) -> None:
-    """Zero from everybody is a success, and nobody is left."""
+    """If every worker exits with 0, the gang succeeds, and no process is left."""
     record = world.run(GangSpec(size=3), [[Program(), Program(after=SOON), Program()]])
 
     assert record.outcome == Outcome(status=OutcomeStatus.SUCCEEDED, attempts=1)
@@ -141,7 +141,7 @@ def _a_death_by(signal: int) -> Behaviour:
 
 
 def an_exception_is_reported_before_the_exit(world: ProcessWorld) -> None:
-    """Whatever a worker reports is delivered before its end."""
+    """What a worker reports is delivered before its end."""
     raising = Program(ending=Raises("loss is NaN", exception="ValueError"), after=SOON)
     record = world.run(GangSpec(size=2, grace=GRACE), [[raising, RUNS]])
 
@@ -255,7 +255,7 @@ def strays_of_a_killed_worker_are_swept(world: ProcessWorld) -> None:
 
 
 def silence_is_a_hang(world: ProcessWorld) -> None:
-    """When nobody shows a sign of life, stacks are asked for and the gang is ended."""
+    """When no worker shows a sign of life, stacks are asked for and the gang is ended."""
     patience = Duration(3 * SECOND)
     silent = Program(ending=RunsForever(), progress_every=SOON, silent_after=SOON)
     record = world.run(GangSpec(size=2, hang_timeout=patience, grace=GRACE), [[silent, RUNS]])

@@ -1,9 +1,9 @@
 """What every store must do, so that nodes meet alike in all of them.
 
 A behaviour is a function that takes a way to *connect* (each call opens one more client of the same
-store) and a prefix of its own, under which nobody else writes; so one store serves all of them, one
-after another, and may hold other keys. Real stores are slow on a busy machine: whoever waits here
-waits for an event, with a patience that is far away from everything that must not be missed.
+store) and a prefix of its own, under which no other client writes; so one store serves all of them,
+one after another, and may hold other keys. Real stores are slow on a busy machine: each wait here
+is for an event, with a patience that is far away from everything that must not be missed.
 """
 
 import uuid
@@ -36,7 +36,7 @@ PATIENCE = Duration(60 * SECOND)
 INSTANTLY = Duration(20 * MILLISECOND)
 HOURS = Duration(2 * 3600 * SECOND)
 SHORT_LIFE = Duration(1 * SECOND)
-"""The life of a lease that nobody renews; a store may round it up."""
+"""The life of a lease that is not renewed; a store may round it up."""
 CLIENTS = 4
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ def check_store(connect: Connect) -> None:
 
     Args:
         connect: opens one more client of one and the same store. The suite closes what it opens;
-            nobody else writes to the store meanwhile.
+            no other client writes to the store meanwhile.
 
     Raises:
         AssertionError: with a note that names the behaviour.
@@ -237,7 +237,7 @@ def what_changes_nothing_makes_no_revision(connect: Connect, prefix: str) -> Non
 
 
 def a_watch_tells_every_change_in_order(connect: Connect, prefix: str) -> None:
-    """Puts and deletes, of whomever, under its prefix alone, beginning after its revision."""
+    """Puts and deletes of any client, under its prefix alone, beginning after its revision."""
     key = prefix + "in/a"
     with connect() as writer, connect() as watcher:
         _put(writer, key, b"before")

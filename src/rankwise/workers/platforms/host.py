@@ -99,7 +99,7 @@ class HostDevice:
         )
 
     def close(self) -> tuple[Leak, ...]:
-        """Let go of all memory; returns what nobody has freed."""
+        """Release all memory; returns what was not freed."""
         leaks = self._heap.leaks()
         for leak in leaks:
             self.free(leak.address)

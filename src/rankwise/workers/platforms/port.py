@@ -69,7 +69,7 @@ class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Leak(msgspec.Struct, frozen=True):
-    """Memory of a device that nobody has given back."""
+    """Memory of a device that was not freed."""
 
     address: int
     size: int
@@ -135,7 +135,7 @@ class Device(Protocol):
         ...
 
     def close(self) -> tuple[Leak, ...]:
-        """Let go of everything; returns what nobody has freed."""
+        """Release everything; returns the memory that was not freed."""
         ...
 
 

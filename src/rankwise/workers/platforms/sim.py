@@ -212,7 +212,7 @@ class SimulatedChip:
         return ChipTensor(address, described.shapes, kind, name)
 
     def close(self) -> tuple[Leak, ...]:
-        """Let go of all memory; returns what nobody has freed."""
+        """Release all memory; returns what was not freed."""
         leaks = self._heap.leaks()
         for leak in leaks:
             self.free(leak.address)

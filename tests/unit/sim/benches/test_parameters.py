@@ -42,7 +42,7 @@ def test_a_bench_refuses_a_value_in_one_line(bench: str, parameter: str, text: s
         ("gemm", "dtyp=f16", r"gemm has no parameter 'dtyp' \(did you mean dtype\?\)"),
         ("softmax", "dtype=i32", "dtype of softmax is 'i32'"),
         ("ccl_allreduce", "elements=-5", "elements of ccl_allreduce is '-5', expected a whole"),
-        ("all_collectives", "only=xx", "no algorithm that ships has 'xx' in its name"),
+        ("all_collectives", "only=xx", "no shipped algorithm has 'xx' in its name"),
         ("tp_mlp", "inner=6", "inner of 6 cannot be cut into 4 equal parts"),
         (
             "tp_mlp",
@@ -167,7 +167,10 @@ def test_whatever_may_define_an_entry_is_run(source: str, tmp_path: Path) -> Non
     ("source", "message"),
     [
         ("def run(): pass\n", r"run is called as run\(torch\), but: too many positional"),
-        ("def run(torch, n): pass\n", r"missing a required argument: 'n' \(what it takes besides"),
+        (
+            "def run(torch, n): pass\n",
+            r"missing a required argument: 'n' \(give all further parameters a default",
+        ),
         ("def worker(rank): pass\n", r"called as worker\(rank, world_size, torch\), but"),
         ("def worker(rank, world_size, torch, *, n): pass\n", r"missing a required .*'n'"),
     ],

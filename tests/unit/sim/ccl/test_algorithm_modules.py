@@ -107,7 +107,10 @@ def test_ranks_whose_algorithm_fails_are_told_once(folder: Path) -> None:
             lambda _rank: torch.distributed.all_reduce(torch.ones(4)), nprocs=2
         )
 
-    assert "\n" not in str(caught.value)
+    message = str(caught.value)
+    assert message.startswith(f"the algorithm's module '{NAME}' failed for rank 0 of 2: ")
+    assert f"(called at {__file__}:" in message
+    assert "\n" not in message
     assert torch._pending_worker_waits == []
 
 

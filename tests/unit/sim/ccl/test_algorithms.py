@@ -320,7 +320,7 @@ def test_every_rank_is_a_leaf_in_one_of_the_two_trees() -> None:
 def test_ranks_without_a_device_of_their_own_are_grouped_by_it() -> None:
     task = Request("", "all_reduce", 5, 1, homes=(4, 4, 2, 4, 2)).task(0)
 
-    assert hierarchical_allreduce.households(task) == [[0, 1, 3], [2, 4]]
+    assert hierarchical_allreduce.groups_by_device(task) == [[0, 1, 3], [2, 4]]
 
 
 def test_an_average_of_integers_is_refused() -> None:

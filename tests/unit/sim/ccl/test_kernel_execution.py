@@ -228,7 +228,7 @@ def sends_to_itself(rank: Any) -> None:
 @pytest.mark.parametrize(("kernel", "told"), [
     (sends_to_all, r"algorithm star: its kernel has sent data that no rank received: 1 slot "),
     (waits_for_the_root, r"rank 0 lane 0: waits_for_the_root on .*_kernel_execution.py:\d+"),
-    (sends_to_itself, r"0 is not a peer: give another rank of 0 to 3 than 0"),
+    (sends_to_itself, r"0 is not a peer: expected a rank from 0 to 3 other than 0"),
 ])  # fmt: skip
 def test_a_kernel_whose_messages_do_not_fit_is_told(
     kernel: Callable[..., None], told: str, monkeypatch: pytest.MonkeyPatch

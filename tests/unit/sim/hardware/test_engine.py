@@ -124,7 +124,7 @@ def test_a_full_memory_says_what_was_wanted_and_what_is_free() -> None:
 
     with pytest.raises(
         MemoryExhausted,
-        match=rf"sip1\.cube2\.hbm3 is full: 101 bytes wanted, 100 of {channel} free",
+        match=rf"sip1\.cube2\.hbm3 is full: 101 bytes wanted, 100 of {channel:,} free",
     ):
         mapped(engine, 1, 101, cube=2, pe=3)
     mapped(engine, 1, 100, cube=2, pe=3)

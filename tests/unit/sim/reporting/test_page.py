@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from rankwise.sim.benches.session import Finished, Settings, simulate
+from rankwise.sim.hardware.quantities import format_picoseconds
 from rankwise.sim.hardware.topology import PRESETS, load_topology, parse_topology
 from rankwise.sim.reporting.charts import roofline_chart, timeline_chart
 from rankwise.sim.reporting.machine_drawing import as_svg, as_text
@@ -48,6 +49,15 @@ def test_a_page_has_every_section_and_is_well_formed(finished: Finished) -> None
     sections = re.findall(r"<h2>(.*?)</h2>", html)
     assert sections == ["Results", "Timeline", "Utilisation", "Roofline", "Machine"]
     assert "gemm &lt;1&gt;" in html
+
+
+def test_a_page_says_why_the_whole_run_took_longer_than_its_results(finished: Finished) -> None:
+    whole = format_picoseconds(finished.engine.now)
+    assert finished.engine.now > sum(result.time_ps for result in finished.results)
+
+    html = page("gemm", finished.engine, finished.results)
+
+    assert f"the {whole} at the top are the whole run" in html
 
 
 def test_a_page_fetches_nothing(finished: Finished) -> None:

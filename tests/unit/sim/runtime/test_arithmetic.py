@@ -108,7 +108,7 @@ def test_what_is_not_offered_says_what_to_use_instead(
 @pytest.mark.parametrize(
     ("operate", "message"),
     [
-        (lambda x: x + x.reshape(2, 2), r"shapes \(4,\) and \(2, 2\) do not go together"),
+        (lambda x: x + x.reshape(2, 2), r"shapes \(4,\) and \(2, 2\) cannot be broadcast"),
         (lambda x: x @ x.reshape(2, 2), r"matrices of shapes \(4,\) and \(2, 2\)"),
         (lambda x: x.__iadd__(x.reshape(4, 1)), r"has shape \(4,\), its new values \(4, 4\)"),
     ],

@@ -176,3 +176,24 @@ def test_a_grid_is_of_whole_numbers_on_the_machine_and_off_it(
         for given in (grid, lambda _given: grid):
             with pytest.raises(ConfigError, match="the grid is"):
                 fill[given](x, 8, block=8)
+
+
+@pytest.mark.parametrize(
+    ("use", "error", "message"),
+    [
+        (
+            lambda ctx: ctx.relu,
+            AttributeError,
+            r"^the simulated torch has no 'relu' \(programs for .* rankwise run --on sim\)$",
+        ),
+        (lambda ctx: ctx.form_numpy, AttributeError, r"\(did you mean from_numpy\? programs"),
+        (lambda ctx: ctx.from_numpy([1]), ConfigError, r"given \[1\], expected a numpy array"),
+        (lambda ctx: ctx.multiprocessing.spawn(3), ConfigError, "fn is 3, expected a function"),
+        (lambda ctx: ctx.zeros((-1,)), LocalProtocolError, "expected no negative length"),
+    ],
+)
+def test_what_the_simulated_torch_cannot_do_is_refused_by_name(
+    ctx: RuntimeContext, use: Callable[..., object], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        use(ctx)

@@ -1,6 +1,6 @@
 """`worker_main`: a worker that answers questions over HTTP, on a Unix socket, while it works.
 
-The socket is where TORCH_WORKER_SERVER_SOCKET says; without the variable nobody listens, and
+The socket is where TORCH_WORKER_SERVER_SOCKET says; without the variable there is no listener, and
 nothing is loaded. Programs under `rankwise run` need none of this: `rankwise stacks` asks them all.
 
     GET  /                   where to look further

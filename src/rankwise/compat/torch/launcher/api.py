@@ -282,7 +282,7 @@ def _get_entrypoint_name(entrypoint: Callable[..., Any] | str | None, args: list
 
 
 def _get_addr_and_port(rdzv_parameters: RendezvousParameters) -> tuple[str | None, int | None]:
-    """Where rank 0 listens, if the rendezvous is static; else nobody knows yet.
+    """Where rank 0 listens, if the rendezvous is static; else not known yet.
 
     Raises:
         ValueError: the endpoint of a static rendezvous, or its port, is missing.

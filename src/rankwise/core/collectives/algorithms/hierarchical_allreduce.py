@@ -18,7 +18,7 @@ from rankwise.core.collectives.program import Program, Receive, Send, Span, Task
 COLLECTIVE = "all_reduce"
 
 
-def households(task: Task) -> list[list[int]]:
+def groups_by_device(task: Task) -> list[list[int]]:
     """The ranks by device, in the order of each device's first rank."""
     homes = task.homes or tuple(range(task.size))
     by_home: dict[int, list[int]] = {}
@@ -29,7 +29,7 @@ def households(task: Task) -> list[list[int]]:
 
 def program(task: Task) -> Program:
     """What one rank does."""
-    groups = households(task)
+    groups = groups_by_device(task)
     mine = next(group for group in groups if task.rank in group)
     everything = Span(0, task.elements)
     if len({len(group) for group in groups}) == 1:

@@ -114,7 +114,7 @@ class Arena:
             raise ArenaExhausted(
                 f"{format_bytes(size_bytes)} were asked for, and no such piece is left of the "
                 f"{format_bytes(SIZE)} of addresses that a tree shares",
-                hint="share less at a time; what was shared is given back by close()",
+                hint="share less at a time; close() frees what was shared",
             )
         return offset
 

@@ -4,7 +4,7 @@ The child counts the task words that it has begun and done where the worker proc
 the child is dead. What the counts promise (see `core.tree.machine`):
 
 - a success may be counted and told later, together with others: it is not lost if the child dies;
-- a failure and a return are told first and counted then: whoever finds the count finds the word.
+- a failure and a return are told first and counted then: a reader of the count finds the word.
 
 A child that has lost what it cannot go on without says so with the failure that this has caused,
 takes no more words, and comes to its end.
@@ -72,7 +72,7 @@ class Role(Protocol):
         ...
 
     def run(self, callable_: int, frame: memoryview | None) -> bytes | None:
-        """Do a task; returns what shall be left in its frame."""
+        """Do a task; returns what is left in its frame."""
         ...
 
     def failed(self, error: BaseException) -> None:
@@ -92,7 +92,7 @@ class Role(Protocol):
         ...
 
     def finish(self) -> bytes:
-        """Come to an end; returns what the worker process shall know of it."""
+        """Close the child; returns the report for the worker process."""
         ...
 
 
@@ -247,7 +247,7 @@ def _write_down(ends: ChildEnds, subject: int, error: BaseException, loss: str =
     try:
         ends.reports.append(subject, report_of(error, loss))
     except OSError as trouble:
-        with suppress(OSError):  # then nobody can be told
+        with suppress(OSError):  # then there is no reader
             sys.stderr.write(f"A report could not be written: {trouble.strerror}. It was:\n")
             traceback.print_exception(error)
             flush_output()

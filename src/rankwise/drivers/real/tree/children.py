@@ -104,7 +104,7 @@ _FRAMES_TO_INIT = 7
 
 
 class ChildSpec(msgspec.Struct, frozen=True):
-    """A child that a worker shall have.
+    """A child that a worker is to have.
 
     Attributes:
         name: what to call it: `chip 0`.
@@ -196,7 +196,7 @@ class Children:
         return self.name_of(child), how
 
     def check_whole(self) -> None:
-        """Refuse to begin anything without a child that nobody replaces.
+        """Refuse to begin anything after the death of a child that is not replaced.
 
         Raises:
             WorkerDied: one is gone.
@@ -489,7 +489,7 @@ class Children:
             self._resources.close()
 
     def _end_zygote(self, pid: int, deadline: Instant) -> None:
-        """Told that nobody gives orders any more, it kills all its descendants and ends."""
+        """When the end of its orders is told, it kills all its descendants and ends."""
         has_ended = False
         try:
             # Closing would not do: whatever was forked meanwhile, another tree, has a copy of it.

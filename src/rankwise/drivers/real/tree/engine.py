@@ -1,7 +1,7 @@
 """The engine: carries out what the task graph of one worker orders, and feeds it what happens.
 
-It has no thread of its own; whoever calls it is its thread. Completions are read without waiting at
-every so manieth submission, and with waiting while there is no room, during commands, and at the
+It has no thread of its own: it runs in its caller's. Completions are read without waiting at every
+32nd submission, and with waiting while there is no room, during commands, and at the
 end of a run. Then it sleeps in one `read`, or in `poll` when there is a deadline.
 
 What raises in the middle of any of this would part the graph from the children, so signal handlers
@@ -126,7 +126,7 @@ class Engine(Listener):
         arena: the memory that all children share.
         children: the processes.
         reports: what failing tasks of this run have told, by their number; each with its child.
-        forgotten_commands: how often nobody has waited for a command's answer.
+        forgotten_commands: how many commands' answers were not waited for.
         on_lost: told a child's number, and how it ended.
         on_left: told a task's number, the child, and what the task left; returns the simulated
             instant at which it ended.
@@ -660,7 +660,7 @@ class Engine(Listener):
                 number, _ = self._graph.task_in(subject)
                 self.reports.setdefault(number, []).append((child, report))
                 if report.loss:
-                    # It ends, which is told like any end; but the next run shall know for sure.
+                    # It ends, which is told like any end; but the next run must know for sure.
                     self.children.lost[child] = report.loss
 
     def _hear_of_child(self, kind: int, word: int) -> None:

@@ -52,7 +52,7 @@ def _let_run(thread: int, processors: set[int]) -> None:
 
 
 def _sharing_the_last_cache(processor: int) -> set[int]:
-    """Nobody where the system does not tell, as in some containers."""
+    """None where the system does not tell, as in some containers."""
     found: dict[int, set[int]] = {}
     for cache in (_PROCESSORS / f"cpu{processor}" / "cache").glob("index*"):
         with suppress(OSError, ValueError):

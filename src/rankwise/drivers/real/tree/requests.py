@@ -90,7 +90,7 @@ class ChildRequests:
         return end
 
     def forget(self, call: int) -> None:
-        """Nobody waits for this call any more."""
+        """The caller does not wait for this call any more."""
         self._ends.pop(call, None)
 
     def on_answer(self, length: int) -> None:
@@ -105,7 +105,7 @@ class ChildRequests:
             self._tell(ChannelBroke(str(error)))
 
     def on_child_ended(self, how: str) -> None:
-        """Hear that nobody will answer any more."""
+        """Hear that no answer will come."""
         self._tell(PeerEnded(f"it {how}"))
 
     def _tell(self, stimulus: Stimulus) -> None:

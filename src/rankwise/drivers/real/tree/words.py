@@ -3,8 +3,8 @@
     task pipe          slot : 24 | callable : 24 | flags : 8 | counter : 8
     completion pipe    subject : 24 | kind : 8 | value : 32
 
-A pipe's write of up to 4096 bytes is atomic, and so is a read of whole words: nobody ever sees half
-a word. The lowest 32 bits of a completion word about a slot are what `ChildrenReported` takes.
+A pipe's write of up to 4096 bytes is atomic, and so is a read of whole words: no reader ever sees
+half a word. The lowest 32 bits of a completion word about a slot are what `ChildrenReported` takes.
 """
 
 import struct
@@ -45,7 +45,7 @@ READY, REFUSED, ENDED, ANSWERED, PROGRAM_ENDED, PROGRAM_FAILED, NOT_STARTED = 3,
 WOKEN = 10
 """Kinds about a child. Value: nothing; nothing (the reason is in the report file); the wait status;
 the length of the answer in the command frame; nothing; nothing (the same); the error number.
-`WOKEN` is about nobody: the worker process has written it, to end its own wait."""
+`WOKEN` is about no child: the worker process has written it, to end its own wait."""
 
 
 def completion(kind: int, subject: int, value: int = 0) -> bytes:

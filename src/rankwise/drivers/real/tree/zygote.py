@@ -124,7 +124,7 @@ class Zygote:
         try:
             pidfd = os.pidfd_open(pid)
         except OSError as error:
-            # Nobody would see its end.
+            # Its end would not be seen.
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             self._tell(NOT_STARTED, child, error.errno or 0)
@@ -171,7 +171,7 @@ class Zygote:
 def flush_output() -> None:
     """Write what `print` has kept; `os._exit` would drop it."""
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # nobody is there any more who could read it
+        with suppress(OSError, ValueError):  # the reader has gone
             if stream is not None:
                 stream.flush()
 

@@ -5,9 +5,9 @@ its base on, in native byte order:
 
     identity     magic, version, counts and sizes, name
     presences    u32 per rank, written by that rank: absent, joined, left
-    doorbells    a futex word per rank in a cache line of its own: counted up by whoever has
+    doorbells    a futex word per rank in a cache line of its own: counted up by a rank that has
                  something to tell the rank, which sleeps on it
-    obituaries   text per rank, written by whoever marks it dead, before it does so
+    obituaries   text per rank, written by the process that marks it dead, before it does so
     signals      for each rank that receives and each signal a row of u64: a base, and what each
                  rank has added (see `signals`)
     segment      `rankwise.drivers.real.segments`: meetings, deaths, what collectives need

@@ -4,9 +4,9 @@ Life. One process makes a region: `create` in a memfd of its own, `place` in sha
 already has. The ranks find it there: forked children use the very object; a child that shares the
 larger memory calls `find` with the offset; an unrelated process gets the descriptor through a
 socket (`send`, `receive`). A memfd has no name, appears in no directory, and is gone with the last
-process that holds it, so there is nothing to remove, whoever dies and when.
+process that holds it, so there is nothing to remove after any death.
 
-Death. Ranks cannot see each other die: somebody who can (their parent; whoever holds their pidfds,
+Death. Ranks cannot see each other die: a process that can (their parent; a holder of their pidfds,
 see `watch`) calls `mark_dead`. It writes why, then that, then rings every doorbell and the
 segment's word of meetings: all who wait for that rank, now or later, raise `PeerDied`. A rank that
 has left before is not missed. If the one who marks dies itself, waits still end at their deadline.

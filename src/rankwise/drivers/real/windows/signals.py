@@ -5,7 +5,7 @@ rank adds to a word of its own, and the value of a signal is a sum:
 
     value = base + what rank 0 has added + what rank 1 has added + …      (modulo 2**64)
 
-- `add` stores the sender's own word: it has one writer, and nobody loses a count.
+- `add` stores the sender's own word: it has one writer, and no count is lost.
 - `set` stores the base, chosen so that the sum is the value wanted. The base has many writers, but
   none of them reads it first: as with any plain variable, the last one wins. An `add` that races
   with a `set` counts either on top of it or not at all, as if it had come after or before.
@@ -16,12 +16,12 @@ After its store, the sender counts up the receiver's doorbell in the kernel, whi
 barrier and wakes sleepers in the same breath. The receiver reads the doorbell *before* it looks at
 the signal, and the kernel lets it sleep only while the doorbell still shows that. So either it
 sees the signal, or the ring comes after its look and it does not sleep: no wake-up is lost, though
-nobody holds a lock. Whoever dies between store and ring leaves a receiver asleep; its death rings
-as well, and then the value is looked at before the death.
+there is no lock. A sender that dies between store and ring leaves a receiver asleep; its death
+rings as well, and then the value is looked at before the death.
 
 Who marks a rank dead, or leaves, tells it in the same order: first the fact, then all doorbells.
 
-Data that a sender has copied before it signals is visible to whoever has seen the signal: x86-64
+Data that a sender has copied before it signals is visible to all that have seen the signal: x86-64
 keeps stores in order and loads too; elsewhere `fence` stands between data and signal on both sides.
 
 The board knows words, not memory, so that `tests/simulation` can run it through all interleavings.
@@ -132,7 +132,7 @@ class SignalBoard:
     ) -> int | None:
         """Sleep until a signal of this rank is as wanted; its value, or None after `deadline`.
 
-        `look_around` is called before each sleep, and raises if nobody will come any more.
+        `look_around` is called before each sleep, and raises if no signal can come any more.
         """
         doorbell = self._doorbell
         row = self._row(self._rank, signal)

@@ -1,4 +1,4 @@
-"""Whoever can see ranks end tells the others: a set of pidfds, and the regions they belong to.
+"""A process that sees ranks end tells the others: a set of pidfds, and the regions they belong to.
 
 A pidfd becomes readable when its process ends, so watching costs nothing until then. Three ways:
 

@@ -4,7 +4,7 @@ PROGRAM is `script.py ARGUMENTS`, `-m module ARGUMENTS`, or `-f` for the functio
 
 A script's own code is compiled each time it is run, so this one only fetches the compiled
 `bootstrap.py` beside it. It does so by file, not by import: the interpreter may be another one,
-in which rankwise is not installed, and the program shall find no module that it did not ask for.
+in which rankwise is not installed, and the program must find no module that it did not ask for.
 The bootstrap takes over this module's names, so nothing may follow the last line.
 
 Any Python understands this file, if only to say that it is too old.

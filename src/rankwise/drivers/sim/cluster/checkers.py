@@ -19,7 +19,7 @@ machines but the words in which they write.
   wait for; whatever it was doing, and whether or not anybody hears it.
 - No node takes part in a job other than the one that it brings: another program, another budget.
 - When the agent that serves the store is lost, all others that took part end within their leases.
-- What a run leaves in the store vanishes when nobody has led it for the life of its lease.
+- What a run leaves in the store vanishes when it had no leader for the life of its lease.
 - In the end every agent tells why it ended; all who know the verdict know the same one, and it is
   true: a success is one of all members' workers, a root cause is a worker that failed by itself and
   first.
@@ -104,7 +104,7 @@ class ClusterChecker:
     """Watches one cluster. Satisfies `Witness`.
 
     Args:
-        plan: what befalls the cluster.
+        plan: the faults of the cluster.
         run_id: under which its keys lie.
         now: tells the true instant.
 
@@ -378,7 +378,7 @@ class ClusterChecker:
             self._broken(f"{node.node_id} begins round {world.round} of a run that is over")
         book = run.rounds.get(world.round)
         if book is None or book.record.members != world.members:
-            self._broken(f"{node.node_id} begins round {world.round}, which nobody has settled")
+            self._broken(f"{node.node_id} begins round {world.round}, which was never settled")
         if world.members[world.node_rank] != node.node_id:
             self._broken(f"{node.node_id} begins with the rank of {world.members[world.node_rank]}")
         if node.node_id in book.began:
@@ -484,7 +484,7 @@ class ClusterChecker:
                     self._broken(f"a success in round {last.record.number}, and not all succeeded")
             case OutcomeStatus.STOPPED:
                 if not self._happened("preempt"):
-                    self._broken("a stop that nobody asked for")
+                    self._broken("a stop without a request")
             case OutcomeStatus.FAILED:
                 if verdict.root is not None and last is not None:
                     self._judge_root(verdict, last)
@@ -529,13 +529,11 @@ class ClusterChecker:
             self._broken(f"all agents have ended, and {living} workers of round {number} live")
 
     def judge_leftovers(self, entries: tuple[Entry, ...]) -> None:
-        """Long after the last agent has ended: nothing is left that nobody had to leave."""
+        """Long after the last agent has ended: only what must outlive a run is left."""
         if not entries or self._may_leave_unbound:
             return
         names = [entry.key for entry in entries]
-        self._broken(
-            f"nobody has led the run for longer than its lease lives, and left are {names}"
-        )
+        self._broken(f"the run had no leader for longer than its lease lives, and left are {names}")
 
     @property
     def _may_leave_unbound(self) -> bool:

@@ -1,4 +1,4 @@
-"""What a simulated cluster is, and what befalls it: values, written as YAML or drawn from a seed.
+"""What a simulated cluster is, and its faults: values, written as YAML or drawn from a seed.
 
 Nodes are counted from 0; the machine of node 3 is `h3`. A node may live several times: each agent
 that starts there is a new one, with an id of its own.
@@ -126,7 +126,7 @@ class Preempt(msgspec.Struct, frozen=True, kw_only=True, tag="preempt", tag_fiel
 
 
 class Leave(msgspec.Struct, frozen=True, kw_only=True, tag="leave", tag_field="what"):
-    """The node is asked to leave; the others shall go on."""
+    """The node is asked to leave; the others go on."""
 
     at: Instant
     node: int
@@ -209,7 +209,7 @@ class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         network, clocks: how bad they are.
         joins_within: agents start at moments spread over this.
         late: nodes that start at another moment.
-        happenings: what befalls the cluster.
+        happenings: the faults of the cluster.
         grace: of every gang.
         leaves_alone: what SIGTERM means to an agent (see `AgentSpec`).
         closers_die: of 100 leaders that write how the run ended, how many are killed before they
@@ -244,7 +244,7 @@ class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def last_happening(self) -> Instant:
-        """When the last thing befalls the cluster."""
+        """When the last fault happens."""
         ends = [Instant(self.joins_within), *self.late.values()]
         for happening in self.happenings:
             extra: Any = getattr(happening, "lasts", None) or getattr(happening, "back_after", None)

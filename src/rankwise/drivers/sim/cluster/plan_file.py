@@ -1,7 +1,7 @@
 """Plans as YAML files: what a simulated cluster is, and its faults.
 
 The fields are those of `ClusterPlan`. A duration is written with its unit, as `5 s` or `200 ms`; a
-bare number would be one of nanoseconds, which nobody means, and is refused.
+bare number would be one of nanoseconds, which is never meant, and is refused.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Random plans: a cluster, and what befalls it, all from one seed.
+"""Random plans: a cluster and its faults, all from one seed.
 
 The dice are loaded, as with gangs: timeouts are short, so that they are reached; things that are
 rare in life meet each other here. Every plan comes to rest: after the last happening the network is

@@ -221,7 +221,7 @@ class SimulatedStore:
         pending.client.hear(answer)
 
     def _fail(self, pending: Pending) -> None:
-        """Nobody will answer: the client finds out when its patience is over."""
+        """No answer will come: the client finds out when its patience is over."""
         at = max(self._clock.now(), pending.deadline)
         self._agenda.at(at, partial(self._give_up, pending))
 

@@ -28,7 +28,7 @@ class Work:
 
 
 class Meeting:
-    """Members of a group wait for each other in the middle, or nobody proves they overlap."""
+    """Members of a group wait for each other in the middle, which proves that they overlap."""
 
     def __init__(self, width: int) -> None:
         self.missing = width
@@ -43,7 +43,7 @@ class Meeting:
             self._let_all_go(whole=not self.is_broken)
 
     def break_up(self) -> None:
-        """A member has died: nobody shall wait for it."""
+        """A member has died: no other member may wait for it."""
         self.is_broken = True
         self._let_all_go(whole=False)
 
@@ -149,7 +149,7 @@ class SimulatedChild:
         slot, ahead, epoch = self.pipe.popleft()
         word = self.begun
         if ahead and epoch != self.disturbances % 256:
-            # Told before it is counted: whoever finds the count must find the word too.
+            # Told before it is counted: a reader of the count must find the word too.
             self._flush()
             self._post(slot | RETURNED_BIT)
             self.disturbances += 1

@@ -246,7 +246,7 @@ class TreeWorld:
                     self._discard(effect)
 
     def _discard(self, discard: Discard) -> None:
-        """Nobody may be touching what is discarded."""
+        """No task may be using what is discarded."""
         del self._living[discard.address]
         space = self._spaces[discard.address]
         for child in self._children:

@@ -37,7 +37,7 @@ class Event:
     Attributes:
         name: what happened.
         source: who tells.
-        timestamp: when, in milliseconds since 1970; 0 if nobody said.
+        timestamp: when, in milliseconds since 1970; 0 if unknown.
         metadata: everything else, in plain values.
     """
 

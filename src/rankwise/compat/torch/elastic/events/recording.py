@@ -39,7 +39,7 @@ def construct_and_record_rdzv_event(
 ) -> None:
     """Make a rendezvous event of what the caller knows, and write it.
 
-    Costs nothing while nobody listens. The event's name is `<file>:<name>` with the caller's file;
+    Costs nothing without a listener. The event's name is `<file>:<name>` with the caller's file;
     without a name, the caller's function stands for it. A failed node's event carries the
     traceback of the exception being handled.
     """

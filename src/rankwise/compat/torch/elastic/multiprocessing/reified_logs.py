@@ -45,7 +45,7 @@ class ReifiedLogs:
         return self._destinations
 
     def discard(self) -> None:
-        """Leave everything where it is: it belongs to whoever made the specs."""
+        """Leave everything where it is: it belongs to the creator of the specs."""
 
 
 def log_plan(

@@ -88,7 +88,7 @@ class RendezvousInfo:
         store: shared by the nodes of this round, with torch's methods.
         rank: this node's.
         world_size: how many nodes take part.
-        bootstrap_store_info: where rank 0 of the workers listens; None if nobody said.
+        bootstrap_store_info: where rank 0 of the workers listens; None if unknown.
     """
 
     def __init__(
@@ -282,7 +282,7 @@ class RendezvousHandlerRegistry:
         """Make the handler of `params.backend`.
 
         Raises:
-            ValueError: nobody has registered it.
+            ValueError: it is not registered.
             RuntimeError: what was made says that it belongs to another backend.
         """
         try:

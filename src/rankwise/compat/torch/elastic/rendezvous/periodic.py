@@ -27,7 +27,7 @@ def delay(seconds: float | tuple[float, float]) -> None:
 class PeriodicTimer:
     """Calls `function(*args, **kwargs)` in a thread, with `interval` between, until cancelled.
 
-    A timer that nobody refers to any more cancels itself, but not because the program ends.
+    A timer without references cancels itself, but not because the program ends.
     """
 
     def __init__(

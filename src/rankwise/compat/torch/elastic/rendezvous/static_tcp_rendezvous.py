@@ -73,14 +73,14 @@ class StaticTCPRendezvous(RendezvousHandler):
         )
 
     def is_closed(self) -> bool:
-        """Never: nobody can close it."""
+        """Never: it cannot be closed."""
         return False
 
     def set_closed(self) -> None:
         """Do nothing."""
 
     def num_nodes_waiting(self) -> int:
-        """None: it has room for nobody else."""
+        """None: it has no room for further nodes."""
         return 0
 
     def get_run_id(self) -> str:

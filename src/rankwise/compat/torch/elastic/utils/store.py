@@ -23,7 +23,7 @@ _NO_VALUE = "<val_ignored>"
 
 
 def __getattr__(name: str) -> Any:
-    """`DistStoreError`, which torch's own stores raise: only whoever asks for it pays for torch."""
+    """`DistStoreError`, which torch's own stores raise; torch is imported only on request."""
     if name != "DistStoreError":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from torch.distributed import DistStoreError  # noqa: PLC0415  # see above

@@ -343,7 +343,7 @@ class SimpleElasticAgent(ElasticAgent):
             "entry_point": spec.get_entrypoint_name(),
         }
         if worker is not None:
-            # Each in a list of one, as whoever reads these records expects it.
+            # Each in a list of one, as readers of these records expect it.
             details |= {
                 "local_rank": [worker.local_rank],
                 "role_rank": [worker.role_rank],

@@ -362,7 +362,7 @@ class _AliveCallbackProxy:
 
 
 def _resolve_uninterruptible_state_timeout(explicit: float | None) -> float:
-    """Seconds; 0 if nobody asks for it, or what the environment says is no number."""
+    """Seconds; 0 if the variable is unset or no number."""
     if explicit is not None:
         return max(0.0, float(explicit))
     text = os.getenv(TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT, "0")

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 _SUB_STAGE, _CHIP_STAGE, _NEXT_LEVEL_STAGE = range(3)
 
 
-class HouseholdSpec(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerTreeSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What an initialised worker consists of.
 
     Attributes:
@@ -87,7 +87,7 @@ class HouseholdSpec(msgspec.Struct, frozen=True, kw_only=True):
     home: Home | None = None
 
 
-class Household:
+class WorkerTree:
     """The parts of an initialised worker; made by `init`, gone with `close`.
 
     Attributes:
@@ -98,7 +98,7 @@ class Household:
         leaks: after `close`, memory that was not freed, by the name of its chip.
     """
 
-    def __init__(self, spec: HouseholdSpec, table: CallableTable) -> None:
+    def __init__(self, spec: WorkerTreeSpec, table: CallableTable) -> None:
         self.spec = spec
         self.table = table
         self.next_level_count = len(spec.device_ids) or len(spec.next_level)
@@ -196,11 +196,11 @@ class Household:
             if child not in self._lost_before_close and child < self.first_sub:
                 raise WorkerDied(
                     f"{children.name_of(child)} {how} when it was closed",
-                    hint="what it was to store may be missing; init() may follow",
+                    hint="staged outputs may be missing; init() may be called again",
                 )
 
     def give_up(self) -> None:
-        """Kill all children: nobody knows any more what they do. The worker can only be closed."""
+        """Kill all children: what they do is unknown. The worker can only be closed."""
         self._domains.clear()
         self.engine.children.give_up()
 
@@ -312,7 +312,7 @@ class Household:
         """Refuse a tensor in memory that children do not see.
 
         Raises:
-            ConfigError: it is this process's own, or nobody's.
+            ConfigError: it is private memory of this process, or not mapped.
         """
         low, high = self._arena_span
         if (low <= start and start + size_bytes <= high) or self.is_shared(start, size_bytes):
@@ -460,13 +460,13 @@ def _is_nobodys(start: int, size_bytes: int) -> bool:
 class _Passage:
     """An address that a chip sees: the given one, or of memory on the way to and from it."""
 
-    def __init__(self, household: Household, address: int, size: int) -> None:
-        self._engine = household.engine
-        self._arena = household.engine.arena
-        self._forgotten_before = household.engine.forgotten_commands
+    def __init__(self, tree: WorkerTree, address: int, size: int) -> None:
+        self._engine = tree.engine
+        self._arena = tree.engine.arena
+        self._forgotten_before = tree.engine.forgotten_commands
         self._offset: int | None = None
         self.address = address
-        if size and not household.is_shared(address, size):
+        if size and not tree.is_shared(address, size):
             self._offset = self._arena.allocate(size)
             self.address = self._arena.address + self._offset
 
@@ -474,7 +474,7 @@ class _Passage:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # When nobody waited for the end, the chip may be at it still.
+        # When the end was not waited for, the chip may still work on it.
         is_over = self._engine.forgotten_commands == self._forgotten_before
         if self._offset is not None and is_over:
             self._arena.release(self._offset)
