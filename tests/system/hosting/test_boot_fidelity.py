@@ -186,6 +186,17 @@ except RecursionError: print('deep')
         "from __future__ import annotations\ndef f(x: Nope): ...\nprint(f.__annotations__)",
         "def f(x: 'Nope'): ...\nx: int = 1\nprint(__annotations__)",
         "import inspect\ndef f(): return 1\nprint(inspect.getsource(f))",
+        "import atexit\natexit.register(lambda: print('__file__' in globals()))",
+        """
+import os
+class Named:
+    def __init__(self, name): self.name = name
+    def __del__(self): os.write(1, self.name)
+def cycle(): a = Named(b'cycle '); a.itself = a
+cycle()
+kept = Named(b'kept ')
+def reader(): return kept
+""",
     ],
 )
 def test_ordinary_programs_end_as_under_plain_python(folder: Path, program: str) -> None:
@@ -259,6 +270,47 @@ def test_exceptions_are_reported_from_programs_that_have_wrecked_their_interpret
 
     assert run.ending.code == 1
     assert run.records[1]["type"] == kind
+
+
+LEAVES_A_FILE_OPEN = """
+import sys, site, encodings.utf_8, json, {place}
+def reader(): return log
+{place}.{name} = open('log.txt', 'w')
+{place}.{name}.write('written')
+"""
+
+
+@pytest.mark.parametrize("place", ["__main__", "site", "encodings.utf_8", "sys", "json"])
+@pytest.mark.parametrize("name", ["log", "main"])  # `site` has the second one before
+def test_what_was_written_to_a_file_left_open_is_not_lost(
+    folder: Path, place: str, name: str
+) -> None:
+    (folder / "program.py").write_text(LEAVES_A_FILE_OPEN.format(place=place, name=name))
+
+    run = booted("program.py")
+
+    assert run.ending == Ending(0, "", "")
+    assert (folder / "log.txt").read_text() == "written"
+
+
+def test_a_file_that_sitecustomize_has_left_open_is_not_lost_either(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    (folder / "sitecustomize.py").write_text("log = open('log.txt', 'w')\ndef f(): return log\n")
+    (folder / "program.py").write_text("import sitecustomize; sitecustomize.log.write('written')")
+
+    run = booted("program.py")
+
+    assert run.ending == Ending(0, "", "")
+    assert (folder / "log.txt").read_text() == "written"
+
+
+def test_what_python_has_loaded_itself_is_no_matter_of_garbage_collection(folder: Path) -> None:
+    (folder / "program.py").write_text("import gc; print(gc.get_freeze_count() > 0)")
+    (folder / "has_site.py").write_text("import sys; print('sitecustomize' not in sys.modules)")
+
+    assert booted("program.py").ending == plain("has_site.py")  # Debian's own Python has one
 
 
 def test_what_is_no_source_is_refused_by_its_name(folder: Path) -> None:
