@@ -6,6 +6,9 @@ what it prints, how it ends and the reports are compared.
 
 import json
 import os
+import py_compile
+import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +19,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from rankwise.drivers.real.worker import boot_program
+from rankwise.drivers.real.worker import boot_program, bootstrap
 from rankwise.launch.compiled_script import compiled_script
 
 pytestmark = pytest.mark.system
@@ -35,6 +38,11 @@ def hook(kind, error, tb):
 sys.excepthook = hook
 int('x')
 """
+
+
+py_compile.compile(bootstrap.__file__, doraise=True)
+COMPILED = boot_program(sys.executable)
+"""What a worker is given as a rule; `boot.py` where nothing can be compiled."""
 
 
 class Ending(NamedTuple):
@@ -67,7 +75,12 @@ def plain(*arguments: str, python: str = sys.executable) -> Ending:
     return Ending(run.returncode, run.stdout, run.stderr)
 
 
-def booted(*arguments: str, python: str = sys.executable, error_file: Path | None = None) -> Booted:
+def booted(
+    *arguments: str,
+    python: str = sys.executable,
+    error_file: Path | None = None,
+    boot: str = COMPILED,
+) -> Booted:
     with (
         tempfile.TemporaryFile() as reports,  # unlike a pipe, it takes any amount
         tempfile.TemporaryFile() as code,
@@ -82,7 +95,7 @@ def booted(*arguments: str, python: str = sys.executable, error_file: Path | Non
         if error_file is not None:
             environment["TORCHELASTIC_ERROR_FILE"] = str(error_file)
         run = subprocess.run(
-            [python, "-u", boot_program(), *arguments],
+            [python, "-u", boot if python == sys.executable else boot_program(), *arguments],
             capture_output=True,
             text=True,
             check=False,
@@ -97,27 +110,56 @@ def booted(*arguments: str, python: str = sys.executable, error_file: Path | Non
     return Booted(Ending(run.returncode, run.stdout, run.stderr), records, text)
 
 
-def assert_same(*arguments: str) -> Booted:
-    run = booted(*arguments)
+def assert_same(*arguments: str, boot: str = COMPILED) -> Booted:
+    run = booted(*arguments, boot=boot)
     assert run.ending == plain(*arguments)
     return run
 
 
+@pytest.mark.parametrize("boot", [COMPILED, boot_program()])
 @pytest.mark.parametrize(
     "path", ["show.py", "./show.py", "sub/../show.py", "sub/link.py", "ABSOLUTE", ".//show.py"]
 )
 def test_a_script_finds_the_names_paths_and_arguments_of_plain_python(
-    folder: Path, path: str
+    folder: Path, path: str, boot: str
 ) -> None:
     (folder / "show.py").write_text(SHOW)
     (folder / "sub").mkdir()
     (folder / "sub" / "link.py").symlink_to("../show.py")
     path = path.replace("ABSOLUTE", str(folder / "show.py"))
 
-    run = assert_same(path, "--flag", "-m", "value")
+    run = assert_same(path, "--flag", "-m", "value", boot=boot)
 
     assert run.ending.code == 0
     assert run.records == [{"kind": "ready"}]
+
+
+def test_what_is_compiled_is_given_to_our_own_interpreter_as_long_as_it_is_fresh(
+    folder: Path,
+) -> None:
+    worker = shutil.copytree(Path(bootstrap.__file__).parent, folder / "worker")
+    names = runpy.run_path(str(worker / "__init__.py"))
+    py_compile.compile(str(worker / "bootstrap.py"), doraise=True)
+
+    assert names["boot_program"](sys.executable).endswith(".pyc")
+    assert names["boot_program"]("/usr/bin/another-python") == str(worker / "boot.py")
+    with (worker / "bootstrap.py").open("a") as source:
+        source.write("# changed\n")
+    assert names["boot_program"](sys.executable) == str(worker / "boot.py")
+    shutil.rmtree(worker / "__pycache__")
+    assert names["boot_program"](sys.executable) == str(worker / "boot.py")
+
+
+def test_our_frames_do_not_show_where_the_code_was_compiled_at_another_place(folder: Path) -> None:
+    worker = shutil.copytree(Path(bootstrap.__file__).parent, folder / "built" / "worker")
+    py_compile.compile(str(worker / "bootstrap.py"), doraise=True)
+    (folder / "built").rename(folder / "installed")
+    compiled = runpy.run_path(str(folder / "installed" / "worker" / "__init__.py"))["boot_program"]
+    (folder / "program.py").write_text("1 / 0\n")
+
+    run = assert_same("program.py", boot=compiled(sys.executable))
+
+    assert run.records[-1]["traceback"].count("File ") == 1
 
 
 def test_a_module_of_a_package_runs_as_with_m(folder: Path) -> None:

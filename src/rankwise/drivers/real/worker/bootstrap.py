@@ -1,10 +1,10 @@
 """Runs a worker's program as Python itself would, and reports how it goes wrong.
 
-Two ways lead here: `boot.py`, in an interpreter of the worker's own, and the fork server, in a
-fork. Both make `__main__` as new, put `sys.argv` and `sys.path` in order and run the program in
-it. The program shall not be able to tell. In particular no frame of ours shows in a traceback:
-this code stands at the bottom of the stack, so its frames are the first of a traceback and are
-dropped before anybody sees it.
+Two ways lead here: an interpreter of the worker's own, which was given `boot.py` or this file when
+it was compiled, and the fork server, in a fork. All make `__main__` as new, put `sys.argv` and
+`sys.path` in order and run the program in it. The program shall not be able to tell. In particular
+no frame of ours shows in a traceback: this code stands at the bottom of the stack, so its frames
+are the first of a traceback and are dropped before anybody sees it.
 
 **Reports.** The worker has a report pipe. faulthandler writes stacks into it, on a fatal signal
 and on `STACKS_SIGNAL`. An exception that nobody caught is written as a record, and as torch's
@@ -57,15 +57,19 @@ _OUTPUT_LOST = 120
 """The exit code of an interpreter that could not write at its end what was printed before."""
 _HARMLESS_AT_START = ("__main__", "_distutils_hack")
 """The second one is what setuptools loads in every environment: it holds nothing."""
-_OUR_DIRECTORY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_OUR_FILES = tuple(
-    os.path.join(_OUR_DIRECTORY, *parts)
-    for parts in (
-        ("worker", "boot.py"),
-        ("worker", "bootstrap.py"),
-        ("worker", "function.py"),
-        ("hosting", "forkserver.py"),
-    )
+_HERE = os.path.dirname(os.path.abspath(__file__)).removesuffix("/__pycache__")
+_OUR_DIRECTORY = os.path.dirname(_HERE)
+_OUR_FILES = (
+    (lambda: None).__code__.co_filename,  # where this file was compiled, perhaps elsewhere
+    *(
+        os.path.join(_OUR_DIRECTORY, *parts)
+        for parts in (
+            ("worker", "boot.py"),
+            ("worker", "bootstrap.py"),
+            ("worker", "function.py"),
+            ("hosting", "forkserver.py"),
+        )
+    ),
 )
 
 
@@ -122,7 +126,7 @@ class Reporter:
 
 
 def run_as_started() -> None:
-    """Run the program that `boot.py` was given; raises whatever the program raises."""
+    """Run the program that the command line names; raises whatever the program raises."""
     boot_file, *arguments = sys.argv
     if arguments[0] == "-m":
         program: Program = ("module", arguments[1], arguments[2:])
@@ -610,3 +614,7 @@ def _write_error_file(
         os.replace(temporary, path)
     except OSError:
         pass  # the report pipe has told already; a full disk must not hide the exception itself
+
+
+if __name__ == "__main__":
+    run_as_started()
