@@ -41,6 +41,12 @@ def test_launching_imports_nothing_expensive(statement: str) -> None:
     assert imported_by(statement).isdisjoint(EXPENSIVE)
 
 
+def test_a_run_on_one_node_does_without_pathlib_and_what_that_brings() -> None:
+    supervised = imported_by("import rankwise.cli.run_job, rankwise.launch.supervision")
+
+    assert supervised.isdisjoint({"pathlib", "urllib.parse", "ipaddress"})
+
+
 @pytest.mark.parametrize(
     "module",
     [

@@ -8,6 +8,7 @@ program to become.
 import os
 import resource
 import sys
+from functools import cache
 from typing import Any
 
 from rankwise.drivers.real.worker import boot_program
@@ -50,7 +51,7 @@ def ensure_open_files(count: int) -> None:
 
 def _argv(job: Job, local_rank: int) -> list[str]:
     python = job.python or os.environ.get("PYTHON_EXEC") or sys.executable
-    boot = [python, "-u", boot_program()]
+    boot = [python, "-u", _boot_program(python)]
     match job.program:
         case Script(path=path, args=args):
             return [*boot, path, *_substituted(args, local_rank)]
@@ -62,6 +63,9 @@ def _argv(job: Job, local_rank: int) -> list[str]:
             return [path, *_substituted(args, local_rank)]
         case Function():
             return [*boot, "-f"]
+
+
+_boot_program = cache(boot_program)
 
 
 def _program(job: Job, local_rank: int) -> tuple[Any, ...]:

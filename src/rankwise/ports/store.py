@@ -112,5 +112,5 @@ class Store(Protocol):
         ...
 
     def __exit__(self, *exc_info: object) -> None:
-        """Close the store."""
+        """Close the store. After an exception nobody has said last words that others must hear."""
         ...

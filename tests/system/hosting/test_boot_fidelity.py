@@ -6,6 +6,9 @@ what it prints, how it ends and the reports are compared.
 
 import json
 import os
+import py_compile
+import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +19,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from rankwise.drivers.real.worker import boot_program
+from rankwise.drivers.real.worker import boot_program, bootstrap
 from rankwise.launch.compiled_script import compiled_script
 
 pytestmark = pytest.mark.system
@@ -35,6 +38,11 @@ def hook(kind, error, tb):
 sys.excepthook = hook
 int('x')
 """
+
+
+py_compile.compile(bootstrap.__file__, doraise=True)
+COMPILED = boot_program(sys.executable)
+"""What a worker is given as a rule; `boot.py` where nothing can be compiled."""
 
 
 class Ending(NamedTuple):
@@ -67,7 +75,12 @@ def plain(*arguments: str, python: str = sys.executable) -> Ending:
     return Ending(run.returncode, run.stdout, run.stderr)
 
 
-def booted(*arguments: str, python: str = sys.executable, error_file: Path | None = None) -> Booted:
+def booted(
+    *arguments: str,
+    python: str = sys.executable,
+    error_file: Path | None = None,
+    boot: str = COMPILED,
+) -> Booted:
     with (
         tempfile.TemporaryFile() as reports,  # unlike a pipe, it takes any amount
         tempfile.TemporaryFile() as code,
@@ -82,7 +95,7 @@ def booted(*arguments: str, python: str = sys.executable, error_file: Path | Non
         if error_file is not None:
             environment["TORCHELASTIC_ERROR_FILE"] = str(error_file)
         run = subprocess.run(
-            [python, "-u", boot_program(), *arguments],
+            [python, "-u", boot if python == sys.executable else boot_program(), *arguments],
             capture_output=True,
             text=True,
             check=False,
@@ -97,27 +110,56 @@ def booted(*arguments: str, python: str = sys.executable, error_file: Path | Non
     return Booted(Ending(run.returncode, run.stdout, run.stderr), records, text)
 
 
-def assert_same(*arguments: str) -> Booted:
-    run = booted(*arguments)
+def assert_same(*arguments: str, boot: str = COMPILED) -> Booted:
+    run = booted(*arguments, boot=boot)
     assert run.ending == plain(*arguments)
     return run
 
 
+@pytest.mark.parametrize("boot", [COMPILED, boot_program()])
 @pytest.mark.parametrize(
     "path", ["show.py", "./show.py", "sub/../show.py", "sub/link.py", "ABSOLUTE", ".//show.py"]
 )
 def test_a_script_finds_the_names_paths_and_arguments_of_plain_python(
-    folder: Path, path: str
+    folder: Path, path: str, boot: str
 ) -> None:
     (folder / "show.py").write_text(SHOW)
     (folder / "sub").mkdir()
     (folder / "sub" / "link.py").symlink_to("../show.py")
     path = path.replace("ABSOLUTE", str(folder / "show.py"))
 
-    run = assert_same(path, "--flag", "-m", "value")
+    run = assert_same(path, "--flag", "-m", "value", boot=boot)
 
     assert run.ending.code == 0
     assert run.records == [{"kind": "ready"}]
+
+
+def test_what_is_compiled_is_given_to_our_own_interpreter_as_long_as_it_is_fresh(
+    folder: Path,
+) -> None:
+    worker = shutil.copytree(Path(bootstrap.__file__).parent, folder / "worker")
+    names = runpy.run_path(str(worker / "__init__.py"))
+    py_compile.compile(str(worker / "bootstrap.py"), doraise=True)
+
+    assert names["boot_program"](sys.executable).endswith(".pyc")
+    assert names["boot_program"]("/usr/bin/another-python") == str(worker / "boot.py")
+    with (worker / "bootstrap.py").open("a") as source:
+        source.write("# changed\n")
+    assert names["boot_program"](sys.executable) == str(worker / "boot.py")
+    shutil.rmtree(worker / "__pycache__")
+    assert names["boot_program"](sys.executable) == str(worker / "boot.py")
+
+
+def test_our_frames_do_not_show_where_the_code_was_compiled_at_another_place(folder: Path) -> None:
+    worker = shutil.copytree(Path(bootstrap.__file__).parent, folder / "built" / "worker")
+    py_compile.compile(str(worker / "bootstrap.py"), doraise=True)
+    (folder / "built").rename(folder / "installed")
+    compiled = runpy.run_path(str(folder / "installed" / "worker" / "__init__.py"))["boot_program"]
+    (folder / "program.py").write_text("1 / 0\n")
+
+    run = assert_same("program.py", boot=compiled(sys.executable))
+
+    assert run.records[-1]["traceback"].count("File ") == 1
 
 
 def test_a_module_of_a_package_runs_as_with_m(folder: Path) -> None:
@@ -186,6 +228,17 @@ except RecursionError: print('deep')
         "from __future__ import annotations\ndef f(x: Nope): ...\nprint(f.__annotations__)",
         "def f(x: 'Nope'): ...\nx: int = 1\nprint(__annotations__)",
         "import inspect\ndef f(): return 1\nprint(inspect.getsource(f))",
+        "import atexit\natexit.register(lambda: print('__file__' in globals()))",
+        """
+import os
+class Named:
+    def __init__(self, name): self.name = name
+    def __del__(self): os.write(1, self.name)
+def cycle(): a = Named(b'cycle '); a.itself = a
+cycle()
+kept = Named(b'kept ')
+def reader(): return kept
+""",
     ],
 )
 def test_ordinary_programs_end_as_under_plain_python(folder: Path, program: str) -> None:
@@ -259,6 +312,47 @@ def test_exceptions_are_reported_from_programs_that_have_wrecked_their_interpret
 
     assert run.ending.code == 1
     assert run.records[1]["type"] == kind
+
+
+LEAVES_A_FILE_OPEN = """
+import sys, site, encodings.utf_8, json, {place}
+def reader(): return log
+{place}.{name} = open('log.txt', 'w')
+{place}.{name}.write('written')
+"""
+
+
+@pytest.mark.parametrize("place", ["__main__", "site", "encodings.utf_8", "sys", "json"])
+@pytest.mark.parametrize("name", ["log", "main"])  # `site` has the second one before
+def test_what_was_written_to_a_file_left_open_is_not_lost(
+    folder: Path, place: str, name: str
+) -> None:
+    (folder / "program.py").write_text(LEAVES_A_FILE_OPEN.format(place=place, name=name))
+
+    run = booted("program.py")
+
+    assert run.ending == Ending(0, "", "")
+    assert (folder / "log.txt").read_text() == "written"
+
+
+def test_a_file_that_sitecustomize_has_left_open_is_not_lost_either(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    (folder / "sitecustomize.py").write_text("log = open('log.txt', 'w')\ndef f(): return log\n")
+    (folder / "program.py").write_text("import sitecustomize; sitecustomize.log.write('written')")
+
+    run = booted("program.py")
+
+    assert run.ending == Ending(0, "", "")
+    assert (folder / "log.txt").read_text() == "written"
+
+
+def test_what_python_has_loaded_itself_is_no_matter_of_garbage_collection(folder: Path) -> None:
+    (folder / "program.py").write_text("import gc; print(gc.get_freeze_count() > 0)")
+    (folder / "has_site.py").write_text("import sys; print('sitecustomize' not in sys.modules)")
+
+    assert booted("program.py").ending == plain("has_site.py")  # Debian's own Python has one
 
 
 def test_what_is_no_source_is_refused_by_its_name(folder: Path) -> None:

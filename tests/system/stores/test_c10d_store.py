@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,18 @@ def test_a_server_lingers_until_the_others_have_heard_the_last_words() -> None:
         assert not closing.done()
         other.close()
         closing.result(PATIENCE / SECOND)
+
+
+def test_a_server_does_not_linger_after_an_exception() -> None:
+    pytest.importorskip("torch")
+    config = C10dConfig(host="127.0.0.1", port=free_ports(1)[0], namespace="run", linger=PATIENCE)
+    with suppress(KeyboardInterrupt), open_c10d(config, CLOCK):
+        other = open_c10d(config, CLOCK)
+        begun = CLOCK.now()
+        raise KeyboardInterrupt
+
+    assert CLOCK.now() - begun < PATIENCE / 2
+    other.close()
 
 
 def test_a_wait_that_is_over_is_told_from_a_lost_store_whatever_torch_says() -> None:

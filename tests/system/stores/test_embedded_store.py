@@ -21,7 +21,10 @@ from rankwise.base.errors import Compacted, ConfigError, StoreRefused, StoreUnav
 from rankwise.base.keys import Committed, Put, Revision, Transaction
 from rankwise.base.units import MILLISECOND, SECOND, ZERO, Duration
 from rankwise.drivers.real.clock import SystemClock
+from rankwise.drivers.real.reactor import Reactor
+from rankwise.drivers.real.store_client import StoreClient
 from rankwise.drivers.real.stores import embedded_server
+from rankwise.drivers.real.stores.deferred import DeferredStore
 from rankwise.drivers.real.stores.embedded import (
     EmbeddedConfig,
     EmbeddedStore,
@@ -351,6 +354,26 @@ def test_a_server_lingers_until_the_others_have_heard_the_last_words() -> None:
     client.close()
     closing_host.join(PATIENCE / SECOND)
     assert not closing_host.is_alive()
+
+
+def test_a_server_does_not_linger_after_an_exception_since_there_are_no_last_words() -> None:
+    host = open_embedded(config_for(0), CLOCK)
+    _, port = address_of(host)
+    store = DeferredStore(lambda: host, "the store", PATIENCE)
+    store.read("")
+    reactor = Reactor(CLOCK)
+    agent = StoreClient(
+        store, reactor=reactor, clock=CLOCK, deliver=print, request_timeout=PATIENCE
+    )
+    with open_embedded(config_for(port, is_host=False, timeout=A_WHILE), CLOCK) as other:
+        other.read("")
+        begun = CLOCK.now()
+        with suppress(KeyboardInterrupt), reactor, agent:
+            raise KeyboardInterrupt
+
+        assert CLOCK.now() - begun < PATIENCE / 2
+        with pytest.raises(StoreUnavailable):
+            other.read("")
 
 
 def test_a_server_does_not_linger_for_ever() -> None:

@@ -144,8 +144,8 @@ class StoreClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, *exc_info: object) -> None:
+        self._close(*exc_info)
 
     def submit(self, order: Order) -> None:
         """Carry out an order soon; its answer is delivered from the reactor."""
@@ -159,12 +159,15 @@ class StoreClient:
 
     def close(self) -> None:
         """Close the store and end all threads; no answer is delivered any more."""
+        self._close(None, None, None)
+
+    def _close(self, *exc_info: object) -> None:
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
         for followed in self._followed.values():
             followed.end()
-        self._store.close()
+        self._store.__exit__(*exc_info)
         for thread in self._threads:
             # torch's store may block inside torch, and has no way out; its threads are left behind.
             thread.join(2 * self._request_timeout / SECOND)

@@ -8,7 +8,6 @@ the run on this node.
 import os
 import socket
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 
@@ -146,6 +145,8 @@ class AgentRunner:
         from rankwise.drivers.real.stores.opening import open_store  # noqa: PLC0415  # the same
 
         if plan.own_etcd:
+            from pathlib import Path  # noqa: PLC0415  # the same
+
             from rankwise.launch.cluster.own_etcd import OwnEtcd  # noqa: PLC0415  # the same
 
             stage.stack.enter_context(

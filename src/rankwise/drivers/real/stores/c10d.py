@@ -232,6 +232,9 @@ class C10dStore:
 
     def close(self) -> None:
         """End this client's threads and watches; if it serves, when the others have ended, too."""
+        self._close(self._linger_s)
+
+    def _close(self, linger_s: float) -> None:
         if self._closed.is_set():
             return
         self._closed.set()
@@ -239,7 +242,7 @@ class C10dStore:
             self.wake_waiting()
         with suppress(StoreError), self._lock:
             others = self._log.count_clients(self._connection, -1)
-            deadline = monotonic() + self._linger_s
+            deadline = monotonic() + linger_s
             nobody = Event()
             while others > 0 and monotonic() < deadline:
                 nobody.wait(LINGER_LOOKS_S)  # torch's stores tell nobody of a counter
@@ -251,8 +254,8 @@ class C10dStore:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, *exc_info: object) -> None:
+        self._close(self._linger_s if not any(exc_info) else 0)
 
     @property
     def is_closed(self) -> bool:

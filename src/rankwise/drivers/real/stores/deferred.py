@@ -65,18 +65,18 @@ class DeferredStore:
 
     def close(self) -> None:
         """Close the store; one that is still being opened closes itself when it is."""
+        self.__exit__(None, None, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
         with self._changed:
             self._is_closed = True
             store, self._store = self._store, None
             self._changed.notify_all()
         if store is not None:
-            store.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+            store.__exit__(*exc_info)
 
     def _opened(self) -> Store:
         with self._changed:

@@ -39,7 +39,7 @@ from rankwise.base.keys import (
     Snapshot,
     Transaction,
 )
-from rankwise.base.units import SECOND, Duration
+from rankwise.base.units import SECOND, ZERO, Duration
 from rankwise.drivers.real.stores.addresses import listen
 from rankwise.drivers.real.stores.connections import (
     endpoint_text,
@@ -179,6 +179,9 @@ class EmbeddedStore:
 
     def close(self) -> None:
         """Hang up; if the server lives here, it ends when the others have hung up, too."""
+        self._close(self._config.linger)
+
+    def _close(self, linger: Duration) -> None:
         with self._lock:
             self._closed.set()
             for conversation in self._idle:
@@ -191,14 +194,14 @@ class EmbeddedStore:
         for watch in watches:
             watch.close()
         if self.server is not None:
-            self.server.close(self._config.linger)
+            self.server.close(linger)
             self.server = None
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, *exc_info: object) -> None:
+        self._close(self._config.linger if not any(exc_info) else ZERO)
 
     @property
     def is_closed(self) -> bool:

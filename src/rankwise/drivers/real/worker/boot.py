@@ -1,5 +1,7 @@
 """The file that the interpreter is given for a worker: `python -u boot.py PROGRAM`.
 
+The launcher's own interpreter usually is given a compiled `bootstrap.py` instead.
+
 PROGRAM is `script.py ARGUMENTS`, `-m module ARGUMENTS`, or `-f` for the function in the payload.
 
 A script's own code is compiled each time it is run, so this one only fetches the compiled

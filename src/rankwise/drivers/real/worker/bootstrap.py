@@ -1,10 +1,10 @@
 """Runs a worker's program as Python itself would, and reports how it goes wrong.
 
-Two ways lead here: `boot.py`, in an interpreter of the worker's own, and the fork server, in a
-fork. Both make `__main__` as new, put `sys.argv` and `sys.path` in order and run the program in
-it. The program shall not be able to tell. In particular no frame of ours shows in a traceback:
-this code stands at the bottom of the stack, so its frames are the first of a traceback and are
-dropped before anybody sees it.
+Two ways lead here: an interpreter of the worker's own, which was given `boot.py` or this file when
+it was compiled, and the fork server, in a fork. All make `__main__` as new, put `sys.argv` and
+`sys.path` in order and run the program in it. The program shall not be able to tell. In particular
+no frame of ours shows in a traceback: this code stands at the bottom of the stack, so its frames
+are the first of a traceback and are dropped before anybody sees it.
 
 **Reports.** The worker has a report pipe. faulthandler writes stacks into it, on a fatal signal
 and on `STACKS_SIGNAL`. An exception that nobody caught is written as a record, and as torch's
@@ -12,6 +12,10 @@ error file when one is asked for, *before* `sys.excepthook` is called, and not b
 programs that replace the hook are heard as well, and their hooks still work.
 
 Without a report pipe the program runs all the same, unheard.
+
+**The end.** An interpreter ends with full garbage collections, and most of what these look at was
+there before the program: a tenth of what it takes to run an empty one. So that is set aside, which
+is safe as long as nothing is in it whose destruction matters, see `_set_startup_aside`.
 
 This file runs in whatever interpreter the user chose, from Python 3.9 on, and before every
 program: it imports what is in memory anyway, and what a failure needs only when there is one.
@@ -21,6 +25,7 @@ import _frozen_importlib_external as _files
 import _signal  # type: ignore[import-not-found]  # the core of `signal`, without its enums
 import builtins
 import faulthandler
+import gc
 import marshal
 import os
 import sys
@@ -50,15 +55,21 @@ _MESSAGE_CHARACTERS_MAX = 64 << 10
 _TRACEBACK_CHARACTERS_MAX = 1 << 20
 _OUTPUT_LOST = 120
 """The exit code of an interpreter that could not write at its end what was printed before."""
-_OUR_DIRECTORY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_OUR_FILES = tuple(
-    os.path.join(_OUR_DIRECTORY, *parts)
-    for parts in (
-        ("worker", "boot.py"),
-        ("worker", "bootstrap.py"),
-        ("worker", "function.py"),
-        ("hosting", "forkserver.py"),
-    )
+_HARMLESS_AT_START = ("__main__", "_distutils_hack")
+"""The second one is what setuptools loads in every environment: it holds nothing."""
+_HERE = os.path.dirname(os.path.abspath(__file__)).removesuffix("/__pycache__")
+_OUR_DIRECTORY = os.path.dirname(_HERE)
+_OUR_FILES = (
+    (lambda: None).__code__.co_filename,  # where this file was compiled, perhaps elsewhere
+    *(
+        os.path.join(_OUR_DIRECTORY, *parts)
+        for parts in (
+            ("worker", "boot.py"),
+            ("worker", "bootstrap.py"),
+            ("worker", "function.py"),
+            ("hosting", "forkserver.py"),
+        )
+    ),
 )
 
 
@@ -115,7 +126,7 @@ class Reporter:
 
 
 def run_as_started() -> None:
-    """Run the program that `boot.py` was given; raises whatever the program raises."""
+    """Run the program that the command line names; raises whatever the program raises."""
     boot_file, *arguments = sys.argv
     if arguments[0] == "-m":
         program: Program = ("module", arguments[1], arguments[2:])
@@ -132,11 +143,40 @@ def run_as_started() -> None:
         # As a fork does: libraries that are torn down while their peers vanish crash now and then,
         # torch among them, and what the function returned has been sent long ago.
         run_and_exit(program, take_descriptors())
+    set_aside = _set_startup_aside()
     try:
         run(program, take_descriptors())
     finally:
+        if any(_ids(names) != before for names, before in set_aside):
+            gc.unfreeze()
         if "torch.distributed.distributed_c10d" in sys.modules:
             _yield_to_threads_of_torch()
+
+
+def _set_startup_aside() -> "list[tuple[dict[str, Any], list[int]]]":
+    """Take what is in memory out of garbage collection; return what must stay so, by its ids.
+
+    What is set aside is not taken apart at the interpreter's end if it is a cycle, as a module with
+    functions is. A file that somebody has left open there would lose what was written to it. So
+    nothing is set aside beside modules that are not Python's own (`sitecustomize`, say, may keep a
+    log), and all of it comes back if the program has given a name in one of them another value.
+    """
+    known: frozenset[str] = getattr(sys, "stdlib_module_names", frozenset())  # since 3.10
+    if not hasattr(gc, "freeze") or any(
+        name.partition(".")[0] not in known and name not in _HARMLESS_AT_START
+        for name in sys.modules
+    ):
+        return []
+    gc.freeze()
+    return [
+        (vars(module), _ids(vars(module)))
+        for name, module in sys.modules.items()
+        if name not in ("sys", "builtins")  # which are emptied in any case
+    ]
+
+
+def _ids(names: "dict[str, Any]") -> "list[int]":
+    return list(map(id, names.values()))
 
 
 def run(
@@ -310,6 +350,8 @@ def _run_script(
     if code is None:
         code = loader.get_code("__main__") if is_compiled else _compiled(source, location)
     exec(code, main)  # noqa: S102 - running the program is what this is for
+    for name in ("__file__", "__cached__"):  # as Python does before it calls exit functions
+        main.pop(name, None)
 
 
 def _compiled_before(payload_fd: "int | None", location: str) -> "Any":
@@ -361,9 +403,12 @@ def _run_as_main(name: str, *, alter_argv: bool) -> None:
 
 
 def _renew_main() -> "dict[str, Any]":
-    """Return the names of `__main__`, which are those of an interpreter that has just started."""
-    main = sys.modules["__main__"].__dict__
-    main.clear()
+    """Return the names of a `__main__` as an interpreter has it that has just started.
+
+    It is another module, since the first one may be set aside.
+    """
+    sys.modules["__main__"] = module = type(sys)("__main__")
+    main = module.__dict__
     main.update(
         __name__="__main__",
         __doc__=None,
@@ -569,3 +614,7 @@ def _write_error_file(
         os.replace(temporary, path)
     except OSError:
         pass  # the report pipe has told already; a full disk must not hide the exception itself
+
+
+if __name__ == "__main__":
+    run_as_started()
