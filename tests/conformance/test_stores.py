@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from rankwise.drivers.real.stores.embedded import EmbeddedConfig, EmbeddedStore,
 from rankwise.drivers.real.stores.etcd import EtcdStore
 from rankwise.drivers.real.stores.etcd_members import EtcdConfig
 from rankwise.drivers.real.stores.memory import MemoryStore
+from rankwise.drivers.real.stores.one_value import OneValueStore
 from rankwise.testing.conformance import STORE_BEHAVIOURS, check_store
 
 REQUEST_TIMEOUT = Duration(60 * SECOND)
@@ -119,3 +121,49 @@ def test_a_log_in_another_store_of_torch_keeps_what_is_expected(kind: str, tmp_p
     }[kind]
     with C10dStore(make(), namespace="run", clock=SystemClock(), reaps=True):
         check_store(lambda: C10dStore(make(), namespace="run", clock=SystemClock()))
+
+
+class SharedValue:
+    """A value with a counter for a token, for all clients of this process; as simple as can be."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._state: tuple[bytes, int] | None = None
+
+    def get_state(self) -> tuple[bytes, Any] | None:
+        with self._lock:
+            return self._state
+
+    def set_state(self, state: bytes, token: Any = None) -> tuple[bytes, Any, bool] | None:
+        with self._lock:
+            has_set = token == (None if self._state is None else self._state[1])
+            if has_set:
+                self._state = (state, 0 if token is None else token + 1)
+            assert self._state is not None
+            return (*self._state, has_set)
+
+
+class TaciturnValue(SharedValue):
+    """The same, but it never says what became of a write: torch's tests have such a backend."""
+
+    def set_state(self, state: bytes, token: Any = None) -> None:
+        super().set_state(state, token)
+
+
+@pytest.fixture(scope="module", params=[SharedValue, TaciturnValue])
+def shared_value(request: pytest.FixtureRequest) -> SharedValue:
+    value: SharedValue = request.param()
+    return value
+
+
+@pytest.mark.parametrize("name", STORE_BEHAVIOURS)
+def test_a_store_in_one_value_keeps_what_is_expected(name: str, shared_value: SharedValue) -> None:
+    STORE_BEHAVIOURS[name](
+        lambda: OneValueStore(
+            shared_value,
+            who="a shared value",
+            clock=SystemClock(),
+            request_timeout=REQUEST_TIMEOUT,
+        ),
+        prefix_for(name),
+    )

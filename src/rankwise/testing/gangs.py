@@ -25,6 +25,7 @@ class GangOptions(TypedDict, total=False):
     """Fields of `GangSpec` that a builder takes beside the size."""
 
     grace: Duration
+    stop_delay: Duration
     exit_timeout: Duration
     hang_timeout: Duration | None
     spawn_timeout: Duration

@@ -18,7 +18,7 @@ from rankwise.compat.torch.elastic.rendezvous import (
     RendezvousGracefulExitError,
     RendezvousParameters,
     RendezvousTimeoutError,
-    store_rendezvous,
+    node_rounds,
 )
 from rankwise.compat.torch.elastic.rendezvous.etcd_server import EtcdServer
 from rankwise.compat.torch.elastic.rendezvous.registry import get_rendezvous_handler
@@ -156,7 +156,7 @@ def test_an_id_that_has_served_is_refused_and_no_result_is_made_up(endpoint: str
 def test_whoever_comes_later_knows_that_those_who_left_were_done(
     endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_rendezvous, "DONE_PATIENCE_S", 0.0)
+    monkeypatch.setattr(node_rounds, "DONE_PATIENCE_S", 0.0)
     params = RendezvousParameters("etcd", endpoint, str(uuid.uuid4()), 2, 2, join_timeout=60)
     handlers = [get_rendezvous_handler(params) for _ in range(2)]
     with ThreadPoolExecutor(2) as pool:
@@ -215,7 +215,7 @@ def test_the_last_call_is_as_long_as_torchs(endpoint: str) -> None:
     )
 
     for handler, seconds in ((plain, 30), (short, 2)):
-        config = handler._rendezvous.config
+        config = handler._rounds.config
         assert config.last_call == config.last_call_min == seconds * SECOND
         handler.shutdown()
 

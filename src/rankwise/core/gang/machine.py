@@ -90,6 +90,7 @@ class Gang:
         self._workers = [WorkerLife(local_rank) for local_rank in range(spec.size)]
         self._deadline: Instant | None = None
         self._exits_due: Instant | None = None
+        self._stop_due: Instant | None = None
         self._stop_ordered_at: Instant | None = None
         self._kill_ordered_at: Instant | None = None
         self._stop: StopRequested | None = None
@@ -98,9 +99,8 @@ class Gang:
     @property
     def next_deadline(self) -> Instant | None:
         """When `tick` wants to be called next; None while only stimuli can change anything."""
-        if self._exits_due is None or not self._is_under_way:
-            return self._deadline
-        return self._exits_due if self._deadline is None else min(self._deadline, self._exits_due)
+        due = (self._exits_due, self._stop_due) if self._is_under_way else ()
+        return min((at for at in (self._deadline, *due) if at is not None), default=None)
 
     @property
     def workers(self) -> tuple[WorkerLife, ...]:
@@ -140,6 +140,8 @@ class Gang:
 
     def tick(self, now: Instant) -> list[Effect]:
         """Let a deadline that has passed take effect. Calling it too early changes nothing."""
+        if self._stop_due is not None and self._is_under_way and now >= self._stop_due:
+            return self._begin_stopping(now)
         if self._exits_due is not None and self._is_under_way and now >= self._exits_due:
             return self._check_exit_deadlines(now)
         if self._deadline is None or now < self._deadline:
@@ -253,7 +255,9 @@ class Gang:
 
     def _after_an_end(self, worker: WorkerLife, now: Instant) -> list[Effect]:
         if self._is_under_way and worker.has_failed:
-            return self._begin_stopping(now)
+            if not self.spec.stop_delay or all(each.has_ended for each in self._workers):
+                return self._begin_stopping(now)
+            self._stop_due = self._stop_due or after(now, self.spec.stop_delay)
         if self.phase is Phase.STARTING:
             return []
         return self._sweep_if_all_ended(now)

@@ -18,6 +18,8 @@ class GangSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     Attributes:
         size: number of workers.
         grace: how long workers may take to end once told to, before they are killed.
+        stop_delay: how long the others may go on after the first failure: whoever is about to end
+            by itself is not told to, and has not failed.
         exit_timeout: how long a worker may take to end after it has told of the exception that it
             dies of; one whose threads never end would otherwise keep all others waiting.
         hang_timeout: without a sign of life from any worker for this long, the gang has hung;
@@ -29,6 +31,7 @@ class GangSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     size: int
     grace: Duration = Duration(30 * SECOND)
+    stop_delay: Duration = Duration(0)
     exit_timeout: Duration = Duration(10 * SECOND)
     hang_timeout: Duration | None = None
     spawn_timeout: Duration = Duration(300 * SECOND)
@@ -38,7 +41,10 @@ class GangSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def __post_init__(self) -> None:
         if self.size < 1:
             raise ValueError(f"size is {self.size}, expected at least one worker")
-        for name in ("grace", "exit_timeout", "spawn_timeout", "stacks_timeout", "sweep_timeout"):
+        for name in (
+            "grace", "stop_delay", "exit_timeout", "spawn_timeout", "stacks_timeout",
+            "sweep_timeout",
+        ):  # fmt: skip
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)} ns, expected 0 or more")
         if self.hang_timeout is not None and self.hang_timeout <= 0:

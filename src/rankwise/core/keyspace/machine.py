@@ -18,14 +18,18 @@ that was itself stopped takes in what it finds waiting before it calls that, and
 
 Nothing here waits or calls back. Whoever drives the machine asks after each call whether `revision`
 has risen, and if so tells those who watch. The same machine lies beneath the memory store, the
-embedded store's server, the simulated store, and every client of a c10d store, which replays a log
-of calls: so equal calls make equal keyspaces, lease numbers are counted, and nothing is random.
+embedded store's server, the simulated store, every client of a c10d store, which replays a log of
+calls, and every client of a store in one value, which makes it from an image (`KeyspaceImage`). So
+equal calls make equal keyspaces, lease numbers are counted, and nothing is random.
 """
 
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
+from typing import Self
+
+import msgspec
 
 from rankwise.base.errors import Compacted, LeaseLost, LocalProtocolError
 from rankwise.base.keys import (
@@ -57,6 +61,24 @@ class Lease:
         self.keys: set[str] = set()
 
 
+class KeyspaceImage(msgspec.Struct, frozen=True, array_like=True):
+    """A keyspace as a value, for stores that can only keep one.
+
+    Attributes:
+        revision: the last one.
+        entries: in the order of their keys.
+        history: the last batches.
+        leases: those that are alive, each with its time to live.
+        leases_granted: how many there have ever been.
+    """
+
+    revision: Revision
+    entries: tuple[Entry, ...]
+    history: tuple[tuple[Change, ...], ...]
+    leases: tuple[tuple[LeaseId, Duration], ...]
+    leases_granted: int
+
+
 class Keyspace:
     """Revisioned keys, transactions, history and leases. See the module's text."""
 
@@ -70,6 +92,35 @@ class Keyspace:
         self._leases_granted = 0
         # Every lease stands here once; a renewed one is put right when it comes to the top.
         self._deadlines: list[tuple[Instant, LeaseId]] = []
+
+    @classmethod
+    def from_image(cls, image: KeyspaceImage, now: Instant) -> Self:
+        """The keyspace that an image shows; its leases have their whole time to live from now."""
+        keyspace = cls()
+        keyspace._revision = image.revision
+        keyspace._entries = {entry.key: entry for entry in image.entries}
+        keyspace._keys = [entry.key for entry in image.entries]
+        keyspace._history.extend(image.history)
+        keyspace._leases_granted = image.leases_granted
+        keyspace._leases = {
+            number: Lease(number, ttl, after(now, ttl)) for number, ttl in image.leases
+        }
+        for entry in image.entries:
+            if entry.lease is not None:
+                keyspace._leases[entry.lease].keys.add(entry.key)
+        keyspace.prolong_leases(now)
+        return keyspace
+
+    @property
+    def image(self) -> KeyspaceImage:
+        """All of it but the instants at which leases end, which only one clock understands."""
+        return KeyspaceImage(
+            self._revision,
+            tuple(self._entries[key] for key in self._keys),
+            tuple(self._history),
+            tuple((lease.lease, lease.ttl) for lease in self._leases.values()),
+            self._leases_granted,
+        )
 
     @property
     def revision(self) -> Revision:

@@ -235,3 +235,23 @@ def test_compacting_forgets_changes_and_keeps_entries() -> None:
     assert keyspace.compacted == 2
     assert len(keyspace.read("").entries) == 3
     assert len(keyspace.changes_after(Revision(2), "")) == 1
+
+
+def test_a_keyspace_made_from_an_image_goes_on_where_the_other_was() -> None:
+    keyspace = Keyspace()
+    kept, ended = keyspace.grant_lease(TTL, START), keyspace.grant_lease(TTL, START)
+    keyspace.commit(put("a", b"1", kept))
+    keyspace.commit(put("b", b"2", ended))
+    keyspace.revoke_lease(ended)
+
+    copy = Keyspace.from_image(keyspace.image, at(100))
+
+    assert copy.image == keyspace.image
+    assert copy.changes_after(Revision(1), "") == keyspace.changes_after(Revision(1), "")
+    assert copy.next_deadline == at(105)
+    assert copy.grant_lease(TTL, START) not in {kept, ended}
+    copy.commit(put("b", b"3"))
+    assert copy.read("b").entries == (Entry("b", b"3", Revision(4)),)
+    copy.revoke_lease(kept)
+    assert [entry.key for entry in copy.read("").entries] == ["b"]
+    assert keyspace.read("").entries == (Entry("a", b"1", Revision(1), kept),)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankwise.base.errors import LocalProtocolError, PicklableError, SpawnFailed
 from rankwise.base.failure import Failure, FailureCause, Outcome, OutcomeStatus
+from rankwise.base.units import MILLISECOND, Duration
 from rankwise.compat.torch.elastic.multiprocessing.logs_specs import (
     DefaultLogsSpecs,
     LogsDest,
@@ -81,6 +82,12 @@ __getattr__ = lazy_names(
     },
 )
 
+STOP_DELAY = Duration(200 * MILLISECOND)
+"""How long the other programs may go on when one has failed.
+
+All that were told to stop are failures here, as in torch, which looks ten times a second: so one
+that ends at almost the same moment by itself must not be told to.
+"""
 SIGNALS_VARIABLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 SIGNALS_BY_DEFAULT = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 
@@ -150,6 +157,7 @@ class PContext(ABC):
         # Ours are shown without files; these are what a program wants followed besides.
         self._tail_logs: list[TailLog] = []
         self._cpus_by_rank: dict[int, frozenset[int]] | None = None
+        self._stop_delay = Duration(0)
 
     def start(self) -> None:
         """Start the workers; return when each has its process.
@@ -245,7 +253,7 @@ class PContext(ABC):
         program, start_method = self._program()
         return Job(
             program=program,
-            gang=GangSpec(size=self.nprocs),
+            gang=GangSpec(size=self.nprocs, stop_delay=self._stop_delay),
             run_id=f"{self.name}-{os.urandom(4).hex()}",
             role=self.name,
             start_method=start_method,
@@ -363,6 +371,7 @@ class SubprocessContext(PContext):
             duplicate_stderr_filters,
         )
         self._path = entrypoint
+        self._stop_delay = STOP_DELAY
         self._cpus_by_rank = cpus_for(numa_options, self.nprocs)
 
     def _start(self) -> None:

@@ -41,8 +41,8 @@ class LogsDest:
     tee_stdouts: dict[int, str] = field(default_factory=dict)
     tee_stderrs: dict[int, str] = field(default_factory=dict)
     error_files: dict[int, str] = field(default_factory=dict)
-    filtered_stdout: str = ""
-    filtered_stderr: str = ""
+    filtered_stdout: str = field(default_factory=str)  # as torch has it, seen by `inspect`
+    filtered_stderr: str = field(default_factory=str)
 
 
 class LogsSpecs(ABC):

@@ -27,6 +27,11 @@ logger = logging.getLogger(__name__)
 
 LineFilter = Callable[[str], bool]
 
+
+def _every_line(_: str) -> bool:
+    return True
+
+
 _CHUNK_BYTES = 1 << 20
 
 
@@ -39,7 +44,7 @@ class TailLog:
         dst: where lines go.
         log_line_prefixes: prefixes by local rank that take the usual one's place.
         interval_sec: how often files are looked at where the system cannot tell of changes.
-        log_line_filter: which lines to show; it is given the line without prefix. None shows all.
+        log_line_filter: which lines to show; it is given the line without prefix.
     """
 
     def __init__(
@@ -49,7 +54,7 @@ class TailLog:
         dst: TextIO,
         log_line_prefixes: Mapping[int, str] | None = None,
         interval_sec: float = 0.1,
-        log_line_filter: LineFilter | None = None,
+        log_line_filter: LineFilter = _every_line,
     ) -> None:
         prefixes = log_line_prefixes or {}
         self._name = name
@@ -208,7 +213,7 @@ class _FollowedFile:
         if lines is None:
             return
         text = lines.text
-        if self._filter is not None:
+        if self._filter not in (None, _every_line):
             chosen = [
                 line
                 for line in text.splitlines(keepends=True)

@@ -177,7 +177,7 @@ class RendezvousParameters:
         run_id: the run that it belongs to.
         min_nodes, max_nodes: how many nodes take part.
         local_addr: this node's address, as others reach it.
-        **config: the backend's own settings.
+        **kwargs: the backend's own settings.
 
     Raises:
         ValueError: the name is missing, or the numbers make no sense.
@@ -191,7 +191,7 @@ class RendezvousParameters:
         min_nodes: int,
         max_nodes: int,
         local_addr: str | None = None,
-        **config: Any,
+        **kwargs: Any,
     ) -> None:
         if not backend:
             raise ValueError("The rendezvous backend name must be a non-empty string.")
@@ -209,7 +209,7 @@ class RendezvousParameters:
         self.run_id = run_id
         self.min_nodes = min_nodes
         self.max_nodes = max_nodes
-        self.config = config
+        self.config = kwargs
         self.local_addr = local_addr
 
     def get(self, key: str, default: Any = None) -> Any:

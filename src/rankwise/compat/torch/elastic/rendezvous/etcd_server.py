@@ -15,7 +15,8 @@ import tempfile
 import threading
 from typing import Any, TextIO
 
-from rankwise.base.errors import ConfigError, LocalProtocolError
+from rankwise.base.errors import LocalProtocolError
+from rankwise.compat.torch.elastic.rendezvous.etcd_client import Client
 from rankwise.compat.torch.elastic.utils.api import get_socket_with_port
 
 __all__ = ["EtcdServer", "find_free_port", "stop_etcd"]
@@ -60,16 +61,9 @@ class EtcdServer:
         """`HOST:PORT`, for `rdzv_endpoint`."""
         return f"{self._host}:{self._port}"
 
-    def get_client(self) -> Any:
-        """There is none: programs of etcd v2's protocol cannot talk to this server.
-
-        Raises:
-            ConfigError: always.
-        """
-        raise ConfigError(
-            "EtcdServer.get_client is for etcd's retired v2 protocol, and this server has v3",
-            hint=f"point a v3 client at {self.get_endpoint()}",
-        )
+    def get_client(self) -> Client:
+        """A client of it, for `EtcdRendezvousBackend` and `EtcdStore`; whoever asks closes it."""
+        return Client(self._host, self._port)
 
     def start(
         self, timeout: float = 60, num_retries: int = 3, stderr: int | TextIO | None = None
@@ -176,11 +170,11 @@ def find_free_port() -> socket.socket:
     return get_socket_with_port()
 
 
-def stop_etcd(process: "subprocess.Popen[Any] | None", data_dir: str | None = None) -> None:
-    """End a server, and remove its data."""
-    if process is not None and process.poll() is None:
-        process.terminate()
-        process.wait()
+def stop_etcd(subprocess: Any, data_dir: str | None = None) -> None:
+    """End a server, a `Popen` or None, and remove its data."""
+    if subprocess is not None and subprocess.poll() is None:
+        subprocess.terminate()
+        subprocess.wait()
     if data_dir is not None:
         shutil.rmtree(data_dir, ignore_errors=True)
 

@@ -8,6 +8,7 @@ until the store forgets it.
 import time
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 from rankwise.base.keys import ABSENT, Committed, Entry, Put, Transaction, Unchanged
 from rankwise.base.units import SECOND, Duration
@@ -58,11 +59,11 @@ class TorchStore:
         self.wait(keys)
         return [self._known(key) for key in keys]
 
-    def add(self, key: str, amount: int) -> int:
+    def add(self, key: str, num: int) -> int:
         """Add to a counter, which begins at 0; return what it is then."""
         while True:
             entry = self._entry(key)
-            count = amount + (0 if entry is None else int(entry.value))
+            count = num + (0 if entry is None else int(entry.value))
             if self._replace(key, entry, str(count).encode()):
                 return count
 
@@ -150,3 +151,68 @@ class TorchStore:
 
 def _bytes(value: str | bytes) -> bytes:
     return value.encode() if isinstance(value, str) else value
+
+
+class PrefixedStore:
+    """The keys of another store that begin with a prefix: torch's `PrefixStore`, for any store."""
+
+    def __init__(self, prefix: str, store: Any) -> None:
+        self._prefix = prefix
+        self._store = store
+
+    @property
+    def underlying_store(self) -> Any:
+        """The other store."""
+        return self._store
+
+    @property
+    def timeout(self) -> timedelta:
+        """How long the other store waits."""
+        timeout: timedelta = self._store.timeout
+        return timeout
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Let the other store wait for so long."""
+        self._store.set_timeout(timeout)
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Write a key."""
+        self._store.set(self._path(key), value)
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        """Write several keys."""
+        self._store.multi_set(self._paths(keys), values)
+
+    def get(self, key: str) -> bytes:
+        """The value of a key, as soon as it has one."""
+        return bytes(self._store.get(self._path(key)))
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """The values of several keys, as soon as all have one."""
+        return list(self._store.multi_get(self._paths(keys)))
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter; return what it is then."""
+        return int(self._store.add(self._path(key), amount))
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        """Write a key if it is as expected; return what it is then."""
+        return bytes(self._store.compare_set(self._path(key), expected, desired))
+
+    def wait(self, keys: Sequence[str], *timeout: timedelta) -> None:
+        """Wait until all keys have a value."""
+        self._store.wait(self._paths(keys), *timeout)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all keys have a value now."""
+        return bool(self._store.check(self._paths(keys)))
+
+    def delete_key(self, key: str) -> bool:
+        """Delete a key; say whether there was one."""
+        return bool(self._store.delete_key(self._path(key)))
+
+    def _path(self, key: str) -> str:
+        return f"{self._prefix}/{key}"
+
+    def _paths(self, keys: Sequence[str]) -> list[str]:
+        return [self._path(key) for key in keys]
