@@ -105,7 +105,7 @@ class RunLease:
     def granted(self, lease: LeaseId, now: Instant) -> None:
         """The store has begun it."""
         ttl = self._config.run_ttl
-        assert ttl is not None, "nobody asks for a lease that does not end"
+        assert ttl is not None, "a run that is remembered for ever asks for no lease"
         self._granted = lease
         soon = min(self._config.lease_ttl, ttl // RENEWALS_PER_LIFE)
         self._due_at = after(now, Duration(soon))
@@ -113,7 +113,7 @@ class RunLease:
     def bound(self, now: Instant) -> None:
         """The charter is bound, or the round: no more is to be done for long."""
         ttl = self._config.run_ttl
-        assert ttl is not None, "nobody binds what does not end"
+        assert ttl is not None, "a run that is remembered for ever is bound to no lease"
         self._granted = None
         self._renew_after(now, ttl)
 
