@@ -12,7 +12,7 @@ import msgspec
 from rankwise.base.errors import ConfigError
 from rankwise.cli.nodes import NodeCounts, check_name, parse_settings
 from rankwise.core.rendezvous.configuration import RendezvousConfig, RestartPolicy
-from rankwise.drivers.real.stores.encryption import encryption_lack
+from rankwise.drivers.real.stores.encryption import encryption_lack, has_certificates
 from rankwise.drivers.real.stores.opening import TOKEN_VARIABLE
 from rankwise.launch.cluster.addresses import (
     address_of,
@@ -193,9 +193,9 @@ def has_token(store: Mapping[str, str]) -> bool:
 
 def secrecy_notices(plan: ClusterPlan) -> list[str]:
     """Warnings for nodes of several hosts whose meeting others could take part in, or read."""
-    host, _ = split_endpoint(plan.endpoint)
+    host, _ = split_endpoint(plan.endpoint.partition(",")[0])
     is_local = host in ("localhost", "::1") or host.startswith("127.")
-    if plan.backend not in ("static", "embedded") or is_local:
+    if is_local or not (plan.own_etcd or plan.backend in ("static", "embedded")):
         return []
     told = []
     if not plan.has_token:
@@ -203,8 +203,13 @@ def secrecy_notices(plan: ClusterPlan) -> list[str]:
             "anyone who knows the run's id can join it, and users of these hosts can see it (set "
             f"{TOKEN_VARIABLE} to the same secret on all nodes)"
         )
-    lack = None if "encrypts" in plan.store else encryption_lack()
-    if lack is not None:
+    if plan.own_etcd:
+        if not has_certificates():
+            told.append(
+                "anyone who reaches the run's own etcd can read and write there (pip install"
+                " 'rankwise[tls]' on all nodes)"
+            )
+    elif "encrypts" not in plan.store and (lack := encryption_lack()) is not None:
         told.append(f"what the nodes agree on can be read on the network: {lack}")
     return told
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rankwise.base.errors import ConfigError
@@ -159,6 +160,24 @@ def test_nodes_that_cannot_encrypt_say_so_once_unless_they_are_told_not_to(
         secrecy_notices(plan_of(f"--rdzv-id e {words.replace('embedded', 'etcd')} 192.0.2.1:1"))
         == []
     )
+
+
+def test_an_own_etcd_that_asks_nobody_for_a_certificate_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RANKWISE_STORE_TOKEN", "x")
+    monkeypatch.setattr(several_nodes, "has_certificates", lambda: False)
+    plan = plan_of(
+        "--nnodes 3 --rdzv-id e --rdzv-backend etcd --rdzv-own-etcd --rdzv-endpoint a,b,c"
+    )
+
+    (notice,) = secrecy_notices(plan)
+
+    assert "read and write there (pip install 'rankwise[tls]'" in notice
+    monkeypatch.setattr(several_nodes, "has_certificates", lambda: True)
+    assert secrecy_notices(plan) == []
+    monkeypatch.delenv("RANKWISE_STORE_TOKEN")
+    assert secrecy_notices(msgspec.structs.replace(plan, has_token=False)) != []
 
 
 def test_health_is_answered_for_at_the_nodes_address_unless_another_is_named() -> None:
