@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from etcd_servers import find_etcd, free_ports, needs_etcd
+from etcd_servers import find_etcd, first_member, free_ports, members_of, needs_etcd
 from running import WITHIN_S, Deaths, Running, start, wait_for_any, write_program
 
 from rankwise.drivers.real.stores.encryption import has_certificates
@@ -84,22 +84,6 @@ def settings_with(token: str, folder: Path) -> dict[str, str]:
     }
 
 
-def members_of(agent: Running) -> list[int]:
-    """The etcds that an agent runs."""
-    children = Path(f"/proc/{agent.pid}/task").glob("*/children")
-    pids = [int(pid) for each in children for pid in each.read_text().split()]
-    return [pid for pid in pids if Path(f"/proc/{pid}/comm").read_text().strip() == "etcd"]
-
-
-def first_member(agents: list[Running]) -> Running:
-    """The agent whose machine has the first of the endpoints."""
-    for agent in agents:
-        for pid in members_of(agent):
-            if b"--name\0m0\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                return agent
-    raise AssertionError("nobody runs the first member")
-
-
 def test_the_loss_of_the_first_node_costs_a_round_and_nothing_is_left(
     agents: list[Running], tmp_path: Path
 ) -> None:
@@ -150,7 +134,7 @@ def test_a_member_comes_back_with_its_agent_so_that_another_loss_is_survived(
     ) as store:
         assert store.read("rankwise/").entries
     others[0].signal(signal.SIGKILL)
-    wait_for_any([returned, others[1]], "of 2", count=2)
+    wait_for_any([returned, others[1]], "of 2", count=3)
     returned.signal(signal.SIGTERM)
 
     assert [agent.finish(WITHIN_S).code for agent in (returned, others[1])] == [143, 143]

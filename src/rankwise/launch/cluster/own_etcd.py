@@ -30,6 +30,7 @@ from contextlib import suppress
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from shutil import which
 from threading import Event, Thread
 from time import monotonic
 from typing import Self
@@ -236,14 +237,30 @@ class OwnEtcd:
                         alive.discard(change.key)
 
 
-def etcd_version() -> str:
-    """The version of the etcd in PATH.
+def own_etcd_lack(path: str) -> str | None:
+    """Why nodes had better not run an etcd by themselves; None: they can, and protect it.
+
+    Args:
+        path: where programs are looked for.
+    """
+    program = which("etcd", path=path)
+    if program is None:
+        return "there is no etcd in PATH"
+    try:
+        check_version(etcd_version(program))
+    except ConfigError as error:
+        return error.message
+    return None if has_certificates() else "its protection needs the extra rankwise[tls]"
+
+
+def etcd_version(program: str = "etcd") -> str:
+    """The version of the etcd in PATH, or of another one.
 
     Raises:
         ConfigError: there is none.
     """
     try:
-        done = subprocess.run(["etcd", "--version"], capture_output=True, text=True, check=False)
+        done = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
     except OSError as error:
         raise ConfigError(
             f"--rdzv-own-etcd needs the program etcd: {error.strerror}",
