@@ -218,7 +218,7 @@ def _own_etcd_lack(options: "RunOptions", step: Step, environ: Mapping[str, str]
         return f"the step has {step.node_count} node{'s' * (step.node_count > 1)}"
     if given := sorted(_SETTINGS_OF_EMBEDDED & parse_settings(options.rdzv_conf).keys()):
         return f"--rdzv-conf has {given[0]}"
-    from rankwise.launch.cluster.own_etcd import own_etcd_lack  # noqa: PLC0415  # takes ms
+    from rankwise.launch.cluster.etcd_program import own_etcd_lack  # noqa: PLC0415  # takes ms
 
     return own_etcd_lack(environ.get("PATH", ""))
 

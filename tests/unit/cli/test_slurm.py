@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rankwise.base.errors import ConfigError
 from rankwise.cli.run import config_from_cli, parse
 from rankwise.cli.slurm import PORT_COUNT, PORT_MIN, Completed, Step, completed, hosts_in
-from rankwise.launch.cluster import own_etcd
+from rankwise.launch.cluster import etcd_program
 from rankwise.launch.cluster.plan import ClusterPlan
 
 STEP = {
@@ -199,7 +199,7 @@ def etcd_in(tmp_path: Path) -> Callable[[str], str]:
 def test_three_nodes_with_an_etcd_to_be_trusted_run_their_own(
     etcd_in: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(own_etcd, "has_certificates", lambda: True)
+    monkeypatch.setattr(etcd_program, "has_certificates", lambda: True)
     options, notice = completed_of(
         "", SLURM_STEP_NODELIST="n[1-4]", PATH=etcd_in("3.4.23"), SLURM_NODEID="0"
     )
@@ -239,7 +239,7 @@ def test_other_nodes_meet_in_an_embedded_store_and_say_why(
 def test_an_etcd_that_nothing_would_protect_is_not_chosen(
     etcd_in: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(own_etcd, "has_certificates", lambda: False)
+    monkeypatch.setattr(etcd_program, "has_certificates", lambda: False)
     options, notice = completed_of("", PATH=etcd_in("3.5.9"))
 
     assert options.rdzv_backend == "embedded"

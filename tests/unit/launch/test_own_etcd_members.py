@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from rankwise.base.errors import ConfigError
-from rankwise.launch.cluster.own_etcd import OwnEtcd, check_version
+from rankwise.launch.cluster.etcd_program import check_version
+from rankwise.launch.cluster.own_etcd import OwnEtcd
 
 
 @pytest.mark.parametrize("version", ["3.4.20", "3.4.23", "3.5.6", "3.5.15", "3.6.0"])

@@ -9,13 +9,15 @@ which answer without a quorum too:
   promised nothing. That needs the others' quorum, and etcd refuses it where it would cost them
   theirs, or while they have not known each other for five seconds: it is tried again.
 - *its place is free*, since it ended between the two: it is added, or begins as what was added.
-- *neither of the two can be reached*: it waits. To found a cluster needs one of them as well.
+- *neither of the two can be reached, or one does not answer*: it waits. To found a cluster needs
+  one of them as well.
 
 What remains: a member that comes back while both others are not running, though their machines are,
 founds the cluster again together with whoever comes back first with its data.
 """
 
 import http.client
+import socket
 import ssl
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -27,8 +29,9 @@ from rankwise.base.units import SECOND, Duration
 from rankwise.drivers.real.stores.etcd_members import EtcdConfig, Members
 from rankwise.drivers.real.stores.patience import describe
 
-PATIENCE_S = 2.0
-_REQUEST_TIMEOUT = Duration(5 * SECOND)
+PATIENCE_S = 1.0
+"""An agent that is told to end waits for its question."""
+_REQUEST_TIMEOUT = Duration(2 * SECOND)
 
 
 class Place(NamedTuple):
@@ -103,30 +106,35 @@ def find_beginning(
 
 
 def _listed_by_others(others: Sequence[Place], tls: ssl.SSLContext | None) -> list[Listed] | None:
-    """The members that another one knows; None if none of them runs."""
+    """The members that another one knows; None if none of them runs.
+
+    Raises:
+        StoreUnavailable: one runs and does not answer, or none of the machines can be reached.
+    """
     is_heard_of, last_error = False, ""
     for other in others:
         try:
-            return _listed_by(other, tls)
+            sock = socket.create_connection((other.host, other.port + 1), PATIENCE_S)
         except ConnectionRefusedError:
             is_heard_of = True
-        except (OSError, http.client.HTTPException, msgspec.MsgspecError) as error:
+        except OSError as error:
             last_error = f"{other.peer_url}: {describe(error)}"
+        else:
+            return _listed_by(other, sock, tls)
     if is_heard_of:
         return None
     raise StoreUnavailable(f"no other member can be reached: {last_error}")
 
 
-def _listed_by(other: Place, tls: ssl.SSLContext | None) -> list[Listed]:
-    connection: http.client.HTTPConnection
-    if tls is None:
-        connection = http.client.HTTPConnection(other.host, other.port + 1, timeout=PATIENCE_S)
-    else:
-        connection = http.client.HTTPSConnection(
-            other.host, other.port + 1, timeout=PATIENCE_S, context=tls
-        )
+def _listed_by(other: Place, sock: socket.socket, tls: ssl.SSLContext | None) -> list[Listed]:
+    connection = http.client.HTTPConnection(other.host, other.port + 1)
+    connection.sock = sock
     try:
+        if tls is not None:
+            connection.sock = tls.wrap_socket(sock, server_hostname=other.host)
         connection.request("GET", "/members")
         return msgspec.json.decode(connection.getresponse().read(), type=list[Listed])
+    except (OSError, http.client.HTTPException, msgspec.MsgspecError) as error:
+        raise StoreUnavailable(f"{other.peer_url} does not answer: {describe(error)}") from error
     finally:
         connection.close()

@@ -16,12 +16,9 @@ survive the loss of any one, the first included. What each party's death means:
 Who knows the run's token is let in, and nobody else, at both ports: all nodes have the certificate
 that follows from it, and etcd asks for that one (`token_certificate`). Without the extra
 `rankwise[tls]` nothing is asked for, and `rankwise run` warns.
-
-etcd from 3.5.0 to 3.5.5, and before 3.4.20, is refused: those lose or corrupt what they hold.
 """
 
 import os
-import re
 import socket
 import ssl
 import subprocess
@@ -30,7 +27,6 @@ from contextlib import suppress
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from shutil import which
 from threading import Event, Thread
 from time import monotonic
 from typing import Self
@@ -45,6 +41,7 @@ from rankwise.drivers.real.stores.etcd_members import EtcdConfig
 from rankwise.drivers.real.stores.opening import ETCD_PORT, open_store, split_endpoint
 from rankwise.drivers.real.stores.patience import describe
 from rankwise.launch.cluster.etcd_beginning import Place, find_beginning
+from rankwise.launch.cluster.etcd_program import check_version, etcd_version
 
 MEMBERS = 3
 LINGER = Duration(10 * SECOND)
@@ -168,7 +165,6 @@ class OwnEtcd:
             "--cert-file", certificate, "--key-file", key,
             "--peer-client-cert-auth", "--peer-trusted-ca-file", certificate,
             "--peer-cert-file", certificate, "--peer-key-file", key,
-            "--experimental-peer-skip-client-san-verification",
         ]  # fmt: skip
 
     def _client_config(self) -> EtcdConfig:
@@ -212,6 +208,7 @@ class OwnEtcd:
                     continue
                 self._process = subprocess.Popen(
                     command,
+                    env=_environment(),
                     stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
                     preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509  # one call
                 )  # fmt: skip
@@ -237,52 +234,15 @@ class OwnEtcd:
                         alive.discard(change.key)
 
 
-def own_etcd_lack(path: str) -> str | None:
-    """Why nodes had better not run an etcd by themselves; None: they can, and protect it.
+def _environment() -> dict[str, str]:
+    """Without settings of another etcd, which would contradict ours.
 
-    Args:
-        path: where programs are looked for.
+    A peer may come from another address than the one by which it is known, as machines have
+    several. That option has two names, by version; a variable that etcd does not know is no error.
     """
-    program = which("etcd", path=path)
-    if program is None:
-        return "there is no etcd in PATH"
-    try:
-        check_version(etcd_version(program))
-    except ConfigError as error:
-        return error.message
-    return None if has_certificates() else "its protection needs the extra rankwise[tls]"
-
-
-def etcd_version(program: str = "etcd") -> str:
-    """The version of the etcd in PATH, or of another one.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    try:
-        done = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
-    except OSError as error:
-        raise ConfigError(
-            f"--rdzv-own-etcd needs the program etcd: {error.strerror}",
-            hint="install etcd 3.4.20 or later, or 3.5.6 or later, on the first three nodes",
-        ) from error
-    found = re.search(r"etcd Version: (\S+)", done.stdout)
-    return found[1] if found else "unknown"
-
-
-def check_version(version: str) -> None:
-    """Refuse an etcd that cannot be trusted with what it holds.
-
-    Raises:
-        ConfigError: it is one of those.
-    """
-    numbers = tuple(map(int, re.findall(r"\d+", version)[:3]))
-    if (3, 4, 20) <= numbers < (3, 5) or numbers >= (3, 5, 6):
-        return
-    raise ConfigError(
-        f"the etcd in PATH is {version}, which may corrupt what it holds",
-        hint="--rdzv-own-etcd needs 3.4.20 or later, or 3.5.6 or later",
-    )
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
+    option = "PEER_SKIP_CLIENT_SAN_VERIFICATION"
+    return {**kept, f"ETCD_{option}": "true", f"ETCD_EXPERIMENTAL_{option}": "true"}
 
 
 def _shown(host: str) -> str:
