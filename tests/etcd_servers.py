@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from running import stop_child
+from running import Running, stop_child
 
 PATIENCE_S = 60.0
 ATTEMPTS = 5
@@ -205,3 +205,19 @@ def free_ports(count: int) -> list[int]:
         for one in sockets:
             one.bind(("127.0.0.1", 0))
         return [one.getsockname()[1] for one in sockets]
+
+
+def members_of(agent: Running) -> list[int]:
+    """The etcds that an agent runs."""
+    children = Path(f"/proc/{agent.pid}/task").glob("*/children")
+    pids = [int(pid) for each in children for pid in each.read_text().split()]
+    return [pid for pid in pids if Path(f"/proc/{pid}/comm").read_text().strip() == "etcd"]
+
+
+def first_member(agents: list[Running]) -> Running:
+    """The agent whose machine has the first of the endpoints."""
+    for agent in agents:
+        for pid in members_of(agent):
+            if b"--name\0m0\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return agent
+    raise AssertionError("nobody runs the first member")

@@ -137,7 +137,7 @@ def keys_of(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         for key, each in tree.items():
             yield (*path, key)
             # What is in these is named by us.
-            if key not in ("labels", "matchLabels", "selector", "requests", "limits"):
+            if key not in ("labels", "matchLabels", "selector", "requests", "limits", "stringData"):
                 yield from keys_of(each, (*path, key))
 
 
@@ -197,5 +197,9 @@ def test_what_names_something_else_names_something_that_is_there(
             assert (
                 next(value for value in probe.values() if isinstance(value, dict))["port"] in ports
             )
+    (container,) = job["template"]["spec"]["template"]["spec"]["containers"]
+    (token,) = (each for each in container["env"] if each["name"] == "RANKWISE_STORE_TOKEN")
+    reference = token["valueFrom"]["secretKeyRef"]
+    assert reference["key"] in objects["Secret", reference["name"]]["stringData"]
     rules = job["template"]["spec"]["podFailurePolicy"]["rules"]
     assert rules[1]["onExitCodes"]["containerName"] == templates[1]["spec"]["containers"][0]["name"]

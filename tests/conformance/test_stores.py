@@ -65,16 +65,21 @@ def test_several_members_keep_what_is_expected(name: str, three_members: EtcdClu
     STORE_BEHAVIOURS[name](lambda: EtcdStore(config), prefix_for(name))
 
 
-@pytest.fixture(params=["127.0.0.1", "::1"], scope="module")
+@pytest.fixture(
+    params=[("127.0.0.1", None), ("::1", False)],
+    ids=["127.0.0.1-encrypted-if-possible", "::1-in-the-clear"],
+    scope="module",
+)
 def embedded(request: pytest.FixtureRequest) -> Iterator[EmbeddedStore]:
     """The host's own client, and with it the server."""
+    host, encrypts = request.param
     config = EmbeddedConfig(
-        host=request.param, port=0, token=b"a token", request_timeout=REQUEST_TIMEOUT
+        host=host, port=0, token=b"a token", encrypts=encrypts, request_timeout=REQUEST_TIMEOUT
     )
     try:
         opened = open_embedded(config, SystemClock())
     except ConfigError as error:
-        pytest.skip(f"this machine has no {request.param}: {error}")
+        pytest.skip(f"this machine has no {host}: {error}")
     with opened as store:
         yield store
 
@@ -84,7 +89,12 @@ def test_the_embedded_store_keeps_what_is_expected(name: str, embedded: Embedded
     assert embedded.server is not None
     host, port = embedded.server.address
     config = EmbeddedConfig(
-        host=host, port=port, token=b"a token", request_timeout=REQUEST_TIMEOUT, is_host=False
+        host=host,
+        port=port,
+        token=b"a token",
+        encrypts=embedded.encrypts,
+        request_timeout=REQUEST_TIMEOUT,
+        is_host=False,
     )
     STORE_BEHAVIOURS[name](lambda: open_embedded(config, SystemClock()), prefix_for(name))
 

@@ -3,9 +3,15 @@
 `rankwise manifest kubernetes [OPTIONS] -- WORDS` takes the words of `rankwise run`, its options
 and the program, and prints what `kubectl apply` reads. The words are checked here as far as this
 machine can know: whether the program exists, the image decides. Nothing is asked of a cluster.
+
+`rankwise manifest slurm [OPTIONS] -- WORDS` prints what `sbatch` reads. Both hand the nodes of the
+run a random token.
 """
 
+import os
 import re
+import secrets
+from collections.abc import Collection, Mapping
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -16,6 +22,7 @@ from rankwise.base.units import SECOND
 from rankwise.cli.main import CONTEXT_SETTINGS
 from rankwise.cli.nodes import NodeCounts, node_counts
 from rankwise.cli.options import complete_file
+from rankwise.drivers.real.stores.opening import TOKEN_VARIABLE
 
 if TYPE_CHECKING:
     from rankwise.cli.run_job import RunOptions
@@ -155,6 +162,8 @@ def kubernetes(
         raise ConfigError("--no-etcd and --rdzv-endpoint go together: the nodes have to meet")
     _check_words(options, brings_etcd=not no_etcd)
     gpu_resources = _gpu_resources(gpus)
+    environment = dict(_variable(text, "--env") for text in env)
+    secret_keys = dict(_secret(text) for text in secret_env)
     job = KubernetesJob(
         name=name,
         namespace=namespace,
@@ -175,11 +184,66 @@ def kubernetes(
         health_port=HEALTH_PORT if options.health_port is None else options.health_port,
         leaves_alone="on_preemption" not in options.origins or options.on_preemption == "leave",
         resources=_resources(cpu, memory) | gpu_resources,
-        environment=dict(_variable(text, "--env") for text in env),
-        secrets=dict(_secret(text) for text in secret_env),
+        environment=environment,
+        secrets=secret_keys,
         one_per_host=one_per_host,
+        token=_new_token(environment, secret_keys),
     )
-    _write(manifests(job), output)
+    _write(manifests(job), output, mode=0o600 if job.token else 0o666)
+
+
+@manifest.command(
+    "slurm",
+    context_settings={**CONTEXT_SETTINGS, "allow_interspersed_args": False},
+    options_metavar="--nodes N [OPTIONS] --",
+)
+@click.option("--nodes", metavar="N", type=click.IntRange(1), required=True, help="Nodes.")
+@click.option(
+    "--sbatch",
+    metavar="OPTION",
+    multiple=True,
+    help="One more option of sbatch, such as --gpus-per-node=8; repeat.",
+)
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    shell_complete=complete_file,
+    help="Where to write. [default: stdout]",
+)
+@click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="RUN_WORDS...")
+def slurm(
+    *, nodes: int, sbatch: tuple[str, ...], output: str | None, words: tuple[str, ...]
+) -> None:
+    """Write a batch script that runs `rankwise run RUN_WORDS...` on the nodes of a SLURM job.
+
+    RUN_WORDS are what would follow `rankwise run`: options, the program, its arguments.
+    """
+    from rankwise.cli.run import parse  # noqa: PLC0415  # not needed for --help
+    from rankwise.launch.manifests.slurm import SlurmJob, batch_script  # noqa: PLC0415  # the same
+
+    parse(words, {})
+    for option in sbatch:
+        _check_directive(option)
+    _write(batch_script(SlurmJob(nodes=nodes, directives=sbatch, words=words)), output)
+
+
+def _check_directive(option: str) -> None:
+    if not option.startswith("-") or "\n" in option:
+        raise ConfigError(f"--sbatch is {option!r}, expected an option of sbatch, as --time=60")
+    name = option.partition("=")[0]
+    if name in ("--nodes", "-N", "--ntasks-per-node", "--ntasks", "-n", "--export"):
+        raise ConfigError(
+            f"--sbatch is {option!r}, and the script says that itself",
+            hint="--nodes before the -- says how many; rankwise starts the workers of a node",
+        )
+
+
+def _new_token(environment: Mapping[str, str], secret_names: Collection[str]) -> str | None:
+    """A token for the pods, unless they are told one."""
+    if TOKEN_VARIABLE in environment or TOKEN_VARIABLE in secret_names:
+        return None
+    return secrets.token_hex(16)
 
 
 def _node_counts(nodes: str) -> NodeCounts:
@@ -282,12 +346,14 @@ def _grace_s(options: "RunOptions") -> int:
     return -(-options.shutdown_timeout // SECOND)
 
 
-def _write(text: str, output: str | None) -> None:
+def _write(text: str, output: str | None, mode: int = 0o666) -> None:
     if output is None:
         click.echo(text, nl=False)
         return
     try:
-        with open(output, "w", encoding="utf-8") as file:  # noqa: PTH123  # pathlib costs ms
+        # As `open` does it, but for this user alone where there is a secret in it.
+        fd = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        with open(fd, "w", encoding="utf-8") as file:  # noqa: PTH123  # pathlib costs ms
             file.write(text)
     except OSError as error:
         raise ConfigError(f"--output {output!r} cannot be written: {error.strerror}") from error

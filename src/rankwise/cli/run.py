@@ -255,10 +255,9 @@ def notices(options: "RunOptions", job: "Job") -> list[str]:
     if misplaced := _note_on_options_of_script(options):
         told.append(misplaced)
     if job.cluster is not None and not job.cluster.is_alone:
-        from rankwise.cli.several_nodes import token_notice  # noqa: PLC0415  # only for several
+        from rankwise.cli.several_nodes import secrecy_notices  # noqa: PLC0415  # only for several
 
-        token = token_notice(job.cluster)
-        return [*told, token] if token else told
+        return [*told, *secrecy_notices(job.cluster)]
     endpoint = endpoint_notice(
         backend=options.rdzv_backend,
         endpoint=options.rdzv_endpoint,

@@ -12,6 +12,7 @@ import msgspec
 from rankwise.base.errors import ConfigError
 from rankwise.cli.nodes import NodeCounts, check_name, parse_settings
 from rankwise.core.rendezvous.configuration import RendezvousConfig, RestartPolicy
+from rankwise.drivers.real.stores.encryption import encryption_lack, has_certificates
 from rankwise.drivers.real.stores.opening import TOKEN_VARIABLE
 from rankwise.launch.cluster.addresses import (
     address_of,
@@ -190,16 +191,27 @@ def has_token(store: Mapping[str, str]) -> bool:
     return bool(os.environ.get(TOKEN_VARIABLE) or {"token", "token_file"} & store.keys())
 
 
-def token_notice(plan: ClusterPlan) -> str | None:
-    """A warning for nodes of several hosts that meet with nothing but the run's name."""
-    host, _ = split_endpoint(plan.endpoint)
+def secrecy_notices(plan: ClusterPlan) -> list[str]:
+    """Warnings for nodes of several hosts whose meeting others could take part in, or read."""
+    host, _ = split_endpoint(plan.endpoint.partition(",")[0])
     is_local = host in ("localhost", "::1") or host.startswith("127.")
-    if plan.backend not in ("static", "embedded") or plan.has_token or is_local:
-        return None
-    return (
-        "anyone who knows the run's id can join it, and users of these hosts can see it (set "
-        f"{TOKEN_VARIABLE} to the same secret on all nodes)"
-    )
+    if is_local or not (plan.own_etcd or plan.backend in ("static", "embedded")):
+        return []
+    told = []
+    if not plan.has_token:
+        told.append(
+            "anyone who knows the run's id can join it, and users of these hosts can see it (set "
+            f"{TOKEN_VARIABLE} to the same secret on all nodes)"
+        )
+    if plan.own_etcd:
+        if not has_certificates():
+            told.append(
+                "anyone who reaches the run's own etcd can read and write there (pip install"
+                " 'rankwise[tls]' on all nodes)"
+            )
+    elif "encrypts" not in plan.store and (lack := encryption_lack()) is not None:
+        told.append(f"what the nodes agree on can be read on the network: {lack}")
+    return told
 
 
 def _fingerprint(options: "RunOptions") -> str:

@@ -2,15 +2,19 @@
 
 srun starts one task per node, and describes the step to each of them in variables. From these the
 nodes know, all alike, how many they are (SLURM_STEP_NUM_NODES), what their run is called
-(`<job>.<step>`), and where they meet: in an embedded store on the first host of the step
-(SLURM_STEP_NODELIST), on a port that follows from job and step. Each knows which node it is
-(SLURM_NODEID): the first one serves, so no name has to be looked up for that.
+(`<job>.<step>`), and where they meet, on a port that follows from job and step:
+
+- *three nodes or more, with an etcd to be trusted*: in an etcd of their own on the first three
+  hosts of the step (SLURM_STEP_NODELIST), so that any node may be lost. Each node decides that for
+  itself, so what is installed has to be so on all; where it is not, nodes meet something at the
+  common port that they do not understand, and say so.
+- *else*: in an embedded store on the first host. Each knows which node it is (SLURM_NODEID): the
+  first one serves, so no name has to be looked up for that.
 
 What the user says wins: with --standalone, or as soon as one option or PET_ variable says where or
 as whom this node meets the others, nothing is taken from SLURM but the sizes behind
-`--nproc-per-node auto`, and the run's name where nodes meet in an etcd.
- A run inside a worker of another run takes nothing at all, although it
-inherits the variables.
+`--nproc-per-node auto`, and the run's name where nodes meet in an etcd. A run inside a worker of
+another run takes nothing at all, although it inherits the variables.
 
 Nothing here asks SLURM's commands or daemons.
 """
@@ -25,10 +29,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from rankwise.base.errors import ConfigError
+from rankwise.cli.nodes import parse_settings
 
 if TYPE_CHECKING:
     from rankwise.cli.run_job import RunOptions
 
+OWN_ETCD_NODES_MIN = 3
 PORT_MIN = 20000
 PORT_COUNT = 9000
 """The store listens on a port of 20000 to 28999: below what Linux gives out by itself."""
@@ -37,6 +43,8 @@ _STEP_STRIDE = 1009
 
 _MEETING_OPTIONS = ("rdzv_endpoint", "master_addr", "master_port", "node_rank", "standalone")
 """With one of these the user has said how the nodes meet."""
+_SETTINGS_OF_EMBEDDED = frozenset({"token", "token_file", "encrypts", "is_host", "linger"})
+"""Who gives one of these in --rdzv-conf means an embedded store."""
 _SERVED_BY_A_NODE = ("static", "embedded", "c10d")
 """Backends whose store lives in an agent, so that it can be on the first host."""
 
@@ -124,7 +132,15 @@ def completed(
         )
     if step.node_count == 1 and "nnodes" not in options.origins:
         return Completed(options, None)
-    return _meeting_in_step(options, step)
+    if "rdzv_backend" in options.origins:
+        return _meeting_in_step(options, step, options.rdzv_backend)
+    lack = _own_etcd_lack(options, step, environ)
+    if lack is None:
+        options = msgspec.structs.replace(options, rdzv_own_etcd=True)
+        return _meeting_in_own_etcd(options, step)
+    return _meeting_in_step(
+        options, step, f"embedded, since {lack}: the loss of node 0 ends the run"
+    )
 
 
 def step_in(environ: Mapping[str, str]) -> Step | None:
@@ -196,7 +212,18 @@ def _members(inside: str, host_list: str) -> list[str]:
     return members
 
 
-def _meeting_in_step(options: "RunOptions", step: Step) -> Completed:
+def _own_etcd_lack(options: "RunOptions", step: Step, environ: Mapping[str, str]) -> str | None:
+    """Why the nodes of the step do not run an etcd of their own."""
+    if step.node_count < OWN_ETCD_NODES_MIN:
+        return f"the step has {step.node_count} node{'s' * (step.node_count > 1)}"
+    if given := sorted(_SETTINGS_OF_EMBEDDED & parse_settings(options.rdzv_conf).keys()):
+        return f"--rdzv-conf has {given[0]}"
+    from rankwise.launch.cluster.etcd_program import own_etcd_lack  # noqa: PLC0415  # takes ms
+
+    return own_etcd_lack(environ.get("PATH", ""))
+
+
+def _meeting_in_step(options: "RunOptions", step: Step, how: str) -> Completed:
     hosts = hosts_in(step.host_list)
     first, second = next(hosts), next(hosts, None)
     serves = step.node_index == 0
@@ -221,7 +248,7 @@ def _meeting_in_step(options: "RunOptions", step: Step) -> Completed:
         options,
         f"SLURM step {step.run_id}: this is node {step.node_index} of {step.node_count}; run "
         f"{options.rdzv_id} on {options.nnodes} nodes, which meet at {options.rdzv_endpoint} "
-        f"({options.rdzv_backend})",
+        f"({how})",
     )
 
 
@@ -238,7 +265,7 @@ def _meeting_in_own_etcd(options: "RunOptions", step: Step) -> Completed:
         options,
         f"SLURM step {step.run_id}: this is node {step.node_index} of {step.node_count}; run "
         f"{options.rdzv_id} on {options.nnodes} nodes, which meet in an etcd of their own at "
-        f"{endpoint}",
+        f"{endpoint}, which survives the loss of any node",
     )
 
 

@@ -1,15 +1,20 @@
 """Three agents that run an etcd of their own: the loss of any of them ends nothing."""
 
+import http.client
 import os
 import re
 import signal
-from collections.abc import Iterator
+import ssl
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from etcd_servers import find_etcd, free_ports, needs_etcd
+from etcd_servers import find_etcd, first_member, free_ports, members_of, needs_etcd
 from running import WITHIN_S, Deaths, Running, start, wait_for_any, write_program
+
+from rankwise.drivers.real.stores.encryption import has_certificates
+from rankwise.drivers.real.stores.opening import open_store
 
 pytestmark = [pytest.mark.system, needs_etcd]
 
@@ -20,42 +25,63 @@ threading.Event().wait()
 """
 
 
+TOKEN = "what all nodes of this run know"
+HOSTS = ("127.0.0.11", "127.0.0.12", "127.0.0.13")
+
+
 @pytest.fixture
-def agents(tmp_path: Path) -> Iterator[list[Running]]:
-    """Three agents, each at an address of its own; the first runs the first member."""
+def port() -> int:
+    """Of all members; the next one is for their peers."""
+    return free_ports(1)[0]
+
+
+@pytest.fixture
+def begin(port: int, tmp_path: Path) -> Iterator[Callable[[], Running]]:
+    """Starts an agent, which runs the first member that no other one runs."""
     etcd = find_etcd()
     assert etcd is not None
-    port = free_ports(1)[0]
-    endpoints = ",".join(f"127.0.0.{last}:{port}" for last in (11, 12, 13))
     environment = {
         "PATH": f"{Path(etcd).parent}:{os.environ['PATH']}",
         "TMPDIR": str(tmp_path),
+        "RANKWISE_STORE_TOKEN": TOKEN,
     }
     words = (
-        *("run", "--nnodes", "2:3", "--rdzv-id", "own", "--max-restarts", "3"),
-        *("--rdzv-backend", "etcd", "--rdzv-own-etcd", "--rdzv-endpoint", endpoints),
+        *("run", "--nnodes", "2:3", "--rdzv-id", "own", "--max-restarts", "9"),
+        *("--rdzv-backend", "etcd", "--rdzv-own-etcd"),
+        *("--rdzv-endpoint", ",".join(f"{host}:{port}" for host in HOSTS)),
         write_program(tmp_path, STAY),
     )
     with ExitStack() as stack:
-        started = [stack.enter_context(start(*words, environment=environment)) for _ in range(3)]
-        wait_for_any(started, "of 3", count=3)
-        yield started
+        yield lambda: stack.enter_context(start(*words, environment=environment))
 
 
-def members_of(agent: Running) -> list[int]:
-    """The etcds that an agent runs."""
-    children = Path(f"/proc/{agent.pid}/task").glob("*/children")
-    pids = [int(pid) for each in children for pid in each.read_text().split()]
-    return [pid for pid in pids if Path(f"/proc/{pid}/comm").read_text().strip() == "etcd"]
+@pytest.fixture
+def agents(begin: Callable[[], Running]) -> list[Running]:
+    """Three agents, each at an address of its own; the first runs the first member."""
+    started = [begin() for _ in HOSTS]
+    wait_for_any(started, "of 3", count=3)
+    return started
 
 
-def first_member(agents: list[Running]) -> Running:
-    """The agent whose machine has the first of the endpoints."""
-    for agent in agents:
-        for pid in members_of(agent):
-            if b"--name\0m0\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                return agent
-    raise AssertionError("nobody runs the first member")
+needs_certificates = pytest.mark.skipif(
+    not has_certificates(), reason="no certificates can be made: pip install 'rankwise[tls]'"
+)
+
+
+def settings_with(token: str, folder: Path) -> dict[str, str]:
+    """How a client of the run's etcd is set up who knows this token."""
+    if not has_certificates():
+        return {}
+    from rankwise.drivers.real.stores.token_certificate import write_files  # noqa: PLC0415
+
+    folder.mkdir()
+    files = write_files(str(folder), token.encode(), HOSTS)
+    return {
+        "protocol": "https",
+        "cacert": files.certificate,
+        "cert": files.certificate,
+        "key": files.key,
+    }
 
 
 def test_the_loss_of_the_first_node_costs_a_round_and_nothing_is_left(
@@ -88,3 +114,75 @@ def test_a_member_that_is_told_to_end_like_all_processes_of_a_job_is_started_aga
         agent.signal(signal.SIGTERM)
 
     assert [agent.finish(WITHIN_S).code for agent in agents] == [143, 143, 143]
+
+
+def test_a_member_comes_back_with_its_agent_so_that_another_loss_is_survived(
+    agents: list[Running], begin: Callable[[], Running], port: int, tmp_path: Path
+) -> None:
+    lost = first_member(agents)
+    others = [agent for agent in agents if agent is not lost]
+    lost.signal(signal.SIGKILL)
+    wait_for_any(others, "of 2", count=2)
+
+    returned = begin()
+    wait_for_any([returned, *others], "of 3", count=3)
+    assert first_member([returned]) is returned
+    settings = settings_with(TOKEN, tmp_path / "client")
+    endpoint = f"{HOSTS[0]}:{port}"  # the returned one alone, which asks the others
+    with open_store(
+        "etcd", endpoint, {**settings, "request_timeout": f"{WITHIN_S}"}, run_id=""
+    ) as store:
+        assert store.read("rankwise/").entries
+    others[0].signal(signal.SIGKILL)
+    wait_for_any([returned, others[1]], "of 2", count=3)
+    returned.signal(signal.SIGTERM)
+
+    assert [agent.finish(WITHIN_S).code for agent in (returned, others[1])] == [143, 143]
+
+
+def asked(host: str, port: int, path: str, tls: ssl.SSLContext | None) -> bytes:
+    """What a port answers to a question that changes nothing."""
+    connection: http.client.HTTPConnection
+    if tls is None:
+        connection = http.client.HTTPConnection(host, port, timeout=WITHIN_S)
+    else:
+        connection = http.client.HTTPSConnection(host, port, timeout=WITHIN_S, context=tls)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.read() if answer.status == 200 else b""
+    finally:
+        connection.close()
+
+
+def context_of(settings: dict[str, str]) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE  # a stranger does not care whom it talks to
+    if settings:
+        context.load_cert_chain(settings["cert"], settings["key"])
+    return context
+
+
+@needs_certificates
+@pytest.mark.usefixtures("agents")
+def test_strangers_can_neither_read_nor_write_at_any_port_of_any_member(
+    port: int, tmp_path: Path
+) -> None:
+    ours = context_of(settings_with(TOKEN, tmp_path / "ours"))
+    strangers = (
+        None,
+        context_of({}),
+        context_of(settings_with("another token", tmp_path / "theirs")),
+    )
+    doors = [(host, port, "/version") for host in HOSTS]
+    doors += [(host, port + 1, "/members") for host in HOSTS]
+
+    for door in doors:
+        assert asked(*door, ours), door
+        for stranger in strangers:
+            # TLS 1.3 tells a client that it is refused when it reads, if the connection lives.
+            try:
+                assert asked(*door, stranger) == b"", door
+            except (OSError, http.client.HTTPException):
+                continue

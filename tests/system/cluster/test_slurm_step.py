@@ -3,12 +3,15 @@
 import os
 import signal
 import socket
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from running import Running, start, write_program
+from etcd_servers import find_etcd, first_member, needs_etcd
+from running import WITHIN_S, Running, start, wait_for_any, write_program
 
 from rankwise.cli.slurm import PORT_COUNT, Step
+from rankwise.drivers.real.stores.encryption import has_certificates
 
 pytestmark = pytest.mark.system
 
@@ -102,3 +105,46 @@ def test_several_tasks_on_a_node_end_with_one_line_and_code_2(tmp_path: Path) ->
     assert done.code == 2
     assert len(done.stderr.splitlines()) == 1
     assert "--ntasks-per-node 1" in done.stderr
+
+
+@needs_etcd
+@pytest.mark.skipif(not has_certificates(), reason="needs the extra rankwise[tls]")
+def test_three_nodes_run_an_etcd_of_their_own_and_survive_the_loss_of_the_first(
+    tmp_path: Path,
+) -> None:
+    etcd = find_etcd()
+    assert etcd is not None
+    job = job_with_a_free_port()
+    program = write_program(tmp_path, STEPS_UNTIL_TOLD)
+    environment = {
+        "PATH": f"{Path(etcd).parent}:{os.environ['PATH']}",
+        "TMPDIR": str(tmp_path),
+        "RANKWISE_STORE_TOKEN": "what the nodes of this job know",
+        "SLURM_JOB_ID": str(job),
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NUM_NODES": "3",
+        "SLURM_STEP_NUM_TASKS": "3",
+        "SLURM_STEP_NODELIST": "127.0.0.[11-13]",
+    }
+    words = ("run", "--nnodes", "2:3", "--max-restarts", "3", program)
+    with ExitStack() as stack:
+        tasks = [
+            stack.enter_context(
+                start(*words, environment={**environment, "SLURM_NODEID": str(node)})
+            )
+            for node in range(3)
+        ]
+        wait_for_any(tasks, "stepping", count=3)
+        first = first_member(tasks)
+        others = [task for task in tasks if task is not first]
+        first.signal(signal.SIGKILL)
+        wait_for_any(others, "stepping", count=4)  # once more each
+        for task in others:
+            task.signal(signal.SIGTERM)
+        done = [task.finish(WITHIN_S) for task in others]
+
+    assert [each.code for each in done] == [143, 143], done
+    port = Step(job, 0, 3, 3, 0, "").port
+    endpoints = ",".join(f"127.0.0.{last}:{port}" for last in (11, 12, 13))
+    assert all(f"meet in an etcd of their own at {endpoints}" in each.stderr for each in done)
+    assert not any("anyone who" in each.stderr for each in done), done

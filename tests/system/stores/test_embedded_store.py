@@ -4,13 +4,14 @@ import os
 import random
 import signal
 import socket
+import ssl
 import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 
 import msgspec
 import pytest
@@ -44,6 +45,7 @@ from rankwise.drivers.real.stores.embedded_protocol import (
     Welcome,
     encoded,
 )
+from rankwise.drivers.real.stores.encryption import encryption_lack
 
 pytestmark = pytest.mark.system
 
@@ -68,11 +70,18 @@ def config_for(
     host: str = "127.0.0.1",
     token: bytes = TOKEN,
     is_host: bool | None = None,
+    encrypts: bool | None = None,
     timeout: Duration = PATIENCE,
     linger: Duration = PATIENCE,
 ) -> EmbeddedConfig:
     return EmbeddedConfig(
-        host=host, port=port, token=token, is_host=is_host, request_timeout=timeout, linger=linger
+        host=host,
+        port=port,
+        token=token,
+        is_host=is_host,
+        encrypts=encrypts,
+        request_timeout=timeout,
+        linger=linger,
     )
 
 
@@ -81,10 +90,22 @@ def address_of(store: EmbeddedStore) -> tuple[str, int]:
     return store.server.address
 
 
-@pytest.fixture
-def host() -> Iterator[EmbeddedStore]:
-    with open_embedded(config_for(0, linger=ZERO), CLOCK) as store:
+needs_encryption = pytest.mark.skipif(
+    encryption_lack() is not None, reason=f"nothing can be encrypted: {encryption_lack()}"
+)
+
+
+@pytest.fixture(params=["in the clear", pytest.param("encrypted", marks=needs_encryption)])
+def host(request: pytest.FixtureRequest) -> Iterator[EmbeddedStore]:
+    config = config_for(0, linger=ZERO, encrypts=request.param == "encrypted")
+    with open_embedded(config, CLOCK) as store:
         yield store
+
+
+in_the_clear = pytest.mark.parametrize("host", ["in the clear"], indirect=True)
+encrypted = pytest.mark.parametrize(
+    "host", [pytest.param("encrypted", marks=needs_encryption)], indirect=True
+)
 
 
 @pytest.fixture
@@ -160,7 +181,8 @@ def test_who_must_not_serve_waits_for_who_does() -> None:
 
 
 def test_another_token_is_refused_with_what_to_do(host: EmbeddedStore, port: int) -> None:
-    with open_embedded(config_for(port, token=b"another"), CLOCK) as stranger:
+    config = config_for(port, token=b"another", encrypts=host.encrypts)
+    with open_embedded(config, CLOCK) as stranger:
         with pytest.raises(StoreRefused, match="belongs to another run") as refused:
             stranger.read("")
         with (
@@ -193,6 +215,7 @@ def test_a_server_of_another_kind_is_refused() -> None:
         answering.result(PATIENCE / SECOND)
 
 
+@in_the_clear
 def test_a_client_of_another_version_is_told_so(port: int) -> None:
     with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE / SECOND) as sock:
         sock.sendall(Sealer().frame(encoded(Hello(VERSION + 1, bytes(16)))))
@@ -206,6 +229,8 @@ def frame(body: bytes) -> bytes:
 
 HOSTILE = {
     "another protocol": b"GET / HTTP/1.1\r\n\r\n",
+    "a TLS record of nothing": b"\x16\x03\x01\x00\x05hello",
+    "the beginning of a TLS record": b"\x16\x03\x01\xff\xff",
     "an enormous length": b"\xff\xff\xff\xff",
     "no message": frame(b"\xc1\xc1\xc1"),
     "a message out of turn": frame(encoded(Proof(b"x"))),
@@ -224,6 +249,172 @@ def test_who_says_what_is_not_allowed_is_cut_off(host: EmbeddedStore, port: int,
             pass
 
     put(host, "still-there")
+
+
+class Between:
+    """Somebody between a client and the server, who hears all, and may change it."""
+
+    def __init__(self, port: int) -> None:
+        self.heard = bytearray()
+        self.changes_next = threading.Event()
+        """Set: one byte of what the server says next is changed."""
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._server_port = port
+        self._sockets = [self._listener]
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:  # the first of them adds the others
+            thread.join()
+        for each in self._sockets:
+            each.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(("127.0.0.1", self._server_port))
+                self._sockets += [client, server]
+                for pair in ((client, server), (server, client)):
+                    thread = threading.Thread(target=self._carry, args=pair, daemon=True)
+                    self._threads.append(thread)
+                    thread.start()
+
+    def _carry(self, source: socket.socket, target: socket.socket) -> None:
+        is_servers = source.getpeername()[1] == self._server_port
+        with suppress(OSError):
+            while data := bytearray(source.recv(65536)):
+                self.heard += data
+                if is_servers and self.changes_next.is_set():
+                    self.changes_next.clear()
+                    data[-1] ^= 1
+                target.sendall(data)
+        for one in (source, target):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+
+def test_who_is_between_can_read_what_is_said_only_in_the_clear(
+    host: EmbeddedStore, port: int
+) -> None:
+    with closing(Between(port)) as between:
+        config = config_for(between.port, is_host=False, encrypts=host.encrypts)
+        with open_embedded(config, CLOCK) as client:
+            put(client, "a-key-of-the-run", b"what a node says")
+            assert client.read("").entries[0].value == b"what a node says"
+
+    assert (b"a-key-of-the-run" in between.heard) is not host.encrypts
+    assert (b"what a node says" in between.heard) is not host.encrypts
+    assert TOKEN not in between.heard
+
+
+def test_what_somebody_changes_on_its_way_is_asked_for_again(
+    host: EmbeddedStore, port: int
+) -> None:
+    with closing(Between(port)) as between:
+        config = config_for(between.port, is_host=False, encrypts=host.encrypts)
+        with open_embedded(config, CLOCK) as client:
+            put(client, "a", b"1")
+            between.changes_next.set()
+
+            assert client.read("").entries[0].value == b"1"
+    assert not between.changes_next.is_set()
+
+
+@encrypted
+def test_a_node_that_does_not_encrypt_is_refused_by_a_store_that_does(
+    host: EmbeddedStore, port: int
+) -> None:
+    config = config_for(port, is_host=False, encrypts=False)
+    with (
+        open_embedded(config, CLOCK) as client,
+        pytest.raises(StoreRefused, match="encrypted, and this node cannot") as refused,
+    ):
+        client.read("")
+
+    assert refused.value.hint is not None
+    assert "encrypts=false" in refused.value.hint
+
+
+@in_the_clear
+@needs_encryption
+def test_a_node_that_encrypts_is_refused_by_a_store_that_does_not(
+    host: EmbeddedStore, port: int
+) -> None:
+    config = config_for(port, is_host=False, encrypts=True)
+    with (
+        open_embedded(config, CLOCK) as client,
+        pytest.raises(StoreRefused, match="this node encrypts what it says, and the store cannot"),
+    ):
+        client.read("")
+
+
+def impostor(answer: Callable[[socket.socket], None]) -> "AbstractContextManager[int]":
+    """A port behind which one connection is answered by somebody else."""
+
+    @contextmanager
+    def serving() -> Iterator[int]:
+        with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+
+            def serve() -> None:
+                connection, _ = listener.accept()
+                with connection:
+                    connection.settimeout(PATIENCE / SECOND)
+                    answer(connection)
+
+            answering = pool.submit(serve)
+            yield listener.getsockname()[1]
+            answering.result(PATIENCE / SECOND)
+
+    return serving()
+
+
+@needs_encryption
+def test_nobody_talks_a_node_out_of_encrypting() -> None:
+    def welcome(connection: socket.socket) -> None:
+        connection.recv(65536)
+        connection.sendall(Sealer().frame(encoded(Welcome(VERSION, bytes(16), bytes(32), b""))))
+        assert connection.recv(65536) == b"", "the node hangs up"
+
+    with (
+        impostor(welcome) as port,
+        open_embedded(config_for(port, is_host=False), CLOCK) as client,
+        pytest.raises(StoreRefused, match="is not an embedded store: it answers TLS with Welcome"),
+    ):
+        client.read("")
+
+
+@needs_encryption
+def test_a_certificate_that_is_not_the_runs_opens_no_door() -> None:
+    certificates = pytest.importorskip("rankwise.drivers.real.stores.token_certificate")
+
+    def take_part(connection: socket.socket) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        own = certificates.certificate_of(b"another token")
+        with memory_file(own.key + own.certificate) as path:
+            context.load_cert_chain(path)
+        with pytest.raises(ssl.SSLError):
+            context.wrap_socket(connection, server_side=True)
+
+    with (
+        impostor(take_part) as port,
+        open_embedded(config_for(port, is_host=False), CLOCK) as client,
+        pytest.raises(StoreRefused, match=r"belongs to another run.*certificate verify failed"),
+    ):
+        client.read("")
+
+
+@contextmanager
+def memory_file(content: bytes) -> Iterator[str]:
+    fd = os.memfd_create("test")
+    try:
+        os.write(fd, content)
+        yield f"/proc/self/fd/{fd}"
+    finally:
+        os.close(fd)
 
 
 def wait_for_bytes(sock: socket.socket) -> bytes:
@@ -257,6 +448,7 @@ def introduced(port: int) -> tuple[socket.socket, Sealer, Frames]:
     return sock, sealer, frames
 
 
+@in_the_clear
 def test_a_frame_that_is_sent_again_by_somebody_else_is_cut_off(
     host: EmbeddedStore, port: int
 ) -> None:
@@ -271,6 +463,7 @@ def test_a_frame_that_is_sent_again_by_somebody_else_is_cut_off(
     assert host.read("replayed").revision == 1
 
 
+@in_the_clear
 def test_a_frame_that_was_changed_on_its_way_is_cut_off(host: EmbeddedStore, port: int) -> None:
     sock, sealer, _ = introduced(port)
     with sock:
@@ -281,6 +474,7 @@ def test_a_frame_that_was_changed_on_its_way_is_cut_off(host: EmbeddedStore, por
     assert host.read("").entries == ()
 
 
+@in_the_clear
 def test_who_asks_and_never_reads_does_not_fill_the_servers_memory(
     host: EmbeddedStore, port: int
 ) -> None:
@@ -325,7 +519,8 @@ def test_many_strangers_at_the_door_keep_nobody_out(
     monkeypatch.setattr(embedded_server, "STRANGERS_MAX", 8)
     strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(40)]
     try:
-        with open_embedded(config_for(port, is_host=False), CLOCK) as client:
+        config = config_for(port, is_host=False, encrypts=host.encrypts)
+        with open_embedded(config, CLOCK) as client:
             put(client, "a")
     finally:
         for stranger in strangers:

@@ -1,5 +1,8 @@
 """From the options of `rankwise manifest kubernetes` to what stands in the manifests."""
 
+import os
+import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +53,7 @@ def test_a_job_set_comes_with_its_etcd_and_its_services(capfd: pytest.CaptureFix
         "PodDisruptionBudget/train-digits-etcd",
         "StatefulSet/train-digits-etcd",
         "NetworkPolicy/train-digits-etcd",
+        "Secret/train-digits-token",
         "Service/train-digits",
         "JobSet/train-digits",
     ]
@@ -122,6 +126,92 @@ def test_variables_come_from_the_command_line_and_from_secrets(
     } in environment
 
 
+def test_each_manifest_brings_the_pods_a_token_of_its_own(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    words = ("--image", "i", "--name", "n", "--", "t.py")
+    objects = [written(capfd, *words) for _ in range(2)]
+
+    tokens = [each["Secret/n-token"]["stringData"]["token"] for each in objects]
+    assert all(re.fullmatch("[0-9a-f]{32}", token) for token in tokens)
+    assert tokens[0] != tokens[1]
+    assert objects[0]["Secret/n-token"]["immutable"] is True
+    assert {
+        "name": "RANKWISE_STORE_TOKEN",
+        "valueFrom": {"secretKeyRef": {"name": "n-token", "key": "token"}},
+    } in container_of(objects[0], "n")["env"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--env", "RANKWISE_STORE_TOKEN=t"), ("--secret-env", "RANKWISE_STORE_TOKEN=mine/token")],
+)
+def test_a_token_that_the_user_gives_is_the_only_one(
+    words: tuple[str, str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    objects = written(capfd, "--image", "i", "--name", "n", *words, "--", "t.py")
+
+    assert not any(name.startswith("Secret/") for name in objects)
+    environment = container_of(objects, "n")["env"]
+    assert [one["name"] for one in environment].count("RANKWISE_STORE_TOKEN") == 1
+
+
+def test_a_file_with_a_token_in_it_is_for_its_user_alone(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+
+    assert invoke(["manifest", "kubernetes", "--image", "i", "-o", str(path), "--", "t.py"]) == 0
+
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def test_a_batch_script_hands_all_tasks_one_token_and_each_start_another(tmp_path: Path) -> None:
+    """Run by bash; srun is replaced by what it does to the variables and words of its tasks."""
+    script, log = tmp_path / "job.sh", tmp_path / "log"
+    program = tmp_path / "bin" / "srun"
+    program.parent.mkdir()
+    program.write_text(
+        f"""#!/bin/sh
+for task in 0 1; do echo "$RANKWISE_STORE_TOKEN|$*" >>{log}; done
+"""
+    )
+    program.chmod(0o755)
+    words = ["--nodes", "4", "--sbatch=--gpus-per-node=8", "-o", str(script), "--"]
+    assert invoke(["manifest", "slurm", *words, "--max-restarts", "3", "train.py", "a b"]) == 0
+
+    for _ in range(2):
+        environment = {"PATH": f"{program.parent}:{os.environ['PATH']}", "SLURM_CPUS_PER_TASK": "6"}
+        subprocess.run(["bash", script], env=environment, check=True)
+
+    told = [line.partition("|") for line in log.read_text().splitlines()]
+    first, same, second, also_same = (token for token, _, _ in told)
+    assert first == same != second == also_same
+    assert re.fullmatch("[0-9a-f]{32}", first)
+    expected = "--export=ALL --cpus-per-task=6 rankwise run --max-restarts 3 train.py a b"
+    assert {words for _, _, words in told} == {expected}
+    lines = script.read_text().splitlines()
+    assert lines[2:5] == [
+        "#SBATCH --nodes=4",
+        "#SBATCH --ntasks-per-node=1",
+        "#SBATCH --gpus-per-node=8",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("gpus=8", "expected an option of sbatch"),
+        ("--comment=a\nrm -rf /", "expected an option of sbatch"),
+        ("--ntasks-per-node=8", "the script says that itself"),
+    ],
+)
+def test_what_is_no_further_option_of_sbatch_is_refused(
+    option: str, told: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke(["manifest", "slurm", "--nodes", "2", f"--sbatch={option}", "--", "t.py"]) == 2
+
+    assert told in capfd.readouterr().err
+
+
 def test_an_etcd_of_ones_own_is_used_instead(capfd: pytest.CaptureFixture[str]) -> None:
     objects = written(
         capfd,
@@ -129,7 +219,7 @@ def test_an_etcd_of_ones_own_is_used_instead(capfd: pytest.CaptureFixture[str]) 
         "t.py",
     )
 
-    assert list(objects) == ["Service/n", "JobSet/n"]
+    assert list(objects) == ["Secret/n-token", "Service/n", "JobSet/n"]
     assert "--rdzv-endpoint=etcd.infra:2379" in container_of(objects, "n")["args"]
 
 
@@ -173,12 +263,15 @@ def test_a_namespace_is_written_into_every_object(capfd: pytest.CaptureFixture[s
     assert {one["metadata"]["namespace"] for one in objects.values()} == {"research"}
 
 
-def test_equal_words_make_equal_files(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_equal_words_with_a_secret_of_the_users_make_equal_files(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """So it can be kept in a repository, where a token had better not be."""
     first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
 
     for path in (first, second):
-        words = ["--image", "i", "--output", str(path), "--", "t.py"]
-        assert invoke(["manifest", "kubernetes", *words]) == 0
+        words = ["--image", "i", "--secret-env", "RANKWISE_STORE_TOKEN=s/k", "--output", str(path)]
+        assert invoke(["manifest", "kubernetes", *words, "--", "t.py"]) == 0
 
     assert first.read_text() == second.read_text()
     assert "# " in first.read_text()

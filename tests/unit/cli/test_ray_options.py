@@ -9,7 +9,13 @@ from rankwise.base.units import SECOND
 from rankwise.cli.main import invoke
 from rankwise.cli.on_ray import ray_job
 from rankwise.cli.run import STRICT_WORDS, options_in, run
-from rankwise.launch.on_ray.job import MeetingPlace, RayJob, agent_environment, agent_words
+from rankwise.launch.on_ray.job import (
+    MeetingPlace,
+    RayJob,
+    agent_environment,
+    agent_words,
+    token_for_agents,
+)
 
 PLACE = MeetingPlace(
     backend="embedded", endpoint="10.0.0.1:7", settings="is_host=false", token="secret"
@@ -114,6 +120,14 @@ def test_agents_get_the_variables_of_launchers_and_not_those_that_have_had_their
         "NCCL_DEBUG": "INFO",
         "RANKWISE_STORE_TOKEN": "secret",
     }
+
+
+def test_agents_get_a_random_token_unless_the_user_gives_one() -> None:
+    tokens = {token_for_agents({}) for _ in range(3)}
+
+    assert len(tokens) == 3
+    assert all(token is not None and len(token) == 32 for token in tokens)
+    assert token_for_agents({"RANKWISE_STORE_TOKEN": "mine"}) is None
 
 
 def test_without_ray_the_line_to_install_it_is_told(

@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rankwise.base.errors import ConfigError
 from rankwise.base.units import SECOND
+from rankwise.cli import several_nodes
 from rankwise.cli.run import config_from_cli
-from rankwise.cli.several_nodes import token_notice
+from rankwise.cli.several_nodes import secrecy_notices
 from rankwise.launch.cluster.plan import ClusterPlan
 from rankwise.launch.job import Job, restarts_allowed
 
@@ -130,16 +132,52 @@ def test_nodes_of_several_hosts_with_nothing_but_the_runs_name_are_warned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("RANKWISE_STORE_TOKEN", raising=False)
+    monkeypatch.setattr(several_nodes, "encryption_lack", lambda: None)
     words = "--nnodes 2 --rdzv-backend embedded --rdzv-endpoint"
 
-    notice = token_notice(plan_of(f"{words} 192.0.2.1:1"))
+    (notice,) = secrecy_notices(plan_of(f"{words} 192.0.2.1:1"))
 
-    assert notice is not None
     assert "RANKWISE_STORE_TOKEN" in notice
-    assert token_notice(plan_of(f"{words} 127.0.0.1:1")) is None
-    assert token_notice(plan_of(f"{words} 192.0.2.1:1 --rdzv-conf token=x")) is None
+    assert secrecy_notices(plan_of(f"{words} 127.0.0.1:1")) == []
+    assert secrecy_notices(plan_of(f"{words} 192.0.2.1:1 --rdzv-conf token=x")) == []
     monkeypatch.setenv("RANKWISE_STORE_TOKEN", "x")
-    assert token_notice(plan_of(f"{words} 192.0.2.1:1")) is None
+    assert secrecy_notices(plan_of(f"{words} 192.0.2.1:1")) == []
+
+
+def test_nodes_that_cannot_encrypt_say_so_once_unless_they_are_told_not_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RANKWISE_STORE_TOKEN", "x")
+    monkeypatch.setattr(several_nodes, "encryption_lack", lambda: "Python 3.11 needs something")
+    words = "--nnodes 2 --rdzv-backend embedded --rdzv-endpoint"
+
+    assert secrecy_notices(plan_of(f"{words} 192.0.2.1:1")) == [
+        "what the nodes agree on can be read on the network: Python 3.11 needs something"
+    ]
+    assert secrecy_notices(plan_of(f"{words} 127.0.0.1:1")) == []
+    assert secrecy_notices(plan_of(f"{words} 192.0.2.1:1 --rdzv-conf encrypts=false")) == []
+    assert (
+        secrecy_notices(plan_of(f"--rdzv-id e {words.replace('embedded', 'etcd')} 192.0.2.1:1"))
+        == []
+    )
+
+
+def test_an_own_etcd_that_asks_nobody_for_a_certificate_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RANKWISE_STORE_TOKEN", "x")
+    monkeypatch.setattr(several_nodes, "has_certificates", lambda: False)
+    plan = plan_of(
+        "--nnodes 3 --rdzv-id e --rdzv-backend etcd --rdzv-own-etcd --rdzv-endpoint a,b,c"
+    )
+
+    (notice,) = secrecy_notices(plan)
+
+    assert "read and write there (pip install 'rankwise[tls]'" in notice
+    monkeypatch.setattr(several_nodes, "has_certificates", lambda: True)
+    assert secrecy_notices(plan) == []
+    monkeypatch.delenv("RANKWISE_STORE_TOKEN")
+    assert secrecy_notices(msgspec.structs.replace(plan, has_token=False)) != []
 
 
 def test_health_is_answered_for_at_the_nodes_address_unless_another_is_named() -> None:

@@ -1,5 +1,6 @@
 """What is taken from SLURM's variables, and what is not."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from rankwise.base.errors import ConfigError
 from rankwise.cli.run import config_from_cli, parse
 from rankwise.cli.slurm import PORT_COUNT, PORT_MIN, Completed, Step, completed, hosts_in
+from rankwise.launch.cluster import etcd_program
 from rankwise.launch.cluster.plan import ClusterPlan
 
 STEP = {
@@ -121,7 +123,8 @@ def test_a_step_says_how_many_nodes_meet_where_and_under_which_name() -> None:
     assert options.rdzv_conf == "is_host=false"
     assert notice == (
         "SLURM step 4711.2: this is node 3 of 4; run 4711.2 on 4 nodes, which meet at "
-        "127.0.0.1:26729 (embedded)"
+        "127.0.0.1:26729 (embedded, since there is no etcd in PATH: the loss of node 0 ends the "
+        "run)"
     )
 
 
@@ -177,6 +180,79 @@ def test_an_etcd_of_the_runs_own_has_its_members_on_the_first_three_nodes() -> N
     assert options.rdzv_endpoint == "n1:26729,n2:26729,n3:26729"
     assert notice is not None
     assert "meet in an etcd of their own at n1:26729,n2:26729,n3:26729" in notice
+
+
+@pytest.fixture
+def etcd_in(tmp_path: Path) -> Callable[[str], str]:
+    """A PATH with an etcd that says it has this version."""
+
+    def make(version: str) -> str:
+        program = tmp_path / version / "etcd"
+        program.parent.mkdir()
+        program.write_text(f"#!/bin/sh\necho etcd Version: {version}\n")
+        program.chmod(0o755)
+        return str(program.parent)
+
+    return make
+
+
+def test_three_nodes_with_an_etcd_to_be_trusted_run_their_own(
+    etcd_in: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(etcd_program, "has_certificates", lambda: True)
+    options, notice = completed_of(
+        "", SLURM_STEP_NODELIST="n[1-4]", PATH=etcd_in("3.4.23"), SLURM_NODEID="0"
+    )
+
+    assert options.rdzv_own_etcd
+    assert (options.rdzv_backend, options.rdzv_id) == ("etcd", "4711.2")
+    assert options.rdzv_endpoint == "n1:26729,n2:26729,n3:26729"
+    assert notice is not None
+    assert "meet in an etcd of their own at n1:26729,n2:26729,n3:26729, which survives" in notice
+
+
+@pytest.mark.parametrize(
+    ("words", "version", "count", "why"),
+    [
+        ("", "3.5.4", "4", "the etcd in PATH is 3.5.4, which may corrupt what it holds"),
+        ("", "3.4.23", "2", "the step has 2 nodes"),
+        ("--rdzv-conf lease_ttl=3,linger=2", "3.4.23", "4", "--rdzv-conf has linger"),
+    ],
+)
+def test_other_nodes_meet_in_an_embedded_store_and_say_why(
+    words: str,
+    version: str,
+    count: str,
+    why: str,
+    etcd_in: Callable[[str], str],
+) -> None:
+    options, notice = completed_of(
+        words, PATH=etcd_in(version), SLURM_STEP_NUM_NODES=count, SLURM_STEP_NUM_TASKS=count
+    )
+
+    assert options.rdzv_backend == "embedded"
+    assert not options.rdzv_own_etcd
+    assert notice is not None
+    assert notice.endswith(f"(embedded, since {why}: the loss of node 0 ends the run)")
+
+
+def test_an_etcd_that_nothing_would_protect_is_not_chosen(
+    etcd_in: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(etcd_program, "has_certificates", lambda: False)
+    options, notice = completed_of("", PATH=etcd_in("3.5.9"))
+
+    assert options.rdzv_backend == "embedded"
+    assert notice is not None
+    assert "since its protection needs the extra rankwise[tls]" in notice
+
+
+def test_a_backend_that_the_user_names_is_taken(etcd_in: Callable[[str], str]) -> None:
+    options, notice = completed_of("--rdzv-backend embedded", PATH=etcd_in("3.4.23"))
+
+    assert (options.rdzv_backend, options.rdzv_own_etcd) == ("embedded", False)
+    assert notice is not None
+    assert notice.endswith("(embedded)")
 
 
 @pytest.mark.parametrize(

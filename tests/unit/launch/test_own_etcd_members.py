@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from rankwise.base.errors import ConfigError
-from rankwise.launch.cluster.own_etcd import OwnEtcd, check_version
+from rankwise.launch.cluster.etcd_program import check_version
+from rankwise.launch.cluster.own_etcd import OwnEtcd
 
 
 @pytest.mark.parametrize("version", ["3.4.20", "3.4.23", "3.5.6", "3.5.15", "3.6.0"])
@@ -22,11 +23,12 @@ def test_one_that_may_corrupt_what_it_holds_is_refused(version: str) -> None:
 @pytest.mark.parametrize("endpoints", ["a,b", "a,a,b", "a,b,a:2379"])
 def test_there_must_be_three_different_endpoints(endpoints: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="needs three different endpoints"):
-        OwnEtcd(endpoints, "run", lambda: True, tmp_path)
+        OwnEtcd(endpoints, "run", "token", lambda: True, tmp_path)
 
 
 def test_a_node_without_an_endpoint_runs_no_member(tmp_path: Path) -> None:
-    with OwnEtcd("a.invalid,b.invalid,c.invalid", "run", lambda: True, tmp_path / "data"):
+    own = OwnEtcd("a.invalid,b.invalid,c.invalid", "run", "token", lambda: True, tmp_path / "data")
+    with own:
         pass
 
-    assert not (tmp_path / "data").exists()
+    assert not (tmp_path / "data" / "etcd.log").exists()

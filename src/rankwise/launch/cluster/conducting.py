@@ -142,24 +142,24 @@ class AgentRunner:
     def _meet(self, plan: ClusterPlan, stage: Stage) -> Callable[[Order], None]:
         """Become a client of the store where the nodes meet."""
         from rankwise.drivers.real.store_client import StoreClient  # noqa: PLC0415  # for several
-        from rankwise.drivers.real.stores.opening import open_store  # noqa: PLC0415  # the same
+        from rankwise.drivers.real.stores.opening import (  # noqa: PLC0415  # the same
+            open_store,
+            token_of,
+        )
 
+        settings, run_id = plan.store, stage.job.run_id
         if plan.own_etcd:
             from pathlib import Path  # noqa: PLC0415  # the same
 
             from rankwise.launch.cluster.own_etcd import OwnEtcd  # noqa: PLC0415  # the same
 
-            stage.stack.enter_context(
-                OwnEtcd(
-                    plan.endpoint,
-                    stage.job.run_id,
-                    self._is_over,
-                    Path(stage.planner.private_path, "etcd"),
-                )
-            )
+            data = Path(stage.planner.private_path, "etcd")
+            token = token_of(settings, run_id)
+            own = OwnEtcd(plan.endpoint, run_id, token, self._is_over, data)
+            settings = {**settings, **stage.stack.enter_context(own).settings}
         client = stage.stack.enter_context(
             StoreClient(
-                open_store(plan.backend, plan.endpoint, plan.store, run_id=stage.job.run_id),
+                open_store(plan.backend, plan.endpoint, settings, run_id=run_id),
                 reactor=stage.reactor,
                 clock=stage.clock,
                 deliver=self._deliver,

@@ -2,20 +2,25 @@
 
 Every agent is told the same three endpoints, and the one whose machine has an endpoint's address
 runs that member, as a child that dies with it, and whose data are removed with it. Three members
-survive the loss of one, the first included; what was lost does not come back, since a member that
-has forgotten what it promised must not vote: an agent that is started again there is a client of
-the other two.
+survive the loss of any one, the first included. What each party's death means:
 
-- *A member ends*, as when a scheduler signals every process: it is started again, as long as its
-  agent lives.
+- *A member ends*, as when a scheduler signals every process: it is started again with its data, as
+  long as its agent lives.
 - *An agent ends*: its member goes with it, and the other two are a quorum. Where the run is over
   the member stays until the others have heard so, for `LINGER` at most.
-- etcd from 3.5.0 to 3.5.5, and before 3.4.20, is refused: those lose or corrupt what they hold.
+- *The agent is started again there*: its member comes back as a new one in the old one's place
+  (`etcd_beginning`), so that the quorum is whole again, and another loss is survived.
+- *Two agents of the three are gone at once*: there is no quorum, and the run ends as with any store
+  that does not answer.
+
+Who knows the run's token is let in, and nobody else, at both ports: all nodes have the certificate
+that follows from it, and etcd asks for that one (`token_certificate`). Without the extra
+`rankwise[tls]` nothing is asked for, and `rankwise run` warns.
 """
 
 import os
-import re
 import socket
+import ssl
 import subprocess
 from collections.abc import Callable
 from contextlib import suppress
@@ -31,7 +36,12 @@ from rankwise.base.units import SECOND, Duration
 from rankwise.core.rendezvous.layout import RunKeys
 from rankwise.drivers.real.hosting.prctl import die_with_parent
 from rankwise.drivers.real.stores.addresses import is_here
+from rankwise.drivers.real.stores.encryption import has_certificates
+from rankwise.drivers.real.stores.etcd_members import EtcdConfig
 from rankwise.drivers.real.stores.opening import ETCD_PORT, open_store, split_endpoint
+from rankwise.drivers.real.stores.patience import describe
+from rankwise.launch.cluster.etcd_beginning import Place, find_beginning
+from rankwise.launch.cluster.etcd_program import check_version, etcd_version
 
 MEMBERS = 3
 LINGER = Duration(10 * SECOND)
@@ -45,6 +55,7 @@ class OwnEtcd:
     Args:
         endpoints: of all members, between commas, the same on every node.
         run_id: names the cluster and its data.
+        token: what all nodes of the run know.
         is_over: whether the verdict on the run is known, when it is left.
         data: a folder that is removed with the agent, also when that is killed; it is made here.
 
@@ -53,36 +64,45 @@ class OwnEtcd:
     """
 
     def __init__(
-        self, endpoints: str, run_id: str, is_over: Callable[[], bool], data: Path
+        self, endpoints: str, run_id: str, token: str, is_over: Callable[[], bool], data: Path
     ) -> None:
         self._endpoints = endpoints
         self._run_id = run_id
         self._is_over = is_over
-        self._places = [split_endpoint(one, ETCD_PORT) for one in endpoints.split(",")]
-        if len(self._places) != MEMBERS or len(set(self._places)) != MEMBERS:
+        self._token = token
+        self._scheme = "https" if has_certificates() else "http"
+        self._places = [
+            self._place(number, *split_endpoint(one, ETCD_PORT))
+            for number, one in enumerate(endpoints.split(","))
+        ]
+        if len({each.peer_url for each in self._places}) != MEMBERS or len(self._places) != MEMBERS:
             raise ConfigError(
                 f"--rdzv-own-etcd needs three different endpoints, and --rdzv-endpoint is"
                 f" {endpoints!r}",
                 hint="name the first three nodes, as in --rdzv-endpoint n1,n2,n3",
             )
         self._claim = socket.socket(socket.AF_UNIX)
-        self._index = self._claimed_index()
+        self._own = self._claimed_place()
+        self.settings: dict[str, str] = {}
+        """What a client of this etcd needs to know, once this object is entered."""
         self._data = data
         self._is_closed = Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._thread = Thread(target=self._keep, name="rankwise-etcd", daemon=True)
-        if self._index is not None:
+        if self._own is not None:
             check_version(etcd_version())
 
     def __enter__(self) -> Self:
-        if self._index is not None:
-            for folder in (self._data.parent, self._data):
-                folder.mkdir(mode=0o700, exist_ok=True)
+        for folder in (self._data.parent, self._data):
+            folder.mkdir(mode=0o700, exist_ok=True)
+        if self._scheme == "https":
+            self.settings = self._certificate_settings()
+        if self._own is not None:
             self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._index is not None:
+        if self._own is not None:
             if self._is_over():
                 self._wait_for_others()
             self._is_closed.set()
@@ -92,41 +112,103 @@ class OwnEtcd:
         self._claim.close()
 
     def command(self) -> list[str]:
-        """How the member is started."""
-        assert self._index is not None, "asked where there is a member"
-        host, port = self._places[self._index]
-        address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
+        """How the member is started.
+
+        Raises:
+            StoreError: it has no data, and the others cannot tell now how it begins.
+        """
+        own = self._own
+        assert own is not None, "asked where there is a member"
+        address = socket.getaddrinfo(own.host, own.port, type=socket.SOCK_STREAM)[0][4][0]
         here = f"[{address}]" if ":" in str(address) else address
-        peers = [
-            f"m{n}=http://{_shown(host)}:{port + 1}" for n, (host, port) in enumerate(self._places)
-        ]
-        token = sha256(f"{self._run_id} {self._endpoints}".encode()).hexdigest()[:16]
+        data = self._data / "data"
+        words = [
+            "etcd", "--name", own.name, "--logger", "zap", "--data-dir", str(data),
+            "--listen-client-urls", f"{self._scheme}://{here}:{own.port}",
+            "--advertise-client-urls", f"{self._scheme}://{_shown(own.host)}:{own.port}",
+            "--listen-peer-urls", f"{self._scheme}://{here}:{own.port + 1}",
+            "--initial-advertise-peer-urls", own.peer_url, *self._guards(),
+        ]  # fmt: skip
+        if (data / "member").exists():
+            return words
+        beginning = find_beginning(self._places, own, self._client_config(), self._tls())
+        name = sha256(f"{self._run_id} {self._endpoints}".encode()).hexdigest()[:16]
         return [
-            "etcd", "--name", f"m{self._index}", "--logger", "zap",
-            "--data-dir", str(self._data / "data"),
-            "--listen-client-urls", f"http://{here}:{port}",
-            "--advertise-client-urls", f"http://{_shown(host)}:{port}",
-            "--listen-peer-urls", f"http://{here}:{port + 1}",
-            "--initial-advertise-peer-urls", f"http://{_shown(host)}:{port + 1}",
-            "--initial-cluster", ",".join(peers), "--initial-cluster-token", token,
+            *words, "--initial-cluster-token", name,
+            "--initial-cluster-state", beginning.state, "--initial-cluster", beginning.cluster,
         ]  # fmt: skip
 
-    def _claimed_index(self) -> int | None:
+    def _place(self, number: int, host: str, port: int) -> Place:
+        return Place(f"m{number}", host, port, f"{self._scheme}://{_shown(host)}:{port + 1}")
+
+    def _certificate_settings(self) -> dict[str, str]:
+        from rankwise.drivers.real.stores.token_certificate import (  # noqa: PLC0415  # the extra
+            write_files,
+        )
+
+        hosts = [each.host for each in self._places]
+        files = write_files(str(self._data), self._token.encode(), hosts)
+        return {
+            "protocol": "https",
+            "cacert": files.certificate,
+            "cert": files.certificate,
+            "key": files.key,
+        }
+
+    def _guards(self) -> list[str]:
+        """Both ports are for who has the run's certificate, whatever machine that comes from."""
+        if not self.settings:
+            return []
+        certificate, key = self.settings["cert"], self.settings["key"]
+        return [
+            "--client-cert-auth", "--trusted-ca-file", certificate,
+            "--cert-file", certificate, "--key-file", key,
+            "--peer-client-cert-auth", "--peer-trusted-ca-file", certificate,
+            "--peer-cert-file", certificate, "--peer-key-file", key,
+        ]  # fmt: skip
+
+    def _client_config(self) -> EtcdConfig:
+        get = self.settings.get
+        return EtcdConfig(
+            endpoints=(),
+            use_tls=bool(self.settings),
+            cacert=get("cacert"),
+            cert=get("cert"),
+            key=get("key"),
+        )
+
+    def _tls(self) -> ssl.SSLContext | None:
+        if not self.settings:
+            return None
+        context = ssl.create_default_context(cafile=self.settings["cacert"])
+        context.load_cert_chain(self.settings["cert"], self.settings["key"])
+        return context
+
+    def _claimed_place(self) -> Place | None:
         """Which member this agent runs: one that its machine has, and no other agent here."""
-        for index, (host, port) in enumerate(self._places):
-            if is_here(host):
+        for place in self._places:
+            if is_here(place.host):
                 with suppress(OSError):
-                    self._claim.bind(f"\0rankwise-etcd/{host}:{port}")
-                    return index
+                    self._claim.bind(f"\0rankwise-etcd/{place.host}:{place.port}")
+                    return place
         return None
 
     def _keep(self) -> None:
         """In a thread: keep the member running. It dies with this thread, and so with the agent."""
         pause_s = RESTART_PAUSE_S
-        with (self._data / "etcd.log").open("ab") as log:
+        with (self._data / "etcd.log").open("ab", buffering=0) as log:
             while not self._is_closed.is_set():
+                try:
+                    command = self.command()
+                except (OSError, StoreError) as error:
+                    log.write(
+                        f"rankwise: the member does not begin yet: {describe(error)}\n".encode()
+                    )
+                    self._is_closed.wait(RESTART_PAUSE_S)
+                    continue
                 self._process = subprocess.Popen(
-                    self.command(),
+                    command,
+                    env=_environment(),
                     stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
                     preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509  # one call
                 )  # fmt: skip
@@ -140,7 +222,10 @@ class OwnEtcd:
         """Serve until no node is registered any more: all know how the run ended."""
         ends_at = monotonic() + LINGER / SECOND
         nodes, notes = RunKeys(self._run_id).nodes, RunKeys(self._run_id).done_notes
-        with suppress(StoreError), open_store("etcd", self._endpoints, {}, run_id="") as store:
+        with (
+            suppress(StoreError),
+            open_store("etcd", self._endpoints, self.settings, run_id="") as store,
+        ):
             snapshot, watch = store.follow(nodes)
             alive = {entry.key for entry in snapshot.entries if not entry.key.startswith(notes)}
             while alive and (left_s := ends_at - monotonic()) > 0:
@@ -149,36 +234,15 @@ class OwnEtcd:
                         alive.discard(change.key)
 
 
-def etcd_version() -> str:
-    """The version of the etcd in PATH.
+def _environment() -> dict[str, str]:
+    """Without settings of another etcd, which would contradict ours.
 
-    Raises:
-        ConfigError: there is none.
+    A peer may come from another address than the one by which it is known, as machines have
+    several. That option has two names, by version; a variable that etcd does not know is no error.
     """
-    try:
-        done = subprocess.run(["etcd", "--version"], capture_output=True, text=True, check=False)
-    except OSError as error:
-        raise ConfigError(
-            f"--rdzv-own-etcd needs the program etcd: {error.strerror}",
-            hint="install etcd 3.4.20 or later, or 3.5.6 or later, on the first three nodes",
-        ) from error
-    found = re.search(r"etcd Version: (\S+)", done.stdout)
-    return found[1] if found else "unknown"
-
-
-def check_version(version: str) -> None:
-    """Refuse an etcd that cannot be trusted with what it holds.
-
-    Raises:
-        ConfigError: it is one of those.
-    """
-    numbers = tuple(map(int, re.findall(r"\d+", version)[:3]))
-    if (3, 4, 20) <= numbers < (3, 5) or numbers >= (3, 5, 6):
-        return
-    raise ConfigError(
-        f"the etcd in PATH is {version}, which may corrupt what it holds",
-        hint="--rdzv-own-etcd needs 3.4.20 or later, or 3.5.6 or later",
-    )
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
+    option = "PEER_SKIP_CLIENT_SAN_VERIFICATION"
+    return {**kept, f"ETCD_{option}": "true", f"ETCD_EXPERIMENTAL_{option}": "true"}
 
 
 def _shown(host: str) -> str:

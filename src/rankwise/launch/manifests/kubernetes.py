@@ -15,18 +15,23 @@ against each other:
 
 The etcd has three members, stable names and disks. It has no password; a NetworkPolicy lets only
 the pods of the job in, where the cluster's network enforces it.
+
+The run's token comes in a Secret. It cannot be changed, since pods that replace others must know
+what these know: a manifest that was written anew is refused until the first one's objects are gone.
 """
 
 from typing import Any
 
 import msgspec
 
+from rankwise.drivers.real.stores.opening import TOKEN_VARIABLE
 from rankwise.launch.manifests.noted_yaml import Noted, document
 
 CLIENT_PORT = 2379
 PEER_PORT = 2380
 MEMBER_COUNT = 3
 POD_ROLE = "node"
+TOKEN_KEY = "token"  # noqa: S105  # the name of it
 GRACE_MARGIN_S = 30
 """For ranks to agree on a step to stop at, and to sweep what they leave."""
 REPLACEMENTS_MAX = 6
@@ -66,6 +71,7 @@ class KubernetesJob(msgspec.Struct, frozen=True, kw_only=True):
         resources: requests and limits of a pod, by resource.
         environment, secrets: variables of the pods, by name.
         one_per_host: whether no two pods may share a machine.
+        token: what the pods know, and nobody else; None: the variables say it, or nothing does.
     """
 
     name: str
@@ -85,6 +91,7 @@ class KubernetesJob(msgspec.Struct, frozen=True, kw_only=True):
     environment: dict[str, str] = {}
     secrets: dict[str, SecretKey] = {}
     one_per_host: bool = False
+    token: str | None = None
 
 
 def etcd_endpoints(name: str) -> str:
@@ -106,6 +113,8 @@ def manifests(job: KubernetesJob) -> str:
                 "This etcd has no password: only the pods of the job may talk to it.",
             ),
         ]
+    if job.token is not None:
+        objects.append((_token_secret(job, job.token), "What the pods know, and nobody else."))
     objects += [
         (_node_service(job), "Names for the pods, and where Prometheus finds GET /metrics."),
         (_job_set(job), f"The run: {job.nodes_max} pods, each of them one node."),
@@ -252,6 +261,18 @@ def _network_policy(job: KubernetesJob) -> dict[str, Any]:
     }
 
 
+def _token_secret(job: KubernetesJob, token: str) -> dict[str, Any]:
+    return {
+        **_head("v1", "Secret", job, _token_name(job), POD_ROLE),
+        "immutable": Noted(value=True, why="Pods that replace others must know the same."),
+        "stringData": {TOKEN_KEY: token},
+    }
+
+
+def _token_name(job: KubernetesJob) -> str:
+    return f"{job.name}-token"
+
+
 def _node_service(job: KubernetesJob) -> dict[str, Any]:
     return {
         **_head("v1", "Service", job, job.name, POD_ROLE),
@@ -385,7 +406,7 @@ def _node_container(job: KubernetesJob) -> dict[str, Any]:
                     "name": name,
                     "valueFrom": {"secretKeyRef": {"name": where.secret, "key": where.key}},
                 }
-                for name, where in job.secrets.items()
+                for name, where in _secrets_of(job).items()
             ),
         ],
         "ports": [{"name": "health", "containerPort": job.health_port}],
@@ -400,6 +421,12 @@ def _node_container(job: KubernetesJob) -> dict[str, Any]:
         container["resources"] = {"requests": job.resources, "limits": dict(job.resources)}
     container["volumeMounts"] = [{"name": "shared-memory", "mountPath": "/dev/shm"}]  # noqa: S108
     return container
+
+
+def _secrets_of(job: KubernetesJob) -> dict[str, SecretKey]:
+    if job.token is None:
+        return job.secrets
+    return {**job.secrets, TOKEN_VARIABLE: SecretKey(_token_name(job), TOKEN_KEY)}
 
 
 def _health() -> dict[str, Any]:

@@ -31,7 +31,13 @@ from typing import Any, NamedTuple
 from rankwise.base.errors import ConfigError, RankwiseError
 from rankwise.base.units import SECOND, Duration
 from rankwise.drivers.real.clock import SystemClock
-from rankwise.launch.on_ray.job import MeetingPlace, RayJob, agent_environment, agent_words
+from rankwise.launch.on_ray.job import (
+    MeetingPlace,
+    RayJob,
+    agent_environment,
+    agent_words,
+    token_for_agents,
+)
 from rankwise.launch.on_ray.node_agent import NodeAgent
 from rankwise.launch.on_ray.seats import Seats
 
@@ -111,7 +117,7 @@ class _Driver:
         self._seats = Seats(min(job.nodes_max, max(job.nodes_min, fitting)))
         self._actors: dict[int, Any] = {}
         count = len(self._seats.states)
-        place = None if count == 1 == job.nodes_max else _meeting_place(ray, job, stack)
+        place = None if count == 1 == job.nodes_max else _meeting_place(ray, job, environ, stack)
         self._words = agent_words(job, count, place)
         self._environment = agent_environment(environ, place)
 
@@ -284,11 +290,18 @@ def _signals_put_into(stimuli: SimpleQueue[Stimulus]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _meeting_place(ray: Any, job: RayJob, stack: ExitStack) -> MeetingPlace:
+def _meeting_place(
+    ray: Any, job: RayJob, environ: Mapping[str, str], stack: ExitStack
+) -> MeetingPlace:
     """Where the agents meet: as the user says, or in a store in this process."""
     if job.endpoint is not None:
         assert job.backend is not None, "an endpoint comes with its backend"
-        return MeetingPlace(backend=job.backend, endpoint=job.endpoint, settings=job.settings)
+        return MeetingPlace(
+            backend=job.backend,
+            endpoint=job.endpoint,
+            settings=job.settings,
+            token=token_for_agents(environ),
+        )
     from rankwise.drivers.real.stores.embedded import (  # noqa: PLC0415  # only for several nodes
         EmbeddedConfig,
         open_embedded,

@@ -1,10 +1,12 @@
 """What to run on a Ray cluster: values, and the words and variables that each agent is given."""
 
+import secrets
 from collections.abc import Mapping
 
 import msgspec
 
 from rankwise.base.units import Duration
+from rankwise.drivers.real.stores.opening import TOKEN_VARIABLE
 
 _PASSED_ON = ("PET_", "RANKWISE_", "TORCH", "NCCL_", "GLOO_", "OMP_", "PYTHON")
 """Beginnings of the variables that agents get from where the command was given."""
@@ -41,12 +43,21 @@ class RayJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MeetingPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the agents of one run meet, as words for each of them."""
+    """Where the agents of one run meet, as words for each of them.
+
+    Attributes:
+        token: what they know, and nobody else; None: what they are told anyway.
+    """
 
     backend: str
     endpoint: str
     settings: str
     token: str | None = None
+
+
+def token_for_agents(environ: Mapping[str, str]) -> str | None:
+    """A random token for agents that meet where the user says, unless the user has given one."""
+    return None if environ.get(TOKEN_VARIABLE) else secrets.token_hex(16)
 
 
 def agent_words(job: RayJob, seat_count: int, place: MeetingPlace | None) -> list[str]:
@@ -73,5 +84,5 @@ def agent_environment(environ: Mapping[str, str], place: MeetingPlace | None) ->
         and not name.startswith("PET_RDZV_")
     }
     if place is not None and place.token is not None:
-        passed_on["RANKWISE_STORE_TOKEN"] = place.token
+        passed_on[TOKEN_VARIABLE] = place.token
     return passed_on

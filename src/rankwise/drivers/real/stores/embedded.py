@@ -3,7 +3,8 @@
 Nothing has to be installed and nobody has to start it: every agent is told the same endpoint, and
 the one whose machine has that address serves (`open_embedded`). All agents, that one too, are
 clients: each call is one exchange on a connection that is kept, a watch has a connection of its
-own. Who does not know the run's token is refused, on both sides; see `embedded_protocol`.
+own. Who does not know the run's token is refused, on both sides, and cannot read what is said where
+Python can encrypt; see `embedded_protocol`.
 
 What it does not survive: the agent that serves. When that dies, or its machine, everything the
 nodes had agreed is gone. The others then find nobody (`StoreUnavailable`), or, if it was started
@@ -14,10 +15,11 @@ and a server that was stopped for a while, are survived. For more, use etcd.
 
 import errno
 import socket
+from contextlib import suppress
 from select import POLLIN, poll
 from threading import Event, Lock
 from time import monotonic
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import msgspec
 
@@ -49,6 +51,7 @@ from rankwise.drivers.real.stores.connections import (
 )
 from rankwise.drivers.real.stores.embedded_protocol import (
     ANSWER_BYTES_MAX,
+    TLS_RECORDS,
     VERSION,
     Answer,
     CommitAsked,
@@ -61,6 +64,7 @@ from rankwise.drivers.real.stores.embedded_protocol import (
     Hello,
     Lost,
     Misunderstood,
+    PlainStream,
     Proof,
     Read,
     ReadAsked,
@@ -70,6 +74,7 @@ from rankwise.drivers.real.stores.embedded_protocol import (
     RevokeAsked,
     Sealer,
     Secret,
+    Stream,
     Told,
     Tried,
     WatchAsked,
@@ -80,8 +85,12 @@ from rankwise.drivers.real.stores.embedded_protocol import (
     new_nonce,
 )
 from rankwise.drivers.real.stores.embedded_server import EmbeddedServer
+from rankwise.drivers.real.stores.encryption import encryption_lack
 from rankwise.drivers.real.stores.patience import Patience, closed_error, describe
 from rankwise.ports.clock import Clock
+
+if TYPE_CHECKING:
+    import ssl
 
 AnswerT = TypeVar("AnswerT", bound=Answer)
 
@@ -97,6 +106,8 @@ class EmbeddedConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         token: what all nodes of the run know, and nobody else.
         is_host: whether this process shall serve; None: if `host` is an address of this machine,
             and nobody serves there yet.
+        encrypts: whether to speak within TLS, as all nodes of the run have to or none; None: if
+            this Python can.
         request_timeout: how long one call may take, with all its attempts.
         linger: how long a server that is closed goes on for clients that have not hung up.
     """
@@ -105,6 +116,7 @@ class EmbeddedConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     port: int
     token: bytes
     is_host: bool | None = None
+    encrypts: bool | None = None
     request_timeout: Duration = Duration(2 * SECOND)
     linger: Duration = Duration(5 * SECOND)
 
@@ -113,8 +125,9 @@ def open_embedded(config: EmbeddedConfig, clock: Clock) -> "EmbeddedStore":
     """A client of the store, and its server too if that is this process's part.
 
     Raises:
-        ConfigError: this process must serve, and cannot.
+        ConfigError: this process must serve or encrypt, and cannot.
     """
+    config = msgspec.structs.replace(config, encrypts=_encrypts(config))
     server = _serve_if_due(config, clock)
     if server is None:
         return EmbeddedStore(config, config.host, config.port)
@@ -144,6 +157,11 @@ class EmbeddedStore:
         self._open: set[_Conversation] = set()
         self._watches: set[EmbeddedWatch] = set()
         self._life: bytes | None = None
+        self._tls: ssl.SSLContext | None = None
+        if config.encrypts:
+            from rankwise.drivers.real.stores.tls import client_context  # noqa: PLC0415  # loads ssl
+
+            self._tls = client_context(config.token)
 
     def read(self, prefix: str) -> Snapshot:
         """All entries whose keys begin with `prefix`."""
@@ -204,6 +222,11 @@ class EmbeddedStore:
         self._close(self._config.linger if not any(exc_info) else ZERO)
 
     @property
+    def encrypts(self) -> bool:
+        """Whether nobody else can read what is said."""
+        return self._tls is not None
+
+    @property
     def is_closed(self) -> bool:
         """Whether `close` was called."""
         return self._closed.is_set()
@@ -240,6 +263,8 @@ class EmbeddedStore:
             if sock.getsockname() == sock.getpeername():
                 # Trying a free port of the own machine may, by chance, reach oneself.
                 raise ConnectionRefusedError(errno.ECONNREFUSED, "no server listens")  # noqa: TRY301
+            if self._tls is not None:
+                conversation.encrypt(self._tls)
             life = conversation.greet(self._config.token)
             self._check_life(life)
         except BaseException:
@@ -389,6 +414,7 @@ class _Conversation:
     def __init__(self, sock: socket.socket, who: str) -> None:
         self._sock = sock
         self._who = who
+        self._stream: Stream = PlainStream()
         self._frames = Frames(4096)
         self._sealer = Sealer()
         self._poll = poll()
@@ -401,6 +427,37 @@ class _Conversation:
         """Whether the server has hung up on it while it was idle."""
         return has_hung_up(self._sock)
 
+    def encrypt(self, context: "ssl.SSLContext") -> None:
+        """Speak within TLS from now on.
+
+        Raises:
+            StoreRefused: this is another run's store, or one that does not encrypt.
+            OSError: it hangs up.
+        """
+        from rankwise.drivers.real.stores.tls import TlsStream  # noqa: PLC0415  # loads ssl
+
+        stream, is_first = TlsStream(context, is_server=False), True
+        while not stream.is_established:
+            self._sock.sendall(stream.unsent())
+            raw = self._received()
+            if is_first and raw[0] not in TLS_RECORDS:
+                self._frames.feed(raw)
+                raise self._not_ours(f"it answers TLS with {self._first_word()!r}")
+            is_first = False
+            try:
+                self._frames.feed(stream.feed(raw))
+            except RemoteProtocolError as error:
+                with suppress(OSError):
+                    self._sock.sendall(stream.unsent())
+                raise StoreRefused(
+                    f"{self._who} belongs to another run: its token is not ours, or it has another"
+                    f" way to encrypt ({error})",
+                    hint="give all nodes of a run the same run id, token and version of Python, and"
+                    " each run an endpoint of its own",
+                ) from error
+        self._sock.sendall(stream.unsent())
+        self._stream = stream
+
     def greet(self, token: bytes) -> bytes:
         """Prove to each other that both know the token; the name of the server's life.
 
@@ -409,13 +466,8 @@ class _Conversation:
             OSError: it hangs up.
         """
         nonce = new_nonce()
-        self._sock.sendall(self._sealer.frame(encoded(Hello(VERSION, nonce))))
+        self._send(Hello(VERSION, nonce))
         match self._first_word():
-            case Refusal(reason):
-                raise StoreRefused(
-                    f"{self._who} refuses this node: {reason}",
-                    hint="run the same version of rankwise on all nodes",
-                )
             case Welcome(_, own, proof, life):
                 secret = Secret(token, nonce, own)
                 if proof != secret.server_proof:
@@ -424,18 +476,16 @@ class _Conversation:
                         hint="give all nodes of a run the same run id and token, and each run an"
                         " endpoint of its own",
                     )
-                self._sock.sendall(self._sealer.frame(encoded(Proof(secret.client_proof))))
+                self._send(Proof(secret.client_proof))
                 self._sealer.seal_with(secret.requests_key)
                 self._frames.seal_with(secret.answers_key, ANSWER_BYTES_MAX)
                 return life
             case other:
-                raise StoreRefused(
-                    f"{self._who} is not an embedded store: it begins with {other!r}"
-                )
+                raise self._not_ours(f"it begins with {other!r}")
 
     def say(self, request: Request) -> None:
         """Send a request."""
-        self._sock.sendall(self._sealer.frame(encoded(request)))
+        self._send(request)
 
     def ask(self, request: Request, patience_s: float) -> Answer:
         """Send a request and wait for its answer.
@@ -478,10 +528,22 @@ class _Conversation:
                 self._receive()
             word: Greeting = decode_greeting(body)
         except (RemoteProtocolError, msgspec.MsgspecError) as error:
+            raise self._not_ours(str(error)) from error
+        if isinstance(word, Refusal):
             raise StoreRefused(
-                f"{self._who} is not an embedded store: {error}", hint="check --rdzv-endpoint"
-            ) from error
+                f"{self._who} refuses this node: {word.reason}",
+                hint="run the same version of rankwise on all nodes, and of Python with the same"
+                " extras, or give all of them --rdzv-conf encrypts=false",
+            )
         return word
+
+    def _not_ours(self, reason: str) -> StoreRefused:
+        return StoreRefused(
+            f"{self._who} is not an embedded store: {reason}", hint="check --rdzv-endpoint"
+        )
+
+    def _send(self, message: Request | Greeting) -> None:
+        self._sock.sendall(self._stream.wrap(self._sealer.frame(encoded(message))))
 
     def _body(self) -> bytes | None:
         try:
@@ -491,10 +553,17 @@ class _Conversation:
             raise ConnectionAbortedError(errno.ECONNABORTED, str(error)) from error
 
     def _receive(self) -> None:
-        data = self._sock.recv(RECEIVED_AT_ONCE)
-        if not data:
+        raw = self._received()
+        try:
+            self._frames.feed(self._stream.feed(raw))
+        except RemoteProtocolError as error:
+            raise ConnectionAbortedError(errno.ECONNABORTED, str(error)) from error
+
+    def _received(self) -> bytes:
+        raw = self._sock.recv(RECEIVED_AT_ONCE)
+        if not raw:
             raise ConnectionResetError(errno.ECONNRESET, "the server has hung up")
-        self._frames.feed(data)
+        return raw
 
 
 def _expected(answer: Answer, kind: type[AnswerT], who: str) -> AnswerT:
@@ -520,4 +589,20 @@ def _serve_if_due(config: EmbeddedConfig, clock: Clock) -> EmbeddedServer | None
             f"no store can listen at {address}: {describe(error)}",
             hint="give another --rdzv-endpoint, or is_host=false where another agent serves",
         ) from error
-    return EmbeddedServer([listener], config.token, clock)
+    if not config.encrypts:
+        return EmbeddedServer([listener], config.token, clock)
+    from rankwise.drivers.real.stores.tls import server_context  # noqa: PLC0415  # loads ssl
+
+    return EmbeddedServer([listener], config.token, clock, server_context(config.token))
+
+
+def _encrypts(config: EmbeddedConfig) -> bool:
+    if config.encrypts is False:
+        return False
+    lack = encryption_lack()
+    if lack is not None and config.encrypts:
+        raise ConfigError(
+            f"--rdzv-conf: encrypts is true, and {lack}",
+            hint="pip install 'rankwise[tls]' on all nodes, or leave it out",
+        )
+    return lack is None

@@ -4,8 +4,12 @@ A frame is `<u32 length><seal><body>`; a body is MessagePack. Whoever connects s
 nonce, the server answers with one of its own and proves that it knows the run's token, the client
 proves the same, and from then on each frame bears a seal: an HMAC over the frame's number and body,
 under a key that comes from the token, both nonces and the direction. So nobody without the token
-can say anything that is heard, change what others say, or say it again later; nothing is secret,
-though: who can read the network can read the keys and values.
+can say anything that is heard, change what others say, or say it again later.
+
+Nobody can read it either where all of this is said within TLS (`tls`): the client begins with a
+handshake then, and the server sees from the first byte which of the two is meant. One that encrypts
+refuses who does not, and the other way round, in the clear: there is nothing to fall back to.
+Without TLS, who can read the network can read the keys and values.
 
 Each request is answered once, in order; after `WatchAsked` the server tells changes for as long as
 the connection lasts.
@@ -14,6 +18,7 @@ the connection lasts.
 import hmac
 import secrets
 from struct import Struct
+from typing import Protocol
 
 import msgspec
 
@@ -28,6 +33,11 @@ HELLO_BYTES_MAX = 256
 """Nobody who has not proved anything makes the other side keep more than this."""
 REQUEST_BYTES_MAX = 64 * 1024 * 1024
 ANSWER_BYTES_MAX = 1024 * 1024 * 1024
+
+TLS_HANDSHAKE = 0x16
+"""The first byte of what begins with TLS, and of no frame of who has not proved anything."""
+TLS_RECORDS = range(0x14, 0x18)
+"""The first bytes that TLS may answer with."""
 
 _LENGTH = Struct("!I")
 _NUMBER = Struct("!Q")
@@ -166,6 +176,38 @@ decode_answer = msgspec.msgpack.Decoder[Answer](Answer).decode
 def encoded(message: Greeting | Request | Answer) -> bytes:
     """A message as a frame's body."""
     return msgspec.msgpack.encode(message)
+
+
+class Stream(Protocol):
+    """What stands between a connection's frames and its socket."""
+
+    def feed(self, raw: bytes) -> bytes:
+        """Take in bytes of the network; what the other side has said."""
+        ...
+
+    def wrap(self, data: bytes) -> bytes:
+        """What is to be sent, as bytes for the network."""
+        ...
+
+    def unsent(self) -> bytes:
+        """What the stream itself has to say, once."""
+        ...
+
+
+class PlainStream:
+    """Nothing stands between them."""
+
+    def feed(self, raw: bytes) -> bytes:
+        """Take in bytes."""
+        return raw
+
+    def wrap(self, data: bytes) -> bytes:
+        """Give out bytes."""
+        return data
+
+    def unsent(self) -> bytes:
+        """Nothing."""
+        return b""
 
 
 class Frames:

@@ -21,6 +21,7 @@ from contextlib import suppress
 from hmac import compare_digest
 from selectors import EVENT_READ, EVENT_WRITE, DefaultSelector
 from threading import Thread
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -31,6 +32,7 @@ from rankwise.core.keyspace.machine import Keyspace
 from rankwise.drivers.real.stores.connections import notice_dead_hosts
 from rankwise.drivers.real.stores.embedded_protocol import (
     REQUEST_BYTES_MAX,
+    TLS_HANDSHAKE,
     VERSION,
     Answer,
     CommitAsked,
@@ -43,6 +45,7 @@ from rankwise.drivers.real.stores.embedded_protocol import (
     Hello,
     Lost,
     Misunderstood,
+    PlainStream,
     Proof,
     Read,
     ReadAsked,
@@ -52,6 +55,7 @@ from rankwise.drivers.real.stores.embedded_protocol import (
     RevokeAsked,
     Sealer,
     Secret,
+    Stream,
     Told,
     Tried,
     WatchAsked,
@@ -62,6 +66,9 @@ from rankwise.drivers.real.stores.embedded_protocol import (
     new_nonce,
 )
 from rankwise.ports.clock import Clock
+
+if TYPE_CHECKING:
+    import ssl
 
 STRANGERS_MAX = 128
 STRANGER_PATIENCE = Duration(10 * SECOND)
@@ -81,6 +88,8 @@ class _Connection:
         self.sock = sock
         self.strange_until: Instant | None = strange_until
         """When it is cut off if it has not proved anything by then; None: it has."""
+        self.stream: Stream | None = None
+        """Whether within TLS or not, the first byte says."""
         self.frames = Frames()
         self.sealer = Sealer()
         self.unsent = bytearray()
@@ -88,7 +97,8 @@ class _Connection:
         self.watch: tuple[str, Revision] | None = None
 
     def say(self, message: Answer | Greeting) -> None:
-        self.unsent += self.sealer.frame(encoded(message))
+        assert self.stream is not None, "a client speaks first"
+        self.unsent += self.stream.wrap(self.sealer.frame(encoded(message)))
 
 
 class EmbeddedServer:
@@ -98,11 +108,19 @@ class EmbeddedServer:
         listeners: belong to the server from now on.
         token: what clients must know.
         clock: whose leases it counts.
+        tls: encrypts what is said, and clients that do not are refused; None: so are those that do.
     """
 
-    def __init__(self, listeners: list[socket.socket], token: bytes, clock: Clock) -> None:
+    def __init__(
+        self,
+        listeners: list[socket.socket],
+        token: bytes,
+        clock: Clock,
+        tls: "ssl.SSLContext | None" = None,
+    ) -> None:
         self._listeners = listeners
         self._token = token
+        self._tls = tls
         self._clock = clock
         self._keyspace = Keyspace(history_max=HISTORY_MAX)
         self._life = new_nonce()
@@ -225,12 +243,34 @@ class EmbeddedServer:
                 if not data:
                     self._cut_off(connection)
                     return
-                connection.frames.feed(data)
+                connection.frames.feed(self._said(connection, data))
             self._converse(connection)
         except BlockingIOError:
             pass
         except (OSError, msgspec.MsgspecError, RemoteProtocolError):
+            with suppress(OSError):
+                connection.sock.send(connection.unsent)  # why; it may be heard
             self._cut_off(connection)
+
+    def _said(self, connection: _Connection, raw: bytes) -> bytes:
+        """What a client has said, beneath the TLS that it may have begun with."""
+        if connection.stream is None:
+            connection.stream = self._stream(connection, raw[0])
+        try:
+            return connection.stream.feed(raw)
+        finally:
+            connection.unsent += connection.stream.unsent()
+
+    def _stream(self, connection: _Connection, first: int) -> Stream:
+        if first != TLS_HANDSHAKE:
+            return PlainStream()
+        if self._tls is None:
+            connection.stream = PlainStream()
+            connection.say(Refusal("this node encrypts what it says, and the store cannot"))
+            raise RemoteProtocolError("somebody speaks TLS, which is not spoken here")
+        from rankwise.drivers.real.stores.tls import TlsStream  # noqa: PLC0415  # loads ssl
+
+        return TlsStream(self._tls, is_server=True)
 
     def _converse(self, connection: _Connection) -> None:
         """Send what waits, then answer the requests that have come, one after another."""
@@ -259,6 +299,8 @@ class EmbeddedServer:
                 connection.say(
                     Refusal(f"it has version {VERSION} of the protocol, you have {version}")
                 )
+            case Hello() if self._tls is not None and isinstance(connection.stream, PlainStream):
+                connection.say(Refusal("what is said here is encrypted, and this node cannot"))
             case Hello(_, nonce) if connection.secret is None:
                 own = new_nonce()
                 connection.secret = Secret(self._token, nonce, own)

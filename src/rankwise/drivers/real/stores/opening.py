@@ -45,7 +45,7 @@ _SPELLINGS = {
 """torch's other spellings of settings."""
 _TIMEOUTS = ("request_timeout", "read_timeout")
 _ETCD_SETTINGS = ("protocol", "cacert", "cert", "key", "user", "password", *_TIMEOUTS)
-_EMBEDDED_SETTINGS = ("token", "token_file", "is_host", "linger", *_TIMEOUTS)
+_EMBEDDED_SETTINGS = ("token", "token_file", "encrypts", "is_host", "linger", *_TIMEOUTS)
 _C10D_SETTINGS = ("store_type", "is_host", "linger", "read_timeout")
 
 
@@ -134,7 +134,8 @@ def _open_embedded(endpoint: str, settings: Mapping[str, str], run_id: str) -> S
         host=host,
         port=port,
         token=token_of(settings, run_id).encode(),
-        is_host=_is_host(settings.get("is_host")),
+        is_host=_truth(settings, "is_host"),
+        encrypts=_truth(settings, "encrypts"),
     )
     config = _with_timeout(config, settings)
     if (linger := _seconds(settings, "linger")) is not None:
@@ -173,9 +174,7 @@ def _open_c10d(endpoint: str, settings: Mapping[str, str], run_id: str) -> Store
     if store_type != "tcp":
         raise ConfigError(f"--rdzv-conf: store_type is {store_type!r}, expected tcp or file")
     host, port = split_endpoint(endpoint, C10D_PORT)
-    config = C10dConfig(
-        host=host, port=port, namespace=run_id, is_host=_is_host(settings.get("is_host"))
-    )
+    config = C10dConfig(host=host, port=port, namespace=run_id, is_host=_truth(settings, "is_host"))
     if (timeout := _seconds(settings, "read_timeout")) is not None:
         config = msgspec.structs.replace(config, connect_timeout=timeout)
     if (linger := _seconds(settings, "linger")) is not None:
@@ -239,7 +238,8 @@ def _with_timeout(config: ConfigT, settings: Mapping[str, str]) -> ConfigT:
     return config
 
 
-def _is_host(text: str | None) -> bool | None:
+def _truth(settings: Mapping[str, str], name: str) -> bool | None:
+    text = settings.get(name)
     meanings = {
         **dict.fromkeys(("1", "true", "t", "yes", "y"), True),
         **dict.fromkeys(("0", "false", "f", "no", "n"), False),
@@ -247,7 +247,7 @@ def _is_host(text: str | None) -> bool | None:
     if text is None:
         return None
     if text.strip().lower() not in meanings:
-        raise ConfigError(f"--rdzv-conf: is_host is {text!r}, expected true or false")
+        raise ConfigError(f"--rdzv-conf: {name} is {text!r}, expected true or false")
     return meanings[text.strip().lower()]
 
 

@@ -9,6 +9,7 @@ import pytest
 from rankwise.base.errors import ConfigError, StoreUnavailable
 from rankwise.base.units import SECOND, Duration
 from rankwise.drivers.real.stores.embedded import EmbeddedStore
+from rankwise.drivers.real.stores.encryption import encryption_lack
 from rankwise.drivers.real.stores.etcd import EtcdStore
 from rankwise.drivers.real.stores.etcd_members import EtcdConfig
 from rankwise.drivers.real.stores.memory import MemoryClient
@@ -114,6 +115,27 @@ def test_a_store_is_served_here_if_the_endpoint_is(backend: str) -> None:
         assert isinstance(store, EmbeddedStore)
         assert store.server is not None
         assert store.read("").entries == ()
+
+
+@pytest.mark.skipif(encryption_lack() is None, reason="this Python can encrypt")
+def test_who_must_encrypt_and_cannot_says_what_to_install() -> None:
+    with pytest.raises(
+        ConfigError, match=r"encrypts is true, and Python 3\.1[12] needs"
+    ) as refused:
+        open_store("embedded", "127.0.0.1:0", {"encrypts": "true"}, run_id="run")
+
+    assert refused.value.hint is not None
+    assert "pip install 'rankwise[tls]'" in refused.value.hint
+
+
+@pytest.mark.parametrize(("given", "expected"), [("no", False), (None, encryption_lack() is None)])
+def test_a_store_encrypts_where_it_can_unless_it_is_told_not_to(
+    given: str | None, expected: bool
+) -> None:
+    settings = {} if given is None else {"encrypts": given}
+    with open_store("embedded", "127.0.0.1:0", settings, run_id="run") as store:
+        assert isinstance(store, EmbeddedStore)
+        assert store.encrypts is expected
 
 
 def test_who_is_told_not_to_serve_does_not() -> None:

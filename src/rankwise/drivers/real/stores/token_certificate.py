@@ -1,0 +1,84 @@
+"""A certificate that only those can use, and check, who know the run's token.
+
+Its key (Ed25519) follows from the token, and so does all the rest: every node makes the same one,
+and trusts no other. It has no time of its own, for the nodes' clocks may differ: who ends a run
+ends its token. Who has seen the certificate can try tokens on it, as on any proof of knowing one;
+so a token has to be random, and the run's id is none.
+"""
+
+import hmac
+import os
+from collections.abc import Sequence
+from datetime import datetime
+from ipaddress import ip_address
+from typing import NamedTuple
+
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+NAME = "rankwise"
+_BEGINS = datetime(2000, 1, 1)  # noqa: DTZ001  # certificates are in UTC, and this is long ago
+_ENDS = datetime(9999, 12, 31, 23, 59, 59)  # noqa: DTZ001  # RFC 5280's "no end"
+
+
+class TokenCertificate(NamedTuple):
+    """A certificate and its key, as PEM."""
+
+    certificate: bytes
+    key: bytes
+
+
+class CertificateFiles(NamedTuple):
+    """Where they have been written."""
+
+    certificate: str
+    key: str
+
+
+def certificate_of(token: bytes, hosts: Sequence[str] = ()) -> TokenCertificate:
+    """The certificate of a token, which is good for servers with these names or addresses too."""
+    key = Ed25519PrivateKey.from_private_bytes(hmac.digest(token, b"rankwise tls key", "sha256"))
+    public = key.public_key()
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, NAME)])
+    usage = x509.KeyUsage(
+        digital_signature=True, key_cert_sign=True, crl_sign=False, content_commitment=False,
+        key_encipherment=False, data_encipherment=False, key_agreement=False,
+        encipher_only=False, decipher_only=False,
+    )  # fmt: skip
+    purposes = [x509.ExtendedKeyUsageOID.SERVER_AUTH, x509.ExtendedKeyUsageOID.CLIENT_AUTH]
+    extensions: list[tuple[x509.ExtensionType, bool]] = [
+        (x509.BasicConstraints(ca=True, path_length=0), True),
+        (usage, True),
+        (x509.ExtendedKeyUsage(purposes), False),
+        (x509.SubjectKeyIdentifier.from_public_key(public), False),
+        (x509.SubjectAlternativeName([_alternative(host) for host in (NAME, *hosts)]), False),
+    ]
+    builder = x509.CertificateBuilder(name, name, public, 1, _BEGINS, _ENDS)
+    for extension, is_critical in extensions:
+        builder = builder.add_extension(extension, critical=is_critical)
+    return TokenCertificate(
+        builder.sign(key, None).public_bytes(serialization.Encoding.PEM),
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        ),
+    )
+
+
+def write_files(folder: str, token: bytes, hosts: Sequence[str]) -> CertificateFiles:
+    """Write the certificate and its key into a folder, the key for this user only."""
+    made = certificate_of(token, hosts)
+    files = CertificateFiles(os.path.join(folder, "cert.pem"), os.path.join(folder, "key.pem"))
+    for path, content in ((files.certificate, made.certificate), (files.key, made.key)):
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(content)
+    return files
+
+
+def _alternative(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
