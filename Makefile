@@ -64,6 +64,11 @@ test: ## Run all tests (installs PyTorch for the comparisons); PYTEST_ARGS="-k g
 	$(SETUP) $(if $(PYTEST_ARGS),some-tests,test)
 	$(CLEAN) $(BIN)/python -m pytest -n 2 --dist loadfile --durations=$(if $(CI),30,10) $(PYTEST_ARGS)
 
+.PHONY: slurm
+slurm: ## Run the tests on a real SLURM, of four nodes in namespaces (as root; installs Debian's SLURM)
+	@$(SETUP) slurm
+	$(CLEAN) $(BIN)/python -m pytest -n 2 --durations=10 $(PYTEST_ARGS) tests/system/cluster/test_on_slurm.py
+
 .PHONY: pythons
 pythons: ## Run what depends on the interpreter under the system's Python, 3.12 and 3.13, if they are here
 	@$(SETUP) test
