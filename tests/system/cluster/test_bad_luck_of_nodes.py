@@ -172,7 +172,7 @@ def test_every_round_is_told_on_every_node_with_its_hosts_and_why_the_last_one_e
     why = f"rank 1 on {host} failed: ValueError"
     for rank, node in enumerate(done):
         first, over, second = re.findall(r"rankwise: (round .*)", node.stderr)
-        here = rf"rank {rank} of 2 here; 2 nodes \({host}, {host}\)"
+        here = rf"rank {rank} of 2 here; 2 nodes \({host}/\w+, {host}/\w+\)"
         assert re.fullmatch(f"round 0: {here}", first)
         assert re.fullmatch(f"round 0 is over: {why}", over)
         assert re.fullmatch(f"round 1: {here}; round 0 ended because {why}", second)

@@ -360,7 +360,7 @@ class ClusterWorld:
         if self._closing_chance.randrange(100) >= self.plan.closers_die:
             return
         for entry in self.store.keyspace.read(RunKeys(RUN_ID).leader).entries:
-            node = self._node_called(entry.value.decode())
+            node = self._node_called(entry.value.decode().partition(" ")[0])
             if node is not None:
                 self._agenda.after(ZERO, partial(self._kill_agent, node, None))
 
