@@ -325,6 +325,21 @@ def test_the_loss_of_the_agent_that_serves_the_store_ends_all_others(
     assert deaths.survivors(within_s=0) == []
 
 
+@pytest.mark.torch
+def test_sigterm_ends_an_agent_though_torchs_store_is_silent(nodes: Nodes) -> None:
+    words = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-conf")
+    place = ("--rdzv-endpoint", f"127.0.0.1:{nodes.port}")
+    host = nodes.start(STAY, *place, *words, "is_host=true,lease_ttl=3")
+    other = nodes.start(STAY, *place, *words, "is_host=false,lease_ttl=3")
+    wait_for_any([host, other], "of 2", count=2)
+
+    host.signal(signal.SIGSTOP)
+    other.signal(signal.SIGTERM)
+    done = other.finish(WITHIN_S)
+
+    assert done.code == 143, done
+
+
 @needs_etcd
 def test_a_quorum_that_was_lost_for_longer_than_a_lease_brings_all_nodes_back(
     nodes: Nodes, tmp_path: Path
