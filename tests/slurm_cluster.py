@@ -37,7 +37,7 @@ _PROGRAMS = (
 _FOLDERS = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
 
-def _missing() -> str | None:
+def missing_for_slurm() -> str | None:
     """Why there can be no SLURM here."""
     absent = [name for name in _PROGRAMS if shutil.which(name, path=_FOLDERS) is None]
     if absent:
@@ -47,7 +47,7 @@ def _missing() -> str | None:
     return None
 
 
-_MISSING = _missing()
+_MISSING = missing_for_slurm()
 needs_slurm = pytest.mark.skipif(_MISSING is not None, reason=str(_MISSING))
 
 

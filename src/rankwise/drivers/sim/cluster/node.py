@@ -75,6 +75,8 @@ class Worker:
     """Whether it failed since a peer's connection had closed."""
     succeeded: bool = False
     is_told_to_die: bool = False
+    was_signalled: bool = False
+    """Whether somebody else than its agent told it to end."""
 
 
 class Witness(Protocol):
@@ -219,7 +221,7 @@ class SimulatedNode:
         """Send the living ranks SIGTERM, as somebody who signals every process."""
         for _, worker in sorted((key, self.workers[key]) for key in self.living):
             if not self._habits.asks_to_stop:
-                worker.is_told_to_die = True
+                worker.is_told_to_die = worker.was_signalled = True
                 self._agenda.after(self._up_to(KILL_TAKES), partial(self._end, worker, -SIGTERM))
 
     def ask_to_leave(self) -> None:
