@@ -257,7 +257,10 @@ def told_while_running(run: Job) -> Played:
 
 def told_while_waiting(run: Job) -> Played:
     run.start(1, nnodes="3")
-    Event().wait(4.0)
+    if run.is_ours:
+        run.agents[1].wait_for("waiting ", stream="stderr")
+    else:
+        Event().wait(15.0)  # torchrun says nothing
     run.agents[1].signal(signal.SIGTERM)
     codes: list[str] = []
     ended = took(lambda: codes.append(run.codes()))
