@@ -70,6 +70,7 @@ class Job:
         lan = stack.enter_context(network())
         self.nodes = [lan.add_node() for _ in range(3)]
         self.agents: dict[int, Running] = {}
+        self._started: list[Running] = []
         self.is_ours = is_ours
         self.address = lan.address
         self._stack = stack
@@ -95,6 +96,7 @@ class Job:
                     *("--rdzv-backend", backend, "--rdzv-endpoint", endpoint, *serves, str(script)),
                 )
             )
+            self._started.append(self.agents[number])
 
     def wait_up(self, size: int, *, rounds: int = 1) -> None:
         """Wait until that many rounds of this size were up on the agents that are here."""
@@ -106,8 +108,14 @@ class Job:
 
     def pids(self) -> list[int]:
         """All ranks that there ever were."""
-        said = "".join(each.stdout for each in self.agents.values())
+        said = "".join(each.stdout for each in self._started)
         return [int(pid) for pid in re.findall(r"pid (\d+)", said)]
+
+    def kill_what_is_left(self) -> None:
+        """End what a launcher has left behind, with the job's namespaces."""
+        for agent in self._started:
+            agent.process.kill()
+        left_of(self.pids())
 
     def end(self) -> tuple[str, str]:
         """Send SIGTERM to all who live; return exit codes and how many ranks were left."""
@@ -130,10 +138,17 @@ class Job:
 
 def left_of(pids: Sequence[int]) -> str:
     """How many of these processes live; they are killed."""
-    living = [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    living = [pid for pid in pids if _is_a_rank(pid)]
     for pid in living:
         os.kill(pid, signal.SIGKILL)
     return f"{len(living)} ranks" if living else "nothing"
+
+
+def _is_a_rank(pid: int) -> bool:
+    try:
+        return b"program" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def took(wait: Callable[[], object]) -> str:
@@ -153,6 +168,7 @@ def job(
     """A job that has not begun, and the etcd in which rankwise meets."""
     with ExitStack() as stack:
         found = Job(stack, folder, is_ours)
+        stack.callback(found.kill_what_is_left)
         etcd = None
         if is_ours:
             place = folder / f"etcd{time.monotonic_ns()}"
