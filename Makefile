@@ -69,6 +69,11 @@ test-clients: ## Run trainers that nobody here wrote on simulated ranks (install
 	@$(SETUP) test-clients
 	$(CLEAN) $(BIN)/python -m pytest tests/clients $(PYTEST_ARGS)
 
+.PHONY: slurm
+slurm: ## Run the tests on a real SLURM, of four nodes in namespaces (as root; installs Debian's SLURM)
+	@$(SETUP) slurm
+	$(CLEAN) $(BIN)/python -m pytest -n 2 --durations=10 $(PYTEST_ARGS) tests/system/cluster/test_on_slurm.py
+
 .PHONY: pythons
 pythons: ## Run what depends on the interpreter under the system's Python, 3.12 and 3.13, if they are here
 	@$(SETUP) test

@@ -29,6 +29,7 @@ from rankwise.core.rendezvous.vocabulary import (
     Settled,
     Stimulus,
 )
+from rankwise.drivers import stop_window
 from rankwise.drivers.sim.cluster.checkers import InvariantBroken
 from rankwise.drivers.sim.cluster.faults import (
     Clocks,
@@ -37,6 +38,7 @@ from rankwise.drivers.sim.cluster.faults import (
     FailWorker,
     Network,
     Partition,
+    Preempt,
     StartAgents,
     Workers,
 )
@@ -430,3 +432,31 @@ def is_caught(seed: int, make_agent: Callable[[AgentSpec], Agent]) -> bool:
     except SimulationError:
         return True
     return False
+
+
+def test_ranks_that_are_signalled_before_their_agents_are_no_failure() -> None:
+    for seed in range(20):
+        run = ClusterWorld(signalled_first(), seed).run()
+        assert run.verdict is not None
+        assert run.verdict.status is OutcomeStatus.STOPPED
+
+
+def test_blaming_ranks_that_were_signalled_before_their_agents_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stop_window, "WINDOW", Duration(0))
+
+    with pytest.raises(InvariantBroken, match="the root cause is told to be"):
+        ClusterWorld(signalled_first(), 0).run()
+
+
+def signalled_first() -> ClusterPlan:
+    """A scheduler signals every process of both nodes, and the agents hear it last."""
+    return ClusterPlan(
+        nodes=2,
+        rendezvous=RendezvousConfig(nodes_min=2, nodes_max=2, last_call=Duration(0)),
+        happenings=tuple(
+            Preempt(at=Instant(9 * SECOND), node=node, ranks_before=Duration(200 * MILLISECOND))
+            for node in range(2)
+        ),
+    )

@@ -132,6 +132,12 @@ def test_a_preempted_node_stops_the_whole_job_at_one_step() -> None:
     assert run.ended_at < 12 * SECOND
 
 
+@pytest.mark.parametrize("seed", [3920, 4591])
+def test_seeds_that_once_broke_a_rule_break_none(seed: int) -> None:
+    """A last word behind a slow disk; peers that lose a rank which a scheduler has signalled."""
+    assert ClusterWorld(random_plan(seed), seed, keeps_journal=False).run().rounds
+
+
 @pytest.mark.parametrize("what", ["the store is away", "its nodes are cut off from it"])
 def test_a_store_may_be_out_of_reach_for_a_lease_but_a_second(what: str) -> None:
     for tenth in range(10):  # renewals come every half a second: an outage may begin anywhere

@@ -2,7 +2,8 @@
 
 srun starts one task per node, and describes the step to each of them in variables. From these the
 nodes know, all alike, how many they are (SLURM_STEP_NUM_NODES), what their run is called
-(`<job>.<step>`), and where they meet, on a port that follows from job and step:
+(`<job>.<step>`, with `-1` behind it once the job was requeued), and where they meet, on a port
+that follows from job and step:
 
 - *three nodes or more, with an etcd to be trusted*: in an etcd of their own on the first three
   hosts of the step (SLURM_STEP_NODELIST), so that any node may be lost. Each node decides that for
@@ -63,6 +64,7 @@ class Step(NamedTuple):
         node_count, task_count: of the whole step.
         node_index: of this node in the step, from 0.
         host_list: the step's hosts, compressed.
+        requeue_count: how many times SLURM has begun the job again.
     """
 
     job: int
@@ -71,11 +73,13 @@ class Step(NamedTuple):
     task_count: int
     node_index: int
     host_list: str
+    requeue_count: int = 0
 
     @property
     def run_id(self) -> str:
-        """What SLURM calls the step."""
-        return f"{self.job}.{self.step}"
+        """What SLURM calls the step; a requeued job's steps have the same numbers again."""
+        name = f"{self.job}.{self.step}"
+        return f"{name}-{self.requeue_count}" if self.requeue_count else name
 
     @property
     def port(self) -> int:
@@ -158,6 +162,7 @@ def step_in(environ: Mapping[str, str]) -> Step | None:
         task_count=_number(environ, "SLURM_STEP_NUM_TASKS"),
         node_index=_number(environ, "SLURM_NODEID"),
         host_list=environ.get("SLURM_STEP_NODELIST", ""),
+        requeue_count=_number(environ, "SLURM_RESTART_COUNT", "0"),
     )
 
 
@@ -319,8 +324,8 @@ def _refuse_half_a_job(environ: Mapping[str, str], words: Sequence[str]) -> None
     )
 
 
-def _number(environ: Mapping[str, str], variable: str) -> int:
-    text = environ.get(variable, "")
+def _number(environ: Mapping[str, str], variable: str, otherwise: str = "") -> int:
+    text = environ.get(variable, otherwise)
     if not text.isdecimal():
         raise ConfigError(
             f"{variable} is {text!r}, expected a number, as SLURM sets it",

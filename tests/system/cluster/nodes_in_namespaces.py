@@ -64,6 +64,8 @@ class Node:
         _ip("netns", "add", name)
         stack.callback(_ip, "netns", "del", name)
         _ip("link", "add", self._port, "type", "veth", "peer", "eth0", "netns", name)
+        # With the namespace it would vanish some time later, and the next test needs its name.
+        stack.callback(_ip, "link", "del", self._port)
         _ip("link", "set", self._port, "master", bridge, "up")
         _ip("-n", name, "address", "add", f"{address}/24", "dev", "eth0")
         _ip("-n", name, "link", "set", "eth0", "up")

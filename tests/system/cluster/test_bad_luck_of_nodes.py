@@ -172,7 +172,7 @@ def test_every_round_is_told_on_every_node_with_its_hosts_and_why_the_last_one_e
     why = f"rank 1 on {host} failed: ValueError"
     for rank, node in enumerate(done):
         first, over, second = re.findall(r"rankwise: (round .*)", node.stderr)
-        here = rf"rank {rank} of 2 here; 2 nodes \({host}, {host}\)"
+        here = rf"rank {rank} of 2 here; 2 nodes \({host}/\w+, {host}/\w+\)"
         assert re.fullmatch(f"round 0: {here}", first)
         assert re.fullmatch(f"round 0 is over: {why}", over)
         assert re.fullmatch(f"round 1: {here}; round 0 ended because {why}", second)
@@ -323,6 +323,21 @@ def test_the_loss_of_the_agent_that_serves_the_store_ends_all_others(
     assert done.code == 1
     assert "the run ends here: the agent that serves its store, or its machine, is" in done.stderr
     assert deaths.survivors(within_s=0) == []
+
+
+@pytest.mark.torch
+def test_sigterm_ends_an_agent_though_torchs_store_is_silent(nodes: Nodes) -> None:
+    words = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-conf")
+    place = ("--rdzv-endpoint", f"127.0.0.1:{nodes.port}")
+    host = nodes.start(STAY, *place, *words, "is_host=true,lease_ttl=3")
+    other = nodes.start(STAY, *place, *words, "is_host=false,lease_ttl=3")
+    wait_for_any([host, other], "of 2", count=2)
+
+    host.signal(signal.SIGSTOP)
+    other.signal(signal.SIGTERM)
+    done = other.finish(WITHIN_S)
+
+    assert done.code == 143, done
 
 
 @needs_etcd

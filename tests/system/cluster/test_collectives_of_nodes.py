@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from nodes_in_namespaces import needs_namespaces, network
-from running import RANKWISE, Running
+from running import RANKWISE, Running, run, write_program
 
 pytestmark = pytest.mark.system
 
@@ -29,6 +29,13 @@ if rank == size - 1 and restarts < int(sys.argv[1]):
 collectives.barrier()
 print("rank", rank, "of", size, "after", restarts, flush=True)
 assert "torch" not in sys.modules
+"""
+ONE_ENDS = """
+import os
+from rankwise import collectives
+if os.environ["RANK"] == "1":
+    os._exit(0)
+collectives.barrier()
 """
 
 
@@ -115,3 +122,14 @@ def test_ranks_of_nodes_with_addresses_of_their_own_find_each_other(program: Pat
 
     assert [each.code for each in ended] == [0, 0], ended
     assert sum("of 4 after 0" in line for each in ended for line in each.lines) == 4
+
+
+def test_ranks_that_wait_for_a_lost_one_show_their_own_frames_only(tmp_path: Path) -> None:
+    script = write_program(tmp_path, ONE_ENDS)
+
+    done = run("run", "--nproc-per-node", "2", script)
+
+    assert done.code == 1
+    assert "collectives.barrier()" in done.stderr
+    assert "barrier #1 cannot be completed on rank 0" in done.stderr
+    assert "rankwise/collectives/" not in done.stderr

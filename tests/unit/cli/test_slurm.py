@@ -344,3 +344,10 @@ def test_auto_means_what_the_job_was_given_of_the_node(
     options, _ = completed_of("--standalone --nproc-per-node auto", **variables)
 
     assert options.nproc_per_node == expected
+
+
+def test_a_requeued_jobs_step_is_another_run() -> None:
+    options = completed_of("", SLURM_RESTART_COUNT="1").options
+
+    assert options.rdzv_id == "4711.2-1"
+    assert completed_of("", SLURM_RESTART_COUNT="0").options.rdzv_id == "4711.2"

@@ -176,9 +176,9 @@ def _on_committed(standing: Standing, request: Request, revision: Revision, now:
         case Purpose.CHARTER:
             shared.charter.learn(request.context, revision, shared.charter.lease, revision)
             shared.round.learn(None, ABSENT, None, revision)
-            shared.leader.learn(standing.me.encode(), revision, standing.lease.id, revision)
+            shared.leader.learn(standing.name, revision, standing.lease.id, revision)
         case Purpose.LEAD:
-            shared.leader.learn(standing.me.encode(), revision, standing.lease.id, revision)
+            shared.leader.learn(standing.name, revision, standing.lease.id, revision)
         case Purpose.ROUND:
             standing.lead.written(request.context, revision, now)
         case Purpose.RUN_LEASE:

@@ -13,7 +13,7 @@ from rankwise.core.rendezvous.vocabulary import RefusalKind, Refused
 
 
 def founding(
-    charter: bytes, me: str, keys: RunKeys, shared: SharedKeys, lease: LeaseId
+    charter: bytes, me: bytes, keys: RunKeys, shared: SharedKeys, lease: LeaseId
 ) -> Transaction:
     """Write the charter, unless somebody else has, and take the lead with it.
 
@@ -22,7 +22,7 @@ def founding(
 
     Args:
         charter: what to write.
-        me: the node that founds the run.
+        me: the node that founds the run, by id and host.
         keys: where the run's records lie.
         shared: what lies there now.
         lease: this node's.
@@ -32,7 +32,7 @@ def founding(
         Unchanged(keys.leader, shared.leader.revision),
     )
     puts = (
-        Put(keys.charter, charter, shared.charter.lease), Put(keys.leader, me.encode(), lease),
+        Put(keys.charter, charter, shared.charter.lease), Put(keys.leader, me, lease),
     )  # fmt: skip
     if shared.round.value is None:
         return Transaction(conditions=conditions, puts=puts)

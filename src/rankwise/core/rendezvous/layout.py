@@ -24,7 +24,7 @@ class RunKeys(NamedTuple):
 
     @property
     def leader(self) -> str:
-        """The id of the node that leads."""
+        """The node that leads, as `<id> on <host>`."""
         return f"{self.shared}leader"
 
     @property

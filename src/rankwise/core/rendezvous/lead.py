@@ -43,7 +43,7 @@ class Lead:
 
     Args:
         config: who may join, and how long anybody waits.
-        me: this node's id.
+        me: this node's id and host.
         keys: where the run's records lie.
         shared: what all nodes share.
         requests: those of this node.
@@ -52,7 +52,7 @@ class Lead:
     def __init__(
         self,
         config: RendezvousConfig,
-        me: str,
+        me: bytes,
         keys: RunKeys,
         shared: SharedKeys,
         requests: Requests,
@@ -69,7 +69,7 @@ class Lead:
         """Why the store has not taken the round that was decided upon."""
         self.run_lease = RunLease(config, keys, shared, requests)
         self._config = config
-        self._me = me.encode()
+        self._me = me
         self._keys = keys
         self._shared = shared
         self._requests = requests

@@ -21,6 +21,7 @@ since when enough nodes are ready, and since when all members of the last round 
 - A member that is preempted stops the whole job. One that leaves is a change of membership.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from itertools import islice
 from typing import NamedTuple
@@ -332,17 +333,29 @@ def _lineup(
     view: View, before: tuple[str, ...], members: tuple[str, ...], candidates: dict[str, NodeRecord]
 ) -> Lineup:
     """Who is in the round that begins, and who came, left and waits, as people call them."""
-
-    def hosts(nodes: Iterable[str]) -> tuple[str, ...]:
-        return tuple(view.host(node) or node for node in islice(nodes, HOSTS_MAX))
-
     now = set(members)
+    here, there = _Labels(view, {*candidates, *members}), _Labels(view, before)
     return Lineup(
-        hosts=hosts(members),
-        came=hosts(node for node in members if before and node not in before),
-        left=hosts(node for node in before if node not in now),
-        reserve=hosts(node for node in sorted(candidates) if node not in now),
+        hosts=here.of(members),
+        came=here.of(node for node in members if before and node not in before),
+        left=there.of(node for node in before if node not in now),
+        reserve=here.of(node for node in sorted(candidates) if node not in now),
     )
+
+
+class _Labels:
+    """What people call nodes: by host, and where several of them have one host, by id too."""
+
+    def __init__(self, view: View, nodes: Iterable[str]) -> None:
+        self._view = view
+        self._counts = Counter(map(view.host, nodes))
+
+    def of(self, nodes: Iterable[str]) -> tuple[str, ...]:
+        return tuple(map(self._label, islice(nodes, HOSTS_MAX)))
+
+    def _label(self, node: str) -> str:
+        host = self._view.host(node)
+        return host if host and self._counts[host] == 1 else f"{host}/{node}".lstrip("/")
 
 
 def _why_ended(view: View, round_: Round) -> str:

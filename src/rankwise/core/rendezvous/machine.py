@@ -288,7 +288,7 @@ class Rendezvous:
         if not standing.requests.may_begin(Purpose.CHARTER, now):
             return
         charter = encode(msgspec.structs.replace(self.config.charter, founder=standing.me))
-        transaction = founding(charter, standing.me, standing.keys, standing.shared, lease)
+        transaction = founding(charter, standing.name, standing.keys, standing.shared, lease)
         token = standing.requests.begin(Purpose.CHARTER, now, charter)
         standing.effects.append(Commit(token, transaction))
 

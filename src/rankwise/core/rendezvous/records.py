@@ -153,7 +153,7 @@ class Suspect(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Lineup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Who is in a round, and what has changed, by the names of hosts; for people.
 
-    Long lists are cut.
+    Long lists are cut. Where one host has several nodes, the id follows: `host/5ca46ed6`.
 
     Attributes:
         hosts: of the members, in the order of node ranks.

@@ -31,6 +31,8 @@ class Standing:
     def __init__(self, run_id: str, config: RendezvousConfig, offer: NodeOffer) -> None:
         self.config = config
         self.me = offer.node_id
+        self.name = f"{offer.node_id} on {offer.host}".encode()
+        """What this node writes where it leads, for the others to show."""
         self.keys = RunKeys(run_id)
         self.requests = Requests()
         self.shared = SharedKeys(self.keys, self.requests)
@@ -39,7 +41,7 @@ class Standing:
             self.keys.node(self.me), self.keys.done_note(self.me), offer, self.requests
         )
         self.part = Part(self.me, self.own, is_static=config.is_static)
-        self.lead = Lead(config, self.me, self.keys, self.shared, self.requests)
+        self.lead = Lead(config, self.name, self.keys, self.shared, self.requests)
         self.succession = Succession(config, self.keys, self.shared)
         self.waiting = Waiting(config, self.part, self.lead, self.shared, self.succession)
         self.effects: list[Effect] = []

@@ -218,7 +218,8 @@ class View:
             return heard.record.host
         # It vanished before this node led; the leader before has written down who it was.
         hosts = () if self.round is None else self.round.lineup.hosts
-        return dict(zip(self.members, hosts, strict=False)).get(node, "")
+        label = dict(zip(self.members, hosts, strict=False)).get(node, "")
+        return label.partition("/")[0]
 
     def named(self, node: str) -> str:
         """A node for people: its id, and its host if known."""

@@ -168,9 +168,10 @@ class StoreClient:
         for followed in self._followed.values():
             followed.end()
         self._store.__exit__(*exc_info)
+        deadline = after(self._clock.now(), Duration(2 * self._request_timeout))
         for thread in self._threads:
             # torch's store may block inside torch, and has no way out; its threads are left behind.
-            thread.join(2 * self._request_timeout / SECOND)
+            thread.join(max(0, deadline - self._clock.now()) / SECOND)
 
     def _enqueue(self, request: Request, line: _Line) -> None:
         waiting = _Waiting(request, after(self._clock.now(), self._request_timeout))

@@ -23,9 +23,9 @@ from rankwise.core.rendezvous.configuration import NodeOffer
 from rankwise.core.rendezvous.requests import Order
 from rankwise.core.rendezvous.vocabulary import RefusalKind
 from rankwise.drivers.agent_dispatch import AgentDispatch
+from rankwise.drivers.stop_window import StopWindow
 from rankwise.launch.cluster.node_host import RealNodeHost
 from rankwise.launch.cluster.plan import ClusterPlan
-from rankwise.launch.cluster.stop_window import StopWindow
 from rankwise.launch.cluster.telling import ClusterTeller, lineup_text
 from rankwise.launch.stage import Stage
 
@@ -58,7 +58,9 @@ class AgentRunner:
             )
         )
         self._host = RealNodeHost(stage, plan, self._deliver)
-        self._stop_window = StopWindow(stage, self._host.on_gang_stimulus)
+        self._stop_window = StopWindow(
+            stage.clock, stage.reactor.call_at, stage.job.signals, self._host.on_gang_stimulus
+        )
         self._teller = ClusterTeller(stage.job, plan, stage.say)
         self._dispatch = AgentDispatch(
             self._agent,

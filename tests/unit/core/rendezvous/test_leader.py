@@ -119,6 +119,20 @@ def test_a_round_names_the_hosts_of_who_is_in_it_who_came_who_left_and_who_waits
     assert round_.why == "node b on host-b is lost"
 
 
+def test_nodes_of_one_host_are_told_apart_by_their_ids() -> None:
+    view = View(config(2, 2, spares=1), BEGIN)
+    shared = [msgspec.structs.replace(record(each, ready=0), host="big") for each in "ab"]
+    hear(view, BEGIN, a=shared[0], b=shared[1], c=record("c", ready=0))
+
+    round_ = decide(view, BEGIN).round
+
+    assert round_ is not None
+    assert round_.lineup == Lineup(hosts=("big/a", "big/b"), reserve=("host-c",))
+    later = View(config(2, 2, spares=1), BEGIN)  # of a leader that has never seen them
+    later.turn_to(round_, BEGIN)
+    assert later.named("a") == "a on big"
+
+
 def test_the_last_call_is_not_waited_for_longer_than_it_lasts() -> None:
     view = View(config(1, 4, last_call=Duration(5 * SECOND)), BEGIN)
     hear(view, BEGIN, a=record("a", ready=0), b=record("b"))

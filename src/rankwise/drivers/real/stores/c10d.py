@@ -59,6 +59,8 @@ from rankwise.ports.clock import Clock
 
 LINGER_LOOKS_S = 0.05
 """How often one who serves looks at its end whether the others have gone."""
+FAREWELL_S = 2.0
+"""How long a client that leaves waits for the server at most."""
 LOG_LEVEL_VARIABLE = "TORCH_CPP_LOG_LEVEL"
 SLICE = timedelta(seconds=5)
 """How long a thread waits inside torch at a time, at most; who writes an entry wakes it sooner."""
@@ -240,6 +242,15 @@ class C10dStore:
         self._closed.set()
         if self.waiting:
             self.wake_waiting()
+        # By a thread: torch blocks for as long as its server's machine is silent.
+        farewell = Thread(target=self._say_farewell, name="rankwise-farewell", daemon=True)
+        farewell.start()
+        farewell.join(self._linger_s + FAREWELL_S)
+        self._ended.set()
+        if self._reaper is not None:
+            self._reaper.join()
+
+    def _say_farewell(self) -> None:
         with suppress(StoreError), self._lock:
             others = self._log.count_clients(self._connection, -1)
             deadline = monotonic() + linger_s
@@ -247,9 +258,6 @@ class C10dStore:
             while others > 0 and monotonic() < deadline:
                 nobody.wait(LINGER_LOOKS_S)  # torch's stores tell nobody of a counter
                 others = self._log.count_clients(self._connection, 0)
-        self._ended.set()
-        if self._reaper is not None:
-            self._reaper.join()
 
     def __enter__(self) -> Self:
         return self

@@ -59,6 +59,7 @@ _HARMLESS_AT_START = ("__main__", "_distutils_hack")
 """The second one is what setuptools loads in every environment: it holds nothing."""
 _HERE = os.path.dirname(os.path.abspath(__file__)).removesuffix("/__pycache__")
 _OUR_DIRECTORY = os.path.dirname(_HERE)
+_COLLECTIVES = os.path.join(os.path.dirname(os.path.dirname(_OUR_DIRECTORY)), "collectives", "")
 _OUR_FILES = (
     (lambda: None).__code__.co_filename,  # where this file was compiled, perhaps elsewhere
     *(
@@ -103,6 +104,7 @@ class Reporter:
         self._reported = error
         raised_at, wall_ns = time.monotonic_ns(), time.time_ns()
         error.__traceback__ = without_our_frames(error.__traceback__)
+        _end_at_the_call(error)
         message = _cut(_text_of(error), _MESSAGE_CHARACTERS_MAX)
         traceback = _cut(_format(error), _TRACEBACK_CHARACTERS_MAX)
         if self._fd is not None:
@@ -289,6 +291,22 @@ def without_our_frames(traceback: "TracebackType | None") -> "TracebackType | No
     while traceback is not None and traceback.tb_frame.f_code.co_filename in _OUR_FILES:
         traceback = traceback.tb_next
     return traceback
+
+
+def _end_at_the_call(error: BaseException) -> None:
+    """Let the traceback of an error from a collective end where the program called that.
+
+    When a node dies, every rank elsewhere fails in one: how that came to know tells users nothing.
+    """
+    if type(error).__module__ != "rankwise.base.errors":
+        return
+    call = frame = error.__traceback__
+    while frame is not None:
+        if not frame.tb_frame.f_code.co_filename.startswith(_COLLECTIVES):
+            call = frame
+        frame = frame.tb_next
+    if call is not None:
+        call.tb_next = None
 
 
 def quoted(text: str) -> str:

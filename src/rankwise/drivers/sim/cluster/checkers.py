@@ -497,6 +497,9 @@ class ClusterChecker:
         if root.cause is FailureCause.NOT_STARTED:
             return
         culprits = [worker for worker in last.workers if worker.failed_at is not None]
+        signalled = {worker.rank for worker in last.workers if worker.was_signalled}
+        if root.rank in signalled and any(worker.lost_peer for worker in culprits):
+            return  # what others have lost is that rank, before their agents heard of a stop
         told = [worker for worker in culprits if worker.rank == root.rank]
         if not told:
             self._broken(f"the root cause is told to be {root}, and the truth is {culprits}")

@@ -115,7 +115,9 @@ class RefuseWorkers(
 class Preempt(msgspec.Struct, frozen=True, kw_only=True, tag="preempt", tag_field="what"):
     """SIGTERM to the agent; a second one follows when `again_after` is given.
 
-    With a `phase` it comes when the agent is in that phase for the first time since `at`.
+    With a `phase` it comes when the agent is in that phase for the first time since `at`. With
+    `ranks_before` the node's ranks get it, too, so much earlier, as of a scheduler that signals
+    every process.
     """
 
     at: Instant
@@ -123,6 +125,7 @@ class Preempt(msgspec.Struct, frozen=True, kw_only=True, tag="preempt", tag_fiel
     signal: int = 15
     phase: Phase | None = None
     again_after: Duration | None = None
+    ranks_before: Duration | None = None
 
 
 class Leave(msgspec.Struct, frozen=True, kw_only=True, tag="leave", tag_field="what"):

@@ -24,9 +24,11 @@ from rankwise.core.agent.vocabulary import (
     RoundPrepared,
     Stimulus,
 )
+from rankwise.core.gang.state import Phase as GangPhase
 from rankwise.core.gang.vocabulary import (
     ProgressLooked,
     StacksDumped,
+    Started,
     StopRequested,
     Swept,
     WorkerExited,
@@ -34,6 +36,7 @@ from rankwise.core.gang.vocabulary import (
     WorkerReported,
     WorkerSpawned,
 )
+from rankwise.core.gang.vocabulary import Stimulus as GangStimulus
 from rankwise.core.rendezvous.requests import Answer
 from rankwise.core.rendezvous.vocabulary import World
 from rankwise.drivers.agent_dispatch import AgentDispatch
@@ -41,9 +44,10 @@ from rankwise.drivers.sim.agenda import Agenda
 from rankwise.drivers.sim.cluster.clocks import SkewedClock
 from rankwise.drivers.sim.cluster.faults import FailWorker, Workers
 from rankwise.drivers.sim.cluster.store import SimulatedStore, StoreClient
+from rankwise.drivers.stop_window import StopWindow
 from rankwise.ports.journal import Journal
 
-SIGKILL = 9
+SIGKILL, SIGTERM = 9, 15
 NEWS_TAKE = Duration(200 * MICROSECOND)
 """How long orders to the guardian and news from it travel."""
 KILL_TAKES = Duration(20 * MILLISECOND)
@@ -71,6 +75,8 @@ class Worker:
     """Whether it failed since a peer's connection had closed."""
     succeeded: bool = False
     is_told_to_die: bool = False
+    was_signalled: bool = False
+    """Whether somebody else than its agent told it to end."""
 
 
 class Witness(Protocol):
@@ -147,6 +153,7 @@ class SimulatedNode:
         self._swept: set[int] = set()
         self._asked_in = -1
         self._stop_at: int | None = None
+        self._stop_window = self._new_stop_window()
         self.announcements: list[Announcement] = []
 
     @property
@@ -184,6 +191,7 @@ class SimulatedNode:
             name=f"{AGENT} {self.node_id}",
             on_announcement=self.announcements.append,
         )
+        self._stop_window = self._new_stop_window()
         self.dispatch.start()
         self._on_step(self)
 
@@ -209,6 +217,13 @@ class SimulatedNode:
         """Send a signal to the agent."""
         self._deliver(StopRequested(signal))
 
+    def signal_ranks(self) -> None:
+        """Send the living ranks SIGTERM, as somebody who signals every process."""
+        for _, worker in sorted((key, self.workers[key]) for key in self.living):
+            if not self._habits.asks_to_stop:
+                worker.is_told_to_die = worker.was_signalled = True
+                self._agenda.after(self._up_to(KILL_TAKES), partial(self._end, worker, -SIGTERM))
+
     def ask_to_leave(self) -> None:
         """Ask the agent to leave the job."""
         self._deliver(LeaveRequested())
@@ -218,14 +233,39 @@ class SimulatedNode:
         if self.dispatch is not None:
             self.dispatch.wake()
             self._on_step(self)
+            self._stop_window.look(self._gang_runs)
 
     def _hear(self, answer: Answer) -> None:
         self._deliver(answer)
 
     def _deliver(self, stimulus: Stimulus) -> None:
-        if self.dispatch is not None:
+        if self.dispatch is None:
+            return
+        if not isinstance(stimulus, GangStimulus) or not self._stop_window.holds(
+            stimulus, self._gang_runs
+        ):
             self.dispatch.deliver(stimulus)
             self._on_step(self)
+        self._stop_window.look(self._gang_runs)
+
+    def _new_stop_window(self) -> StopWindow:
+        pass_on = partial(self._pass_on, self.lives)
+        return StopWindow(self.clock, self._call_at, (SIGTERM,), pass_on)
+
+    def _pass_on(self, life: int, stimulus: GangStimulus) -> None:
+        """Tell the agent of that life what the window has held back."""
+        assert not isinstance(stimulus, Started), "an agent starts its gangs itself"
+        if self.dispatch is not None and life == self.lives:
+            self.dispatch.deliver(stimulus)
+            self._on_step(self)
+
+    @property
+    def _gang_runs(self) -> bool:
+        gang = None if self.agent is None else self.agent.gang
+        return gang is not None and gang.phase in (GangPhase.STARTING, GangPhase.RUNNING)
+
+    def _call_at(self, at: Instant, callback: Callable[[], None]) -> None:
+        self._agenda.at(max(self.clock.truth_of(at), self._agenda_now()), callback)
 
     def _tell(self, stimulus: Stimulus, delay: Duration = NEWS_TAKE) -> None:
         """Tell the present agent something a little later; a later agent never hears of it."""

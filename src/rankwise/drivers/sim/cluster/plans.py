@@ -178,6 +178,16 @@ def _with_stops(
         )
         for _ in range(chance.choice((0, 0, 0, 0, 1, 2)))
     ]
+    if _happens(chance, 15):  # a scheduler signals every process of every node
+        at = _between(chance, ZERO, HAPPENINGS_END)
+        stops += [
+            Preempt(
+                at=Instant(at + _between(chance, ZERO, 100 * MILLISECOND)),
+                node=node,
+                ranks_before=_between(chance, ZERO, 200 * MILLISECOND),
+            )
+            for node in range(nodes)
+        ]
     return tuple(sorted((*happenings, *stops), key=lambda happening: happening.at))
 
 

@@ -188,6 +188,8 @@ class SimulatedStore:
         if self._disk_takes and isinstance(pending.order, Commit | GrantLease):
             now = self._clock.now()
             self._disk_free_at = after(max(now, self._disk_free_at), self._disk_takes)
+            if self._disk_free_at >= pending.deadline:
+                self._fail(pending)  # it will be written, and its client has given up by then
             life = self._life
             self._agenda.at(self._disk_free_at, partial(self._write, pending, life))
         else:

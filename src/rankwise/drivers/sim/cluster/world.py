@@ -300,6 +300,11 @@ class ClusterWorld:
         self._preempted_later.pop(node.number, None)
         if not node.is_up:
             return
+        if preempt.ranks_before is not None:
+            node.signal_ranks()
+            only_agent = msgspec.structs.replace(preempt, phase=None, ranks_before=None)
+            self._agenda.after(preempt.ranks_before, partial(self._preempt, node, only_agent))
+            return
         patience = self.checker.stop_patience
         self._agenda.after(
             patience, partial(self.checker.judge_stop, node, node.node_id, self._clock.now())
@@ -360,7 +365,7 @@ class ClusterWorld:
         if self._closing_chance.randrange(100) >= self.plan.closers_die:
             return
         for entry in self.store.keyspace.read(RunKeys(RUN_ID).leader).entries:
-            node = self._node_called(entry.value.decode())
+            node = self._node_called(entry.value.decode().partition(" ")[0])
             if node is not None:
                 self._agenda.after(ZERO, partial(self._kill_agent, node, None))
 

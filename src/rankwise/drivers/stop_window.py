@@ -4,15 +4,17 @@ SLURM, systemd and others send SIGTERM to every process of a job, and a rank may
 before the agent reads its own. So a rank's death by such a signal is held back for a moment, with
 all that is heard of the gang after it. If the run is asked to stop meanwhile, the death belongs to
 that; if not, it is a failure like any other, told a moment late.
+
+The real driver and the simulated one share it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import msgspec
 
-from rankwise.base.units import MILLISECOND, Duration, after
+from rankwise.base.units import MILLISECOND, Duration, Instant, after
 from rankwise.core.gang.vocabulary import Stimulus, StopRequested, WorkerExited
-from rankwise.launch.stage import Stage
+from rankwise.ports.clock import Clock
 
 WINDOW = Duration(300 * MILLISECOND)
 """How much later than a rank the agent may hear of the signal."""
@@ -22,12 +24,22 @@ class StopWindow:
     """Stands between a process host and the agent.
 
     Args:
-        stage: of the session.
+        clock: of this node.
+        call_at: calls back at an instant of that clock.
+        signals: by which the run is asked to stop.
         pass_on: takes what is not held back any more.
     """
 
-    def __init__(self, stage: Stage, pass_on: Callable[[Stimulus], None]) -> None:
-        self._stage = stage
+    def __init__(
+        self,
+        clock: Clock,
+        call_at: Callable[[Instant, Callable[[], None]], object],
+        signals: Collection[int],
+        pass_on: Callable[[Stimulus], None],
+    ) -> None:
+        self._clock = clock
+        self._call_at = call_at
+        self._signals = signals
         self._pass_on = pass_on
         self._held: list[Stimulus] = []
         self._is_stop_asked = False
@@ -40,8 +52,7 @@ class StopWindow:
         if not self._held and not (gang_runs and self._may_be_a_stop(stimulus)):
             return False
         if not self._held:
-            clock = self._stage.clock
-            self._stage.reactor.call_at(after(clock.now(), WINDOW), self._close)
+            self._call_at(after(self._clock.now(), WINDOW), self._close)
         self._held.append(stimulus)
         return True
 
@@ -59,11 +70,11 @@ class StopWindow:
         held, self._held = self._held, []
         for stimulus in held:
             if belongs_to_stop and isinstance(stimulus, WorkerExited):
-                stimulus = msgspec.structs.replace(stimulus, at=self._stage.clock.now())  # noqa: PLW2901
+                stimulus = msgspec.structs.replace(stimulus, at=self._clock.now())  # noqa: PLW2901
             self._pass_on(stimulus)
 
     def _may_be_a_stop(self, stimulus: Stimulus) -> bool:
         if not isinstance(stimulus, WorkerExited):
             return False
         code = stimulus.exit.code
-        return any(code in (-signal, 128 + signal) for signal in self._stage.job.signals)
+        return any(code in (-signal, 128 + signal) for signal in self._signals)
