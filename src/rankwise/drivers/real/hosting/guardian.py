@@ -76,7 +76,7 @@ class Guardian:
             environment[name] = str(fd)
         execute(order["argv"], environment)
 
-    def _sweep(self, token: object, spared_trees: list[int]) -> "Message":
+    def _sweep(self, token: object, spared_trees: "Sequence[int]" = ()) -> "Message":
         return ("swept", token, self._kill_workers(spared_trees))
 
     def _kill_workers(self, spared_trees: "Sequence[int]" = ()) -> list[int]:
