@@ -235,12 +235,15 @@ def test_what_the_dead_rank_left_is_swept_and_what_the_living_have_started_is_no
 import subprocess
 if n == 0:
     globals()["child"] = subprocess.Popen(["sleep", "600"])
-    print("child", rank, child.pid, flush=True)
+    with open(f"{os.path.dirname(__file__)}/child.{rank}", "w") as file:
+        file.write(str(child.pid))
     collectives.barrier()
     if rank == 1: os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(600)
 elif rank == 0:
     assert child.poll() is None
+    with open(f"{os.path.dirname(__file__)}/child.1") as file:
+        assert not os.path.exists(f"/proc/{file.read()}")
     print("alive", flush=True)
 """,
         "--nproc-per-node=2", "--max-restarts=1",
