@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from rankwise.launch.api import run
     from rankwise.launch.fork_server import ForkServer
     from rankwise.launch.ranks import local_rank, rank, restart_count, run_id, world_size
+    from rankwise.launch.recovery import Recalled, recover
     from rankwise.launch.sections import section
     from rankwise.launch.spawning import (
         ProcessExitedException,
@@ -52,6 +53,8 @@ _HOMES = {
     "world_size": "rankwise.launch.ranks",
     "restart_count": "rankwise.launch.ranks",
     "run_id": "rankwise.launch.ranks",
+    "Recalled": "rankwise.launch.recovery",
+    "recover": "rankwise.launch.recovery",
     "section": "rankwise.launch.sections",
     "should_stop": "rankwise.launch.stopping",
     "CollectiveError": "rankwise.base.errors",
@@ -85,11 +88,13 @@ __all__ = [  # spelled out, since type checkers read this list and cannot run co
     "ProcessExitedException",
     "ProcessRaisedException",
     "RankwiseError",
+    "Recalled",
     "SpawnContext",
     "SpawnFailed",
     "WorkersFailed",
     "local_rank",
     "rank",
+    "recover",
     "restart_count",
     "run",
     "run_id",

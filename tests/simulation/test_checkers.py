@@ -78,8 +78,8 @@ class EndsWithoutSweeping(Gang):
 class ForgetsSurvivors(Gang):
     """Has ended well although something of it is alive."""
 
-    def _on_swept(self, stimulus: Swept) -> list[Effect]:
-        return super()._on_swept(Swept(stimulus.attempt))
+    def _on_swept(self, stimulus: Swept, now: Instant) -> list[Effect]:
+        return super()._on_swept(Swept(stimulus.attempt), now)
 
 
 class HasNoBudget(Alone):

@@ -23,9 +23,8 @@ from rankwise.collectives.communicator import (
 from rankwise.collectives.reductions import ReductionName
 from rankwise.collectives.shared_memory import SharedMemoryTransport
 from rankwise.collectives.transport import SolitaryTransport, Transport
-from rankwise.drivers.real.segments import Segment
+from rankwise.drivers.real.segments import SEGMENT_VARIABLE, Segment
 
-SEGMENT_VARIABLE = "RANKWISE_SEGMENT_FD"
 KEY_VARIABLE = "RANKWISE_COLLECTIVES_KEY"
 """What the ranks of this round prove to each other; set where there are several nodes."""
 LISTENER_VARIABLE = "RANKWISE_COLLECTIVES_FD"
@@ -54,6 +53,12 @@ def default_communicator() -> Communicator:
             if _default is None:
                 _default = communicator_from_environment(os.environ)
     return _default
+
+
+def forget_communicator() -> None:
+    """Let the next call make another one: this process is a rank of another world."""
+    global _default  # noqa: PLW0603  # as above
+    _default = None
 
 
 def communicator_from_environment(environment: Mapping[str, str]) -> Communicator:

@@ -28,11 +28,13 @@ from rankwise.core.agent.vocabulary import (
 )
 from rankwise.core.gang.vocabulary import (
     AnnounceKill,
+    AnnounceStuck,
     DumpStacks,
     LookForProgress,
     SignalWorker,
     SpawnWorker,
     Sweep,
+    TellWorker,
 )
 from rankwise.core.rendezvous.requests import Order
 from rankwise.core.rendezvous.vocabulary import AnnounceWaiting, MadeSpare, World
@@ -148,7 +150,9 @@ class AgentDispatch:
             case DumpStacks():
                 host.dump_stacks(effect.attempt)
             case Sweep():
-                host.sweep(effect.attempt)
+                host.sweep(effect.attempt, effect.spares)
+            case TellWorker():
+                host.tell(effect.local_rank, effect.attempt, effect.word)
             case PrepareRound():
                 host.prepare_round(effect.round)
             case BeginAttempt():
@@ -159,7 +163,13 @@ class AgentDispatch:
                 host.stop_ranks_at(effect.round, effect.step)
             case DescribeFailures():
                 host.describe_failures(effect.round, effect.failures)
-            case AnnounceKill() | AnnounceRestart() | AnnounceRoundEnd() | AnnounceWaiting():
+            case (
+                AnnounceKill()
+                | AnnounceStuck()
+                | AnnounceRestart()
+                | AnnounceRoundEnd()
+                | AnnounceWaiting()
+            ):
                 self._on_announcement(effect)
             case MadeSpare() | AnnounceRound() | AnnounceStop():
                 self._on_announcement(effect)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from rankwise.base.failure import SIGNAL_NAMES, Failure
 from rankwise.base.units import Duration, format_duration
 from rankwise.core.agent.vocabulary import AnnounceRestart
-from rankwise.core.gang.vocabulary import AnnounceKill
+from rankwise.core.gang.vocabulary import AnnounceKill, AnnounceStuck
 from rankwise.launch.failure_report import one_line
 from rankwise.launch.failure_report.stacks import fatal_lines
 
@@ -17,8 +17,16 @@ def restart_line(
     restart = restarts_max - announcement.restarts_left
     when = f" in {format_duration(announcement.pause)}" if announcement.pause else ""
     return (
-        f"{one_line(failures[0])}; restarting all ranks{when} (restart {restart} of {restarts_max})"
+        f"{one_line(failures[0])}; {_what_follows(announcement.kept)}{when} "
+        f"(restart {restart} of {restarts_max})"
     )
+
+
+def _what_follows(kept: int) -> str:
+    if not kept:
+        return "restarting all ranks"
+    who = "1 rank" if kept == 1 else f"{kept} ranks"
+    return f"calling {who} again and restarting the rest"
 
 
 def details_of(failure: Failure) -> str:
@@ -37,6 +45,13 @@ def kill_line(announcement: AnnounceKill, grace: str) -> str:
     if announcement.asked_again:
         return f"{who} {'is' if len(ranks) == 1 else 'are'} killed immediately"
     return f"{who} did not end within {grace}: killed"
+
+
+def stuck_line(announcement: AnnounceStuck) -> str:
+    """Say which ranks are killed because they could not be interrupted."""
+    ranks = announcement.local_ranks
+    who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+    return f"{who} did not leave what recover runs in time: killed, to be started anew"
 
 
 def stopping_line(signum: int, ranks_left: int, rest: Duration) -> str:

@@ -110,6 +110,7 @@ def inherited_environment() -> dict[str, str]:
         "RANKWISE_PAYLOAD_FD",
         "RANKWISE_SEGMENT_FD",
         "RANKWISE_STOP_FD",
+        "RANKWISE_RECOVER_FD",
         "RANKWISE_COLLECTIVES_FD",
         "RANKWISE_COLLECTIVES_KEY",
         "TORCHELASTIC_ERROR_FILE",

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, cast
 
 from rankwise.base.units import Instant
 from rankwise.drivers.real.hosting.connection import MARK_VARIABLE
@@ -23,8 +23,12 @@ from rankwise.drivers.real.process_host import WorkerPlan, WorkerStream
 from rankwise.drivers.real.segments import STOP_VARIABLE, Segment
 from rankwise.launch.commands import worker_order
 from rankwise.launch.compiled_script import compiled_script
-from rankwise.launch.environment import inherited_environment, worker_environment
-from rankwise.launch.job import Executable, Function, Job, Script, Streams
+from rankwise.launch.environment import (
+    VARIABLES_OF_RANKS,
+    inherited_environment,
+    worker_environment,
+)
+from rankwise.launch.job import Executable, Function, Job, Script, Streams, restarts_allowed
 from rankwise.launch.log_layout import Destinations, LogPlaces, console_streams, line_prefix
 from rankwise.launch.private_places import NESTED_RUNS_VARIABLE
 from rankwise.launch.world import World
@@ -75,9 +79,11 @@ class JobPlanner:
         self._exit.callback(os.close, self.stop_fd)
         self.collectives_fd = -1
         """The socket where ranks of all nodes come to be connected, if rank 0 is on this one."""
+        # Among several nodes, all of them begin again together.
+        self._recovers = restarts_allowed(job) > 0 and (job.cluster is None or job.cluster.is_alone)
         self._payload_fd = self._store_payload()
         self._filters: dict[Streams, DuplicateFilter] = {}
-        self.destinations = Destinations()
+        self.destinations = self._earlier = Destinations()
 
     def __enter__(self) -> Self:
         return self
@@ -139,6 +145,46 @@ class JobPlanner:
             stream_count=2 * job.gang.size,
             reports=not isinstance(job.program, Executable),
             returns=is_function,
+            recovers=self._recovers,
+        )
+
+    def call_again(self, local_rank: int, attempt: int) -> tuple[dict[str, str], tuple[int, ...]]:
+        """Say in which world a worker that lives on is called again.
+
+        It goes on writing to the files of the attempt that it was made for; workers that are made
+        for this attempt get files of their own.
+
+        Raises:
+            OSError: there is no memory for the workers to share.
+        """
+        if attempt != self._attempt:
+            self._continue_as(attempt)
+        assert self._segment is not None, "made with the attempt"
+        for new, old in zip(_files_of(self.destinations), _files_of(self._earlier), strict=True):
+            if local_rank in old:
+                new[local_rank] = old[local_rank]
+        environment = worker_environment(
+            self._job, self.world, local_rank=local_rank, attempt=attempt, inherited={}
+        )
+        names = VARIABLES_OF_RANKS & environment.keys()
+        return {name: environment[name] for name in sorted(names)}, (self._segment.fd,)
+
+    def _continue_as(self, attempt: int) -> None:
+        """Begin an attempt some of whose workers are those of the one before."""
+        assert self._segment is not None, "there was an attempt before"
+        self._segment.close()
+        self._segment = self._attempt_exit.enter_context(Segment.create(self._job.gang.size))
+        self._attempt = attempt
+        self._earlier = self.destinations
+        fresh = self._layout.prepare(attempt)
+        self.destinations = Destinations(
+            stdouts=dict(fresh.stdouts),
+            stderrs=dict(fresh.stderrs),
+            tee_stdouts=dict(fresh.tee_stdouts),
+            tee_stderrs=dict(fresh.tee_stderrs),
+            error_files=dict(fresh.error_files),
+            filtered_stdout=self._earlier.filtered_stdout,
+            filtered_stderr=self._earlier.filtered_stderr,
         )
 
     def make_pumps(
@@ -229,3 +275,10 @@ class JobPlanner:
 
     def _outlet(self, stream: Streams) -> Outlet:
         return self._console.stdout if stream is Streams.OUT else self._console.stderr
+
+
+def _files_of(destinations: Destinations) -> tuple[dict[int, str], ...]:
+    """Its files by local rank."""
+    of = destinations
+    each = (of.stdouts, of.stderrs, of.tee_stdouts, of.tee_stderrs, of.error_files)
+    return cast("tuple[dict[int, str], ...]", each)

@@ -48,8 +48,8 @@ CONSOLE_PATIENCE = Duration(3 * SECOND)
 """How long a console that takes nothing is waited for when the run has been stopped."""
 STOP_NOTICE = Duration(1 * SECOND)
 """How long a stop that was asked for may take before we say that we wait for ranks."""
-DESCRIPTORS_PER_WORKER = 7
-"""Four pipes, a log file for each stream, and the process."""
+DESCRIPTORS_PER_WORKER = 8
+"""Four pipes, a log file for each stream, the process, and the line of one that recovers."""
 
 
 class Session:

@@ -58,6 +58,11 @@ def _words() -> StopWords | None:
         return None  # a process that a worker has started: it is no rank
 
 
+def forget_words() -> None:
+    """Let the next step be the first one of another world."""
+    _words.cache_clear()
+
+
 def _takes_sigterm() -> bool:
     """Whether SIGTERM asks the agent to stop the job; make it so, if the signal is free."""
     handler = signal.getsignal(signal.SIGTERM)

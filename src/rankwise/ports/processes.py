@@ -1,5 +1,6 @@
 """The door to processes."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 
@@ -27,6 +28,13 @@ class ProcessHost(Protocol):
         """Make every living worker print its stacks: `StacksDumped`."""
         ...
 
-    def sweep(self, attempt: int) -> None:
-        """Kill what the attempt's workers left behind, and let nothing more come of it: `Swept`."""
+    def tell(self, local_rank: int, attempt: int, word: str) -> None:
+        """Say a word to a worker that can be recovered: `WorkerSaid`, if it has to answer."""
+        ...
+
+    def sweep(self, attempt: int, spares: Sequence[int] = ()) -> None:
+        """Kill what the attempt's workers left behind, and let nothing more come of it: `Swept`.
+
+        Workers of the local ranks in `spares` live on, with what they have started.
+        """
         ...

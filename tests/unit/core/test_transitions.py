@@ -30,20 +30,26 @@ from rankwise.core.agent.vocabulary import (
 )
 from rankwise.core.gang import transitions as of_gangs
 from rankwise.core.gang.machine import Gang
+from rankwise.core.gang.state import Phase, Standing
 from rankwise.core.gang.vocabulary import (
     DumpStacks,
     GangSpec,
     GuardianLost,
     LookForProgress,
     ProgressLooked,
+    Resumed,
+    Said,
     SpawnWorker,
     StacksDumped,
     Started,
     StopRequested,
     Sweep,
     Swept,
+    TellWorker,
+    Told,
     WorkerExited,
     WorkerRefused,
+    WorkerSaid,
     WorkerSpawned,
 )
 from rankwise.core.rendezvous.configuration import RestartPolicy
@@ -67,6 +73,14 @@ from rankwise.testing.gangs import reported
 Move = tuple[Any, Any, type]
 """From a phase to a phase, and the fact that led there."""
 STOPS_MAX = 2
+MAY_SAY = {
+    Standing.BOUND: (Said.OFFERS,),
+    Standing.OFFERED: (Said.FELL, Said.WITHDRAWS),
+    Standing.FALLEN: (),
+    Standing.RECALLED: (Said.YIELDED, Said.WITHDRAWS),
+    Standing.YIELDED: (),
+}
+"""What a worker may say next (`rankwise.recover`)."""
 UNTOLD = ("_deadline", "_failure", "_fact", "spec")
 """What a child group remembers, but does not go by."""
 CLUSTER_SEEDS = 120
@@ -133,6 +147,7 @@ class World:
             effects = self.machine.tick(self.now)
         else:
             effects = self.machine.handle(fact, self.now)
+        self.ordered = effects
         self.owed += [effect for effect in effects if isinstance(effect, self.answered)]
 
     answered: ClassVar[tuple[type, ...]] = ()
@@ -149,6 +164,9 @@ class NodeWorld(World):
         SpawnWorker, Sweep, DumpStacks, LookForProgress, PrepareRound, DescribeFailures,
     )  # fmt: skip
 
+    recovers = False
+    """Whether workers may offer to be called again, which is explored without hangs and reports."""
+
     def facts(self) -> Iterator[Any]:
         machine = self.machine
         if str(machine.phase) == "idle":
@@ -160,22 +178,34 @@ class NodeWorld(World):
         for rank, attempt in self.alive:
             yield WorkerExited(rank, attempt, ExitStatus(0), self.now)
             yield WorkerExited(rank, attempt, ExitStatus(1), self.now)
-            if isinstance(machine, Gang):
+            if isinstance(machine, Gang) and not self.recovers:
                 yield reported(rank, raised_at=self.now, attempt=attempt)
-        if self.stops < STOPS_MAX:
+        yield from self.facts_of_recovery()
+        if self.stops < (1 if self.recovers else STOPS_MAX):
             yield StopRequested(15)
         yield GuardianLost("killed")
         if isinstance(machine, Agent) and not self.stops:
             yield LeaveRequested()
+
+    def facts_of_recovery(self) -> Iterator[Any]:
+        machine = self.machine
+        gang = machine.gang if isinstance(machine, Agent) else machine
+        if gang is None or not self.recovers:
+            return
+        for rank, attempt in self.alive:
+            for word in MAY_SAY[gang.workers[rank].standing]:
+                yield WorkerSaid(rank, attempt, word, Duration(3))
+        if gang is machine and gang.phase in (Phase.CLEARING, Phase.PAUSED):
+            yield Resumed(1, recovers=False)
 
     def answers(self, order: Any) -> Iterator[Any]:
         match order:
             case SpawnWorker(rank, attempt):
                 yield WorkerSpawned(rank, attempt, 100 + rank)
                 yield WorkerRefused(rank, attempt, "no")
-            case Sweep(attempt):
-                yield Swept(attempt)
-                yield Swept(attempt, (71,))
+            case Sweep(attempt, spares):
+                yield Swept(attempt, (), spares)
+                yield Swept(attempt, (71,), spares)
             case DumpStacks(attempt):
                 yield StacksDumped(attempt)
             case LookForProgress(attempt):
@@ -196,7 +226,9 @@ class NodeWorld(World):
                 self.alive.append((rank, attempt))
             case WorkerExited(rank, attempt):
                 self.alive.remove((rank, attempt))
-            case Swept() | GuardianLost():
+            case Swept(spares=spares):
+                self.alive = [each for each in self.alive if each[0] in spares]
+            case GuardianLost():
                 self.alive.clear()
                 self.owed = [each for each in self.owed if not isinstance(each, SpawnWorker)]
             case StopRequested():
@@ -204,6 +236,9 @@ class NodeWorld(World):
             case _:
                 pass
         super().take(fact)
+        for order in self.ordered:
+            if isinstance(order, TellWorker) and order.word is Told.AGAIN:
+                self.alive = [(rank, order.attempt) for rank, _ in self.alive]
 
     def key(self) -> Any:
         machine = self.machine
@@ -219,12 +254,14 @@ class NodeWorld(World):
         due, exits = gang._deadline, gang._exits_due  # what it remembers
         known = (
             (w.pid, w.has_ended, w.has_failed, w.refusal, w.hung_at is None, w.error is None,
-             w.must_end_by is None, w.has_lingered)
+             w.must_end_by is None, w.has_lingered, w.standing)
             for w in gang.workers
         )  # fmt: skip
         return (
             gang.phase, due is None, exits is None, bool(due and exits and exits <= due),
             gang._stop is None, gang._stop_came_first, *known,  # the same
+            gang.recovers, gang.attempt, gang._falls_due is None, gang._resumed is None,
+            gang._is_stuck_killed, gang._is_pause_told, gang._stop_ordered_at is None,
         )  # fmt: skip
 
     def key_of_agent(self, agent: Any) -> Any:
@@ -317,6 +354,12 @@ def compare(recorded: Any, table: Any) -> None:
 def test_gangs_go_from_phase_to_phase_as_their_table_says() -> None:
     for size, grace in ((1, 10), (1, 0), (2, 10), (2, 0)):
         explore(NodeWorld(RecordedGang(gang_spec(size, grace))))
+    for grace in (10, 0):
+        gang = RecordedGang(GangSpec(size=2, grace=Duration(grace)))
+        gang.recovers = True
+        world = NodeWorld(gang)
+        world.recovers = True
+        explore(world)
 
     compare(RecordedGang, of_gangs)
 
@@ -340,12 +383,23 @@ def recorded_agent(spec: AgentSpec) -> Agent:
     return agent
 
 
+def recovering_agent() -> World:
+    """The world of an agent whose gang outlives a failure, once, after a pause."""
+    agent = recorded_agent(spec_alone(GangSpec(size=2), RestartPolicy(restarts_max=2)))
+    meeting: Any = agent.rendezvous
+    meeting.round = msgspec.structs.replace(meeting.round, restarts=1)
+    world = NodeWorld(agent)
+    world.recovers = True
+    return world
+
+
 def test_agents_go_from_phase_to_phase_as_their_table_says() -> None:
     policy = RestartPolicy(restarts_max=2)
     alone = spec_alone(GangSpec(size=1), policy)
     for leaves_alone in (False, True):
         spec = msgspec.structs.replace(alone, leaves_alone=leaves_alone)
         explore(NodeWorld(recorded_agent(spec)))
+    explore(recovering_agent())
     for seed in range(CLUSTER_SEEDS):
         ClusterWorld(random_plan(seed), seed, keeps_journal=False, make_agent=recorded_agent).run()
 

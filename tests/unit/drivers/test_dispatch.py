@@ -1,6 +1,6 @@
 """What feeds an agent's effects to its node."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rankwise.base.failure import Failure, OutcomeStatus
 from rankwise.base.units import Duration, Instant
@@ -49,7 +49,11 @@ class EagerHost:
     def dump_stacks(self, attempt: int) -> None:
         self.orders.append(("dump", attempt))
 
-    def sweep(self, attempt: int) -> None:
+    def tell(self, local_rank: int, attempt: int, word: str) -> None:
+        self.orders.append(("tell", local_rank, attempt, word))
+
+    def sweep(self, attempt: int, spares: Sequence[int] = ()) -> None:
+        assert not spares
         self.orders.append(("sweep", attempt))
         self.deliver(Swept(attempt))
 

@@ -178,7 +178,7 @@ class Alone:
         )
         left = policy.restarts_max - restarts
         return [
-            AnnounceRestart(round_.number, left, pause, ended.failures),
+            AnnounceRestart(round_.number, left, pause, ended.failures, ended.kept),
             Dissolved(round_.number, self.round.number, why="a rank failed"),
         ]
 

@@ -14,6 +14,9 @@ the only one has `Alone` for a rendezvous, which answers the same words by itsel
                     └──────── another round is gathered ────────┘    or no answer in time
 ```
 
+A gang that has paused (`rankwise.recover`) goes the same way, but lives on: in the next round it is
+resumed. If there is none, it is ended first (DISMISSING).
+
 - *A gang has one life*: the rendezvous counts the restarts of the job. Its attempt number is
   the round's, so that late facts about an earlier round's workers touch nothing.
 - *A failure travels at once*, as soon as the gang stops its siblings for it; what is found out
@@ -107,6 +110,8 @@ class Phase(StrEnum):
     """The gang has ended with failures, and more is being found out about them."""
     ENDED = "ended"
     """The gang has ended, and the node waits for what the others do."""
+    DISMISSING = "dismissing"
+    """The node leaves, and ends first what is left of a gang that has paused."""
     LEAVING = "leaving"
     FINISHED = "finished"
 
@@ -141,6 +146,8 @@ class Agent:
         """Whether this node was asked to stop or to leave."""
         self._gone_by = Instant(0)
         """When it has gone then: a grace later, whatever the others do."""
+        self._kept = 0
+        """How many workers of the last gang wait for the next round."""
         self._outcome: Outcome | None = None
         self._verdict: Verdict | None = None
         self._refusal: Refused | None = None
@@ -150,7 +157,7 @@ class Agent:
     @property
     def next_deadline(self) -> Instant | None:
         """When `tick` wants to be called next; None while only stimuli can change anything."""
-        earliest = self.rendezvous.next_deadline
+        earliest = self._deadline_of_rendezvous
         own = self._deadline
         if own is not None and (earliest is None or own < earliest):
             earliest = own
@@ -158,6 +165,12 @@ class Agent:
         if gangs is not None and (earliest is None or gangs < earliest):
             earliest = gangs
         return earliest
+
+    @property
+    def _deadline_of_rendezvous(self) -> Instant | None:
+        """None while this node leaves without having said so, and after: no round may begin."""
+        is_gone = self.phase in (Phase.DISMISSING, Phase.FINISHED)
+        return None if is_gone else self.rendezvous.next_deadline
 
     @property
     def has_workers(self) -> bool:
@@ -202,6 +215,7 @@ class Agent:
                 | gang_words.WorkerRefused()
                 | gang_words.WorkerReported()
                 | gang_words.WorkerExited()
+                | gang_words.WorkerSaid()
                 | gang_words.Swept()
                 | gang_words.ProgressLooked()
                 | gang_words.StacksDumped()
@@ -224,7 +238,7 @@ class Agent:
         gang = self.gang
         if gang is not None and gang.next_deadline is not None and now >= gang.next_deadline:
             self._tell_gang(Ticked(), now)
-        at = self.rendezvous.next_deadline
+        at = self._deadline_of_rendezvous
         if at is not None and now >= at:
             self._tell_rendezvous(rendezvous_words.DeadlinePassed(), now)
 
@@ -243,7 +257,7 @@ class Agent:
             case Phase.WAITING | Phase.ENDED:
                 self._detail = self._detail or "no verdict of the whole job came in time"
                 self._leave(now)
-            case Phase.IDLE | Phase.LEAVING | Phase.FINISHED:
+            case Phase.IDLE | Phase.DISMISSING | Phase.LEAVING | Phase.FINISHED:
                 pass
 
     # The beginning, and getting ready for a round
@@ -256,13 +270,12 @@ class Agent:
         self._prepare(0, now)
 
     def _prepare(self, round_number: int, now: Instant) -> None:
-        if self.phase in (Phase.LEAVING, Phase.FINISHED):
+        if self.phase in (Phase.DISMISSING, Phase.LEAVING, Phase.FINISHED):
             return
         if self._loss:
             self._refuse_without_guardian(now)
             return
         self.phase = Phase.PREPARING
-        self.gang = None
         self.world = None
         self._next_round = round_number
         self._deadline = after(now, self.spec.prepare_timeout)
@@ -284,7 +297,7 @@ class Agent:
         self._loss = stimulus.reason
         if self.gang is not None:
             self._tell_gang(stimulus, now)
-        elif self.phase in (Phase.PREPARING, Phase.WAITING):
+        if self.phase in (Phase.PREPARING, Phase.WAITING):
             self._refuse_without_guardian(now)
 
     def _refuse_without_guardian(self, now: Instant) -> None:
@@ -332,12 +345,23 @@ class Agent:
         self._outcome = None
         self._deadline = after(now, self._answer_patience) if self._is_going else None
         self._rounds += 1
-        self.gang = self.make_gang(self.spec.gang, settled.world.round)
         self._is_end_told = False
         self._effects.append(BeginAttempt(settled.world))
         if not self.spec.is_alone:
             self._effects.append(AnnounceRound(settled.world))
+        if self.gang is not None:
+            self._tell_gang(gang_words.Resumed(settled.world.round, self._may_recover), now)
+            return
+        self.gang = self.make_gang(self.spec.gang, settled.world.round)
+        self.gang.recovers = self._may_recover
         self._tell_gang(gang_words.Started(), now)
+
+    @property
+    def _may_recover(self) -> bool:
+        """Whether workers are kept for another round: not yet where nodes have to agree on it."""
+        policy = self.spec.rendezvous.policy
+        assert self.world is not None, "asked when a round begins"
+        return self.spec.is_alone and self.world.restarts < policy.restarts_max
 
     def _on_dissolved(self, dissolved: Dissolved, now: Instant) -> None:
         self._announce_end(dissolved.round, dissolved.why)
@@ -378,6 +402,9 @@ class Agent:
             match effect:
                 case gang_words.Finish():
                     self._on_gang_finished(effect.outcome, now)
+                case gang_words.Pause():
+                    self._kept = len(effect.kept)
+                    self._on_gang_over(effect.outcome, now)
                 case _:
                     self._effects.append(effect)
         if self.gang is gang:
@@ -425,6 +452,19 @@ class Agent:
             self._tell_gang(gang_words.StopRequested(SIGKILL), now)
 
     def _on_gang_finished(self, outcome: Outcome, now: Instant) -> None:
+        self.gang = None
+        match self.phase:
+            case Phase.RUNNING:
+                self._kept = 0
+                self._on_gang_over(outcome, now)
+            case Phase.DISMISSING:
+                self.phase = Phase.ENDED
+                self._leave(now)
+            case _:
+                pass  # it had paused: what it came to is known, and the next round has a new gang
+
+    def _on_gang_over(self, outcome: Outcome, now: Instant) -> None:
+        """The round has ended for this node, with the gang or with a pause of it."""
         assert self.world is not None, "a gang lives in a world"
         failures = self._own(outcome.failures)
         own = {failure.local_rank for failure in failures}
@@ -452,7 +492,6 @@ class Agent:
         assert outcome is not None, "a gang that has ended has an outcome"
         assert world is not None, "and had a world"
         self.phase = Phase.ENDED
-        self.gang = None
         self._deadline = None
         is_done = outcome.status is OutcomeStatus.SUCCEEDED
         ended = GangEnded(
@@ -463,6 +502,7 @@ class Agent:
             step=self._step,
             was_stopped=outcome.status is OutcomeStatus.STOPPED,
             obstacle=outcome.detail,
+            kept=self._kept,
         )
         self._tell_rendezvous(ended, now)
         if self.phase is not Phase.ENDED:
@@ -521,7 +561,7 @@ class Agent:
                     return
                 self.phase = Phase.ENDED
                 self._await_verdict(now)
-            case Phase.IDLE | Phase.LEAVING | Phase.FINISHED:
+            case Phase.IDLE | Phase.DISMISSING | Phase.LEAVING | Phase.FINISHED:
                 return
         self._tell_rendezvous(DepartureRequested(departure, signal), now)
 
@@ -538,7 +578,11 @@ class Agent:
         if self.phase in (Phase.RUNNING, Phase.DESCRIBING):
             who = "the ranks of this node" if departure is Departure.LEAVES else "all ranks"
             return f"stopping {who} for up to {patience}; once more kills them now"
-        if self.phase in (Phase.IDLE, Phase.LEAVING) or not self._waits_for_others(departure):
+        if self.phase in (
+            Phase.IDLE,
+            Phase.DISMISSING,
+            Phase.LEAVING,
+        ) or not self._waits_for_others(departure):
             return "this node leaves"
         return f"stopping the ranks of the other nodes for up to {patience}; once more leaves now"
 
@@ -566,7 +610,7 @@ class Agent:
         return True
 
     def _go_at_once(self, now: Instant) -> None:
-        if self.phase is Phase.RUNNING:
+        if self.phase in (Phase.RUNNING, Phase.DISMISSING):
             self._stop_gang(SIGKILL, now, at_once=True)
         elif self.phase not in (Phase.DESCRIBING, Phase.LEAVING):
             self._leave(now)
@@ -586,9 +630,14 @@ class Agent:
         self._deadline = after(now, Duration(patience))
 
     def _leave(self, now: Instant) -> None:
-        if self.phase in (Phase.LEAVING, Phase.FINISHED):
+        if self.phase in (Phase.DISMISSING, Phase.LEAVING, Phase.FINISHED):
             return
         assert not self.has_workers, "a node does not leave while a worker lives"
+        if self.gang is not None:
+            self.phase = Phase.DISMISSING
+            self._deadline = None
+            self._tell_gang(gang_words.StopRequested(SIGTERM), now)
+            return
         self.phase = Phase.LEAVING
         self._deadline = None
         self._tell_rendezvous(Left(), now)

@@ -32,11 +32,13 @@ TRANSITIONS: dict[Phase, dict[Phase, tuple[type, ...]]] = {
             StopRequested,
             Ticked,
         ),
+        Phase.DISMISSING: (LeaveRequested, PreparationFailed, Ticked),
     },
     Phase.WAITING: {
         Phase.RUNNING: (Answer, RoundPrepared, Ticked),
         Phase.ENDED: (StopRequested,),
         Phase.LEAVING: (Answer, GuardianLost, LeaveRequested, StopRequested, Ticked),
+        Phase.DISMISSING: (LeaveRequested,),
     },
     Phase.RUNNING: {
         Phase.DESCRIBING: (GuardianLost, Swept, Ticked),
@@ -54,7 +56,9 @@ TRANSITIONS: dict[Phase, dict[Phase, tuple[type, ...]]] = {
             Swept,
             Ticked,
         ),
+        Phase.DISMISSING: (FailuresDescribed, StopRequested, Ticked),
     },
+    Phase.DISMISSING: {Phase.ENDED: (GuardianLost, Swept, Ticked)},
     Phase.LEAVING: {
         Phase.FINISHED: (
             Answer,

@@ -121,6 +121,7 @@ NodeStimulus = (
     | gang.WorkerRefused
     | gang.WorkerReported
     | gang.WorkerExited
+    | gang.WorkerSaid
     | gang.Swept
     | gang.ProgressLooked
     | gang.StacksDumped
@@ -178,6 +179,8 @@ class AnnounceRestart(msgspec.Struct, frozen=True, tag=True):
     pause: Duration
     failures: tuple[Failure, ...]
     """Root cause first."""
+    kept: int = 0
+    """How many of its workers live on, and are called again."""
 
 
 class AnnounceRoundEnd(msgspec.Struct, frozen=True, tag=True):
@@ -277,9 +280,15 @@ Announcement = (
     | AnnounceRestart
     | AnnounceStop
     | gang.AnnounceKill
+    | gang.AnnounceStuck
 )
 GangOrder = (
-    gang.SpawnWorker | gang.SignalWorker | gang.LookForProgress | gang.DumpStacks | gang.Sweep
+    gang.SpawnWorker
+    | gang.SignalWorker
+    | gang.TellWorker
+    | gang.LookForProgress
+    | gang.DumpStacks
+    | gang.Sweep
 )
 NodeEffect = (
     GangOrder

@@ -8,6 +8,8 @@ IDLE ─Started→ STARTING ─all spawned→ RUNNING ─all ended well───
                   │                      ├─silent → DUMPING ─┐           ▲
                   └────────one failed────┴───────────────────┴→ STOPPING │ all ended
                                               grace over → KILLING ──────┘
+
+ RUNNING ─one failed→ RECALLING ─all have yielded→ CLEARING ─Swept→ PAUSED ─Resumed→ STARTING
 ```
 
 All or nothing: the first failure of a worker (a non-zero exit, a signal, a refusal to start, a
@@ -18,6 +20,15 @@ finished: a stray of this one could hold the port or the device of the next.
 - A gang has one life. Whether another gang follows is the agent's affair (`core/agent`), which
   numbers them; the number (`attempt`) travels with every stimulus, and facts about an earlier gang
   change nothing.
+- *Recovery* (`rankwise.recover`; ADR 0021): a gang with restarts left outlives the failure of a
+  worker if another one runs a function that can be called again. Those that do are recalled; the
+  others are told to stop; whoever has not done so in time is killed. What the dead have left is
+  swept, and the gang pauses. Then the agent resumes it as another attempt: those that have yielded
+  are called again, and the others are made anew. In a pause a request to stop kills the workers
+  that stand: they have left their functions, and have nothing to save.
+- A worker that can be recovered holds back the exception of its function: it may come of a death
+  that we have not heard of. If none is heard of within `fall_timeout`, all exceptions that are
+  held are released, and their workers fail as any others do.
 - A stop request is obeyed in every phase. It never turns a failure that came
   first into a success or a stop: the outcome tells what happened first. First means: first heard
   of. A batch system's SIGTERM to everybody must stay a stop, though a worker may die of it before
@@ -45,16 +56,20 @@ from rankwise.base.failure import Failure, Outcome, OutcomeStatus
 from rankwise.base.machine import Ticked
 from rankwise.base.units import Instant, after, between, format_duration
 from rankwise.core.gang.failures import StopOrders, failures_of
-from rankwise.core.gang.state import Phase, WorkerLife
+from rankwise.core.gang.state import Phase, Standing, WorkerLife
 from rankwise.core.gang.vocabulary import (
     AnnounceKill,
+    AnnounceStuck,
     DumpStacks,
     Effect,
     Finish,
     GangSpec,
     GuardianLost,
     LookForProgress,
+    Pause,
     ProgressLooked,
+    Resumed,
+    Said,
     SignalWorker,
     SpawnWorker,
     StacksDumped,
@@ -63,9 +78,12 @@ from rankwise.core.gang.vocabulary import (
     StopRequested,
     Sweep,
     Swept,
+    TellWorker,
+    Told,
     WorkerExited,
     WorkerRefused,
     WorkerReported,
+    WorkerSaid,
     WorkerSpawned,
 )
 
@@ -87,10 +105,16 @@ class Gang:
         self.phase = Phase.IDLE
         self.attempt = attempt
         self.outcome: Outcome | None = None
+        self.recovers = False
+        """Whether another attempt may follow, for which workers are worth keeping."""
         self._workers = [WorkerLife(local_rank) for local_rank in range(spec.size)]
         self._deadline: Instant | None = None
         self._exits_due: Instant | None = None
         self._stop_due: Instant | None = None
+        self._falls_due: Instant | None = None
+        self._is_stuck_killed = False
+        self._is_pause_told = False
+        self._resumed: Resumed | None = None
         self._stop_ordered_at: Instant | None = None
         self._kill_ordered_at: Instant | None = None
         self._stop: StopRequested | None = None
@@ -99,7 +123,7 @@ class Gang:
     @property
     def next_deadline(self) -> Instant | None:
         """When `tick` wants to be called next; None while only stimuli can change anything."""
-        due = (self._exits_due, self._stop_due) if self._is_under_way else ()
+        due = (self._exits_due, self._stop_due, self._falls_due) if self._is_under_way else ()
         return min((at for at in (self._deadline, *due) if at is not None), default=None)
 
     @property
@@ -125,8 +149,12 @@ class Gang:
                 return self._on_reported(stimulus, now)
             case WorkerExited():
                 return self._on_exited(stimulus, now)
+            case WorkerSaid():
+                return self._on_said(stimulus, now)
+            case Resumed():
+                return self._on_resumed(stimulus, now)
             case Swept():
-                return self._on_swept(stimulus)
+                return self._on_swept(stimulus, now)
             case StopRequested():
                 return self._on_stop_requested(stimulus, now)
             case ProgressLooked():
@@ -144,6 +172,8 @@ class Gang:
             return self._begin_stopping(now)
         if self._exits_due is not None and self._is_under_way and now >= self._exits_due:
             return self._check_exit_deadlines(now)
+        if self._falls_due is not None and self._is_under_way and now >= self._falls_due:
+            return self._release_fallen()
         if self._deadline is None or now < self._deadline:
             return []
         self._deadline = None
@@ -154,13 +184,17 @@ class Gang:
                 return [LookForProgress(self.attempt)]
             case Phase.DUMPING:
                 return self._begin_stopping(now)
+            case Phase.RECALLING:
+                return self._kill_stuck(now)
+            case Phase.CLEARING:
+                return self._begin_stopping(now)
             case Phase.STOPPING:
                 return self._begin_killing(now)
             case Phase.KILLING:
                 return self._give_up_killing(now)
             case Phase.SWEEPING:
                 return self._give_up_sweeping()
-            case Phase.IDLE | Phase.FINISHED:
+            case Phase.IDLE | Phase.PAUSED | Phase.FINISHED:
                 raise AssertionError(f"a gang that is {self.phase} has no deadline")
 
     def _begin(self, stimulus: Stimulus, now: Instant) -> list[Effect]:
@@ -174,7 +208,7 @@ class Gang:
         return [SpawnWorker(worker.local_rank, self.attempt) for worker in self._workers]
 
     def _worker_of(
-        self, stimulus: WorkerSpawned | WorkerRefused | WorkerReported | WorkerExited
+        self, stimulus: WorkerSpawned | WorkerRefused | WorkerReported | WorkerExited | WorkerSaid
     ) -> WorkerLife | None:
         """The worker that is meant, or None when its life is over already."""
         if stimulus.attempt != self.attempt or self.phase is Phase.FINISHED:
@@ -207,6 +241,8 @@ class Gang:
         self.phase = Phase.RUNNING
         hang_timeout = self.spec.hang_timeout
         self._deadline = None if hang_timeout is None else after(now, hang_timeout)
+        if any(worker.has_failed for worker in self._workers):  # it waited for the others to exist
+            return self._end_attempt(now)
         return self._sweep_if_all_ended(now)
 
     def _on_refused(self, stimulus: WorkerRefused, now: Instant) -> list[Effect]:
@@ -255,12 +291,168 @@ class Gang:
 
     def _after_an_end(self, worker: WorkerLife, now: Instant) -> list[Effect]:
         if self._is_under_way and worker.has_failed:
-            if not self.spec.stop_delay or all(each.has_ended for each in self._workers):
-                return self._begin_stopping(now)
-            self._stop_due = self._stop_due or after(now, self.spec.stop_delay)
-        if self.phase is Phase.STARTING:
+            if self.spec.stop_delay and not all(each.has_ended for each in self._workers):
+                self._stop_due = self._stop_due or after(now, self.spec.stop_delay)
+            else:
+                is_unborn = worker.refusal is not None
+                return self._begin_stopping(now) if is_unborn else self._end_attempt(now)
+        match self.phase:
+            case Phase.STARTING:
+                return []
+            case Phase.RECALLING:
+                return self._clear_if_all_yielded(now)
+            case Phase.CLEARING | Phase.PAUSED:
+                return self._begin_clearing(now)
+            case _:
+                return self._sweep_if_all_ended(now)
+
+    # Recovery
+
+    def _on_said(self, said: WorkerSaid, now: Instant) -> list[Effect]:
+        worker = self._worker_of(said)
+        if worker is None:
             return []
-        return self._sweep_if_all_ended(now)
+        match said.word:
+            case Said.OFFERS if self._is_under_way:
+                worker.standing = Standing.OFFERED
+                worker.recall_timeout = said.recall_timeout
+            case Said.WITHDRAWS:
+                return self._on_withdrawn(worker)
+            case Said.FELL if worker.standing is not Standing.RECALLED:
+                return self._on_fell(worker, now)
+            case Said.YIELDED if worker.standing is Standing.RECALLED:
+                worker.standing = Standing.YIELDED
+                if self.phase is Phase.RECALLING:
+                    return self._clear_if_all_yielded(now)
+            case _:
+                pass
+        return []
+
+    def _on_withdrawn(self, worker: WorkerLife) -> list[Effect]:
+        """Its function has returned. If it was recalled meanwhile, it is late, and begins anew."""
+        was_recalled = worker.standing is Standing.RECALLED
+        worker.standing = Standing.BOUND
+        is_late = was_recalled and self.phase is Phase.RECALLING
+        return [self._signal(worker, SIGKILL)] if is_late else []
+
+    def _on_fell(self, worker: WorkerLife, now: Instant) -> list[Effect]:
+        if not self._is_under_way or not self.recovers:
+            worker.standing = Standing.BOUND
+            return [TellWorker(worker.local_rank, self.attempt, Told.RELEASE)]
+        worker.standing = Standing.FALLEN
+        self._falls_due = self._falls_due or after(now, self.spec.fall_timeout)
+        return []
+
+    def _release_fallen(self) -> list[Effect]:
+        """No death explains the exceptions that workers hold: they are what has gone wrong."""
+        self._falls_due = None
+        fallen = [each for each in self._workers if each.standing is Standing.FALLEN]
+        for worker in fallen:
+            worker.standing = Standing.BOUND
+        return [
+            TellWorker(worker.local_rank, self.attempt, Told.RELEASE)
+            for worker in fallen
+            if worker.is_running
+        ]
+
+    def _end_attempt(self, now: Instant) -> list[Effect]:
+        """A worker has failed: recall those that can be called again, or stop all."""
+        recallable = [
+            worker
+            for worker in self._workers
+            if worker.is_running and worker.standing in (Standing.OFFERED, Standing.FALLEN)
+        ]
+        if not self.recovers or not recallable:
+            return self._begin_stopping(now)
+        if self.phase is Phase.STARTING:
+            return []  # until all of them exist, so that none comes up in the middle of a sweep
+        self.phase = Phase.RECALLING
+        self._falls_due = None
+        self._stop_ordered_at = now
+        self._deadline = after(now, max(worker.recall_timeout for worker in recallable))
+        effects: list[Effect] = []
+        for worker in recallable:
+            worker.standing = Standing.RECALLED
+            effects.append(TellWorker(worker.local_rank, self.attempt, Told.RECALL))
+        effects += [
+            self._signal(worker, SIGTERM)
+            for worker in self._workers
+            if worker.is_running and worker.standing is Standing.BOUND
+        ]
+        return effects
+
+    def _clear_if_all_yielded(self, now: Instant) -> list[Effect]:
+        living = [worker for worker in self._workers if worker.is_running]
+        if any(worker.standing is not Standing.YIELDED for worker in living):
+            return []
+        return self._begin_clearing(now) if living else self._begin_sweep(now)
+
+    def _kill_stuck(self, now: Instant) -> list[Effect]:
+        """Kill who has not left its function in time; whom not even that ends, ends the gang."""
+        if self._is_stuck_killed:
+            return self._begin_killing(now)
+        self._is_stuck_killed = True
+        self._deadline = after(now, self.spec.sweep_timeout)
+        stuck = [
+            worker
+            for worker in self._workers
+            if worker.is_running and worker.standing is not Standing.YIELDED
+        ]
+        doomed = tuple(worker.local_rank for worker in stuck)
+        return [
+            AnnounceStuck(self.attempt, doomed),
+            *(self._signal(worker, SIGKILL) for worker in stuck),
+        ]
+
+    @property
+    def _kept(self) -> tuple[int, ...]:
+        return tuple(worker.local_rank for worker in self._workers if worker.is_running)
+
+    def _begin_clearing(self, now: Instant) -> list[Effect]:
+        self.phase = Phase.CLEARING
+        self._deadline = after(now, self.spec.sweep_timeout)
+        return [Sweep(self.attempt, self._kept)]
+
+    def _pause(self, now: Instant) -> list[Effect]:
+        self.phase = Phase.PAUSED
+        self._deadline = None
+        if self._resumed is not None:
+            return self._go_on(self._resumed, now)
+        if self._is_pause_told:
+            return []
+        self._is_pause_told = True
+        return [Pause(self._new_outcome(), self._kept)]
+
+    def _on_resumed(self, resumed: Resumed, now: Instant) -> list[Effect]:
+        if self.phase is Phase.PAUSED:
+            return self._go_on(resumed, now)
+        if self.phase is Phase.CLEARING:
+            self._resumed = resumed
+        return []
+
+    def _go_on(self, resumed: Resumed, now: Instant) -> list[Effect]:
+        """Begin another attempt with those that are left, and new workers in the other places."""
+        self.attempt, self.recovers = resumed.attempt, resumed.recovers
+        self.phase = Phase.STARTING
+        self._deadline = after(now, self.spec.start_patience)
+        self._exits_due = self._stop_due = self._stop_ordered_at = self._resumed = None
+        self._is_stuck_killed = self._is_pause_told = False
+        kept = self._kept
+        for local_rank, worker in enumerate(self._workers):
+            if local_rank in kept:
+                worker.standing = Standing.OFFERED
+            else:
+                self._workers[local_rank] = WorkerLife(local_rank)
+        return [
+            *(TellWorker(local_rank, self.attempt, Told.AGAIN) for local_rank in kept),
+            *(
+                SpawnWorker(worker.local_rank, self.attempt)
+                for worker in self._workers
+                if worker.pid is None
+            ),
+        ]
+
+    # The end
 
     def _sweep_if_all_ended(self, now: Instant) -> list[Effect]:
         if self.phase in (Phase.STOPPING, Phase.KILLING) and self._is_stopped_before_spawn:
@@ -319,7 +511,13 @@ class Gang:
         return [AnnounceKill(self.attempt, doomed, asked_again), *orders]
 
     def _signal_all(self, signal: int) -> list[Effect]:
-        return [self._signal(worker, signal) for worker in self._workers if worker.is_running]
+        """Signal all that live; those outside of their functions can save nothing: kill them."""
+        outside = (Standing.FALLEN, Standing.RECALLED, Standing.YIELDED)
+        return [
+            self._signal(worker, SIGKILL if worker.standing in outside else signal)
+            for worker in self._workers
+            if worker.is_running
+        ]
 
     def _signal(self, worker: WorkerLife, signal: int) -> SignalWorker:
         worker.signals_sent.append(signal)
@@ -343,8 +541,14 @@ class Gang:
                 worker.ended_at = now
         return self._begin_sweep(now)
 
-    def _on_swept(self, stimulus: Swept) -> list[Effect]:
-        if self.phase is not Phase.SWEEPING or stimulus.attempt != self.attempt:
+    def _on_swept(self, stimulus: Swept, now: Instant) -> list[Effect]:
+        if stimulus.attempt != self.attempt:
+            return []
+        if self.phase is Phase.CLEARING:
+            if stimulus.spares != self._kept:
+                return []  # of an earlier sweep: another worker has died since
+            return self._begin_stopping(now) if stimulus.survivors else self._pause(now)
+        if self.phase is not Phase.SWEEPING or stimulus.spares:
             return []
         if stimulus.survivors:
             pids = ", ".join(str(pid) for pid in stimulus.survivors)
@@ -383,8 +587,12 @@ class Gang:
         """End the gang's life; the `obstacle` is why none can follow a failed one."""
         self.phase = Phase.FINISHED
         self._deadline = None
+        self.outcome = self._new_outcome(survivors, obstacle)
+        return [Finish(self.outcome)]
+
+    def _new_outcome(self, survivors: tuple[int, ...] = (), obstacle: str = "") -> Outcome:
         status = self._status
-        self.outcome = Outcome(
+        return Outcome(
             status=status,
             attempts=1,
             failures=self._failures(),
@@ -392,7 +600,6 @@ class Gang:
             survivors=survivors,
             detail=obstacle if status is OutcomeStatus.FAILED else "",
         )
-        return [Finish(self.outcome)]
 
     def _on_stop_requested(self, stimulus: StopRequested, now: Instant) -> list[Effect]:
         is_first = self._stop is None
@@ -403,6 +610,8 @@ class Gang:
                 return []
             case Phase.STARTING | Phase.RUNNING | Phase.DUMPING:
                 self._stop_came_first = self.phase is not Phase.DUMPING
+                return self._begin_stopping(now)
+            case Phase.RECALLING | Phase.CLEARING | Phase.PAUSED:
                 return self._begin_stopping(now)
             case Phase.STOPPING:
                 return [] if is_first else self._begin_killing(now, asked_again=True)

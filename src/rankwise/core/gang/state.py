@@ -5,7 +5,7 @@ from enum import StrEnum
 import msgspec
 
 from rankwise.base.failure import ErrorRecord, ExitStatus
-from rankwise.base.units import Instant
+from rankwise.base.units import Duration, Instant
 
 
 class Phase(StrEnum):
@@ -15,10 +15,31 @@ class Phase(StrEnum):
     STARTING = "starting"
     RUNNING = "running"
     DUMPING = "dumping"
+    RECALLING = "recalling"
+    """A worker has died; those that can be called again are leaving their functions."""
+    CLEARING = "clearing"
+    """They have, and what the dead have left behind is swept."""
+    PAUSED = "paused"
+    """They wait for the world in which they are called again."""
     STOPPING = "stopping"
     KILLING = "killing"
     SWEEPING = "sweeping"
     FINISHED = "finished"
+
+
+class Standing(StrEnum):
+    """Where a worker stands with `rankwise.recover`."""
+
+    BOUND = "bound"
+    """It cannot be called again."""
+    OFFERED = "offered"
+    """It runs a function that can be called again."""
+    FALLEN = "fallen"
+    """It holds the exception of its function."""
+    RECALLED = "recalled"
+    """It was told to leave its function."""
+    YIELDED = "yielded"
+    """It has done so, and waits."""
 
 
 class WorkerLife(msgspec.Struct):
@@ -42,6 +63,9 @@ class WorkerLife(msgspec.Struct):
     """The signals that it has been sent, in this order."""
     has_lingered: bool = False
     """Whether it lived on for longer than that."""
+    standing: Standing = Standing.BOUND
+    recall_timeout: Duration = Duration(0)
+    """How long it may take to leave its function when it is recalled."""
 
     @property
     def has_ended(self) -> bool:

@@ -10,12 +10,14 @@ from rankwise.core.gang.state import Phase
 from rankwise.core.gang.vocabulary import (
     GuardianLost,
     ProgressLooked,
+    Resumed,
     StacksDumped,
     Started,
     StopRequested,
     Swept,
     WorkerExited,
     WorkerRefused,
+    WorkerSaid,
     WorkerSpawned,
 )
 
@@ -30,6 +32,7 @@ TRANSITIONS: dict[Phase, dict[Phase, tuple[type, ...]]] = {
     },
     Phase.RUNNING: {
         Phase.DUMPING: (ProgressLooked,),
+        Phase.RECALLING: (WorkerExited,),
         Phase.STOPPING: (StopRequested, Ticked, WorkerExited),
         Phase.KILLING: (StopRequested, Ticked, WorkerExited),
         Phase.SWEEPING: (WorkerExited,),
@@ -41,13 +44,35 @@ TRANSITIONS: dict[Phase, dict[Phase, tuple[type, ...]]] = {
         Phase.SWEEPING: (WorkerExited,),
         Phase.FINISHED: (GuardianLost,),
     },
+    Phase.RECALLING: {
+        Phase.CLEARING: (WorkerSaid,),
+        Phase.STOPPING: (StopRequested,),
+        Phase.KILLING: (StopRequested, Ticked),
+        Phase.SWEEPING: (WorkerExited,),
+        Phase.FINISHED: (GuardianLost,),
+    },
+    Phase.CLEARING: {
+        Phase.PAUSED: (Swept,),
+        Phase.STOPPING: (StopRequested, Swept, Ticked),
+        Phase.KILLING: (StopRequested, Swept, Ticked),
+        Phase.SWEEPING: (StopRequested,),
+        Phase.FINISHED: (GuardianLost,),
+    },
+    Phase.PAUSED: {
+        Phase.STARTING: (Resumed, Swept),
+        Phase.CLEARING: (WorkerExited,),
+        Phase.STOPPING: (StopRequested,),
+        Phase.KILLING: (StopRequested,),
+        Phase.SWEEPING: (StopRequested,),
+        Phase.FINISHED: (GuardianLost,),
+    },
     Phase.STOPPING: {
         Phase.KILLING: (StopRequested, Ticked),
-        Phase.SWEEPING: (StopRequested, Ticked, WorkerExited, WorkerRefused),
+        Phase.SWEEPING: (StopRequested, Swept, Ticked, WorkerExited, WorkerRefused),
         Phase.FINISHED: (GuardianLost,),
     },
     Phase.KILLING: {
-        Phase.SWEEPING: (Ticked, WorkerExited, WorkerRefused),
+        Phase.SWEEPING: (Swept, Ticked, WorkerExited, WorkerRefused),
         Phase.FINISHED: (GuardianLost,),
     },
     Phase.SWEEPING: {Phase.FINISHED: (GuardianLost, Swept, Ticked)},

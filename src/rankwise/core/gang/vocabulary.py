@@ -5,6 +5,8 @@ All are frozen and tagged, so that the journal is their JSON and a replay reads 
 from 0 and travels with every fact, so that a late one about an earlier gang can be told apart.
 """
 
+from enum import StrEnum
+
 import msgspec
 
 from rankwise.base.failure import ErrorRecord, ExitStatus, Outcome
@@ -27,6 +29,8 @@ class GangSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         spawn_timeout: how long starting all workers may take, if not `hang_timeout` is shorter.
         stacks_timeout: how long workers may take to print their stacks after a hang.
         sweep_timeout: how long killed processes may take to vanish, and a sweep to be done.
+        fall_timeout: how long an exception of a recoverable worker is held back, since it may be
+            the consequence of a death that is about to be heard of.
     """
 
     size: int
@@ -37,13 +41,14 @@ class GangSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     spawn_timeout: Duration = Duration(300 * SECOND)
     stacks_timeout: Duration = Duration(2 * SECOND)
     sweep_timeout: Duration = Duration(10 * SECOND)
+    fall_timeout: Duration = Duration(1 * SECOND)
 
     def __post_init__(self) -> None:
         if self.size < 1:
             raise ValueError(f"size is {self.size}, expected at least one worker")
         for name in (
             "grace", "stop_delay", "exit_timeout", "spawn_timeout", "stacks_timeout",
-            "sweep_timeout",
+            "sweep_timeout", "fall_timeout",
         ):  # fmt: skip
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)} ns, expected 0 or more")
@@ -96,11 +101,45 @@ class WorkerExited(msgspec.Struct, frozen=True, tag=True):
     """When its parent saw it end, on the machine's monotonic clock."""
 
 
+class Said(StrEnum):
+    """What a worker that can be recovered says (`rankwise.recover`)."""
+
+    OFFERS = "offers"
+    """It runs a function that can be called again."""
+    WITHDRAWS = "withdraws"
+    """The function has returned: there is nothing to call again."""
+    FELL = "fell"
+    """The function has raised, and the worker holds the exception until it is told what to do."""
+    YIELDED = "yielded"
+    """It was recalled, has left its function, and waits to be told in which world to call it."""
+
+
+class WorkerSaid(msgspec.Struct, frozen=True, tag=True):
+    """A worker said one of these words."""
+
+    local_rank: int
+    attempt: int
+    word: Said
+    recall_timeout: Duration = Duration(0)
+    """With an offer: how long it may take to leave its function."""
+
+
+class Resumed(msgspec.Struct, frozen=True, tag=True):
+    """A paused gang goes on: as that attempt, and with restarts left after it, or without."""
+
+    attempt: int
+    recovers: bool
+
+
 class Swept(msgspec.Struct, frozen=True, tag=True):
-    """No process of that attempt is left; `survivors` could not be killed (pids)."""
+    """No process of that attempt is left; `survivors` could not be killed (pids).
+
+    After a sweep that spares workers: none of those who are not spared.
+    """
 
     attempt: int
     survivors: tuple[int, ...] = ()
+    spares: tuple[int, ...] = ()
 
 
 class StopRequested(msgspec.Struct, frozen=True, tag=True):
@@ -137,6 +176,8 @@ Stimulus = (
     | WorkerRefused
     | WorkerReported
     | WorkerExited
+    | WorkerSaid
+    | Resumed
     | Swept
     | StopRequested
     | ProgressLooked
@@ -173,10 +214,32 @@ class DumpStacks(msgspec.Struct, frozen=True, tag=True):
     attempt: int
 
 
+class Told(StrEnum):
+    """What a worker that can be recovered is told."""
+
+    RECALL = "recall"
+    """Leave the function, give up what binds you to the others, and say that you have yielded."""
+    RELEASE = "release"
+    """Nobody else is to blame for your exception: let it go its way."""
+    AGAIN = "again"
+    """Call the function again, in the world of this attempt."""
+
+
+class TellWorker(msgspec.Struct, frozen=True, tag=True):
+    """Say one of these words to a worker; to nobody if it is gone."""
+
+    local_rank: int
+    attempt: int
+    """With AGAIN the attempt that begins; the worker belongs to it from then on."""
+    word: Told
+
+
 class Sweep(msgspec.Struct, frozen=True, tag=True):
     """Kill whatever the attempt's workers have left behind; answer `Swept`."""
 
     attempt: int
+    spares: tuple[int, ...] = ()
+    """Local ranks that live on, with all that they have started."""
 
 
 class AnnounceKill(msgspec.Struct, frozen=True, tag=True):
@@ -188,10 +251,36 @@ class AnnounceKill(msgspec.Struct, frozen=True, tag=True):
     """Whether somebody asked a second time; otherwise the grace is over."""
 
 
+class AnnounceStuck(msgspec.Struct, frozen=True, tag=True):
+    """Tell the user that these workers have not left their functions in time, and are killed."""
+
+    attempt: int
+    local_ranks: tuple[int, ...]
+
+
+class Pause(msgspec.Struct, frozen=True, tag=True):
+    """What is left of the gang waits for `Resumed`, or to be stopped; the rest has ended so."""
+
+    outcome: Outcome
+    kept: tuple[int, ...]
+    """Local ranks of those that wait."""
+
+
 class Finish(msgspec.Struct, frozen=True, tag=True):
     """The gang's life is over, and this is what became of it."""
 
     outcome: Outcome
 
 
-Effect = SpawnWorker | SignalWorker | LookForProgress | DumpStacks | Sweep | AnnounceKill | Finish
+Effect = (
+    SpawnWorker
+    | SignalWorker
+    | TellWorker
+    | LookForProgress
+    | DumpStacks
+    | Sweep
+    | AnnounceKill
+    | AnnounceStuck
+    | Pause
+    | Finish
+)

@@ -74,6 +74,7 @@ class GangEnded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         step: the last step that its workers told of.
         was_stopped: whether a request to stop ended them, and not a failure that came first.
         obstacle: why this node can have no other gang; empty if it can.
+        kept: how many of them live after all, and wait for the next round (`rankwise.recover`).
     """
 
     round: int
@@ -83,6 +84,7 @@ class GangEnded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     step: int | None = None
     was_stopped: bool = False
     obstacle: str = ""
+    kept: int = 0
 
 
 class DepartureRequested(msgspec.Struct, frozen=True, tag=True):

@@ -17,7 +17,8 @@ worker has ended.
 """
 
 import os
-from collections.abc import Callable, Mapping
+import socket
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from fcntl import F_SETPIPE_SZ, fcntl
 from functools import partial
@@ -33,9 +34,11 @@ from rankwise.core.gang.vocabulary import (
     StacksDumped,
     Stimulus,
     Swept,
+    Told,
     WorkerExited,
     WorkerRefused,
     WorkerReported,
+    WorkerSaid,
     WorkerSpawned,
 )
 from rankwise.drivers.real.hosting.connection import Connection, Guardian
@@ -43,6 +46,13 @@ from rankwise.drivers.real.logs.flow import LogFlow
 from rankwise.drivers.real.logs.pump import StreamPump, open_stream_pipe
 from rankwise.drivers.real.logs.tail import Tail
 from rankwise.drivers.real.reactor import Reactor, Timer
+from rankwise.drivers.real.recall_line import (
+    LINE_VARIABLE,
+    AgentWord,
+    new_line,
+    take_words,
+    tell,
+)
 from rankwise.drivers.real.report_pipe import ErrorReported, Ready, ReportPipe, WorkerReport
 from rankwise.drivers.real.worker.bootstrap import STACKS_SIGNAL
 from rankwise.drivers.real.worker_process import WorkerProcess
@@ -81,6 +91,8 @@ class WorkerPlan(msgspec.Struct, kw_only=True):
     """Whether the program speaks on a report pipe: Python programs that rankwise boots."""
     returns: bool
     """Whether it sends a result: functions."""
+    recovers: bool = False
+    """Whether it may offer to be called again (`rankwise.recover`)."""
 
 
 class WorkerPlanner(Protocol):
@@ -99,6 +111,14 @@ class WorkerPlanner(Protocol):
         self, local_rank: int, stdout_fd: int, stderr_fd: int
     ) -> tuple["WorkerStream", "WorkerStream"]:
         """Make the pumps that own the reading ends of a worker's output pipes."""
+        ...
+
+    def call_again(self, local_rank: int, attempt: int) -> tuple[dict[str, str], tuple[int, ...]]:
+        """Say in which world a worker that lives on is called again: variables and descriptors.
+
+        Raises:
+            OSError: what its attempt shares could not be made.
+        """
         ...
 
     def on_worker_over(self, local_rank: int) -> None:
@@ -128,6 +148,7 @@ class WorkerLink(msgspec.Struct):
     stderr: WorkerStream
     report_fd: int = -1
     result_fd: int = -1
+    line: socket.socket | None = None
     pid: int | None = None
     process: WorkerProcess | None = None
     is_ready: bool = False
@@ -216,7 +237,7 @@ class RealProcessHost:
         self._links: dict[int, WorkerLink] = {}
         self._current: dict[int, WorkerLink] = {}
         self._stacks: StacksRequest | None = None
-        self._sweeps: dict[int, int] = {}
+        self._sweeps: dict[int, tuple[int, tuple[int, ...]]] = {}
 
     @property
     def links(self) -> dict[int, WorkerLink]:
@@ -289,20 +310,38 @@ class RealProcessHost:
         """Let the guardian kill all workers at that instant, however this process fares then."""
         self._guardian.fence(at)
 
-    def sweep(self, attempt: int) -> None:
+    def tell(self, local_rank: int, attempt: int, word: Told) -> None:
+        """Say a word to a worker that can be recovered; see ports.processes."""
+        link = self._current.get(local_rank)
+        if link is None or link.is_over or link.line is None:
+            return
+        if word is not Told.AGAIN:
+            tell(link.line, AgentWord(word, peers=tuple(self.pids().values())))
+            return
+        link.attempt = attempt
+        try:
+            environment, descriptors = self._planner.call_again(local_rank, attempt)
+        except OSError:  # as of memory: a new process would need more, and its refusal tells why
+            self._signal(link, SIGKILL, group=False)
+            return
+        tell(link.line, AgentWord(word, environment), descriptors)
+
+    def sweep(self, attempt: int, spares: Sequence[int] = ()) -> None:
         """Kill whatever the attempt left behind; see ports.processes."""
         # A token of its own: a warm guardian may still owe an answer to an earlier gang.
         if any(link.pid is None and not link.is_over for link in self._links.values()):
             self._abandon_spawns()
         token = self._guardian.next_number()
-        self._sweeps[token] = attempt
-        self._guardian.sweep(token)
+        self._sweeps[token] = attempt, tuple(spares)
+        spared = (self._current[local_rank].pid for local_rank in spares)
+        self._guardian.sweep(token, [pid for pid in spared if pid is not None])
 
     def close(self) -> None:
         """Close every pipe, read to its end or not."""
         for link in list(self._links.values()):
             self._close_report(link)
             self._close_result(link)
+            self._close_line(link)
             self._close_process(link)
             for stream in link.streams:
                 self._flow.finish(stream.pump)
@@ -338,17 +377,19 @@ class RealProcessHost:
 
     def on_swept(self, token: int, survivors: tuple[int, ...]) -> None:
         """Nothing is left of an attempt, but perhaps for processes stuck in the kernel."""
-        attempt = self._sweeps.pop(token, None)
+        attempt, spares = self._sweeps.pop(token, (None, ()))
         if attempt is None:
             return
         self.has_survivors = bool(survivors)
         # Whoever could write is dead: this is all, and the next attempt begins with nothing old.
-        for link in list(self._links.values()):
+        spared = {self._current[local_rank].number for local_rank in spares}
+        for link in [link for link in self._links.values() if link.number not in spared]:
             link.is_over = True
+            self._close_line(link)
             self._close_process(link)
             self._empty_pipes(link)
             self._forget_if_done(link)
-        self._deliver(Swept(attempt, survivors))
+        self._deliver(Swept(attempt, survivors, spares))
 
     def on_ready(self, details: Mapping[str, Any]) -> None:
         """Tell of imports that failed. Nobody waits for this: orders queue in the socket."""
@@ -382,13 +423,19 @@ class RealProcessHost:
             if plan.returns:
                 result_fd, descriptors["RANKWISE_RESULT_FD"] = keep_one_end(os.pipe2(os.O_CLOEXEC))
                 os.set_blocking(result_fd, False)
+            line = None
+            if plan.recovers:
+                line, end_of_line = new_line()
+                on_failure.callback(line.close)
+                theirs.callback(end_of_line.close)
+                descriptors[LINE_VARIABLE] = end_of_line.fileno()
             number = self._spawner.next_number()
             self._spawner.spawn(
                 number, {**plan.order, "fds": list(descriptors)}, list(descriptors.values())
             )
             stdout, stderr = self._planner.make_pumps(local_rank, stdout_fd, stderr_fd)
             on_failure.pop_all()
-        link = WorkerLink(local_rank, attempt, number, stdout, stderr, report_fd, result_fd)
+        link = WorkerLink(local_rank, attempt, number, stdout, stderr, report_fd, result_fd, line)
         self._links[number] = link
         for stream in link.streams:
             self._flow.add(stream.pump, partial(self._on_stream_over, link, stream))
@@ -396,7 +443,25 @@ class RealProcessHost:
             self._reactor.watch_readable(report_fd, partial(self._on_report, link))
         if plan.returns:
             self._reactor.watch_readable(result_fd, partial(self._on_result, link))
+        if line is not None:
+            self._reactor.watch_readable(line.fileno(), partial(self._on_said, link))
         return link
+
+    def _on_said(self, link: WorkerLink) -> None:
+        if link.line is None:
+            return
+        words, has_ended = take_words(link.line)
+        if has_ended:
+            self._close_line(link)
+        for each in words:
+            said = WorkerSaid(link.local_rank, link.attempt, each.word, each.recall_timeout)
+            self._deliver(said)
+
+    def _close_line(self, link: WorkerLink) -> None:
+        if link.line is not None:
+            self._reactor.unwatch_readable(link.line.fileno())
+            link.line.close()
+            link.line = None
 
     def _signal(self, link: WorkerLink, signum: int, *, group: bool) -> None:
         """Send a signal ourselves, since the worker's parent may be stopped or busy."""
@@ -428,6 +493,7 @@ class RealProcessHost:
     def _on_over(self, link: WorkerLink) -> None:
         """Take what a worker that has ended left in its pipes, before anybody hears of its end."""
         link.is_over = True
+        self._close_line(link)
         self._close_process(link)
         self._empty_pipes(link)
         self._expect_no_stacks_of(link)

@@ -44,6 +44,7 @@ from rankwise.base.units import Instant
 if TYPE_CHECKING:
     from rankwise.drivers.real.futex import FutexWord
 
+SEGMENT_VARIABLE = "RANKWISE_SEGMENT_FD"
 STOP_VARIABLE = "RANKWISE_STOP_FD"
 """Names the descriptor of an eventfd beside the segment, by which a rank that was sent SIGTERM asks
 its agent to stop the run."""

@@ -9,7 +9,7 @@ The host knows the truth about every process, which the machines only hear of. T
 compare the two.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -145,8 +145,13 @@ class SimulatedProcessHost:
             )
         )
 
-    def sweep(self, attempt: int) -> None:
+    def tell(self, local_rank: int, attempt: int, word: str) -> None:
+        """None of these offers to be called again, so nothing is ever said to them."""
+        raise AssertionError(f"{word} for rank {local_rank} of {attempt}, which offers nothing")
+
+    def sweep(self, attempt: int, spares: Sequence[int] = ()) -> None:
         """Kill what is left of the attempt, and what was yet to come of it."""
+        assert not spares, "only workers that offer to be called again are spared"
         self._order(lambda: self._begin_sweep(attempt))
 
     def prepare_round(self, number: int) -> None:

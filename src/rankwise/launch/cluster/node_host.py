@@ -10,7 +10,7 @@ others are ended by SIGTERM: it would have died of that at once, had it not aske
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ from rankwise.core.agent.vocabulary import (
     StepTold,
     Stimulus,
 )
-from rankwise.core.gang.vocabulary import Started, WorkerExited
+from rankwise.core.gang.vocabulary import Resumed, Started, Told, WorkerExited
 from rankwise.core.gang.vocabulary import Stimulus as GangStimulus
 from rankwise.core.rendezvous.vocabulary import World
 from rankwise.launch import world as launch_world
@@ -90,15 +90,21 @@ class RealNodeHost:
         """Make every living worker print its stacks."""
         self._processes.dump_stacks(attempt)
 
-    def sweep(self, attempt: int) -> None:
+    def tell(self, local_rank: int, attempt: int, word: str) -> None:
+        """Say a word to a worker that can be recovered."""
+        self._processes.tell(local_rank, attempt, Told(word))
+
+    def sweep(self, attempt: int, spares: Sequence[int] = ()) -> None:
         """Kill what the attempt's workers left behind."""
-        self._processes.sweep(attempt)
+        if spares:
+            self._tell_step(attempt)  # the attempt is over for those that are spared, too
+        self._processes.sweep(attempt, spares)
 
     def prepare_round(self, number: int) -> None:
         """Check the node, and reserve a port for rank 0."""
         self._end_agreement()
         if self._plan.is_alone and not self._plan.checks:
-            self._deliver(RoundPrepared(number, self._reserve_port()))
+            self._deliver(self._prepared_alone(number))
             return
         from rankwise.launch.cluster.fitness import NodeCheck  # noqa: PLC0415  # subprocess takes ms
 
@@ -157,7 +163,7 @@ class RealNodeHost:
                 self._agreement.on_over(stimulus.local_rank)
             if len(self._over) == self._stage.job.gang.size:
                 self._tell_step(stimulus.attempt)
-        assert not isinstance(stimulus, Started), "the agent starts its gangs itself"
+        assert not isinstance(stimulus, Started | Resumed), "the agent starts its gangs itself"
         self._deliver(stimulus)
 
     def close(self) -> None:
@@ -185,14 +191,32 @@ class RealNodeHost:
             answer = PreparationFailed(number, unfit.reason, unfit.hint)
         else:
             try:
-                answer = RoundPrepared(number, self._reserve_port())
+                answer = RoundPrepared(number, self._reserve_port(number))
             except RankwiseError as error:
                 answer = PreparationFailed(number, error.message, error.hint or "")
         self._stage.reactor.post(partial(self._deliver, answer))
 
-    def _reserve_port(self) -> int:
+    def _prepared_alone(self, number: int) -> Stimulus:
+        try:
+            return RoundPrepared(number, self._port_alone(number))
+        except RankwiseError as error:
+            return PreparationFailed(number, error.message, error.hint or "")
+
+    def _port_alone(self, number: int) -> int:
+        """Where rank 0 listens: on the port that was reserved with the session, in the first round.
+
+        Later on another one, unless it was named: a rank that lives on may hold the first.
+        """
+        job = self._stage.job
+        if number == 0 or job.master_port is not None:
+            return self._stage.planner.world.master_port
+        self._close_ports()
+        self._port = ReservedPort(job.master_addr)
+        return self._port.number
+
+    def _reserve_port(self, number: int) -> int:
         if self._plan.is_alone:
-            return self._stage.planner.world.master_port  # reserved for the whole run
+            return self._port_alone(number)
         host = ANY_ADDRESS[6 if ":" in self._plan.address else 4]
         if self._plan.master_port is not None:
             self._close_ports()

@@ -13,7 +13,7 @@ from rankwise.core.agent.vocabulary import (
     AnnounceRoundEnd,
     AnnounceStop,
 )
-from rankwise.core.gang.vocabulary import AnnounceKill
+from rankwise.core.gang.vocabulary import AnnounceKill, AnnounceStuck
 from rankwise.core.rendezvous.records import Verdict
 from rankwise.core.rendezvous.vocabulary import AnnounceWaiting, MadeSpare, World
 from rankwise.launch.cluster.plan import ClusterPlan
@@ -71,6 +71,15 @@ class ClusterTeller:
                 self._tell_restart(announcement)
             case AnnounceKill():
                 self._tell_kill(announcement)
+            case AnnounceStuck():
+                from rankwise.launch.announcements import stuck_line  # noqa: PLC0415  # rare
+
+                self._say(
+                    stuck_line(announcement),
+                    "stuck",
+                    local_ranks=list(announcement.local_ranks),
+                    attempt=announcement.attempt,
+                )
 
     def _tell_restart(self, announcement: AnnounceRestart) -> None:
         from rankwise.launch.announcements import details_of, restart_line  # noqa: PLC0415  # rare

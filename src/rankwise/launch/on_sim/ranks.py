@@ -9,7 +9,7 @@ virtual time jumps to the gang's next look for one, which at once finds that the
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -199,8 +199,13 @@ class SimulatedRanks:
             head = "Current thread 0x0 (most recent call first):\n"
             self.stacks[rank.number] = head + "".join(lines)
 
-    def sweep(self, attempt: int) -> None:
+    def tell(self, local_rank: int, attempt: int, word: str) -> None:
+        """None of these offers to be called again, so nothing is ever said to them."""
+        raise AssertionError(f"{word} for rank {local_rank} of {attempt}, which offers nothing")
+
+    def sweep(self, attempt: int, spares: Sequence[int] = ()) -> None:
         """Nothing outlives a rank that is a thread."""
+        assert not spares, "only workers that offer to be called again are spared"
         self._deliver(Swept(attempt))
 
     def notice_ends(self) -> None:

@@ -21,7 +21,7 @@ def test_what_is_told_and_ordered_is_a_line_each(tmp_path: Path) -> None:
 
     assert (tmp_path / "j").read_text().splitlines() == [
         '{"at":1,"machine":"gang","number":1,"stimulus":{"type":"Started"}}',
-        '{"at":2,"machine":"gang","cause":1,"effect":{"type":"Sweep","attempt":0}}',
+        '{"at":2,"machine":"gang","cause":1,"effect":{"type":"Sweep","attempt":0,"spares":[]}}',
     ]
     assert told == []
 

@@ -143,9 +143,9 @@ class Connection:
         """Order a signal to a process or to its group."""
         self._send(("signal", worker, signum, group))
 
-    def sweep(self, token: int) -> None:
-        """Order that everything beneath is killed."""
-        self._send(("sweep", token))
+    def sweep(self, token: int, spared: Sequence[int] = ()) -> None:
+        """Order that everything beneath is killed, but these workers (pids) and what is theirs."""
+        self._send(("sweep", token, list(spared)))
 
     def guard(self, paths: Sequence[str]) -> None:
         """Order that these directories are removed if the agent dies."""

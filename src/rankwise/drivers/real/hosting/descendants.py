@@ -48,13 +48,18 @@ _NANOSECONDS_PER_MILLISECOND = 1_000_000
 
 
 def kill_descendants(
-    patience_ns: int, *, spared: "Collection[int]" = (), awaited: "Collection[int]" = ()
+    patience_ns: int,
+    *,
+    spared: "Collection[int]" = (),
+    spared_trees: "Collection[int]" = (),
+    awaited: "Collection[int]" = (),
 ) -> list[int]:
     """Kill all descendants of this process and wait until they are dead.
 
     Children are reaped, but for those `awaited` by somebody else; nobody else must reap meanwhile.
-    `spared` processes are left alone, but their descendants are not. Returns the pids of those
-    that are still alive after `patience_ns`, or cannot be killed.
+    `spared` processes are left alone, but their descendants are not. Leaders of sessions among
+    `spared_trees` are left alone with their descendants, and with orphans of their sessions.
+    Returns the pids of those that are still alive after `patience_ns`, or cannot be killed.
     """
     began = time.monotonic_ns()
     deadline = began + patience_ns
@@ -64,6 +69,7 @@ def kill_descendants(
     while _has_children():
         look = _Look(
             spared,
+            spared_trees,
             immune,
             spares_trackers=spares_trackers,
             spares_newcomers=time.monotonic_ns() < began + NEWCOMER_PATIENCE_NS,
@@ -114,6 +120,7 @@ class _Look:
     def __init__(
         self,
         spared: "Collection[int]",
+        spared_trees: "Collection[int]",
         immune: "set[int]",
         *,
         spares_trackers: bool,
@@ -127,12 +134,14 @@ class _Look:
         self.dying: list[int] = []
         self._myself = os.getpid()
         self._spared = spared
+        self._spared_trees = spared_trees
         self._immune = immune
         self._spares_trackers = spares_trackers
         self._spares_newcomers = spares_newcomers
         self._groups_with_others = {os.getpgrp()}
         # Whether a process is a descendant, for all that have been read.
         self._is_ours = {0: False, 1: False, self._myself: True}
+        self._is_ours.update(dict.fromkeys(spared_trees, False))
         for pid in sorted(map(int, filter(str.isdecimal, os.listdir("/proc"))), reverse=True):
             self._climb(pid)
         self.groups -= self._groups_with_others
@@ -142,7 +151,9 @@ class _Look:
         path: list[tuple[int, int, int, bool]] = []
         while pid not in self._is_ours:
             self._is_ours[pid] = False  # until we know better; and no circle goes on for ever
-            parent, group, is_alive = _read(pid)
+            parent, group, session, is_alive = _read(pid)
+            if session in self._spared_trees:
+                return  # nor are those whom we came from
             path.append((pid, parent, group, is_alive))
             pid = parent
         if self._is_ours[pid]:
@@ -192,22 +203,22 @@ class _Look:
         os.close(pidfd)
 
 
-def _read(pid: int) -> tuple[int, int, bool]:
-    """Return a process's parent, its group, and whether it is alive; parent 0 if there is none."""
+def _read(pid: int) -> tuple[int, int, int, bool]:
+    """Return a process's parent (0 if there is none), group, session, and whether it is alive."""
     try:
         fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        return 0, 0, False
+        return 0, 0, 0, False
     try:
         # The name stands in parentheses and may hold anything, parentheses included.
         fields = os.read(fd, 1024).rpartition(b")")[2].split()
     except ProcessLookupError:
-        return 0, 0, False
+        return 0, 0, 0, False
     finally:
         os.close(fd)
     # A main thread may end and leave others running: a zombie with threads is alive.
     is_alive = fields[0] not in b"ZX" or int(fields[17]) > 1
-    return int(fields[1]), int(fields[2]), is_alive
+    return int(fields[1]), int(fields[2]), int(fields[3]), is_alive
 
 
 def _command_line(pid: int) -> bytes | None:

@@ -23,6 +23,8 @@ from rankwise.drivers.real.hosting.spawn_loop import Refused, SpawnLoop
 
 TYPE_CHECKING = False  # `typing` would cost a third of the guardian's start-up
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rankwise.drivers.real.hosting.spawn_loop import Order
     from rankwise.drivers.real.hosting.wire import Message
 
@@ -74,14 +76,17 @@ class Guardian:
             environment[name] = str(fd)
         execute(order["argv"], environment)
 
-    def _sweep(self, token: object) -> "Message":
-        return ("swept", token, self._kill_workers())
+    def _sweep(self, token: object, spared_trees: "Sequence[int]" = ()) -> "Message":
+        return ("swept", token, self._kill_workers(spared_trees))
 
-    def _kill_workers(self) -> list[int]:
+    def _kill_workers(self, spared_trees: "Sequence[int]" = ()) -> list[int]:
         """Kill all descendants that are not kept; return those that could not be killed."""
-        spared = [self._loop.workers[worker] for worker in self._loop.kept]
-        awaited = self._loop.workers.values()
-        return kill_descendants(SWEEP_PATIENCE_NS, spared=spared, awaited=awaited)
+        return kill_descendants(
+            SWEEP_PATIENCE_NS,
+            spared=[self._loop.workers[worker] for worker in self._loop.kept],
+            spared_trees=spared_trees,
+            awaited=self._loop.workers.values(),
+        )
 
     def _fence(self, instant_ns: int | None) -> None:
         self._loop.alarm_at = instant_ns

@@ -102,7 +102,11 @@ class Reporter:
         if error is self._reported or os.getpid() != self._pid:
             return
         self._reported = error
-        raised_at, wall_ns = time.monotonic_ns(), time.time_ns()
+        # One that `rankwise.recover` has held back was raised before.
+        raised_at, wall_ns = getattr(error, "_rankwise_raised_at", None) or (
+            time.monotonic_ns(),
+            time.time_ns(),
+        )
         error.__traceback__ = without_our_frames(error.__traceback__)
         _end_at_the_call(error)
         message = _cut(_text_of(error), _MESSAGE_CHARACTERS_MAX)

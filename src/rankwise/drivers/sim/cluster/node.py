@@ -5,7 +5,7 @@ two. Between them stands a guardian, as on a real machine: orders and news take 
 when the agent is killed the guardian kills the workers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -321,8 +321,13 @@ class SimulatedNode:
         """They have no stacks."""
         self._tell(StacksDumped(attempt))
 
-    def sweep(self, attempt: int) -> None:
+    def tell(self, local_rank: int, attempt: int, word: str) -> None:
+        """None of these offers to be called again, so nothing is ever said to them."""
+        raise AssertionError(f"{word} for rank {local_rank} of {attempt}, which offers nothing")
+
+    def sweep(self, attempt: int, spares: Sequence[int] = ()) -> None:
         """Kill what is left of a round, and let nothing more come of it."""
+        assert not spares, "only workers that offer to be called again are spared"
         self._swept.add(attempt)
         for key in sorted(key for key in self.living if key[0] == attempt):
             self._kill(self.workers[key])

@@ -1,0 +1,101 @@
+"""The line between an agent and a worker that can be recovered: words both ways, and descriptors.
+
+A socket pair for each worker, made where restarts are left to be used. One message is one word,
+and the kernel keeps them apart (SOCK_SEQPACKET). The agent never waits on it: there are a few
+words per attempt, far less than the socket holds, and one that cannot be sent is for a worker that
+is dying. What the words mean is told in `rankwise.core.gang.vocabulary`.
+"""
+
+import os
+import socket
+from contextlib import suppress
+
+import msgspec
+
+from rankwise.base.units import Duration
+from rankwise.core.gang.vocabulary import Said, Told
+
+LINE_VARIABLE = "RANKWISE_RECOVER_FD"
+"""Names the worker's end of the line."""
+MESSAGE_BYTES_MAX = 1 << 16
+
+
+class WorkerWord(msgspec.Struct, frozen=True):
+    """What a worker says."""
+
+    word: Said
+    recall_timeout: Duration = Duration(0)
+
+
+class AgentWord(msgspec.Struct, frozen=True):
+    """What a worker is told; a descriptor of its segment may come beside the word."""
+
+    word: Told
+    environment: dict[str, str] = {}
+    """With AGAIN: the variables of its new world."""
+    peers: tuple[int, ...] = ()
+    """With RECALL: the processes of the ranks on this node."""
+
+
+_words_of_workers = msgspec.json.Decoder(WorkerWord)
+_words_of_agents = msgspec.json.Decoder(AgentWord)
+
+
+def new_line() -> tuple[socket.socket, socket.socket]:
+    """Both ends: the agent's, which never blocks, and the worker's."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)  # noqa: FBT003  # the standard library's signature
+    return ours, theirs
+
+
+def take_words(line: socket.socket) -> tuple[list[WorkerWord], bool]:
+    """For the agent: what has been said by now, and whether the line has ended.
+
+    What cannot be read is left out: the program has written to a descriptor that is not its own.
+    """
+    words: list[WorkerWord] = []
+    while True:
+        try:
+            data = line.recv(MESSAGE_BYTES_MAX)
+        except BlockingIOError:
+            return words, False
+        except OSError:
+            return words, True
+        if not data:
+            return words, True
+        with suppress(msgspec.DecodeError):
+            words.append(_words_of_workers.decode(data))
+
+
+def tell(line: socket.socket, word: AgentWord, descriptors: tuple[int, ...] = ()) -> None:
+    """For the agent: say a word. Nobody hears it if the worker is dying."""
+    with suppress(OSError):
+        socket.send_fds(line, [msgspec.json.encode(word)], descriptors)
+
+
+def attach_line(fd: int) -> socket.socket | None:
+    """For a worker: its end; None if the descriptor is something else, or nothing, by now."""
+    try:
+        line = socket.socket(fileno=os.dup(fd))
+    except OSError:
+        return None
+    if (line.family, line.type) != (socket.AF_UNIX, socket.SOCK_SEQPACKET):
+        line.close()
+        return None
+    os.set_inheritable(fd, False)  # noqa: FBT003  # the same
+    return line
+
+
+def say(line: socket.socket, word: WorkerWord) -> None:
+    """For a worker: say a word. An agent that does not hear it is dead, and so are we soon."""
+    with suppress(OSError):
+        line.send(msgspec.json.encode(word))
+
+
+def hear(line: socket.socket) -> tuple[AgentWord, list[int]] | None:
+    """For a worker: wait for the next word and its descriptors; None when the agent has ended."""
+    try:
+        data, descriptors, _, _ = socket.recv_fds(line, MESSAGE_BYTES_MAX, 1)
+    except OSError:
+        return None
+    return (_words_of_agents.decode(data), descriptors) if data else None

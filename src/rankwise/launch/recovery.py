@@ -1,0 +1,282 @@
+"""`rankwise.recover`: calls a function again in the ranks that are alive when another one has died.
+
+Runs inside workers. What is decided is told in `rankwise.core.gang.machine`, and who does what when
+a party dies in ADR 0021. Here are two threads. The main one runs the function, or waits for a word
+of the agent when the function has been left. A thread of ours listens: when the rank is recalled
+it aborts torch's process groups, for the main thread may be waiting in one of them, and sends it a
+signal, whose handler raises `Recalled`.
+
+The main thread takes `Recalled` only while it is *armed*, in the function: the handler looks, and
+both run in the same thread, so that neither our own code nor the program after it is interrupted.
+"""
+
+import gc
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType
+from typing import TYPE_CHECKING, TypeVar
+
+from rankwise.base.errors import ConfigError, LocalProtocolError
+from rankwise.base.units import SECOND, Duration
+
+if TYPE_CHECKING:
+    import socket
+
+    from rankwise.core.gang.vocabulary import Said
+    from rankwise.drivers.real.recall_line import AgentWord
+
+RECALL_SIGNAL = signal.SIGRTMIN + 7
+"""Wakes the main thread of a rank that is recalled; the rank sends it to itself."""
+RECALL_TIMEOUT_S = 5.0
+NO_TIME = Duration(0)
+RAISED_AT = "_rankwise_raised_at"
+"""Tells the reporter when an exception that was held back was raised: monotonic and wall clock."""
+
+R = TypeVar("R")
+
+
+class Recalled(BaseException):
+    """Raised inside of a function that `rankwise.recover` runs: another rank has died.
+
+    Let it pass: whoever catches it and goes on is killed when the time is over.
+    """
+
+
+def recover(function: Callable[[], R], *, timeout: float = RECALL_TIMEOUT_S) -> R:
+    """Call a function, and call it again when another rank has died and been replaced.
+
+        def train() -> None:
+            torch.distributed.init_process_group("gloo")
+            state = load_checkpoint()
+            ...
+
+        rankwise.recover(train)
+
+    When a rank fails and restarts are left (`--max-restarts`), `rankwise.Recalled` is raised in the
+    function on all ranks that live, torch's process groups are destroyed, a new process takes the
+    dead rank's place, and the function is called again, with a new MASTER_PORT and
+    `rankwise.restart_count()` one higher. What the process has in memory it keeps: modules, data,
+    whatever is held outside of the function.
+
+    An exception that the function raises is held back for up to a second, until it is known whether
+    it comes of another rank's death. If not, it is raised here, and the rank fails.
+
+    Without restarts, on several nodes, on simulated ranks and without a launcher the function is
+    called, and that is all: a failure then starts all ranks again, as ever.
+
+    Args:
+        function: takes nothing; makes its process groups, and whatever else belongs to one world of
+            ranks, each time that it is called.
+        timeout: seconds that this rank may take to leave the function. One that is stuck in C code
+            cannot leave it; when they are over it is killed, and begins anew like the dead one.
+
+    Returns:
+        What the function returns when it comes to its end.
+
+    Raises:
+        ConfigError: `timeout` is not positive, or this is not the main thread.
+        LocalProtocolError: it is called by a function that `recover` runs.
+    """
+    if not timeout > 0:
+        raise ConfigError(f"the timeout of recover is {timeout}, expected more than 0 s")
+    if "RANKWISE_SIMULATED" in os.environ:
+        return function()
+    rank = _rank()
+    return function() if rank is None else rank.run(function, timeout)
+
+
+_known: "tuple[int, RecoverableRank | None] | None" = None
+
+
+def _rank() -> "RecoverableRank | None":
+    """This process's end of the line to its agent; None if there is none, or it is a fork's."""
+    global _known  # noqa: PLW0603  # one process is one rank
+    if _known is None:
+        _known = os.getpid(), _attach()
+    pid, rank = _known
+    return rank if pid == os.getpid() else None
+
+
+def _attach() -> "RecoverableRank | None":
+    from rankwise.drivers.real.recall_line import LINE_VARIABLE, attach_line  # noqa: PLC0415  # rare
+
+    text = os.environ.get(LINE_VARIABLE)
+    line = None if text is None else attach_line(int(text))
+    if line is None:
+        return None
+    if threading.current_thread() is not threading.main_thread():
+        raise ConfigError(
+            "recover was called in another thread than the main one",
+            hint="only the main thread can be recalled: call it there",
+        )
+    return RecoverableRank(line)
+
+
+class RecoverableRank:
+    """The end of the line in a rank. It lasts as long as the process."""
+
+    def __init__(self, line: "socket.socket") -> None:
+        self._line = line
+        self._pid = os.getpid()
+        self._main = threading.get_ident()
+        self._words: queue.SimpleQueue[tuple[AgentWord, list[int]] | None] = queue.SimpleQueue()
+        self._is_recalled = False
+        self._is_armed = False
+        self._is_running = False
+        self._held: Exception | None = None
+        signal.signal(RECALL_SIGNAL, self._on_signal)
+        threading.Thread(target=self._listen, name="rankwise-recover", daemon=True).start()
+
+    def run(self, function: Callable[[], R], timeout: float) -> R:
+        """Call the function until it comes to its end by itself."""
+        from rankwise.core.gang.vocabulary import Said  # noqa: PLC0415  # not for who only boots
+
+        if self._is_running:
+            raise LocalProtocolError(
+                "recover was called by a function that recover runs",
+                hint="call it once, around all that shall be done again",
+            )
+        self._is_running = True
+        try:
+            self._say(Said.OFFERS, Duration(round(timeout * SECOND)))
+            while True:
+                result = self._call(function)
+                if result is not None:
+                    return result[0]
+                self._wait_until_called_again()
+        finally:
+            self._is_running = False
+            self._say(Said.WITHDRAWS)
+
+    def _call(self, function: Callable[[], R]) -> tuple[R] | None:
+        """Call it once; what it returns, or None if it was recalled, or has raised."""
+        from rankwise.core.gang.vocabulary import Said  # noqa: PLC0415  # as above
+
+        try:
+            try:
+                self._is_armed = True
+                if self._is_recalled:
+                    raise Recalled
+                return (function(),)
+            finally:
+                self._is_armed = False
+        except Recalled as recalled:
+            self._is_armed = False
+            _let_go_of(recalled)
+        except Exception as error:  # noqa: BLE001  # it is raised again, or belongs to a death
+            _stamp(error)
+            self._held = error
+            self._say(Said.FELL)
+        return None
+
+    def _wait_until_called_again(self) -> None:
+        """Do what the agent says; come back when the function shall be called again."""
+        from rankwise.core.gang.vocabulary import Said, Told  # noqa: PLC0415  # as above
+
+        while True:
+            heard = self._words.get()
+            word = None if heard is None else heard[0].word
+            if heard is not None and word is Told.RECALL:
+                held, self._held = self._held, None
+                if held is not None:
+                    _let_go_of(held)
+                    del held
+                _give_up_world()
+                self._say(Said.YIELDED)
+            elif heard is not None and word is Told.AGAIN:
+                _enter_world(*heard)
+                return
+            else:  # it is ours, or the agent has ended, and its guardian is about to end us
+                held, self._held = self._held, None
+                raise held or SystemExit(1)
+
+    def _say(self, word: "Said", recall_timeout: Duration = NO_TIME) -> None:
+        from rankwise.drivers.real.recall_line import WorkerWord, say  # noqa: PLC0415  # as above
+
+        say(self._line, WorkerWord(word, recall_timeout))
+
+    def _listen(self) -> None:
+        """In a thread of ours: take what the agent says."""
+        from rankwise.core.gang.vocabulary import Told  # noqa: PLC0415  # as above
+        from rankwise.drivers.real.recall_line import hear  # noqa: PLC0415  # the same
+
+        heard = hear(self._line)
+        while heard is not None:
+            is_recall = heard[0].word is Told.RECALL
+            self._is_recalled = is_recall
+            self._words.put(heard)
+            if is_recall:
+                _interrupt_waits(heard[0].peers)
+                signal.pthread_kill(self._main, RECALL_SIGNAL)
+            heard = hear(self._line)
+        self._words.put(None)
+
+    def _on_signal(self, _signum: int, _frame: FrameType | None) -> None:
+        if self._is_armed and self._is_recalled and os.getpid() == self._pid:
+            raise Recalled
+
+
+def _stamp(error: Exception) -> None:
+    """Note when it was raised: its report comes later, and the first one is the root cause."""
+    with suppress(AttributeError):  # one with slots is told with the time of its report
+        setattr(error, RAISED_AT, (time.monotonic_ns(), time.time_ns()))
+
+
+def _let_go_of(error: BaseException) -> None:
+    """Drop what the function had in its variables: models, tensors, process groups."""
+    seen: set[int] = set()
+    following: list[BaseException | None] = [error]
+    while following:
+        each = following.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            traceback.clear_frames(each.__traceback__)
+            following += (each.__cause__, each.__context__)
+            each.__traceback__ = None
+
+
+def _interrupt_waits(peers: tuple[int, ...]) -> None:
+    """Let whoever waits for another rank in C code come back with an error.
+
+    NCCL can be told to. Gloo and torch's store cannot: they come back when connections end.
+    """
+    from rankwise.drivers.real.peer_connections import end_connections_to  # noqa: PLC0415  # rare
+
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    if c10d is not None:
+        for group in list(c10d._world.pg_names):  # noqa: SLF001  # no public list
+            with suppress(Exception):  # it may be in any state, and is given up anyway
+                group.abort()
+    end_connections_to(peers)
+
+
+def _give_up_world() -> None:
+    """Destroy what joins this rank to the others."""
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    if c10d is not None and c10d.is_initialized():
+        with suppress(Exception):  # as above
+            c10d.destroy_process_group()
+    default = sys.modules.get("rankwise.collectives.default")
+    if default is not None:
+        default.forget_communicator()
+    stopping = sys.modules.get("rankwise.launch.stopping")
+    if stopping is not None:
+        stopping.forget_words()
+    gc.collect()  # models and their reducers hold each other, and the groups' connections
+
+
+def _enter_world(word: "AgentWord", descriptors: list[int]) -> None:
+    """Take on the variables of the new world, and the memory that its ranks on this node share."""
+    from rankwise.drivers.real.segments import SEGMENT_VARIABLE  # noqa: PLC0415  # as above
+
+    os.environ.update(word.environment)
+    for descriptor in descriptors:
+        os.dup2(descriptor, int(os.environ[SEGMENT_VARIABLE]))
+        os.close(descriptor)

@@ -1,0 +1,308 @@
+"""`rankwise.recover` calls a function again in the ranks that are alive when another one has died.
+
+Processes are told apart by their pids, which each call prints: a rank that was called again has the
+same one as before.
+"""
+
+import os
+import signal
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from running import Finished, run, start, write_program
+from running import run_program as run_alone
+
+pytestmark = pytest.mark.system
+
+PROGRAM = """
+import ctypes, os, signal, sys, time
+import numpy as np
+import rankwise
+from rankwise import collectives
+
+def call(n):
+    print("call", n, rankwise.rank(), os.getpid(), os.environ["MASTER_PORT"], flush=True)
+
+def sum_of_ranks():
+    return int(collectives.all_reduce(np.array([rankwise.rank()]))[0])
+
+def stuck_in_c():
+    ctypes.PyDLL(None).sleep(600)
+
+def train():
+    rank, n = rankwise.rank(), rankwise.restart_count()
+    call(n)
+    sum_of_ranks()
+BODY
+    return sum_of_ranks()
+
+print("result", rankwise.recover(train, timeout=TIMEOUT), flush=True)
+"""
+
+
+def program(body: str, timeout: float = 100.0) -> str:
+    """A program whose function does this between two collectives."""
+    lines = "".join(f"    {line}\n" for line in body.strip().splitlines())
+    return PROGRAM.replace("BODY\n", lines).replace("TIMEOUT", str(timeout))
+
+
+def run_program(tmp_path: Path, body: str, *flags: str, timeout: float = 100.0) -> Finished:
+    script = write_program(tmp_path, program(body, timeout))
+    return run("run", "--restart-backoff=1ms", *flags, script)
+
+
+def calls(done: Finished) -> dict[int, dict[int, str]]:
+    """The process of each rank, by the count of restarts and by rank."""
+    found: dict[int, dict[int, str]] = defaultdict(dict)
+    for line in done.lines:
+        _, _, said = line.partition(":")
+        if said.startswith("call "):
+            _, restart, rank, pid, _ = said.split()
+            found[int(restart)][int(rank)] = pid
+    return found
+
+
+def kept(done: Finished, restart: int) -> list[int]:
+    """The ranks that are still the same process as before that restart."""
+    before, now = calls(done)[restart - 1], calls(done)[restart]
+    assert sorted(now) == sorted(before), done.stdout + done.stderr
+    return [rank for rank in sorted(now) if now[rank] == before[rank]]
+
+
+def results(done: Finished) -> int:
+    return sum("result 6" in line or "result 3" in line for line in done.lines)
+
+
+@pytest.mark.parametrize("method", ["subprocess", "forkserver"])
+def test_ranks_that_are_alive_are_called_again_beside_a_new_one(
+    method: str, tmp_path: Path
+) -> None:
+    done = run_program(
+        tmp_path,
+        "if rank == 1 and n < 2: os.kill(os.getpid(), signal.SIGKILL)",
+        "--nproc-per-node=4", "--max-restarts=2", "--start-method", method,
+    )  # fmt: skip
+
+    assert done.code == 0, done.stderr
+    assert kept(done, 1) == kept(done, 2) == [0, 2, 3]
+    assert results(done) == 4
+    assert "calling 3 ranks again and restarting the rest (restart 1 of 2)" in done.stderr
+    ports = {line.split()[-1] for line in done.lines if ":call " in line}
+    assert len(ports) == 3  # a rank that lives on may hold the last one
+
+
+def test_two_ranks_that_die_at_once_are_both_replaced(tmp_path: Path) -> None:
+    done = run_program(
+        tmp_path,
+        "if rank in (1, 2) and n == 0: os.kill(os.getpid(), signal.SIGKILL)",
+        "--nproc-per-node=4", "--max-restarts=3",
+    )  # fmt: skip
+
+    assert done.code == 0, done.stderr
+    assert {0, 3} <= set(calls(done)[0])
+    last = max(calls(done))
+    assert [calls(done)[last][rank] == calls(done)[0][rank] for rank in (0, 1, 2, 3)] == [
+        True, False, False, True,
+    ]  # fmt: skip
+    assert results(done) == 4
+
+
+def test_a_rank_that_sleeps_or_computes_in_python_is_interrupted(tmp_path: Path) -> None:
+    done = run_program(
+        tmp_path,
+        """
+if rank == 0 and n == 0: time.sleep(600)
+if rank == 2 and n == 0:
+    while True: pass
+if rank == 1 and n == 0: os.kill(os.getpid(), signal.SIGKILL)
+""",
+        "--nproc-per-node=3", "--max-restarts=1",
+    )  # fmt: skip
+
+    assert done.code == 0, done.stderr
+    assert kept(done, 1) == [0, 2]
+
+
+def test_a_rank_that_is_stuck_in_c_code_is_replaced(tmp_path: Path) -> None:
+    done = run_program(
+        tmp_path,
+        """
+if rank == 0 and n == 0: stuck_in_c()
+if rank == 1 and n == 0: os.kill(os.getpid(), signal.SIGKILL)
+""",
+        "--nproc-per-node=3", "--max-restarts=1",
+        timeout=1.0,
+    )  # fmt: skip
+
+    assert done.code == 0, done.stderr
+    assert kept(done, 1) == [2]
+    assert "rank 0 did not leave what recover runs in time: killed, to be started" in done.stderr
+
+
+def test_a_rank_that_catches_the_recall_and_goes_on_is_replaced(tmp_path: Path) -> None:
+    done = run_program(
+        tmp_path,
+        """
+while rank == 0 and n == 0:
+    try: time.sleep(600)
+    except BaseException: pass
+if rank == 1 and n == 0: os.kill(os.getpid(), signal.SIGKILL)
+""",
+        "--nproc-per-node=3", "--max-restarts=1",
+        timeout=1.0,
+    )  # fmt: skip
+
+    assert done.code == 0, done.stderr
+    assert kept(done, 1) == [2]
+
+
+def test_a_rank_that_dies_while_others_are_recalled_is_replaced_too(tmp_path: Path) -> None:
+    done = run_program(
+        tmp_path,
+        """
+if rank == 0 and n == 0:
+    try: time.sleep(600)
+    except rankwise.Recalled: os.kill(os.getpid(), signal.SIGKILL)
+if rank == 1 and n == 0: os.kill(os.getpid(), signal.SIGKILL)
+""",
+        "--nproc-per-node=3", "--max-restarts=1",
+    )  # fmt: skip
+
+    assert done.code == 0, done.stderr
+    assert kept(done, 1) == [2]
+    assert results(done) == 3
+
+
+def test_an_exception_of_the_function_is_reported_with_its_own_traceback(tmp_path: Path) -> None:
+    done = run_program(
+        tmp_path,
+        "raise ValueError(f'loss of rank {rank} is NaN')",
+        "--nproc-per-node=3", "--max-restarts=1",
+    )  # fmt: skip
+
+    assert done.code == 1
+    assert "restart 1 of 1" in done.stderr
+    assert "ValueError: loss of rank" in done.stderr
+    assert "is NaN')" in done.stderr  # the line of the program
+
+
+def test_a_rank_that_fails_by_itself_is_the_only_one_that_is_replaced(tmp_path: Path) -> None:
+    done = run_program(
+        tmp_path,
+        "if rank == 1 and n == 0: raise ValueError('bad batch')",
+        "--nproc-per-node=3", "--max-restarts=1",
+    )  # fmt: skip
+
+    assert done.code == 0, done.stderr
+    assert kept(done, 1) == [0, 2]
+    assert "ValueError: bad batch" in done.stderr
+
+
+def test_without_restarts_a_death_ends_the_run_as_ever(tmp_path: Path) -> None:
+    done = run_program(
+        tmp_path,
+        "if rank == 1: os.kill(os.getpid(), signal.SIGKILL)",
+        "--nproc-per-node=3",
+    )  # fmt: skip
+
+    assert done.code == 128 + signal.SIGKILL
+    assert "rank 1 was killed by SIGKILL" in done.stderr
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_in_the_pause_before_ranks_are_called_again_ends_the_run(
+    signum: signal.Signals, tmp_path: Path
+) -> None:
+    script = write_program(tmp_path, program("if rank == 1: os.kill(os.getpid(), signal.SIGKILL)"))
+    with start(
+        "run", "--nproc-per-node=3", "--max-restarts=9", "--restart-backoff=600s", script
+    ) as running:  # fmt: skip
+        running.wait_for("restarting the rest in", stream="stderr")
+        os.kill(running.pid, signum)
+        done = running.finish()
+
+    assert done.code == 128 + signal.SIGKILL
+    assert "rank 1 was killed by SIGKILL" in done.stderr
+
+
+def test_what_the_dead_rank_left_is_swept_and_what_the_living_have_started_is_not(
+    tmp_path: Path,
+) -> None:
+    done = run_program(
+        tmp_path,
+        """
+import subprocess
+if n == 0:
+    globals()["child"] = subprocess.Popen(["sleep", "600"])
+    with open(f"{os.path.dirname(__file__)}/child.{rank}", "w") as file:
+        file.write(str(child.pid))
+    collectives.barrier()
+    if rank == 1: os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(600)
+elif rank == 0:
+    assert child.poll() is None
+    with open(f"{os.path.dirname(__file__)}/child.1") as file:
+        assert not os.path.exists(f"/proc/{file.read()}")
+    print("alive", flush=True)
+""",
+        "--nproc-per-node=2", "--max-restarts=1",
+    )  # fmt: skip
+
+    assert done.code == 0, done.stderr
+    assert any("alive" in line for line in done.lines)
+
+
+def test_ranks_on_the_simulator_run_the_same_program(tmp_path: Path) -> None:
+    script = write_program(tmp_path, program("pass"))
+
+    done = run("run", "--on", "sim", "--nproc-per-node=3", script)
+
+    assert done.code == 0, done.stderr
+    assert results(done) == 3
+
+
+def test_a_program_without_a_launcher_just_calls_the_function(tmp_path: Path) -> None:
+    done = run_alone("import rankwise\nprint(rankwise.recover(lambda: 7))", tmp_path)
+
+    assert done.stdout == "7\n"
+
+
+DDP = """
+import os, signal
+import rankwise
+import torch
+import torch.distributed as dist
+
+print("born", os.getpid(), flush=True)
+def train():
+    rank, n = rankwise.rank(), rankwise.restart_count()
+    dist.init_process_group("gloo")
+    print("call", n, rank, os.getpid(), os.environ["MASTER_PORT"], flush=True)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4, bias=False))
+    for step in range(6):
+        loss = model(torch.ones(1, 4)).sum()
+        loss.backward()
+        if n == 0 and rank == 2 and step == 3: os.kill(os.getpid(), signal.SIGKILL)
+    total = torch.tensor([rank])
+    dist.all_reduce(total)
+    del model, loss
+    dist.destroy_process_group()
+    return int(total)
+
+print("result", rankwise.recover(train, timeout=100), flush=True)
+"""
+
+
+def test_a_ddp_model_trains_on_after_a_kill(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    script = write_program(tmp_path, DDP)
+
+    done = run(
+        "run", "--nproc-per-node=4", "--max-restarts=1", "--start-method=forkserver",
+        "--preload=torch,torch._dynamo", script,
+    )  # fmt: skip
+
+    assert done.code == 0, done.stderr
+    assert kept(done, 1) == [0, 1, 3]
+    assert results(done) == 4
