@@ -21,6 +21,8 @@ from rankwise.launch.cluster.addresses import own_address
 from rankwise.launch.cluster.settings import RUN_TTL, split_settings, with_timing
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rankwise.core.rendezvous.vocabulary import World
 
 __all__ = [
@@ -137,6 +139,7 @@ class EtcdRendezvousHandler(RendezvousHandler):
     def __init__(self, rdzv_impl: EtcdRendezvous, local_addr: str | None) -> None:
         self._rdzv_impl = rdzv_impl
         self._local_addr = local_addr
+        self.at_the_end: Callable[[], None] = lambda: None
 
     def get_backend(self) -> str:
         """`etcd`."""
@@ -171,7 +174,7 @@ class EtcdRendezvousHandler(RendezvousHandler):
     def shutdown(self) -> bool:
         """Leave the run, as one who is done, and let go of everything."""
         self._rdzv_impl.rounds.leave()
-        self._rdzv_impl.client.close()
+        self.at_the_end()
         return True
 
 
@@ -184,8 +187,9 @@ def create_rdzv_handler(params: RendezvousParameters) -> RendezvousHandler:
     Raises:
         ValueError: one of them cannot be used.
     """
+    client = create_client(params)
     rendezvous = EtcdRendezvous(
-        create_client(params),
+        client,
         params.get("etcd_prefix", PREFIX),
         params.run_id,
         params.min_nodes,
@@ -193,4 +197,6 @@ def create_rdzv_handler(params: RendezvousParameters) -> RendezvousHandler:
         params.get_as_int("timeout", TIMEOUT_S) or TIMEOUT_S,
         params.get_as_int("last_call_timeout", LAST_CALL_TIMEOUT_S) or LAST_CALL_TIMEOUT_S,
     )
-    return EtcdRendezvousHandler(rendezvous, params.local_addr)
+    handler = EtcdRendezvousHandler(rendezvous, params.local_addr)
+    handler.at_the_end = client.close  # nobody else knows of it
+    return handler
