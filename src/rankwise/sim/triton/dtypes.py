@@ -41,12 +41,15 @@ class dtype:
     def __init__(
         self,
         name: str,
-        letter: str,
-        bitwidth: int,
-        storage: Any,
+        letter: str = "",
+        bitwidth: int = 0,
+        storage: Any = None,
         compute: Any = None,
         mantissa_bits: int = 0,
     ) -> None:
+        if not letter:  # a kernel asks for one that there is
+            vars(self).update(vars(dtype_named(name)))
+            return
         self.name = name
         self.letter = letter
         self.primitive_bitwidth = bitwidth
@@ -194,7 +197,9 @@ class dtype:
 class pointer_type(dtype):
     """The type of addresses of elements of one type."""
 
-    def __init__(self, element_ty: dtype, address_space: int = 1, const: bool = False) -> None:
+    def __init__(
+        self, element_ty: dtype, address_space: int | str = "global", const: bool = False
+    ) -> None:
         element_ty = getattr(element_ty, "value", element_ty)
         if not isinstance(element_ty, dtype):
             raise TypeError(f"pointer_type takes a type, not {element_ty!r}")

@@ -52,7 +52,9 @@ class TensorDescriptor:
         strides: list[int],
         block_shape: list[int],
         padding: str = "zero",
+        round_f32_to_tf32: bool = False,
     ) -> None:
+        del round_f32_to_tf32  # fp32 is multiplied exactly
         if not len(shape) == len(strides) == len(block_shape):
             raise LocalProtocolError(
                 f"a TensorDescriptor got {len(shape)} sizes, {len(strides)} strides and "

@@ -10,7 +10,7 @@ import ast
 import builtins
 import inspect
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from operator import index
 from tokenize import TokenError
@@ -321,18 +321,34 @@ def _looks_at_memory(expression: ast.AST) -> bool:
 def jit(
     fn: Callable[..., Any] | None = None,
     *,
+    version: Any = None,
+    repr: Callable[[Any], str] | None = None,
+    launch_metadata: Callable[..., Any] | None = None,
+    do_not_specialize: Sequence[int | str] | None = None,
+    do_not_specialize_on_alignment: Sequence[int | str] | None = None,
+    debug: bool | None = None,
+    noinline: bool | None = None,
     observer: Observer | None = None,
     detect_races: bool = False,
-    **_options: Any,
 ) -> Any:
     """Make a kernel of a function.
 
+    What only a compiler or a profiler would want to know is accepted and changes nothing.
+
     Args:
         fn: the function; without it, `jit(...)` is a decorator.
+        version: for a compiler's cache.
+        repr: names the kernel in a profile.
+        launch_metadata: describes a launch in a profile.
+        do_not_specialize: parameters whose values a compiler shall not use.
+        do_not_specialize_on_alignment: parameters whose alignment a compiler shall not use.
+        debug: keeps assertions, which are always kept here.
+        noinline: whether calls stay calls.
         observer: is told of each operation.
         detect_races: report two programs that use an element unordered, one of them writing.
-        _options: what a compiler would want to know (`noinline`, `do_not_specialize`, …).
     """
+    del version, repr, launch_metadata, do_not_specialize, do_not_specialize_on_alignment
+    del debug, noinline
     if fn is None:
         return lambda function: jit(function, observer=observer, detect_races=detect_races)
     if isinstance(fn, JITFunction):

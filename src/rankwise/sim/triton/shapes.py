@@ -173,6 +173,11 @@ def reshape(input: Any, *shape: Any, can_reorder: bool = False) -> tensor:
     return _with_data(source, data.reshape(data.shape[0], *target))
 
 
+def view(input: Any, *shape: Any) -> tensor:
+    """The same elements in another shape."""
+    return reshape(input, *shape)
+
+
 def ravel(x: tensor, can_reorder: bool = False) -> tensor:
     """All elements along one axis."""
     return reshape(x, (x.numel,), can_reorder=can_reorder)

@@ -12,7 +12,7 @@ statement fails in torch's own modules. Where there is no GPU, torch's CUDA devi
 
 import builtins
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
@@ -22,10 +22,10 @@ from typing import Any
 from rankwise.sim import triton
 from rankwise.sim.triton import execution, host, language, random_numbers, runtime, testing
 from rankwise.sim.triton import tuning as autotuner
-from rankwise.sim.triton.constants import plain
+from rankwise.sim.triton.constants import constexpr_function
 from rankwise.sim.triton.jit import CompiledKernel, JITFunction, jit
 from rankwise.sim.triton.language import core, math, standard
-from rankwise.sim.triton.language.extra import libdevice
+from rankwise.sim.triton.language.extra import cuda, libdevice
 from rankwise.sim.triton.torch_on_cpu import ANSWERS, cuda_on_cpu
 
 
@@ -33,13 +33,10 @@ class OutOfResources(execution.KernelError):
     """A kernel that no device has room for; never raised here, and caught by those who tune."""
 
 
-def constexpr_function(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of compile-time values, which kernels and their callers may call alike."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return function(*map(plain, args), **{name: plain(each) for name, each in kwargs.items()})
-
-    return call
+def must_use_result(x: Any, s: Any = True) -> Any:
+    """Mark a function whose result a compiler shall not let be dropped; nothing here."""
+    del s
+    return (lambda fn: fn) if isinstance(x, str) else x
 
 
 def reinterpret(tensor: Any, dtype: Any) -> host.TypedArray:
@@ -48,7 +45,13 @@ def reinterpret(tensor: Any, dtype: Any) -> host.TypedArray:
     return host.TypedArray(bits.view(dtype.storage), dtype)
 
 
-def _never(*_args: Any, **_options: Any) -> bool:
+def _never() -> bool:
+    return False
+
+
+def _never_geq(major: int, minor: int = 0) -> bool:
+    """Whether it is an NVIDIA device of that capability at least."""
+    del major, minor
     return False
 
 
@@ -69,6 +72,7 @@ _JIT = {
     "TensorWrapper": host.TypedArray,
     "constexpr_function": constexpr_function,
     "jit": jit,
+    "must_use_result": must_use_result,
     "reinterpret": reinterpret,
 }
 _TUNING = {
@@ -103,7 +107,7 @@ _MODULES: Mapping[str, Mapping[str, Any]] = {
     "triton.language": vars(language),
     "triton.language.core": vars(core),
     "triton.language.extra": {},
-    "triton.language.extra.cuda": {},
+    "triton.language.extra.cuda": vars(cuda),
     "triton.language.extra.cuda.libdevice": vars(libdevice),
     "triton.language.extra.libdevice": vars(libdevice),
     "triton.language.math": vars(math),
@@ -111,7 +115,10 @@ _MODULES: Mapping[str, Mapping[str, Any]] = {
     "triton.language.standard": vars(standard),
     "triton.language.target_info": {
         "current_target": runtime.driver.active.get_current_target,
-        **dict.fromkeys(("cuda_capability_geq", "is_cuda", "is_hip", "is_hip_cdna3"), _never),
+        "cuda_capability_geq": _never_geq,
+        **dict.fromkeys(
+            ("is_cuda", "is_hip", "is_hip_cdna3", "is_hip_cdna4", "is_hip_gfx1250"), _never
+        ),
     },
     "triton.profiler": _PROFILER,
     "triton.profiler.language": _PROFILER,

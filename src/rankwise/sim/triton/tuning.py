@@ -86,10 +86,13 @@ class Autotuner:
         pre_hook: Callable[..., Any] | None = None,
         post_hook: Callable[..., Any] | None = None,
         prune_configs_by: Mapping[str, Any] | None = None,
-        *,
+        warmup: int | None = None,
+        rep: int | None = None,
+        use_cuda_graph: bool = False,
         do_bench: Callable[..., Any] | None = None,
-        **_options: Any,
+        cache_results: bool = False,
     ) -> None:
+        del warmup, rep, use_cuda_graph, cache_results  # how a stopwatch is to be used
         pruning = prune_configs_by or {}
         self.fn = fn
         self.configs = list(configs) or [Config({})]
@@ -311,10 +314,15 @@ def _overwrite(array: Any, values: Any) -> None:
 class Heuristics:
     """A kernel some of whose parameters follow from the others."""
 
-    def __init__(self, fn: Any, values: Mapping[str, Callable[[dict[str, Any]], Any]]) -> None:
+    def __init__(
+        self,
+        fn: Any,
+        arg_names: Sequence[str],
+        values: Mapping[str, Callable[[dict[str, Any]], Any]],
+    ) -> None:
         self.fn = fn
         self.values = dict(values)
-        self.arg_names: list[str] = fn.arg_names
+        self.arg_names: list[str] = list(arg_names)
         self.__name__ = getattr(fn, "__name__", "kernel")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -350,10 +358,14 @@ def autotune(
     restore_value: Iterable[str] | None = None,
     pre_hook: Callable[..., Any] | None = None,
     post_hook: Callable[..., Any] | None = None,
+    warmup: int | None = None,
+    rep: int | None = None,
+    use_cuda_graph: bool = False,
     do_bench: Callable[..., Any] | None = None,
-    **_options: Any,
+    cache_results: bool = False,
 ) -> Callable[[Any], Autotuner]:
     """Choose a kernel's parameters among configurations, anew for each value of `key`."""
+    del warmup, rep, use_cuda_graph, cache_results  # how a stopwatch is to be used
 
     def decorator(fn: Any) -> Autotuner:
         return Autotuner(
@@ -376,4 +388,4 @@ def heuristics(
     values: Mapping[str, Callable[[dict[str, Any]], Any]],
 ) -> Callable[[Any], Heuristics]:
     """Calculate some of a kernel's parameters from the others."""
-    return lambda fn: Heuristics(fn, values)
+    return lambda fn: Heuristics(fn, fn.arg_names, values)

@@ -276,7 +276,7 @@ def test_prints_go_to_the_console_with_their_program(capsys: pytest.CaptureFixtu
         ("permute", "input, dims"),
         ("trans", "input, dims"),
         ("reshape", "input, shape, can_reorder"),
-        ("view", "input, shape, can_reorder"),
+        ("view", "input, shape"),
         ("ravel", "x, can_reorder"),
         ("join", "a, b"),
         ("interleave", "a, b"),
