@@ -37,6 +37,11 @@ class dtype:
 
     SIGNEDNESS = Enum("SIGNEDNESS", ["SIGNED", "UNSIGNED"])
     KIND = Kind
+    SINT_TYPES = ("int8", "int16", "int32", "int64")
+    UINT_TYPES = ("int1", "uint8", "uint16", "uint32", "uint64")
+    STANDARD_FP_TYPES = ("fp16", "bf16", "fp32", "fp64")
+    FP_TYPES = ("fp8e4nv", "fp8e5", *STANDARD_FP_TYPES)
+    OTHER_TYPES = ("void",)
 
     def __init__(
         self,
@@ -60,6 +65,11 @@ class dtype:
         self._round: Callable[[Array], Array] | None = None
         self._decode: Callable[[Array], Array] | None = None
         self._encode: Callable[[Array], Array] | None = None
+
+    @property
+    def exponent_bias(self) -> int:
+        """What is added to the exponents of a floating-point type."""
+        return (1 << (self.primitive_bitwidth - self.fp_mantissa_width - 2)) - 1
 
     @property
     def int_bitwidth(self) -> int:
@@ -182,6 +192,7 @@ class dtype:
         return int(bounds.min), int(bounds.max)
 
     def __eq__(self, other: object) -> bool:
+        other = getattr(other, "value", other)  # a constexpr holds it
         return isinstance(other, dtype) and other.name == self.name
 
     def __hash__(self) -> int:

@@ -12,10 +12,11 @@ import inspect
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
+from hashlib import sha256
 from operator import index
 from tokenize import TokenError
 from types import FunctionType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from rankwise.base.errors import ConfigError, LocalProtocolError
 from rankwise.sim.triton import creation, debug, functions, logic
@@ -161,6 +162,18 @@ class WrongArguments(LocalProtocolError, TypeError):
     """A launch's arguments are not those that the kernel has parameters for."""
 
 
+class KernelParam(NamedTuple):
+    """A parameter of a kernel, as libraries ask for it that wrap kernels."""
+
+    num: int
+    name: str
+    is_constexpr: bool
+    do_not_specialize: bool
+    annotation: str
+    default: Any
+    has_default: bool
+
+
 class JITFunction:
     """A kernel, or a function that kernels call."""
 
@@ -170,13 +183,16 @@ class JITFunction:
         *,
         observer: Observer | None = None,
         detect_races: bool = False,
+        do_not_specialize: Sequence[int | str] = (),
     ) -> None:
         self.fn = fn
+        self.do_not_specialize = tuple(do_not_specialize)
         self.kernel_function = KernelFunction(fn)
         self.__name__ = fn.__name__
         self.__qualname__ = fn.__qualname__
         self.__doc__ = fn.__doc__
         self.__module__ = fn.__module__
+        self.__globals__ = fn.__globals__
         self.signature = inspect.signature(fn)
         self.arg_names = list(self.signature.parameters)
         self.constants = frozenset(
@@ -190,12 +206,38 @@ class JITFunction:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Travel as the function that it was made of, and be made anew."""
-        return partial(jit, observer=self.observer, detect_races=self.detect_races), (self.fn,)
+        options: dict[str, Any] = {
+            "observer": self.observer,
+            "detect_races": self.detect_races,
+            "do_not_specialize": self.do_not_specialize,
+        }
+        return partial(jit, **options), (self.fn,)
+
+    @property
+    def params(self) -> list[KernelParam]:
+        """Its parameters."""
+        return [
+            KernelParam(
+                number,
+                name,
+                is_constexpr=name in self.constants,
+                do_not_specialize=bool({number, name} & set(self.do_not_specialize)),
+                annotation="" if each.annotation is each.empty else str(each.annotation),
+                default=each.default,
+                has_default=each.default is not each.empty,
+            )
+            for number, (name, each) in enumerate(self.signature.parameters.items())
+        ]
 
     @property
     def src(self) -> str:
         """Its source."""
         return textwrap.dedent(inspect.getsource(self.fn))
+
+    @property
+    def cache_key(self) -> str:
+        """What tells its source from others'."""
+        return sha256(self.src.encode()).hexdigest()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it from another kernel."""
@@ -347,10 +389,12 @@ def jit(
         observer: is told of each operation.
         detect_races: report two programs that use an element unordered, one of them writing.
     """
-    del version, repr, launch_metadata, do_not_specialize, do_not_specialize_on_alignment
-    del debug, noinline
+    del version, repr, launch_metadata, do_not_specialize_on_alignment, debug, noinline
+    options: dict[str, Any] = {
+        "observer": observer,
+        "detect_races": detect_races,
+        "do_not_specialize": do_not_specialize or (),
+    }
     if fn is None:
-        return lambda function: jit(function, observer=observer, detect_races=detect_races)
-    if isinstance(fn, JITFunction):
-        return fn
-    return JITFunction(fn, observer=observer, detect_races=detect_races)
+        return lambda function: jit(function, **options)
+    return fn if isinstance(fn, JITFunction) else JITFunction(fn, **options)

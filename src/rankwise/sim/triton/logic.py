@@ -1,5 +1,8 @@
 """`and`, `or` and `not` of blocks, as Triton's compiler takes them.
 
+A block's shape also equals a list of the same sizes, as in Triton, where Python's tuples and lists
+never are equal.
+
 Python decides by the truth of the left side, and a block has none. Triton means the operation of
 each element, and short-circuits compile-time values only. So a kernel that uses these words for
 values is compiled again with calls in their places. In the condition of an `if` or a `while` they
@@ -19,6 +22,7 @@ from rankwise.sim.triton.promotion import to_tensor
 from rankwise.sim.triton.tensor import tensor
 
 _AND, _OR, _NOT = "__rankwise_and", "__rankwise_or", "__rankwise_not"
+_EQUAL = "__rankwise_equal"
 
 
 def _both(left: Any, right: Callable[[], Any]) -> Any:
@@ -41,13 +45,33 @@ def _truth(value: Any) -> Any:
     return to_tensor(value) != 0
 
 
-WORDS: dict[str, Any] = {_AND: _both, _OR: _either, _NOT: _opposite}
+def _equal(left: Any, right: Any) -> Any:
+    sequences = (list, tuple)
+    if isinstance(left, sequences) and isinstance(right, sequences):
+        return tuple(left) == tuple(right)
+    return left == right
+
+
+WORDS: dict[str, Any] = {_AND: _both, _OR: _either, _NOT: _opposite, _EQUAL: _equal}
 """What rewritten kernels call; among their builtins."""
 
 
 class _Rewriting(ast.NodeTransformer):
     def __init__(self) -> None:
         self.has_changed = False
+
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        super().generic_visit(node)
+        sides = (node.left, *node.comparators)
+        if not any(isinstance(side, ast.List) for side in sides) or len(sides) != 2:
+            return node
+        if not isinstance(node.ops[0], ast.Eq | ast.NotEq):
+            return node
+        self.has_changed = True
+        result = _call(_EQUAL, *sides)
+        if isinstance(node.ops[0], ast.NotEq):
+            result = _call(_NOT, result)
+        return ast.copy_location(result, node)
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
         self.generic_visit(node)
@@ -73,8 +97,18 @@ class _Rewriting(ast.NodeTransformer):
             return super().generic_visit(node)
         condition, node.test = node.test, ast.Constant(value=None)
         super().generic_visit(node)
-        node.test = condition
+        node.test = _Comparing(self).visit(condition)
         return node
+
+
+class _Comparing(ast.NodeTransformer):
+    """Rewrites the comparisons of a condition, and leaves its `and`, `or` and `not`."""
+
+    def __init__(self, rewriting: _Rewriting) -> None:
+        self._rewriting = rewriting
+
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        return self._rewriting.visit_Compare(node)
 
 
 def _call(word: str, *args: ast.expr) -> ast.expr:

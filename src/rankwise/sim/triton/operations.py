@@ -134,9 +134,3 @@ def condition(arg1: Any, disable_licm: bool = False) -> bool:
     """The truth of a number, for `while`."""
     del disable_licm
     return bool(arg1)
-
-
-def map_elementwise(scalar_fn: Callable[..., Any], *args: Any, pack: int = 1) -> Any:
-    """A function of elements, applied to whole blocks."""
-    del pack
-    return scalar_fn(*args)

@@ -79,7 +79,9 @@ def sum(
     """The sum along an axis; integers narrower than 32 bits are summed in 32."""
     source = to_tensor(input)
     source = in_type(source, sum_type(source.dtype, dtype))
-    return _along("sum", source, axis, keep_dims, np.sum)
+    # One bit wraps around at every second element.
+    function = np.logical_xor.reduce if source.dtype.is_bool() else np.sum
+    return _along("sum", source, axis, keep_dims, function)
 
 
 def xor_sum(input: Any, axis: Any = None, keep_dims: bool = False) -> tensor:

@@ -118,6 +118,8 @@ def subscript(source: tensor, keys: Any) -> tensor:
         raise KernelTypeError(
             f"{place()}: a block can be subscripted with `:` and `None` alone, not {keys!r}"
         )
+    if not source.shape:  # what Triton accepts of a number: `x[None, :]` is `x[None]`
+        listed = [key for key in listed if key is None]
     whole = sum(key is not None for key in listed)
     if whole > len(source.shape):
         raise KernelTypeError(
@@ -229,7 +231,7 @@ def split(a: tensor) -> tuple[tensor, tensor]:
 def interleave(a: Any, b: Any) -> tensor:
     """Elements of two blocks in turn along the last axis."""
     both = join(a, b)
-    return reshape(both, (*both.shape[:-2], 2 * both.shape[-2]))
+    return reshape(both, (*both.shape[:-2], 2 * both.shape[-2])) if len(both.shape) > 1 else both
 
 
 def cat(input: tensor, other: tensor, can_reorder: bool = False, dim: int = 0) -> tensor:

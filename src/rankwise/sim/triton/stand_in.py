@@ -17,10 +17,10 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 from rankwise.sim import triton
-from rankwise.sim.triton import execution, host, language, random_numbers, runtime, testing
+from rankwise.sim.triton import dtypes, execution, host, language, random_numbers, runtime, testing
 from rankwise.sim.triton import tuning as autotuner
 from rankwise.sim.triton.constants import constexpr_function
 from rankwise.sim.triton.jit import CompiledKernel, JITFunction, jit
@@ -39,10 +39,24 @@ def must_use_result(x: Any, s: Any = True) -> Any:
     return (lambda fn: fn) if isinstance(x, str) else x
 
 
-def reinterpret(tensor: Any, dtype: Any) -> host.TypedArray:
+class TensorWrapper(host.TypedArray):
+    """A tensor whose elements are taken for those of another type."""
+
+    base: Any
+
+    def __new__(cls, base: Any, dtype: Any) -> Self:  # noqa: D102
+        bits = base.numpy() if hasattr(base, "numpy") else base
+        self = super().__new__(cls, bits.view(dtype.storage), dtype)
+        self.base = base
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.base, name)
+
+
+def reinterpret(tensor: Any, dtype: Any) -> TensorWrapper:
     """The bits of a tensor as elements of another type of the same size."""
-    bits = tensor.numpy() if hasattr(tensor, "numpy") else tensor
-    return host.TypedArray(bits.view(dtype.storage), dtype)
+    return TensorWrapper(getattr(tensor, "base", tensor), dtype)
 
 
 def _never() -> bool:
@@ -56,7 +70,7 @@ def _never_geq(major: int, minor: int = 0) -> bool:
 
 
 def _nothing(*_args: Any, **_options: Any) -> None:
-    """Do nothing: there is no profile to write."""
+    """Do nothing: there is no profile to write, and no queue but one."""
 
 
 _ERRORS: dict[str, Any] = {
@@ -66,14 +80,22 @@ _ERRORS: dict[str, Any] = {
     "PTXASError": execution.KernelError,
     "TritonError": execution.KernelError,
 }
-_JIT = {
+_LAUNCHES: dict[str, Any] = {
     "JITFunction": JITFunction,
     "KernelInterface": JITFunction,
-    "TensorWrapper": host.TypedArray,
+    "TensorWrapper": TensorWrapper,
+    "reinterpret": reinterpret,
+}
+_JIT = {
+    **_LAUNCHES,
     "constexpr_function": constexpr_function,
     "jit": jit,
     "must_use_result": must_use_result,
-    "reinterpret": reinterpret,
+    "type_canonicalisation_dict": {
+        spelling: type_.name
+        for type_ in dtypes.SCALAR_TYPES
+        for spelling in (type_.name, repr(type_).rpartition(".")[2])
+    },
 }
 _TUNING = {
     "Autotuner": autotuner.Autotuner,
@@ -91,6 +113,7 @@ _PROFILER: dict[str, Any] = {
 }
 _QUESTIONS: Mapping[str, Mapping[str, Any]] = {
     "torch": {},
+    "torch.cpu": {"set_stream": _nothing},
     "torch.cuda": ANSWERS,
 }
 """By module of torch: functions, and what answers instead."""
@@ -123,7 +146,7 @@ _MODULES: Mapping[str, Mapping[str, Any]] = {
     "triton.profiler": _PROFILER,
     "triton.profiler.language": _PROFILER,
     "triton.profiler.viewer": {},
-    "triton.runtime": {**vars(runtime), **_JIT, **_TUNING, **_ERRORS},
+    "triton.runtime": {**vars(runtime), **_LAUNCHES, **_TUNING, **_ERRORS},
     "triton.runtime.autotuner": _TUNING,
     "triton.runtime.driver": {"driver": runtime.driver, "active": runtime.driver.active},
     "triton.runtime.errors": _ERRORS,
@@ -211,7 +234,10 @@ class _Answers:
         if module.__name__ == "torch" and not module.cuda.is_available():
             self._taking_back.enter_context(cuda_on_cpu(module))
         for name, answer in _QUESTIONS[module.__name__].items():
-            self._taking_back.callback(setattr, module, name, getattr(module, name))
+            if hasattr(module, name):
+                self._taking_back.callback(setattr, module, name, getattr(module, name))
+            else:
+                self._taking_back.callback(delattr, module, name)
             setattr(module, name, answer)
 
     def take_back(self) -> None:

@@ -86,6 +86,7 @@ from rankwise.sim.triton.functions import (
 )
 from rankwise.sim.triton.ipcq import recv, send
 from rankwise.sim.triton.language import core, extra, math, standard
+from rankwise.sim.triton.mapping import map_elementwise
 from rankwise.sim.triton.microscaling import dot_scaled
 from rankwise.sim.triton.operations import (
     add_numbers as add,
@@ -103,7 +104,6 @@ from rankwise.sim.triton.operations import (
     atomic_xor,
     condition,
     load,
-    map_elementwise,
     store,
 )
 from rankwise.sim.triton.operations import (
