@@ -312,6 +312,15 @@ def dtype_named(name: str) -> dtype:
         ) from None
 
 
+def _is_named(name: str) -> "Callable[[dtype], bool]":
+    return lambda self: self.name == name
+
+
+for _each in SCALAR_TYPES:  # Triton's is_int8, is_uint64, is_fp8e5, …
+    if not hasattr(dtype, f"is_{_each.name}"):
+        setattr(dtype, f"is_{_each.name}", _is_named(_each.name))
+
+
 def dtype_of_numpy(numpy_type: np.dtype[Any]) -> dtype:
     """The type whose memory form this numpy type is."""
     return dtype_named(numpy_type.name)

@@ -113,9 +113,6 @@ class OnGrid:
         If an argument is on a simulated machine, it is launched there.
         """
         on_machine = launcher_among((*args, *kwargs.values()))
-        machine = HOST_MACHINE.get()
-        if on_machine is None and machine is not None:
-            on_machine = machine.launch
         if on_machine is not None:
             return on_machine(self._kernel, self._grid, *args, **kwargs)
         return self._kernel.run(*args, grid=self._grid, warmup=False, **kwargs)
@@ -174,7 +171,29 @@ class KernelParam(NamedTuple):
     has_default: bool
 
 
-class JITFunction:
+class KernelInterface:
+    """What can be launched: a base for libraries' own wrappers, which have a `run`."""
+
+    run: Any
+
+    def __getitem__(self, grid: Any) -> OnGrid:
+        """A launch over a grid: a tuple, a number, or a function of the kernel's parameters."""
+        return OnGrid(self, grid)
+
+    def warmup(self, *args: Any, grid: Any = (1,), **kwargs: Any) -> Any:
+        """What compiling would have given, without running anything."""
+        return self.run(*args, grid=grid, warmup=True, **kwargs)
+
+
+def launched_on_host_machine(kernel: Any, grid: Any, args: Any, kwargs: Any) -> bool:
+    """Launch a kernel where the launches of the host go, if that is a simulated machine."""
+    machine = HOST_MACHINE.get()
+    if machine is not None:
+        machine.launch(kernel, grid, *args, **kwargs)
+    return machine is not None
+
+
+class JITFunction(KernelInterface):
     """A kernel, or a function that kernels call."""
 
     def __init__(
@@ -248,14 +267,6 @@ class JITFunction:
             )
         return self.kernel_function(*args, **kwargs)
 
-    def __getitem__(self, grid: Any) -> OnGrid:
-        """A launch over a grid: a tuple, a number, or a function of the kernel's parameters."""
-        return OnGrid(self, grid)
-
-    def warmup(self, *args: Any, grid: Any = (1,), **kwargs: Any) -> Any:
-        """What compiling would have given, without running anything."""
-        return self.run(*args, grid=grid, warmup=True, **kwargs)
-
     def waits(self) -> bool:
         """Whether its source shows a loop that waits for memory to change."""
         if self._waits is None:
@@ -284,7 +295,7 @@ class JITFunction:
         kwargs.pop("warmup", None)
         given = self.bound(args, kwargs)
         compiled = CompiledKernel(self, given, kwargs)
-        if warmup:
+        if warmup or launched_on_host_machine(self, grid, args, kwargs):
             return compiled
         sizes = grid_sizes(grid, given)
         launch, body = self.prepared(given, sizes)

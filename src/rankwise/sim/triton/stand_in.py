@@ -23,7 +23,7 @@ from rankwise.sim import triton
 from rankwise.sim.triton import dtypes, execution, host, language, random_numbers, runtime, testing
 from rankwise.sim.triton import tuning as autotuner
 from rankwise.sim.triton.constants import constexpr_function
-from rankwise.sim.triton.jit import CompiledKernel, JITFunction, jit
+from rankwise.sim.triton.jit import CompiledKernel, JITFunction, KernelInterface, jit
 from rankwise.sim.triton.language import core, math, standard
 from rankwise.sim.triton.language.extra import cuda, libdevice
 from rankwise.sim.triton.torch_on_cpu import ANSWERS, cuda_on_cpu
@@ -82,7 +82,7 @@ _ERRORS: dict[str, Any] = {
 }
 _LAUNCHES: dict[str, Any] = {
     "JITFunction": JITFunction,
-    "KernelInterface": JITFunction,
+    "KernelInterface": KernelInterface,
     "TensorWrapper": TensorWrapper,
     "reinterpret": reinterpret,
 }
@@ -115,6 +115,7 @@ _QUESTIONS: Mapping[str, Mapping[str, Any]] = {
     "torch": {},
     "torch.cpu": {"set_stream": _nothing},
     "torch.cuda": ANSWERS,
+    "torch.library": {"wrap_triton": lambda kernel: kernel},
 }
 """By module of torch: functions, and what answers instead."""
 

@@ -36,6 +36,7 @@ class _OnDevice(nullcontext[None]):
 ANSWERS: dict[str, Any] = {
     "current_device": lambda: 0,
     "device": _OnDevice,
+    "device_count": lambda: 1,
     "get_device_capability": lambda _device=None: (0, 0),
     "get_device_properties": lambda _device=None: _DEVICE,
     "synchronize": _nothing,
