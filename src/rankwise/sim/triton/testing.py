@@ -3,6 +3,7 @@
 The times are those of the emulation, in real milliseconds; on a simulated machine they are virtual.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,7 +25,8 @@ def do_bench(
 ) -> Any:
     """How long a function takes, in milliseconds; called once first, then for about `rep` ms.
 
-    Where launches go to a simulated machine, it is the virtual time of one more call.
+    Where launches go to a simulated machine, it is the virtual time of one more call; NaN if that
+    launched nothing there, as torch's own operations do.
     """
     del warmup, grad_to_none
     fn()
@@ -33,7 +35,9 @@ def do_bench(
     while not times or (machine is None and sum(times) < rep and len(times) < 1000):
         start = _picoseconds(machine)
         fn()
-        times.append((_picoseconds(machine) - start) / 1e9)
+        took = _picoseconds(machine) - start
+        # Scripts divide by it: what launched nothing on the machine has no time there.
+        times.append(took / 1e9 if took or machine is None else math.nan)
     if quantiles is not None:
         found = [float(value) for value in np.quantile(times, list(quantiles))]
         return found[0] if len(found) == 1 else found

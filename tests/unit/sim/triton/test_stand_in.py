@@ -215,3 +215,10 @@ def test_launches_of_wrapped_kernels_take_time_on_the_machine(triton: Any) -> No
 
     assert out.tolist() == (x + 1).tolist()
     assert took > 0
+
+
+def test_what_launches_nothing_has_no_time_on_the_machine(triton: Any, context: Any) -> None:
+    x = np.arange(8, dtype=np.float32)
+
+    assert np.isnan(triton.testing.do_bench(lambda: x + 1))
+    assert triton.testing.do_bench(lambda: increment(triton)[(2,)](x, x, 8, BLOCK=4)) > 0
