@@ -40,14 +40,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Install the emulator for the whole run if it is wanted."""
-    if config.getoption("rankwise_triton"):
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """Install the emulator for the whole run if it is wanted: `conftest.py` may import Triton."""
+    if early_config.known_args_namespace.rankwise_triton:
         from rankwise.sim.triton import installed  # noqa: PLC0415  # not in every pytest's start
 
         emulator = ExitStack()
         emulator.enter_context(installed())
-        config.add_cleanup(emulator.close)
+        early_config.add_cleanup(emulator.close)
 
 
 @pytest.fixture

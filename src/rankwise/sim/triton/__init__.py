@@ -7,6 +7,7 @@ Kernels written for Triton run unmodified on the CPU, with the accelerator's num
 from contextlib import AbstractContextManager
 
 from rankwise.sim.triton import language, runtime, testing, tools
+from rankwise.sim.triton.constants import constexpr_function
 from rankwise.sim.triton.execution import (
     DataRace,
     DeviceAssertion,
@@ -17,11 +18,19 @@ from rankwise.sim.triton.execution import (
     OutOfBounds,
     Unsupported,
 )
-from rankwise.sim.triton.functions import cdiv
 from rankwise.sim.triton.host import TypedArray, typed
 from rankwise.sim.triton.jit import JITFunction, jit
-from rankwise.sim.triton.runtime import next_power_of_2, set_allocator
+from rankwise.sim.triton.refusals import COMPILER, refusing
+from rankwise.sim.triton.runtime import cdiv, next_power_of_2, set_allocator
 from rankwise.sim.triton.tuning import Config, autotune, heuristics
+
+__getattr__ = refusing(
+    "triton",
+    {
+        **dict.fromkeys(("AsyncCompileMode", "FutureKernel", "MockTensor", "compile"), COMPILER),
+        "aggregate": "a kernel passes tuples",
+    },
+)
 
 __version__ = "3.9.0"
 """The release of Triton whose language this is."""
@@ -48,6 +57,7 @@ __all__ = [
     "Unsupported",
     "autotune",
     "cdiv",
+    "constexpr_function",
     "heuristics",
     "installed",
     "jit",

@@ -272,8 +272,18 @@ def shift_left(left: Any, right: Any) -> tensor:
 
 
 def shift_right(left: Any, right: Any) -> tensor:
-    """`left >> right`; the sign is kept."""
-    return _of_integers(">>", np.right_shift, left, right)
+    """`left >> right`; the sign of the left is kept, also where both are combined unsigned."""
+    is_signed = to_tensor(left).dtype.is_int_signed()
+    return _of_integers(">>", _keeping_sign if is_signed else np.right_shift, left, right)
+
+
+def _keeping_sign(left: Array, right: Array) -> Array:
+    if left.dtype.kind != "u":
+        plainly: Array = np.right_shift(left, right)
+        return plainly
+    signed = np.dtype(f"i{left.itemsize}")
+    shifted: Array = np.right_shift(left.astype(signed), right.astype(signed))
+    return shifted.astype(left.dtype)
 
 
 def logical(name: str, left: Any, right: Any) -> tensor:

@@ -137,6 +137,8 @@ def _check(name: str, element: dtype, sem: str | None, scope: str | None) -> Non
         raise KernelValueError(
             f"{place()}: scope={scope!r}: it is one of {', '.join(map(str, _SCOPES))}"
         )
+    if element.is_fp8():
+        raise KernelTypeError(f"{place()}: atomic_{name} is not for {element}")
     if name in ("and", "or", "xor") and not element.is_int():
         raise KernelTypeError(f"{place()}: atomic_{name} is for integers, not {element}")
 

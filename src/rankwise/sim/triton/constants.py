@@ -7,6 +7,7 @@ plain value.
 
 import operator
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 
@@ -29,6 +30,16 @@ def _reflected(function: Callable[[Any, Any], Any]) -> Callable[["constexpr", An
         return function(plain(other), self.value)
 
     return operation
+
+
+def constexpr_function(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of compile-time values, which kernels and their callers may call alike."""
+
+    @wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return fn(*map(plain, args), **{name: plain(each) for name, each in kwargs.items()})
+
+    return call
 
 
 class const:

@@ -36,8 +36,11 @@ def static_assert(cond: Any, msg: Any = "") -> None:
         raise StaticAssertion(f"{place()}: static_assert failed" + (f": {msg}" if msg else ""))
 
 
-def static_print(*values: Any, sep: str = " ", end: str = "\n", **_options: Any) -> None:
+def static_print(
+    *values: Any, sep: str = " ", end: str = "\n", file: Any = None, flush: bool = False
+) -> None:
     """Print at compile time: once for the programs that run together."""
+    del file, flush  # where a launch prints is not for its kernel to say
     active().launch.prints(sep.join(str(plain(value)) for value in values) + end.rstrip("\n"))
 
 
@@ -106,9 +109,19 @@ def max_constancy(input: T, values: Any) -> T:
     return input
 
 
-def inline_asm_elementwise(*_args: Any, **_options: Any) -> Any:
+def expect_zero(x: T, mask: Any) -> T:
+    """A promise about values that underflow, for a sanitizer."""
+    del mask
+    return x
+
+
+def inline_asm_elementwise(
+    asm: str, constraints: str, args: Any, dtype: Any, is_pure: bool, pack: int
+) -> Any:
     """Assembler of a real accelerator; there is none here."""
+    del constraints, args, dtype, is_pure, pack
     raise Unsupported(
-        f"{place()}: inline_asm_elementwise has no emulation",
+        f"{place()}: inline_asm_elementwise has no emulation: it is assembler of another device, "
+        f"{' '.join(str(plain(asm)).split())[:60]!r}",
         hint="write the operation in the kernel language when running here",
     )

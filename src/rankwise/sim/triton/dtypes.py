@@ -37,16 +37,24 @@ class dtype:
 
     SIGNEDNESS = Enum("SIGNEDNESS", ["SIGNED", "UNSIGNED"])
     KIND = Kind
+    SINT_TYPES = ("int8", "int16", "int32", "int64")
+    UINT_TYPES = ("int1", "uint8", "uint16", "uint32", "uint64")
+    STANDARD_FP_TYPES = ("fp16", "bf16", "fp32", "fp64")
+    FP_TYPES = ("fp8e4nv", "fp8e5", *STANDARD_FP_TYPES)
+    OTHER_TYPES = ("void",)
 
     def __init__(
         self,
         name: str,
-        letter: str,
-        bitwidth: int,
-        storage: Any,
+        letter: str = "",
+        bitwidth: int = 0,
+        storage: Any = None,
         compute: Any = None,
         mantissa_bits: int = 0,
     ) -> None:
+        if not letter:  # a kernel asks for one that there is
+            vars(self).update(vars(dtype_named(name)))
+            return
         self.name = name
         self.letter = letter
         self.primitive_bitwidth = bitwidth
@@ -57,6 +65,11 @@ class dtype:
         self._round: Callable[[Array], Array] | None = None
         self._decode: Callable[[Array], Array] | None = None
         self._encode: Callable[[Array], Array] | None = None
+
+    @property
+    def exponent_bias(self) -> int:
+        """What is added to the exponents of a floating-point type."""
+        return (1 << (self.primitive_bitwidth - self.fp_mantissa_width - 2)) - 1
 
     @property
     def int_bitwidth(self) -> int:
@@ -179,6 +192,7 @@ class dtype:
         return int(bounds.min), int(bounds.max)
 
     def __eq__(self, other: object) -> bool:
+        other = getattr(other, "value", other)  # a constexpr holds it
         return isinstance(other, dtype) and other.name == self.name
 
     def __hash__(self) -> int:
@@ -194,7 +208,9 @@ class dtype:
 class pointer_type(dtype):
     """The type of addresses of elements of one type."""
 
-    def __init__(self, element_ty: dtype, address_space: int = 1, const: bool = False) -> None:
+    def __init__(
+        self, element_ty: dtype, address_space: int | str = "global", const: bool = False
+    ) -> None:
         element_ty = getattr(element_ty, "value", element_ty)
         if not isinstance(element_ty, dtype):
             raise TypeError(f"pointer_type takes a type, not {element_ty!r}")
@@ -294,6 +310,15 @@ def dtype_named(name: str) -> dtype:
             f"no type of the kernel language is called {name!r}: there are "
             + ", ".join(each.name for each in SCALAR_TYPES)
         ) from None
+
+
+def _is_named(name: str) -> "Callable[[dtype], bool]":
+    return lambda self: self.name == name
+
+
+for _each in SCALAR_TYPES:  # Triton's is_int8, is_uint64, is_fp8e5, …
+    if not hasattr(dtype, f"is_{_each.name}"):
+        setattr(dtype, f"is_{_each.name}", _is_named(_each.name))
 
 
 def dtype_of_numpy(numpy_type: np.dtype[Any]) -> dtype:

@@ -2,6 +2,7 @@
 
 import math as _math
 from collections.abc import Callable
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,12 @@ from rankwise.sim.triton.execution import (
     tokens_of,
 )
 from rankwise.sim.triton.promotion import combined, to_tensor
+from rankwise.sim.triton.rounding import calculated
 from rankwise.sim.triton.shapes import broadcast_to
 from rankwise.sim.triton.tensor import tensor
 
 
-class PropagateNan:
+class PropagateNan(IntEnum):
     """Whether `maximum` and its siblings return the NaN when one operand is one."""
 
     NONE = 0
@@ -96,11 +98,9 @@ def fma(x: Any, y: Any, z: Any) -> tensor:
     """`x*y + z`, rounded once."""
     left, right, type_ = combined(x, y, "*")
     _left, last, type_ = combined(tensor(left.data, type_, left.shape), z, "+")
-    wide = np.float64 if type_.is_floating() else type_.compute
 
     def fused(a: Array, b: Array, c: Array) -> Array:
-        sums: Array = a.astype(wide) * b.astype(wide) + c.astype(wide)
-        return sums.astype(type_.compute)
+        return calculated("fma", "rn", a, b, c) if type_.is_floating() else a * b + c
 
     operands = (in_type(side, type_) for side in (left, right, last))
     return elementwise("fma", fused, type_, *operands)

@@ -6,6 +6,7 @@ would choose. Arrays of any library are taken by their shape: `__array_interface
 between its first and its last, as on a device.
 """
 
+import ctypes
 import gc
 import sys
 from collections.abc import Callable, Iterable
@@ -52,7 +53,9 @@ class TensorDescriptor:
         strides: list[int],
         block_shape: list[int],
         padding: str = "zero",
+        round_f32_to_tf32: bool = False,
     ) -> None:
+        del round_f32_to_tf32  # fp32 is multiplied exactly
         if not len(shape) == len(strides) == len(block_shape):
             raise LocalProtocolError(
                 f"a TensorDescriptor got {len(shape)} sizes, {len(strides)} strides and "
@@ -251,8 +254,27 @@ def _torch_buffer(name: str, value: Any) -> Buffer:
             hint="move it with .cpu()",
         )
     type_ = t.dtype_named(str(value.dtype))
+    if not hasattr(value, "numpy"):
+        return _array_buffer(name, _at_address(value, type_), type_)
     bits = value.detach() if hasattr(value, "detach") else value
+    if 0 in bits.stride() and bits.numel() > 1:
+        # An axis that is repeated says nothing of how far the kernel goes along it.
+        reach = bits.untyped_storage().nbytes() // type_.itemsize - bits.storage_offset()
+        bits = bits.as_strided((reach,), (1,))
     if type_.is_bf16() or type_.is_fp8():
         torch = sys.modules[type(value).__module__.partition(".")[0]]
         bits = bits.view(torch.uint8 if type_.is_fp8() else torch.int16)
     return _array_buffer(name, bits.numpy().view(type_.storage), type_)
+
+
+def _at_address(value: Any, type_: dtype) -> Array:
+    """What a library's own class describes by `data_ptr()`, shape and strides, as an array."""
+    sizes, steps = list(value.shape), [step * type_.itemsize for step in value.stride()]
+    reach = [(size - 1) * step for size, step in zip(sizes, steps, strict=True)]
+    if 0 in sizes:
+        return np.empty(sizes, type_.storage)
+    before, after = -sum(min(each, 0) for each in reach), sum(max(each, 0) for each in reach)
+    run = (ctypes.c_uint8 * (before + after + type_.itemsize)).from_address(
+        value.data_ptr() - before
+    )
+    return np.ndarray(sizes, type_.storage, buffer=run, offset=before, strides=steps)

@@ -10,12 +10,13 @@ import ast
 import builtins
 import inspect
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
+from hashlib import sha256
 from operator import index
 from tokenize import TokenError
 from types import FunctionType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from rankwise.base.errors import ConfigError, LocalProtocolError
 from rankwise.sim.triton import creation, debug, functions, logic
@@ -112,9 +113,6 @@ class OnGrid:
         If an argument is on a simulated machine, it is launched there.
         """
         on_machine = launcher_among((*args, *kwargs.values()))
-        machine = HOST_MACHINE.get()
-        if on_machine is None and machine is not None:
-            on_machine = machine.launch
         if on_machine is not None:
             return on_machine(self._kernel, self._grid, *args, **kwargs)
         return self._kernel.run(*args, grid=self._grid, warmup=False, **kwargs)
@@ -161,7 +159,41 @@ class WrongArguments(LocalProtocolError, TypeError):
     """A launch's arguments are not those that the kernel has parameters for."""
 
 
-class JITFunction:
+class KernelParam(NamedTuple):
+    """A parameter of a kernel, as libraries ask for it that wrap kernels."""
+
+    num: int
+    name: str
+    is_constexpr: bool
+    do_not_specialize: bool
+    annotation: str
+    default: Any
+    has_default: bool
+
+
+class KernelInterface:
+    """What can be launched: a base for libraries' own wrappers, which have a `run`."""
+
+    run: Any
+
+    def __getitem__(self, grid: Any) -> OnGrid:
+        """A launch over a grid: a tuple, a number, or a function of the kernel's parameters."""
+        return OnGrid(self, grid)
+
+    def warmup(self, *args: Any, grid: Any = (1,), **kwargs: Any) -> Any:
+        """What compiling would have given, without running anything."""
+        return self.run(*args, grid=grid, warmup=True, **kwargs)
+
+
+def launched_on_host_machine(kernel: Any, grid: Any, args: Any, kwargs: Any) -> bool:
+    """Launch a kernel where the launches of the host go, if that is a simulated machine."""
+    machine = HOST_MACHINE.get()
+    if machine is not None:
+        machine.launch(kernel, grid, *args, **kwargs)
+    return machine is not None
+
+
+class JITFunction(KernelInterface):
     """A kernel, or a function that kernels call."""
 
     def __init__(
@@ -170,13 +202,16 @@ class JITFunction:
         *,
         observer: Observer | None = None,
         detect_races: bool = False,
+        do_not_specialize: Sequence[int | str] = (),
     ) -> None:
         self.fn = fn
+        self.do_not_specialize = tuple(do_not_specialize)
         self.kernel_function = KernelFunction(fn)
         self.__name__ = fn.__name__
         self.__qualname__ = fn.__qualname__
         self.__doc__ = fn.__doc__
         self.__module__ = fn.__module__
+        self.__globals__ = fn.__globals__
         self.signature = inspect.signature(fn)
         self.arg_names = list(self.signature.parameters)
         self.constants = frozenset(
@@ -190,12 +225,38 @@ class JITFunction:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Travel as the function that it was made of, and be made anew."""
-        return partial(jit, observer=self.observer, detect_races=self.detect_races), (self.fn,)
+        options: dict[str, Any] = {
+            "observer": self.observer,
+            "detect_races": self.detect_races,
+            "do_not_specialize": self.do_not_specialize,
+        }
+        return partial(jit, **options), (self.fn,)
+
+    @property
+    def params(self) -> list[KernelParam]:
+        """Its parameters."""
+        return [
+            KernelParam(
+                number,
+                name,
+                is_constexpr=name in self.constants,
+                do_not_specialize=bool({number, name} & set(self.do_not_specialize)),
+                annotation="" if each.annotation is each.empty else str(each.annotation),
+                default=each.default,
+                has_default=each.default is not each.empty,
+            )
+            for number, (name, each) in enumerate(self.signature.parameters.items())
+        ]
 
     @property
     def src(self) -> str:
         """Its source."""
         return textwrap.dedent(inspect.getsource(self.fn))
+
+    @property
+    def cache_key(self) -> str:
+        """What tells its source from others'."""
+        return sha256(self.src.encode()).hexdigest()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it from another kernel."""
@@ -205,14 +266,6 @@ class JITFunction:
                 f"{self.__name__}[grid](...)"
             )
         return self.kernel_function(*args, **kwargs)
-
-    def __getitem__(self, grid: Any) -> OnGrid:
-        """A launch over a grid: a tuple, a number, or a function of the kernel's parameters."""
-        return OnGrid(self, grid)
-
-    def warmup(self, *args: Any, grid: Any = (1,), **kwargs: Any) -> Any:
-        """What compiling would have given, without running anything."""
-        return self.run(*args, grid=grid, warmup=True, **kwargs)
 
     def waits(self) -> bool:
         """Whether its source shows a loop that waits for memory to change."""
@@ -242,7 +295,7 @@ class JITFunction:
         kwargs.pop("warmup", None)
         given = self.bound(args, kwargs)
         compiled = CompiledKernel(self, given, kwargs)
-        if warmup:
+        if warmup or launched_on_host_machine(self, grid, args, kwargs):
             return compiled
         sizes = grid_sizes(grid, given)
         launch, body = self.prepared(given, sizes)
@@ -321,20 +374,38 @@ def _looks_at_memory(expression: ast.AST) -> bool:
 def jit(
     fn: Callable[..., Any] | None = None,
     *,
+    version: Any = None,
+    repr: Callable[[Any], str] | None = None,
+    launch_metadata: Callable[..., Any] | None = None,
+    do_not_specialize: Sequence[int | str] | None = None,
+    do_not_specialize_on_alignment: Sequence[int | str] | None = None,
+    debug: bool | None = None,
+    noinline: bool | None = None,
     observer: Observer | None = None,
     detect_races: bool = False,
-    **_options: Any,
 ) -> Any:
     """Make a kernel of a function.
 
+    What only a compiler or a profiler would want to know is accepted and changes nothing.
+
     Args:
         fn: the function; without it, `jit(...)` is a decorator.
+        version: for a compiler's cache.
+        repr: names the kernel in a profile.
+        launch_metadata: describes a launch in a profile.
+        do_not_specialize: parameters whose values a compiler shall not use.
+        do_not_specialize_on_alignment: parameters whose alignment a compiler shall not use.
+        debug: keeps assertions, which are always kept here.
+        noinline: whether calls stay calls.
         observer: is told of each operation.
         detect_races: report two programs that use an element unordered, one of them writing.
-        _options: what a compiler would want to know (`noinline`, `do_not_specialize`, …).
     """
+    del version, repr, launch_metadata, do_not_specialize_on_alignment, debug, noinline
+    options: dict[str, Any] = {
+        "observer": observer,
+        "detect_races": detect_races,
+        "do_not_specialize": do_not_specialize or (),
+    }
     if fn is None:
-        return lambda function: jit(function, observer=observer, detect_races=detect_races)
-    if isinstance(fn, JITFunction):
-        return fn
-    return JITFunction(fn, observer=observer, detect_races=detect_races)
+        return lambda function: jit(function, **options)
+    return fn if isinstance(fn, JITFunction) else JITFunction(fn, **options)

@@ -1,5 +1,9 @@
 """`and`, `or` and `not` of blocks, as Triton's compiler takes them.
 
+Likewise `assert` is `device_assert` for blocks, and `N.value` of a compile-time parameter is the
+plain value that it is here. A block's shape equals a list of the same sizes, as in Triton; Python's
+tuples and lists never are equal.
+
 Python decides by the truth of the left side, and a block has none. Triton means the operation of
 each element, and short-circuits compile-time values only. So a kernel that uses these words for
 values is compiled again with calls in their places. In the condition of an `if` or a `while` they
@@ -15,10 +19,13 @@ from types import CodeType
 from typing import Any
 
 from rankwise.sim.triton.constants import plain
+from rankwise.sim.triton.debug import StaticAssertion, device_assert
+from rankwise.sim.triton.execution import place
 from rankwise.sim.triton.promotion import to_tensor
 from rankwise.sim.triton.tensor import tensor
 
 _AND, _OR, _NOT = "__rankwise_and", "__rankwise_or", "__rankwise_not"
+_EQUAL, _VALUE, _ASSERT = "__rankwise_equal", "__rankwise_value", "__rankwise_assert"
 
 
 def _both(left: Any, right: Callable[[], Any]) -> Any:
@@ -41,13 +48,53 @@ def _truth(value: Any) -> Any:
     return to_tensor(value) != 0
 
 
-WORDS: dict[str, Any] = {_AND: _both, _OR: _either, _NOT: _opposite}
+def _equal(left: Any, right: Any) -> Any:
+    sequences = (list, tuple)
+    if isinstance(left, sequences) and isinstance(right, sequences):
+        return tuple(left) == tuple(right)
+    return left == right
+
+
+def _value(holder: Any) -> Any:
+    return getattr(holder, "value", holder)
+
+
+def _assert(condition: Any, message: Any = "") -> None:
+    if isinstance(condition, tensor):
+        device_assert(condition, message)
+    elif not plain(condition):
+        raise StaticAssertion(
+            f"{place()}: an assertion failed" + (f": {message}" if message else "")
+        )
+
+
+WORDS: dict[str, Any] = {
+    _AND: _both,
+    _OR: _either,
+    _NOT: _opposite,
+    _EQUAL: _equal,
+    _VALUE: _value,
+    _ASSERT: _assert,
+}
 """What rewritten kernels call; among their builtins."""
 
 
 class _Rewriting(ast.NodeTransformer):
     def __init__(self) -> None:
         self.has_changed = False
+
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        super().generic_visit(node)
+        sides = (node.left, *node.comparators)
+        if not any(isinstance(side, ast.List) for side in sides) or len(sides) != 2:
+            return node
+        if not isinstance(node.ops[0], ast.Eq | ast.NotEq):
+            return node
+        self.has_changed = True
+        result = _call(_EQUAL, *sides)
+        if isinstance(node.ops[0], ast.NotEq):
+            result = _call(_NOT, result)
+        return ast.copy_location(result, node)
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
         self.generic_visit(node)
@@ -68,13 +115,38 @@ class _Rewriting(ast.NodeTransformer):
         self.has_changed = True
         return ast.copy_location(_call(_NOT, node.operand), node)
 
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        """`N.value` of a compile-time parameter, which is a plain value here."""
+        self.generic_visit(node)
+        if node.attr != "value" or not isinstance(node.ctx, ast.Load):
+            return node
+        self.has_changed = True
+        return ast.copy_location(_call(_VALUE, node.value), node)
+
+    def visit_Assert(self, node: ast.Assert) -> ast.AST:
+        """An assertion of blocks holds for each element."""
+        self.generic_visit(node)
+        self.has_changed = True
+        given = [node.test] if node.msg is None else [node.test, node.msg]
+        return ast.copy_location(ast.Expr(value=_call(_ASSERT, *given)), node)
+
     def generic_visit(self, node: ast.AST) -> ast.AST:
-        if not isinstance(node, ast.If | ast.While | ast.IfExp | ast.Assert):
+        if not isinstance(node, ast.If | ast.While | ast.IfExp):
             return super().generic_visit(node)
         condition, node.test = node.test, ast.Constant(value=None)
         super().generic_visit(node)
-        node.test = condition
+        node.test = _Comparing(self).visit(condition)
         return node
+
+
+class _Comparing(ast.NodeTransformer):
+    """Rewrites the comparisons of a condition, and leaves its `and`, `or` and `not`."""
+
+    def __init__(self, rewriting: _Rewriting) -> None:
+        self._rewriting = rewriting
+
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        return self._rewriting.visit_Compare(node)
 
 
 def _call(word: str, *args: ast.expr) -> ast.expr:

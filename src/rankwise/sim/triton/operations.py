@@ -16,11 +16,12 @@ def load(
     pointer: Any,
     mask: Any = None,
     other: Any = None,
-    boundary_check: Any = (),
-    padding_option: str = "",
     cache_modifier: str = "",
     eviction_policy: str = "",
     volatile: bool = False,
+    *,
+    boundary_check: Any = (),
+    padding_option: str = "",
 ) -> tensor:
     """Read from memory: one address, a block of them, or a block pointer."""
     del cache_modifier, eviction_policy
@@ -41,9 +42,10 @@ def store(
     pointer: Any,
     value: Any,
     mask: Any = None,
-    boundary_check: Any = (),
     cache_modifier: str = "",
     eviction_policy: str = "",
+    *,
+    boundary_check: Any = (),
 ) -> None:
     """Write to memory: one address, a block of them, or a block pointer."""
     del cache_modifier, eviction_policy
@@ -100,10 +102,10 @@ def atomic_load(pointer: Any, mask: Any = None, sem: Any = None, scope: Any = No
 
 
 def atomic_store(
-    pointer: Any, value: Any, mask: Any = None, sem: Any = None, scope: Any = None
+    pointer: Any, val: Any, mask: Any = None, sem: Any = None, scope: Any = None
 ) -> None:
     """Write what other programs read meanwhile."""
-    atomic("xchg", pointer, value, mask, plain(sem), plain(scope))
+    atomic("xchg", pointer, val, mask, plain(sem), plain(scope))
 
 
 def add_numbers(x: Any, y: Any, sanitize_overflow: bool = True) -> Any:
@@ -128,12 +130,7 @@ def _any_tensor(*values: Any) -> bool:
     return any(isinstance(plain(value), tensor) for value in values)
 
 
-def condition(value: Any) -> bool:
+def condition(arg1: Any, disable_licm: bool = False) -> bool:
     """The truth of a number, for `while`."""
-    return bool(value)
-
-
-def map_elementwise(scalar_fn: Callable[..., Any], *args: Any, pack: int = 1) -> Any:
-    """A function of elements, applied to whole blocks."""
-    del pack
-    return scalar_fn(*args)
+    del disable_licm
+    return bool(arg1)

@@ -43,9 +43,9 @@ def number_type(value: Any) -> dtype:
     )
 
 
-def to_tensor(value: Any) -> tensor:
+def to_tensor(x: Any) -> tensor:
     """A number as a tensor of its own type; a tensor as it is."""
-    value = plain(value)
+    value = plain(x)
     if isinstance(value, tensor):
         return value
     return scalar(value, number_type(value))

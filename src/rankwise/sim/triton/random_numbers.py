@@ -21,6 +21,7 @@ from rankwise.sim.triton.tensor import broadcast_shape, padded, tensor
 
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
+_BITS_OF_LOW = 32
 _KEY_STEP = (0x9E3779B9, 0xBB67AE85)
 _ROUND = (0xD2511F53, 0xCD9E8D57)
 _WIDE_KEY_STEP = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
@@ -56,11 +57,23 @@ def philox(
     seed: Any, c0: Any, c1: Any, c2: Any, c3: Any, n_rounds: Any = 10
 ) -> tuple[tensor, tensor, tensor, tensor]:
     """Four blocks of random bits for a seed and four counters."""
+    key = in_type(to_tensor(seed), t.uint64)
+    if to_tensor(c0).dtype.primitive_bitwidth == _BITS_OF_LOW:
+        halves = (key.data & _LOW, key.data >> _HALF)
+        low, high = (tensor(half, t.uint64, key.shape) for half in halves)
+        return philox_impl(c0, c1, c2, c3, low, high, n_rounds)
+    return philox_impl(c0, c1, c2, c3, key, 0, n_rounds)
+
+
+def philox_impl(
+    c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any, n_rounds: Any = 10
+) -> tuple[tensor, tensor, tensor, tensor]:
+    """Four blocks of random bits for four counters and two halves of a key."""
     counters = [to_tensor(each) for each in (c0, c1, c2, c3)]
     bits = counters[0].dtype.primitive_bitwidth
-    if not counters[0].dtype.is_int() or bits not in (32, 64):
+    if not counters[0].dtype.is_int() or bits not in (_BITS_OF_LOW, 64):
         raise KernelTypeError(f"{place()}: philox counts in 32 or 64 bits, not {counters[0].dtype}")
-    type_ = t.uint32 if bits == 32 else t.uint64
+    type_ = t.uint32 if bits == _BITS_OF_LOW else t.uint64
     counters = [
         cast(each, type_, bitcast=each.dtype.primitive_bitwidth == bits) for each in counters
     ]
@@ -68,13 +81,11 @@ def philox(
     for each in counters[1:]:
         shape = broadcast_shape(shape, each.shape)
     rank = len(shape)
-    key = padded(in_type(to_tensor(seed), t.uint64).data, rank)
+    keys = [padded(in_type(to_tensor(each), type_).data, rank) for each in (k0, k1)]
     data = [padded(each.data, rank) for each in counters]
     rounds = int(plain(n_rounds))
-    if bits == 32:
-        out = _rounds_of_32(data, [key & _LOW, key >> _HALF], rounds)
-    else:
-        out = _rounds_of_64(data, [key, np.zeros_like(key)], rounds)
+    rounds_of = _rounds_of_32 if bits == _BITS_OF_LOW else _rounds_of_64
+    out = rounds_of(data, keys, rounds)
     results = [tensor(np.broadcast_to(each, (len(each), *shape)), type_, shape) for each in out]
     if active().observer is not None:
         for each in results:

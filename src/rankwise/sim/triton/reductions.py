@@ -79,7 +79,9 @@ def sum(
     """The sum along an axis; integers narrower than 32 bits are summed in 32."""
     source = to_tensor(input)
     source = in_type(source, sum_type(source.dtype, dtype))
-    return _along("sum", source, axis, keep_dims, np.sum)
+    # One bit wraps around at every second element.
+    function = np.logical_xor.reduce if source.dtype.is_bool() else np.sum
+    return _along("sum", source, axis, keep_dims, function)
 
 
 def xor_sum(input: Any, axis: Any = None, keep_dims: bool = False) -> tensor:
@@ -278,10 +280,26 @@ def sort(x: tensor, dim: int | None = None, descending: bool = False) -> tensor:
     return tensor(data, x.dtype, x.shape, token=x.token)
 
 
-def topk(x: tensor, k: int, dim: int | None = None) -> tensor:
-    """The `k` greatest elements along the last axis, the greatest first."""
+def topk(x: tensor, k: int, dim: int | None = None, descending: bool = True) -> tensor:
+    """The `k` greatest elements along the last axis, the greatest first; or the smallest."""
     at = len(x.shape) - 1 if plain(dim) is None else _axis_of(x, dim)
-    return _cut(sort(x, at, descending=True), at, slice(0, plain(k)))
+    return _cut(sort(x, at, descending), at, slice(0, plain(k)))
+
+
+def bitonic_merge(x: tensor, dim: int | None = None, descending: bool = False) -> tensor:
+    """Sort along the last axis what rises and then falls, or falls and then rises."""
+    at = len(x.shape) - 1
+    if plain(dim) not in (None, at):
+        raise KernelValueError(f"{place()}: bitonic_merge sorts the last axis, not axis {dim}")
+    size = x.shape[at]
+    while size > 1:
+        pairs = reshape(x, (*x.shape[:at], x.shape[at] // size, 2, size // 2))
+        first, second = (_cut(pairs, at + 1, slice(half, half + 1)) for half in (0, 1))
+        low, high = functions.minimum(first, second), functions.maximum(first, second)
+        halves = (high, low) if plain(descending) else (low, high)
+        x = reshape(_glued(*halves, at + 1), x.shape)
+        size //= 2
+    return x
 
 
 def histogram(input: tensor, num_bins: int, mask: Any = None) -> tensor:

@@ -5,9 +5,11 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from rankwise.sim.triton import functions
 from rankwise.sim.triton.jit import JITFunction
+from rankwise.sim.triton.refusals import COMPILER, refusing
 
-__all__ = ["JITFunction", "driver", "next_power_of_2", "set_allocator"]
+__all__ = ["JITFunction", "cdiv", "driver", "next_power_of_2", "set_allocator"]
 
 
 def next_power_of_2(n: int) -> int:
@@ -15,9 +17,25 @@ def next_power_of_2(n: int) -> int:
     return 1 if n <= 1 else 1 << (n - 1).bit_length()
 
 
+def cdiv(x: Any, y: Any) -> Any:
+    """The quotient rounded up."""
+    return functions.cdiv(x, y)
+
+
 def set_allocator(allocator: Callable[[int, int, Any], Any]) -> None:
     """Accepted and not needed: descriptors made in kernels take no memory here."""
     del allocator
+
+
+__getattr__ = refusing(
+    "triton.runtime",
+    {
+        "MockTensor": COMPILER,
+        **dict.fromkeys(
+            ("RedisRemoteCacheBackend", "RemoteCacheBackend"), "there are no binaries to keep"
+        ),
+    },
+)
 
 
 class _Target:

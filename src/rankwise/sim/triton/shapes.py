@@ -118,6 +118,8 @@ def subscript(source: tensor, keys: Any) -> tensor:
         raise KernelTypeError(
             f"{place()}: a block can be subscripted with `:` and `None` alone, not {keys!r}"
         )
+    if not source.shape:  # what Triton accepts of a number: `x[None, :]` is `x[None]`
+        listed = [key for key in listed if key is None]
     whole = sum(key is not None for key in listed)
     if whole > len(source.shape):
         raise KernelTypeError(
@@ -173,6 +175,11 @@ def reshape(input: Any, *shape: Any, can_reorder: bool = False) -> tensor:
     return _with_data(source, data.reshape(data.shape[0], *target))
 
 
+def view(input: Any, *shape: Any) -> tensor:
+    """The same elements in another shape."""
+    return reshape(input, *shape)
+
+
 def ravel(x: tensor, can_reorder: bool = False) -> tensor:
     """All elements along one axis."""
     return reshape(x, (x.numel,), can_reorder=can_reorder)
@@ -224,7 +231,7 @@ def split(a: tensor) -> tuple[tensor, tensor]:
 def interleave(a: Any, b: Any) -> tensor:
     """Elements of two blocks in turn along the last axis."""
     both = join(a, b)
-    return reshape(both, (*both.shape[:-2], 2 * both.shape[-2]))
+    return reshape(both, (*both.shape[:-2], 2 * both.shape[-2])) if len(both.shape) > 1 else both
 
 
 def cat(input: tensor, other: tensor, can_reorder: bool = False, dim: int = 0) -> tensor:

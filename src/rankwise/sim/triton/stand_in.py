@@ -12,20 +12,20 @@ statement fails in torch's own modules. Where there is no GPU, torch's CUDA devi
 
 import builtins
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 from rankwise.sim import triton
-from rankwise.sim.triton import execution, host, language, random_numbers, runtime, testing
+from rankwise.sim.triton import dtypes, execution, host, language, random_numbers, runtime, testing
 from rankwise.sim.triton import tuning as autotuner
-from rankwise.sim.triton.constants import plain
-from rankwise.sim.triton.jit import CompiledKernel, JITFunction, jit
+from rankwise.sim.triton.constants import constexpr_function
+from rankwise.sim.triton.jit import CompiledKernel, JITFunction, KernelInterface, jit
 from rankwise.sim.triton.language import core, math, standard
-from rankwise.sim.triton.language.extra import libdevice
+from rankwise.sim.triton.language.extra import cuda, libdevice
 from rankwise.sim.triton.torch_on_cpu import ANSWERS, cuda_on_cpu
 
 
@@ -33,27 +33,44 @@ class OutOfResources(execution.KernelError):
     """A kernel that no device has room for; never raised here, and caught by those who tune."""
 
 
-def constexpr_function(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of compile-time values, which kernels and their callers may call alike."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return function(*map(plain, args), **{name: plain(each) for name, each in kwargs.items()})
-
-    return call
+def must_use_result(x: Any, s: Any = True) -> Any:
+    """Mark a function whose result a compiler shall not let be dropped; nothing here."""
+    del s
+    return (lambda fn: fn) if isinstance(x, str) else x
 
 
-def reinterpret(tensor: Any, dtype: Any) -> host.TypedArray:
+class TensorWrapper(host.TypedArray):
+    """A tensor whose elements are taken for those of another type."""
+
+    base: Any
+
+    def __new__(cls, base: Any, dtype: Any) -> Self:  # noqa: D102
+        bits = base.numpy() if hasattr(base, "numpy") else base
+        self = super().__new__(cls, bits.view(dtype.storage), dtype)
+        self.base = base
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.base, name)
+
+
+def reinterpret(tensor: Any, dtype: Any) -> TensorWrapper:
     """The bits of a tensor as elements of another type of the same size."""
-    bits = tensor.numpy() if hasattr(tensor, "numpy") else tensor
-    return host.TypedArray(bits.view(dtype.storage), dtype)
+    return TensorWrapper(getattr(tensor, "base", tensor), dtype)
 
 
-def _never(*_args: Any, **_options: Any) -> bool:
+def _never() -> bool:
+    return False
+
+
+def _never_geq(major: int, minor: int = 0) -> bool:
+    """Whether it is an NVIDIA device of that capability at least."""
+    del major, minor
     return False
 
 
 def _nothing(*_args: Any, **_options: Any) -> None:
-    """Do nothing: there is no profile to write."""
+    """Do nothing: there is no profile to write, and no queue but one."""
 
 
 _ERRORS: dict[str, Any] = {
@@ -63,13 +80,22 @@ _ERRORS: dict[str, Any] = {
     "PTXASError": execution.KernelError,
     "TritonError": execution.KernelError,
 }
-_JIT = {
+_LAUNCHES: dict[str, Any] = {
     "JITFunction": JITFunction,
-    "KernelInterface": JITFunction,
-    "TensorWrapper": host.TypedArray,
+    "KernelInterface": KernelInterface,
+    "TensorWrapper": TensorWrapper,
+    "reinterpret": reinterpret,
+}
+_JIT = {
+    **_LAUNCHES,
     "constexpr_function": constexpr_function,
     "jit": jit,
-    "reinterpret": reinterpret,
+    "must_use_result": must_use_result,
+    "type_canonicalisation_dict": {
+        spelling: type_.name
+        for type_ in dtypes.SCALAR_TYPES
+        for spelling in (type_.name, repr(type_).rpartition(".")[2])
+    },
 }
 _TUNING = {
     "Autotuner": autotuner.Autotuner,
@@ -87,7 +113,9 @@ _PROFILER: dict[str, Any] = {
 }
 _QUESTIONS: Mapping[str, Mapping[str, Any]] = {
     "torch": {},
+    "torch.cpu": {"set_stream": _nothing},
     "torch.cuda": ANSWERS,
+    "torch.library": {"wrap_triton": lambda kernel: kernel},
 }
 """By module of torch: functions, and what answers instead."""
 
@@ -103,7 +131,7 @@ _MODULES: Mapping[str, Mapping[str, Any]] = {
     "triton.language": vars(language),
     "triton.language.core": vars(core),
     "triton.language.extra": {},
-    "triton.language.extra.cuda": {},
+    "triton.language.extra.cuda": vars(cuda),
     "triton.language.extra.cuda.libdevice": vars(libdevice),
     "triton.language.extra.libdevice": vars(libdevice),
     "triton.language.math": vars(math),
@@ -111,12 +139,15 @@ _MODULES: Mapping[str, Mapping[str, Any]] = {
     "triton.language.standard": vars(standard),
     "triton.language.target_info": {
         "current_target": runtime.driver.active.get_current_target,
-        **dict.fromkeys(("cuda_capability_geq", "is_cuda", "is_hip", "is_hip_cdna3"), _never),
+        "cuda_capability_geq": _never_geq,
+        **dict.fromkeys(
+            ("is_cuda", "is_hip", "is_hip_cdna3", "is_hip_cdna4", "is_hip_gfx1250"), _never
+        ),
     },
     "triton.profiler": _PROFILER,
     "triton.profiler.language": _PROFILER,
     "triton.profiler.viewer": {},
-    "triton.runtime": {**vars(runtime), **_JIT, **_TUNING, **_ERRORS},
+    "triton.runtime": {**vars(runtime), **_LAUNCHES, **_TUNING, **_ERRORS},
     "triton.runtime.autotuner": _TUNING,
     "triton.runtime.driver": {"driver": runtime.driver, "active": runtime.driver.active},
     "triton.runtime.errors": _ERRORS,
@@ -204,7 +235,10 @@ class _Answers:
         if module.__name__ == "torch" and not module.cuda.is_available():
             self._taking_back.enter_context(cuda_on_cpu(module))
         for name, answer in _QUESTIONS[module.__name__].items():
-            self._taking_back.callback(setattr, module, name, getattr(module, name))
+            if hasattr(module, name):
+                self._taking_back.callback(setattr, module, name, getattr(module, name))
+            else:
+                self._taking_back.callback(delattr, module, name)
             setattr(module, name, answer)
 
     def take_back(self) -> None:

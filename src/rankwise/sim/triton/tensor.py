@@ -138,6 +138,13 @@ class tensor:
         result: tuple[tensor, tensor] = OPERATORS.shapes.split(self)
         return result
 
+    def item(self) -> "tensor":
+        """The one element of a block, as a number."""
+        if self.numel != 1:
+            raise KernelTypeError(f"{place()}: item() takes a block of one element, not {self!r}")
+        result: tensor = OPERATORS.shapes.reshape(self, ())
+        return result
+
     def expand_dims(self, axis: Any) -> "tensor":
         """With axes of length one put in."""
         result: tensor = OPERATORS.shapes.expand_dims(self, axis)

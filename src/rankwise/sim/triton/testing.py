@@ -3,6 +3,7 @@
 The times are those of the emulation, in real milliseconds; on a simulated machine they are virtual.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from rankwise.sim.triton.host import HOST_MACHINE, HostMachine
+from rankwise.sim.triton.refusals import refusing
+from rankwise.sim.triton.runtime import driver
 
 
 def do_bench(
@@ -22,7 +25,8 @@ def do_bench(
 ) -> Any:
     """How long a function takes, in milliseconds; called once first, then for about `rep` ms.
 
-    Where launches go to a simulated machine, it is the virtual time of one more call.
+    Where launches go to a simulated machine, it is the virtual time of one more call; NaN if that
+    launched nothing there, as torch's own operations do.
     """
     del warmup, grad_to_none
     fn()
@@ -31,7 +35,9 @@ def do_bench(
     while not times or (machine is None and sum(times) < rep and len(times) < 1000):
         start = _picoseconds(machine)
         fn()
-        times.append((_picoseconds(machine) - start) / 1e9)
+        took = _picoseconds(machine) - start
+        # Scripts divide by it: what launched nothing on the machine has no time there.
+        times.append(took / 1e9 if took or machine is None else math.nan)
     if quantiles is not None:
         found = [float(value) for value in np.quantile(times, list(quantiles))]
         return found[0] if len(found) == 1 else found
@@ -47,7 +53,42 @@ def _picoseconds(machine: HostMachine | None) -> int:
     return time.perf_counter_ns() * 1000 if machine is None else machine.now
 
 
-do_bench_cudagraph = do_bench
+def do_bench_cudagraph(
+    fn: Callable[[], Any],
+    rep: int = 20,
+    grad_to_none: Any = None,
+    quantiles: Sequence[float] | None = None,
+    return_mode: str = "mean",
+) -> Any:
+    """How long a function takes, in milliseconds; as `do_bench`, since there are no graphs."""
+    return do_bench(
+        fn, rep=rep, grad_to_none=grad_to_none, quantiles=quantiles, return_mode=return_mode
+    )
+
+
+do_bench_proton = do_bench
+do_bench_cudagraph_proton = do_bench_cudagraph
+
+
+def get_dram_gbps(device: Any = None) -> float:
+    """The bandwidth of the memory that programs are told they have, in GB/s."""
+    properties = driver.active.utils.get_device_properties(device)
+    return float(properties["mem_clock_rate"] * properties["mem_bus_width"] * 2 / 1e6 / 8)
+
+
+__getattr__ = refusing(
+    "triton.testing",
+    {
+        **dict.fromkeys(
+            ("cuda_memcheck", "cuda_graph_without_gc", "nvsmi", "set_gpu_clock"),
+            "it calls NVIDIA's tools",
+        ),
+        **dict.fromkeys(
+            ("get_max_simd_tflops", "get_max_tensorcore_tflops"),
+            "it knows NVIDIA's devices alone; a machine's rate is in its topology",
+        ),
+    },
+)
 
 
 class Benchmark:
@@ -64,8 +105,11 @@ class Benchmark:
         args: dict[str, Any],
         xlabel: str = "",
         ylabel: str = "",
-        **_appearance: Any,
+        x_log: bool = False,
+        y_log: bool = False,
+        styles: Any = None,
     ) -> None:
+        del x_log, y_log, styles  # how a plot looks
         self.x_names = x_names
         self.x_vals = x_vals
         self.line_arg = line_arg
@@ -117,6 +161,23 @@ def perf_report(benchmarks: Any) -> Callable[[Callable[..., Any]], Mark]:
     return lambda fn: Mark(fn, benchmarks)
 
 
-def assert_close(x: Any, y: Any, atol: float = 1e-2, rtol: float = 1e-2, err_msg: str = "") -> None:
-    """Compare two arrays."""
-    np.testing.assert_allclose(np.asarray(x), np.asarray(y), atol=atol, rtol=rtol, err_msg=err_msg)
+def assert_close(
+    x: Any, y: Any, atol: float | None = None, rtol: float | None = None, err_msg: str = ""
+) -> None:
+    """Compare two arrays, to a hundredth unless told otherwise; NaN equals NaN."""
+    np.testing.assert_allclose(
+        _as_numpy(x),
+        _as_numpy(y),
+        atol=1e-2 if atol is None else atol,
+        rtol=1e-2 if rtol is None else rtol,
+        err_msg=err_msg,
+    )
+
+
+def _as_numpy(array: Any) -> Any:
+    """An array of any library; torch's narrow floats, which numpy has not, as float32."""
+    if not hasattr(array, "detach"):
+        return np.asarray(array)
+    array = array.detach().cpu()
+    is_narrow = array.is_floating_point() and array.element_size() < np.float32().itemsize
+    return (array.float() if is_narrow else array).numpy()

@@ -5,6 +5,7 @@ which say of themselves that they are on a GPU (`is_cuda`), since scripts assert
 about the device are answered for one like the emulator's, that can do nothing special.
 """
 
+from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -22,8 +23,20 @@ _DEVICE = SimpleNamespace(
     total_memory=16 << 30,
     warp_size=32,
 )
+
+
+class _OnDevice(nullcontext[None]):
+    """`torch.cuda.device(…)`: on the one device there is."""
+
+    def __init__(self, device: Any) -> None:
+        super().__init__()
+        self.device = device
+
+
 ANSWERS: dict[str, Any] = {
     "current_device": lambda: 0,
+    "device": _OnDevice,
+    "device_count": lambda: 1,
     "get_device_capability": lambda _device=None: (0, 0),
     "get_device_properties": lambda _device=None: _DEVICE,
     "synchronize": _nothing,

@@ -22,7 +22,8 @@ import numpy as np
 from rankwise.base.errors import ConfigError
 from rankwise.sim.triton.debug import StaticAssertion
 from rankwise.sim.triton.execution import KernelTypeError, KernelValueError
-from rankwise.sim.triton.jit import JITFunction, OnGrid
+from rankwise.sim.triton.host import HOST_MACHINE
+from rankwise.sim.triton.jit import JITFunction, KernelInterface, launched_on_host_machine
 
 _DOES_NOT_COMPILE = (StaticAssertion, KernelTypeError, KernelValueError)
 
@@ -69,7 +70,7 @@ class Config:
         return ", ".join(f"{name}: {value}" for name, value in self.all_kwargs().items())
 
 
-class Autotuner:
+class Autotuner(KernelInterface):
     """A kernel with configurations to choose from.
 
     Its parameters and attributes are named as Triton's: libraries derive tuners of their own.
@@ -86,10 +87,13 @@ class Autotuner:
         pre_hook: Callable[..., Any] | None = None,
         post_hook: Callable[..., Any] | None = None,
         prune_configs_by: Mapping[str, Any] | None = None,
-        *,
+        warmup: int | None = None,
+        rep: int | None = None,
+        use_cuda_graph: bool = False,
         do_bench: Callable[..., Any] | None = None,
-        **_options: Any,
+        cache_results: bool = False,
     ) -> None:
+        del warmup, rep, use_cuda_graph, cache_results  # how a stopwatch is to be used
         pruning = prune_configs_by or {}
         self.fn = fn
         self.configs = list(configs) or [Config({})]
@@ -121,23 +125,18 @@ class Autotuner:
         """Call it from another kernel."""
         return self.fn(*args, **kwargs)
 
-    def __getitem__(self, grid: Any) -> OnGrid:
-        """A launch over a grid: a tuple, a number, or a function of the kernel's parameters."""
-        return OnGrid(self, grid)
-
-    def warmup(self, *args: Any, grid: Any = (1,), **kwargs: Any) -> Any:
-        """What compiling would have given, without running anything."""
-        return self.run(*args, grid=grid, warmup=True, **kwargs)
-
     def run(self, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         """Launch with the configuration chosen for these arguments; choose one if there is none."""
+        if not warmup and launched_on_host_machine(self, grid, args, kwargs):
+            assert self.best_config is not None, "the launch has chosen one"
+            return self._launch(self.best_config, args, grid, kwargs, warmup=True)
         self.nargs = dict(zip(self.arg_names, args, strict=False))
         key = self._key_of({**self.nargs, **kwargs})
         chosen = self.cache.get(key)
         if chosen is None and len(self.configs) == 1:
             chosen = self.configs[0]
         if chosen is not None or warmup:
-            chosen = chosen or self._pruned(kwargs)[0]
+            chosen = chosen or self.prune_configs(kwargs)[0]
             self.best_config = chosen
             return self._launch(chosen, args, grid, kwargs, warmup=warmup)
         complaints: list[tuple[Config, Exception]] = []
@@ -180,7 +179,7 @@ class Autotuner:
         if found is None and len(self.configs) == 1:
             found = self.configs[0]
         if found is None:
-            configs = self._by_model(self._pruned(kwargs), kwargs)
+            configs = self._by_model(self.prune_configs(kwargs), kwargs)
             if self.perf_model is not None or len(configs) == 1:
                 found = configs[0]
             else:
@@ -220,7 +219,8 @@ class Autotuner:
             key=lambda config: float(model(**{**self.nargs, **kwargs, **config.all_kwargs()})),
         )
 
-    def _pruned(self, kwargs: Mapping[str, Any]) -> list[Config]:
+    def prune_configs(self, kwargs: Mapping[str, Any]) -> list[Config]:
+        """The configurations that `early_config_prune` leaves."""
         configs = self.configs
         early = self.early_config_prune
         if early is not None:
@@ -231,7 +231,7 @@ class Autotuner:
 
     def candidates(self, args: Any, grid: Any, kwargs: Mapping[str, Any]) -> list[Config]:
         """Configurations in the order in which they are to be tried, the best first."""
-        configs = self._by_model(self._pruned(kwargs), kwargs)
+        configs = self._by_model(self.prune_configs(kwargs), kwargs)
         if self._do_bench is not None and len(configs) > 1:
             times = [self._time_of(config, args, grid, kwargs) for config in configs]
             configs = [configs[at] for at in sorted(range(len(configs)), key=times.__getitem__)]
@@ -260,6 +260,21 @@ class Autotuner:
             for array, before in kept:
                 _overwrite(array, before)
         return float(took[0] if isinstance(took, (list, tuple)) else took)
+
+    def _bench(self, *args: Any, config: Config, **kwargs: Any) -> list[float]:
+        """What a trial takes, for tuners derived from this one: virtual time, or nothing."""
+        machine = HOST_MACHINE.get()
+        start = 0 if machine is None else machine.now
+        grid = kwargs.pop("grid", (1,))
+        kwargs.pop("warmup", None)
+        try:
+            if machine is None:
+                self._launch(config, args, grid, kwargs, warmup=False)
+            else:
+                machine.launch(self.fn, grid, *args, **kwargs, **config.all_kwargs())
+        except _DOES_NOT_COMPILE:
+            return [float("inf")] * 3
+        return [0.0 if machine is None else (machine.now - start) / 1e9] * 3
 
     def _after_trial(self, given: dict[str, Any], error: Exception | None) -> None:
         if self.post_hook is not None:
@@ -308,26 +323,23 @@ def _overwrite(array: Any, values: Any) -> None:
         array.copy_(values)
 
 
-class Heuristics:
+class Heuristics(KernelInterface):
     """A kernel some of whose parameters follow from the others."""
 
-    def __init__(self, fn: Any, values: Mapping[str, Callable[[dict[str, Any]], Any]]) -> None:
+    def __init__(
+        self,
+        fn: Any,
+        arg_names: Sequence[str],
+        values: Mapping[str, Callable[[dict[str, Any]], Any]],
+    ) -> None:
         self.fn = fn
         self.values = dict(values)
-        self.arg_names: list[str] = fn.arg_names
+        self.arg_names: list[str] = list(arg_names)
         self.__name__ = getattr(fn, "__name__", "kernel")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it from another kernel."""
         return self.fn(*args, **kwargs)
-
-    def __getitem__(self, grid: Any) -> OnGrid:
-        """A launch over a grid: a tuple, a number, or a function of the kernel's parameters."""
-        return OnGrid(self, grid)
-
-    def warmup(self, *args: Any, grid: Any = (1,), **kwargs: Any) -> Any:
-        """What compiling would have given, without running anything."""
-        return self.run(*args, grid=grid, warmup=True, **kwargs)
 
     def run(self, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         """Launch, with the parameters that follow from the arguments filled in."""
@@ -350,10 +362,14 @@ def autotune(
     restore_value: Iterable[str] | None = None,
     pre_hook: Callable[..., Any] | None = None,
     post_hook: Callable[..., Any] | None = None,
+    warmup: int | None = None,
+    rep: int | None = None,
+    use_cuda_graph: bool = False,
     do_bench: Callable[..., Any] | None = None,
-    **_options: Any,
+    cache_results: bool = False,
 ) -> Callable[[Any], Autotuner]:
     """Choose a kernel's parameters among configurations, anew for each value of `key`."""
+    del warmup, rep, use_cuda_graph, cache_results  # how a stopwatch is to be used
 
     def decorator(fn: Any) -> Autotuner:
         return Autotuner(
@@ -376,4 +392,4 @@ def heuristics(
     values: Mapping[str, Callable[[dict[str, Any]], Any]],
 ) -> Callable[[Any], Heuristics]:
     """Calculate some of a kernel's parameters from the others."""
-    return lambda fn: Heuristics(fn, values)
+    return lambda fn: Heuristics(fn, fn.arg_names, values)

@@ -148,15 +148,15 @@ def test_a_wrong_type_or_shape_is_refused_in_words(
 def test_a_name_that_is_not_emulated_says_so() -> None:
     @triton.jit
     def kernel(x: Any) -> None:
-        tl.dot_scaled(x, x, x, x, x, x)
+        tl.atomic_poll(x, 1)
 
-    with pytest.raises(triton.Unsupported, match=r"tl\.dot_scaled is not emulated"):
+    with pytest.raises(triton.Unsupported, match=r"tl\.atomic_poll is not emulated: wait with"):
         kernel[(1,)](np.zeros(4, np.float32))
 
 
 def test_kernels_can_ask_whether_a_name_is_there() -> None:
     """As they do that run under several versions of Triton."""
-    assert not hasattr(tl, "dot_scaled")
+    assert not hasattr(tl, "atomic_poll")
     assert getattr(tl, "float8e4b8", None) is None
     assert hasattr(tl, "make_tensor_descriptor")
 

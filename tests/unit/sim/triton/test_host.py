@@ -276,7 +276,7 @@ def test_prints_go_to_the_console_with_their_program(capsys: pytest.CaptureFixtu
         ("permute", "input, dims"),
         ("trans", "input, dims"),
         ("reshape", "input, shape, can_reorder"),
-        ("view", "input, shape, can_reorder"),
+        ("view", "input, shape"),
         ("ravel", "x, can_reorder"),
         ("join", "a, b"),
         ("interleave", "a, b"),
@@ -325,3 +325,62 @@ def test_what_libraries_use_of_tritons_inner_modules_is_there() -> None:
 
     assert out.tolist() == [3, 4, 5, 6, 7, 8, 9, 10]
     assert tl.core.get_int_dtype(8, signed=False) is tl.uint8
+
+
+class Described:
+    """A library's own class around a tensor: it has an address, a type, a shape and strides."""
+
+    def __init__(self, array: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
+        self._array = array
+        self.dtype = array.dtype.name
+        self.shape = shape
+        self._strides = strides
+
+    def data_ptr(self) -> int:
+        return int(self._array.ctypes.data)
+
+    def stride(self) -> tuple[int, ...]:
+        return self._strides
+
+
+def test_a_class_with_an_address_a_shape_and_strides_is_an_argument() -> None:
+    @triton.jit
+    def kernel(x: Any, o: Any) -> None:
+        i = tl.arange(0, 4)
+        tl.store(o + i, tl.load(x + i * 3))
+
+    source, out = np.arange(12, dtype=np.float32), np.zeros(4, np.float32)
+
+    kernel[(1,)](Described(source, (4,), (3,)), Described(out, (4,), (1,)))
+
+    assert out.tolist() == [0, 3, 6, 9]
+
+
+def test_parameters_are_told_to_who_wraps_a_kernel() -> None:
+    @triton.jit(do_not_specialize=["n"])
+    def kernel(x: Any, n: Any, BLOCK: tl.constexpr) -> None:
+        pass
+
+    assert [(each.num, each.name) for each in kernel.params] == [(0, "x"), (1, "n"), (2, "BLOCK")]
+    assert [each.is_constexpr for each in kernel.params] == [False, False, True]
+    assert [each.do_not_specialize for each in kernel.params] == [False, True, False]
+    assert not any(each.has_default for each in kernel.params)
+
+
+def test_a_tuner_derived_from_triton_measures_a_configuration_by_the_name_it_has_there() -> None:
+    @triton.jit
+    def kernel(x: Any, BLOCK: tl.constexpr) -> None:
+        tl.static_assert(BLOCK > 1)
+        tl.store(x + tl.arange(0, BLOCK), 1)
+
+    configs = [triton.Config({"BLOCK": size}) for size in (1, 4)]
+    tuner = triton.autotune(configs, key=[])(kernel)
+
+    out = np.zeros(4)
+    tuner.nargs = {"x": out}
+
+    assert [tuner._bench(out, config=each, grid=(1,))[0] for each in configs] == [
+        float("inf"),
+        0.0,
+    ]
+    assert tuner.prune_configs({}) == configs

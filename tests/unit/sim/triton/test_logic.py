@@ -67,3 +67,31 @@ def test_an_error_still_names_the_line() -> None:
     line = kernel.fn.__code__.co_firstlineno + 4
     with pytest.raises(triton.OutOfBounds, match=rf"test_logic\.py:{line}\)"):
         stored(kernel)
+
+
+def test_a_shape_equals_a_list_of_its_sizes() -> None:
+    @triton.jit
+    def kernel(out_ptr: Any, BLOCK: tl.constexpr) -> None:
+        i: Any = tl.arange(0, BLOCK)
+        tl.static_assert(i[None, :].shape == [1, BLOCK])
+        if i.shape == [BLOCK] and i.shape != [BLOCK + 1]:
+            tl.store(out_ptr + i, [tl.constexpr(BLOCK)] == i.shape)
+            tl.store(out_ptr + i, 4, mask=i < 2)
+
+    assert stored(kernel, 4) == [4, 4, 1, 1]
+
+
+def test_an_assertion_of_a_block_holds_for_each_element() -> None:
+    @triton.jit
+    def kernel(out_ptr: Any, BLOCK: tl.constexpr, LIMIT: tl.constexpr) -> None:
+        i = tl.arange(0, BLOCK)
+        assert i < LIMIT, "too many"
+        tl.store(out_ptr + i, LIMIT.value)
+
+    out = np.zeros(4, np.int32)
+
+    kernel[(1,)](out, BLOCK=4, LIMIT=4)
+    with pytest.raises(triton.DeviceAssertion, match=r"at \[3\] of the block: .* too many"):
+        kernel[(1,)](out, BLOCK=4, LIMIT=3)
+
+    assert out.tolist() == [4, 4, 4, 4]

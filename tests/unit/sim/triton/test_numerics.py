@@ -280,3 +280,43 @@ def test_functions_of_narrow_floats_are_calculated_in_fp32_and_rounded(
     bits = (y.view(torch.int16) - expected.to(type_).view(torch.int16)).abs()
     assert bits.max() <= 1
     assert (bits == 0).float().mean() > 0.99
+
+
+def test_shifting_a_signed_number_by_an_unsigned_one_keeps_its_sign() -> None:
+    @triton.jit
+    def kernel(x: Any, y: Any, o: Any) -> None:
+        i = tl.arange(0, 4)
+        tl.store(o + i, tl.load(x + i) >> tl.load(y + i))
+
+    x, out = np.array([-5, -128, 7, 127], np.int8), np.zeros(4, np.int8)
+
+    kernel[(1,)](x, np.array([1, 7, 1, 3], np.uint8), out)
+
+    assert out.tolist() == [-3, -1, 3, 15]
+
+
+def test_a_sum_in_one_bit_wraps_around() -> None:
+    @triton.jit
+    def kernel(o: Any) -> None:
+        ones = tl.full((32,), 1, tl.int1)
+        tl.store(o, tl.sum(ones, dtype=tl.int1).to(tl.int32))
+        tl.store(o + 1, tl.sum(ones))
+
+    out = np.full(2, -1, np.int32)
+
+    kernel[(1,)](out)
+
+    assert out.tolist() == [0, 32]
+
+
+def test_one_element_becomes_a_number() -> None:
+    @triton.jit
+    def kernel(o: Any) -> None:
+        if (tl.load(o + tl.arange(0, 1)) > 2).item():
+            tl.store(o, 1)
+
+    out = np.full(1, 3, np.int32)
+
+    kernel[(1,)](out)
+
+    assert out[0] == 1

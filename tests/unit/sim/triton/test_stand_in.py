@@ -181,3 +181,44 @@ def test_a_stopwatch_tells_virtual_time_on_a_machine(triton: Any, context: Any) 
     again = triton.testing.do_bench(lambda: kernel[(1,)](x, x, 64, BLOCK=64))
 
     assert once == again > 0
+
+
+def test_a_repeated_axis_does_not_bound_what_a_kernel_reads(triton: Any) -> None:
+    """A kernel that is given `expand`ed tensors goes along the axis with strides of its own."""
+    torch = pytest.importorskip("torch")
+
+    @triton.jit
+    def kernel(x_ptr: Any, out_ptr: Any) -> None:
+        i = tl.arange(0, 4)
+        tl.store(out_ptr + i, tl.load(x_ptr + i))
+
+    table, out = torch.arange(4.0), torch.zeros(4)
+
+    kernel[(1,)](table[:1].expand(4), out)
+
+    assert out.tolist() == table.tolist()
+
+
+def test_launches_of_wrapped_kernels_take_time_on_the_machine(triton: Any) -> None:
+    """Libraries derive classes from Triton's that choose, and call the kernel's `run`."""
+    kernel = increment(triton)
+
+    class Entry(triton.KernelInterface):  # type: ignore[misc]
+        def run(self, *args: Any, **kwargs: Any) -> Any:
+            return kernel.run(*args, **kwargs)
+
+    x, out = np.arange(8, dtype=np.float32), np.zeros(8, np.float32)
+    with RuntimeContext(GraphEngine("default")) as context, launches_on(context):
+        before = context.now
+        Entry()[(2,)](x, out, 8, BLOCK=4)
+        took = context.now - before
+
+    assert out.tolist() == (x + 1).tolist()
+    assert took > 0
+
+
+def test_what_launches_nothing_has_no_time_on_the_machine(triton: Any, context: Any) -> None:
+    x = np.arange(8, dtype=np.float32)
+
+    assert np.isnan(triton.testing.do_bench(lambda: x + 1))
+    assert triton.testing.do_bench(lambda: increment(triton)[(2,)](x, x, 8, BLOCK=4)) > 0

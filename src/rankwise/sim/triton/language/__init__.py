@@ -15,6 +15,7 @@ from rankwise.sim.triton.debug import (
     debug_barrier,
     device_assert,
     device_print,
+    expect_zero,
     inline_asm_elementwise,
     max_constancy,
     max_contiguous,
@@ -85,6 +86,8 @@ from rankwise.sim.triton.functions import (
 )
 from rankwise.sim.triton.ipcq import recv, send
 from rankwise.sim.triton.language import core, extra, math, standard
+from rankwise.sim.triton.mapping import map_elementwise
+from rankwise.sim.triton.microscaling import dot_scaled
 from rankwise.sim.triton.operations import (
     add_numbers as add,
 )
@@ -101,7 +104,6 @@ from rankwise.sim.triton.operations import (
     atomic_xor,
     condition,
     load,
-    map_elementwise,
     store,
 )
 from rankwise.sim.triton.operations import (
@@ -114,6 +116,7 @@ from rankwise.sim.triton.promotion import to_tensor
 from rankwise.sim.triton.random_numbers import (
     pair_uniform_to_normal,
     philox,
+    philox_impl,
     rand,
     rand4x,
     randint,
@@ -126,6 +129,7 @@ from rankwise.sim.triton.reductions import (
     argmax,
     argmin,
     associative_scan,
+    bitonic_merge,
     cumprod,
     cumsum,
     histogram,
@@ -139,6 +143,7 @@ from rankwise.sim.triton.reductions import (
     topk,
     xor_sum,
 )
+from rankwise.sim.triton.refusals import refusing
 from rankwise.sim.triton.shapes import (
     broadcast,
     broadcast_to,
@@ -155,11 +160,12 @@ from rankwise.sim.triton.shapes import (
     squeeze,
     trans,
     unsqueeze,
+    view,
     where,
 )
 from rankwise.sim.triton.tensor import METHODS, tensor
 
-view = reshape
+slice: Any = builtins.slice
 tuple: Any = builtins.tuple
 TRITON_MAX_TENSOR_NUMEL = 1048576
 
@@ -172,25 +178,19 @@ _METHOD_NAMES = (
 )  # fmt: skip
 METHODS.update({name: globals()[name] for name in _METHOD_NAMES})
 
-_WITHOUT_EMULATION = (
-    "dot_scaled", "bitonic_merge", "float8e4b15", "float8e4b8", "float8e5b16", "atomic_poll",
-    "slice", "target_info",
-)  # fmt: skip
-
-
-class _NameNotEmulated(Unsupported, AttributeError):
-    """So that `hasattr(tl, name)`, by which kernels adapt to versions of Triton, says no."""
-
-
-def __getattr__(name: str) -> Any:
-    """Refuse names of the language that are not emulated, with a better message than Python's."""
-    if name in _WITHOUT_EMULATION:
-        raise _NameNotEmulated(
-            f"{place()}: tl.{name} is not emulated",
-            hint="docs/sim/kernels.md lists what is",
-        )
-    raise AttributeError(f"the emulated kernel language has no name {name!r}")
-
+_OF_COMPILER = "it describes types to the compiler"
+_OTHER_DEVICE = "a format of other devices' own"
+__getattr__ = refusing(
+    "tl",
+    {
+        "aggregate_replace": "there are no aggregates",
+        "atomic_poll": "wait with a `while` over atomic_load",
+        **dict.fromkeys(("float8e4b15", "float8e4b8", "float8e5b16"), _OTHER_DEVICE),
+        **dict.fromkeys(
+            ("constexpr_type", "str_to_ty", "tensor_descriptor_type", "tuple_type"), _OF_COMPILER
+        ),
+    },
+)
 
 __all__ = [
     "TRITON_MAX_TENSOR_NUMEL",
@@ -215,6 +215,7 @@ __all__ = [
     "atomic_xchg",
     "atomic_xor",
     "bfloat16",
+    "bitonic_merge",
     "block_type",
     "broadcast",
     "broadcast_to",
@@ -235,11 +236,13 @@ __all__ = [
     "device_print",
     "div_rn",
     "dot",
+    "dot_scaled",
     "dtype",
     "erf",
     "exp",
     "exp2",
     "expand_dims",
+    "expect_zero",
     "extra",
     "fdiv",
     "flip",
@@ -281,6 +284,7 @@ __all__ = [
     "pair_uniform_to_normal",
     "permute",
     "philox",
+    "philox_impl",
     "pi32_t",
     "place",
     "pointer_type",
@@ -301,6 +305,7 @@ __all__ = [
     "send",
     "sigmoid",
     "sin",
+    "slice",
     "softmax",
     "sort",
     "split",

@@ -1,5 +1,5 @@
 """`tl.extra`: functions beyond the language itself."""
 
-from rankwise.sim.triton.language.extra import libdevice
+from rankwise.sim.triton.language.extra import cuda, libdevice
 
-__all__ = ["libdevice"]
+__all__ = ["cuda", "libdevice"]
