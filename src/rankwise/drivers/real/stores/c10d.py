@@ -243,14 +243,16 @@ class C10dStore:
         if self.waiting:
             self.wake_waiting()
         # By a thread: torch blocks for as long as its server's machine is silent.
-        farewell = Thread(target=self._say_farewell, name="rankwise-farewell", daemon=True)
+        farewell = Thread(
+            target=self._say_farewell, args=(linger_s,), name="rankwise-farewell", daemon=True
+        )
         farewell.start()
-        farewell.join(self._linger_s + FAREWELL_S)
+        farewell.join(linger_s + FAREWELL_S)
         self._ended.set()
         if self._reaper is not None:
             self._reaper.join()
 
-    def _say_farewell(self) -> None:
+    def _say_farewell(self, linger_s: float) -> None:
         with suppress(StoreError), self._lock:
             others = self._log.count_clients(self._connection, -1)
             deadline = monotonic() + linger_s

@@ -27,6 +27,7 @@ from rankwise.core.agent.vocabulary import (
 from rankwise.core.gang.state import Phase as GangPhase
 from rankwise.core.gang.vocabulary import (
     ProgressLooked,
+    Resumed,
     StacksDumped,
     Started,
     StopRequested,
@@ -254,7 +255,7 @@ class SimulatedNode:
 
     def _pass_on(self, life: int, stimulus: GangStimulus) -> None:
         """Tell the agent of that life what the window has held back."""
-        assert not isinstance(stimulus, Started), "an agent starts its gangs itself"
+        assert not isinstance(stimulus, Started | Resumed), "an agent starts its gangs itself"
         if self.dispatch is not None and life == self.lives:
             self.dispatch.deliver(stimulus)
             self._on_step(self)
