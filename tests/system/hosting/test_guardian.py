@@ -18,6 +18,8 @@ from rankwise.drivers.real.hosting import wire
 
 pytestmark = pytest.mark.system
 
+BOMBS_S = 4 * PATIENCE
+"""How long programs go on that fork all the time, should a guardian die and not end them."""
 STUBBORN = """
 exec 3>&1
 trap '' TERM INT HUP
@@ -316,10 +318,11 @@ def test_a_fence_that_is_put_off_or_taken_away_harms_nobody(guardian: Hosted) ->
 def test_a_sweep_is_over_when_a_fork_bomb_is(guardian: Hosted) -> None:
     """Processes that fork all the time are born between the look and the kill."""
     program = (
-        "import os, signal\n"
+        "import os, signal, time\n"
         "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+        f"end = time.monotonic() + {BOMBS_S}\n"
         "print('on', flush=True)\n"
-        "while True:\n"
+        "while time.monotonic() < end:\n"
         "    if os.fork():\n"
         "        os.setsid() if os.getpid() != os.getsid(0) else None\n"
         "        os._exit(0)\n"
@@ -337,14 +340,16 @@ def test_a_sweep_is_over_when_a_fork_bomb_is(guardian: Hosted) -> None:
 
 def test_a_sweep_ends_many_chains_that_run_away_from_it(guardian: Hosted) -> None:
     """Each link of a chain makes a session of its own and a successor, and ends."""
-    program = """
-import os
+    program = f"""
+import os, time
+end = time.monotonic() + {BOMBS_S}
 for _ in range(16):
     if not os.fork():
-        while True:
+        while time.monotonic() < end:
             os.setsid()
             if os.fork():
-                os._exit(0)
+                break
+        os._exit(0)
 print('on', flush=True)
 """
     read_fd, write_fd = os.pipe()

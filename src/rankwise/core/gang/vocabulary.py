@@ -195,7 +195,7 @@ class SpawnWorker(msgspec.Struct, frozen=True, tag=True):
 
 
 class SignalWorker(msgspec.Struct, frozen=True, tag=True):
-    """Send a signal to a worker and its process group; to nobody if it is gone."""
+    """Send a signal to a worker and its process group, if it is still there."""
 
     local_rank: int
     attempt: int
@@ -226,7 +226,7 @@ class Told(StrEnum):
 
 
 class TellWorker(msgspec.Struct, frozen=True, tag=True):
-    """Say one of these words to a worker; to nobody if it is gone."""
+    """Say one of these words to a worker, if it is still there."""
 
     local_rank: int
     attempt: int

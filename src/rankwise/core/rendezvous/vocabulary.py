@@ -205,7 +205,7 @@ class LeaveSettled(msgspec.Struct, frozen=True, tag=True):
 
 
 class AnnounceWaiting(msgspec.Struct, frozen=True, tag=True):
-    """Tell people on whom is being waited, and since when."""
+    """Tell people what this node waits for, and since when."""
 
     round: int
     text: str

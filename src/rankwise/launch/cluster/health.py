@@ -35,7 +35,7 @@ class AgentStatus(msgspec.Struct, frozen=True, kw_only=True):
         workers: how many of its workers live.
         restarts: how many restarts the job has spent.
         leads: whether this node leads.
-        step: the farthest step of its ranks; -1 where nobody counts them.
+        step: the farthest step of its ranks; -1 where they are not counted.
     """
 
     run_id: str
