@@ -2,6 +2,7 @@
 
 import threading
 import uuid
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from types import ModuleType
@@ -36,6 +37,12 @@ class Shelf:
                 self.state = (state, (token or 0) + 1)
             assert self.state is not None
             return (*self.state, has_set)
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    yield
+    assert [one.name for one in threading.enumerate() if one.name.startswith("rankwise-")] == []
 
 
 @pytest.fixture

@@ -115,7 +115,7 @@ for name in sorted(os.environ):
     }
 
 
-def test_rank_0_can_listen_on_the_reserved_port_and_a_restart_keeps_it(tmp_path: Path) -> None:
+def test_rank_0_can_listen_on_the_reserved_port_and_a_restart_has_another(tmp_path: Path) -> None:
     script = write_program(
         tmp_path,
         """
@@ -131,7 +131,7 @@ sys.exit(os.environ["TORCHELASTIC_RESTART_COUNT"] == "0")
     done = run("run", "--nproc-per-node=1", "--max-restarts=1", script)
 
     first, second = plain(done.lines)
-    assert first == second
+    assert first != second
     assert done.code == 0
 
 

@@ -134,6 +134,7 @@ class NodeRounds:
         if world is None:
             error = self._error()
             self._record(str(error), NodeState.FAILED)
+            self.let_go()  # this node never takes part again
             raise error
         self._record(
             f"joined round {world.round} as node {world.node_rank} of {len(world.members)}"
