@@ -141,7 +141,7 @@ class RecoverableRank:
         if self._is_running:
             raise LocalProtocolError(
                 "recover was called by a function that recover runs",
-                hint="call it once, around all that shall be done again",
+                hint="call it once, around all that is to be done again",
             )
         self._is_running = True
         try:

@@ -114,7 +114,7 @@ def manifests(job: KubernetesJob) -> str:
             ),
         ]
     if job.token is not None:
-        objects.append((_token_secret(job, job.token), "What the pods know, and nobody else."))
+        objects.append((_token_secret(job, job.token), "What only the pods know."))
     objects += [
         (_node_service(job), "Names for the pods, and where Prometheus finds GET /metrics."),
         (_job_set(job), f"The run: {job.nodes_max} pods, each of them one node."),
