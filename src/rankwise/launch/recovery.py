@@ -45,7 +45,7 @@ R = TypeVar("R")
 class Recalled(BaseException):
     """Raised inside of a function that `rankwise.recover` runs: another rank has died.
 
-    Let it pass: whoever catches it and goes on is killed when the time is over.
+    Let it pass: a rank that catches it and goes on is killed when the time is over.
     """
 
 
@@ -243,7 +243,7 @@ def _let_go_of(error: BaseException) -> None:
 
 
 def _interrupt_waits(peers: tuple[int, ...]) -> None:
-    """Let whoever waits for another rank in C code come back with an error.
+    """Let threads that wait for another rank in C code come back with an error.
 
     NCCL can be told to. Gloo and torch's store cannot: they come back when connections end.
     """

@@ -22,7 +22,7 @@ finished: a stray of this one could hold the port or the device of the next.
   change nothing.
 - *Recovery* (`rankwise.recover`; ADR 0021): a gang with restarts left outlives the failure of a
   worker if another one runs a function that can be called again. Those that do are recalled; the
-  others are told to stop; whoever has not done so in time is killed. What the dead have left is
+  others are told to stop. A worker that is late with either is killed. What the dead have left is
   swept, and the gang pauses. Then the agent resumes it as another attempt: those that have yielded
   are called again, and the others are made anew. In a pause a request to stop kills the workers
   that stand: they have left their functions, and have nothing to save.

@@ -20,8 +20,8 @@ class GangSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     Attributes:
         size: number of workers.
         grace: how long workers may take to end once told to, before they are killed.
-        stop_delay: how long the others may go on after the first failure: whoever is about to end
-            by itself is not told to, and has not failed.
+        stop_delay: how long the others may go on after the first failure: a worker that ends by
+            itself meanwhile is not told to, and has not failed.
         exit_timeout: how long a worker may take to end after it has told of the exception that it
             dies of; one whose threads never end would otherwise keep all others waiting.
         hang_timeout: without a sign of life from any worker for this long, the gang has hung;

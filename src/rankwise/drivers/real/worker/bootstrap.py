@@ -251,11 +251,13 @@ def run_and_exit(program: "Program", descriptors: "Mapping[str, int]") -> "NoRet
 def _yield_to_threads_of_torch() -> None:
     """Let threads of torch have the interpreter once before it ends.
 
-    A thread of gloo drops the tensors of the last collective after whoever waited for it went on.
+    A thread of gloo drops the tensors of the last collective after its waiter went on.
     Before Python 3.14 the process aborts if such a thread asks for the interpreter while that ends:
     "terminate called without an active exception", in two of five runs of a program whose DDP
-    model is a global name. There is nothing that could be waited for.
+    model is a global name.
     """
+    # why: the thread is gloo's own, and nothing tells whether it is still about to ask; what helps
+    # is to be without the interpreter for longer than a thread needs to take it.
     time.sleep(0.002)
 
 

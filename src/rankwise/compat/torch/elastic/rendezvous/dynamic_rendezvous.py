@@ -25,14 +25,13 @@ from rankwise.base.units import Duration, duration_from_seconds
 from rankwise.compat.torch.elastic.events import NodeState, construct_and_record_rdzv_event
 from rankwise.compat.torch.elastic.rendezvous.api import (
     RendezvousConnectionError,
-    RendezvousHandler,
     RendezvousInfo,
     RendezvousParameters,
     RendezvousStateError,
     RendezvousStoreInfo,
     RendezvousTimeoutError,
 )
-from rankwise.compat.torch.elastic.rendezvous.node_rounds import NodeRounds
+from rankwise.compat.torch.elastic.rendezvous.node_rounds import HandlerOfRounds, NodeRounds
 from rankwise.compat.torch.elastic.rendezvous.torch_store import PrefixedStore, TorchStore
 from rankwise.core.rendezvous.configuration import RendezvousConfig
 from rankwise.core.rendezvous.vocabulary import World
@@ -55,7 +54,7 @@ Token = Any
 
 
 class RendezvousBackend(ABC):
-    """Keeps the state of a rendezvous; to be written by whoever has a place for it.
+    """Keeps the state of a rendezvous; a launcher that has a place for it implements this.
 
     Both calls raise `RendezvousConnectionError` when the place does not answer: they are made
     again, for as long as the join timeout or the lease allows. What else they raise ends the
@@ -230,7 +229,7 @@ class _BackendPlace:
         return StoreRefused(said, hint="its get_state and set_state are this program's own")
 
 
-class DynamicRendezvousHandler(RendezvousHandler):
+class DynamicRendezvousHandler(HandlerOfRounds):
     """One node's part in a rendezvous whose state a backend keeps; mostly from `from_backend`."""
 
     _node_desc_generator = _NodeDescGenerator()
@@ -290,6 +289,9 @@ class DynamicRendezvousHandler(RendezvousHandler):
         self._store = store
         self._place = state_holder
         self._shared_tcp_store_server: Any = None
+        self._rounds = NodeRounds(
+            settings.run_id, _config_from(settings), node.addr, lambda: self._meeting
+        )
 
     @property
     def settings(self) -> RendezvousSettings:
@@ -334,32 +336,9 @@ class DynamicRendezvousHandler(RendezvousHandler):
         listens = self._where_rank_0_listens(world, store)
         return RendezvousInfo(store, world.node_rank, len(world.members), listens)
 
-    def is_closed(self) -> bool:
-        """Whether the run is over, as far as this node knows."""
-        return self._rounds.is_closed
-
-    def set_closed(self) -> None:
-        """End the run for everybody."""
-        self._rounds.close_run()
-
-    def num_nodes_waiting(self) -> int:
-        """1 when the round is over and all meet again, else 0."""
-        return int(self._rounds.is_dissolved)
-
-    def shutdown(self) -> bool:
-        """Leave the run, as one who is done, and let go of everything."""
-        self._rounds.leave()
-        return True
-
     def _stop_heartbeats(self) -> None:
         """Take no part any more, without a word that the work is done."""
         self._rounds.let_go()
-
-    @cached_property
-    def _rounds(self) -> NodeRounds:
-        return NodeRounds(
-            self.get_run_id(), _config_from(self._settings), self._node.addr, lambda: self._meeting
-        )
 
     @cached_property
     def _meeting(self) -> OneValueStore:

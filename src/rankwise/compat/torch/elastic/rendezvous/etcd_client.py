@@ -98,7 +98,7 @@ class Client:
         return self._store
 
     def open_store(self) -> Store:
-        """Another connection to the same etcd; whoever asks closes it."""
+        """Another connection to the same etcd; the caller closes it."""
         return open_store("etcd", self.endpoint, self._settings, run_id="")
 
     def close(self) -> None:

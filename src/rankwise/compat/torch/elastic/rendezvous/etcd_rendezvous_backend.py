@@ -97,7 +97,7 @@ def create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend,
     try:
         client = create_client(params)
         backend = EtcdRendezvousBackend(client, params.run_id, "/torch/elastic/rendezvous")
-        backend.get_state()  # whoever cannot reach etcd shall hear of it now
+        backend.get_state()  # an etcd that cannot be reached is an error now, not later
     except Exception as error:
         construct_and_record_rdzv_event(
             run_id=params.run_id,

@@ -62,7 +62,7 @@ class EtcdServer:
         return f"{self._host}:{self._port}"
 
     def get_client(self) -> Client:
-        """A client of it, for `EtcdRendezvousBackend` and `EtcdStore`; whoever asks closes it."""
+        """A client of it, for `EtcdRendezvousBackend` and `EtcdStore`; the caller closes it."""
         return Client(self._host, self._port)
 
     def start(

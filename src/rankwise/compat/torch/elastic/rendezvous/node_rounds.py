@@ -27,6 +27,7 @@ from rankwise.compat.torch.elastic.rendezvous.api import (
     RendezvousConnectionError,
     RendezvousError,
     RendezvousGracefulExitError,
+    RendezvousHandler,
     RendezvousStateError,
     RendezvousTimeoutError,
 )
@@ -59,8 +60,8 @@ CLOSING_PATIENCE_S = 5.0
 DONE_PATIENCE_S = 1.0
 """How long `leave` waits for the others, after this node's work was done.
 
-Agents meet before they shut their handlers down, so it takes no longer than a message. A run that
-nobody has closed would look to whoever comes later as if it went on, and as if it might be a spare.
+Agents meet before they shut their handlers down, so it takes no longer than a message. A later node
+would take a run that was not closed for one that goes on, and itself for a spare.
 """
 _ERRORS = {
     RefusalKind.VERSION: RendezvousStateError,
@@ -209,7 +210,7 @@ class NodeRounds:
                 case MadeSpare():
                     self._was_spare = True
                 case _:
-                    return  # for people; whoever wants to hear it runs `rankwise run`
+                    return  # for people, and handlers have no console of their own
             self._changed.notify_all()
 
     def _wait_for_world(self) -> World | None:
@@ -245,3 +246,26 @@ class NodeRounds:
         construct_and_record_rdzv_event(
             run_id=self.run_id, message=message, node_state=state, pid=os.getpid()
         )
+
+
+class HandlerOfRounds(RendezvousHandler):
+    """What a handler answers from its node's part in the rounds alone."""
+
+    _rounds: NodeRounds
+
+    def is_closed(self) -> bool:
+        """Whether the run is over, as far as this node knows."""
+        return self._rounds.is_closed
+
+    def set_closed(self) -> None:
+        """End the run for everybody."""
+        self._rounds.close_run()
+
+    def num_nodes_waiting(self) -> int:
+        """1 when the round is over and all meet again, else 0."""
+        return int(self._rounds.is_dissolved)
+
+    def shutdown(self) -> bool:
+        """Leave the run, as one who is done, and let go of everything."""
+        self._rounds.leave()
+        return True

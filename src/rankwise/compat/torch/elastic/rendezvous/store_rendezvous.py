@@ -12,7 +12,7 @@ from rankwise.compat.torch.elastic.rendezvous.api import (
     RendezvousParameters,
     RendezvousStoreInfo,
 )
-from rankwise.compat.torch.elastic.rendezvous.node_rounds import NodeRounds
+from rankwise.compat.torch.elastic.rendezvous.node_rounds import HandlerOfRounds, NodeRounds
 from rankwise.compat.torch.elastic.rendezvous.torch_store import TorchStore
 from rankwise.compat.torch.elastic.utils.distributed import get_free_port
 from rankwise.core.rendezvous.configuration import RendezvousConfig
@@ -39,7 +39,7 @@ So is the prefix of etcd's keys, since ours begin with the run id anyway.
 """
 
 
-class StoreRendezvousHandler(RendezvousHandler):
+class StoreRendezvousHandler(HandlerOfRounds):
     """One node's part in the rendezvous of a run; see the module's text.
 
     Args:
@@ -82,23 +82,6 @@ class StoreRendezvousHandler(RendezvousHandler):
         )
         listens = RendezvousStoreInfo(world.master_address, world.master_port)
         return RendezvousInfo(store, world.node_rank, len(world.members), listens)
-
-    def is_closed(self) -> bool:
-        """Whether the run is over, as far as this node knows."""
-        return self._rounds.is_closed
-
-    def set_closed(self) -> None:
-        """End the run for everybody."""
-        self._rounds.close_run()
-
-    def num_nodes_waiting(self) -> int:
-        """1 when the round is over and all meet again, else 0."""
-        return int(self._rounds.is_dissolved)
-
-    def shutdown(self) -> bool:
-        """Leave the run, as one who is done, and let go of everything."""
-        self._rounds.leave()
-        return True
 
     def _close_shared_store(self) -> None:
         # Ours first: whoever hosts the store waits for its clients to leave.
