@@ -32,7 +32,7 @@ print("stepping as", os.environ["TORCHELASTIC_RUN_ID"], flush=True)
 steps = 0
 while not rankwise.should_stop():
     steps += 1
-    time.sleep(0.001 * (1 + int(os.environ["RANK"])))
+    time.sleep(0.005 + 0.001 * int(os.environ["RANK"]))
 print(f"saved after {steps} steps", flush=True)
 """
 RUN = " ".join(RANKWISE) + " run"

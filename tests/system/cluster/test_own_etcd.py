@@ -25,6 +25,17 @@ threading.Event().wait()
 """
 
 
+STEP = """
+import os, time
+import rankwise
+assert not rankwise.should_stop()
+print(f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}", flush=True)
+steps = 0
+while not rankwise.should_stop():
+    steps += 1
+    time.sleep(0.01)
+print("saved at", steps)
+"""
 TOKEN = "what all nodes of this run know"
 HOSTS = ("127.0.0.11", "127.0.0.12", "127.0.0.13")
 
@@ -36,7 +47,12 @@ def port() -> int:
 
 
 @pytest.fixture
-def begin(port: int, tmp_path: Path) -> Iterator[Callable[[], Running]]:
+def program() -> str:
+    return STAY
+
+
+@pytest.fixture
+def begin(port: int, tmp_path: Path, program: str) -> Iterator[Callable[[], Running]]:
     """Starts an agent, which runs the first member that no other one runs."""
     etcd = find_etcd()
     assert etcd is not None
@@ -49,7 +65,7 @@ def begin(port: int, tmp_path: Path) -> Iterator[Callable[[], Running]]:
         *("run", "--nnodes", "2:3", "--rdzv-id", "own", "--max-restarts", "9"),
         *("--rdzv-backend", "etcd", "--rdzv-own-etcd"),
         *("--rdzv-endpoint", ",".join(f"{host}:{port}" for host in HOSTS)),
-        write_program(tmp_path, STAY),
+        write_program(tmp_path, program),
     )
     with ExitStack() as stack:
         yield lambda: stack.enter_context(start(*words, environment=environment))
@@ -162,6 +178,33 @@ def context_of(settings: dict[str, str]) -> ssl.SSLContext:
     if settings:
         context.load_cert_chain(settings["cert"], settings["key"])
     return context
+
+
+def is_leader(member: int, port: int, tls: ssl.SSLContext | None) -> bool:
+    name = Path(f"/proc/{member}/cmdline").read_bytes().partition(b"--name\0m")[2][:1]
+    return b"etcd_server_is_leader 1" in asked(HOSTS[int(name)], port, "/metrics", tls)
+
+
+@pytest.mark.parametrize("program", [STEP])
+def test_members_that_are_all_told_to_end_are_back_in_time_for_the_ranks_to_agree(
+    agents: list[Running], port: int, tmp_path: Path
+) -> None:
+    settings = settings_with(TOKEN, tmp_path / "client")
+    tls = context_of(settings) if settings else None
+    members = [member for agent in agents for member in members_of(agent)]
+    (leader,) = (member for member in members if is_leader(member, port, tls))
+
+    # It has nobody left whom it could make the leader before it ends, and waits for one.
+    for member in members:
+        os.kill(member, signal.SIGTERM if member == leader else signal.SIGKILL)
+    for agent in agents:
+        agent.signal(signal.SIGTERM)
+    done = [agent.finish(2 * WITHIN_S) for agent in agents]
+
+    saved = {line.partition("saved at ")[2] for each in done for line in each.lines[1:]}
+    assert len(saved) == 1, done
+    assert [each.code for each in done] == [143, 143, 143], done
+    assert not any("cut off" in each.stderr for each in done), done
 
 
 @needs_certificates

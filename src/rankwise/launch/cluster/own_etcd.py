@@ -4,8 +4,10 @@ Every agent is told the same three endpoints, and the one whose machine has an e
 runs that member, as a child that dies with it, and whose data are removed with it. Three members
 survive the loss of any one, the first included. What each party's death means:
 
-- *A member ends*, as when a scheduler signals every process: it is started again with its data, as
-  long as its agent lives.
+- *A member ends*: it is started again with its data, as long as its agent lives.
+- *A member is told to end*, as by a scheduler that signals every process: etcd would take up to
+  seven seconds over that, and answer nobody meanwhile, which is longer than a lease lives. So it is
+  killed, which its data survive as they survive a power cut, and started again at once.
 - *An agent ends*: its member goes with it, and the other two are a quorum. Where the run is over
   the member stays until the others have heard so, for `LINGER` at most.
 - *The agent is started again there*: its member comes back as a new one in the old one's place
@@ -29,7 +31,7 @@ from hashlib import sha256
 from pathlib import Path
 from threading import Event, Thread
 from time import monotonic
-from typing import Self
+from typing import BinaryIO, Self
 
 from rankwise.base.errors import ConfigError, StoreError
 from rankwise.base.units import SECOND, Duration
@@ -47,6 +49,8 @@ MEMBERS = 3
 LINGER = Duration(10 * SECOND)
 RESTART_PAUSE_S = 0.5
 RESTART_PAUSE_LONGEST_S = 30.0
+WAS_TOLD_TO_END = b"received signal; shutting down"
+"""What etcd writes then, from 3.4 to 3.6. One with other words takes its seven seconds."""
 
 
 class OwnEtcd:
@@ -206,17 +210,31 @@ class OwnEtcd:
                     )
                     self._is_closed.wait(RESTART_PAUSE_S)
                     continue
-                self._process = subprocess.Popen(
-                    command,
-                    env=_environment(),
-                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                    preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509  # one call
-                )  # fmt: skip
-                if self._is_closed.is_set():
-                    self._process.kill()
-                self._process.wait()
-                self._is_closed.wait(pause_s)
-                pause_s = min(2 * pause_s, RESTART_PAUSE_LONGEST_S)
+                if not self._run_member(command, log):
+                    self._is_closed.wait(pause_s)
+                    pause_s = min(2 * pause_s, RESTART_PAUSE_LONGEST_S)
+
+    def _run_member(self, command: list[str], log: BinaryIO) -> bool:
+        """Start the member, and wait for its end; whether it was told to end."""
+        was_told = False
+        self._process = subprocess.Popen(
+            command,
+            env=_environment(),
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509  # one call
+        )  # fmt: skip
+        if self._is_closed.is_set():
+            self._process.kill()
+        with self._process as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                with suppress(OSError):  # a full disk, of which etcd itself will complain
+                    log.write(line)
+                if WAS_TOLD_TO_END in line:
+                    was_told = True
+                    process.kill()
+        return was_told
 
     def _wait_for_others(self) -> None:
         """Serve until no node is registered any more: all know how the run ended."""
