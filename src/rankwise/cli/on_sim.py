@@ -4,7 +4,6 @@ All nodes are simulated in this process, so options about how nodes meet have no
 """
 
 import os
-import random
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from rankwise.base.failure import Outcome
     from rankwise.cli.run_job import RunOptions
     from rankwise.sim.prediction import Prediction
-    from rankwise.sim.rehearsal.schedules import Schedule
 
 _MEANINGLESS = {
     "node_rank": "all nodes are simulated in one process",
@@ -69,6 +67,7 @@ def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, 
         # As each rank of a real run; libraries read it once, so it must be there before them.
         os.environ["OMP_NUM_THREADS"] = "1"
     from rankwise.base.failure import OutcomeStatus  # noqa: PLC0415  # not for --help
+    from rankwise.launch.on_sim.exploration import Order, run_in_order  # noqa: PLC0415  # the same
     from rankwise.launch.on_sim.fault_plan import read_faults  # noqa: PLC0415  # the same
     from rankwise.launch.on_sim.rehearsal import Rehearsal  # noqa: PLC0415  # after all checks
     from rankwise.launch.supervision import tell  # noqa: PLC0415  # the same
@@ -86,20 +85,12 @@ def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, 
         faults=read_faults(options.faults, counts.most * job.gang.size),
     )
     _check_one_order(options)
-    schedule, again = _schedule(options, words)
-    if options.explore is not None:
-        from rankwise.launch.on_sim.exploration import explore  # noqa: PLC0415  # only then
-
-        found = explore(make, options.explore, options.seed, partial(_again, words), _say)
-        if found.schedule is None:
-            return found.outcome
-        schedule, again = found.schedule, found.command
-    rehearsal = make(schedule=schedule)
-    outcome = rehearsal.run()
+    order = Order(options.schedule == "random", options.seed, options.explore, options.replay)
+    outcome, rehearsal, is_shown, again = run_in_order(make, order, partial(_again, words), _say)
+    if not is_shown:
+        return outcome
     if job.console:
         tell(outcome, rehearsal)
-        if schedule is not None and schedule.has_strayed:
-            _say("the program has changed: it did not follow the schedule to its end")
         if again and outcome.status is OutcomeStatus.FAILED:
             _say(f"again: {again}")
     if rehearsal.prediction is not None:
@@ -114,23 +105,10 @@ def _check_one_order(options: "RunOptions") -> None:
         raise ConfigError(f"{labels} exclude each other: each decides the order of ranks")
 
 
-def _schedule(options: "RunOptions", words: Sequence[str]) -> "tuple[Schedule | None, str]":
-    """The schedule that is asked for, if one is, and the command that replays it."""
-    if options.replay is not None:
-        from rankwise.launch.on_sim.exploration import read_schedule  # noqa: PLC0415  # only then
-
-        return read_schedule(options.replay), ""
-    if options.schedule == "random":
-        from rankwise.sim.rehearsal.schedules import Schedule  # noqa: PLC0415  # the same
-
-        chance = random.Random(options.seed)  # noqa: S311  # simulation, no secret
-        return Schedule(chance=chance), _again(words, "--schedule=random", f"--seed={options.seed}")
-    return None, ""
-
-
-def _again(words: Sequence[str], *instead: str) -> str:
+def _again(words: Sequence[str], options: Mapping[str, str | int]) -> str:
     """The command of this run, with other options about its order."""
     end = list(words).index("--")
+    instead = [f"--{name}={value}" for name, value in options.items()]
     own = {"--schedule", "--explore", "--replay", *(word.partition("=")[0] for word in instead)}
     kept = [word for word in words[:end] if word.partition("=")[0] not in own]
     return shlex.join(["rankwise", "run", *instead, *kept, *words[end + 1 :]])

@@ -7,7 +7,7 @@ behind.
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypedDict, TypeVar, TypeVarTuple, Unpack, overload
+from typing import Any, Literal, TypeAlias, TypedDict, TypeVar, TypeVarTuple, Unpack, overload
 
 from rankwise.base.errors import ConfigError
 from rankwise.base.suggestions import nearest
@@ -15,13 +15,15 @@ from rankwise.launch.arguments import log_plan, worker_count
 from rankwise.launch.fork_server import ForkServer
 from rankwise.launch.function_job import function_job, parse_start_method
 from rankwise.launch.function_results import values_by_rank
-from rankwise.launch.job import StartMethod, StartMethodName
+from rankwise.launch.job import Job, StartMethod, StartMethodName
 from rankwise.launch.limits import shown
 from rankwise.launch.outcomes import FinishedRun, raise_unless_succeeded
 from rankwise.launch.supervision import Supervision
 
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
+ScheduleName: TypeAlias = Literal["queue", "random"]
+DeviceName: TypeAlias = Literal["cpu", "cuda"]
 
 
 class RunOptions(TypedDict, total=False):
@@ -42,6 +44,12 @@ class RunOptions(TypedDict, total=False):
     role: str
     on: str | None
     virtual_clock: bool
+    schedule: ScheduleName
+    seed: int
+    explore: int | None
+    replay: str | os.PathLike[str] | None
+    faults: str | Sequence[str]
+    device: DeviceName
 
 
 @overload
@@ -109,6 +117,12 @@ def run(
     role: str = "rank",
     on: str | None = None,
     virtual_clock: bool = False,
+    schedule: ScheduleName = "queue",
+    seed: int = 0,
+    explore: int | None = None,
+    replay: str | os.PathLike[str] | None = None,
+    faults: str | Sequence[str] = (),
+    device: DeviceName = "cpu",
     **_others: Any,
 ) -> list[Any]:
     """Call `fn(*args, **kwargs)` once on each of `nprocs` ranks and return the results, by rank.
@@ -146,6 +160,16 @@ def run(
             ever are found at once. `"sim:MACHINE"`, a preset or a topology file, also predicts how
             long they take there.
         virtual_clock: let the functions of `time` tell simulated ranks virtual time alone.
+        schedule: `random` draws from `seed` which simulated rank runs next, and which message is
+            received first; `queue` takes them in the order in which they are ready.
+        seed: of everything random on simulated ranks, at least 0.
+        explore: run `fn` with so many different schedules, or with all if there are fewer, until
+            each has been tried. Results are those of the last run. A schedule that fails in a new
+            way is written to a file in the working directory.
+        replay: such a file: run with the schedule in it.
+        faults: of simulated ranks, such as `"kill:rank=3@collective=9"`, or the name of a YAML
+            file; one or several (docs/howto/faults.md).
+        device: `cuda` models a CUDA device for each simulated rank, for programs of PyTorch.
         _others: any further name is refused.
 
     Returns:
@@ -163,13 +187,22 @@ def run(
     __tracebackhide__ = True  # from pytest, as in `raise_unless_succeeded`
     if _others:
         raise _no_such_argument(*next(iter(_others.items())))
+    simulation: dict[str, Any] = {
+        "virtual_clock": virtual_clock,
+        "schedule": schedule,
+        "seed": seed,
+        "explore": explore,
+        "replay": replay,
+        "faults": faults,
+        "device": device,
+    }
     kind, _, machine = on.partition(":") if isinstance(on, str) else (on, "", "")
     if kind not in (None, "sim"):
         raise ConfigError(
             f"on is {shown(on)}, expected 'sim', 'sim:MACHINE', or nothing for processes"
         )
-    if virtual_clock and on is None:
-        raise ConfigError("virtual_clock is true, but only simulated ranks have one: on is None")
+    if on is None:
+        _refuse_for_processes(simulation)
     if server is not None:
         _check_server(server, start_method, preload)
         preload = server.preload or None
@@ -194,16 +227,27 @@ def run(
         run_id=run_id,
         role=role,
     )
-    supervision: FinishedRun
-    if on is None:
-        supervision = Supervision(job, hosting=None if server is None else server.hosting)
-    else:
-        from rankwise.launch.on_sim.rehearsal import Rehearsal  # noqa: PLC0415  # only there
+    if on is not None:
+        from rankwise.launch.on_sim.functions import Simulation  # noqa: PLC0415  # only there
 
-        supervision = Rehearsal(job, machine=machine or None, has_virtual_clock=virtual_clock)
-    outcome = supervision.run()
-    raise_unless_succeeded(outcome, supervision)
-    values = values_by_rank(supervision.results)
+        return _by_rank(job, Simulation(**simulation).run(job, machine or None))
+    supervision = Supervision(job, hosting=None if server is None else server.hosting)
+    raise_unless_succeeded(supervision.run(), supervision)
+    return _by_rank(job, supervision)
+
+
+def _refuse_for_processes(simulation: Mapping[str, Any]) -> None:
+    defaults = run.__kwdefaults__ or {}
+    for name, value in simulation.items():
+        if value != defaults[name]:
+            raise ConfigError(
+                f"{name} is {shown(value)}, but only simulated ranks have one: on is None",
+                hint="on='sim' simulates them",
+            )
+
+
+def _by_rank(job: Job, finished: FinishedRun) -> list[Any]:
+    values = values_by_rank(finished.results)
     return [values.get(rank) for rank in range(job.gang.size)]
 
 

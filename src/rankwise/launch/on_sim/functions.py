@@ -1,0 +1,103 @@
+"""Functions on simulated ranks: what `rankwise.run(…, on="sim")` is told about its simulation."""
+
+import os
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from rankwise.base.errors import ConfigError, WorkersFailed
+from rankwise.launch.job import Job
+from rankwise.launch.limits import shown
+from rankwise.launch.notices import notice
+from rankwise.launch.on_sim.exploration import Order, run_in_order
+from rankwise.launch.on_sim.fault_plan import read_faults
+from rankwise.launch.on_sim.output import write_all
+from rankwise.launch.on_sim.rehearsal import Rehearsal
+from rankwise.launch.outcomes import raise_unless_succeeded
+
+
+class Simulation(NamedTuple):
+    """The arguments of `rankwise.run` that are for simulated ranks only; see there."""
+
+    virtual_clock: bool
+    schedule: str
+    seed: int
+    explore: int | None
+    replay: str | os.PathLike[str] | None
+    faults: str | Sequence[str]
+    device: str
+
+    def run(self, job: Job, machine: str | None) -> Rehearsal:
+        """Run a job on simulated ranks, and return its last run when that has succeeded.
+
+        Args:
+            job: of one function.
+            machine: a preset or a topology file; None: no time but what is slept.
+
+        Raises:
+            WorkersFailed: ranks failed. A note says how to have their order again.
+            ConfigError: an argument cannot be used.
+        """
+        __tracebackhide__ = True  # from pytest, as in `raise_unless_succeeded`
+        self._check()
+        faults = [self.faults] if isinstance(self.faults, str) else self.faults
+        make = partial(
+            Rehearsal,
+            job,
+            machine=machine,
+            seed=self.seed,
+            faults=read_faults(faults, job.gang.size, "faults:"),
+            device=self.device,
+            has_virtual_clock=self.virtual_clock,
+        )
+        replay = None if self.replay is None else os.fspath(self.replay)
+        order = Order(self.schedule == "random", self.seed, self.explore, replay)
+        done = run_in_order(make, order, _again, partial(_say, job))
+        try:
+            raise_unless_succeeded(done.outcome, done.run)
+        except WorkersFailed as failed:
+            if done.again:
+                failed.add_note(f"the same order again: {done.again}")
+            raise
+        return done.run
+
+    def _check(self) -> None:
+        for name, value, names in (
+            ("schedule", self.schedule, ("queue", "random")),
+            ("device", self.device, ("cpu", "cuda")),
+        ):
+            if value not in names:
+                raise ConfigError(f"{name} is {shown(value)}, expected {' or '.join(names)}")
+        for name, number, least in (("seed", self.seed, 0), ("explore", self.explore, 1)):
+            is_number = isinstance(number, int) and not isinstance(number, bool)
+            if number is not None and not (is_number and number >= least):
+                raise ConfigError(
+                    f"{name} is {shown(number)}, expected an integer of at least {least}"
+                )
+        several = isinstance(self.faults, list | tuple)
+        if not all(isinstance(each, str) for each in (self.faults if several else [self.faults])):
+            raise ConfigError(
+                f"faults is {shown(self.faults)}, expected a string, or a list of them, such as"
+                " 'kill:rank=3@collective=9'"
+            )
+        given = [
+            name
+            for name, is_given in (
+                ("schedule", self.schedule != "queue"),
+                ("explore", self.explore is not None),
+                ("replay", self.replay is not None),
+            )
+            if is_given
+        ]
+        if len(given) > 1:
+            raise ConfigError(
+                f"{' and '.join(given)} exclude each other: each decides the order of ranks"
+            )
+
+
+def _again(options: Mapping[str, str | int]) -> str:
+    return f"rankwise.run(…, {', '.join(f'{name}={value!r}' for name, value in options.items())})"
+
+
+def _say(job: Job, text: str) -> None:
+    write_all(2, notice(job, text).encode("utf-8", "replace"))
