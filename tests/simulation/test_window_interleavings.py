@@ -9,12 +9,12 @@ import pytest
 
 from rankwise.base.errors import CollectiveError, PeerDied
 from rankwise.base.units import SECOND, Duration, Instant
+from rankwise.collectives.barrier import Barrier
 from rankwise.collectives.calls import describe
-from rankwise.collectives.turnstile import Turnstile
 from rankwise.drivers.real.segments import (
     HEADER_BYTES,
     LEDGER_OPERATIONS,
-    LEDGER_TURNS,
+    LEDGER_PHASES,
     LEDGER_WORDS,
     Layout,
 )
@@ -198,7 +198,7 @@ def test_the_checker_finds_a_sum_read_only_once() -> None:
 
 
 class SharedBytes:
-    """The bytes of a segment that a turnstile looks at: fates and headers, in words."""
+    """The bytes of a segment that a barrier looks at: fates and headers, in words."""
 
     def __init__(self, world: World, layout: Layout, *, may_die: bool) -> None:
         self._world = world
@@ -244,7 +244,7 @@ class SharedSegment:
     def __init__(self, world: World, rank_count: int, *, may_die: bool) -> None:
         self.layout = Layout(rank_count, 4096)
         self.memory = SharedBytes(world, self.layout, may_die=may_die)
-        steps = {LEDGER_TURNS, LEDGER_OPERATIONS} if may_die else set()
+        steps = {LEDGER_PHASES, LEDGER_OPERATIONS} if may_die else set()
         quiet = [
             word for word in range(LEDGER_WORDS * rank_count) if word % LEDGER_WORDS not in steps
         ]
@@ -265,20 +265,20 @@ def _time_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "monotonic_ns", lambda: 0)
 
 
-def meet(gate: Turnstile, times: int) -> Any:
+def meet(gate: Barrier, times: int) -> Any:
     try:
         for _ in range(times):
             gate.begin(BARRIER, PATIENCE)
-            gate.meet()
+            gate.arrive_and_wait()
     except CollectiveError as error:
         gate.withdraw(f"{type(error).__name__} in barrier")
         return type(error).__name__
     return "met"
 
 
-def gates(segment: SharedSegment) -> list[Turnstile]:
+def gates(segment: SharedSegment) -> list[Barrier]:
     count = segment.layout.worker_count
-    return [Turnstile(segment, rank, 1 + rank) for rank in range(count)]  # type: ignore[arg-type]
+    return [Barrier(segment, rank, 1 + rank) for rank in range(count)]  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("_time_stands_still")

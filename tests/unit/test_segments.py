@@ -38,7 +38,7 @@ def test_parts_of_the_layout_do_not_overlap() -> None:
         layout = Layout(worker_count, 1 << 16)
         starts = [
             layout.arrivals, layout.quiet, layout.deaths, layout.withdrawals, layout.ledgers,
-            layout.last_words, layout.headers, layout.slots, layout.total_bytes,
+            layout.abort_reasons, layout.headers, layout.slots, layout.total_bytes,
         ]  # fmt: skip
 
         assert starts == sorted(set(starts))

@@ -227,7 +227,3 @@ class Deadlock(SimulationError):
 
 class TimeLimit(SimulationError):
     """A simulation went on for longer than it was allowed to, in simulated or in real time."""
-
-
-class Diverged(SimulationError):
-    """Two runs that must be the same were not; the message names the first difference."""

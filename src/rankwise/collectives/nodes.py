@@ -23,7 +23,7 @@ from rankwise.collectives.tcp import TcpTransport
 from rankwise.collectives.transport import Flat, Transport
 
 _SMALL_BYTES = 1 << 16
-"""Up to here one rank speaks for its node: it saves two meetings on each."""
+"""Up to here one rank speaks for its node: it saves two barriers on each."""
 
 
 class NodesTransport:

@@ -1,17 +1,17 @@
 """Collectives over a segment: every rank reduces its own part, straight from its peers' slots.
 
-A slot has three buffers, used in rotation (see `turnstile`), and an array travels through them in
+A slot has three buffers, used in rotation (see `barrier`), and an array travels through them in
 chunks of one buffer. In a step, a rank works on different chunks in different buffers:
 
     all_reduce    writes chunk k to its own slot; folds *its part* of chunk k - 1 from all
                   slots into rank 0's; copies the folded chunk k - 2 from there to the result
-    others        write chunk k, meet, read it
+    others        write chunk k, barrier, read it
 
-So there is one meeting per chunk, and while the slower rank finishes its step the faster one has
+So there is one barrier per chunk, and while the slower rank finishes its step the faster one has
 nothing to wait for but that. The buffers stay in the caches; main memory sees each array once in
 and once out. A rank's own part never enters a slot: it is folded from the caller's array.
 
-A small all_reduce takes one meeting instead of two: every rank folds everything itself. That is
+A small all_reduce takes one barrier instead of two: every rank folds everything itself. That is
 more work in total and half the latency. The ranks then fold with equal calls on equally aligned
 memory, so that they cannot differ by a bit even where numpy picks its loops by alignment.
 """
@@ -25,11 +25,11 @@ import numpy as np
 
 from rankwise.base.errors import ConfigError
 from rankwise.base.units import Duration
+from rankwise.collectives.barrier import Barrier, plain_fate
 from rankwise.collectives.calls import Call
 from rankwise.collectives.programs import ProgramRunner, fold_spans, instructions_for
 from rankwise.collectives.reductions import Reduction, fold
 from rankwise.collectives.transport import Flat
-from rankwise.collectives.turnstile import Turnstile, plain_fate
 from rankwise.core.collectives.algorithms import direct_all_to_all
 from rankwise.core.collectives.lockstep import (
     Action,
@@ -73,7 +73,7 @@ class SharedMemoryTransport:
         self.size = segment.worker_count
         self._segment = segment
         self._layout = segment.layout
-        self._turnstile = Turnstile(segment, rank, pid, fate_of, first_rank=first_rank)
+        self._barrier = Barrier(segment, rank, pid, fate_of, first_rank=first_rank)
         self._programs = ProgramRunner(rank, self.size, self._carry_out, self._elements_max)
         self._small_bytes = min(_SMALL_BYTES_OF_ALL // self.size, self._layout.buffer_bytes)
         scratch = np.empty(self._small_bytes + _ALIGNMENT, np.uint8)
@@ -97,36 +97,36 @@ class SharedMemoryTransport:
 
     def begin(self, call: Call, patience: Duration) -> None:
         """Announce an operation."""
-        self._turnstile.begin(call, patience)
+        self._barrier.begin(call, patience)
 
     def barrier(self) -> None:
         """Return when all ranks have called it."""
-        self._turnstile.meet()
+        self._barrier.arrive_and_wait()
 
     def all_reduce(self, source: Flat, result: Flat, reduction: Reduction) -> None:
         """Fold all sources in the order of the ranks; every rank gets the whole."""
         if source.nbytes == 0:
-            self._turnstile.meet()
+            self._barrier.arrive_and_wait()
         elif source.nbytes <= self._small_bytes:
             self._all_reduce_small(source, result, reduction)
         else:
             self._all_reduce_in_chunks(source, result, reduction)
 
     def _all_reduce_small(self, source: Flat, result: Flat, reduction: Reduction) -> None:
-        pieces = self._views(source.dtype, source.size)[self._turnstile.buffer]
+        pieces = self._views(source.dtype, source.size)[self._barrier.buffer]
         np.copyto(pieces[self.rank], source)
-        self._turnstile.meet()
+        self._barrier.arrive_and_wait()
         folded = self._scratch_view(source.dtype, source.size)
         fold(reduction, pieces, folded)
         np.copyto(result, folded)
 
     def _all_reduce_in_chunks(self, source: Flat, result: Flat, reduction: Reduction) -> None:
-        turnstile, me, size = self._turnstile, self.rank, self.size
+        barrier, me, size = self._barrier, self.rank, self.size
         chunk = self._layout.buffer_bytes // source.itemsize
         views = self._views(source.dtype, chunk)
         chunk_count = -(-source.size // chunk)
         for step in range(chunk_count + 2):
-            writing = turnstile.buffer
+            writing = barrier.buffer
             if step < chunk_count:
                 start = step * chunk
                 length = min(chunk, source.size - start)
@@ -148,34 +148,34 @@ class SharedMemoryTransport:
                 folded = views[(writing - 2) % BUFFER_COUNT][0]
                 np.copyto(result[start : start + length], folded[:length])
             if step <= chunk_count:
-                turnstile.meet()
+                barrier.arrive_and_wait()
 
     def reduce_scatter(self, source: Flat, result: Flat, reduction: Reduction) -> None:
         """Fold all sources in the order of the ranks; rank r gets the r-th part."""
-        turnstile, me = self._turnstile, self.rank
+        barrier, me = self._barrier, self.rank
         if result.nbytes == 0:
-            turnstile.meet()
+            barrier.arrive_and_wait()
             return
         chunk = self._layout.buffer_bytes // source.itemsize // self.size
         views = self._views(source.dtype, chunk * self.size)
         parts = source.reshape(self.size, result.size)
         for start in range(0, result.size, chunk):
             length = min(chunk, result.size - start)
-            slots = views[turnstile.buffer]
+            slots = views[barrier.buffer]
             for peer in range(self.size):
                 if peer != me:
                     place = slots[me][peer * chunk : peer * chunk + length]
                     np.copyto(place, parts[peer, start : start + length])
-            turnstile.meet()
+            barrier.arrive_and_wait()
             pieces = [slot[me * chunk : me * chunk + length] for slot in slots]
             pieces[me] = parts[me, start : start + length]
             fold(reduction, pieces, result[start : start + length])
 
     def all_gather(self, source: Flat, result: Flat) -> None:
         """Put all sources one after the other, in the order of the ranks."""
-        turnstile, me = self._turnstile, self.rank
+        barrier, me = self._barrier, self.rank
         if source.nbytes == 0:
-            turnstile.meet()
+            barrier.arrive_and_wait()
             return
         source, result = source.view(np.uint8), result.view(np.uint8)
         chunk = self._layout.buffer_bytes
@@ -183,9 +183,9 @@ class SharedMemoryTransport:
         parts = result.reshape(self.size, source.size)
         for start in range(0, source.size, chunk):
             end = min(start + chunk, source.size)
-            slots = views[turnstile.buffer]
+            slots = views[barrier.buffer]
             np.copyto(slots[me][: end - start], source[start:end])
-            turnstile.meet()
+            barrier.arrive_and_wait()
             for peer in range(self.size):
                 if peer != me:
                     np.copyto(parts[peer, start:end], slots[peer][: end - start])
@@ -193,19 +193,19 @@ class SharedMemoryTransport:
 
     def broadcast(self, source: Flat, result: Flat, root: int) -> None:
         """Give the source of `root` to all."""
-        turnstile, is_root = self._turnstile, self.rank == root
+        barrier, is_root = self._barrier, self.rank == root
         if source.nbytes == 0:
-            turnstile.meet()
+            barrier.arrive_and_wait()
             return
         source, result = source.view(np.uint8), result.view(np.uint8)
         chunk = self._layout.buffer_bytes
         views = self._views(source.dtype, chunk)
         for start in range(0, source.size, chunk):
             end = min(start + chunk, source.size)
-            slot = views[turnstile.buffer][root]
+            slot = views[barrier.buffer][root]
             if is_root:
                 np.copyto(slot[: end - start], source[start:end])
-            turnstile.meet()
+            barrier.arrive_and_wait()
             if not is_root:
                 np.copyto(result[start:end], slot[: end - start])
         if is_root:
@@ -229,7 +229,7 @@ class SharedMemoryTransport:
         peers' slots, where a program would copy first. A test holds both against each other.
         """
         if source.nbytes == 0:
-            self._turnstile.meet()
+            self._barrier.arrive_and_wait()
         else:
             self._programs.run(algorithm, source, result, reduction, root)
 
@@ -247,29 +247,29 @@ class SharedMemoryTransport:
     def _carry_out(
         self, algorithm: ModuleType, task: Task, workspace: Flat, reduction: Reduction | None
     ) -> None:
-        """Play all rounds of a program, with a meeting between one and the next."""
+        """Play all rounds of a program, with a barrier between one and the next."""
         rounds = _rounds(algorithm, task.size, task.elements, task.root).actions[self.rank]
         aside: dict[int, Flat] = {}
         views = self._views(workspace.dtype, self._layout.buffer_bytes // workspace.itemsize)
         for number, actions in enumerate(rounds):
             if number:
-                self._turnstile.meet()
-            posting = views[self._turnstile.buffer][self.rank]
-            posted = views[(self._turnstile.buffer - 1) % BUFFER_COUNT]
+                self._barrier.arrive_and_wait()
+            posting = views[self._barrier.buffer][self.rank]
+            posted = views[(self._barrier.buffer - 1) % BUFFER_COUNT]
             for action in actions:
                 _do(action, workspace, reduction, posting, posted=posted, aside=aside)
         if len(rounds) < 2:  # the ranks have not met: all must know that the operation was called
-            self._turnstile.meet()
+            self._barrier.arrive_and_wait()
 
     def withdraw(self, reason: str) -> None:
         """Tell the peers that this rank gave up in an operation."""
-        self._turnstile.withdraw(reason)
+        self._barrier.withdraw(reason)
 
     def close(self) -> None:
         """Unmap the segment."""
         self._views.cache_clear()
         self._scratch_view.cache_clear()
-        self._turnstile.close()
+        self._barrier.close()
         self._segment.close()
 
 

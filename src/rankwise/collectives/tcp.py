@@ -45,7 +45,7 @@ from rankwise.core.collectives.algorithms import (
 )
 from rankwise.core.collectives.player import Effect, Finish, Keep, Player, Transmit
 from rankwise.core.collectives.program import Copy, Fold, Receive, Span, Task
-from rankwise.drivers.real.segments import HEADER_BYTES, LAST_WORDS_BYTES
+from rankwise.drivers.real.segments import ABORT_REASON_BYTES, HEADER_BYTES
 
 _HEAD = Struct(f"=4sQ{HEADER_BYTES}s")
 _CALL, _GAVE_UP = b"call", b"gone"
@@ -197,7 +197,7 @@ class TcpTransport:
 
     def withdraw(self, reason: str) -> None:
         """Tell all peers that this rank gave up in an operation, and send nothing any more."""
-        words = reason.encode()[:LAST_WORDS_BYTES].ljust(LAST_WORDS_BYTES, b"\0")
+        words = reason.encode()[:ABORT_REASON_BYTES].ljust(ABORT_REASON_BYTES, b"\0")
         farewell = _HEAD.pack(_GAVE_UP, self._operations, b"") + words
         for link in self._links.values():
             try:
@@ -281,7 +281,7 @@ class TcpTransport:
             return
         kind, number, header = _HEAD.unpack(self._incoming)
         if kind == _GAVE_UP:
-            words = bytearray(LAST_WORDS_BYTES)
+            words = bytearray(ABORT_REASON_BYTES)
             self._read(link, memoryview(words), inside=True)
             raise self._gave_up(link, words.rstrip(b"\0").decode(errors="replace"))
         theirs = read_header(header, number)

@@ -24,7 +24,7 @@ from rankwise.drivers.real.logs.flow import LogFlow
 from rankwise.drivers.real.process_host import RealProcessHost
 from rankwise.drivers.real.reactor import Reactor
 from rankwise.drivers.real.signals import SignalPipe, end_well
-from rankwise.launch.cluster.conducting import AgentRunner
+from rankwise.launch.cluster.agent_runner import AgentRunner
 from rankwise.launch.cluster.plan import plan_of
 from rankwise.launch.commands import ensure_open_files
 from rankwise.launch.control import ControlServer
@@ -38,7 +38,7 @@ from rankwise.launch.master_port import ReservedPort
 from rankwise.launch.notices import notice
 from rankwise.launch.planning import JobPlanner
 from rankwise.launch.private_places import new_private_path, remove_tree
-from rankwise.launch.stage import Stage
+from rankwise.launch.run_parts import RunParts
 from rankwise.launch.world import World
 
 SIGTERM = 15
@@ -149,7 +149,7 @@ class Session:
         self._plan = plan_of(job)
         self._dispatch = AgentRunner(
             self._plan,
-            Stage(
+            RunParts(
                 job=job,
                 stack=stack,
                 clock=clock,

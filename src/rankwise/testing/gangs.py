@@ -13,7 +13,6 @@ from rankwise.core.gang.vocabulary import (
     Effect,
     GangSpec,
     SignalWorker,
-    SpawnWorker,
     Started,
     WorkerExited,
     WorkerReported,
@@ -64,11 +63,6 @@ def reported(
 ) -> WorkerReported:
     """The worker told of an exception that it raised at `raised_at`."""
     return WorkerReported(local_rank, attempt, error_record(message, raised_at=raised_at))
-
-
-def spawn_orders(size: int, attempt: int = 0) -> list[Effect]:
-    """The orders that start an attempt."""
-    return [SpawnWorker(local_rank, attempt) for local_rank in range(size)]
 
 
 def signal_orders(signal: int, local_ranks: list[int], attempt: int = 0) -> list[Effect]:

@@ -16,7 +16,7 @@ class TaskFailure(msgspec.Struct, frozen=True, kw_only=True):
         cause: why it did not complete.
         child: where it was, empty when it never was anywhere.
         how: how the child ended, if it did.
-        because: for a skipped task, the number of the one that spoiled it.
+        because: for a skipped task, the number of the one that tainted it.
         reports: what it raised; a group's members each, those that did.
     """
 

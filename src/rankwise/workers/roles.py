@@ -32,7 +32,7 @@ JOIN, LEAVE = b"J", b"L"
 """First bytes of commands about domains; one of `core.tasks.calls` begins with neither."""
 
 
-class Farewell(msgspec.Struct, frozen=True):
+class ExitReport(msgspec.Struct, frozen=True):
     """What a child says when it is closed, if there is anything to say.
 
     Attributes:
@@ -46,7 +46,7 @@ class Farewell(msgspec.Struct, frozen=True):
 
 encode_left = msgspec.msgpack.Encoder().encode
 decode_left = msgspec.msgpack.Decoder(Timeline).decode
-decode_farewell = msgspec.msgpack.Decoder(Farewell).decode
+decode_exit_report = msgspec.msgpack.Decoder(ExitReport).decode
 
 
 def _opened(frame: memoryview) -> tuple[int, memoryview]:
@@ -213,7 +213,7 @@ class ChipRole(_Role):
         finally:
             self._chip.finalize()
         leaks = self._chip.leaks
-        return encode_left(Farewell({self.child.path: leaks})) if leaks else b""
+        return encode_left(ExitReport({self.child.path: leaks})) if leaks else b""
 
 
 class WorkerRole(_Role):
@@ -249,4 +249,4 @@ class WorkerRole(_Role):
         worker.close()
         if not (worker.leaks or worker.killed):
             return b""
-        return encode_left(Farewell(worker.leaks, worker.killed))
+        return encode_left(ExitReport(worker.leaks, worker.killed))

@@ -3,13 +3,13 @@
 The transport between the workers of a node (`rankwise.collectives.shared_memory`) moves arrays
 through slots, since other ranks cannot read the caller's memory. An array in a window needs none of
 that: every rank folds its own part of all windows and stores the result in all of them. That takes
-two meetings, one before which everybody has written and one after which everybody may read; each
+two barriers, one before which everybody has written and one after which everybody may read; each
 element is loaded once and stored once per window, and nothing is copied.
 
 Ranks must agree on it, though they may have given different arrays: one lies in a window, another
 does not, a third at another offset. So each writes into its ledger where its array lies, and after
-the first meeting all read the same places and come to the same decision. Small arrays take one
-meeting through the slots, which no window could undercut.
+the first barrier all read the same places and come to the same decision. Small arrays take one
+barrier through the slots, which no window could undercut.
 """
 
 from typing import Any
@@ -46,10 +46,10 @@ class WindowTransport(SharedMemoryTransport):
         self._places[LEDGER_WORDS * self.rank + LEDGER_PLACE] = place = self._place_of(
             source, result
         )
-        self._turnstile.meet()
+        self._barrier.arrive_and_wait()
         if place and set(self._places[LEDGER_PLACE::LEDGER_WORDS].tolist()) == {place}:
             self._fold_in_windows(place - 1, source.dtype, source.size, reduction)
-            self._turnstile.meet()
+            self._barrier.arrive_and_wait()
         else:
             super().all_reduce(source, result, reduction)
 

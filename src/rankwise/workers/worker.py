@@ -443,7 +443,7 @@ class Worker:
             self._drop_communicators()
             self._leave_home()
         self.leaks = tree.leaks
-        tree.check_farewells()
+        tree.check_exit_reports()
 
     def _leave_home(self) -> None:
         home, self._home = self._home, None

@@ -37,7 +37,7 @@ from rankwise.workers.roles import (
     ChipRole,
     FunctionRole,
     WorkerRole,
-    decode_farewell,
+    decode_exit_report,
     decode_left,
 )
 from rankwise.workers.staging import posix_shared_memory
@@ -165,22 +165,22 @@ class WorkerTree:
         self._lost_before_close = frozenset(self.engine.children.lost)
         try:
             killed = self.engine.close()
-            return killed + self._hear_farewells()
+            return killed + self._read_exit_reports()
         finally:
             for _, region, _, _ in self._domains.values():
                 region.close()
             self._domains.clear()
 
-    def _hear_farewells(self) -> tuple[str, ...]:
+    def _read_exit_reports(self) -> tuple[str, ...]:
         killed: tuple[str, ...] = ()
-        for _, report in sorted(self.engine.children.farewells.items()):
+        for _, report in sorted(self.engine.children.exit_reports.items()):
             if report.left:
-                farewell = decode_farewell(report.left)
-                self.leaks.update(farewell.leaks)
-                killed += farewell.killed
+                exit_report = decode_exit_report(report.left)
+                self.leaks.update(exit_report.leaks)
+                killed += exit_report.killed
         return killed
 
-    def check_farewells(self) -> None:
+    def check_exit_reports(self) -> None:
         """Raise why the first child did not come to a good end, after `close`.
 
         Raises:
@@ -188,7 +188,7 @@ class WorkerTree:
             Exception: what it raised.
         """
         children = self.engine.children
-        for child, report in sorted(children.farewells.items()):
+        for child, report in sorted(children.exit_reports.items()):
             if not report.left and child < self.first_sub:
                 raise rebuilt(report, f"{children.name_of(child)}, when it was closed")
         for child, how in sorted(children.lost.items()):

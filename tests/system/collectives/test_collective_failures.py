@@ -20,9 +20,9 @@ from rankwise.base.errors import (
     PeerDied,
 )
 from rankwise.collectives import Communicator
+from rankwise.collectives.barrier import Barrier
 from rankwise.collectives.default import communicator_from_environment
 from rankwise.collectives.shared_memory import SharedMemoryTransport
-from rankwise.collectives.turnstile import Turnstile
 
 pytestmark = pytest.mark.system
 
@@ -90,10 +90,10 @@ def test_a_peer_that_dies_amid_a_long_operation_is_named(
         assert "rank 1 has ended" in str(error)
 
 
-def die_at_the_turnstile(communicator: Communicator, when: str) -> Any:
+def die_at_the_barrier(communicator: Communicator, when: str) -> Any:
     transport = communicator._transport
     assert isinstance(transport, SharedMemoryTransport)
-    arrivals = transport._turnstile._arrivals
+    arrivals = transport._barrier._arrivals
     add = arrivals.add
 
     def die() -> None:
@@ -109,7 +109,7 @@ def test_a_peer_killed_right_before_it_is_counted_is_missed(make_world: MakeWorl
     world = make_world(3)
     for rank in (0, 2):
         world.tell(rank, call, "barrier")
-    world.tell(1, die_at_the_turnstile, "before")
+    world.tell(1, die_at_the_barrier, "before")
 
     assert world.wait_for_end_of(1) == -signal.SIGKILL
     for rank in (0, 2):
@@ -122,7 +122,7 @@ def test_a_peer_killed_right_after_it_is_counted_wakes_the_others(make_world: Ma
     world = make_world(2)
     world.tell(0, call, "barrier")
     world.tell(0, call, "barrier")
-    world.tell(1, die_at_the_turnstile, "after")
+    world.tell(1, die_at_the_barrier, "after")
 
     assert world.wait_for_end_of(1) == -signal.SIGKILL
     first, second = world.hear(0), world.hear(0)
@@ -218,7 +218,7 @@ class Interrupted(Exception):
 def interrupted_barrier(communicator: Communicator) -> Any:
     def interrupt(signum: int, frame: FrameType | None) -> Any:
         while frame is not None:
-            if frame.f_code is Turnstile._sleep_until_complete.__code__:
+            if frame.f_code is Barrier._sleep_until_complete.__code__:
                 signal.setitimer(signal.ITIMER_REAL, 0)
                 raise Interrupted("enough")
             frame = frame.f_back  # it does not wait yet, and is asked again
@@ -390,7 +390,7 @@ def add_often(communicator: Communicator, count: int) -> Any:
     transport = communicator._transport
     assert isinstance(transport, SharedMemoryTransport)
     segment = transport._segment
-    spare = segment.layout.last_words
+    spare = segment.layout.abort_reasons
     word = FutexWord(segment.memory, spare, spare + 64)
     communicator.barrier()
     for _ in range(count):

@@ -221,7 +221,7 @@ def test_thousands_of_operations_follow_each_other(lasting_worlds: Worlds) -> No
 
 @pytest.mark.parametrize("wrap_bits", [20, 32])
 def test_the_count_of_arrivals_may_wrap_around(make_world: MakeWorld, wrap_bits: int) -> None:
-    world = make_world(3, turns_taken=(1 << wrap_bits) // 3 - 50)
+    world = make_world(3, phases_passed=(1 << wrap_bits) // 3 - 50)
 
     assert world.run(take_many_turns, 100) == [3 * 100 * 99 // 2] * 3
 

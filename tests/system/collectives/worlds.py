@@ -13,7 +13,7 @@ from typing import Any
 import cloudpickle
 import msgspec
 
-from rankwise.drivers.real.segments import LEDGER_TURNS, LEDGER_WORDS, Segment
+from rankwise.drivers.real.segments import LEDGER_PHASES, LEDGER_WORDS, Segment
 from rankwise.workers.domains import DomainSpec, create_domain
 
 HOST_PROGRAM = Path(__file__).with_name("world_host.py")
@@ -23,10 +23,10 @@ PATIENCE_S = 110  # a machine under load may take half of that for 8 ranks and a
 class World:
     """Some ranks; `function(communicator, *arguments)` is what they are told."""
 
-    def __init__(self, size: int, *, buffer_bytes: int = 1 << 16, turns_taken: int = 0) -> None:
+    def __init__(self, size: int, *, buffer_bytes: int = 1 << 16, phases_passed: int = 0) -> None:
         self.size = size
         self.segment = Segment.create(size, buffer_bytes=buffer_bytes)
-        self._pretend(turns_taken)
+        self._pretend(phases_passed)
         self._start(self.segment.fd)
 
     def _start(self, fd: int, *options: str) -> None:
@@ -47,11 +47,11 @@ class World:
         # Later, nobody shall be blamed for processes that are only now being forked.
         self.run(_nothing)
 
-    def _pretend(self, turns_taken: int) -> None:
+    def _pretend(self, phases_passed: int) -> None:
         layout, fd = self.segment.layout, self.segment.fd
-        words = [(layout.arrivals, "=I", turns_taken * self.size % (1 << 32))]
+        words = [(layout.arrivals, "=I", phases_passed * self.size % (1 << 32))]
         words += [
-            (layout.ledgers + 8 * (LEDGER_WORDS * rank + LEDGER_TURNS), "=Q", turns_taken)
+            (layout.ledgers + 8 * (LEDGER_WORDS * rank + LEDGER_PHASES), "=Q", phases_passed)
             for rank in range(self.size)
         ]
         for offset, code, value in words:

@@ -43,11 +43,15 @@ class Scene:
         self._executioner = 0
 
     def announce(self) -> None:
-        """Say who this process is, who is its parent, a zygote, and who is that one's."""
-        name, zygote = context().path, os.getppid()
-        status = Path(f"/proc/{zygote}/status").read_text()
+        """Say who this process is, who is its parent, a fork server, and who is that one's."""
+        name, fork_server = context().path, os.getppid()
+        status = Path(f"/proc/{fork_server}/status").read_text()
         (worker,) = [line.split()[1] for line in status.splitlines() if line.startswith("PPid:")]
-        lines = (f"owner of {name}={worker}", f"zygote of {name}={zygote}", f"{name}={os.getpid()}")
+        lines = (
+            f"owner of {name}={worker}",
+            f"fork server of {name}={fork_server}",
+            f"{name}={os.getpid()}",
+        )
         os.write(self.write, "".join(f"{line}\n" for line in lines).encode())
 
     def hold(self, *_: object) -> NoReturn:
@@ -174,15 +178,25 @@ IN_A_TASK = [
     # level, who holds, who is killed, what is raised
     (3, "sub 0", "sub 0", r"sub 0 was killed by SIGKILL in task 0 \(.*hold\)"),
     (3, "chip 0", "chip 0", r"chip 0 was killed by SIGKILL in task 0 \(hold\)"),
-    (3, "chip 0", "zygote of chip 0", r"chip 0 was lost with the zygote.* in task 0 \(hold\)"),
+    (
+        3,
+        "chip 0",
+        "fork server of chip 0",
+        r"chip 0 was lost with the fork server.* in task 0 \(hold\)",
+    ),
     (4, "sub 0", "sub 0", rf"sub 0 of {INNER} was killed by SIGKILL in task 0 \(.*hold\)"),
     (4, "chip 0", "chip 0", rf"chip 0 of {INNER} was killed by SIGKILL in task 0 \(hold\)"),
-    (4, "chip 0", "zygote of chip 0", rf"chip 0 of {INNER} was lost with the zygote.* in task 0"),
+    (
+        4,
+        "chip 0",
+        "fork server of chip 0",
+        rf"chip 0 of {INNER} was lost with the fork server.* in task 0",
+    ),
     (4, "chip 0", INNER, rf"{INNER} was killed by SIGKILL in task 0 \(.*go_further\)"),
-    (4, "chip 0", f"zygote of {INNER}", rf"{INNER} was lost with the zygote.* in task 0"),
+    (4, "chip 0", f"fork server of {INNER}", rf"{INNER} was lost with the fork server.* in task 0"),
     (5, "sub 0", "sub 0", rf"sub 0 of {INNERMOST} was killed by SIGKILL in task 0 \(.*hold\)"),
     (5, "chip 0", "chip 0", rf"chip 0 of {INNERMOST} was killed by SIGKILL in task 0 \(hold\)"),
-    (5, "chip 0", "zygote of chip 0", rf"chip 0 of {INNERMOST} was lost with the zygote"),
+    (5, "chip 0", "fork server of chip 0", rf"chip 0 of {INNERMOST} was lost with the fork server"),
     (5, "chip 0", INNERMOST, rf"{INNERMOST} was killed by SIGKILL in task 0 \(.*go_further\)"),
     (5, "chip 0", INNER, rf"{INNER} was killed by SIGKILL in task 0 \(.*go_further\)"),
 ]
@@ -259,9 +273,17 @@ class AwkwardPlatform:
     ("level", "victim", "message"),
     [
         (3, "chip 0", "^chip 0 bootstrap failed: it was killed by SIGKILL"),
-        (3, "zygote of chip 0", "^bootstrap of chip 0 and 2 more failed: the zygote, their parent"),
+        (
+            3,
+            "fork server of chip 0",
+            "^bootstrap of chip 0 and 2 more failed: the fork server, their parent",
+        ),
         (4, "chip 0", f"^chip 0 of {INNER} bootstrap failed: it was killed by SIGKILL"),
-        (4, "zygote of chip 0", f"^bootstrap of chip 0 of {INNER} and 2 more failed: the zygote"),
+        (
+            4,
+            "fork server of chip 0",
+            f"^bootstrap of chip 0 of {INNER} and 2 more failed: the fork server",
+        ),
         (4, "owner of chip 0", f"^{INNER} bootstrap failed: it was killed by SIGKILL"),
         (5, "chip 0", f"^chip 0 of {INNERMOST} bootstrap failed: it was killed by SIGKILL"),
         (5, "owner of chip 0", f"^{INNERMOST} bootstrap failed: it was killed by SIGKILL"),
@@ -446,7 +468,7 @@ def test_a_sub_worker_that_is_killed_in_a_replay_is_named_and_replaced(scene: Sc
     [
         (level, victim)
         for level in (3, 4, 5)
-        for victim in ("sub 0", "chip 0", "zygote of chip 0", "owner of chip 0")
+        for victim in ("sub 0", "chip 0", "fork server of chip 0", "owner of chip 0")
         if (level, victim) != (3, "owner of chip 0")  # that is this process
     ],
 )
@@ -471,7 +493,7 @@ def test_a_death_between_two_runs_is_told_by_the_next_that_needs_the_dead(
             worker.run(at_the_bottom(level, None, touch_all))
         else:
             for _ in range(2):
-                with pytest.raises(WorkerDied, match=r"SIGKILL|zygote"):
+                with pytest.raises(WorkerDied, match=r"SIGKILL|fork server"):
                     worker.run(at_the_bottom(level, None, touch_all))
 
 
@@ -479,13 +501,13 @@ def test_a_death_between_two_runs_is_told_by_the_next_that_needs_the_dead(
     ("level", "victim", "message"),
     [
         (3, "chip 0", "^chip 0 was killed by SIGKILL when it was closed"),
-        (3, "zygote of chip 0", "^chip 0 was lost with the zygote.* when it was closed"),
+        (3, "fork server of chip 0", "^chip 0 was lost with the fork server.* when it was closed"),
         (4, "chip 0", f"^chip 0 of {INNER} was killed by SIGKILL when it was closed"),
         (4, "owner of chip 0", f"^{INNER} was killed by SIGKILL when it was closed"),
         (
             4,
-            "zygote of chip 0",
-            f"^chip 0 of {INNER} was lost with the zygote.* when it was closed",
+            "fork server of chip 0",
+            f"^chip 0 of {INNER} was lost with the fork server.* when it was closed",
         ),
     ],
 )
@@ -705,4 +727,6 @@ def test_a_tree_inside_of_a_worker_of_a_run_ends_with_either(tmp_path: Path, vic
     for pidfd in pidfds:
         assert select.select([pidfd], [], [], PATIENCE_S)[0]
         os.close(pidfd)
-    assert len(pids) == 5  # the guardian, the worker, its zygote, the worker below, its sub worker
+    assert (
+        len(pids) == 5
+    )  # the guardian, the worker, its fork server, the worker below, its sub worker

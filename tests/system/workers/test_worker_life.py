@@ -543,7 +543,7 @@ def test_a_child_that_cannot_be_started_is_named_with_the_limit(level: int) -> N
         worker.init()
         needed = len(open_descriptors()) - len(before)
 
-    # Enough for this process. The zygote needs a few more, and the other one's owner many.
+    # Enough for this process. The fork server needs a few more, and the other one's owner many.
     free = [number for number in range(4096) if number not in before]
     with (
         limited(resource.RLIMIT_NOFILE, free[needed + 8]),
@@ -598,12 +598,12 @@ def test_a_child_whose_reason_finds_no_room_in_a_file_fails_the_bootstrap() -> N
         worker.init()
 
 
-def stop_zygote(worker: Worker) -> None:
+def stop_fork_server(worker: Worker) -> None:
     assert worker._tree is not None
-    os.kill(worker._tree.engine.children._zygote, signal.SIGSTOP)
+    os.kill(worker._tree.engine.children._fork_server, signal.SIGSTOP)
 
 
-def test_a_stopped_zygote_makes_nobody_wait_longer_than_was_allowed(
+def test_a_stopped_fork_server_makes_nobody_wait_longer_than_was_allowed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for module in (children, runs):
@@ -613,24 +613,24 @@ def test_a_stopped_zygote_makes_nobody_wait_longer_than_was_allowed(
     worker.init()
     hang = worker.record(lambda orch, _args, _config: orch.submit_sub(lambda _: signal.pause()))
 
-    stop_zygote(worker)
+    stop_fork_server(worker)
     with pytest.raises(TimeoutError):
         worker.run(lambda orch, _a, _c: orch.submit_sub(lambda _: signal.pause()), timeout=0.2)
-    stop_zygote(worker)
+    stop_fork_server(worker)
     with pytest.raises(TimeoutError):
         hang.replay(timeout=0.2)
     worker.run(lambda orch, _args, _config: orch.submit_sub(lambda _: None))
-    stop_zygote(worker)
+    stop_fork_server(worker)
     worker.close()
 
     assert worker.killed == ("sub 0", "sub 1")
 
 
-def end_zygote(worker: Worker) -> None:
+def end_fork_server(worker: Worker) -> None:
     assert worker._tree is not None
-    zygote = worker._tree.engine.children._zygote
-    pidfd = os.pidfd_open(zygote)
-    os.kill(zygote, signal.SIGKILL)
+    fork_server = worker._tree.engine.children._fork_server
+    pidfd = os.pidfd_open(fork_server)
+    os.kill(fork_server, signal.SIGKILL)
     # With its end the kernel has sent SIGKILL to its children, so they cannot begin anything.
     assert select.select([pidfd], [], [], PATIENCE_S)[0]
     os.close(pidfd)
@@ -639,7 +639,7 @@ def end_zygote(worker: Worker) -> None:
 def test_sub_workers_that_are_lost_do_not_make_closing_fail() -> None:
     worker = Worker(level=3, num_sub_workers=2)
     worker.init()
-    end_zygote(worker)
+    end_fork_server(worker)
 
     worker.close()
 
@@ -672,12 +672,12 @@ def test_a_task_that_closes_descriptors_of_its_child_has_failed(closed: str) -> 
         worker.run(lambda orch, _args, _config: orch.submit_sub(lambda _: None))
 
 
-def test_without_the_zygote_a_worker_says_so_and_can_be_initialised_again() -> None:
+def test_without_the_fork_server_a_worker_says_so_and_can_be_initialised_again() -> None:
     worker = Worker(level=3, num_sub_workers=2)
     worker.init()
-    end_zygote(worker)
+    end_fork_server(worker)
 
-    with pytest.raises(WorkerDied, match="lost with the zygote"):
+    with pytest.raises(WorkerDied, match="lost with the fork server"):
         worker.run(lambda orch, _args, _config: orch.submit_sub(lambda _: None))
 
     worker.close()
@@ -723,7 +723,7 @@ def test_a_buffer_that_is_larger_than_its_window_is_refused() -> None:
 def test_a_tree_is_closed_while_another_one_that_is_younger_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # Or the zygote would be killed in the end, and the tree be closed even so.
+    # Or the fork server would be killed in the end, and the tree be closed even so.
     monkeypatch.setattr(children, "_KILL_PATIENCE", Duration(3600 * SECOND))
     with Worker(level=3, num_sub_workers=1) as older, Worker(level=3, num_sub_workers=1) as younger:
         older.init()
@@ -804,7 +804,7 @@ def own_children() -> set[str]:
     return set(Path("/proc/thread-self/children").read_text().split())
 
 
-def test_an_interrupt_while_the_zygote_ends_leaves_no_child_and_no_descriptor() -> None:
+def test_an_interrupt_while_the_fork_server_ends_leaves_no_child_and_no_descriptor() -> None:
     def interrupt(*_: object) -> None:
         signal.signal(signal.SIGCHLD, before)
         raise KeyboardInterrupt
@@ -912,13 +912,13 @@ def test_nothing_of_a_tree_outlives_the_death_of_its_root(state: str) -> None:
     pids = {int(pid) for family in families for pid in family}
     pidfds = [os.pidfd_open(pid) for pid in sorted(pids)]
     if state == "stopped":
-        for zygote in {int(parent) for _, parent in families}:
-            os.kill(zygote, signal.SIGSTOP)
+        for fork_server in {int(parent) for _, parent in families}:
+            os.kill(fork_server, signal.SIGSTOP)
 
     root.kill()
     root.wait(PATIENCE_S)
 
-    assert len(pids) == 6  # four children and two zygotes
+    assert len(pids) == 6  # four children and two fork servers
     for pidfd in pidfds:
         assert select.select([pidfd], [], [], PATIENCE_S)[0]
         os.close(pidfd)

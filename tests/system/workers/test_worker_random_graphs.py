@@ -75,7 +75,7 @@ def test_random_graphs_give_the_values_of_a_sequential_run() -> None:
 
 def judge(seed: int, tasks: Any, worker: Worker, cells: Any, counts: Any) -> None:
     causes = {failure.number: failure.cause for failure in worker.failures}
-    expected, spoiled = np.zeros(CELL_COUNT, "i8"), np.zeros(CELL_COUNT, bool)
+    expected, tainted = np.zeros(CELL_COUNT, "i8"), np.zeros(CELL_COUNT, bool)
     for place, (first, end, fate) in enumerate(tasks):
         touched = slice(first, end)
         told = causes.get(place)
@@ -83,7 +83,7 @@ def judge(seed: int, tasks: Any, worker: Worker, cells: Any, counts: Any) -> Non
         if told is EndCause.DIED:
             wanted, runs = EndCause.DIED, counts[place]
             assert runs <= 1, (seed, place)
-        elif spoiled[touched].any():
+        elif tainted[touched].any():
             wanted, runs = EndCause.SKIPPED, 0
         else:
             wanted, runs = (EndCause.RAISED if fate == RAISES else None), 1
@@ -91,5 +91,5 @@ def judge(seed: int, tasks: Any, worker: Worker, cells: Any, counts: Any) -> Non
         if wanted is None:
             expected[touched] = (expected[touched] * 31 + place) % MODULUS
         else:
-            spoiled[touched] = True
-    assert (expected[~spoiled] == cells[~spoiled]).all(), seed
+            tainted[touched] = True
+    assert (expected[~tainted] == cells[~tainted]).all(), seed

@@ -225,11 +225,11 @@ def test_an_exception_keeps_its_class_and_says_where_it_was_raised(worker: Worke
 
 def test_what_needs_a_failed_task_is_skipped_and_all_else_runs(worker: Worker) -> None:
     counts = worker.share((3,), "i4")
-    spoiled, unharmed = counts[:1], counts[1:2]
+    tainted, unharmed = counts[:1], counts[1:2]
 
     def orchestrate(orch: Orchestrator) -> None:
-        orch.submit_sub(raise_misfortune, given((spoiled, OUT)))
-        orch.submit_sub(count_up, given((spoiled, INOUT), scalars=(0,)))
+        orch.submit_sub(raise_misfortune, given((tainted, OUT)))
+        orch.submit_sub(count_up, given((tainted, INOUT), scalars=(0,)))
         orch.submit_sub(count_up, given((unharmed, INOUT), scalars=(0,)))
 
     with pytest.raises(Misfortune) as caught:

@@ -62,9 +62,9 @@ from rankwise.core.tree.child_group import (
     ChildReady,
     ChildRefused,
     CloseRequested,
+    ForkServerEnded,
     Spawn,
     StartRequested,
-    ZygoteEnded,
 )
 from rankwise.drivers.sim.cluster.plans import random_plan
 from rankwise.drivers.sim.cluster.world import ClusterWorld
@@ -290,7 +290,7 @@ class ChildrenWorld(World):
                 yield ChildRefused(child, "no")
             yield ChildEnded(child, "ended", is_well=True)
             yield ChildEnded(child, "was killed")
-        yield ZygoteEnded()
+        yield ForkServerEnded()
         yield CloseRequested()
 
     def take(self, fact: Any) -> None:
@@ -299,7 +299,7 @@ class ChildrenWorld(World):
                 self.alive[[each[0] for each in self.alive].index(child)] = (child, True)
             case ChildEnded(child):
                 self.alive = [each for each in self.alive if each[0] != child]
-            case ZygoteEnded():
+            case ForkServerEnded():
                 self.alive.clear()
             case _:
                 pass

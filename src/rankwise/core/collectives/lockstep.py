@@ -4,7 +4,7 @@ In a round every rank does as much of its program as it can. What it sends it *p
 slot, which the others read in the next round; it goes on past that, and stops at a receive whose
 message has not been posted before this round. A rank that is not yet at the receive puts
 the message aside, for slots are used again. So memory, barriers, deaths and deadlines are those of
-the segment (`rankwise.collectives.turnstile`), and there is nothing to wait for but the barrier.
+the segment (`rankwise.collectives.barrier`), and there is nothing to wait for but the barrier.
 
 All ranks compile the programs of all ranks, and so know where each message lies.
 """

@@ -20,8 +20,8 @@ even that ends within its own deadline is stuck in the kernel and is told as a s
 that comes to a bad end meanwhile is told as lost, if nobody could have taken its place: nobody
 knows whether it has done what it had to do in the end.
 
-*The zygote* is the parent of all children. When it ends, they end with it, and nobody is left who
-could tell how.
+*The fork server* is the parent of all children. When it ends, they end with it, and no process is
+left that could tell how.
 """
 
 from enum import StrEnum
@@ -99,7 +99,7 @@ class ChildEnded(msgspec.Struct, frozen=True, tag=True):
     is_well: bool = False
 
 
-class ZygoteEnded(msgspec.Struct, frozen=True, tag=True):
+class ForkServerEnded(msgspec.Struct, frozen=True, tag=True):
     """The parent of all children has ended, and they with it."""
 
 
@@ -108,7 +108,7 @@ class CloseRequested(msgspec.Struct, frozen=True, tag=True):
 
 
 ChildGroupStimulus = (
-    StartRequested | ChildReady | ChildRefused | ChildEnded | ZygoteEnded | CloseRequested
+    StartRequested | ChildReady | ChildRefused | ChildEnded | ForkServerEnded | CloseRequested
 )
 
 
@@ -141,7 +141,7 @@ class StartFailed(msgspec.Struct, frozen=True, tag=True):
     """The group did not come up, and is gone.
 
     Attributes:
-        child: whose fault it was; None when it was the zygote's.
+        child: whose fault it was; None when it was the fork server's.
         reason: what it said, or what became of it.
         refused: whether the child said so itself.
         survivors: children that could not be killed.
@@ -168,7 +168,7 @@ class ChildReplaced(msgspec.Struct, frozen=True, tag=True):
 
 
 class GroupLost(msgspec.Struct, frozen=True, tag=True):
-    """The children that were left are gone, with the zygote."""
+    """The children that were left are gone, with the fork server."""
 
     children: tuple[int, ...]
 
@@ -222,8 +222,8 @@ class ChildGroup:
                 return self._on_refusal(stimulus, now)
             case ChildEnded():
                 return self._on_end(stimulus, now)
-            case ZygoteEnded():
-                return self._on_zygote_end()
+            case ForkServerEnded():
+                return self._on_fork_server_end()
             case CloseRequested():
                 return self._close(now)
 
@@ -316,12 +316,12 @@ class ChildGroup:
         self._successors.append(child)
         return [ChildLost(child, how, successor=True), Spawn(child)]
 
-    def _on_zygote_end(self) -> list[ChildGroupEffect]:
+    def _on_fork_server_end(self) -> list[ChildGroupEffect]:
         living, self._living = self._living, []
         match self.phase:
             case ChildGroupPhase.STARTING:
                 self.phase = ChildGroupPhase.ABORTING
-                self._failure = (None, "the zygote, their parent, has ended", False)
+                self._failure = (None, "the fork server, their parent, has ended", False)
                 return self._finish()
             case ChildGroupPhase.UP:
                 return [GroupLost(tuple(living))]

@@ -7,7 +7,7 @@ the order only (*write after write*, *write after read*).
 
 Segments hold tasks, never slots: when an old writer ends, nothing has to be erased, so a newer
 one's entry cannot be erased by mistake. A writer that did not complete stays, so that whoever
-reads its bytes later is spoiled too, until somebody writes them anew.
+reads its bytes later is tainted too, until somebody writes them anew.
 """
 
 from bisect import bisect_right, insort
@@ -102,7 +102,7 @@ class Hazards:
 
         Returns:
             The unfinished tasks it must wait for, each with whether it needs their data.
-            `task.spoiled_by` is set when it reads what somebody has failed to write.
+            `task.tainted_by` is set when it reads what somebody has failed to write.
         """
         producers: dict[Task, bool] = {}
         if len(accesses) == 1:
@@ -184,8 +184,8 @@ def _look(task: Task, segment: Segment, access: Access, producers: dict[Task, bo
             producers[writer] = producers.get(writer, False) or access.reads
         else:
             task.clock = max(task.clock, writer.clock)
-            if access.reads and writer.state > TaskState.COMPLETED and task.spoiled_by is None:
-                task.spoiled_by = root_of(writer)
+            if access.reads and writer.state > TaskState.COMPLETED and task.tainted_by is None:
+                task.tainted_by = root_of(writer)
     if access.writes:
         for reader in segment.readers:
             if reader.state < TaskState.COMPLETED:

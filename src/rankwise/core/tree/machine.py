@@ -12,15 +12,15 @@ behind something runs after it. Words are sent at once to a child that has nothi
 in batches, for which they wait no longer than `hold`.
 
 *Ahead.* A task whose unfinished producers are all in one child's queue goes there too, behind
-them. If a producer fails, it must not run. So each child counts its *disturbances*: words that
-have raised and words that it has returned. A word that is sent ahead carries how many disturbances
+them. If a producer fails, it must not run. So each child counts its *epoch*: words that
+have raised and words that it has returned. A word that is sent ahead carries the epoch that
 the graph knew of; the child returns it unless that is still the number. Returning counts too,
 because what stands behind a returned word may depend on it. The counter has eight bits, and fewer
 words than 256 can be in a queue, so no number is taken for an older one.
 
-*Poison.* A producer that did not complete spoils those that need its data; a spoiled task is
+*Taint.* A producer that did not complete taints those that need its data; a tainted task is
 skipped, but only when all its producers have ended, since others may rely on it for their place in
-the order. Tasks that only wait for their turn are not spoiled.
+the order. Tasks that only wait for their turn are not tainted.
 
 *Following.* When a task is queued, its consumers may have all their producers in that queue now,
 and follow it; so a long chain flows through one child, as far ahead as a queue is deep.
@@ -100,8 +100,8 @@ class TaskGraph:
         self._ring = Ring(spec.ring_depth)
         self._released: deque[Task] = deque()
         """Tasks that wait for no other task, and for which room is to be found."""
-        self._spoiled: list[Task] = []
-        """Tasks that were spoiled while they stood in a queue."""
+        self._tainted: list[Task] = []
+        """Tasks that were tainted while they stood in a queue."""
         self._is_draining = False
         self._placement = Placement(self._queues, spec.depth, self._end_unrun)
         self._task_count = 0
@@ -207,7 +207,7 @@ class TaskGraph:
         self._unfinished_count += 1
         producers = self._enter(task, stimulus.accesses) if stimulus.accesses else None
         if not producers:
-            if pinned is None and task.spoiled_by is None and not self._placement.is_abandoned:
+            if pinned is None and task.tainted_by is None and not self._placement.is_abandoned:
                 self._placement.place(task, self._queues.teams[pool])
             else:
                 self._placement.make_ready(task)
@@ -322,13 +322,13 @@ class TaskGraph:
             self._end(task, _COMPLETED if cause is None else _FAILED, cause)
             return
         task.state = _COMPLETED if cause is None else _FAILED
-        if cause is not None and group.spoiled_by is None:
+        if cause is not None and group.tainted_by is None:
             # The first member's failure is the group's, which ends when the last member has.
-            group.spoiled_by = group.number
+            group.tainted_by = group.number
             self._not_completed.append(_told(group, cause, task.child))
         group.waiting_for -= 1
         if group.waiting_for == 0:
-            self._end(group, _COMPLETED if group.spoiled_by is None else _FAILED, None)
+            self._end(group, _COMPLETED if group.tainted_by is None else _FAILED, None)
 
     def _end_unrun(self, task: Task, cause: EndCause) -> None:
         """End a task that is in no queue."""
@@ -348,10 +348,10 @@ class TaskGraph:
             task.slabs = None
         consumers, task.consumers = task.consumers, None
         for consumer, needs_data in consumers or ():
-            if state is not _COMPLETED and needs_data and consumer.spoiled_by is None:
-                consumer.spoiled_by = root_of(task)
+            if state is not _COMPLETED and needs_data and consumer.tainted_by is None:
+                consumer.tainted_by = root_of(task)
                 if consumer.state is _RUNNING:
-                    self._spoiled.append(consumer)
+                    self._tainted.append(consumer)
             consumer.clock = max(consumer.clock, task.clock)
             consumer.waiting_for -= 1
             if consumer.waiting_for == 0 and consumer.state is _PENDING:
@@ -359,10 +359,10 @@ class TaskGraph:
 
     def _settle(self) -> None:
         """Let what has happened have its consequences, until there are no more."""
-        while self._spoiled or self._released:
-            if self._spoiled:
+        while self._tainted or self._released:
+            if self._tainted:
                 # One that has been sent will be returned.
-                task = self._spoiled.pop()
+                task = self._tainted.pop()
                 if self._queues.take_back_unsent(task):
                     self._take_from_queue(task)
             else:
@@ -465,7 +465,7 @@ class TaskGraph:
 
 
 def _told(task: Task, cause: EndCause, child: Child | None) -> Unfinished:
-    because = task.spoiled_by if cause is EndCause.SKIPPED else None
+    because = task.tainted_by if cause is EndCause.SKIPPED else None
     return Unfinished(
         task.number, task.name, cause, None if child is None else child.index, because
     )

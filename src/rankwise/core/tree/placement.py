@@ -38,7 +38,7 @@ class Placement:
         """Find room for a task that waits for no other task."""
         if self.is_abandoned:
             self._end_unrun(task, EndCause.CANCELLED)
-        elif task.spoiled_by is not None:
+        elif task.tainted_by is not None:
             self._end_unrun(task, EndCause.SKIPPED)
         elif task.members is not None:
             self._place_group(task, task.members)

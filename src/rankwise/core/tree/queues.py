@@ -86,7 +86,7 @@ class Queues:
 
     def common_child(self, task: Task) -> Child | None:
         """The child in whose queue all unfinished producers are, if `task` may go there too."""
-        if task.members is not None or task.spoiled_by is not None:
+        if task.members is not None or task.tainted_by is not None:
             return None
         child: Child | None = None
         for producer in task.producers:

@@ -39,7 +39,7 @@ class Task:
     group: "Task | None" = None
     members: "list[Task] | None" = None
     slabs: "list[Slab] | None" = None
-    spoiled_by: int | None = None
+    tainted_by: int | None = None
 
     def __init__(self, number: int, pool: Pool, name: str, pinned: int | None) -> None:
         self.number = number
@@ -99,5 +99,5 @@ class Slab:
 
 
 def root_of(task: Task) -> int:
-    """The number of the first task that spoiled this one, or its own."""
-    return task.number if task.spoiled_by is None else task.spoiled_by
+    """The number of the first task that tainted this one, or its own."""
+    return task.number if task.tainted_by is None else task.tainted_by

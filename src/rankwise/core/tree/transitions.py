@@ -10,8 +10,8 @@ from rankwise.core.tree.child_group import (
     ChildReady,
     ChildRefused,
     CloseRequested,
+    ForkServerEnded,
     StartRequested,
-    ZygoteEnded,
 )
 
 TRANSITIONS: dict[ChildGroupPhase, dict[ChildGroupPhase, tuple[type, ...]]] = {
@@ -21,11 +21,17 @@ TRANSITIONS: dict[ChildGroupPhase, dict[ChildGroupPhase, tuple[type, ...]]] = {
     },
     ChildGroupPhase.STARTING: {
         ChildGroupPhase.UP: (ChildReady,),
-        ChildGroupPhase.ABORTING: (ChildEnded, ChildRefused, CloseRequested, Ticked, ZygoteEnded),
+        ChildGroupPhase.ABORTING: (
+            ChildEnded,
+            ChildRefused,
+            CloseRequested,
+            Ticked,
+            ForkServerEnded,
+        ),
     },
-    ChildGroupPhase.ABORTING: {ChildGroupPhase.IDLE: (ChildEnded, Ticked, ZygoteEnded)},
+    ChildGroupPhase.ABORTING: {ChildGroupPhase.IDLE: (ChildEnded, Ticked, ForkServerEnded)},
     ChildGroupPhase.UP: {ChildGroupPhase.CLOSING: (CloseRequested,)},
     ChildGroupPhase.CLOSING: {
-        ChildGroupPhase.IDLE: (ChildEnded, CloseRequested, Ticked, ZygoteEnded)
+        ChildGroupPhase.IDLE: (ChildEnded, CloseRequested, Ticked, ForkServerEnded)
     },
 }

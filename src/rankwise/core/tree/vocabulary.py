@@ -65,7 +65,7 @@ class Unfinished(NamedTuple):
         name: what the submitter called it.
         cause: why.
         child: where it was, None when it never was anywhere.
-        because: for a skipped task, the number of the first task that spoiled it.
+        because: for a skipped task, the number of the first task that tainted it.
     """
 
     number: int

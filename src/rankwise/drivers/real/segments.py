@@ -21,7 +21,7 @@ Layout (native byte order, offsets from `Layout`):
 
 Every word but `arrivals` has one writer, is aligned, and only ever grows, so a reader sees an old
 value or a new one and never a mixture. `arrivals` is written by the kernel on behalf of all. How
-the ranks take turns in reading and writing slots is told in `rankwise.collectives.turnstile`.
+the ranks read and write slots in phases is told in `rankwise.collectives.barrier`.
 
 The agent's half costs nothing until a worker dies: `create` and `progress` are a handful of
 system calls, and ctypes is imported by the first `mark_dead`.
@@ -51,16 +51,16 @@ its agent to stop the run."""
 MAGIC = b"rankwise"
 VERSION = 2
 BUFFER_COUNT = 3
-"""Buffers per slot: one is written, one reduced, one read (see `turnstile`)."""
+"""Buffers per slot: one is written, one reduced, one read (see `barrier`)."""
 HEADER_BYTES = 128
-LAST_WORDS_BYTES = 256
+ABORT_REASON_BYTES = 256
 WORKERS_MAX = 4096
 DEFAULT_BUFFER_BYTES = 1 << 20
-"""Large enough that meetings are rare, small enough that the buffers of a few ranks stay in the
+"""Large enough that barriers are rare, small enough that the buffers of a few ranks stay in the
 caches: among 128 KiB to 2 MiB the fastest for arrays of 64 MiB, for 2 and 4 ranks."""
 
 LEDGER_WORDS = 16
-LEDGER_PID, LEDGER_TURNS, LEDGER_OPERATIONS, LEDGER_OPENING_TURN, LEDGER_MOVED_AT = range(5)
+LEDGER_PID, LEDGER_PHASES, LEDGER_OPERATIONS, LEDGER_OPENING_PHASE, LEDGER_MOVED_AT = range(5)
 LEDGER_PLACE = 5
 """Where in its window a rank's array lies, plus one; 0 when it lies elsewhere (windows only)."""
 LEDGER_STEPS, LEDGER_STANDS = 6, 7
@@ -121,14 +121,14 @@ class Layout(msgspec.Struct, frozen=True):
         return _round_up(self.withdrawals + 4 * self.worker_count, _CACHE_LINE)
 
     @property
-    def last_words(self) -> int:
-        """LAST_WORDS_BYTES of text per worker."""
+    def abort_reasons(self) -> int:
+        """ABORT_REASON_BYTES of text per worker."""
         return self.ledgers + 8 * LEDGER_WORDS * self.worker_count
 
     @property
     def headers(self) -> int:
         """BUFFER_COUNT rows of HEADER_BYTES per worker."""
-        return self.last_words + LAST_WORDS_BYTES * self.worker_count
+        return self.abort_reasons + ABORT_REASON_BYTES * self.worker_count
 
     @property
     def slots(self) -> int:
@@ -251,7 +251,7 @@ class Segment:
     @property
     def ledgers(self) -> "memoryview[int]":
         """All ledgers as native words: one is loaded and stored whole; single bytes are not."""
-        return memoryview(self.memory)[self.layout.ledgers : self.layout.last_words].cast("Q")
+        return memoryview(self.memory)[self.layout.ledgers : self.layout.abort_reasons].cast("Q")
 
     @property
     def arrivals(self) -> "FutexWord":
@@ -285,9 +285,9 @@ class Segment:
             self.arrivals.ring()
 
     def last_progress(self) -> Instant:
-        """When a worker last took a turn, on the machine's monotonic clock; 0 before the first.
+        """When a worker last came to a barrier, on the monotonic clock; 0 before the first.
 
-        Every collective operation takes at least one turn, a long one several: signs of life.
+        Every collective operation has at least one barrier, a long one several: signs of life.
         """
         return Instant(max(ledger[LEDGER_MOVED_AT] for ledger in self._read_ledgers()))
 
@@ -306,7 +306,7 @@ class Segment:
     def _ledger_bytes(self) -> bytes:
         """All ledgers, read without mapping the segment."""
         if self._is_part:
-            return self.memory[self.layout.ledgers : self.layout.last_words]
+            return self.memory[self.layout.ledgers : self.layout.abort_reasons]
         return os.pread(self.fd, 8 * LEDGER_WORDS * self.worker_count, self.layout.ledgers)
 
     def close(self) -> None:

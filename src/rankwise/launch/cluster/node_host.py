@@ -30,7 +30,7 @@ from rankwise.core.rendezvous.vocabulary import World
 from rankwise.launch import world as launch_world
 from rankwise.launch.cluster.plan import ClusterPlan
 from rankwise.launch.master_port import ReservedPort, listen_next_to
-from rankwise.launch.stage import Stage
+from rankwise.launch.run_parts import RunParts
 
 if TYPE_CHECKING:
     import socket
@@ -49,12 +49,12 @@ class RealNodeHost:
     """One node of a cluster; a `rankwise.drivers.agent_dispatch.NodeHost`."""
 
     def __init__(
-        self, stage: Stage, plan: ClusterPlan, deliver: Callable[[Stimulus], None]
+        self, parts: RunParts, plan: ClusterPlan, deliver: Callable[[Stimulus], None]
     ) -> None:
-        self._stage = stage
+        self._parts = parts
         self._plan = plan
         self._deliver = deliver
-        self._processes = stage.host
+        self._processes = parts.host
         self._node_check: NodeCheck | None = None
         self.world_size: int | None = None
         """How many workers the last of them had on all nodes."""
@@ -63,7 +63,7 @@ class RealNodeHost:
         """Where ranks of all nodes would be connected, should rank 0 be on this one."""
         self._agreement: Agreement | None = None
         self._over: set[int] = set()
-        stage.stack.callback(self.close)
+        parts.stack.callback(self.close)
 
     def spawn(self, local_rank: int, attempt: int) -> None:
         """Make a worker's process."""
@@ -79,7 +79,7 @@ class RealNodeHost:
         self._processes.signal(local_rank, attempt, signal)
 
     def _takes_sigterm(self, local_rank: int) -> bool:
-        segment = self._stage.planner.segment
+        segment = self._parts.planner.segment
         return segment is not None and segment.takes_sigterm(local_rank)
 
     def look_for_progress(self, attempt: int) -> None:
@@ -116,10 +116,10 @@ class RealNodeHost:
         plan = self._plan
         self._over = set()
         self.world_size = world.size
-        self._stage.decorator.begin_attempt()
+        self._parts.decorator.begin_attempt()
         listener = self._listener if world.node_rank == 0 else None
-        self._stage.planner.collectives_fd = -1 if listener is None else listener.fileno()
-        self._stage.planner.world = launch_world.World(
+        self._parts.planner.collectives_fd = -1 if listener is None else listener.fileno()
+        self._parts.planner.world = launch_world.World(
             node_rank=world.node_rank,
             node_count=len(world.members),
             first_rank=world.first_rank,
@@ -132,16 +132,16 @@ class RealNodeHost:
 
     def ask_ranks_to_stop(self, number: int, signal: int | None) -> None:  # noqa: ARG002  # the gang's
         """Gather the ranks that count their steps."""
-        segment = self._stage.planner.segment
+        segment = self._parts.planner.segment
         if segment is None or segment.steps() is None:
             return  # nobody counts steps: the signal is all that the ranks are told
         from rankwise.drivers.real.stop_words import StopWords  # noqa: PLC0415  # only at a stop
         from rankwise.launch.agreement import Agreement  # noqa: PLC0415  # the same
 
         self._agreement = Agreement(
-            StopWords(segment, self._stage.clock),
+            StopWords(segment, self._parts.clock),
             alive=set(self._processes.links) - self._over,
-            on_stood=lambda step: self._stage.reactor.post(
+            on_stood=lambda step: self._parts.reactor.post(
                 partial(self._deliver, RanksStood(number, step))
             ),
         )
@@ -153,7 +153,7 @@ class RealNodeHost:
 
     def describe_failures(self, number: int, failures: tuple[Failure, ...]) -> None:
         """Find out what only the world knows."""
-        self._deliver(FailuresDescribed(number, self._stage.decorator.decorate(failures)))
+        self._deliver(FailuresDescribed(number, self._parts.decorator.decorate(failures)))
 
     def on_gang_stimulus(self, stimulus: GangStimulus) -> None:
         """Pass on what the process host tells, after what has to come before it."""
@@ -161,7 +161,7 @@ class RealNodeHost:
             self._over.add(stimulus.local_rank)
             if self._agreement is not None:
                 self._agreement.on_over(stimulus.local_rank)
-            if len(self._over) == self._stage.job.gang.size:
+            if len(self._over) == self._parts.job.gang.size:
                 self._tell_step(stimulus.attempt)
         assert not isinstance(stimulus, Started | Resumed), "the agent starts its gangs itself"
         self._deliver(stimulus)
@@ -174,7 +174,7 @@ class RealNodeHost:
         self._close_ports()
 
     def _tell_step(self, number: int) -> None:
-        segment = self._stage.planner.segment
+        segment = self._parts.planner.segment
         step = None if segment is None else segment.steps()
         if step is not None:
             self._deliver(StepTold(number, step))
@@ -185,7 +185,7 @@ class RealNodeHost:
 
         plan = self._plan
         answer: Stimulus
-        places = places_to_check(self._stage.job.logs.directory)
+        places = places_to_check(self._parts.job.logs.directory)
         unfit = unfitness(plan.checks, places, node_check)
         if unfit is not None:
             answer = PreparationFailed(number, unfit.reason, unfit.hint)
@@ -194,7 +194,7 @@ class RealNodeHost:
                 answer = RoundPrepared(number, self._reserve_port(number))
             except RankwiseError as error:
                 answer = PreparationFailed(number, error.message, error.hint or "")
-        self._stage.reactor.post(partial(self._deliver, answer))
+        self._parts.reactor.post(partial(self._deliver, answer))
 
     def _prepared_alone(self, number: int) -> Stimulus:
         try:
@@ -207,9 +207,9 @@ class RealNodeHost:
 
         Later on another one, unless it was named: a rank that lives on may hold the first.
         """
-        job = self._stage.job
+        job = self._parts.job
         if number == 0 or job.master_port is not None:
-            return self._stage.planner.world.master_port
+            return self._parts.planner.world.master_port
         self._close_ports()
         self._port = ReservedPort(job.master_addr)
         return self._port.number
@@ -243,7 +243,7 @@ class RealNodeHost:
 
         from rankwise.drivers.real.stores.opening import token_of  # noqa: PLC0415  # the same
 
-        run_id = self._stage.job.run_id
+        run_id = self._parts.job.run_id
         words = f"rankwise collectives {run_id} {world.round}"
         return digest(token_of(self._plan.store, run_id).encode(), words.encode(), "sha256").hex()
 

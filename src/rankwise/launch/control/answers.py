@@ -2,7 +2,7 @@
 
 from rankwise.base.units import SECOND
 from rankwise.drivers.real.process_host import RealProcessHost
-from rankwise.launch.cluster.conducting import AgentRunner
+from rankwise.launch.cluster.agent_runner import AgentRunner
 from rankwise.launch.control.server import Reply, Request
 from rankwise.launch.job import Job, program_name
 from rankwise.launch.planning import JobPlanner

@@ -27,8 +27,8 @@ from rankwise.core.gang.vocabulary import StopRequested
 from rankwise.drivers.agent_dispatch import AgentDispatch
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.logs.file import DiskComplaints
+from rankwise.launch.cluster.console_notices import ConsoleNotices
 from rankwise.launch.cluster.plan import plan_of
-from rankwise.launch.cluster.telling import ClusterTeller
 from rankwise.launch.commands import ensure_open_files
 from rankwise.launch.job import Executable, Job
 from rankwise.launch.journal_file import open_journal
@@ -182,7 +182,7 @@ class Rehearsal:
             host=ranks,
             clock=clock,
             journal=open_journal(self.job, self.places, complaints, stack),
-            on_announcement=ClusterTeller(self.job, plan, self._say).tell,
+            on_announcement=ConsoleNotices(self.job, plan, self._say).tell,
         )
         with self._signals_caught(world):
             dispatch.start()

@@ -71,11 +71,6 @@ class Resource:
             self._queue.remove(request)
 
     @property
-    def queue_length(self) -> int:
-        """How many requests wait."""
-        return len(self._queue)
-
-    @property
     def busy(self) -> int:
         """Time up to now in which places were in use, summed over places."""
         return self._busy + self.in_use * (self._simulator.now - self._changed_at)

@@ -96,11 +96,6 @@ class SimulatedChip:
         """How much memory is given out."""
         return self._heap.used
 
-    @property
-    def now_ps(self) -> int:
-        """The chip's clock."""
-        return self._engine.now
-
     def malloc(self, size: int) -> int:
         """Take memory, spread over the HBM of all cubes; it holds zeros."""
         return self._allocate(size, "malloc")

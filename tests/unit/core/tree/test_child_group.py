@@ -18,13 +18,13 @@ from rankwise.core.tree.child_group import (
     ChildReplaced,
     Closed,
     CloseRequested,
+    ForkServerEnded,
     GroupLost,
     Kill,
     Release,
     Spawn,
     StartFailed,
     StartRequested,
-    ZygoteEnded,
 )
 
 KILLED = "was killed by SIGKILL"
@@ -151,12 +151,12 @@ def test_a_bad_end_while_it_is_closed_is_told_of_a_child_that_nobody_replaces() 
     assert tell(replaceable, ChildEnded(1, KILLED)) == []
 
 
-def test_who_is_left_when_the_zygote_ends_is_lost_also_while_it_is_closed() -> None:
+def test_who_is_left_when_the_fork_server_ends_is_lost_also_while_it_is_closed() -> None:
     up, closing = group_that_is_up(0, 0), group_that_is_up(0, 0, 1)
     tell(closing, CloseRequested(), ended_well(0))
 
-    assert tell(up, ZygoteEnded()) == [GroupLost((0, 1))]
-    assert tell(closing, ZygoteEnded()) == [GroupLost((1, 2)), Closed((), ())]
+    assert tell(up, ForkServerEnded()) == [GroupLost((0, 1))]
+    assert tell(closing, ForkServerEnded()) == [GroupLost((1, 2)), Closed((), ())]
 
 
 def test_what_does_not_end_in_time_is_killed_and_named() -> None:
@@ -168,11 +168,11 @@ def test_what_does_not_end_in_time_is_killed_and_named() -> None:
     assert tell(group, ChildEnded(1, KILLED)) == [Closed((0, 1), ())]
 
 
-def test_without_the_zygote_nobody_comes_up() -> None:
+def test_without_the_fork_server_nobody_comes_up() -> None:
     starting = group_of(0)
     tell(starting, StartRequested())
 
-    (failed,) = tell(starting, ZygoteEnded())
+    (failed,) = tell(starting, ForkServerEnded())
     assert isinstance(failed, StartFailed)
     assert failed.child is None
 

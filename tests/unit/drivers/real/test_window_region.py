@@ -45,7 +45,7 @@ def test_parts_of_the_layout_do_not_overlap(rank_count: int, base: int) -> None:
     assert starts == sorted(set(starts))
     assert layout.presence(rank_count - 1) + 4 <= layout.doorbells
     assert layout.doorbell(rank_count - 1) + 64 <= layout.obituaries
-    assert layout.obituary(rank_count - 1).stop == layout.signals
+    assert layout.death_reason(rank_count - 1).stop == layout.signals
     assert layout.signals % 8 == 0
     assert layout.signals + 8 * 3 * rank_count * (1 + rank_count) <= layout.segment.base
     assert layout.windows % 4096 == 0

@@ -87,6 +87,7 @@ from rankwise.drivers.real.stores.embedded_protocol import (
 from rankwise.drivers.real.stores.embedded_server import EmbeddedServer
 from rankwise.drivers.real.stores.encryption import encryption_lack
 from rankwise.drivers.real.stores.patience import Patience, closed_error, describe
+from rankwise.drivers.real.stores.watch_connection import WatchConnection
 from rankwise.ports.clock import Clock
 
 if TYPE_CHECKING:
@@ -336,55 +337,41 @@ class EmbeddedWatch:
         self._store = store
         self._prefix = prefix
         self._told = after
-        self._conversation: _Conversation | None = None
-        self._lock = Lock()
-        self._is_waiting = False
-        self.is_closed = False
+        self._connection = WatchConnection[_Conversation](store.let_go, lambda: store.is_closed)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._connection.is_closed
 
     def next(self, patience: Duration) -> tuple[Change, ...]:
         """Wait for the next changes; empty when there were none for `patience`."""
-        with self._lock:
-            self._is_waiting = True
-        try:
+        with self._connection.waiting():
             return self._next(monotonic() + patience / SECOND)
-        finally:
-            with self._lock:
-                self._is_waiting = False
-            if self._is_over:
-                self._hang_up()
 
     def close(self) -> None:
         """End the watch and wake a thread that waits in `next`."""
-        with self._lock:
-            self.is_closed = True
-            if self._conversation is not None and self._is_waiting:
-                self._conversation.wake()  # who waits lets go of it
-                return
-        self._hang_up()
-
-    @property
-    def _is_over(self) -> bool:
-        return self.is_closed or self._store.is_closed
+        self._connection.close()
 
     def _next(self, ends_at: float) -> tuple[Change, ...]:
-        while not self._is_over:
+        while not self._connection.is_over:
             try:
-                conversation = self._conversation or self._connect()
+                conversation = self._connection.current or self._connect()
                 answer = conversation.hear(ends_at)
                 if answer is None:
                     return ()
                 if changes := self._changes_of(answer):
                     return changes
             except OSError:
-                self._hang_up()
+                self._connection.hang_up()
             except StoreUnavailable:
-                if not self._is_over:
+                if not self._connection.is_over:
                     raise
         return ()
 
     def _changes_of(self, answer: Answer) -> tuple[Change, ...]:
         if isinstance(answer, Forgotten):
-            self._hang_up()
+            self._connection.hang_up()
             raise Compacted(
                 answer.reason, answer.revision, hint="read again, and watch after that revision"
             )
@@ -394,18 +381,9 @@ class EmbeddedWatch:
 
     def _connect(self) -> "_Conversation":
         conversation = self._store.connect()
-        with self._lock:
-            self._conversation = conversation
-            if self._is_over:
-                conversation.wake()
+        self._connection.take(conversation)
         conversation.say(WatchAsked(self._prefix, self._told))
         return conversation
-
-    def _hang_up(self) -> None:
-        with self._lock:
-            conversation, self._conversation = self._conversation, None
-        if conversation is not None:
-            self._store.let_go(conversation)
 
 
 class _Conversation:

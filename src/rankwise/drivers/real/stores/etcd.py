@@ -62,6 +62,7 @@ from rankwise.drivers.real.stores.etcd_messages import (
     whole_seconds,
 )
 from rankwise.drivers.real.stores.etcd_stream import ResponseLines
+from rankwise.drivers.real.stores.watch_connection import WatchConnection
 
 PROBE_AFTER_S = 5.0
 """A watch asks its member for a sign of life when nobody else has heard of it for so long."""
@@ -170,10 +171,12 @@ class EtcdWatch:
         self._members = members
         self._prefix = prefix
         self._told = after
-        self._stream: _Stream | None = None
-        self._lock = Lock()
-        self._is_waiting = False
-        self.is_closed = False
+        self._connection = WatchConnection(_Stream.close, members.closed.is_set)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._connection.is_closed
 
     def next(self, patience: Duration) -> tuple[Change, ...]:
         """Wait for the next changes; empty when there were none for `patience`.
@@ -181,15 +184,8 @@ class EtcdWatch:
         While no connection stands it takes as long as making one takes, at most the request
         timeout.
         """
-        with self._lock:
-            self._is_waiting = True
-        try:
+        with self._connection.waiting():
             return self._next(monotonic() + patience / SECOND)
-        finally:
-            with self._lock:
-                self._is_waiting = False
-            if self._is_over:
-                self._hang_up()
 
     def begin(self) -> None:
         """Wait until etcd has confirmed the watch.
@@ -197,15 +193,8 @@ class EtcdWatch:
         Raises:
             StoreUnavailable, StoreRefused: nobody does.
         """
-        with self._lock:
-            self._is_waiting = True
-        try:
+        with self._connection.waiting():
             self._connect()
-        finally:
-            with self._lock:
-                self._is_waiting = False
-            if self._is_over:
-                self._hang_up()
 
     def pass_over(self, revision: Revision) -> None:
         """Do not tell what was changed up to that revision."""
@@ -213,32 +202,23 @@ class EtcdWatch:
 
     def close(self) -> None:
         """End the watch and wake a thread that waits in `next`."""
-        with self._lock:
-            self.is_closed = True
-            if self._stream is not None and self._is_waiting:
-                self._stream.wake()  # who waits lets go of it
-                return
-        self._hang_up()
+        self._connection.close()
 
     def _next(self, ends_at: float) -> tuple[Change, ...]:
-        while not self._is_over:
+        while not self._connection.is_over:
             try:
-                stream = self._stream or self._connect()
+                stream = self._connection.current or self._connect()
                 reply = stream.next(ends_at)
                 if reply is None:
                     return ()
                 if changes := self._changes_of(reply):
                     return changes
             except STREAM_IS_OVER:
-                self._hang_up()
+                self._connection.hang_up()
             except StoreUnavailable:
-                if not self._is_over:
+                if not self._connection.is_over:
                     raise
         return ()
-
-    @property
-    def _is_over(self) -> bool:
-        return self.is_closed or self._members.closed.is_set()
 
     def _connect(self) -> "_Stream":
         """A stream on which etcd has confirmed the watch."""
@@ -268,21 +248,18 @@ class EtcdWatch:
     def _open(self, member: Member, ends_at: float) -> "_Stream":
         sock = self._members.open_stream(member, "/watch", watch_body(self._prefix, self._told))
         stream = _Stream(self._members, member, sock)
-        with self._lock:
-            self._stream = stream
-            if self.is_closed:
-                stream.wake()
+        self._connection.take(stream)
         try:
             # Has no changes: it says that the watch is created, or why not.
             self._changes_of(stream.confirmation(ends_at))
         except BaseException:
-            self._hang_up()
+            self._connection.hang_up()
             raise
         return stream
 
     def _changes_of(self, reply: WatchReply) -> tuple[Change, ...]:
         if reply.compact_revision:
-            self._hang_up()
+            self._connection.hang_up()
             raise Compacted(
                 f"etcd has forgotten the changes up to {reply.compact_revision}, the watch of"
                 f" {self._prefix!r} was told those up to {self._told}",
@@ -304,12 +281,6 @@ class EtcdWatch:
             # Where the watch begins, or a sign of progress: everything up to it has been told.
             self._told = max(self._told or Revision(0), Revision(reply.header.revision))
         return changes
-
-    def _hang_up(self) -> None:
-        with self._lock:
-            stream, self._stream = self._stream, None
-        if stream is not None:
-            stream.close()
 
 
 class _Stream:

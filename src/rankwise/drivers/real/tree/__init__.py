@@ -1,1 +1,1 @@
-"""The real side of a tree of chip workers: arena, pipes, zygote, children, and the engine."""
+"""The real side of a tree of chip workers: arena, pipes, fork server, children, and the engine."""

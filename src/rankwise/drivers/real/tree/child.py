@@ -24,9 +24,10 @@ from contextlib import suppress
 from typing import Any, NoReturn, Protocol
 
 from rankwise.drivers.real.tree.arena import FRAME_BYTES, Arena
+from rankwise.drivers.real.tree.fork_server import flush_output
 from rankwise.drivers.real.tree.reports import (
     ANSWER,
-    FAREWELL,
+    EXIT_REPORT,
     ReportFile,
     report_of,
     report_of_left,
@@ -56,7 +57,6 @@ from rankwise.drivers.real.tree.words import (
     pack_word,
     unpack_word,
 )
-from rankwise.drivers.real.tree.zygote import flush_output
 
 QUICK_NS = 20_000
 CUT_OFF = 125
@@ -124,10 +124,10 @@ def live(role: Role, ends: ChildEnds) -> int:
     except _CutOff:
         return CUT_OFF
     except BaseException as error:  # noqa: BLE001  # close() raises it
-        _write_down(ends, FAREWELL, error)
+        _write_down(ends, EXIT_REPORT, error)
         return 1
     if left:
-        ends.reports.append(FAREWELL, report_of_left(left))
+        ends.reports.append(EXIT_REPORT, report_of_left(left))
     return 0
 
 
@@ -163,7 +163,7 @@ def _serve(role: Role, ends: ChildEnds) -> None:
     frames = layout.frames
     quick: set[int] = set()
     deferred: list[int] = []
-    begun = disturbances = 0
+    begun = epoch = 0
     copies: list[int] = []
     """Who this process is, if it was forked in a task: to look here is cheaper than to ask."""
     os.register_at_fork(after_in_child=lambda: copies.append(os.getpid()))
@@ -192,11 +192,11 @@ def _serve(role: Role, ends: ChildEnds) -> None:
             elif word & PROGRAM:
                 _run_program(role, ends, slot)
             continue
-        if word & AHEAD and word >> COUNTER_SHIFT != disturbances & 255:
+        if word & AHEAD and word >> COUNTER_SHIFT != epoch & 255:
             if deferred:
                 tell_deferred()
             write(done_fd, completion(RETURNED, slot))
-            disturbances += 1
+            epoch += 1
             begun += 1
             counters[0] = begun
             counters[1] = begun
@@ -223,7 +223,7 @@ def _serve(role: Role, ends: ChildEnds) -> None:
             loss = role.loss()
             _write_down(ends, slot, error, loss)
             write(done_fd, completion(FAILED, slot))
-            disturbances += 1
+            epoch += 1
             counters[1] = begun
             if loss:
                 return

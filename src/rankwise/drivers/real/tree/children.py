@@ -1,11 +1,11 @@
 """The children of a worker process, as it sees them: processes behind pipes.
 
-Carries out what the group orders, by way of the zygote, and reads the completion pipe: words about
-children are told to the group, all others are the caller's.
+Carries out what the group orders, by way of the fork server, and reads the completion pipe: words
+about children are told to the group, all others are the caller's.
 
 Ends of pipes: the worker process keeps both ends of every task pipe, and opens the reading end a
 second time to take words back. The writing end of the completion pipe is closed here, so that its
-end of file can come: when the zygote is dead, and so all who could write.
+end of file can come: when the fork server is dead, and so all who could write.
 """
 
 import gc
@@ -44,19 +44,26 @@ from rankwise.core.tree.child_group import (
     ChildReplaced,
     Closed,
     CloseRequested,
+    ForkServerEnded,
     GroupLost,
     Kill,
     Release,
     Spawn,
     StartFailed,
     StartRequested,
-    ZygoteEnded,
 )
 from rankwise.core.tree.vocabulary import Pool
 from rankwise.drivers.feed import Door
 from rankwise.drivers.real.interrupts import Gate, write_to_reader
 from rankwise.drivers.real.tree.arena import Arena
 from rankwise.drivers.real.tree.child import CUT_OFF, ChildEnds, Role, live
+from rankwise.drivers.real.tree.fork_server import (
+    KILL,
+    SPAWN,
+    WorkerForkServer,
+    flush_output,
+    order,
+)
 from rankwise.drivers.real.tree.forking import fork_from_new_thread, named_native_threads
 from rankwise.drivers.real.tree.pipes import (
     Descriptor,
@@ -66,7 +73,7 @@ from rankwise.drivers.real.tree.pipes import (
     wait_readable,
 )
 from rankwise.drivers.real.tree.reports import (
-    FAREWELL,
+    EXIT_REPORT,
     UNTOLD,
     Report,
     ReportFile,
@@ -87,7 +94,6 @@ from rankwise.drivers.real.tree.words import (
     pack_word,
     unpack_word,
 )
-from rankwise.drivers.real.tree.zygote import KILL, SPAWN, Zygote, flush_output, order
 from rankwise.ports.journal import Journal
 
 _WOKEN_WORD = completion(WOKEN, 0)
@@ -139,7 +145,7 @@ class Children:
     Attributes:
         lost: children that are gone for good, or about to go, with what became of them.
         reports: for each child its report file.
-        farewells: what children have said when they were closed, by their numbers.
+        exit_reports: what children have said when they were closed, by their numbers.
         gate: keeps signal handlers waiting; they end the sleep in `read`.
     """
 
@@ -175,12 +181,12 @@ class Children:
         self._waker = self._wake
         self.lost: dict[int, str] = {}
         self.reports: list[ReportFile] = []
-        self.farewells: dict[int, Report] = {}
+        self.exit_reports: dict[int, Report] = {}
         self._refusals: dict[int, Report] = {}
         self._not_started: set[int] = set()
         self._failure: StartFailed | None = None
         self._closed: Closed | None = None
-        self._zygote = 0
+        self._fork_server = 0
         self._resources = ExitStack()
 
     def name_of(self, child: int) -> str:
@@ -259,7 +265,7 @@ class Children:
     def _open_all(self) -> None:
         try:
             self._open()
-            self._fork_zygote()
+            self._fork_fork_server()
         except OSError as error:
             count = len(self._specs)
             raise TreeError(
@@ -284,24 +290,26 @@ class Children:
             self._their_orders = stack.enter_context(theirs)
             self._resources = stack.pop_all()
 
-    def _fork_zygote(self) -> None:
+    def _fork_fork_server(self) -> None:
         flush_output()
         worker = Descriptor(os.pidfd_open(os.getpid()))
         try:
-            fork_from_new_thread(lambda: self._become_zygote(worker.number), self._on_zygote)
+            fork_from_new_thread(
+                lambda: self._become_fork_server(worker.number), self._on_fork_server
+            )
         finally:
             worker.close()
         self._done_write.close()
         self._their_orders.close()
 
-    def _on_zygote(self, pid: int) -> None:
-        self._zygote = pid
+    def _on_fork_server(self, pid: int) -> None:
+        self._fork_server = pid
 
-    def _become_zygote(self, worker_pidfd: int) -> NoReturn:
+    def _become_fork_server(self, worker_pidfd: int) -> NoReturn:
         """The main thread of a new process: whatever happens in here, it ends here."""
         try:
             gc.disable()
-            Zygote(
+            WorkerForkServer(
                 orders_fd=self._their_orders.fileno(),
                 done_fd=self._done_write.number,
                 worker_pidfd=worker_pidfd,
@@ -343,7 +351,7 @@ class Children:
         """Wait for words: ends of tasks and answers, and what `hear` understands.
 
         None come when the deadline passes first, when a signal handler is due, which the caller
-        runs, and at the death of the zygote, which the listener is told.
+        runs, and at the death of the fork server, which the listener is told.
         """
         gate = self.gate
         gate.waker = self._waker
@@ -361,7 +369,7 @@ class Children:
         if len(taken) == WORD_BYTES:  # what most often comes, in half of the time
             return list(unpack_word(taken))
         if not taken:
-            self._tell_group(ZygoteEnded())
+            self._tell_group(ForkServerEnded())
         return array("Q", taken).tolist()
 
     def _wake(self) -> None:
@@ -378,14 +386,14 @@ class Children:
         self._order(KILL, child)
 
     def _order(self, kind: bytes, child: int) -> None:
-        """Tell the zygote to do something."""
-        self.continue_zygote()
+        """Tell the fork server to do something."""
+        self.continue_fork_server()
         self._orders.send(order(kind, child))
 
-    def continue_zygote(self) -> None:
-        """Let the zygote go on if somebody has stopped it, so that it tells who has ended."""
+    def continue_fork_server(self) -> None:
+        """Let the fork server go on if somebody has stopped it, so that it tells who has ended."""
         with suppress(ProcessLookupError):
-            os.kill(self._zygote, signal.SIGCONT)
+            os.kill(self._fork_server, signal.SIGCONT)
 
     def hear(self, word: int) -> bool:
         """Tell the group what a word says of a child; whether it was about one."""
@@ -445,7 +453,7 @@ class Children:
 
     def _on_group_lost(self, left: tuple[int, ...]) -> None:
         for child in left:
-            how = "was lost with the zygote, the parent of all children, which has ended"
+            how = "was lost with the fork server, the parent of all children, which has ended"
             self._on_lost(ChildLost(child, how, successor=False))
 
     # The end
@@ -457,24 +465,24 @@ class Children:
         """
         killed: tuple[int, ...] = ()
         deadline = after(_now(), self._close_patience)
-        if self._zygote and self._group.phase is ChildGroupPhase.UP:
+        if self._fork_server and self._group.phase is ChildGroupPhase.UP:
             try:
                 self._tell_group(CloseRequested())
                 while self._closed is None:
                     self._hear_all(self.read(self._group.next_deadline))
                     self.gate.run_due()
-                self._hear_farewells()
+                self._read_exit_reports()
             finally:
                 killed = () if self._closed is None else self._closed.killed
                 self.abandon(deadline)
         self.abandon(deadline)
         return tuple(self.name_of(child) for child in killed)
 
-    def _hear_farewells(self) -> None:
+    def _read_exit_reports(self) -> None:
         for child, file in enumerate(self.reports):
             for subject, report in file.read_new():
-                if subject == FAREWELL:
-                    self.farewells[child] = report
+                if subject == EXIT_REPORT:
+                    self.exit_reports[child] = report
 
     def abandon(self, deadline: Instant) -> None:
         """End everything that is left at once, and close all descriptors; twice is once.
@@ -482,13 +490,13 @@ class Children:
         Whatever their processes have left behind may take until the deadline to end.
         """
         try:
-            if self._zygote:
-                pid, self._zygote = self._zygote, 0
-                self._end_zygote(pid, deadline)
+            if self._fork_server:
+                pid, self._fork_server = self._fork_server, 0
+                self._end_fork_server(pid, deadline)
         finally:
             self._resources.close()
 
-    def _end_zygote(self, pid: int, deadline: Instant) -> None:
+    def _end_fork_server(self, pid: int, deadline: Instant) -> None:
         """When the end of its orders is told, it kills all its descendants and ends."""
         has_ended = False
         try:

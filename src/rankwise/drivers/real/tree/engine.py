@@ -389,7 +389,7 @@ class Engine(Listener):
             TreeError: not even killing has ended it, twice `kill_patience` later.
         """
         gate, undisturbed = self.children.gate, min(grace, _UNDISTURBED)
-        self.children.continue_zygote()
+        self.children.continue_fork_server()
         if not self._drained:  # or the interrupt came along with the last end
             self._tell(RunAbandoned())
         with gate.patience():

@@ -16,9 +16,9 @@ import msgspec
 from rankwise.base.errors import CollectiveError, TaskFailed
 from rankwise.base.exception_pickle import dumps, loads, tell_traceback
 
-FAREWELL = (1 << 32) - 1
+EXIT_REPORT = (1 << 32) - 1
 """The subject of what a child says when it ends."""
-ANSWER = FAREWELL - 1
+ANSWER = EXIT_REPORT - 1
 """The subject of what is no task's: an answer that its frame has no room for, a program's error."""
 _HEADER = struct.Struct("=II")
 

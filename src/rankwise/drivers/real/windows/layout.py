@@ -10,7 +10,7 @@ its base on, in native byte order:
     obituaries   text per rank, written by the process that marks it dead, before it does so
     signals      for each rank that receives and each signal a row of u64: a base, and what each
                  rank has added (see `signals`)
-    segment      `rankwise.drivers.real.segments`: meetings, deaths, what collectives need
+    segment      `rankwise.drivers.real.segments`: barriers, deaths, what collectives need
     windows      `window_bytes` per rank, page-aligned
 """
 
@@ -27,7 +27,7 @@ SIGNALS_MAX = 4096
 REGION_BYTES_MAX = 1 << 46
 """64 TiB: half of what a process can address."""
 NAME_BYTES = 64
-OBITUARY_BYTES = 128
+DEATH_REASON_BYTES = 128
 PAGE = 4096
 WORD_BYTES = 8
 DEFAULT_SIGNAL_COUNT = 64
@@ -82,7 +82,7 @@ class WindowLayout:
         self.presences = base + round_up(IDENTITY.size, _CACHE_LINE)
         self.doorbells = round_up(self.presences + 4 * rank_count, _CACHE_LINE)
         self.obituaries = self.doorbells + _CACHE_LINE * rank_count
-        self.signals = self.obituaries + OBITUARY_BYTES * rank_count
+        self.signals = self.obituaries + DEATH_REASON_BYTES * rank_count
         self.row_words = 1 + rank_count
         signals_end = self.signals + WORD_BYTES * self.row_words * rank_count * signal_count
         self.segment = Layout(rank_count, self.chunk_bytes, round_up(signals_end, PAGE))
@@ -107,10 +107,10 @@ class WindowLayout:
         """Offset of a rank's futex word."""
         return self.doorbells + _CACHE_LINE * rank
 
-    def obituary(self, rank: int) -> slice:
+    def death_reason(self, rank: int) -> slice:
         """Where the text about a rank's death is."""
-        start = self.obituaries + OBITUARY_BYTES * rank
-        return slice(start, start + OBITUARY_BYTES)
+        start = self.obituaries + DEATH_REASON_BYTES * rank
+        return slice(start, start + DEATH_REASON_BYTES)
 
     def window(self, rank: int) -> int:
         """Offset of a rank's window."""

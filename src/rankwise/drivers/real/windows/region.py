@@ -8,7 +8,7 @@ process that holds it, so there is nothing to remove after any death.
 
 Death. Ranks cannot see each other die: a process that can (their parent; a holder of their pidfds,
 see `watch`) calls `mark_dead`. It writes why, then that, then rings every doorbell and the
-segment's word of meetings: all who wait for that rank, now or later, raise `PeerDied`. A rank that
+segment's word of arrivals: all who wait for that rank, now or later, raise `PeerDied`. A rank that
 has left before is not missed. If the one who marks dies itself, waits still end at their deadline.
 """
 
@@ -25,11 +25,11 @@ from rankwise.base.errors import LocalProtocolError, TreeValueError, WindowError
 from rankwise.base.units import format_bytes
 from rankwise.drivers.real.segments import DEFAULT_BUFFER_BYTES, Segment
 from rankwise.drivers.real.windows.layout import (
+    DEATH_REASON_BYTES,
     DEFAULT_SIGNAL_COUNT,
     IDENTITY,
     MAGIC,
     NAME_BYTES,
-    OBITUARY_BYTES,
     PAGE,
     VERSION,
     WindowLayout,
@@ -275,7 +275,7 @@ class WindowRegion:
 
     def fate_of(self, rank: int) -> str:
         """What became of a rank that was marked dead, in words that follow its name."""
-        why = self.memory[self.layout.obituary(rank)].rstrip(b"\0").decode(errors="replace")
+        why = self.memory[self.layout.death_reason(rank)].rstrip(b"\0").decode(errors="replace")
         return f"has ended ({why})" if why else "has ended"
 
     def mark_dead(self, rank: int, why: str = "") -> None:
@@ -285,8 +285,8 @@ class WindowRegion:
         """
         self._checked(rank)
         if not self.is_dead(rank):
-            text = why.encode()[:OBITUARY_BYTES].ljust(OBITUARY_BYTES, b"\0")
-            self.memory[self.layout.obituary(rank)] = text
+            text = why.encode()[:DEATH_REASON_BYTES].ljust(DEATH_REASON_BYTES, b"\0")
+            self.memory[self.layout.death_reason(rank)] = text
         self.segment.mark_dead(rank)
         self._ring_all()
 

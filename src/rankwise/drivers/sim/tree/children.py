@@ -92,7 +92,7 @@ class SimulatedChild:
 
     def _begin_life(self) -> None:
         self.pipe: deque[tuple[int, bool, int]] = deque()
-        self.begun = self.done = self.disturbances = 0
+        self.begun = self.done = self.epoch = 0
         self._deferred: list[int] = []
         self._present: Work | None = None
         self._is_woken = False
@@ -148,11 +148,11 @@ class SimulatedChild:
             return
         slot, ahead, epoch = self.pipe.popleft()
         word = self.begun
-        if ahead and epoch != self.disturbances % 256:
+        if ahead and epoch != self.epoch % 256:
             # Told before it is counted: a reader of the count must find the word too.
             self._flush()
             self._post(slot | RETURNED_BIT)
-            self.disturbances += 1
+            self.epoch += 1
             self.begun += 1
             self.done += 1
         else:
@@ -186,7 +186,7 @@ class SimulatedChild:
         if work.planned.raises or not whole:
             self._flush()
             self._post(slot | FAILED_BIT)
-            self.disturbances += 1
+            self.epoch += 1
         else:
             work.task.ended += 1
             if work.task.ended == work.task.width:

@@ -55,19 +55,19 @@ def judge(tasks: Sequence[SubmittedTask], cells: Cells, drained: Drained) -> dic
     causes = {unfinished.number: unfinished.cause for unfinished in drained.unfinished}
     if len(causes) != len(drained.unfinished):
         raise TreeInvariantBroken("a task is told twice")
-    reference, spoiled = _run_in_order(tasks, causes)
+    reference, tainted = _run_in_order(tasks, causes)
     for task in tasks:
         _judge_count(task, causes.get(task.number))
     for cell, value in reference.values.items():
-        if cell not in spoiled and cells.values.get(cell, 0) != value:
+        if cell not in tainted and cells.values.get(cell, 0) != value:
             raise TreeInvariantBroken(f"cell {cell} has another value than it should")
-    return {cell: value for cell, value in cells.values.items() if cell not in spoiled}
+    return {cell: value for cell, value in cells.values.items() if cell not in tainted}
 
 
 def _run_in_order(
     tasks: Sequence[SubmittedTask], causes: Mapping[int, EndCause]
 ) -> tuple[Cells, set[Cell]]:
-    cells, spoiled = Cells(), set[Cell]()
+    cells, tainted = Cells(), set[Cell]()
     for task in tasks:
         told = causes.get(task.number)
         reads = [cell for a in task.accesses if a.reads for cell in cells_of(a)]
@@ -75,21 +75,21 @@ def _run_in_order(
         expected: EndCause | None = None
         if told in UNFORESEEABLE or (task.is_broken and told is EndCause.RAISED):
             expected = told
-        elif any(cell in spoiled for cell in reads):
+        elif any(cell in tainted for cell in reads):
             expected = EndCause.SKIPPED
         elif task.raises:
             expected = EndCause.RAISED
         if told is not expected:
             raise TreeInvariantBroken(f"task {task.number} is told {told}, expected {expected}")
         if expected is not None:
-            spoiled.update(writes)
+            tainted.update(writes)
             continue
         seen = cells.read(task.accesses)
         if seen != task.seen:
             raise TreeInvariantBroken(f"task {task.number} saw what it should not have seen")
         cells.write(task.accesses, task.number, seen)
-        spoiled.difference_update(writes)
-    return cells, spoiled
+        tainted.difference_update(writes)
+    return cells, tainted
 
 
 def _judge_count(task: SubmittedTask, cause: EndCause | None) -> None:

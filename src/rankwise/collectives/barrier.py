@@ -1,15 +1,16 @@
-"""Taking turns: how ranks agree that everybody has come this far, and find out who has not.
+"""The barrier of a segment: all ranks have come this far, or it is known which of them have not.
 
-All ranks of a segment go through the same sequence of *turns*. Before a turn, a rank reads and
-writes what the protocol of its operation gives to it; then it `meet`s the others, and no rank
-leaves the meeting before all have come. Since all have come to turn t, no rank still works on
-what belonged to the time before turn t - 1. With three buffers used in rotation, turn t's buffer
-can therefore be written again for turn t + 3 (and read by stragglers of t + 1) without any further
-exchange: one meeting per step is all the synchronisation there is.
+All ranks of a segment go through the same sequence of *phases*, each ended by a barrier. In a
+phase, a rank reads and writes what the protocol of its operation gives to it; then it calls
+`arrive_and_wait`, and no rank leaves the barrier before all have arrived. Since all have arrived at
+the end of phase t, no rank still works on what belonged to phase t - 1 or before. With three
+buffers used in rotation, phase t's buffer can therefore be written again in phase t + 3 (and read
+by stragglers in t + 1) without any further exchange: one barrier per step is all the
+synchronisation there is.
 
-A meeting is one atomic addition to the segment's word `arrivals`, done by the kernel, which is
+An arrival is one atomic addition to the segment's word `arrivals`, done by the kernel, which is
 also a full memory barrier (see `rankwise.drivers.real.futex`). The count in its lower bits is
-`turn * size` when all have come; it wraps around, and is compared as a distance. The rank that
+`phase * size` when all have arrived; it wraps around, and is compared as a distance. The rank that
 completes it wakes all others with the same system call. If two complete it at once, neither
 having seen the other, then both see the full count right after their own addition, and wake the
 sleepers then. No rank spins: one that is early sleeps, which on a machine with fewer cores than
@@ -17,13 +18,13 @@ ranks is the only thing that lets the late one run.
 
 Before it sleeps, a rank checks whether a missing rank can still come: `deaths` is written by the
 agent, `withdrawals` by a rank that left an operation with an error. The writer then
-*rings*: it changes the upper bits of `arrivals`, so that a rank which looked too early is not let
-to sleep. A turn that everybody came to is complete even if somebody died right after it. Who gave
-up in an operation, though, has not done it, wherever it was then: all who are still in it, or come
-to it later, give up as well, so that no rank takes for done what failed on another.
+*rings*: it changes the upper bits of `arrivals`, so that a rank which looked too early does not
+fall asleep. A phase that every rank ended is complete even if one died right after it. A rank that
+gave up in an operation, though, has not done it, wherever it was then: all ranks that are still in
+it, or come to it later, give up as well, so that no rank takes for done what failed on another.
 
-The first meeting of an operation also compares headers. Each rank has published its own in the
-row of the turn's buffer, and reads the whole row after the meeting.
+The first barrier of an operation also compares headers. Each rank has published its own in the
+row of the phase's buffer, and reads the whole row after the barrier.
 """
 
 import time
@@ -40,14 +41,14 @@ from rankwise.collectives import wording
 from rankwise.collectives.calls import Call, read_header
 from rankwise.drivers.real.futex import FutexWord
 from rankwise.drivers.real.segments import (
+    ABORT_REASON_BYTES,
     BUFFER_COUNT,
     HEADER_BYTES,
-    LAST_WORDS_BYTES,
     LEDGER_MOVED_AT,
-    LEDGER_OPENING_TURN,
+    LEDGER_OPENING_PHASE,
     LEDGER_OPERATIONS,
+    LEDGER_PHASES,
     LEDGER_PID,
-    LEDGER_TURNS,
     LEDGER_WORDS,
     Segment,
 )
@@ -62,8 +63,8 @@ def plain_fate(rank: int) -> str:
     return "has ended"
 
 
-class Turnstile:
-    """One rank's way through the turns of a segment."""
+class Barrier:
+    """One rank's way through the phases of a segment."""
 
     def __init__(
         self,
@@ -89,9 +90,9 @@ class Turnstile:
         self._fates = slice(layout.deaths, layout.deaths + 8 * self.size)
         self._all_well = bytes(8 * self.size)
         self._arrivals = segment.arrivals
-        self._turn_index = self._ledger_index(rank, LEDGER_TURNS)
+        self._phase_index = self._ledger_index(rank, LEDGER_PHASES)
         self._claim(pid)
-        self.turn: int = self._ledgers[self._turn_index]
+        self.phase: int = self._ledgers[self._phase_index]
         self.operations: int = self._read(rank, LEDGER_OPERATIONS)
         self._call: Call | None = None
         self._patience = Duration(0)
@@ -107,51 +108,51 @@ class Turnstile:
 
     @property
     def buffer(self) -> int:
-        """The buffer that may be written before the next meeting."""
-        return self.turn % BUFFER_COUNT
+        """The buffer that may be written before the next barrier."""
+        return self.phase % BUFFER_COUNT
 
     def begin(self, call: Call, patience: Duration) -> None:
-        """Open an operation; its first meeting compares what the ranks are doing."""
+        """Open an operation; its first barrier compares what the ranks are doing."""
         self._call = call
         self._patience = patience
         self.operations += 1
-        self._memory[self._own_headers[self.turn % BUFFER_COUNT]] = call.header
-        ledgers, own = self._ledgers, self._turn_index - LEDGER_TURNS
+        self._memory[self._own_headers[self.phase % BUFFER_COUNT]] = call.header
+        ledgers, own = self._ledgers, self._phase_index - LEDGER_PHASES
         ledgers[own + LEDGER_OPERATIONS] = self.operations
-        ledgers[own + LEDGER_OPENING_TURN] = self.turn
+        ledgers[own + LEDGER_OPENING_PHASE] = self.phase
         self._expected_headers = call.header * self.size
 
-    def meet(self) -> None:
-        """Wait until all ranks have come to this turn.
+    def arrive_and_wait(self) -> None:
+        """Wait until all ranks have come to the end of this phase.
 
         What they wrote before it can be read now; what they read before it can be overwritten.
         """
-        turn = self.turn + 1
-        self._ledgers[self._turn_index - LEDGER_TURNS + LEDGER_MOVED_AT] = time.monotonic_ns()
-        target = turn * self.size & _COUNT_MASK
+        phase = self.phase + 1
+        self._ledgers[self._phase_index - LEDGER_PHASES + LEDGER_MOVED_AT] = time.monotonic_ns()
+        target = phase * self.size & _COUNT_MASK
         arrivals = self._arrivals
         # The ledger follows the count: a rank that is killed between the two is counted and yet
         # missing, so that its death is noticed. The other way round no rank would ever notice it.
         if (arrivals.look() + 1 - target) & _COUNT_MASK == 0:
             arrivals.add_and_wake()
-            self._ledgers[self._turn_index] = turn
+            self._ledgers[self._phase_index] = phase
         else:
             arrivals.add()
-            self._ledgers[self._turn_index] = turn
+            self._ledgers[self._phase_index] = phase
             if (arrivals.look() - target) & _COUNT_MASK < _HALF:
                 arrivals.wake()
             else:
-                self._sleep_until_complete(turn, target)
-        self.turn = turn
+                self._sleep_until_complete(phase, target)
+        self.phase = phase
         if self._expected_headers:
-            headers = self._memory[self._header_rows[(turn - 1) % BUFFER_COUNT]]
+            headers = self._memory[self._header_rows[(phase - 1) % BUFFER_COUNT]]
             if headers != self._expected_headers:
                 raise self._mismatch(headers)
             self._expected_headers = b""
         if self._memory[self._fates] != self._all_well:
-            self._look_for_the_withdrawn(turn)
+            self._look_for_the_withdrawn(phase)
 
-    def _sleep_until_complete(self, turn: int, target: int) -> None:
+    def _sleep_until_complete(self, phase: int, target: int) -> None:
         arrivals = self._arrivals
         deadline = after(Instant(time.monotonic_ns()), self._patience)
         while True:
@@ -159,16 +160,16 @@ class Turnstile:
             if (value - target) & _COUNT_MASK < _HALF:
                 return
             if self._memory[self._fates] != self._all_well:
-                self._look_for_the_lost(turn)
+                self._look_for_the_lost(phase)
             if time.monotonic_ns() >= deadline:
-                raise self._timeout(turn)
+                raise self._timeout(phase)
             arrivals.sleep(value, deadline)
 
     def withdraw(self, reason: str) -> None:
         """Tell the others not to wait for this rank any more."""
-        words = reason.encode()[:LAST_WORDS_BYTES].ljust(LAST_WORDS_BYTES, b"\0")
-        start = self._layout.last_words + LAST_WORDS_BYTES * self.rank
-        self._memory[start : start + LAST_WORDS_BYTES] = words
+        words = reason.encode()[:ABORT_REASON_BYTES].ljust(ABORT_REASON_BYTES, b"\0")
+        start = self._layout.abort_reasons + ABORT_REASON_BYTES * self.rank
+        self._memory[start : start + ABORT_REASON_BYTES] = words
         self._memory[self._layout.withdrawals + 4 * self.rank] = 1
         self._arrivals.ring()
 
@@ -196,7 +197,7 @@ class Turnstile:
         return value
 
     def _describe_own(self) -> str:
-        assert self._call is not None, "only operations meet"
+        assert self._call is not None, "only operations have barriers"
         return self._call.numbered(self.operations)
 
     def _describe_last_of(self, rank: int) -> str:
@@ -204,25 +205,25 @@ class Turnstile:
         if operations == 0:
             return wording.NOTHING_YET
         start = self._layout.header(
-            self._read(rank, LEDGER_OPENING_TURN) % BUFFER_COUNT, rank
+            self._read(rank, LEDGER_OPENING_PHASE) % BUFFER_COUNT, rank
         )  # fmt: skip
         header = self._memory[start : start + HEADER_BYTES]
         return wording.last_in(read_header(header, operations))
 
-    def _missing(self, turn: int) -> list[int]:
-        return [rank for rank in range(self.size) if self._read(rank, LEDGER_TURNS) < turn]
+    def _missing(self, phase: int) -> list[int]:
+        return [rank for rank in range(self.size) if self._read(rank, LEDGER_PHASES) < phase]
 
     def _flags(self, offset: int, ranks: list[int]) -> list[int]:
         return [rank for rank in ranks if self._memory[offset + 4 * rank]]
 
-    def _look_for_the_lost(self, turn: int) -> None:
+    def _look_for_the_lost(self, phase: int) -> None:
         # Who died without a word is the cause; who withdrew may have done so because of that.
-        dead = self._flags(self._layout.deaths, self._missing(turn))
+        dead = self._flags(self._layout.deaths, self._missing(phase))
         withdrawn = self._flags(self._layout.withdrawals, dead)
         silent = [rank for rank in dead if rank not in withdrawn]
         if silent:
             raise self._peer_died(silent)
-        self._look_for_the_withdrawn(turn)
+        self._look_for_the_withdrawn(phase)
 
     def _peer_died(self, silent: list[int]) -> PeerDied:
         return wording.peers_died(
@@ -234,17 +235,17 @@ class Turnstile:
             ],
         )
 
-    def _look_for_the_withdrawn(self, turn: int) -> None:
-        """Raise if somebody gave up in this operation, or before this turn."""
+    def _look_for_the_withdrawn(self, phase: int) -> None:
+        """Raise if somebody gave up in this operation, or before this phase."""
         withdrawn = [
             rank
             for rank in self._flags(self._layout.withdrawals, list(range(self.size)))
-            if self._read(rank, LEDGER_TURNS) < turn
+            if self._read(rank, LEDGER_PHASES) < phase
             or self._read(rank, LEDGER_OPERATIONS) <= self.operations
         ]
         if withdrawn:
-            if any(self._last_words_of(rank).startswith(PeerDied.__name__) for rank in withdrawn):
-                # They have missed a rank that we will miss a turn later: that is the cause.
+            if any(self._abort_reason_of(rank).startswith(PeerDied.__name__) for rank in withdrawn):
+                # They have missed a rank that we will miss a phase later: that is the cause.
                 everybody = [rank for rank in range(self.size) if rank not in withdrawn]
                 silent = self._flags(self._layout.deaths, everybody)
                 if silent:
@@ -259,19 +260,19 @@ class Turnstile:
 
     def _describe_withdrawal(self, rank: int, *, died: bool) -> str:
         did = "gave up, and has ended" if died else "gave up"
-        return f"rank {self._first + rank} {did}: {self._last_words_of(rank)}"
+        return f"rank {self._first + rank} {did}: {self._abort_reason_of(rank)}"
 
-    def _last_words_of(self, rank: int) -> str:
-        start = self._layout.last_words + LAST_WORDS_BYTES * rank
-        words = self._memory[start : start + LAST_WORDS_BYTES].rstrip(b"\0")
+    def _abort_reason_of(self, rank: int) -> str:
+        start = self._layout.abort_reasons + ABORT_REASON_BYTES * rank
+        words = self._memory[start : start + ABORT_REASON_BYTES].rstrip(b"\0")
         return words.decode(errors="replace")
 
-    def _timeout(self, turn: int) -> CollectiveTimeout:
+    def _timeout(self, phase: int) -> CollectiveTimeout:
         return wording.timed_out(
             self._describe_own(),
             self._first + self.rank,
             self._patience,
-            [(self._first + rank, self._describe_last_of(rank)) for rank in self._missing(turn)],
+            [(self._first + rank, self._describe_last_of(rank)) for rank in self._missing(phase)],
         )
 
     def _mismatch(self, headers: bytes) -> CollectiveError:

@@ -1,4 +1,4 @@
-"""The zygote: forked once by a worker process, and the parent of all its children.
+"""The fork server: forked once by a worker process, and the parent of all its children.
 
 It has one thread and the program's memory as it was in `init()`, so children can be forked from it
 at any time, successors of dead ones included, with the same closures. It is a child subreaper, so
@@ -42,7 +42,7 @@ def order(kind: bytes, child: int = 0) -> bytes:
     return _ORDER.pack(kind, child)
 
 
-class Zygote:
+class WorkerForkServer:
     """The process's whole life is `live`, which never returns."""
 
     def __init__(
@@ -133,11 +133,11 @@ class Zygote:
         self._pidfds[pid] = pidfd
         self._poll.register(pidfd, select.POLLIN)
 
-    def _live_as_child(self, child: int, zygote: int) -> NoReturn:
+    def _live_as_child(self, child: int, fork_server: int) -> NoReturn:
         """Nothing in here may reach the frames below: they belong to the caller of `init()`."""
         code = 1
         try:
-            die_with_parent(zygote)
+            die_with_parent(fork_server)
             for fd in self._pidfds.values():
                 os.close(fd)
             os.close(self._orders_fd)

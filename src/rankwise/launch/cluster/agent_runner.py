@@ -1,6 +1,6 @@
-"""Runs the agent of this node on a session's stage.
+"""Runs the agent of this node on a session's parts.
 
-The agent machine of `core/agent` gets the stage's process host, what `node_host` knows of the
+The agent machine of `core/agent` gets the session's process host, what `node_host` knows of the
 machine, and, among several nodes, a client of the store in threads. Its end becomes the outcome of
 the run on this node.
 """
@@ -24,10 +24,10 @@ from rankwise.core.rendezvous.requests import Order
 from rankwise.core.rendezvous.vocabulary import RefusalKind
 from rankwise.drivers.agent_dispatch import AgentDispatch
 from rankwise.drivers.stop_window import StopWindow
+from rankwise.launch.cluster.console_notices import ConsoleNotices, lineup_text
 from rankwise.launch.cluster.node_host import RealNodeHost
 from rankwise.launch.cluster.plan import ClusterPlan
-from rankwise.launch.cluster.telling import ClusterTeller, lineup_text
-from rankwise.launch.stage import Stage
+from rankwise.launch.run_parts import RunParts
 
 NEVER = Instant(1 << 63)
 
@@ -35,9 +35,9 @@ NEVER = Instant(1 << 63)
 class AgentRunner:
     """Runs the agent of this node, which meets others or is alone, as `plan` says."""
 
-    def __init__(self, plan: ClusterPlan, stage: Stage) -> None:
-        job = stage.job
-        self._stage = stage
+    def __init__(self, plan: ClusterPlan, parts: RunParts) -> None:
+        job = parts.job
+        self._parts = parts
         self._alive_until: Instant | None = None
         self._fence = NEVER
         self._agent = Agent(
@@ -57,23 +57,23 @@ class AgentRunner:
                 leaves_alone=plan.leaves_alone,
             )
         )
-        self._host = RealNodeHost(stage, plan, self._deliver)
+        self._host = RealNodeHost(parts, plan, self._deliver)
         self._stop_window = StopWindow(
-            stage.clock, stage.reactor.call_at, stage.job.signals, self._host.on_gang_stimulus
+            parts.clock, parts.reactor.call_at, parts.job.signals, self._host.on_gang_stimulus
         )
-        self._teller = ClusterTeller(stage.job, plan, stage.say)
+        self._notices = ConsoleNotices(parts.job, plan, parts.say)
         self._dispatch = AgentDispatch(
             self._agent,
             host=self._host,
-            ask_store=None if plan.is_alone else self._meet(plan, stage),
-            clock=stage.clock,
-            journal=stage.journal,
-            on_announcement=self._teller.tell,
+            ask_store=None if plan.is_alone else self._meet(plan, parts),
+            clock=parts.clock,
+            journal=parts.journal,
+            on_announcement=self._notices.tell,
         )
         self._outcome: Outcome | None = None
 
         if plan.health_port is not None:
-            self._answer_for_health(plan, plan.health_port, stage)
+            self._answer_for_health(plan, plan.health_port, parts)
 
     @property
     def outcome(self) -> Outcome | None:
@@ -87,7 +87,7 @@ class AgentRunner:
             was_late = finished.verdict is not None and finished.rounds == 0
             if was_late and not self._agent.spec.is_alone:
                 assert finished.verdict is not None, "asked just above"
-                self._teller.tell_too_late(finished.verdict)
+                self._notices.tell_too_late(finished.verdict)
         return self._outcome
 
     def _absence(self, finished: FinishRun) -> Absence | None:
@@ -125,7 +125,7 @@ class AgentRunner:
             # The guardian has killed it, since this process was stopped for longer than its lease.
             # It has not failed: the agent first finds out that it was cut off, then of the end.
             self.wake()
-            stimulus = msgspec.structs.replace(stimulus, at=self._stage.clock.now())
+            stimulus = msgspec.structs.replace(stimulus, at=self._parts.clock.now())
         if not self._stop_window.holds(stimulus, self._gang_runs):
             self._host.on_gang_stimulus(stimulus)
         self._stop_window.look(self._gang_runs)
@@ -141,7 +141,7 @@ class AgentRunner:
         gang = self._agent.gang
         return gang is not None and gang.phase in (GangPhase.STARTING, GangPhase.RUNNING)
 
-    def _meet(self, plan: ClusterPlan, stage: Stage) -> Callable[[Order], None]:
+    def _meet(self, plan: ClusterPlan, parts: RunParts) -> Callable[[Order], None]:
         """Become a client of the store where the nodes meet."""
         from rankwise.drivers.real.store_client import StoreClient  # noqa: PLC0415  # for several
         from rankwise.drivers.real.stores.opening import (  # noqa: PLC0415  # the same
@@ -149,21 +149,21 @@ class AgentRunner:
             token_of,
         )
 
-        settings, run_id = plan.store, stage.job.run_id
+        settings, run_id = plan.store, parts.job.run_id
         if plan.own_etcd:
             from pathlib import Path  # noqa: PLC0415  # the same
 
             from rankwise.launch.cluster.own_etcd import OwnEtcd  # noqa: PLC0415  # the same
 
-            data = Path(stage.planner.private_path, "etcd")
+            data = Path(parts.planner.private_path, "etcd")
             token = token_of(settings, run_id)
             own = OwnEtcd(plan.endpoint, run_id, token, self._is_over, data)
-            settings = {**settings, **stage.stack.enter_context(own).settings}
-        client = stage.stack.enter_context(
+            settings = {**settings, **parts.stack.enter_context(own).settings}
+        client = parts.stack.enter_context(
             StoreClient(
                 open_store(plan.backend, plan.endpoint, settings, run_id=run_id),
-                reactor=stage.reactor,
-                clock=stage.clock,
+                reactor=parts.reactor,
+                clock=parts.clock,
                 deliver=self._deliver,
                 request_timeout=plan.rendezvous.request_timeout,
             )
@@ -175,7 +175,7 @@ class AgentRunner:
         return finished is not None and finished.verdict is not None
 
     def _deliver(self, stimulus: Stimulus) -> None:
-        self._stage.host.note_ends()  # it may be a stop, and what is done by now stays done
+        self._parts.host.note_ends()  # it may be a stop, and what is done by now stays done
         self._dispatch.deliver(stimulus)
         self._put_fence()
         self._stop_window.look(self._gang_runs)
@@ -188,12 +188,12 @@ class AgentRunner:
             return
         self._alive_until = alive_until
         if alive_until is None:  # the agent itself has noticed, and ends its workers
-            self._stage.host.fence(None)
+            self._parts.host.fence(None)
             return
         self._fence = after(alive_until, Duration(rendezvous.config.fence // 2))
-        self._stage.host.fence(self._fence)
+        self._parts.host.fence(self._fence)
 
-    def _answer_for_health(self, plan: ClusterPlan, port: int, stage: Stage) -> None:
+    def _answer_for_health(self, plan: ClusterPlan, port: int, parts: RunParts) -> None:
         from rankwise.launch.cluster.health import (  # noqa: PLC0415  # rare
             AgentStatus,
             HealthServer,
@@ -206,9 +206,9 @@ class AgentRunner:
         def look() -> AgentStatus:
             agent = self._agent
             world = agent.world
-            segment = stage.planner.segment
+            segment = parts.planner.segment
             step = None if segment is None else segment.steps()
-            alive = sum(not link.is_over for link in stage.host.links.values())
+            alive = sum(not link.is_over for link in parts.host.links.values())
             status = AgentStatus(
                 run_id=shown_id(agent.spec.run_id, is_secret=is_id_secret),
                 node=agent.spec.offer.node_id,
@@ -227,10 +227,10 @@ class AgentRunner:
                 restarts=world.restarts,
             )
 
-        server = stage.stack.enter_context(
+        server = parts.stack.enter_context(
             HealthServer(
-                port, stage.reactor.post, look, host=plan.health_host, token=plan.health_token
+                port, parts.reactor.post, look, host=plan.health_host, token=plan.health_token
             )
         )
         if port == 0:
-            stage.say(f"health: http://{self._agent.spec.offer.address}:{server.port}/health")
+            parts.say(f"health: http://{self._agent.spec.offer.address}:{server.port}/health")

@@ -14,7 +14,7 @@ from rankwise.ports.clock import Clock
 from rankwise.ports.journal import Journal
 
 
-class Stage(msgspec.Struct, kw_only=True):
+class RunParts(msgspec.Struct, kw_only=True):
     """What an agent's driver finds; it may put what it needs besides onto the `stack`.
 
     Attributes:
