@@ -89,23 +89,35 @@ def agents() -> Iterator[Callable[[], object]]:
                 endpoint = f"127.0.0.1:{free.getsockname()[1]}"
             words = ["--nnodes=2", "--rdzv-backend=embedded", f"--rdzv-endpoint={endpoint}"]
             words += ["--rdzv-id=interrupted", "--rdzv-conf=last_call_timeout=0.1", str(script)]
-            other = subprocess.Popen(
-                [sys.executable, "-m", "rankwise", "run", *words],
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                process_group=0,
-            )
-            try:
-                job = config_from_cli(words, os.environ)
-                outcome = Supervision(job).run()
-                if outcome.stop_signal is not None:
-                    raise KeyboardInterrupt
-                assert other.wait(PATIENCE_S) == 0
-            finally:
-                other.kill()  # it waits for a store that has gone with this node
-                other.wait(PATIENCE_S)
+            # An interrupt in the middle of Popen would leave a process that nobody knows.
+            with interrupts(signal.SIG_BLOCK):
+                other = subprocess.Popen(
+                    [sys.executable, "-m", "rankwise", "run", *words],
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    process_group=0,
+                )
+                try:
+                    with interrupts(signal.SIG_UNBLOCK):
+                        outcome = Supervision(config_from_cli(words, os.environ)).run()
+                        if outcome.stop_signal is not None:
+                            raise KeyboardInterrupt
+                        assert other.wait(PATIENCE_S) == 0
+                finally:
+                    other.kill()  # it may be waiting for more nodes
+                    other.wait(PATIENCE_S)
 
         yield run
+
+
+@contextmanager
+def interrupts(how: int) -> Iterator[None]:
+    """Hold interrupts back, or let them through."""
+    before = signal.pthread_sigmask(how, (signal.SIGINT, signal.SIGALRM))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 DRIVERS = {"gang": gang, "server": server, "agents": agents}
@@ -127,6 +139,9 @@ def interrupt_often(driver: str, count: int, seed: int = 1) -> Findings:
                 signum = chance.choice((signal.SIGINT, signal.SIGALRM))
                 case = f"case {number}, {signum.name}"
                 _interrupt(run, chance.uniform(0, 1.2 * normal_s), signum, findings)
+                for thread in threading.enumerate():
+                    if thread.daemon:  # opening a store that nobody wants any more, for instance
+                        thread.join(PATIENCE_S)
                 now = what_is_ours()
                 if now[0] > ours[0] or now[1] > ours[1]:  # fewer: the server is to be started again
                     findings.left.append(f"{case}: {ours} became {now}")

@@ -75,6 +75,18 @@ def test_before_the_first_round(agents: Agents, tmp_path: Path) -> None:
         stop(agent, "this node leaves")
 
 
+def test_before_the_first_round_as_the_agent_that_serves(agents: Agents) -> None:
+    words = ("--nnodes", "3", "--rdzv-conf")
+    host = agents.start(*words, "linger=600,is_host=true")
+    other = agents.start(*words, "is_host=false")
+    wait_for_any([host, other], "2 of at least 3 nodes", stream="stderr")
+
+    stop(host, "this node leaves")
+    done = other.finish(WITHIN_S)
+    assert done.code == 1, done
+    assert "the run ends here: the agent that served the embedded store" in done.stderr
+
+
 def test_while_its_ranks_run(agents: Agents) -> None:
     both = [agents.start("--nnodes", "2") for _ in range(2)]
     wait_for_any(both, "of 2", count=2)

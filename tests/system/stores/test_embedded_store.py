@@ -582,6 +582,23 @@ def test_a_server_does_not_linger_for_ever() -> None:
             client.read("")
 
 
+def test_who_watches_a_server_that_ends_is_told_so_and_asks_nobody_any_more() -> None:
+    host = open_embedded(config_for(0, linger=ZERO), CLOCK)
+    _, port = address_of(host)
+    with open_embedded(config_for(port, is_host=False), CLOCK) as client:
+        watch = client.watch("", client.read("").revision)
+        put(host, "a")
+        assert [change.key for change in watch.next(PATIENCE)] == ["a"]
+        host.close()
+
+        with pytest.raises(StoreRefused, match=r"the run ends here: the agent that served .* left"):
+            watch.next(PATIENCE)
+        begun = CLOCK.now()
+        with pytest.raises(StoreUnavailable, match="has ended"):
+            client.read("")
+        assert CLOCK.now() - begun < PATIENCE / 2
+
+
 def test_a_server_that_has_begun_anew_is_refused_by_who_knew_it_before() -> None:
     (port,) = free_ports(1)
     first = open_embedded(config_for(port, linger=ZERO), CLOCK)

@@ -108,6 +108,9 @@ class Gang:
         self.recovers = False
         """Whether another attempt may follow, for which workers are worth keeping."""
         self._workers = [WorkerLife(local_rank) for local_rank in range(spec.size)]
+        # Below these all have a process, and have ended: to look at all of them for each one that
+        # is made or ends would take a large gang longer than all else that it does.
+        self._made_below = self._ended_below = 0
         self._deadline: Instant | None = None
         self._exits_due: Instant | None = None
         self._stop_due: Instant | None = None
@@ -233,10 +236,23 @@ class Gang:
             case _:
                 return []
 
+    @property
+    def _is_complete(self) -> bool:
+        """Whether every worker has a process, or had one."""
+        workers = self._workers
+        while self._made_below < len(workers) and workers[self._made_below].pid is not None:
+            self._made_below += 1
+        return self._made_below == len(workers)
+
+    @property
+    def _have_all_ended(self) -> bool:
+        workers = self._workers
+        while self._ended_below < len(workers) and workers[self._ended_below].has_ended:
+            self._ended_below += 1
+        return self._ended_below == len(workers)
+
     def _run_if_complete(self, now: Instant) -> list[Effect]:
-        # They are made in order, so a missing one is found at the end at once: from the beginning,
-        # 256 workers would take longer to look at each time than all else that the gang does.
-        if any(worker.pid is None for worker in reversed(self._workers)):
+        if not self._is_complete:
             return []
         self.phase = Phase.RUNNING
         hang_timeout = self.spec.hang_timeout
@@ -291,7 +307,7 @@ class Gang:
 
     def _after_an_end(self, worker: WorkerLife, now: Instant) -> list[Effect]:
         if self._is_under_way and worker.has_failed:
-            if self.spec.stop_delay and not all(each.has_ended for each in self._workers):
+            if self.spec.stop_delay and not self._have_all_ended:
                 self._stop_due = self._stop_due or after(now, self.spec.stop_delay)
             else:
                 is_unborn = worker.refusal is not None
@@ -437,6 +453,7 @@ class Gang:
         self._deadline = after(now, self.spec.start_patience)
         self._exits_due = self._stop_due = self._stop_ordered_at = self._resumed = None
         self._is_stuck_killed = self._is_pause_told = False
+        self._made_below = self._ended_below = 0
         kept = self._kept
         for local_rank, worker in enumerate(self._workers):
             if local_rank in kept:
@@ -455,11 +472,10 @@ class Gang:
     # The end
 
     def _sweep_if_all_ended(self, now: Instant) -> list[Effect]:
-        if self.phase in (Phase.STOPPING, Phase.KILLING) and self._is_stopped_before_spawn:
-            return self._call_off(now)
-        if not all(worker.has_ended for worker in reversed(self._workers)):  # as above
-            return []
-        return self._begin_sweep(now)
+        if self._have_all_ended:
+            return self._begin_sweep(now)
+        is_ending = self.phase in (Phase.STOPPING, Phase.KILLING) and not self._is_complete
+        return self._call_off(now) if is_ending and self._is_stopped_before_spawn else []
 
     def _begin_sweep(self, now: Instant) -> list[Effect]:
         self.phase = Phase.SWEEPING

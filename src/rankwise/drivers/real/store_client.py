@@ -25,6 +25,7 @@ from rankwise.base.errors import (
     LeaseLost,
     StoreError,
     StoreRefused,
+    StoreUnavailable,
 )
 from rankwise.base.keys import Committed
 from rankwise.base.units import SECOND, Duration, Instant, after, format_duration
@@ -157,9 +158,17 @@ class StoreClient:
             case _:
                 self._enqueue(order, self._requests)
 
-    def close(self) -> None:
-        """Close the store and end all threads; no answer is delivered any more."""
-        self._close(None, None, None)
+    def close(self, *, has_last_words: bool = True) -> None:
+        """Close the store and end all threads; no answer is delivered any more.
+
+        Args:
+            has_last_words: whether a store that lives here waits until others have heard them.
+        """
+        if has_last_words:
+            self._close(None, None, None)
+        else:
+            error = StoreUnavailable("this node leaves a run that is not over")
+            self._close(type(error), error, None)
 
     def _close(self, *exc_info: object) -> None:
         with self._changed:

@@ -159,15 +159,19 @@ class AgentRunner:
             token = token_of(settings, run_id)
             own = OwnEtcd(plan.endpoint, run_id, token, self._is_over, data)
             settings = {**settings, **parts.stack.enter_context(own).settings}
-        client = parts.stack.enter_context(
-            StoreClient(
-                open_store(plan.backend, plan.endpoint, settings, run_id=run_id),
-                reactor=parts.reactor,
-                clock=parts.clock,
-                deliver=self._deliver,
-                request_timeout=plan.rendezvous.request_timeout,
-            )
+        client = StoreClient(
+            open_store(plan.backend, plan.endpoint, settings, run_id=run_id),
+            reactor=parts.reactor,
+            clock=parts.clock,
+            deliver=self._deliver,
+            request_timeout=plan.rendezvous.request_timeout,
         )
+
+        def close(*exc_info: object) -> None:
+            # Who leaves before there is a verdict has nothing to tell that would end the others.
+            client.close(has_last_words=self._is_over() and not any(exc_info))
+
+        parts.stack.push(close)
         return client.submit
 
     def _is_over(self) -> bool:

@@ -6,11 +6,12 @@ clients: each call is one exchange on a connection that is kept, a watch has a c
 own. Who does not know the run's token is refused, on both sides, and cannot read what is said where
 Python can encrypt; see `embedded_protocol`.
 
-What it does not survive: the agent that serves. When that dies, or its machine, everything the
-nodes had agreed is gone. The others then find nobody (`StoreUnavailable`), or, if it was started
-again, a server that knows nothing: a client that has known another life of it refuses to go on
-(`StoreRefused`), since a store that forgets could let two nodes have one rank. Lost connections,
-and a server that was stopped for a while, are survived. For more, use etcd.
+What it does not survive: the agent that serves. When that ends or dies, or its machine, everything
+the nodes had agreed is gone. Who watches is told of an orderly end (`StoreRefused`). Otherwise the
+others find nobody (`StoreUnavailable`), or, if it was started again, a server that knows nothing: a
+client that has known another life of it refuses to go on (`StoreRefused`), since a store that
+forgets could let two nodes have one rank. Lost connections, and a server that was stopped for a
+while, are survived. For more, use etcd.
 """
 
 import errno
@@ -56,6 +57,7 @@ from rankwise.drivers.real.stores.embedded_protocol import (
     Answer,
     CommitAsked,
     Done,
+    Ended,
     Forgotten,
     Frames,
     GrantAsked,
@@ -158,6 +160,7 @@ class EmbeddedStore:
         self._open: set[_Conversation] = set()
         self._watches: set[EmbeddedWatch] = set()
         self._life: bytes | None = None
+        self._has_server_ended = False
         self._tls: ssl.SSLContext | None = None
         if config.encrypts:
             from rankwise.drivers.real.stores.tls import client_context  # noqa: PLC0415  # loads ssl
@@ -248,6 +251,14 @@ class EmbeddedStore:
                 last_error = error
         raise patience.exhausted(last_error, HINT) from last_error
 
+    def note_end(self) -> StoreRefused:
+        """Remember that the server has ended, so that nobody tries it any more; what to raise."""
+        self._has_server_ended = True
+        return StoreRefused(
+            f"the run ends here: the agent that served {self._who} has left",
+            hint="start the run again; an etcd goes on without any of the agents",
+        )
+
     def let_go(self, conversation: "_Conversation") -> None:
         """Close a connection."""
         with self._lock:
@@ -258,6 +269,8 @@ class EmbeddedStore:
         return Patience(self._config.request_timeout / SECOND, self._closed, self._who)
 
     def _connect_once(self, patience: Patience) -> "_Conversation":
+        if self._has_server_ended:
+            raise StoreUnavailable(f"{self._who} has ended", hint=HINT)
         sock = socket.create_connection(self._address, timeout=patience.left_s)
         conversation = _Conversation(sock, self._who)
         try:
@@ -375,6 +388,9 @@ class EmbeddedWatch:
             raise Compacted(
                 answer.reason, answer.revision, hint="read again, and watch after that revision"
             )
+        if isinstance(answer, Ended):
+            self._hang_up()
+            raise self._store.note_end()
         told = _expected(answer, Told, "the embedded store")
         self._told = max(self._told, told.up_to)
         return told.changes

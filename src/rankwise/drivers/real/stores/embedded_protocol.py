@@ -12,7 +12,8 @@ refuses who does not, and the other way round, in the clear: there is nothing to
 Without TLS, who can read the network can read the keys and values.
 
 Each request is answered once, in order; after `WatchAsked` the server tells changes for as long as
-the connection lasts.
+the connection lasts. A server that ends tells so to the watches that are still there: nobody need
+find out by trying.
 """
 
 import hmac
@@ -26,7 +27,7 @@ from rankwise.base.errors import RemoteProtocolError
 from rankwise.base.keys import Change, Committed, Conflict, LeaseId, Revision, Snapshot, Transaction
 from rankwise.base.units import Duration
 
-VERSION = 1
+VERSION = 2
 NONCE_BYTES = 16
 SEAL_BYTES = 16
 HELLO_BYTES_MAX = 256
@@ -151,6 +152,10 @@ class Forgotten(msgspec.Struct, frozen=True, tag=True, array_like=True):
     revision: Revision
 
 
+class Ended(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The server ends, in good order, and with it all that it knew."""
+
+
 class Misunderstood(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The request breaks a rule."""
 
@@ -164,7 +169,7 @@ class Tried(msgspec.Struct, frozen=True, tag=True, array_like=True):
     result: Committed | Conflict
 
 
-Answer = Read | Tried | Granted | Done | Lost | Told | Forgotten | Misunderstood
+Answer = Read | Tried | Granted | Done | Lost | Told | Forgotten | Ended | Misunderstood
 
 
 # Made here, since two threads that meet a type for the first time at once crash msgspec (0.22).

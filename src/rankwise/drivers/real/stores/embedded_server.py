@@ -10,7 +10,7 @@ further request of it is read; and a watch is told the next changes when it has 
 out of the keyspace's history. When it lags further behind than that goes, it is told so.
 
 The server forgets everything when it ends. `close` lets others hear the last words first: it goes
-on serving until they have hung up, for a while.
+on serving until they have hung up, for a while. Who still watches then is told that it has ended.
 """
 
 import errno
@@ -37,6 +37,7 @@ from rankwise.drivers.real.stores.embedded_protocol import (
     Answer,
     CommitAsked,
     Done,
+    Ended,
     Forgotten,
     Frames,
     GrantAsked,
@@ -150,7 +151,7 @@ class EmbeddedServer:
                 self._turn()
         finally:
             for connection in list(self._connections.values()):
-                self._cut_off(connection)
+                self._dismiss(connection)
             for listener in self._listeners:
                 listener.close()
             self._selector.close()
@@ -233,6 +234,14 @@ class EmbeddedServer:
         connection.sock.close()
         if self._ends_at is None:
             self._accept_again()
+
+    def _dismiss(self, connection: _Connection) -> None:
+        """Cut off one who would have stayed; a watch learns that nobody will ever answer."""
+        if connection.watch is not None:
+            with suppress(OSError):
+                connection.say(Ended())
+                self._send(connection)
+        self._cut_off(connection)
 
     def _on_ready(self, connection: _Connection, events: int) -> None:
         if connection.sock not in self._connections:
