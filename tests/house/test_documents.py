@@ -222,6 +222,18 @@ def test_every_how_to_page_shows_a_result_within_two_screens() -> None:
     assert {page: lines for page, lines in before.items() if lines > LINES_OF_TWO_SCREENS} == {}
 
 
+def test_there_is_one_address_of_the_source() -> None:
+    """The owner replaces it in pyproject.toml, and nowhere else."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    source = project["project"]["urls"]["Source"]
+    (readme,) = project["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]
+    host = ADDRESS.fullmatch(source.removesuffix("/source"))
+
+    assert readme["replacement"] == rf"](https://{source.partition('://')[2]}/\1)"
+    assert host is not None
+    assert [p.name for p in tracked_files() if host[1] in text_of(p)] == ["pyproject.toml"]
+
+
 def test_links_that_leave_the_site_lead_to_the_source() -> None:
     rewrite = runpy.run_path(str(ROOT / "tools" / "site_links.py"))["on_page_markdown"]
     source = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Source"]

@@ -58,8 +58,23 @@ def manifest() -> None:
     """Write manifests for schedulers that start the nodes of a job."""
 
 
+class _WithExample(click.Command):
+    """A command whose epilog is an example, which its complaint about a missing word shows, too."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Say what could be written where something has to be."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.MissingParameter as error:
+            option = error.param if isinstance(error.param, click.Option) else None
+            missing = "program" if option is None else option.opts[-1]
+            raise click.UsageError(f"no {missing} given; {self.epilog}", ctx) from None
+
+
 @manifest.command(
     "kubernetes",
+    cls=_WithExample,
+    epilog="for example: rankwise manifest kubernetes --image example/train:1 -- train.py",
     context_settings={**CONTEXT_SETTINGS, "allow_interspersed_args": False},
     options_metavar="--image IMAGE [OPTIONS] --",
 )
@@ -194,6 +209,8 @@ def kubernetes(
 
 @manifest.command(
     "slurm",
+    cls=_WithExample,
+    epilog="for example: rankwise manifest slurm --nodes 2 -- train.py",
     context_settings={**CONTEXT_SETTINGS, "allow_interspersed_args": False},
     options_metavar="--nodes N [OPTIONS] --",
 )

@@ -212,6 +212,19 @@ def test_what_is_no_further_option_of_sbatch_is_refused(
     assert told in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "told"), [([], "no program given"), (["--", "t.py"], "no --nodes given")]
+)
+def test_who_leaves_out_words_of_a_batch_script_is_shown_an_example(
+    words: list[str], told: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke(["manifest", "slurm", *words]) == 2
+
+    complaint = capfd.readouterr().err
+    assert told in complaint
+    assert "for example: rankwise manifest slurm --nodes 2 -- train.py" in complaint
+
+
 def test_an_etcd_of_ones_own_is_used_instead(capfd: pytest.CaptureFixture[str]) -> None:
     objects = written(
         capfd,
@@ -283,7 +296,9 @@ def test_equal_words_with_a_secret_of_the_users_make_equal_files(
     [
         (["--", "t.py"], "--image"),
         (["--image", "", "--", "t.py"], "--image is ''"),
-        (["--image", "i"], "RUN_WORDS"),
+        (["--image", "i"], "no program given"),
+        ([], "for example: rankwise manifest kubernetes --image example/train:1 -- train.py"),
+        (["--", "t.py"], "no --image given; for example: "),
         (["--image", "i", "--name", "A_b", "--", "t.py"], "--name is 'A_b'"),
         (["--image", "i", "--name", "n" * 41, "--", "t.py"], "at most 40"),
         (["--image", "i", "--nodes", "1", "--", "t.py"], "--nodes is '1', expected 2 to 10000"),

@@ -389,7 +389,7 @@ class EmbeddedWatch:
                 answer.reason, answer.revision, hint="read again, and watch after that revision"
             )
         if isinstance(answer, Ended):
-            self._hang_up()
+            self._connection.hang_up()
             raise self._store.note_end()
         told = _expected(answer, Told, "the embedded store")
         self._told = max(self._told, told.up_to)
