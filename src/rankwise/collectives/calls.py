@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from rankwise.core.ledger.words import NUMBER, number_text
 from rankwise.drivers.real.segments import HEADER_BYTES
 
 if TYPE_CHECKING:
     import numpy as np
 
 _CHECKSUM_BYTES = 4
-_NUMBER = "#?"
 
 
 class Call(msgspec.Struct, frozen=True, eq=False):
@@ -36,11 +36,6 @@ class Call(msgspec.Struct, frozen=True, eq=False):
         return number_text(self.text, number)
 
 
-def number_text(text: str, number: int) -> str:
-    """Fill in the operation's number."""
-    return text.replace(_NUMBER, f"#{number}", 1)
-
-
 @lru_cache(maxsize=1024)
 def describe(
     name: str,
@@ -51,7 +46,7 @@ def describe(
     root: int | None = None,
 ) -> Call:
     """Describe a call: `all_reduce #? (max) of (4, 3) float64`."""
-    text = f"{name} {_NUMBER}"
+    text = f"{name} {NUMBER}"
     if op is not None:
         text += f" ({op})"
     if root is not None:

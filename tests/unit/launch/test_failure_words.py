@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 
 from rankwise.base.failure import ErrorRecord, ExitStatus, Failure, FailureCause
 from rankwise.base.units import Instant
+from rankwise.base.wording import ranks_in_words
 from rankwise.launch.failure_report import (
     describe_signal,
     exit_in_words,
     hint_for,
     one_line,
-    ranks_in_words,
 )
 from rankwise.launch.failure_report.text import (
     as_on_terminal,

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
         exit_in_words,
         headline,
         one_line,
-        ranks_in_words,
     )
 
 __all__ = [
@@ -45,7 +44,6 @@ __all__ = [
     "one_line",
     "plain_text",
     "print_report",
-    "ranks_in_words",
     "render_plain",
     "write_report",
 ]
@@ -56,7 +54,7 @@ _MODULES = {
     "model": ("FailureReport", "ReportContext", "RootCause"),
     "rendering": ("Look", "boxed_text", "look_of", "plain_text", "write_report"),
     "reporting": ("print_report", "render_plain"),
-    "words": ("describe_signal", "exit_in_words", "headline", "one_line", "ranks_in_words"),
+    "words": ("describe_signal", "exit_in_words", "headline", "one_line"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

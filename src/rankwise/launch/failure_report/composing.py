@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from rankwise.base.failure import Failure, FailureCause, Outcome, OutcomeStatus
 from rankwise.base.units import Duration, format_duration
+from rankwise.base.wording import ranks_in_words
 from rankwise.launch.failure_report.hints import hint_for, is_peer_gone
 from rankwise.launch.failure_report.model import (
     Block,
@@ -36,7 +37,6 @@ from rankwise.launch.failure_report.words import (
     exit_in_words,
     headline,
     rank_of,
-    ranks_in_words,
     signal_name,
 )
 

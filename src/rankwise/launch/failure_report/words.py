@@ -1,7 +1,5 @@
 """How failures are said: signals, exit codes, ranks, and the one sentence that tells a failure."""
 
-from collections.abc import Iterable
-
 from rankwise.base.failure import SIGNAL_NAMES, ErrorRecord, ExitStatus, Failure, FailureCause
 from rankwise.launch.failure_report.text import first_line, printable
 
@@ -30,7 +28,6 @@ _EXIT_CODES = {
 }
 
 _SIGKILL = 9
-_RANGES_SHOWN_MAX = 12
 
 
 def signal_name(number: int) -> str:
@@ -67,23 +64,6 @@ def explain_exit_code(code: int) -> str:
 def rank_of(failure: Failure) -> int:
     """The rank in the whole job; the local rank as long as the other is unknown."""
     return failure.rank if failure.rank >= 0 else failure.local_rank
-
-
-def ranks_in_words(ranks: Iterable[int]) -> str:
-    """`rank 3`, `ranks 0, 3-6`; a long and scattered list is cut short."""
-    ordered = sorted(set(ranks))
-    if len(ordered) == 1:
-        return f"rank {ordered[0]}"
-    ranges: list[tuple[int, int]] = []
-    for rank in ordered:
-        if ranges and rank == ranges[-1][1] + 1:
-            ranges[-1] = (ranges[-1][0], rank)
-        else:
-            ranges.append((rank, rank))
-    shown = ranges[:_RANGES_SHOWN_MAX]
-    text = ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in shown)
-    unshown = sum(high - low + 1 for low, high in ranges[_RANGES_SHOWN_MAX:])
-    return f"ranks {text} and {unshown} more" if unshown else f"ranks {text}"
 
 
 def error_in_words(error: ErrorRecord) -> str:

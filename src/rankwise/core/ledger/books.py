@@ -1,0 +1,116 @@
+"""What is known of one rank's calls: its book. All books together are the ledger.
+
+A book is a value, read at one moment. Whoever makes one answers for it: a real rank writes its own
+into memory that its agent reads (`rankwise.drivers.real.call_rings`).
+"""
+
+from collections.abc import Mapping
+from enum import IntEnum, StrEnum
+
+import msgspec
+
+from rankwise.base.units import Instant
+
+NO_PEER = -1
+
+
+class Stage(IntEnum):
+    """How far a call has come. The numbers are those in the memory of ranks."""
+
+    WAITING = 0
+    """The rank is in it."""
+    ISSUED = 1
+    """The rank has come to it, and went on without waiting: a handle tells when it is done."""
+    DONE = 2
+    FAILED = 3
+    """It has raised an exception on this rank."""
+
+
+class Fate(StrEnum):
+    """What has become of a rank."""
+
+    LIVES = "lives"
+    RAISED = "raised"
+    """It has told of the exception that it dies of."""
+    LEFT = "left"
+    """It will never call anything again, though nothing went wrong on it."""
+    DIED = "died"
+    """Something went wrong on it, whatever that was."""
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """Ranks that call operations together.
+
+    Attributes:
+        label: how people call it; empty for the group of all ranks.
+        size: how many members it has.
+        members: those whose books can be had, perhaps not all.
+    """
+
+    label: str = ""
+    size: int
+    members: tuple[int, ...]
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank's call of an operation.
+
+    Attributes:
+        group: the group's key, the same on all its members; empty for a message to one rank.
+        number: the call's number among the rank's calls of that group, from 1.
+        text: the operation in words, with `#?` where the number goes.
+        match: stands for all that the members must agree on; equal where they do.
+        place: the line of the program, such as `train.py:88`.
+        begun_at: when the rank came to it.
+        stage: how far it has come.
+        peer: for a message, the rank at its other end.
+    """
+
+    group: str
+    number: int
+    text: str
+    match: int = 0
+    place: str = ""
+    begun_at: Instant = Instant(0)
+    stage: Stage = Stage.WAITING
+    peer: int = NO_PEER
+
+
+class Book(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of one rank.
+
+    Attributes:
+        rank: whose book it is.
+        groups: its groups, by key.
+        counts: how many calls of each group it has begun.
+        calls: its latest calls, the oldest first; earlier ones may have been forgotten.
+        fate: what has become of it.
+    """
+
+    rank: int
+    groups: Mapping[str, Group] = {}
+    counts: Mapping[str, int] = {}
+    calls: tuple[Call, ...] = ()
+    fate: Fate = Fate.LIVES
+
+    @property
+    def standing(self) -> Call | None:
+        """The call that the rank is in, or that has raised what the rank dies of."""
+        if self.fate in (Fate.LEFT, Fate.DIED):
+            return None
+        for call in reversed(self.calls):
+            if call.stage is Stage.WAITING:
+                return call
+        if self.fate is Fate.RAISED and self.calls and self.calls[-1].stage is Stage.FAILED:
+            return self.calls[-1]
+        return None
+
+    def latest(self, group: str) -> Call | None:
+        """Its latest call of a group that is remembered."""
+        return next((call for call in reversed(self.calls) if call.group == group), None)
+
+    def call(self, group: str, number: int) -> Call | None:
+        """One of its calls of a group, if it has come so far and that is remembered."""
+        return next(
+            (call for call in self.calls if (call.group, call.number) == (group, number)), None
+        )

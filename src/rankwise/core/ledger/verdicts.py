@@ -1,0 +1,171 @@
+"""Who keeps the others waiting, told from the books of all ranks.
+
+Theory of operation
+===================
+
+The n-th call of a group on one member meets the n-th of each other: so has every backend that there
+is. A rank that stands in a call *awaits* the members whose count of that group is lower. Who awaits
+whom is a graph, and who is to blame is where its ways end:
+
+    disagreement   members have come to one call with different things, and one of them stands in it
+    departure      a way ends at a rank that has left: it can never come
+    absence        a way ends at a rank that lives and stands in no call
+    circle         all ways lead back: ranks called the operations of groups in different orders
+
+A disagreement is looked for first, since those who disagree often wait for each other next. The
+first, second and fourth are *certain*: no patience would help. An absence is what every rank shows
+that is a little behind, so it is a verdict only for those who know that patience is over: after a
+time-out.
+
+A way that ends at a rank which has failed by itself needs no verdict: its own failure tells more.
+
+What is not known accuses nobody. A member without a book, on another node perhaps, is not awaited;
+a way that ends at a rank which stands in a call that all have come to (its data is on its way, or
+somebody elsewhere is late) ends without a verdict.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from rankwise.core.ledger import words
+from rankwise.core.ledger.books import NO_PEER, Book, Call, Fate
+
+
+class Wait(msgspec.Struct, frozen=True):
+    """A rank stands in a call, and these have not come to it."""
+
+    rank: int
+    call: Call
+    awaited: tuple[int, ...]
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """Who is to blame.
+
+    Attributes:
+        blamed: these ranks.
+        text: what they did, in a sentence.
+        is_certain: whether it will never be otherwise; else they may come yet.
+        waiting: the ranks that wait because of that.
+    """
+
+    blamed: tuple[int, ...]
+    text: str
+    is_certain: bool
+    waiting: tuple[int, ...] = ()
+
+
+def waits_of(books: Iterable[Book]) -> dict[int, Wait]:
+    """What each rank waits for that stands in a call."""
+    by_rank = {book.rank: book for book in books}
+    return {
+        rank: Wait(rank, call, _awaited(book, call, by_rank))
+        for rank, book in sorted(by_rank.items())
+        if (call := book.standing) is not None
+    }
+
+
+def find_verdict(books: Iterable[Book], *, patience_is_over: bool) -> Verdict | None:
+    """Tell who is to blame that ranks wait; None where nobody can be told, or nobody is.
+
+    Args:
+        books: those of all ranks that are known, read at one moment.
+        patience_is_over: whether ranks have waited for so long that who is merely late is to blame.
+    """
+    by_rank = {book.rank: book for book in books}
+    waits = waits_of(by_rank.values())
+    for wait in _oldest_first(waits.values()):
+        if (verdict := _disagreement(wait, by_rank)) is not None:
+            return verdict
+    ends = _ends(waits)
+    if any(by_rank[rank].fate in (Fate.RAISED, Fate.DIED) for rank in ends):
+        return None
+    gone = sorted(rank for rank in ends if by_rank[rank].fate is Fate.LEFT)
+    if gone:
+        wait, waiting = _wait_for(gone, waits)
+        text = words.departure_in_words(gone, wait, waiting, by_rank)
+        return Verdict(blamed=tuple(gone), text=text, is_certain=True, waiting=waiting)
+    if ends:
+        if not patience_is_over:
+            return None
+        wait, waiting = _wait_for(sorted(ends), waits)
+        absent = tuple(rank for rank in wait.awaited if rank in ends)
+        text = words.absence_in_words(absent, wait, waiting, by_rank[wait.rank])
+        return Verdict(blamed=absent, text=text, is_certain=False, waiting=waiting)
+    if circle := _circle(waits):
+        blamed = tuple(sorted(wait.rank for wait in circle))
+        text = words.circle_in_words(circle, by_rank)
+        return Verdict(blamed=blamed, text=text, is_certain=True, waiting=blamed)
+    return None
+
+
+def _awaited(book: Book, call: Call, books: Mapping[int, Book]) -> tuple[int, ...]:
+    if not call.group:
+        return (call.peer,) if call.peer != NO_PEER and call.peer in books else ()
+    group = book.groups.get(call.group)
+    members = () if group is None else group.members
+    return tuple(
+        rank
+        for rank in members
+        if rank in books and books[rank].counts.get(call.group, 0) < call.number
+    )
+
+
+def _oldest_first(waits: Iterable[Wait]) -> list[Wait]:
+    return sorted(waits, key=lambda wait: (wait.call.begun_at, wait.rank))
+
+
+def _disagreement(wait: Wait, books: Mapping[int, Book]) -> Verdict | None:
+    """Members that have come to the call of a rank with something else, if there are any."""
+    key, number = wait.call.group, wait.call.number
+    if not key:
+        return None
+    group = books[wait.rank].groups[key]
+    parties: dict[int, list[tuple[int, Call]]] = {}
+    for rank in group.members:
+        call = books[rank].call(key, number) if rank in books else None
+        if call is not None:
+            parties.setdefault(call.match, []).append((rank, call))
+    if len(parties) < 2:
+        return None
+    # The fewest are to blame; of two that are as many, those without the first rank.
+    ordered = sorted(parties.values(), key=lambda party: (len(party), -party[0][0]))
+    blamed = tuple(sorted(rank for party in ordered[:-1] for rank, _ in party))
+    text = words.disagreement_in_words(ordered, group)
+    waiting = tuple(rank for party in ordered for rank, _ in party if rank not in blamed)
+    return Verdict(blamed=blamed, text=text, is_certain=True, waiting=waiting)
+
+
+def _ends(waits: Mapping[int, Wait]) -> set[int]:
+    """The ranks that are awaited and stand in no call."""
+    return {rank for wait in waits.values() for rank in wait.awaited if rank not in waits}
+
+
+def _wait_for(ranks: Sequence[int], waits: Mapping[int, Wait]) -> tuple[Wait, tuple[int, ...]]:
+    """The oldest call in which one of these is awaited, and who stands in it."""
+    wait = _oldest_first(
+        wait for wait in waits.values() if any(rank in wait.awaited for rank in ranks)
+    )[0]
+    key = (wait.call.group, wait.call.number)
+    together = tuple(
+        rank
+        for rank, other in waits.items()
+        if rank == wait.rank or (key[0] and (other.call.group, other.call.number) == key)
+    )
+    return wait, together
+
+
+def _circle(waits: Mapping[int, Wait]) -> list[Wait]:
+    """Ranks each of which awaits the next, the last one the first; empty if there are none.
+
+    Only looked for where no way ends. A rank that awaits nobody is on its way: those who await it
+    are no circle by that.
+    """
+    for start in sorted(waits):
+        path = [start]
+        while (following := [rank for rank in waits[path[-1]].awaited if rank in waits]) != []:
+            if following[0] in path:
+                return [waits[rank] for rank in path[path.index(following[0]) :]]
+            path.append(following[0])
+    return []

@@ -1,0 +1,89 @@
+"""How calls and verdicts are said."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rankwise.base.wording import ranks_in_words
+from rankwise.core.ledger.books import Book, Call, Group
+
+if TYPE_CHECKING:
+    from rankwise.core.ledger.verdicts import Wait
+
+NUMBER = "#?"
+"""Stands in the text of a call for its number."""
+
+
+def number_text(text: str, number: int) -> str:
+    """Fill in the number of an operation."""
+    return text.replace(NUMBER, f"#{number}", 1)
+
+
+def call_in_words(call: Call, group: Group | None) -> str:
+    """`all_reduce #201 (sum) of (4096,) float32 in group dp (train.py:88)`."""
+    text = number_text(call.text, call.number)
+    if group is not None and group.label:
+        text += f" in group {group.label}"
+    return f"{text} ({call.place})" if call.place else text
+
+
+def wait_in_words(wait: "Wait", book: Book) -> str:
+    """What a rank waits in, and for whom: `barrier #1 (train.py:9): rank 2 has not come`."""
+    text = call_in_words(wait.call, book.groups.get(wait.call.group))
+    if not wait.awaited or not wait.call.group:
+        return text
+    return f"{text}: {ranks_in_words(wait.awaited)} {_have(wait.awaited)} not come"
+
+
+def absence_in_words(
+    absent: Sequence[int], wait: "Wait", waiting: Iterable[int], book: Book
+) -> str:
+    """Ranks that live and keep others waiting."""
+    where = call_in_words(wait.call, book.groups.get(wait.call.group))
+    who, others = ranks_in_words(absent), sorted(waiting)
+    if not wait.call.group:
+        return f"{who} {_have(absent)} not answered rank {others[0]} in {where}"
+    verb = "waits" if len(others) == 1 else "wait"
+    return f"{who} {_have(absent)} not come to {where}, in which {ranks_in_words(others)} {verb}"
+
+
+def departure_in_words(
+    gone: Sequence[int], wait: "Wait", waiting: Iterable[int], books: Mapping[int, Book]
+) -> str:
+    """Ranks that have ended while others wait for them; the first one's last call is told."""
+    book = books[gone[0]]
+    last = book.latest(wait.call.group)
+    group = book.groups.get(wait.call.group)
+    after = f"after {call_in_words(last, group)}" if last else "without a call of that group"
+    where = call_in_words(wait.call, books[wait.rank].groups.get(wait.call.group))
+    others = sorted(waiting)
+    verb = "waits" if len(others) == 1 else "wait"
+    return f"{ranks_in_words(gone)} ended {after}, while {ranks_in_words(others)} {verb} in {where}"
+
+
+def disagreement_in_words(parties: Sequence[Sequence[tuple[int, Call]]], group: Group) -> str:
+    """Ranks that have called different things: those to blame first, party by party."""
+    number = parties[0][0][1].number
+    of_group = f" of group {group.label}" if group.label else ""
+    told = [
+        f"{ranks_in_words(rank for rank, _ in party)} called {_unnumbered(party[0][1])}"
+        for party in parties
+    ]
+    return f"call #{number}{of_group}: {', '.join(told)}"
+
+
+def circle_in_words(circle: Sequence["Wait"], books: Mapping[int, Book]) -> str:
+    """Ranks that wait for each other, one after the other."""
+    told = []
+    for wait in circle:
+        where = call_in_words(wait.call, books[wait.rank].groups.get(wait.call.group))
+        told.append(f"rank {wait.rank} in {where} for {ranks_in_words(wait.awaited)}")
+    return f"ranks wait for each other: {'; '.join(told)}"
+
+
+def _unnumbered(call: Call) -> str:
+    text = call.text.replace(f" {NUMBER}", "", 1)
+    return f"{text} ({call.place})" if call.place else text
+
+
+def _have(ranks: Sequence[int]) -> str:
+    return "has" if len(ranks) == 1 else "have"

@@ -1,0 +1,321 @@
+"""Who is to blame, told from the books of ranks: by examples, and for programs of all kinds."""
+
+import random
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rankwise.base.units import Instant
+from rankwise.core.ledger import Book, Call, Fate, Group, Stage, find_verdict, waits_of
+from rankwise.core.ledger.words import wait_in_words
+
+WORLD = "world"
+
+
+def call(number: int, stage: Stage = Stage.WAITING, **changes: object) -> Call:
+    made = Call(
+        group=WORLD,
+        number=number,
+        text="all_reduce #? (sum) of (4,) float32",
+        match=1,
+        place="train.py:88",
+        begun_at=Instant(number),
+        stage=stage,
+    )
+    return msgspec.structs.replace(made, **changes)
+
+
+def book(rank: int, *calls: Call, fate: Fate = Fate.LIVES, size: int = 3) -> Book:
+    groups = {WORLD: Group(size=size, members=tuple(range(size)))}
+    counts = {WORLD: max((each.number for each in calls), default=0)}
+    return Book(rank=rank, groups=groups, counts=counts, calls=calls, fate=fate)
+
+
+def test_a_rank_that_lives_is_to_blame_only_when_patience_is_over() -> None:
+    books = [book(0, call(201)), book(1, call(200, Stage.DONE)), book(2, call(201))]
+
+    assert find_verdict(books, patience_is_over=False) is None
+    verdict = find_verdict(books, patience_is_over=True)
+
+    assert verdict is not None
+    assert (verdict.blamed, verdict.waiting, verdict.is_certain) == ((1,), (0, 2), False)
+    assert verdict.text == (
+        "rank 1 has not come to all_reduce #201 (sum) of (4,) float32 (train.py:88), "
+        "in which ranks 0, 2 wait"
+    )
+
+
+def test_a_rank_that_has_left_can_never_come() -> None:
+    gone = book(1, call(200, Stage.DONE), fate=Fate.LEFT)
+    late = book(2, call(200, Stage.DONE))
+
+    verdict = find_verdict([book(0, call(201)), gone, late], patience_is_over=False)
+
+    assert verdict is not None
+    assert (verdict.blamed, verdict.is_certain) == ((1,), True)
+    assert verdict.text == (
+        "rank 1 ended after all_reduce #200 (sum) of (4,) float32 (train.py:88), while rank 0 "
+        "waits in all_reduce #201 (sum) of (4,) float32 (train.py:88)"
+    )
+
+
+@pytest.mark.parametrize("fate", [Fate.RAISED, Fate.DIED])
+def test_a_rank_that_has_failed_by_itself_needs_no_verdict(fate: Fate) -> None:
+    books = [book(0, call(3)), book(1, call(2, Stage.DONE), fate=fate), book(2, call(3))]
+
+    assert find_verdict(books, patience_is_over=True) is None
+
+
+def test_the_rank_on_which_the_call_has_failed_is_one_that_waits() -> None:
+    failed = book(2, call(3, Stage.FAILED), fate=Fate.RAISED)
+    books = [book(0, call(3)), book(1, call(2, Stage.DONE)), failed]
+
+    verdict = find_verdict(books, patience_is_over=True)
+
+    assert verdict is not None
+    assert (verdict.blamed, verdict.waiting) == ((1,), (0, 2))
+
+
+def test_an_exception_that_the_program_has_caught_is_no_wait() -> None:
+    books = [book(0, call(3, Stage.FAILED)), book(1, fate=Fate.LEFT), book(2)]
+
+    assert waits_of(books) == {}
+    assert find_verdict(books, patience_is_over=True) is None
+
+
+def test_the_fewest_are_to_blame_for_a_disagreement() -> None:
+    other = call(17, match=2, text="broadcast #? from rank 0 of (4,) float32", place="model.py:40")
+    books = [book(rank, other if rank == 3 else call(17), size=5) for rank in range(5)]
+
+    verdict = find_verdict(books, patience_is_over=False)
+
+    assert verdict is not None
+    assert (verdict.blamed, verdict.waiting, verdict.is_certain) == ((3,), (0, 1, 2, 4), True)
+    assert verdict.text == (
+        "call #17: rank 3 called broadcast from rank 0 of (4,) float32 (model.py:40), "
+        "ranks 0-2, 4 called all_reduce (sum) of (4,) float32 (train.py:88)"
+    )
+
+
+def test_a_disagreement_that_stops_nobody_is_none() -> None:
+    books = [book(0, call(1, Stage.DONE)), book(1, call(1, Stage.DONE, match=2)), book(2)]
+
+    assert find_verdict(books, patience_is_over=True) is None
+
+
+def test_a_message_is_awaited_from_its_sender() -> None:
+    receive = Call(
+        group="", number=0, text="recv of (4,) float32 from rank 1", place="p.py:3", peer=1
+    )
+    books = [book(0, receive), book(1), book(2)]
+
+    verdict = find_verdict(books, patience_is_over=True)
+
+    assert verdict is not None
+    assert verdict.blamed == (1,)
+    assert (
+        verdict.text
+        == "rank 1 has not answered rank 0 in recv of (4,) float32 from rank 1 (p.py:3)"
+    )
+
+
+def test_the_culprit_is_at_the_end_of_the_way() -> None:
+    """Rank 0 waits for rank 1, which waits for rank 2 elsewhere: rank 2 it is."""
+    pair = {"pair": Group(label="tp", size=2, members=(1, 2))}
+    waiting = Call(group="pair", number=1, text="barrier #?", place="m.py:1")
+    second = book(1)
+    second = msgspec.structs.replace(
+        second, groups={**second.groups, **pair}, counts={WORLD: 0, "pair": 1}, calls=(waiting,)
+    )
+    third = msgspec.structs.replace(book(2, call(1)), groups={**book(2).groups, **pair})
+    third = msgspec.structs.replace(third, calls=(call(1, Stage.ISSUED),))
+
+    verdict = find_verdict([book(0, call(1)), second, third], patience_is_over=True)
+
+    assert verdict is not None
+    assert verdict.blamed == (2,)
+    assert (
+        verdict.text
+        == "rank 2 has not come to barrier #1 in group tp (m.py:1), in which rank 1 waits"
+    )
+
+
+def test_members_without_a_book_are_never_to_blame() -> None:
+    books = [book(0, call(1), size=8), book(1, call(1), size=8)]
+
+    assert find_verdict(books, patience_is_over=True) is None
+
+
+def test_a_wait_tells_who_has_not_come() -> None:
+    books = [book(0, call(1)), book(1), book(2, call(1))]
+
+    waits = waits_of(books)
+
+    assert wait_in_words(waits[0], books[0]) == (
+        "all_reduce #1 (sum) of (4,) float32 (train.py:88): rank 1 has not come"
+    )
+
+
+Step = tuple[str, int]
+"""A group, and what is called in it."""
+
+
+class World:
+    """Ranks that run lists of calls: each ends when all members have come to it, and agree."""
+
+    def __init__(
+        self, programs: Sequence[Sequence[Step]], groups: Mapping[str, tuple[int, ...]]
+    ) -> None:
+        self.programs = programs
+        self.groups = groups
+        self.calls: list[list[Call]] = [[] for _ in programs]
+        self.counts: list[dict[str, int]] = [dict.fromkeys(groups, 0) for _ in programs]
+
+    def step(self, rank: int) -> bool:
+        """Let a rank go on; whether it could."""
+        calls = self.calls[rank]
+        if calls and calls[-1].stage is Stage.WAITING:
+            last = calls[-1]
+            members = self.groups[last.group]
+            if any(self.counts[member][last.group] < last.number for member in members):
+                return False
+            if len({self.what(member, last) for member in members}) > 1:
+                return False
+            calls[-1] = msgspec.structs.replace(last, stage=Stage.DONE)
+            return True
+        if len(calls) == len(self.programs[rank]):
+            return False
+        key, what = self.programs[rank][len(calls)]
+        number = self.counts[rank][key] = self.counts[rank][key] + 1
+        calls.append(Call(group=key, number=number, text=f"operation {what} #?", match=what))
+        return True
+
+    def what(self, member: int, call: Call) -> int:
+        """What a member calls as the call of this number."""
+        return next(
+            each.match
+            for each in self.calls[member]
+            if (each.group, each.number) == (call.group, call.number)
+        )
+
+    def is_over(self, rank: int) -> bool:
+        calls = self.calls[rank]
+        return len(calls) == len(self.programs[rank]) and (
+            not calls or calls[-1].stage is Stage.DONE
+        )
+
+    def books(self) -> list[Book]:
+        return [
+            Book(
+                rank=rank,
+                groups={
+                    key: Group(label=key, size=len(members), members=members)
+                    for key, members in self.groups.items()
+                    if rank in members
+                },
+                counts=self.counts[rank],
+                calls=tuple(self.calls[rank][-8:]),
+                fate=Fate.LEFT if self.is_over(rank) else Fate.LIVES,
+            )
+            for rank in range(len(self.programs))
+        ]
+
+    def run(self, chance: random.Random) -> None:
+        """Until nobody can go on; at no moment may a healthy rank be accused, see the callers."""
+        ready = list(range(len(self.programs)))
+        while ready:
+            rank = chance.choice(ready)
+            ready = list(range(len(self.programs))) if self.step(rank) else [
+                each for each in ready if each != rank
+            ]  # fmt: skip
+
+
+@st.composite
+def worlds(
+    draw: st.DrawFn, *, groups_max: int
+) -> tuple[int, dict[str, tuple[int, ...]], list[Step]]:
+    size = draw(st.integers(3, 6))
+    groups = {"all": tuple(range(size))}
+    for name in range(draw(st.integers(0, groups_max - 1))):
+        members = draw(st.sets(st.integers(0, size - 1), min_size=2))
+        groups[f"g{name}"] = tuple(sorted(members))
+    step = st.tuples(st.sampled_from(sorted(groups)), st.integers(0, 2))
+    return size, groups, draw(st.lists(step, min_size=1, max_size=12))
+
+
+def programs_of(
+    size: int, groups: Mapping[str, tuple[int, ...]], steps: Sequence[Step]
+) -> list[list[Step]]:
+    return [[step for step in steps if rank in groups[step[0]]] for rank in range(size)]
+
+
+@given(worlds(groups_max=3), st.randoms(use_true_random=False))
+def test_a_healthy_program_is_never_accused_with_certainty(
+    made: tuple[int, dict[str, tuple[int, ...]], list[Step]], chance: random.Random
+) -> None:
+    size, groups, steps = made
+    world = World(programs_of(size, groups, steps), groups)
+
+    for _ in range(200):
+        world.step(chance.randrange(size))
+        assert find_verdict(world.books(), patience_is_over=False) is None
+    world.run(chance)
+
+    assert all(world.is_over(rank) for rank in range(size))
+    assert find_verdict(world.books(), patience_is_over=True) is None
+
+
+@settings(max_examples=300)
+@given(worlds(groups_max=1), st.randoms(use_true_random=False), st.data())
+def test_a_rank_that_leaves_out_a_call_or_calls_another_is_the_one_to_blame(
+    made: tuple[int, dict[str, tuple[int, ...]], list[Step]],
+    chance: random.Random,
+    data: st.DataObject,
+) -> None:
+    size, groups, steps = made
+    programs = programs_of(size, groups, steps)
+    culprit, at = data.draw(st.integers(0, size - 1)), data.draw(st.integers(0, len(steps) - 1))
+    if data.draw(st.booleans()):
+        del programs[culprit][at]
+    else:
+        programs[culprit][at] = ("all", 9)
+    world = World(programs, groups)
+
+    world.run(chance)
+    stuck = [rank for rank in range(size) if not world.is_over(rank)]
+    verdict = find_verdict(world.books(), patience_is_over=False)
+
+    assert (verdict is None) == (not stuck)
+    if verdict is not None:
+        assert verdict.is_certain
+        assert verdict.blamed == (culprit,)
+        assert set(verdict.waiting) == set(range(size)) - {culprit}
+
+
+@settings(max_examples=300)
+@given(worlds(groups_max=3), st.randoms(use_true_random=False), st.data())
+def test_whoever_swaps_two_calls_of_overlapping_groups_is_found_out(
+    made: tuple[int, dict[str, tuple[int, ...]], list[Step]],
+    chance: random.Random,
+    data: st.DataObject,
+) -> None:
+    size, groups, steps = made
+    programs = programs_of(size, groups, steps)
+    culprit = data.draw(st.integers(0, size - 1))
+    own = programs[culprit]
+    if len(own) > 1:
+        at = data.draw(st.integers(0, len(own) - 2))
+        own[at], own[at + 1] = own[at + 1], own[at]
+    world = World(programs, groups)
+
+    world.run(chance)
+    stuck = [rank for rank in range(size) if not world.is_over(rank)]
+    verdict = find_verdict(world.books(), patience_is_over=False)
+
+    assert (verdict is None) == (not stuck)
+    if verdict is not None:
+        assert verdict.is_certain
+        assert culprit in {*verdict.blamed, *verdict.waiting}
