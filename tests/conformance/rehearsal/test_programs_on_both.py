@@ -11,6 +11,16 @@ import pytest
 from running import run
 
 PROGRAMS = Path(__file__).parent / "programs"
+# Real ranks would spend most of their time on torch's import. It is done once, and then forked.
+PRELOADED = (
+    "torch._dynamo",
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "torch.distributed.optim",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor.parallel",
+)
+REAL = ("--standalone", "--start-method=forkserver", f"--preload={','.join(PRELOADED)}")
 
 
 def lines_of(program: Path, folder: Path, nprocs: int, *options: str) -> list[str]:
@@ -30,7 +40,7 @@ def lines_of(program: Path, folder: Path, nprocs: int, *options: str) -> list[st
 @pytest.mark.parametrize("program", sorted(PROGRAMS.glob("*.py")), ids=lambda path: path.stem)
 def test_a_program_prints_the_same_lines(program: Path, nprocs: int, tmp_path: Path) -> None:
     simulated = lines_of(program, tmp_path / "simulated", nprocs, "--on=sim")
-    real = lines_of(program, tmp_path / "real", nprocs, "--standalone")
+    real = lines_of(program, tmp_path / "real", nprocs, *REAL)
 
     assert simulated == real
     assert len(real) >= nprocs

@@ -28,12 +28,13 @@ class Training:
         self._folder = folder
         self._stack = stack
 
-    def start(self, node: Node) -> Running:
+    def start(self, node: Node, *options: str) -> Running:
         return self._stack.enter_context(
             node.start(
                 *("run", "--nnodes", "1:2", "--nproc-per-node", "2", "--rdzv-id", "digits"),
                 *("--rdzv-backend", "etcd", "--rdzv-endpoint", self._endpoint),
                 *("--rdzv-conf", "lease_ttl=3,last_call_timeout=5", "--max-restarts", "3"),
+                *options,
                 EXAMPLE,
                 *("--checkpoint", self._folder / "digits.pt", "--epochs", str(ENDLESS)),
             )
@@ -87,8 +88,9 @@ def test_the_loss_goes_on_falling_when_a_node_is_killed_and_comes_back(training:
 
 def test_a_node_that_is_cut_off_stops_its_ranks_and_comes_back(training: Training) -> None:
     first, second = training.nodes
-    one = training.start(first)
-    two = training.start(second)
+    # The other test begins its ranks with a new interpreter each, this one with a fork.
+    one = training.start(first, "--start-method=forkserver")
+    two = training.start(second, "--start-method=forkserver")
     wait_for_any([one, two], "4 ranks begin")
 
     second.pull_out()

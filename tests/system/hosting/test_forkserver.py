@@ -434,7 +434,8 @@ def test_workers_forked_from_an_imported_torch_compute(folder: Path) -> None:
         "import sys, torch\n"
         "x = torch.ones(200, 200, requires_grad=True)\n"
         "(x @ x).sum().backward()\n"
-        "print(int((x @ x).sum()), int(x.grad.sum()))\n",
+        # One write, since the other worker writes to the same pipe.
+        "sys.stdout.write(f'{int((x @ x).sum())} {int(x.grad.sum())}\\n')\n",
     )
     environment = {"OMP_NUM_THREADS": "1"}
     with Hosted("forkserver", "torch", environment=environment) as server:
