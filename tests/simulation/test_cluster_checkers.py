@@ -16,9 +16,9 @@ from rankwise.core.rendezvous.in_flight import Purpose
 from rankwise.core.rendezvous.lead import WrittenRound
 from rankwise.core.rendezvous.lease import KeptLease
 from rankwise.core.rendezvous.machine import Rendezvous
+from rankwise.core.rendezvous.node_state import NodeState
 from rankwise.core.rendezvous.records import Phase, Round, Verdict
 from rankwise.core.rendezvous.requests import Commit, KeysRead, Order, RenewLease
-from rankwise.core.rendezvous.standing import Standing
 from rankwise.core.rendezvous.succession import Succession
 from rankwise.core.rendezvous.vocabulary import (
     Closed,
@@ -61,8 +61,8 @@ class Writes(Rendezvous):
 
     def __init__(self, run_id: str, config: RendezvousConfig, offer: NodeOffer) -> None:
         super().__init__(run_id, config, offer)
-        self._write = self._standing.lead.write
-        self._standing.lead.write = self.write  # type: ignore[method-assign]
+        self._write = self._node.lead.write
+        self._node.lead.write = self.write  # type: ignore[method-assign]
 
     def write(self, round_: Round, now: Instant) -> list[Order]:
         raise NotImplementedError
@@ -74,8 +74,8 @@ class WithoutConditions(Writes):
     def write(self, round_: Round, now: Instant) -> list[Order]:
         value = msgspec.json.encode(round_)
         written = WrittenRound(value, None, binds_charter=False)
-        token = self._standing.requests.begin(Purpose.ROUND, now, written)
-        return [Commit(token, Transaction(puts=(Put(self._standing.keys.round, value),)))]
+        token = self._node.requests.begin(Purpose.ROUND, now, written)
+        return [Commit(token, Transaction(puts=(Put(self._node.keys.round, value),)))]
 
 
 class Changes(Writes):
@@ -123,7 +123,7 @@ class SeatsOneTwice(Changes):
 
 class TakesTooMany(Changes):
     def changed(self, round_: Round) -> Round:
-        view = self._standing.lead.view
+        view = self._node.lead.view
         if round_.phase is not Phase.RUNNING or view is None:
             return round_
         return msgspec.structs.replace(round_, members=tuple(view.candidates()))
@@ -195,7 +195,7 @@ class ForgetsWhoWasDone(Rendezvous):
             entries = tuple(
                 entry
                 for entry in stimulus.snapshot.entries
-                if not entry.key.startswith(self._standing.keys.done_notes)
+                if not entry.key.startswith(self._node.keys.done_notes)
             )
             stimulus = KeysRead(
                 stimulus.token, Snapshot(entries, stimulus.snapshot.revision), stimulus.watch
@@ -208,9 +208,9 @@ class TakesEveryRunForOver(Rendezvous):
 
     def __init__(self, run_id: str, config: RendezvousConfig, offer: NodeOffer) -> None:
         super().__init__(run_id, config, offer)
-        standing = self._standing
-        eager = Eager(config, standing.keys, standing.shared)
-        standing.succession = standing.waiting._succession = eager
+        node = self._node
+        eager = Eager(config, node.keys, node.shared)
+        node.succession = node.waiting._succession = eager
 
 
 class Eager(Succession):
@@ -226,8 +226,7 @@ class LetsTheRunBeForgotten(Rendezvous):
         return [
             effect
             for effect in super().handle(stimulus, now)
-            if not isinstance(effect, RenewLease)
-            or effect.lease != self._standing.shared.charter.lease
+            if not isinstance(effect, RenewLease) or effect.lease != self._node.shared.charter.lease
         ]
 
 
@@ -245,7 +244,7 @@ class TakesPartInAnyRun(Rendezvous):
         effects = super().handle(stimulus, now)
         if not any(isinstance(effect, Refused) for effect in effects):
             return effects
-        self._standing = Standing(self._standing.keys.run_id, self.config, self.offer)
+        self._node = NodeState(self._node.keys.run_id, self.config, self.offer)
         self._joined = False
         return super().handle(Joined(), now)
 
@@ -256,7 +255,7 @@ class ReadyTooEarly(Agent):
     def _on_dissolved(self, dissolved: Dissolved, now: Instant) -> None:
         super()._on_dissolved(dissolved, now)
         assert isinstance(self.rendezvous, Rendezvous)
-        self.rendezvous._standing.own.rewrite(ready=dissolved.next_round)
+        self.rendezvous._node.own.rewrite(ready=dissolved.next_round)
 
 
 class SaysNothingInTheEnd(Agent):
@@ -329,8 +328,8 @@ def test_a_node_that_does_not_feel_its_lease_end_is_caught() -> None:
     def make_agent(spec: AgentSpec) -> Agent:
         agent = Agent(spec)
         assert isinstance(agent.rendezvous, Rendezvous)
-        standing = agent.rendezvous._standing
-        standing.lease = TrustedForEver(spec.rendezvous.lease_ttl, standing.requests)
+        node = agent.rendezvous._node
+        node.lease = TrustedForEver(spec.rendezvous.lease_ttl, node.requests)
         return agent
 
     world = ClusterWorld(cut_off_with(fence=SECOND), 0, make_agent=make_agent)

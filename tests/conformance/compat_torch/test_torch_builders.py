@@ -130,6 +130,7 @@ def test_a_handler_is_made_from_parameters(dynamic: ModuleType, rendezvous: Modu
     assert (made.timeout.join, made.timeout.last_call) == (timedelta(0, 50), timedelta(0, 30))
     assert made.timeout.close == timedelta(seconds=7)
     assert (made.keep_alive_interval, made.keep_alive_max_attempt) == (timedelta(0, 2), 3)
+    assert handler.shutdown()
 
 
 @pytest.mark.parametrize("value", [None, timedelta(seconds=1)])

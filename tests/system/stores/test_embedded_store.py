@@ -516,7 +516,7 @@ def _drain(watch: EmbeddedWatch) -> None:
 def test_many_strangers_at_the_door_keep_nobody_out(
     host: EmbeddedStore, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(embedded_server, "STRANGERS_MAX", 8)
+    monkeypatch.setattr(embedded_server, "UNAUTHENTICATED_MAX", 8)
     strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(40)]
     try:
         config = config_for(port, is_host=False, encrypts=host.encrypts)
@@ -528,7 +528,7 @@ def test_many_strangers_at_the_door_keep_nobody_out(
 
 
 def test_who_says_nothing_is_cut_off_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded_server, "STRANGER_PATIENCE", Duration(SECOND // 10))
+    monkeypatch.setattr(embedded_server, "AUTHENTICATION_PATIENCE", Duration(SECOND // 10))
     with open_embedded(config_for(0, linger=ZERO), CLOCK) as store:
         with socket.create_connection(address_of(store), timeout=PATIENCE / SECOND) as sock:
             assert sock.recv(1) == b""

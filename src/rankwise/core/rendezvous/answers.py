@@ -10,6 +10,7 @@ from rankwise.base.units import Instant
 from rankwise.core.rendezvous.charter import agree, forgotten, founder_in
 from rankwise.core.rendezvous.codec import decode_charter, decode_round, places_in
 from rankwise.core.rendezvous.in_flight import Purpose, Request
+from rankwise.core.rendezvous.node_state import NodeState
 from rankwise.core.rendezvous.requests import (
     Answer,
     KeysChanged,
@@ -25,150 +26,147 @@ from rankwise.core.rendezvous.requests import (
     TransactionConflicted,
     WatchLost,
 )
-from rankwise.core.rendezvous.standing import Standing
 from rankwise.core.rendezvous.vocabulary import RefusalKind, Refused
 
 
-def take_in(standing: Standing, answer: Answer, now: Instant) -> None:
+def on_answer(node: NodeState, answer: Answer, now: Instant) -> None:
     """Take in whatever the store says."""
     if not isinstance(answer, RequestFailed):
-        standing.heard_at = now
+        node.heard_at = now
     match answer:
         case KeysChanged():
-            _on_changes(standing, answer, now)
+            _on_changes(node, answer, now)
         case WatchLost():
-            _on_watch_lost(standing, answer)
+            _on_watch_lost(node, answer)
         case _:
-            _on_answer(standing, answer, now)
+            _on_reply(node, answer, now)
 
 
-def _on_answer(standing: Standing, stimulus: Reply, now: Instant) -> None:
-    request = standing.requests.settle(stimulus.token)
+def _on_reply(node: NodeState, stimulus: Reply, now: Instant) -> None:
+    request = node.requests.settle(stimulus.token)
     if request is None:
         if isinstance(stimulus, KeysRead):
-            standing.end_watch(stimulus.watch)
-        elif isinstance(stimulus, StoreDenied) and standing.is_watched(stimulus.token):
-            standing.refuse(RefusalKind.STORE, stimulus.reason, stimulus.hint)
+            node.end_watch(stimulus.watch)
+        elif isinstance(stimulus, StoreDenied) and node.is_watched(stimulus.token):
+            node.refuse(RefusalKind.STORE, stimulus.reason, stimulus.hint)
         return
     # That leases are renewed says nothing of what cannot be read.
-    if not isinstance(stimulus, RequestFailed) and request.purpose is standing.waiting.troubled:
-        standing.waiting.store_trouble = ""
+    if not isinstance(stimulus, RequestFailed) and request.purpose is node.waiting.troubled:
+        node.waiting.store_trouble = ""
     match stimulus:
         case KeysRead():
-            _on_read(standing, request, stimulus, now)
+            _on_read(node, request, stimulus, now)
         case TransactionCommitted():
-            _on_committed(standing, request, stimulus.revision, now)
+            _on_committed(node, request, stimulus.revision, now)
         case TransactionConflicted():
-            _on_unsure(standing, request, now)
+            _on_unsure(node, request, now)
         case LeaseGranted() if request.purpose is Purpose.RUN_LEASE:
-            standing.lead.run_lease.granted(stimulus.lease, now)
+            node.lead.run_lease.granted(stimulus.lease, now)
         case LeaseGranted():
-            standing.lease.granted(request, stimulus.lease)
+            node.lease.granted(request, stimulus.lease)
         case LeaseRenewed():
-            standing.lease.renewed(request)
+            node.lease.renewed(request)
         case LeaseEnded() if request.purpose is Purpose.RUN_LEASE:
-            standing.lead.run_lease.lost()
-            standing.shared.is_stale = True
+            node.lead.run_lease.lost()
+            node.shared.is_stale = True
         case LeaseEnded():
-            if request.context == standing.lease.id or request.purpose is not Purpose.LEASE:
-                standing.lose_lease(now, "its lease has ended")
+            if request.context == node.lease.id or request.purpose is not Purpose.LEASE:
+                node.lose_lease(now, "its lease has ended")
         case LeaseRevoked():
-            standing.say_left()
+            node.say_left()
         case RequestFailed():
-            _on_failed(standing, request, stimulus.reason, now)
+            _on_failed(node, request, stimulus.reason, now)
         case StoreDenied():
-            standing.refuse(RefusalKind.STORE, stimulus.reason, stimulus.hint)
+            node.refuse(RefusalKind.STORE, stimulus.reason, stimulus.hint)
 
 
-def _on_failed(standing: Standing, request: Request, reason: str, now: Instant) -> None:
-    standing.waiting.store_trouble, standing.waiting.troubled = reason, request.purpose
-    standing.end_with_store(now)
+def _on_failed(node: NodeState, request: Request, reason: str, now: Instant) -> None:
+    node.waiting.store_trouble, node.waiting.troubled = reason, request.purpose
+    node.end_with_store(now)
     if request.purpose is Purpose.ROUND:
-        if standing.part.member_of is not None and not standing.lead.round_trouble:
-            standing.waiting.begin(now)
-        standing.lead.round_trouble = reason
+        if node.membership.member_of is not None and not node.lead.round_trouble:
+            node.waiting.begin(now)
+        node.lead.round_trouble = reason
     if request.purpose is Purpose.RUN_LEASE:
-        standing.lead.run_lease.failed()
+        node.lead.run_lease.failed()
     if request.purpose is Purpose.GOODBYE:
-        standing.say_left()  # the lease will end by itself
+        node.say_left()  # the lease will end by itself
         return
-    _on_unsure(standing, request, now)
-    if request.purpose is not Purpose.LEASE or standing.lease.id is None:
-        standing.requests.pause(request.purpose, now, standing.config.retry_pause)
+    _on_unsure(node, request, now)
+    if request.purpose is not Purpose.LEASE or node.lease.id is None:
+        node.requests.pause(request.purpose, now, node.config.retry_pause)
 
 
-def _on_unsure(standing: Standing, request: Request, now: Instant) -> None:
+def _on_unsure(node: NodeState, request: Request, now: Instant) -> None:
     """The transaction conflicted, or may have taken place: know again before trying again."""
     match request.purpose:
         case Purpose.OWN:
-            standing.own.revision = None
+            node.own.revision = None
         case Purpose.CHARTER | Purpose.LEAD | Purpose.RUN_LEASE:
-            standing.shared.is_stale = True
+            node.shared.is_stale = True
         case Purpose.ROUND:
-            standing.shared.is_stale = True
-            standing.lead.looks_at = now
+            node.shared.is_stale = True
+            node.lead.looks_at = now
         case _:
             pass
 
 
-def _on_read(standing: Standing, request: Request, read: KeysRead, now: Instant) -> None:
+def _on_read(node: NodeState, request: Request, read: KeysRead, now: Instant) -> None:
     match request.purpose:
         case Purpose.SHARED:
-            standing.shared.watch = standing.shared.watch or read.watch
-            _on_shared_read(standing, request.context, read.snapshot, now)
+            node.shared.watch = node.shared.watch or read.watch
+            _on_shared_read(node, request.context, read.snapshot, now)
         case Purpose.OWN:
-            _on_own_read(standing, read.snapshot, now)
-        case Purpose.NODES if standing.is_leading:
-            standing.lead.begin(read, standing.part.round, standing.own.record.founder, now)
+            _on_own_read(node, read.snapshot, now)
+        case Purpose.NODES if node.is_leading:
+            node.lead.begin(read, node.membership.round, node.own.record.founder, now)
         case Purpose.NODES:
-            standing.end_watch(read.watch)
+            node.end_watch(read.watch)
         case _:
             raise AssertionError(f"nothing is read for {request.purpose}")
 
 
-def _on_shared_read(
-    standing: Standing, founder_then: str, snapshot: Snapshot, now: Instant
-) -> None:
+def _on_shared_read(node: NodeState, founder_then: str, snapshot: Snapshot, now: Instant) -> None:
     # The watch may have been lost after this was asked without one: then what was read grows old.
-    standing.shared.is_stale = standing.shared.watch is None
-    founder = founder_in(snapshot, standing.keys)
+    node.shared.is_stale = node.shared.watch is None
+    founder = founder_in(snapshot, node.keys)
     if founder_then and founder != founder_then:
-        _forget(standing, founder)
+        _forget(node, founder)
         return
-    standing.shared.learn_snapshot(snapshot)
-    _after_shared(standing, now)
+    node.shared.learn_snapshot(snapshot)
+    _after_shared(node, now)
 
 
-def _forget(standing: Standing, founder: str) -> None:
+def _forget(node: NodeState, founder: str) -> None:
     """This node's run is not in the store any more, but perhaps that of another founder."""
-    standing.is_forgotten = True
-    standing.stop_leading()
-    standing.effects += standing.part.refuse(forgotten(standing.keys, founder))
+    node.is_forgotten = True
+    node.stop_leading()
+    node.effects += node.membership.refuse(forgotten(node.keys, founder))
 
 
-def _on_own_read(standing: Standing, snapshot: Snapshot, now: Instant) -> None:
-    if standing.own.learn(snapshot, standing.lease.was_ours):
-        _after_own(standing, now)
+def _on_own_read(node: NodeState, snapshot: Snapshot, now: Instant) -> None:
+    if node.own.learn(snapshot, node.lease.was_ours):
+        _after_own(node, now)
     else:
-        standing.refuse(
+        node.refuse(
             RefusalKind.IDENTITY,
-            f"another node of the run {standing.keys.run_id} is called {standing.me}",
+            f"another node of the run {node.keys.run_id} is called {node.me}",
             "every agent needs a new node id",
         )
 
 
-def _after_own(standing: Standing, now: Instant) -> None:
+def _after_own(node: NodeState, now: Instant) -> None:
     """The store may have this node's record."""
-    if standing.is_registered:
-        standing.waiting.cut_off_since = None
-    standing.compare(now)
+    if node.is_registered:
+        node.waiting.cut_off_since = None
+    node.compare(now)
 
 
-def _on_committed(standing: Standing, request: Request, revision: Revision, now: Instant) -> None:
-    shared = standing.shared
+def _on_committed(node: NodeState, request: Request, revision: Revision, now: Instant) -> None:
+    shared = node.shared
     if request.purpose is Purpose.OWN:
-        standing.own.committed(request, revision)
-        _after_own(standing, now)
+        node.own.committed(request, revision)
+        _after_own(node, now)
         return
     if request.purpose is Purpose.DONE_NOTE:
         return
@@ -176,94 +174,94 @@ def _on_committed(standing: Standing, request: Request, revision: Revision, now:
         case Purpose.CHARTER:
             shared.charter.learn(request.context, revision, shared.charter.lease, revision)
             shared.round.learn(None, ABSENT, None, revision)
-            shared.leader.learn(standing.name, revision, standing.lease.id, revision)
+            shared.leader.learn(node.name, revision, node.lease.id, revision)
         case Purpose.LEAD:
-            shared.leader.learn(standing.name, revision, standing.lease.id, revision)
+            shared.leader.learn(node.name, revision, node.lease.id, revision)
         case Purpose.ROUND:
-            standing.lead.written(request.context, revision, now)
+            node.lead.written(request.context, revision, now)
         case Purpose.RUN_LEASE:
-            standing.lead.bound(request.context, revision, now)
+            node.lead.bound(request.context, revision, now)
         case _:
             raise AssertionError(f"nothing is committed for {request.purpose}")
-    _after_shared(standing, now)
+    _after_shared(node, now)
 
 
-def _on_changes(standing: Standing, stimulus: KeysChanged, now: Instant) -> None:
-    if standing.is_leaving:
+def _on_changes(node: NodeState, stimulus: KeysChanged, now: Instant) -> None:
+    if node.is_leaving:
         return
-    if stimulus.token == standing.shared.watch:
-        for changes in standing.shared.lives(stimulus.changes):
-            standing.shared.learn_changes(changes)
-            _after_shared(standing, now)
-    elif stimulus.token == standing.lead.watch:
-        standing.lead.hear(stimulus.changes, standing.own.record.founder, now)
+    if stimulus.token == node.shared.watch:
+        for changes in node.shared.lives(stimulus.changes):
+            node.shared.learn_changes(changes)
+            _after_shared(node, now)
+    elif stimulus.token == node.lead.watch:
+        node.lead.hear(stimulus.changes, node.own.record.founder, now)
 
 
-def _on_watch_lost(standing: Standing, stimulus: WatchLost) -> None:
-    if stimulus.token == standing.shared.watch:
-        standing.shared.watch = None
-        standing.shared.is_stale = True
-    elif stimulus.token == standing.lead.watch:
-        standing.lead.lose_sight()
+def _on_watch_lost(node: NodeState, stimulus: WatchLost) -> None:
+    if stimulus.token == node.shared.watch:
+        node.shared.watch = None
+        node.shared.is_stale = True
+    elif stimulus.token == node.lead.watch:
+        node.lead.lose_sight()
 
 
-def _after_shared(standing: Standing, now: Instant) -> None:
+def _after_shared(node: NodeState, now: Instant) -> None:
     """The charter, the leader or the round may have changed."""
-    standing.shared.note_free_lead(now)
-    _check_charter(standing)
-    if not standing.is_leading:
-        standing.stop_leading()
-    value = standing.shared.round.value
+    node.shared.note_free_lead(now)
+    _check_charter(node)
+    if not node.is_leading:
+        node.stop_leading()
+    value = node.shared.round.value
     if (
-        standing.has_agreed
-        and not standing.is_forgotten
+        node.has_agreed
+        and not node.is_forgotten
         and value is not None
-        and value is not standing.part.round_bytes
+        and value is not node.membership.round_bytes
     ):
-        _take_round(standing, value, now)
+        _take_round(node, value, now)
 
 
-def _check_charter(standing: Standing) -> None:
-    value = standing.shared.charter.value
-    if standing.has_agreed:
-        _check_founder(standing, value)
+def _check_charter(node: NodeState) -> None:
+    value = node.shared.charter.value
+    if node.has_agreed:
+        _check_founder(node, value)
         return
-    if value is None or standing.part.is_told_the_end:
+    if value is None or node.membership.is_told_the_end:
         return
-    succession = standing.succession
+    succession = node.succession
     succession.obstacle = ""
     if succession.is_over:
         return  # and another is founded in its place
-    founder = agree(value, standing.keys, standing.config)
+    founder = agree(value, node.keys, node.config)
     if isinstance(founder, Refused):
         if founder.kind is RefusalKind.CHARTER and succession.may_be_abandoned:
             succession.obstacle = founder.why
             return
-        standing.effects += standing.part.refuse(founder)
+        node.effects += node.membership.refuse(founder)
         return
-    standing.charter_agreed = value
-    standing.own.rewrite(founder=founder)
+    node.charter_agreed = value
+    node.own.rewrite(founder=founder)
 
 
-def _check_founder(standing: Standing, value: bytes | None) -> None:
+def _check_founder(node: NodeState, value: bytes | None) -> None:
     """Notice that the run that this node takes part in has vanished, or given way to another."""
-    if standing.is_forgotten or value == standing.charter_agreed:
+    if node.is_forgotten or value == node.charter_agreed:
         return
     try:
-        founder = "" if value is None else decode_charter(value, standing.keys.charter).founder
+        founder = "" if value is None else decode_charter(value, node.keys.charter).founder
     except RemoteProtocolError:
         founder = ""
-    _forget(standing, founder)
+    _forget(node, founder)
 
 
-def _take_round(standing: Standing, value: bytes, now: Instant) -> None:
+def _take_round(node: NodeState, value: bytes, now: Instant) -> None:
     try:
-        round_ = decode_round(value, standing.keys.round)
+        round_ = decode_round(value, node.keys.round)
     except RemoteProtocolError as error:
-        standing.refuse(RefusalKind.STORE, error.message, error.hint or "")
+        node.refuse(RefusalKind.STORE, error.message, error.hint or "")
         return
-    place = places_in(value, standing.keys.round).get(standing.me)
-    standing.part.turn_to(round_, value, place)
-    standing.lease.share_with(len(round_.members))
-    standing.lead.turn_to(round_, now)
-    standing.compare(now)
+    place = places_in(value, node.keys.round).get(node.me)
+    node.membership.turn_to(round_, value, place)
+    node.lease.share_with(len(round_.members))
+    node.lead.turn_to(round_, now)
+    node.compare(now)

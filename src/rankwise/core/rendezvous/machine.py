@@ -35,7 +35,7 @@ which step a request failed, or in which order answers come; what failed is aske
   forgotten everything (no charter, where one was) ends the run with that sentence.
 
 This module hears the agent and asks the store for what is missing; `answers.py` hears the store.
-What they know of the node, each part in a file of its own, is its `standing.py`. `succession.py`
+What they know of the node, each part in a file of its own, is its `node_state.py`. `succession.py`
 says how one run follows another under one id, `run_lease.py` how the store comes to forget them.
 """
 
@@ -44,14 +44,14 @@ import msgspec
 from rankwise.base.errors import LocalProtocolError
 from rankwise.base.keys import LeaseId
 from rankwise.base.units import MILLISECOND, Duration, Instant, after, between, format_duration
-from rankwise.core.rendezvous.answers import take_in
+from rankwise.core.rendezvous.answers import on_answer
 from rankwise.core.rendezvous.charter import founding
 from rankwise.core.rendezvous.codec import encode
 from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig
 from rankwise.core.rendezvous.in_flight import Purpose
+from rankwise.core.rendezvous.node_state import NodeState
 from rankwise.core.rendezvous.records import Departure, Phase, Round
 from rankwise.core.rendezvous.requests import Commit, LeaseRenewed, RevokeLease
-from rankwise.core.rendezvous.standing import Standing
 from rankwise.core.rendezvous.vocabulary import (
     DeadlinePassed,
     DepartureRequested,
@@ -80,7 +80,7 @@ class Rendezvous:
     def __init__(self, run_id: str, config: RendezvousConfig, offer: NodeOffer) -> None:
         self.config = config
         self.offer = offer
-        self._standing = Standing(run_id, config, offer)
+        self._node = NodeState(run_id, config, offer)
         self._deadline: Instant | None = None
         self._joined = False
         self._quiet_until = Instant(0)
@@ -96,39 +96,39 @@ class Rendezvous:
     @property
     def is_over(self) -> bool:
         """Whether it has said goodbye, and takes in nothing more."""
-        return self._standing.is_over
+        return self._node.is_over
 
     @property
     def round(self) -> Round | None:
         """The round as this node knows it."""
-        return self._standing.part.round
+        return self._node.membership.round
 
     @property
     def member_of(self) -> World | None:
         """The round in which this node has, or had, a gang, until it is ready for another."""
-        return self._standing.part.member_of
+        return self._node.membership.member_of
 
     @property
     def is_dissolved(self) -> bool:
         """Whether that round is over, so that this node is wanted for another."""
-        return self._standing.part.is_dissolved
+        return self._node.membership.is_dissolved
 
     @property
     def is_leading(self) -> bool:
         """Whether this node leads, as far as it knows."""
-        return self._standing.is_leading
+        return self._node.is_leading
 
     @property
     def is_awaited(self) -> bool:
         """Whether the others wait for this node to end its round, or for the next one."""
-        round_ = self._standing.part.round
+        round_ = self._node.membership.round
         is_open = round_ is not None and round_.phase is not Phase.CLOSED
-        return is_open and self._standing.part.place is not None
+        return is_open and self._node.membership.place is not None
 
     @property
     def is_cut_off(self) -> bool:
         """Whether nobody hears this node, as far as it knows."""
-        return self._standing.lease.id is None
+        return self._node.lease.id is None
 
     @property
     def alive_until(self) -> Instant | None:
@@ -136,7 +136,7 @@ class Rendezvous:
 
         None of its workers may live for longer than `config.fence` after that.
         """
-        return None if self._standing.lease.id is None else self._standing.lease.until
+        return None if self._node.lease.id is None else self._node.lease.until
 
     def handle(self, stimulus: Stimulus, now: Instant) -> list[Effect]:
         """Take in a fact; return what is to be done, in this order."""
@@ -154,17 +154,17 @@ class Rendezvous:
             case GangEnded():
                 self._on_gang_ended(stimulus, now)
             case DepartureRequested():
-                self._standing.own.rewrite(departure=stimulus.departure, signal=stimulus.signal)
+                self._node.own.rewrite(departure=stimulus.departure, signal=stimulus.signal)
             case RanksArrived():
-                self._standing.own.rewrite(arrived_at=stimulus.step)
+                self._node.own.rewrite(arrived_at=stimulus.step)
             case Left():
                 self._on_left()
             case DeadlinePassed():
                 pass  # `_advance` looks at the clock
             case _:
-                take_in(self._standing, stimulus, now)
+                on_answer(self._node, stimulus, now)
         self._advance(now)
-        return self._standing.take_effects()
+        return self._node.take_effects()
 
     def tick(self, now: Instant) -> list[Effect]:
         """Let deadlines that have passed take effect. Calling it too early changes nothing."""
@@ -174,95 +174,95 @@ class Rendezvous:
 
     def _keep_quiet(self, stimulus: LeaseRenewed | DeadlinePassed, now: Instant) -> list[Effect]:
         """Do what nodes do most of the time: keep the lease, and look at nothing else."""
-        standing = self._standing
+        node = self._node
         if isinstance(stimulus, LeaseRenewed):
-            take_in(standing, stimulus, now)
+            on_answer(node, stimulus, now)
         effects: list[Effect] = []
-        effects += standing.lease.keep(now)
+        effects += node.lease.keep(now)
         self._rest(self._others_rest_until)
         return effects
 
     # What the agent says
 
     def _on_joined(self, now: Instant) -> None:
-        standing = self._standing
+        node = self._node
         if self._joined:
             raise LocalProtocolError("a node joined twice; make a rendezvous for each life")
         self._joined = True
-        standing.waiting.cut_off_since = now
-        standing.waiting.begin(now)
+        node.waiting.cut_off_since = now
+        node.waiting.begin(now)
 
     def _on_ready(self, stimulus: NodeReady, now: Instant) -> None:
-        standing = self._standing
-        standing.part.begin_anew()
-        standing.own.rewrite(ready=stimulus.round, port=stimulus.port, arrived_at=None)
-        standing.own.flush_at = None
-        standing.waiting.begin(now)
-        standing.compare(now)
+        node = self._node
+        node.membership.begin_anew()
+        node.own.rewrite(ready=stimulus.round, port=stimulus.port, arrived_at=None)
+        node.own.flush_at = None
+        node.waiting.begin(now)
+        node.compare(now)
 
     def _on_failing(self, stimulus: GangFailing) -> None:
-        standing = self._standing
-        standing.own.failures = stimulus.failures
-        standing.own.rewrite(failing=stimulus.round)
-        standing.own.flush_at = None
+        node = self._node
+        node.own.failures = stimulus.failures
+        node.own.rewrite(failing=stimulus.round)
+        node.own.flush_at = None
 
     def _on_gang_ended(self, stimulus: GangEnded, now: Instant) -> None:
-        standing = self._standing
+        node = self._node
         if stimulus.failures:
-            standing.own.failures = stimulus.failures
-            standing.own.rewrite(failing=stimulus.round)
-        standing.own.rewrite(
+            node.own.failures = stimulus.failures
+            node.own.rewrite(failing=stimulus.round)
+        node.own.rewrite(
             ended=stimulus.round, is_done=stimulus.is_done, ran=stimulus.ran, step=stimulus.step
         )
         is_news = (
             stimulus.failures
             or stimulus.is_done
-            or not standing.part.is_dissolved
-            or standing.own.record.departure is not Departure.STAYS
+            or not node.membership.is_dissolved
+            or node.own.record.departure is not Departure.STAYS
         )
-        standing.own.flush_at = None if is_news else after(now, COALESCE)
-        standing.part.has_ended = True
-        standing.waiting.begin(now)
-        standing.compare(now)
+        node.own.flush_at = None if is_news else after(now, COALESCE)
+        node.membership.has_ended = True
+        node.waiting.begin(now)
+        node.compare(now)
 
     def _on_left(self) -> None:
-        standing = self._standing
-        standing.is_leaving = True
-        standing.own.flush_at = None
+        node = self._node
+        node.is_leaving = True
+        node.own.flush_at = None
         for purpose in Purpose:
             # A last word that failed a moment ago is tried again at once.
-            if purpose not in LAST_WORDS or not standing.requests.is_under_way(purpose):
-                standing.requests.forget(purpose)
+            if purpose not in LAST_WORDS or not node.requests.is_under_way(purpose):
+                node.requests.forget(purpose)
 
     # What is to be done
 
     def _advance(self, now: Instant) -> None:
         """Ask the store for what is missing, and set the next deadline."""
-        standing = self._standing
-        if standing.is_over or not self._joined:
+        node = self._node
+        if node.is_over or not self._joined:
             return
-        if standing.is_leaving:
+        if node.is_leaving:
             self._say_goodbye(now)
             return
-        if standing.lease.id is not None and now >= standing.lease.until:
-            silence = format_duration(between(standing.heard_at, now))
-            standing.lose_lease(now, f"which has not answered for {silence}")
+        if node.lease.id is not None and now >= node.lease.until:
+            silence = format_duration(between(node.heard_at, now))
+            node.lose_lease(now, f"which has not answered for {silence}")
         # Most facts change nothing in the store, so what need not be asked is not even looked into.
-        standing.effects += standing.lease.keep(now)
-        if standing.shared.is_stale:
-            standing.effects += standing.shared.read(standing.own.record.founder, now)
-        if not standing.part.is_told_the_end:
+        node.effects += node.lease.keep(now)
+        if node.shared.is_stale:
+            node.effects += node.shared.read(node.own.record.founder, now)
+        if not node.membership.is_told_the_end:
             self._take_part(now)
-        is_leading = standing.is_leading
+        is_leading = node.is_leading
         if is_leading:
-            standing.effects += standing.lead.run_lease.keep(now)
-            standing.effects += standing.lead.work(now)
-        standing.effects += standing.waiting.announce(now, is_leading=is_leading)
-        self._rest(standing.deadline_beside_lease(now))
+            node.effects += node.lead.run_lease.keep(now)
+            node.effects += node.lead.work(now)
+        node.effects += node.waiting.announce(now, is_leading=is_leading)
+        self._rest(node.deadline_beside_lease(now))
 
     def _rest(self, others: Instant | None) -> None:
         """Set the next deadline; until `others` there is nothing to do but to keep the lease."""
-        lease = self._standing.lease
+        lease = self._node.lease
         self._others_rest_until = others
         if lease.id is None:
             self._deadline, self._quiet_until = others, Instant(0)
@@ -272,50 +272,50 @@ class Rendezvous:
 
     def _take_part(self, now: Instant) -> None:
         """Found the run, register, and take the lead, wherever that is still to be done."""
-        standing = self._standing
-        lease = standing.lease.id
-        if lease is not None and standing.may_found(now):
+        node = self._node
+        lease = node.lease.id
+        if lease is not None and node.may_found(now):
             self._found_the_run(lease, now)
-        standing.own.bind_note(standing.shared.charter.lease)
-        if not standing.own.is_written or not standing.is_registered:
+        node.own.bind_note(node.shared.charter.lease)
+        if not node.own.is_written or not node.is_registered:
             self._write_record(now)
-        standing.effects += standing.waiting.give_up(now)
-        if lease is not None and standing.may_lead:
-            standing.effects += standing.lead.take(lease, standing.part.place, now)
+        node.effects += node.waiting.give_up(now)
+        if lease is not None and node.may_lead:
+            node.effects += node.lead.take(lease, node.membership.place, now)
 
     def _found_the_run(self, lease: LeaseId, now: Instant) -> None:
-        standing = self._standing
-        if not standing.requests.may_begin(Purpose.CHARTER, now):
+        node = self._node
+        if not node.requests.may_begin(Purpose.CHARTER, now):
             return
-        charter = encode(msgspec.structs.replace(self.config.charter, founder=standing.me))
-        transaction = founding(charter, standing.name, standing.keys, standing.shared, lease)
-        token = standing.requests.begin(Purpose.CHARTER, now, charter)
-        standing.effects.append(Commit(token, transaction))
+        charter = encode(msgspec.structs.replace(self.config.charter, founder=node.me))
+        transaction = founding(charter, node.name, node.keys, node.shared, lease)
+        token = node.requests.begin(Purpose.CHARTER, now, charter)
+        node.effects.append(Commit(token, transaction))
 
     def _write_record(self, now: Instant) -> None:
-        standing = self._standing
-        if standing.lease.id is not None and standing.has_agreed:
-            run_lease = standing.shared.charter.lease
-            standing.effects += standing.own.write(standing.lease.id, run_lease, now)
+        node = self._node
+        if node.lease.id is not None and node.has_agreed:
+            run_lease = node.shared.charter.lease
+            node.effects += node.own.write(node.lease.id, run_lease, now)
 
     def _say_goodbye(self, now: Instant) -> None:
-        standing = self._standing
+        node = self._node
         self._deadline, self._quiet_until = None, Instant(0)
-        shared, standing.shared.watch = standing.shared.watch, None
-        nodes, standing.lead.watch = standing.lead.watch, None
-        standing.end_watch(shared)
-        standing.end_watch(nodes)
-        if standing.lease.id is None:
-            standing.say_left()
+        shared, node.shared.watch = node.shared.watch, None
+        nodes, node.lead.watch = node.lead.watch, None
+        node.end_watch(shared)
+        node.end_watch(nodes)
+        if node.lease.id is None:
+            node.say_left()
             return
         # The last word first, so that the leader need not wait for workers that are gone.
-        own, is_told_the_end = standing.own, standing.part.is_told_the_end
+        own, is_told_the_end = node.own, node.membership.is_told_the_end
         if not own.is_written and (own.revision is not None or not is_told_the_end):
             self._write_record(now)
         if is_told_the_end:
-            standing.effects += own.take_back_note(now)
-        requests = standing.requests
+            node.effects += own.take_back_note(now)
+        requests = node.requests
         if any(requests.is_under_way(purpose) for purpose in LAST_WORDS):
             return
         token = requests.begin(Purpose.GOODBYE, now)
-        standing.effects.append(RevokeLease(token, standing.lease.id))
+        node.effects.append(RevokeLease(token, node.lease.id))

@@ -1,8 +1,8 @@
 """What a rendezvous is told (stimuli) and what it answers (effects).
 
 Stimuli come from two sides: from the agent (what becomes of its gang), and from the store. Effects
-go to the same two: *tidings* to the agent, and *orders* to the store; what concerns the store is in
-`requests.py`. All are frozen and tagged, so that the journal is their JSON.
+go to the same two: *notifications* to the agent, and *orders* to the store; what concerns the store
+is in `requests.py`. All are frozen and tagged, so that the journal is their JSON.
 """
 
 from enum import StrEnum
@@ -212,7 +212,7 @@ class AnnounceWaiting(msgspec.Struct, frozen=True, tag=True):
     waited: Duration
 
 
-Tidings = (
+Notification = (
     Settled
     | MadeSpare
     | Dissolved
@@ -223,4 +223,4 @@ Tidings = (
     | LeaveSettled
     | AnnounceWaiting
 )
-Effect = Order | Tidings
+Effect = Order | Notification

@@ -6,16 +6,16 @@ from rankwise.base.units import Duration, Instant, after, between, format_durati
 from rankwise.core.rendezvous.configuration import RendezvousConfig
 from rankwise.core.rendezvous.lead import Lead
 from rankwise.core.rendezvous.leader import named
-from rankwise.core.rendezvous.part import Part
+from rankwise.core.rendezvous.membership import Membership
 from rankwise.core.rendezvous.shared import SharedKeys
 from rankwise.core.rendezvous.succession import Succession
 from rankwise.core.rendezvous.vocabulary import (
     AnnounceWaiting,
     MadeSpare,
+    Notification,
     RefusalKind,
     Refused,
     Settled,
-    Tidings,
 )
 
 if TYPE_CHECKING:
@@ -27,13 +27,13 @@ class Waiting:
 
     Args:
         config: how long anybody waits.
-        part, lead, shared, succession: of the same node; looked at, never changed.
+        membership, lead, shared, succession: of the same node; looked at, never changed.
     """
 
     def __init__(
         self,
         config: RendezvousConfig,
-        part: Part,
+        membership: Membership,
         lead: Lead,
         shared: SharedKeys,
         succession: Succession,
@@ -46,7 +46,7 @@ class Waiting:
         """What that request was for."""
         self.announce_at: Instant | None = None
         self._config = config
-        self._part = part
+        self._membership = membership
         self._lead = lead
         self._shared = shared
         self._succession = succession
@@ -59,11 +59,11 @@ class Waiting:
         self._pause = self._config.announce_every
         self.announce_at = after(now, self._pause)
 
-    def take_note(self, tidings: Tidings, now: Instant) -> None:
+    def take_note(self, notification: Notification, now: Instant) -> None:
         """What the agent is told may be what was waited for."""
-        if isinstance(tidings, Settled):
+        if isinstance(notification, Settled):
             self._since = self.announce_at = None
-        elif isinstance(tidings, MadeSpare):
+        elif isinstance(notification, MadeSpare):
             self._since = now
 
     @property
@@ -71,12 +71,16 @@ class Waiting:
         """When this node waits no longer; the leader closes a run for which too few come before."""
         if self.cut_off_since is not None:
             return after(self.cut_off_since, self._config.join_timeout)
-        if self._since is None or self._part.member_of is not None or self._part.is_spare:
+        if (
+            self._since is None
+            or self._membership.member_of is not None
+            or self._membership.is_spare
+        ):
             return None
         patience = 2 * self._config.join_timeout + self._config.close_timeout
         return after(self._since, Duration(patience))
 
-    def give_up(self, now: Instant) -> list[Tidings]:
+    def give_up(self, now: Instant) -> list[Notification]:
         """Refuse to wait any longer when the deadline has passed."""
         deadline = self.deadline
         if deadline is None or now < deadline:
@@ -87,22 +91,22 @@ class Waiting:
         if self.cut_off_since is not None:
             waited = format_duration(between(self.cut_off_since, now))
             why = f"this node could not register within {waited}"
-            if self._part.was_done:
+            if self._membership.was_done:
                 why = f"its workers were done, but how the job ended was not heard within {waited}"
         hint = "is the store reachable from here?"
-        return self._part.refuse(Refused(RefusalKind.TIMEOUT, f"{why}: {trouble}", hint))
+        return self._membership.refuse(Refused(RefusalKind.TIMEOUT, f"{why}: {trouble}", hint))
 
-    def announce(self, now: Instant, *, is_leading: bool) -> list[Tidings]:
+    def announce(self, now: Instant, *, is_leading: bool) -> list[Notification]:
         """Tell people on whom is being waited, if that is due."""
         if self.announce_at is None or now < self.announce_at:
             return []
         self.announce_at = after(now, self._pause)
-        if self._part.member_of is not None:  # others may work on for hours
+        if self._membership.member_of is not None:  # others may work on for hours
             self._pause = Duration(2 * self._pause)
         waiting = self._waiting_for(is_leading=is_leading)
-        if not waiting or self._since is None or self._part.is_told_the_end:
+        if not waiting or self._since is None or self._membership.is_told_the_end:
             return []
-        number = 0 if self._part.round is None else self._part.round.number
+        number = 0 if self._membership.round is None else self._membership.round.number
         return [AnnounceWaiting(number, waiting, between(self._since, now))]
 
     def _waiting_for(self, *, is_leading: bool) -> str:
@@ -114,11 +118,11 @@ class Waiting:
         if self._lead.round_trouble and is_leading:
             trouble = self._lead.round_trouble
             return f"for the store, which does not take the next round: {trouble}"
-        if self._part.member_of is not None:
+        if self._membership.member_of is not None:
             return self._waiting_for_members()
-        if self._part.is_spare:
+        if self._membership.is_spare:
             return ""
-        if not self._part.is_fit:
+        if not self._membership.is_fit:
             return "until this node is fit for a round: its checks have not ended"
         if is_leading:
             return self._lead.decision.waiting
@@ -129,9 +133,9 @@ class Waiting:
 
     def _waiting_for_members(self) -> str:
         """On whom a node waits whose own workers have ended."""
-        if not self._part.has_ended:
+        if not self._membership.has_ended:
             return ""
-        if self._part.is_dissolved:
+        if self._membership.is_dissolved:
             return "until this node is fit for the next round"
         view = self._lead.view
         if view is None:

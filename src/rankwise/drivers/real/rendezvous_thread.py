@@ -1,8 +1,8 @@
 """A rendezvous in a thread of its own, for callers that wait instead of having a reactor.
 
-The thread owns the machine and a reactor: everything that it is told is posted there, whoever tells
-it, and its tidings come out through `on_tiding`, called in the thread. It ends when the machine has
-said goodbye, or when `close` will not wait for that any longer.
+The thread owns the machine and a reactor: answers and facts are posted there from any thread,
+and its notifications come out through `on_notification`, called in the thread. It ends when the
+machine has said goodbye, or when `close` will not wait for that any longer.
 """
 
 import threading
@@ -30,7 +30,7 @@ class RendezvousThread:
         rendezvous: the machine; nobody else may feed it.
         store: where its nodes meet; belongs to the thread from now on.
         clock: tells when something was heard.
-        on_tiding: is told, in the thread, what concerns the agent.
+        on_notification: is told, in the thread, what concerns the agent.
     """
 
     def __init__(
@@ -38,13 +38,13 @@ class RendezvousThread:
         rendezvous: Rendezvous,
         store: Store,
         clock: Clock,
-        on_tiding: Callable[[Effect], None],
+        on_notification: Callable[[Effect], None],
     ) -> None:
         self._rendezvous = rendezvous
         self._feeder: Feeder[Stimulus, Effect] = Feeder(
             "rendezvous", rendezvous, self._carry_out, clock, None
         )
-        self._on_tiding = on_tiding
+        self._on_notification = on_notification
         self._is_abandoned = False
         self._reactor = Reactor(clock)
         self._client = StoreClient(
@@ -88,4 +88,4 @@ class RendezvousThread:
         if isinstance(effect, Order):
             self._client.submit(effect)
         elif not isinstance(effect, LeaveSettled):
-            self._on_tiding(effect)
+            self._on_notification(effect)

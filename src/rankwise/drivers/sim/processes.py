@@ -107,7 +107,7 @@ class SimulatedProcessHost:
         self._chance = chance
         self._deliver = deliver
         self._workers: dict[tuple[int, int], VirtualProcess] = {}
-        self._unborn: set[tuple[int, int]] = set()
+        self._unspawned: set[tuple[int, int]] = set()
         self._alive: dict[int, VirtualProcess] = {}
         self._last_arrival: dict[str | tuple[int, int], Instant] = {}
         self._pids_given = 0
@@ -116,7 +116,7 @@ class SimulatedProcessHost:
     def spawn(self, local_rank: int, attempt: int) -> None:
         """Make a worker's process, or refuse to, as its program says."""
         program = program_of(self._lives, local_rank, attempt)
-        self._unborn.add((local_rank, attempt))
+        self._unspawned.add((local_rank, attempt))
         self._order(
             lambda: self._agenda.after(
                 program.start_takes, lambda: self._start_process(local_rank, attempt, program)
@@ -176,7 +176,7 @@ class SimulatedProcessHost:
         if self.guardian_is_lost:
             return
         self.guardian_is_lost = True
-        self._unborn.clear()
+        self._unspawned.clear()
         for process in list(self._alive.values()):
             self._take_signal(process, SIGKILL)
         self._tell(GUARDIAN, GuardianLost("the guardian was killed"))
@@ -205,9 +205,9 @@ class SimulatedProcessHost:
 
     def _start_process(self, local_rank: int, attempt: int, program: Program) -> None:
         key = (local_rank, attempt)
-        if key not in self._unborn:
+        if key not in self._unspawned:
             return
-        self._unborn.remove(key)
+        self._unspawned.remove(key)
         if program.refusal:
             self._tell(key, WorkerRefused(local_rank, attempt, program.refusal))
             return
@@ -285,7 +285,7 @@ class SimulatedProcessHost:
         self._tell((rank, attempt), exited)
 
     def _begin_sweep(self, attempt: int) -> None:
-        self._unborn = {key for key in self._unborn if key[1] != attempt}
+        self._unspawned = {key for key in self._unspawned if key[1] != attempt}
         for process in list(self._alive.values()):
             if process.attempt == attempt:
                 self._take_signal(process, SIGKILL)

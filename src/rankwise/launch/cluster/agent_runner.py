@@ -24,7 +24,7 @@ from rankwise.core.rendezvous.requests import Order
 from rankwise.core.rendezvous.vocabulary import RefusalKind
 from rankwise.drivers.agent_dispatch import AgentDispatch
 from rankwise.drivers.stop_window import StopWindow
-from rankwise.launch.cluster.console_notices import ConsoleNotices, lineup_text
+from rankwise.launch.cluster.console_announcements import ConsoleAnnouncements, lineup_text
 from rankwise.launch.cluster.node_host import RealNodeHost
 from rankwise.launch.cluster.plan import ClusterPlan
 from rankwise.launch.run_parts import RunParts
@@ -61,14 +61,14 @@ class AgentRunner:
         self._stop_window = StopWindow(
             parts.clock, parts.reactor.call_at, parts.job.signals, self._host.on_gang_stimulus
         )
-        self._notices = ConsoleNotices(parts.job, plan, parts.say)
+        self._announcements = ConsoleAnnouncements(parts.job, plan, parts.say)
         self._dispatch = AgentDispatch(
             self._agent,
             host=self._host,
             ask_store=None if plan.is_alone else self._meet(plan, parts),
             clock=parts.clock,
             journal=parts.journal,
-            on_announcement=self._notices.tell,
+            on_announcement=self._announcements.tell,
         )
         self._outcome: Outcome | None = None
 
@@ -87,7 +87,7 @@ class AgentRunner:
             was_late = finished.verdict is not None and finished.rounds == 0
             if was_late and not self._agent.spec.is_alone:
                 assert finished.verdict is not None, "asked just above"
-                self._notices.tell_too_late(finished.verdict)
+                self._announcements.tell_too_late(finished.verdict)
         return self._outcome
 
     def _absence(self, finished: FinishRun) -> Absence | None:

@@ -73,9 +73,9 @@ class Seats:
     def lose(self, seat: int) -> bool:
         """An agent was lost, perhaps with its node; returns whether to fill the seat again."""
         self._losses[seat] += 1
-        is_hopeless = self._losses[seat] > LOSSES_MAX or self.stop_signal is not None
-        self.states[seat] = Seat.GIVEN_UP if is_hopeless else Seat.PENDING
-        return not is_hopeless
+        gives_up = self._losses[seat] > LOSSES_MAX or self.stop_signal is not None
+        self.states[seat] = Seat.GIVEN_UP if gives_up else Seat.PENDING
+        return not gives_up
 
     def stop(self, signal: int) -> list[int]:
         """A signal has come; returns the seats whose agents are to get it."""

@@ -27,7 +27,7 @@ from rankwise.core.gang.vocabulary import StopRequested
 from rankwise.drivers.agent_dispatch import AgentDispatch
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.logs.file import DiskComplaints
-from rankwise.launch.cluster.console_notices import ConsoleNotices
+from rankwise.launch.cluster.console_announcements import ConsoleAnnouncements
 from rankwise.launch.cluster.plan import plan_of
 from rankwise.launch.commands import ensure_open_files
 from rankwise.launch.job import Executable, Job
@@ -182,7 +182,7 @@ class Rehearsal:
             host=ranks,
             clock=clock,
             journal=open_journal(self.job, self.places, complaints, stack),
-            on_announcement=ConsoleNotices(self.job, plan, self._say).tell,
+            on_announcement=ConsoleAnnouncements(self.job, plan, self._say).tell,
         )
         with self._signals_caught(world):
             dispatch.start()

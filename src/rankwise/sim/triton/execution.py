@@ -156,8 +156,8 @@ class Launch:
     """What all executions of one kernel launch share.
 
     Attributes:
-        is_wary: whether its programs visibly wait in a loop, so that looking at memory twice and
-            seeing the same may be waiting.
+        may_spin_wait: whether its programs wait in a loop for memory to change, so that looking at
+            memory twice and seeing the same may be waiting.
         stages: how many turns of a loop may be under way; as many as fit elsewhere if None.
         knows_addresses: whether a program has seen a pointer as a number.
     """
@@ -182,7 +182,7 @@ class Launch:
         self.prints = print if prints is None else prints
         self.largest_block = 1
         self.channels: Any = None
-        self.is_wary = False
+        self.may_spin_wait = False
         self.stages: int | None = None
         self.knows_addresses = False
 
@@ -223,7 +223,7 @@ class Execution:
     @property
     def may_wait(self) -> bool:
         """Whether it matters what the programs see when they look at memory again."""
-        return self.wait is not None or self.launch.is_wary
+        return self.wait is not None or self.launch.may_spin_wait
 
     def program_id(self, axis: int) -> Array:
         """The programs' positions in the grid along an axis."""
@@ -289,7 +289,7 @@ class Execution:
         Seeing the same at the same place again means that it waits: others go on first. A group in
         lockstep has nobody who could, so it ends.
         """
-        if self.wait is None and not self.launch.is_wary:
+        if self.wait is None and not self.launch.may_spin_wait:
             return
         where, seen = (site(), buffer.address, index.tobytes()), value.tobytes()
         if self._last_probe.get(where) == seen:

@@ -47,7 +47,7 @@ def run_launch(launch: Launch, body: Callable[[], object], *, interleave: bool =
     try:
         with np.errstate(all="ignore"):
             is_watched = launch.observer is not None or launch.races is not None
-            launch.is_wary = interleave
+            launch.may_spin_wait = interleave
             rest = programs if is_watched else _run_in_lockstep(launch, body, programs)
             if len(rest):
                 _run_interleaved(launch, body, rest)

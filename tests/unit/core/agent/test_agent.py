@@ -65,7 +65,7 @@ def settled(number: int = 4) -> Agent:
         master_address="x", master_port=1,
     )  # fmt: skip
     agent._on_settled(Settled(world), NOW)
-    rendezvous_of(agent)._standing.part.member_of = world
+    rendezvous_of(agent)._node.membership.member_of = world
     return agent
 
 
@@ -154,9 +154,9 @@ def test_a_failure_bears_the_rank_that_its_worker_had_in_the_job() -> None:
 
     feed(agent, WorkerExited(1, 4, ExitStatus(3), NOW))
 
-    (failure,) = rendezvous_of(agent)._standing.own.failures
+    (failure,) = rendezvous_of(agent)._node.own.failures
     assert (failure.rank, failure.local_rank, failure.attempt) == (7, 1, 4)
-    assert rendezvous_of(agent)._standing.own.record.failing == 4
+    assert rendezvous_of(agent)._node.own.record.failing == 4
 
 
 def test_a_worker_that_was_called_off_has_not_failed() -> None:
@@ -165,9 +165,9 @@ def test_a_worker_that_was_called_off_has_not_failed() -> None:
 
     feed(agent, Swept(4))
 
-    assert rendezvous_of(agent)._standing.own.record.ended == 4
-    assert rendezvous_of(agent)._standing.own.failures == ()
-    assert rendezvous_of(agent)._standing.own.record.failing == -1
+    assert rendezvous_of(agent)._node.own.record.ended == 4
+    assert rendezvous_of(agent)._node.own.failures == ()
+    assert rendezvous_of(agent)._node.own.record.failing == -1
 
 
 def test_a_round_that_must_end_at_once_is_killed_though_it_is_stopping() -> None:

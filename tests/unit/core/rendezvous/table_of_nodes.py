@@ -30,7 +30,7 @@ from rankwise.core.rendezvous.requests import (
     TransactionCommitted,
     TransactionConflicted,
 )
-from rankwise.core.rendezvous.vocabulary import Effect, Joined, NodeReady, Stimulus, Tidings
+from rankwise.core.rendezvous.vocabulary import Effect, Joined, NodeReady, Notification, Stimulus
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +45,7 @@ class Table:
         self.keyspace = Keyspace()
         self.now = Instant(0)
         self.nodes: dict[str, Rendezvous] = {}
-        self.told: dict[str, list[Tidings]] = {}
+        self.told: dict[str, list[Notification]] = {}
         self.orders: list[Order] = []
         self.watches: dict[tuple[str, int], tuple[str, int]] = {}
         self.is_reached: Callable[[Order], bool] = lambda _order: True

@@ -160,7 +160,7 @@ def test_a_node_that_hears_no_answer_to_what_it_writes_takes_part_all_the_same()
 
 def test_what_is_found_is_no_late_write_as_long_as_that_may_still_take_place() -> None:
     table = running_pair()
-    own = table.nodes["b"]._standing.own
+    own = table.nodes["b"]._node.own
     late: list[Order] = []
     for step in (5, None):  # the second writes what lies there
         own.rewrite(arrived_at=step)

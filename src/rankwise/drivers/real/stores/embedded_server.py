@@ -1,9 +1,9 @@
 """The embedded store's server: a keyspace behind a TCP port, in a thread of one agent.
 
-One thread waits for all sockets at once and for the next lease to end. A connection is *strange*
-until it has proved that it knows the run's token; a strange one may say little, and not for long,
-and there may not be many. One that says what the protocol does not allow is cut off, and harms
-nobody else.
+One thread waits for all sockets at once and for the next lease to end. A connection is
+*unauthenticated* until it has proved that it knows the run's token; until then it may say little,
+and not for long, and there may not be many such. One that says what the protocol does not allow is
+cut off, and harms no other.
 
 Nobody who reads slowly makes the server keep much: while something waits to be sent to a client, no
 further request of it is read; and a watch is told the next changes when it has taken the last ones,
@@ -71,8 +71,8 @@ from rankwise.ports.clock import Clock
 if TYPE_CHECKING:
     import ssl
 
-STRANGERS_MAX = 128
-STRANGER_PATIENCE = Duration(10 * SECOND)
+UNAUTHENTICATED_MAX = 128
+AUTHENTICATION_PATIENCE = Duration(10 * SECOND)
 """How long somebody may take to prove that the token is known."""
 AWAY = Duration(1 * SECOND)
 """A server that wakes so much too late was stopped, and could hear no renewal."""
@@ -85,9 +85,9 @@ RECEIVED_AT_ONCE = 256 * 1024
 class _Connection:
     """One client's connection."""
 
-    def __init__(self, sock: socket.socket, strange_until: Instant) -> None:
+    def __init__(self, sock: socket.socket, unauthenticated_until: Instant) -> None:
         self.sock = sock
-        self.strange_until: Instant | None = strange_until
+        self.unauthenticated_until: Instant | None = unauthenticated_until
         """When it is cut off if it has not proved anything by then; None: it has."""
         self.stream: Stream | None = None
         """Whether within TLS or not, the first byte says."""
@@ -174,7 +174,10 @@ class EmbeddedServer:
             self._keyspace.prolong_leases(now)
         self._keyspace.end_leases(now)
         for connection in list(self._connections.values()):
-            if connection.strange_until is not None and now >= connection.strange_until:
+            if (
+                connection.unauthenticated_until is not None
+                and now >= connection.unauthenticated_until
+            ):
                 self._cut_off(connection)
             else:
                 self._tell(connection)
@@ -185,8 +188,8 @@ class EmbeddedServer:
         if self._ends_at is not None:
             yield self._ends_at
         for connection in self._connections.values():
-            if connection.strange_until is not None:
-                yield connection.strange_until
+            if connection.unauthenticated_until is not None:
+                yield connection.unauthenticated_until
 
     def _seconds_until(self, deadline: Instant | None) -> float | None:
         if deadline is None:
@@ -212,18 +215,20 @@ class EmbeddedServer:
             sock, _ = listener.accept()
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                # It would be told of the same newcomer for ever; the next farewell makes room.
+                # The same connection would be reported for ever; the next one that ends makes room.
                 for one in self._listeners:
                     self._selector.unregister(one)
                 self._is_accepting = False
             return
-        strangers = [one for one in self._connections.values() if one.strange_until is not None]
-        if len(strangers) >= STRANGERS_MAX:
-            self._cut_off(strangers[0])
+        waiting = [
+            one for one in self._connections.values() if one.unauthenticated_until is not None
+        ]
+        if len(waiting) >= UNAUTHENTICATED_MAX:
+            self._cut_off(waiting[0])
         sock.setblocking(False)  # noqa: FBT003
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         notice_dead_hosts(sock)
-        connection = _Connection(sock, after(self._clock.now(), STRANGER_PATIENCE))
+        connection = _Connection(sock, after(self._clock.now(), AUTHENTICATION_PATIENCE))
         self._connections[sock] = connection
         self._selector.register(sock, EVENT_READ, lambda events: self._on_ready(connection, events))
 
@@ -285,7 +290,7 @@ class EmbeddedServer:
         """Send what waits, then answer the requests that have come, one after another."""
         self._send(connection)
         while not connection.unsent and (body := connection.frames.next()) is not None:
-            if connection.strange_until is not None:
+            if connection.unauthenticated_until is not None:
                 self._greet(connection, body)
             else:
                 request: Request = decode_request(body)
@@ -318,7 +323,7 @@ class EmbeddedServer:
             case Proof(proof) if connection.secret is not None and compare_digest(
                 proof, connection.secret.client_proof
             ):
-                connection.strange_until = None
+                connection.unauthenticated_until = None
                 connection.frames.seal_with(connection.secret.requests_key, REQUEST_BYTES_MAX)
                 connection.sealer.seal_with(connection.secret.answers_key)
             case _:

@@ -190,23 +190,23 @@ class NodeRounds:
         if self._thread is None:
             atexit.register(self.let_go)
             self._thread = RendezvousThread(
-                self._rendezvous, self._open_store(), SystemClock(), self._on_tiding
+                self._rendezvous, self._open_store(), SystemClock(), self._on_notification
             )
             self._thread.tell(Joined())
         return self._thread
 
-    def _on_tiding(self, tiding: Effect) -> None:
+    def _on_notification(self, notification: Effect) -> None:
         with self._changed:
-            match tiding:
+            match notification:
                 case Settled():
-                    self._world = tiding.world
+                    self._world = notification.world
                 case Dissolved() | StopAgreed():
                     self._is_dissolved = self._world is not None
                 case Closed():
-                    self._verdict = tiding.verdict
+                    self._verdict = notification.verdict
                     self._is_dissolved = self._world is not None
                 case Refused():
-                    self._refusal = tiding
+                    self._refusal = notification
                 case MadeSpare():
                     self._was_spare = True
                 case _:

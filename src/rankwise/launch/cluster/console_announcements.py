@@ -24,7 +24,7 @@ SHOWN_MAX = 8
 """How many hosts a line names."""
 
 
-class ConsoleNotices:
+class ConsoleAnnouncements:
     """Says the announcements of one agent."""
 
     def __init__(self, job: Job, plan: ClusterPlan, say: Say) -> None:

@@ -1,6 +1,6 @@
-"""Where one node stands: its lease, its record, its part, the lead, and what they mean together.
+"""Where one node stands: its lease, record and membership, the lead, and what they mean together.
 
-The parts know little of each other. What concerns several of them at once is here: who leads, what
+These know little of each other. What concerns several of them at once is here: who leads, what
 follows when the lease ends, when there is something to do next.
 """
 
@@ -10,8 +10,8 @@ from rankwise.core.rendezvous.in_flight import Purpose, Requests
 from rankwise.core.rendezvous.layout import RunKeys
 from rankwise.core.rendezvous.lead import Lead
 from rankwise.core.rendezvous.lease import KeptLease
+from rankwise.core.rendezvous.membership import Membership
 from rankwise.core.rendezvous.own_record import OwnRecord
-from rankwise.core.rendezvous.part import Part
 from rankwise.core.rendezvous.requests import EndWatch
 from rankwise.core.rendezvous.shared import SharedKeys
 from rankwise.core.rendezvous.succession import Succession
@@ -19,7 +19,7 @@ from rankwise.core.rendezvous.vocabulary import Effect, LeaveSettled, RefusalKin
 from rankwise.core.rendezvous.waiting import Waiting
 
 
-class Standing:
+class NodeState:
     """The parts of one node's rendezvous.
 
     Args:
@@ -40,10 +40,10 @@ class Standing:
         self.own = OwnRecord(
             self.keys.node(self.me), self.keys.done_note(self.me), offer, self.requests
         )
-        self.part = Part(self.me, self.own, is_static=config.is_static)
+        self.membership = Membership(self.me, self.own, is_static=config.is_static)
         self.lead = Lead(config, self.name, self.keys, self.shared, self.requests)
         self.succession = Succession(config, self.keys, self.shared)
-        self.waiting = Waiting(config, self.part, self.lead, self.shared, self.succession)
+        self.waiting = Waiting(config, self.membership, self.lead, self.shared, self.succession)
         self.effects: list[Effect] = []
         """What is to be done, and was not yet returned."""
         self.charter_agreed: bytes | None = None
@@ -88,7 +88,7 @@ class Standing:
         """Whether this node may try to take the lead, when its turn comes."""
         return (
             self.is_registered
-            and not self.part.is_told_the_end
+            and not self.membership.is_told_the_end
             and self.lead.is_to_be_had(self.lease.id)
         )
 
@@ -114,7 +114,7 @@ class Standing:
             self.requests.forget(purpose)
         self.stop_leading()
         trouble = self.waiting.store_trouble
-        self.effects += self.part.cut_off(f"{why}: {trouble}" if trouble else why)
+        self.effects += self.membership.cut_off(f"{why}: {trouble}" if trouble else why)
         self.end_with_store(now)
 
     def end_with_store(self, now: Instant) -> None:
@@ -132,7 +132,9 @@ class Standing:
             f"node is cut off from it; no answer for {silence}"
         )
         hint = "an etcd survives the loss of any machine"
-        self.effects += self.part.refuse(Refused(RefusalKind.STORE, f"{why}: {trouble}", hint))
+        self.effects += self.membership.refuse(
+            Refused(RefusalKind.STORE, f"{why}: {trouble}", hint)
+        )
 
     @property
     def is_bereft(self) -> bool:
@@ -143,13 +145,13 @@ class Standing:
         """Compare the round with this node's part in it, and tell the agent."""
         if self.is_leaving:
             return
-        for tidings in self.part.compare(is_registered=self.is_registered):
-            self.waiting.take_note(tidings, now)
-            self.effects.append(tidings)
+        for notification in self.membership.compare(is_registered=self.is_registered):
+            self.waiting.take_note(notification, now)
+            self.effects.append(notification)
 
     def refuse(self, kind: RefusalKind, why: str, hint: str) -> None:
         """Tell the agent that it may not take part."""
-        self.effects += self.part.refuse(Refused(kind, why, hint))
+        self.effects += self.membership.refuse(Refused(kind, why, hint))
 
     def stop_leading(self) -> None:
         """Lead no longer, if this node did."""
@@ -169,12 +171,12 @@ class Standing:
     def deadline_beside_lease(self, now: Instant) -> Instant | None:
         """The first instant at which there may be something to do but to keep the lease."""
         deadlines = [self.requests.next_deadline(now), self.waiting.announce_at]
-        if not self.part.is_told_the_end:
+        if not self.membership.is_told_the_end:
             deadlines += (self.waiting.deadline, self.own.flush_at, self.succession.abandoned_at)
         if self.is_leading:
             deadlines.append(self.lead.run_lease.due_at)
         if self.may_lead and self.requests.may_begin(Purpose.LEAD, now):
-            deadlines.append(self.lead.turn(self.part.place))
+            deadlines.append(self.lead.turn(self.membership.place))
         if self.lead.view is not None and self.requests.may_begin(Purpose.ROUND, now):
             deadlines.append(self.lead.looks_at)
         return min((each for each in deadlines if each is not None and each > now), default=None)

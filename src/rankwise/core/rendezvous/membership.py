@@ -11,17 +11,17 @@ from rankwise.core.rendezvous.vocabulary import (
     Closed,
     Dissolved,
     MadeSpare,
+    Notification,
     RefusalKind,
     Refused,
     Settled,
     StopAgreed,
     StopStepAgreed,
-    Tidings,
     World,
 )
 
 
-class Part:
+class Membership:
     """What one node is in the present round.
 
     Args:
@@ -80,14 +80,14 @@ class Part:
         """There is a new round, or the old one has changed; `value` is what it was read from."""
         self.round, self.round_bytes, self.place = round_, value, place
 
-    def refuse(self, refused: Refused) -> list[Tidings]:
+    def refuse(self, refused: Refused) -> list[Notification]:
         """Tell the agent that it may not take part, unless it knows the end already."""
         if self.is_told_the_end:
             return []
         self.is_told_the_end = True
         return [refused]
 
-    def cut_off(self, why: str) -> list[Tidings]:
+    def cut_off(self, why: str) -> list[Notification]:
         """The others will soon believe this node dead: its gang must go at once."""
         world = self.member_of
         if world is None or self.has_ended:
@@ -97,7 +97,7 @@ class Part:
         why = f"this node is cut off from the store, {why}"
         return [Dissolved(world.round, world.round + 1, why, at_once=True)]
 
-    def compare(self, *, is_registered: bool) -> list[Tidings]:
+    def compare(self, *, is_registered: bool) -> list[Notification]:
         """Compare the round with what the agent knows of it."""
         round_ = self.round
         if round_ is None or self.is_told_the_end:
@@ -115,7 +115,7 @@ class Part:
             return self._compare_as_candidate(round_)
         return []
 
-    def _compare_as_member(self, round_: Round, world: World) -> list[Tidings]:
+    def _compare_as_member(self, round_: Round, world: World) -> list[Notification]:
         if round_.number > world.round:
             if self.is_dissolved:
                 return []
@@ -123,16 +123,16 @@ class Part:
             return [Dissolved(world.round, world.round + 1, round_.why)]
         if round_.phase is not Phase.STOPPING or self.is_dissolved:
             return []
-        tidings: list[Tidings] = []
+        notifications: list[Notification] = []
         if not self._is_stop_told:
             self._is_stop_told = True
-            tidings.append(StopAgreed(world.round, round_.why, round_.signal))
+            notifications.append(StopAgreed(world.round, round_.why, round_.signal))
         if round_.stop_at is not None and not self._is_step_told:
             self._is_step_told = True
-            tidings.append(StopStepAgreed(world.round, round_.stop_at))
-        return tidings
+            notifications.append(StopStepAgreed(world.round, round_.stop_at))
+        return notifications
 
-    def _compare_as_candidate(self, round_: Round) -> list[Tidings]:
+    def _compare_as_candidate(self, round_: Round) -> list[Notification]:
         if self.place is None:
             return self._become_spare(round_)
         record = self._own.record
@@ -145,7 +145,7 @@ class Part:
         self.has_ended = self.is_dissolved = False
         return [Settled(self.member_of)]
 
-    def _become_spare(self, round_: Round) -> list[Tidings]:
+    def _become_spare(self, round_: Round) -> list[Notification]:
         if self.is_spare:
             return []
         self._spare_in = round_.number
