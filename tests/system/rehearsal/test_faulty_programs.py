@@ -1,5 +1,6 @@
 """Programs that can never end: each is reported at once, with each rank's operation and line."""
 
+import threading
 import time
 from pathlib import Path
 
@@ -221,6 +222,21 @@ def test_a_rank_that_really_blocks_meets_the_hang_timeout(tmp_path: Path) -> Non
     assert "line 7 in <module>" in finished.stderr
     assert "not called by ranks 1-3\n" in finished.stderr, "nobody had ended before the hang"
     assert "waits for its first turn" in finished.stderr
+
+
+def test_a_rank_that_really_blocks_is_told_of_without_any_timeout(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("rankwise.sim.rehearsal.scheduler.NOTICE_S", 0.2)
+
+    def block() -> None:
+        threading.Event().wait(1.0)
+
+    rankwise.run(block, nprocs=2, on="sim")
+
+    told = capfd.readouterr().err
+    assert "rank 0 has let no other rank run for " in told
+    assert " in block (simulated ranks take turns" in told
 
 
 def test_a_mismatch_can_be_expected_in_a_test() -> None:

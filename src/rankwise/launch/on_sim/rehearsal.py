@@ -37,6 +37,8 @@ from rankwise.launch.notices import notice
 from rankwise.launch.on_sim.output import Output, write_all
 from rankwise.launch.on_sim.ranks import SimulatedRanks, VirtualClock
 from rankwise.sim.rehearsal.faults import Fault, Faults
+from rankwise.sim.rehearsal.places import places_of
+from rankwise.sim.rehearsal.scheduler import NOTICE_S, Rank
 from rankwise.sim.rehearsal.schedules import Schedule
 from rankwise.sim.rehearsal.world import World, rank_of_the_moment
 
@@ -159,6 +161,7 @@ class Rehearsal:
             )
         )
         clock = VirtualClock(world, self._begun_wall_ns)
+        world.scheduler.on_held = self._tell_who_holds
 
         def deliver(stimulus: Stimulus) -> None:
             dispatch.deliver(stimulus)
@@ -279,6 +282,13 @@ class Rehearsal:
             stderr_tail=output.stderr_tail(rank, _STDERR_LINES),
             log_paths=tuple(filter(None, paths)),
             error_file=error_file if failure.error and self.places.keep else "",
+        )
+
+    def _tell_who_holds(self, rank: Rank) -> None:
+        where = "".join(f": it is at {place}" for place in places_of(rank.stack())[:1])
+        self._say(
+            f"rank {rank.number} has let no other rank run for {NOTICE_S:.0f} s{where} (simulated"
+            " ranks take turns where they wait for each other; --hang-timeout ends such a run)"
         )
 
     def _say(self, message: str, event: str = "notice", **fields: Any) -> None:

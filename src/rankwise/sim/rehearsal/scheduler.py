@@ -51,6 +51,8 @@ from typing import Any, Protocol, Self
 from rankwise.base.units import Instant
 
 SIGKILL = 9
+NOTICE_S = 30.0
+"""How long one rank may keep all others waiting, in real time, before the user is told."""
 _POLL_PAUSE = 1_000
 """How long a rank that polls in a loop pauses, so that what it waits for can come: 1 us."""
 
@@ -247,12 +249,12 @@ class _Bell:
         """Let the conductor go on."""
         os.write(self._writing, _RUNG)
 
-    def wait(self, patience: Callable[[], float | None]) -> bool:
+    def wait(self, patience: Callable[[], float]) -> bool:
         """Wait for it to ring; False when it has not for so long, counted from the last signal.
 
         `patience`, in seconds, is asked again after each signal, whose handler may alter it.
         """
-        while self._poll.poll(None if (seconds := patience()) is None else seconds * 1000):
+        while self._poll.poll(patience() * 1000):
             received = os.read(self._reading, 4096)
             if self._previous_fd >= 0 and (signals := received.replace(_RUNG, b"")):
                 with suppress(OSError):  # theirs is full or closed: then they know enough
@@ -284,6 +286,7 @@ class Scheduler:
         is_paused: whether the rank that runs may hold the baton for as long as it wants.
         at_rest: called when no rank is ready, before time passes; returns whether it has made one
             ready.
+        on_held: told, once in a run, of a rank that has kept others waiting for `NOTICE_S`.
     """
 
     def __init__(
@@ -299,6 +302,7 @@ class Scheduler:
         self.broken_by: BaseException | None = None
         self.is_paused = False
         self.at_rest: Callable[[], bool] | None = None
+        self.on_held: Callable[[Rank], None] | None = None
         self._choose = choose
         self._belongings = belongings
         self._cpu = cpu
@@ -491,13 +495,28 @@ class Scheduler:
         self._bell.ring()
 
     def _wait_for_baton(self) -> Rank | None:
-        seen = self._hand_overs
-        while not self._bell.wait(lambda: self._patience_s):
+        seen, patience_s, held_s = self._hand_overs, self._patience_s, 0.0
+        while not self._bell.wait(self._glance_after):
+            glance_s = self._glance_after()
             is_held = self._hand_overs == seen and not self.is_paused
-            if is_held and (rank := self.current) is not None:
+            is_same = is_held and self._patience_s == patience_s
+            seen, patience_s = self._hand_overs, self._patience_s
+            held_s = glance_s + (held_s if is_same else 0.0)
+            rank = self.current
+            if not is_held or rank is None:
+                held_s = 0.0
+            elif patience_s is not None and held_s >= patience_s:
                 self.current = None
                 rank.is_given_up = True
                 rank.exit_code = -SIGKILL
                 return rank
-            seen = self._hand_overs
+            elif held_s >= NOTICE_S and self.on_held is not None and self._has_others(rank):
+                self.on_held(rank)
+                self.on_held = None
         return None
+
+    def _glance_after(self) -> float:
+        return NOTICE_S if self._patience_s is None else min(self._patience_s, NOTICE_S)
+
+    def _has_others(self, rank: Rank) -> bool:
+        return any(other.exit_code is None for other in self.ranks.values() if other is not rank)

@@ -53,6 +53,35 @@ def run_to_the_end(scheduler: Scheduler) -> None:
         assert scheduler.run(patience_s=PATIENCE_S) is None
 
 
+def test_a_rank_that_keeps_others_waiting_is_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rankwise.sim.rehearsal.scheduler.NOTICE_S", 0.05)
+    told: list[int] = []
+    goes_on = threading.Event()
+
+    def block() -> None:
+        assert goes_on.wait(PATIENCE_S)
+
+    def tell(rank: Rank) -> None:
+        told.append(rank.number)
+        goes_on.set()
+
+    scheduler = scheduler_of(block, block)
+    scheduler.on_held = tell
+    run_to_the_end(scheduler)
+
+    assert told == [0]
+
+
+def test_a_rank_that_is_the_only_one_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rankwise.sim.rehearsal.scheduler.NOTICE_S", 0.01)
+    told: list[Rank] = []
+    scheduler = scheduler_of(lambda: threading.Event().wait(0.2) and None)
+    scheduler.on_held = told.append
+    run_to_the_end(scheduler)
+
+    assert told == []
+
+
 def test_ranks_run_in_their_order_and_one_at_a_time() -> None:
     seen: list[str] = []
 
