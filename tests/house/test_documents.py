@@ -145,6 +145,17 @@ def test_the_tour_of_the_code_names_what_is_there() -> None:
     assert {word for word in words if not re.search(rf"\b{word}\b", source)} == set()
 
 
+def test_the_recipes_for_contributors_name_what_is_there() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    recipes = page.partition("## Where would I go")[2].partition("\n## ")[0]
+    paths = set(re.findall(r"`((?:\w+/)+[\w.]+\.\w+)`", recipes))
+    places = (ROOT / "src" / "rankwise", ROOT)
+
+    missing = {path for path in paths if not any((place / path).exists() for place in places)}
+    assert len(paths) > 20
+    assert {path for path in missing if "/NAME." not in path} == set()
+
+
 def text_of(path: Path) -> str:
     try:
         return path.read_text()

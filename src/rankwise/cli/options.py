@@ -19,6 +19,11 @@ _UNITS = {"ms": MILLISECOND, "": SECOND, "s": SECOND, "m": 60 * SECOND, "h": 360
 _DURATION = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*(ms|s|m|h|)\s*")
 _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
+PRESETS = ("default", "torus16", "pod64", "switch8")
+"""The simulated machines that ship (`sim/hardware/presets`), for help and completion: to look them
+up there takes the simulator, which takes numpy."""
+PRESETS_IN_WORDS = ", ".join(PRESETS)
+
 
 class OptionWithVariable(click.Option):
     """An option of `rankwise run`.
@@ -142,7 +147,7 @@ class ElsewhereType(click.ParamType):  # type: ignore[type-arg]  # the same
         words = [
             "ray",
             "sim",
-            *(f"sim:{name}" for name in ("default", "pod64", "switch8", "torus16")),
+            *(f"sim:{name}" for name in PRESETS),
         ]
         return [CompletionItem(word) for word in words if word.startswith(incomplete)]
 

@@ -12,6 +12,7 @@ from rankwise.cli.options import (
     COMMA_LIST,
     DURATION,
     ELSEWHERE,
+    PRESETS_IN_WORDS,
     OptionWithVariable,
     complete_directory,
 )
@@ -427,7 +428,7 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         help="Run elsewhere: ray starts an agent on each of --nnodes nodes of a Ray cluster, in a "
         "placement group (needs the extra: pip install 'rankwise[ray]'); sim simulates --nnodes "
         "times --nproc-per-node ranks in one process, in virtual time; sim:MACHINE, a preset "
-        "(default, torus16, pod64, switch8) or a topology file, also predicts how long they take.",
+        f"({PRESETS_IN_WORDS}) or a topology file, also predicts how long they take.",
     ),
     _flag(
         "--virtual-clock",

@@ -19,6 +19,7 @@ import msgspec
 
 from rankwise.base.errors import ConfigError
 from rankwise.cli.main import CONTEXT_SETTINGS
+from rankwise.cli.options import PRESETS_IN_WORDS
 from rankwise.cli.sim_cluster import cluster
 from rankwise.cli.sim_options import (
     assignments,
@@ -170,6 +171,7 @@ def _check_options_of_triton(given: set[str]) -> None:
 
 @sim.command(
     "topology",
+    help=f"Draw the machine that FILE describes: a preset ({PRESETS_IN_WORDS}) or YAML.",
     short_help="Draw the machine of a preset or a file.",
     context_settings=CONTEXT_SETTINGS,
 )
@@ -183,7 +185,7 @@ def _check_options_of_triton(given: set[str]) -> None:
     help="Print the machine as a topology file instead: what a machine of your own begins with.",
 )
 def topology(*, file: str, svg: str | None, yaml: bool) -> None:
-    """Draw the machine that FILE describes: a preset (default, torus16, pod64, switch8) or YAML."""
+    """Draw the machine that FILE describes."""
     from rankwise.cli.sim_progress import terminal_width  # noqa: PLC0415  # not for --help
     from rankwise.sim.hardware.topology import load_topology  # noqa: PLC0415  # the same
     from rankwise.sim.reporting.machine_drawing import as_svg, as_text  # noqa: PLC0415  # the same

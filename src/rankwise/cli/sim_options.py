@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import click
 
 from rankwise.base.errors import ConfigError
+from rankwise.cli.options import PRESETS_IN_WORDS
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -105,7 +106,7 @@ _OPTIONS = (
         show_default=True,
         metavar="FILE",
         shell_complete=complete_machines,
-        help="The machine: a preset (default, torus16, pod64, switch8) or a YAML file.",
+        help=f"The machine: a preset ({PRESETS_IN_WORDS}) or a YAML file.",
     ),
     click.option(
         "--ccl",

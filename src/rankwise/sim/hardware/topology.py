@@ -19,7 +19,13 @@ from rankwise.sim.hardware.files import Loader, load_yaml, read_text
 from rankwise.sim.hardware.plugins import load_plugin, plugin_failed, plugin_names
 from rankwise.sim.hardware.specification import MachineSpec
 
-PRESETS = ("default", "pod64", "switch8", "torus16")
+PRESETS = tuple(
+    sorted(
+        each.name.removesuffix(".yaml")
+        for each in resources.files(__package__).joinpath("presets").iterdir()
+        if each.name.endswith(".yaml")
+    )
+)
 
 GROUP = "rankwise.topologies"
 """The entry points of packages that offer machines."""

@@ -125,3 +125,10 @@ def inline_asm_elementwise(
         f"{' '.join(str(plain(asm)).split())[:60]!r}",
         hint="write the operation in the kernel language when running here",
     )
+
+
+__all__ = [
+    "assume", "debug_barrier", "device_assert", "device_print", "expect_zero",
+    "inline_asm_elementwise", "max_constancy", "max_contiguous", "multiple_of", "static_assert",
+    "static_print",
+]  # fmt: skip

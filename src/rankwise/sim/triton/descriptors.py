@@ -222,3 +222,9 @@ def load_tensor_descriptor(desc: tensor_descriptor, offsets: Any) -> tensor:
 def store_tensor_descriptor(desc: tensor_descriptor, offsets: Any, value: Any) -> None:
     """Write a block."""
     desc.store(offsets, value)
+
+
+__all__ = [
+    "advance", "load_tensor_descriptor", "make_block_ptr", "make_tensor_descriptor",
+    "store_tensor_descriptor", "tensor_descriptor",
+]  # fmt: skip

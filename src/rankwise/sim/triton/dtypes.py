@@ -339,3 +339,10 @@ def _install_narrow_formats() -> None:
 
 
 _install_narrow_formats()
+
+
+__all__ = [
+    "bfloat16", "block_type", "dtype", "float8e4nv", "float8e5", "float16", "float32", "float64",
+    "int1", "int8", "int16", "int32", "int64", "pi32_t", "pointer_type", "uint8", "uint16",
+    "uint32", "uint64", "void",
+]  # fmt: skip

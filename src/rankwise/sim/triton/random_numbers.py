@@ -152,3 +152,9 @@ def randn4x(seed: Any, offset: Any, n_rounds: Any = 10) -> tuple[tensor, ...]:
         *pair_uniform_to_normal(uniform[0], uniform[1]),
         *pair_uniform_to_normal(uniform[2], uniform[3]),
     )
+
+
+__all__ = [
+    "pair_uniform_to_normal", "philox", "philox_impl", "rand", "rand4x", "randint", "randint4x",
+    "randn", "randn4x", "uint_to_uniform_float",
+]  # fmt: skip

@@ -325,3 +325,9 @@ def softmax(
     shifted = x - max(x, at, keep_dims=True)
     numerator = functions.exp(shifted)
     return numerator / sum(numerator, at, keep_dims=True)
+
+
+__all__ = [
+    "argmax", "argmin", "associative_scan", "bitonic_merge", "cumprod", "cumsum", "histogram",
+    "max", "min", "reduce", "reduce_or", "softmax", "sort", "sum", "topk", "xor_sum",
+]  # fmt: skip

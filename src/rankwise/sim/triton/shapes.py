@@ -304,3 +304,9 @@ def _same_space(yes: tensor, no: tensor) -> tuple[tensor, tensor, Any]:
 from rankwise.sim.triton import casting  # noqa: E402 (they build on each other)
 
 OPERATORS.shapes = sys.modules[__name__]
+
+
+__all__ = [
+    "broadcast", "broadcast_to", "cat", "expand_dims", "flip", "gather", "interleave", "join",
+    "permute", "ravel", "reshape", "split", "squeeze", "trans", "unsqueeze", "view", "where",
+]  # fmt: skip

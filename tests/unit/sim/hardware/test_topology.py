@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from rankwise.base.errors import ConfigError
+from rankwise.cli.options import PRESETS as shown_presets  # noqa: N811  # one of two
 from rankwise.sim.hardware import PRESETS, load_topology, parse_topology
 from rankwise.sim.hardware.routing import mesh_route, sip_edges, sip_route
 from rankwise.sim.hardware.specification import Graph, LinkSpec, SipsSpec
@@ -53,6 +54,10 @@ def test_a_preset_is_a_mapping_with_the_count_of_sips(preset: str, sips: int, gr
     assert topology.spec["pe"]["ipcq"]["slots"] == 4
     assert topology.name == preset
     assert preset in PRESETS
+
+
+def test_help_names_the_presets_that_there_are() -> None:
+    assert sorted(shown_presets) == sorted(PRESETS)
 
 
 def test_a_file_is_read_with_its_defaults_filled_in(tmp_path: Path) -> None:
