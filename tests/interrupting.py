@@ -1,9 +1,10 @@
 """Interrupts runs at random moments: each must end at once, and the next one must run.
 
-    python tests/interrupting.py [--count 1000] [--seed 1] [gang] [server] [agents]
+    python tests/interrupting.py [--count 1000] [--seed 1] [gang] [server] [agents] [workers]
 
 `gang` is `rankwise.run`, `server` the same on a warm fork server, `agents` a run on two nodes, of
-which this process is one. Half of the interrupts are Ctrl-C, half alarms whose handler raises.
+which this process is one, `workers` a graph of tasks on a tree of chip workers. Half of the
+interrupts are Ctrl-C, half alarms whose handler raises.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from types import FrameType
 import rankwise
 from rankwise.cli.run import config_from_cli
 from rankwise.launch.supervision import Supervision
+from rankwise.workers import Orchestrator, Worker
 
 PATIENCE_S = 120
 RANKS = 2
@@ -111,6 +113,20 @@ def agents() -> Iterator[Callable[[], object]]:
 
 
 @contextmanager
+def workers() -> Iterator[Callable[[], object]]:
+    """Runs of a small graph on one tree of chip workers."""
+
+    def graph(orch: Orchestrator, _args: object, _config: object) -> None:
+        for _ in range(2 * RANKS):
+            orch.submit_sub(nap)
+
+    with Worker(level=3, num_sub_workers=RANKS, platform="host", device_ids=[0]) as tree:
+        nap = tree.register(lambda _args: time.sleep(0.005))
+        tree.init()
+        yield lambda: tree.run(graph)
+
+
+@contextmanager
 def interrupts(how: int) -> Iterator[None]:
     """Hold interrupts back, or let them through."""
     before = signal.pthread_sigmask(how, (signal.SIGINT, signal.SIGALRM))
@@ -120,7 +136,7 @@ def interrupts(how: int) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-DRIVERS = {"gang": gang, "server": server, "agents": agents}
+DRIVERS = {"gang": gang, "server": server, "agents": agents, "workers": workers}
 
 
 def interrupt_often(driver: str, count: int, seed: int = 1) -> Findings:

@@ -571,6 +571,30 @@ def test_a_server_does_not_linger_after_an_exception_since_there_are_no_last_wor
             other.read("")
 
 
+def test_a_server_that_opens_when_nobody_wants_it_any_more_does_not_linger() -> None:
+    host = open_embedded(config_for(0), CLOCK)
+    _, port = address_of(host)
+    is_closed = threading.Event()
+
+    def open_late() -> EmbeddedStore:
+        is_closed.wait(PATIENCE / SECOND)
+        return host
+
+    with open_embedded(config_for(port, is_host=False, timeout=A_WHILE), CLOCK) as other:
+        other.read("")
+        store = DeferredStore(open_late, "the store", A_WHILE)
+        with pytest.raises(StoreUnavailable, match="no answer"):
+            store.read("")
+        store.close()
+        begun = CLOCK.now()
+        is_closed.set()
+        for thread in threading.enumerate():
+            if thread.name == "rankwise-store-opening":
+                thread.join(PATIENCE / SECOND)
+
+        assert CLOCK.now() - begun < PATIENCE / 2
+
+
 def test_a_server_does_not_linger_for_ever() -> None:
     host = open_embedded(config_for(0, linger=Duration(SECOND // 10)), CLOCK)
     _, port = address_of(host)

@@ -115,4 +115,5 @@ class DeferredStore:
                 self._store, store = store, None
             self._changed.notify_all()
         if store is not None:
-            store.close()
+            unwanted = StoreUnavailable(f"{self._who} was closed before it was open")
+            store.__exit__(type(unwanted), unwanted, None)  # nobody has said anything there
