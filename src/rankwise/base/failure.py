@@ -77,6 +77,8 @@ class FailureCause(StrEnum):
     """It ended, in whatever way, because rankwise had told it to stop."""
     HUNG = "hung"
     """It showed no sign of life for longer than the hang timeout."""
+    OUT_OF_STEP = "out-of-step"
+    """It has not come to a collective, or called another one, so that others waited in vain."""
     NOT_STARTED = "not-started"
     """It could not be started."""
     GUARDIAN_LOST = "guardian-lost"
@@ -113,7 +115,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     cpu_seconds_max: int | None = None
     """The CPU time it was allowed, if it was killed by a signal that the kernel sends for that."""
     stacks: str = ""
-    """Python stacks of all its threads: at a fatal signal, or when it was found hanging."""
+    """Python stacks of all its threads: at a fatal signal, or when it was found hanging or out of
+    step."""
     waits_for: str = ""
     """What it waited for when it was found hanging, where that can be known."""
     stderr_tail: tuple[str, ...] = ()
@@ -125,6 +128,8 @@ def what_it_did(failure: Failure) -> str:
     """How a rank failed, for people, in a few words after its name."""
     if failure.cause is FailureCause.HUNG:
         return "hung"  # its exit only tells how it was ended
+    if failure.cause is FailureCause.OUT_OF_STEP:
+        return f"was out of step: {failure.detail}"  # the same
     what = failure.error.type if failure.error is not None else str(failure.exit or "")
     what = what or failure.detail
     return f"failed: {what}" if what else "failed"

@@ -8,7 +8,8 @@ If the earliest failure may be such a consequence, a death by signal that was se
 `HEAD_START` later is the cause. A consequence is an exception that tells of a lost peer, or SIGABRT
 or SIGPIPE, by which native code dies of a closed connection. A `ValueError` tells of no peer, and
 stays the cause of what was killed after it. What ended because rankwise had told it to stop never
-explains anything and comes last.
+explains anything and comes last. Who was found to be out of step explains the exceptions of those
+that waited for it, and comes first: it was accused only since none had failed by itself.
 """
 
 import re
@@ -63,9 +64,9 @@ def _raised_lines(traceback: str) -> str:
     return "\n".join(line for line in lines if line and not line[0].isspace())
 
 
-def _order_in_time(failure: Failure) -> tuple[bool, int, int, int]:
-    is_stopped = failure.cause is FailureCause.STOPPED
-    return is_stopped, failure.at, failure.rank, failure.local_rank
+def _order_in_time(failure: Failure) -> tuple[int, int, int, int]:
+    place = {FailureCause.OUT_OF_STEP: 0, FailureCause.STOPPED: 2}.get(failure.cause, 1)
+    return place, failure.at, failure.rank, failure.local_rank
 
 
 def _may_be_consequence(failure: Failure) -> bool:

@@ -302,6 +302,8 @@ def exit_code(outcome: "Outcome") -> int:
                 return 1
             if root_cause.cause is FailureCause.HUNG:
                 return EXIT_CODE_OF_A_HANG  # the worker's own code tells how we ended it
+            if root_cause.cause is FailureCause.OUT_OF_STEP:
+                return 1  # whatever it ended with, as a success perhaps
             if root_cause.exit is None:
                 return 1
             if root_cause.cause is FailureCause.RAISED and root_cause.ended_by_us:

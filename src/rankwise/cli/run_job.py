@@ -128,6 +128,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     faults: tuple[str, ...]
     hang_timeout: Duration | None
+    no_ledger: bool
     restart_backoff: Duration | None
     log_prefix: str | None
     no_prefix: bool
@@ -162,6 +163,8 @@ def job_from(options: RunOptions, environ: Mapping[str, str]) -> Job:
     program = _program(options, environ)
     cluster = None
     environment = _environment(size, environ)
+    if options.no_ledger:
+        environment["RANKWISE_LEDGER"] = "0"
     policy = _policy(options)
     run_id = _run_id(options)
     if counts.most > 1:

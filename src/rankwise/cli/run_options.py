@@ -265,6 +265,13 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         help="If no worker makes progress for this time (30s, 5m), print every rank's stack and "
         "count it as a failure.",
     ),
+    _flag(
+        "--no-ledger",
+        group=FAILURES,
+        is_torchrun=False,
+        help="Do not enter the ranks' collective calls in memory, from which the failure report "
+        "tells who kept the others waiting.",
+    ),
     _value(
         "--shutdown-timeout",
         group=FAILURES,

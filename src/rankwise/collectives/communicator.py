@@ -32,8 +32,10 @@ from numpy.typing import ArrayLike, NDArray
 from rankwise.base.errors import CollectiveError, ConfigError, LocalProtocolError
 from rankwise.base.units import SECOND, Duration, duration_from_seconds
 from rankwise.collectives.calls import Call, describe
+from rankwise.collectives.entries import Entries
 from rankwise.collectives.reductions import ReductionName, find_reduction
 from rankwise.collectives.transport import Flat, Transport
+from rankwise.drivers.real.worker.call_ring import DONE, FAILED, CallRing
 
 Array = NDArray[Any]
 
@@ -77,10 +79,17 @@ def patience_from_seconds(seconds: object, name: str) -> Duration:
 class Communicator:
     """The ranks of one world, as seen from one of them; a context manager that closes itself."""
 
-    def __init__(self, transport: Transport, *, timeout: Duration = DEFAULT_TIMEOUT) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        timeout: Duration = DEFAULT_TIMEOUT,
+        ring: CallRing | None = None,
+    ) -> None:
         """Communicate over `transport`, which now belongs to this object.
 
-        `timeout` is how long an operation waits for a peer that does not come.
+        `timeout` is how long an operation waits for a peer that does not come. In `ring`, the agent
+        can read what this rank is doing.
         """
         self._transport = transport
         self._timeout = timeout
@@ -91,6 +100,9 @@ class Communicator:
         self._refusal = ""
         self._has_given_up = False
         self._owner_pid = os.getpid()
+        self._entries = None
+        if ring is not None:
+            self._entries = Entries(ring, range(transport.size))
         _alive.add(self)
 
     @property
@@ -251,12 +263,18 @@ class Communicator:
                     hint=_BEGIN_ANEW if self._has_given_up else None,
                 )
             self._operations += 1
+            entry = -1 if self._entries is None else self._entries.begin(call)
+            stage = FAILED
             try:
                 self._transport.begin(call, patience)
                 operation()
+                stage = DONE
             except BaseException as error:
                 self._give_up(call, error)
                 raise
+            finally:
+                if self._entries is not None:
+                    self._entries.end(entry, stage)
         finally:
             self._busy.release()
 

@@ -24,6 +24,7 @@ from rankwise.collectives.reductions import ReductionName
 from rankwise.collectives.shared_memory import SharedMemoryTransport
 from rankwise.collectives.transport import SolitaryTransport, Transport
 from rankwise.drivers.real.segments import SEGMENT_VARIABLE, Segment
+from rankwise.drivers.real.worker.call_ring import ring_of_process
 
 KEY_VARIABLE = "RANKWISE_COLLECTIVES_KEY"
 """What the ranks of this round prove to each other; set where there are several nodes."""
@@ -34,6 +35,8 @@ SIMULATED_VARIABLE = "RANKWISE_SIMULATED"
 """What simulated ranks find in their environment."""
 RECORD_VARIABLE = "RANKWISE_RECORD"
 """The folder where a rank writes down what it does."""
+
+ring_of_process()  # so that a rank which has made no call yet is known to have come to none
 
 _default: Communicator | None = None
 _making = threading.Lock()
@@ -76,14 +79,15 @@ def communicator_from_environment(environment: Mapping[str, str]) -> Communicato
     world_size = _read_integer(environment, "WORLD_SIZE")
     rank = _read_integer(environment, "RANK")
     if KEY_VARIABLE in environment:
-        return Communicator(_over_nodes(segment, rank, world_size, environment), timeout=timeout)
+        transport = _over_nodes(segment, rank, world_size, environment)
+        return Communicator(transport, timeout=timeout, ring=ring_of_process())
     if world_size != segment.worker_count:
         raise ConfigError(
             f"WORLD_SIZE is {world_size}, but the segment joins the {segment.worker_count} "
             f"workers of this node only, and {KEY_VARIABLE} is not set"
         )
-    transport = SharedMemoryTransport(segment, rank, os.getpid())
-    return Communicator(_maybe_recorded(transport), timeout=timeout)
+    transport = _maybe_recorded(SharedMemoryTransport(segment, rank, os.getpid()))
+    return Communicator(transport, timeout=timeout, ring=ring_of_process())
 
 
 def _over_nodes(

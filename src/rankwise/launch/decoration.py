@@ -7,6 +7,7 @@ moment when a failure is about to be told to somebody.
 
 import resource
 import socket
+from collections.abc import Mapping
 
 import msgspec
 
@@ -50,16 +51,23 @@ class FailureDecorator:
         self._wall_offset = wall_offset
         self._keeps_files = keeps_files
         self._stacks: dict[int, str] = {}
+        self._waits: Mapping[int, str] = {}
+        self._verdict = ""
         self._hostname = socket.gethostname()
 
     def begin_attempt(self) -> None:
         """Forget what belongs to an earlier attempt, such as its count of OOM kills."""
         self._oom = OomWatch()
         self._stacks = {}
+        self._waits, self._verdict = {}, ""
 
     def remember_stacks(self, stacks: dict[int, str]) -> None:
         """Keep the stacks that were printed when the gang was found hanging."""
         self._stacks = stacks
+
+    def remember_waits(self, verdict: str, waits: Mapping[int, str]) -> None:
+        """Keep what the ranks' books told then: who is to blame, and what each rank waits for."""
+        self._verdict, self._waits = verdict, waits
 
     def decorate_outcome(self, outcome: Outcome) -> Outcome:
         """The same outcome with decorated failures."""
@@ -75,6 +83,7 @@ class FailureDecorator:
         if failure.host:
             return failure  # described already, perhaps on another node
         rank = failure.local_rank
+        is_hung = failure.cause is FailureCause.HUNG
         link = self._host.links.get(rank)
         error_file = destinations.error_files.get(rank, "")
         error = failure.error or _error_in(error_file)
@@ -88,17 +97,23 @@ class FailureDecorator:
             wall_ns=error.wall_ns if error is not None else failure.at + self._wall_offset,
             out_of_memory=out_of_memory,
             cpu_seconds_max=_cpu_limit(failure),
-            detail=evidence or failure.detail,
+            detail=evidence or self._detail_of(failure),
             stacks=self._stacks_of(failure, link),
+            waits_for=self._waits.get(rank, "") if is_hung else "",
             stderr_tail=() if link is None else link.stderr.tail.lines(TAIL_LINES),
             log_paths=_log_paths(rank, destinations),
             error_file=error_file if error is not None and self._keeps_files else "",
         )
 
     def _stacks_of(self, failure: Failure, link: WorkerLink | None) -> str:
-        if failure.cause is FailureCause.HUNG:
+        if failure.cause in (FailureCause.HUNG, FailureCause.OUT_OF_STEP):
             return self._stacks.get(failure.local_rank, "")
         return "" if link is None else link.reports.fatal_stacks
+
+    def _detail_of(self, failure: Failure) -> str:
+        if failure.cause is FailureCause.HUNG and self._verdict:
+            return f"{failure.detail}; {self._verdict}"
+        return failure.detail
 
     def _memory_verdict(self, failure: Failure) -> tuple[bool | None, str]:
         was_killed = failure.exit is not None and failure.exit.signal_number == SIGKILL

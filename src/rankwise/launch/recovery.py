@@ -269,6 +269,9 @@ def _give_up_world() -> None:
     stopping = sys.modules.get("rankwise.launch.stopping")
     if stopping is not None:
         stopping.forget_words()
+    ring = sys.modules.get("rankwise.drivers.real.worker.call_ring")
+    if ring is not None:
+        ring.forget_ring()
     gc.collect()  # models and their reducers hold each other, and the groups' connections
 
 

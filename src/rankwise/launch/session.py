@@ -9,12 +9,12 @@ told in docs/architecture.md. `Supervision` makes one, in whatever thread the ru
 import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from functools import partial
-from typing import Any
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
 
 from rankwise.base.failure import Outcome, OutcomeStatus
 from rankwise.base.units import SECOND, Duration, Instant, after
-from rankwise.core.gang.vocabulary import Stimulus, StopRequested
+from rankwise.core.gang.vocabulary import Stimulus, StopRequested, WorkerReported
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.hosting.hosting import Hosting
 from rankwise.drivers.real.interrupts import gate_here
@@ -40,6 +40,9 @@ from rankwise.launch.planning import JobPlanner
 from rankwise.launch.private_places import new_private_path, remove_tree
 from rankwise.launch.run_parts import RunParts
 from rankwise.launch.world import World
+
+if TYPE_CHECKING:
+    from rankwise.launch.call_watch import CallWatch
 
 SIGTERM = 15
 STRAY_PATIENCE = Duration(1 * SECOND)
@@ -131,6 +134,7 @@ class Session:
             flow=LogFlow(self.reactor, self._console, clock),
             deliver=self._deliver,
             on_hang=self._on_hang,
+            on_calls=self._on_calls,
             on_preload_failure=self._on_preload_failure,
             abandon_spawns=partial(self._abandon_spawns, hosting),
             renew_spawner=hosting.replace_server,
@@ -324,6 +328,21 @@ class Session:
 
     def _deliver(self, stimulus: Stimulus) -> None:
         self._dispatch.deliver(stimulus)
+        if isinstance(stimulus, WorkerReported) and self._dispatch.outcome is None:
+            self._call_watch.on_error(stimulus.local_rank, stimulus.error)
+
+    def _on_calls(self) -> None:
+        """A rank makes calls of torch.distributed."""
+        self._call_watch.begin()
+
+    @cached_property
+    def _call_watch(self) -> "CallWatch":
+        """Loaded when ranks make calls that it watches, or one has failed."""
+        from rankwise.launch.call_watch import CallWatch  # noqa: PLC0415  # rare
+
+        return CallWatch(
+            self._host, self._planner, self.reactor, self._clock, self._dispatch.deliver
+        )
 
     def request_stop(self, signum: int | None) -> None:
         """Ask the gang to end; the second time it is killed."""
@@ -335,6 +354,11 @@ class Session:
         from rankwise.launch.announcements import hang_line, stacks_of_rank  # noqa: PLC0415  # rare
 
         self._decorator.remember_stacks(stacks)
+        gang = self._dispatch.gang
+        if gang is not None and any(worker.blame for worker in gang.workers):
+            return  # it has not hung: the report tells who is to blame, and where that one is
+        verdict, waits = self._call_watch.explain_hang()
+        self._decorator.remember_waits(verdict, waits)
         self._say(hang_line(self._job.gang.hang_timeout, stacks), "hang")
         for local_rank, text in sorted(stacks.items()):
             rank = self._planner.world.rank(local_rank)

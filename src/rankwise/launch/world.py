@@ -29,3 +29,7 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
     def rank(self, local_rank: int) -> int:
         """The global rank of one of this node's workers."""
         return self.first_rank + local_rank
+
+    def local_rank(self, rank: int) -> int:
+        """Which of this node's workers a global rank is."""
+        return rank - self.first_rank

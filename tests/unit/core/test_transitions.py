@@ -39,6 +39,7 @@ from rankwise.core.gang.vocabulary import (
     GuardianLost,
     LookForProgress,
     ProgressLooked,
+    RanksBlamed,
     Resumed,
     Said,
     SpawnWorker,
@@ -182,6 +183,8 @@ class NodeWorld(World):
             yield WorkerExited(rank, attempt, ExitStatus(1), self.now)
             if isinstance(machine, Gang) and not self.recovers:
                 yield reported(rank, raised_at=self.now, attempt=attempt)
+            if isinstance(machine, Gang) and not self.recovers and machine.phase is Phase.RUNNING:
+                yield RanksBlamed((rank,), attempt, "it has not come")
         yield from self.facts_of_recovery()
         if self.stops < (1 if self.recovers else STOPS_MAX):
             yield StopRequested(15)
@@ -256,6 +259,7 @@ class NodeWorld(World):
         due, exits = gang._deadline, gang._exits_due  # what it remembers
         known = (
             (w.pid, w.has_ended, w.has_failed, w.refusal, w.hung_at is None, w.error is None,
+             w.blamed_at is None,
              w.must_end_by is None, w.has_lingered, w.standing)
             for w in gang.workers
         )  # fmt: skip

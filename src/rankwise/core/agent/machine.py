@@ -218,6 +218,7 @@ class Agent:
                 | gang_words.WorkerSaid()
                 | gang_words.Swept()
                 | gang_words.ProgressLooked()
+                | gang_words.RanksBlamed()
                 | gang_words.StacksDumped()
             ):
                 self._tell_gang(stimulus, now)

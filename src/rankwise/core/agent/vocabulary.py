@@ -124,6 +124,7 @@ NodeStimulus = (
     | gang.WorkerSaid
     | gang.Swept
     | gang.ProgressLooked
+    | gang.RanksBlamed
     | gang.StacksDumped
     | gang.GuardianLost
     | RoundPrepared

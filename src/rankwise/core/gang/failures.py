@@ -54,6 +54,8 @@ def failures_of(
 
 
 def _cause_of(worker: WorkerLife, stop_ordered_at: Instant | None) -> FailureCause:
+    if worker.blamed_at is not None:
+        return FailureCause.OUT_OF_STEP
     if worker.hung_at is not None:
         return FailureCause.HUNG
     if worker.refusal is not None:
@@ -72,6 +74,8 @@ def _cause_of(worker: WorkerLife, stop_ordered_at: Instant | None) -> FailureCau
 
 
 def _detail_of(worker: WorkerLife, spec: GangSpec, orders: StopOrders) -> str:
+    if worker.blame:
+        return worker.blame
     if worker.outlived_kill:
         return f"process {worker.pid} survives SIGKILL: it is stuck in the kernel"
     if worker.has_lingered:

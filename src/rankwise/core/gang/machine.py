@@ -44,6 +44,9 @@ finished: a stray of this one could hold the port or the device of the next.
 - A hang is the absence of any sign of life from *any* worker. The machine does not see signs of
   life, which may be thousands per second: when the timeout could have passed it asks
   (`LookForProgress`) and sets its next deadline from the answer.
+- Who keeps others waiting in a collective is found out by those who can read the ranks' books
+  (`core/ledger`). Such a worker counts as failed, however it ends or has ended: before anybody is
+  told to stop, all show where they stand, as after a hang.
 - A worker that has told of the exception that it dies of may still not end: a thread of its own
   keeps it. Its exit would tell, so only when `exit_timeout` has passed without one is the gang
   ended as if it had.
@@ -68,6 +71,7 @@ from rankwise.core.gang.vocabulary import (
     LookForProgress,
     Pause,
     ProgressLooked,
+    RanksBlamed,
     Resumed,
     Said,
     SignalWorker,
@@ -162,6 +166,8 @@ class Gang:
                 return self._on_stop_requested(stimulus, now)
             case ProgressLooked():
                 return self._on_progress_looked(stimulus, now)
+            case RanksBlamed():
+                return self._on_ranks_blamed(stimulus, now)
             case StacksDumped():
                 return self._on_stacks_dumped(stimulus, now)
             case GuardianLost():
@@ -643,6 +649,17 @@ class Gang:
         for worker in self._workers:
             if worker.is_running:
                 worker.hung_at = now
+        return self._begin_dumping(now)
+
+    def _on_ranks_blamed(self, stimulus: RanksBlamed, now: Instant) -> list[Effect]:
+        if self.phase is not Phase.RUNNING or stimulus.attempt != self.attempt:
+            return []
+        for local_rank in stimulus.local_ranks:
+            self._workers[local_rank].blame = stimulus.reason
+            self._workers[local_rank].blamed_at = now
+        return self._begin_dumping(now)
+
+    def _begin_dumping(self, now: Instant) -> list[Effect]:
         self.phase = Phase.DUMPING
         self._deadline = after(now, self.spec.stacks_timeout)
         return [DumpStacks(self.attempt)]

@@ -57,6 +57,9 @@ class WorkerLife(msgspec.Struct):
     lost: str | None = None
     """Why its end could not be seen: what became of the guardian."""
     hung_at: Instant | None = None
+    blame: str = ""
+    """What it has done that others waited for it in vain."""
+    blamed_at: Instant | None = None
     must_end_by: Instant | None = None
     """Until when it may live on, since it has told of the exception that it dies of."""
     signals_sent: list[int] = []
@@ -79,8 +82,9 @@ class WorkerLife(msgspec.Struct):
 
     @property
     def has_failed(self) -> bool:
-        """Whether it hung, or ended in any way but success."""
-        succeeded = self.exit is not None and self.exit.ok and self.hung_at is None
+        """Whether it hung, was to blame that others did, or ended in any way but success."""
+        is_well = self.hung_at is None and self.blamed_at is None
+        succeeded = self.exit is not None and self.exit.ok and is_well
         return self.has_ended and not succeeded
 
     @property
@@ -90,8 +94,10 @@ class WorkerLife(msgspec.Struct):
 
     @property
     def failed_at(self) -> Instant:
-        """When it failed: was found hanging, raised the exception it told of, else ended."""
+        """When it failed: was found out, raised the exception it told of, else ended."""
         assert self.ended_at is not None, "asked when a living worker failed"
+        if self.blamed_at is not None:
+            return self.blamed_at
         if self.hung_at is not None:
             return self.hung_at
         return self.error.raised_at if self.error is not None else self.ended_at

@@ -10,6 +10,7 @@ from rankwise.core.gang.state import Phase
 from rankwise.core.gang.vocabulary import (
     GuardianLost,
     ProgressLooked,
+    RanksBlamed,
     Resumed,
     StacksDumped,
     Started,
@@ -31,7 +32,7 @@ TRANSITIONS: dict[Phase, dict[Phase, tuple[type, ...]]] = {
         Phase.FINISHED: (GuardianLost,),
     },
     Phase.RUNNING: {
-        Phase.DUMPING: (ProgressLooked,),
+        Phase.DUMPING: (ProgressLooked, RanksBlamed),
         Phase.RECALLING: (WorkerExited,),
         Phase.STOPPING: (StopRequested, Ticked, WorkerExited),
         Phase.KILLING: (StopRequested, Ticked, WorkerExited),

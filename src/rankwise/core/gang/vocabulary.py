@@ -158,6 +158,15 @@ class ProgressLooked(msgspec.Struct, frozen=True, tag=True):
     last_progress: Instant
 
 
+class RanksBlamed(msgspec.Struct, frozen=True, tag=True):
+    """The ledger of collectives shows that others wait for these workers in vain."""
+
+    local_ranks: tuple[int, ...]
+    attempt: int
+    reason: str
+    """What they have done, in a sentence."""
+
+
 class StacksDumped(msgspec.Struct, frozen=True, tag=True):
     """All workers that can print their stacks have done so."""
 
@@ -181,6 +190,7 @@ Stimulus = (
     | Swept
     | StopRequested
     | ProgressLooked
+    | RanksBlamed
     | StacksDumped
     | GuardianLost
     | Ticked

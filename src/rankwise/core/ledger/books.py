@@ -31,7 +31,7 @@ class Fate(StrEnum):
 
     LIVES = "lives"
     RAISED = "raised"
-    """It has told of the exception that it dies of."""
+    """It has told of the exception that it dies of, which may come of another rank's doing."""
     LEFT = "left"
     """It will never call anything again, though nothing went wrong on it."""
     DIED = "died"
@@ -94,16 +94,19 @@ class Book(msgspec.Struct, frozen=True, kw_only=True):
     fate: Fate = Fate.LIVES
 
     @property
-    def standing(self) -> Call | None:
-        """The call that the rank is in, or that has raised what the rank dies of."""
+    def standing(self) -> tuple[Call, ...]:
+        """The call that the rank is in, or that has raised what it dies of; empty if in none.
+
+        An exception about calls that were issued may be about each of them: these are all told.
+        """
         if self.fate in (Fate.LEFT, Fate.DIED):
-            return None
-        for call in reversed(self.calls):
-            if call.stage is Stage.WAITING:
-                return call
-        if self.fate is Fate.RAISED and self.calls and self.calls[-1].stage is Stage.FAILED:
-            return self.calls[-1]
-        return None
+            return ()
+        waiting = tuple(call for call in self.calls if call.stage is Stage.WAITING)
+        if waiting or self.fate is not Fate.RAISED:
+            return waiting[-1:]
+        if self.calls and self.calls[-1].stage is Stage.FAILED:
+            return self.calls[-1:]
+        return tuple(call for call in self.calls if call.stage is Stage.ISSUED)
 
     def latest(self, group: str) -> Call | None:
         """Its latest call of a group that is remembered."""

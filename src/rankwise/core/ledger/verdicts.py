@@ -59,11 +59,12 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 def waits_of(books: Iterable[Book]) -> dict[int, Wait]:
     """What each rank waits for that stands in a call."""
     by_rank = {book.rank: book for book in books}
-    return {
-        rank: Wait(rank, call, _awaited(book, call, by_rank))
-        for rank, book in sorted(by_rank.items())
-        if (call := book.standing) is not None
-    }
+    waits: dict[int, Wait] = {}
+    for rank, book in sorted(by_rank.items()):
+        standing = [Wait(rank, call, _awaited(book, call, by_rank)) for call in book.standing]
+        if standing:
+            waits[rank] = next((wait for wait in standing if wait.awaited), standing[0])
+    return waits
 
 
 def find_verdict(books: Iterable[Book], *, patience_is_over: bool) -> Verdict | None:

@@ -57,7 +57,8 @@ def departure_in_words(
     where = call_in_words(wait.call, books[wait.rank].groups.get(wait.call.group))
     others = sorted(waiting)
     verb = "waits" if len(others) == 1 else "wait"
-    return f"{ranks_in_words(gone)} ended {after}, while {ranks_in_words(others)} {verb} in {where}"
+    who = f"{ranks_in_words(gone)} {'was' if len(gone) == 1 else 'were'} done {after}"
+    return f"{who}, while {ranks_in_words(others)} {verb} in {where}"
 
 
 def disagreement_in_words(parties: Sequence[Sequence[tuple[int, Call]]], group: Group) -> str:

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from rankwise.base.failure import ExitStatus
+from rankwise.base.failure import ErrorRecord, ExitStatus
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after
 from rankwise.core.gang.vocabulary import (
     GuardianLost,
@@ -53,7 +53,13 @@ from rankwise.drivers.real.recall_line import (
     take_words,
     tell,
 )
-from rankwise.drivers.real.report_pipe import ErrorReported, Ready, ReportPipe, WorkerReport
+from rankwise.drivers.real.report_pipe import (
+    CallsBegin,
+    ErrorReported,
+    Ready,
+    ReportPipe,
+    WorkerReport,
+)
 from rankwise.drivers.real.worker.bootstrap import STACKS_SIGNAL
 from rankwise.drivers.real.worker_process import WorkerProcess
 from rankwise.ports.clock import Clock
@@ -155,6 +161,9 @@ class WorkerLink(msgspec.Struct):
     end_seen_at: Instant | None = None
     """When we saw by ourselves that its process had ended."""
     is_over: bool = False
+    exit_code: int | None = None
+    error: ErrorRecord | None = None
+    """What it has told that it dies of."""
     reports: ReportPipe = msgspec.field(default_factory=ReportPipe)
     result: bytearray = msgspec.field(default_factory=bytearray)
     last_report: int = 0
@@ -200,6 +209,7 @@ class RealProcessHost:
         flow: keeps the output streams moving.
         deliver: takes the stimuli.
         on_hang: is shown where every rank stands, before the gang hears that it was looked at.
+        on_calls: is told that a rank enters its calls in its book from now on.
         on_preload_failure: is told of a module that a fork server could not import, and why.
         abandon_spawns: takes back orders for workers that have not been made yet.
         renew_spawner: makes a spawner that was lost by that as good as new, before the next order.
@@ -216,6 +226,7 @@ class RealProcessHost:
         flow: LogFlow,
         deliver: Callable[[Stimulus], None],
         on_hang: Callable[[dict[int, str]], None],
+        on_calls: Callable[[], None],
         on_preload_failure: Callable[[str, str], None],
         abandon_spawns: Callable[[], None],
         renew_spawner: Callable[[], None],
@@ -230,6 +241,7 @@ class RealProcessHost:
         self._flow = flow
         self._deliver = deliver
         self._on_hang = on_hang
+        self._on_calls = on_calls
         self._on_preload_failure = on_preload_failure
         self._abandon_spawns = abandon_spawns
         self._renew_spawner = renew_spawner
@@ -371,6 +383,7 @@ class RealProcessHost:
         link = self._links.get(worker)
         if link is not None and not link.is_over:
             ended_at = at if link.end_seen_at is None else min(at, link.end_seen_at)
+            link.exit_code = code
             self._on_over(link)
             self._deliver(WorkerExited(link.local_rank, link.attempt, ExitStatus(code), ended_at))
             self._tell_peers(link, has_failed=code != 0)
@@ -554,7 +567,10 @@ class RealProcessHost:
             match record:
                 case Ready():
                     link.is_ready = True
+                case CallsBegin():
+                    self._on_calls()
                 case ErrorReported():
+                    link.error = link.error or record.error
                     self._deliver(WorkerReported(link.local_rank, link.attempt, record.error))
 
     def _on_result(self, link: WorkerLink) -> None:

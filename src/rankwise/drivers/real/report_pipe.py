@@ -26,13 +26,17 @@ class Ready(msgspec.Struct, frozen=True, tag_field="kind", tag="ready"):
     """The worker can be asked for its stacks."""
 
 
+class CallsBegin(msgspec.Struct, frozen=True, tag_field="kind", tag="calls"):
+    """The worker enters its calls of torch.distributed in its book from now on."""
+
+
 class ErrorReported(msgspec.Struct, frozen=True):
     """The worker is about to die of an exception."""
 
     error: ErrorRecord
 
 
-WorkerReport = Ready | ErrorReported
+WorkerReport = Ready | CallsBegin | ErrorReported
 
 
 class _ErrorLine(msgspec.Struct, frozen=True, tag_field="kind", tag="error"):
@@ -45,7 +49,9 @@ class _ErrorLine(msgspec.Struct, frozen=True, tag_field="kind", tag="error"):
     wall_ns: int
 
 
-_decoder: msgspec.json.Decoder[Ready | _ErrorLine] = msgspec.json.Decoder(Ready | _ErrorLine)
+_decoder: msgspec.json.Decoder[Ready | CallsBegin | _ErrorLine] = msgspec.json.Decoder(
+    Ready | CallsBegin | _ErrorLine
+)
 
 
 class ReportPipe:
@@ -195,7 +201,7 @@ def _text_after_cut(record: bytes) -> bytes:
 
 
 def _read_record(record: bytes) -> WorkerReport | None:
-    line: Ready | _ErrorLine | None
+    line: Ready | CallsBegin | _ErrorLine | None
     try:
         line = _decoder.decode(record)
     except msgspec.DecodeError:
@@ -213,7 +219,7 @@ def _read_record(record: bytes) -> WorkerReport | None:
     )
 
 
-def _read_lenient(record: bytes) -> Ready | _ErrorLine | None:
+def _read_lenient(record: bytes) -> Ready | CallsBegin | _ErrorLine | None:
     """Read what only the standard library accepts: half surrogates, as in names of odd files."""
     import json  # noqa: PLC0415  # needed for nearly no run
 

@@ -18,6 +18,7 @@ Layout (native byte order, offsets from `Layout`):
     last words   text per worker, written by that worker before it withdraws
     headers      BUFFER_COUNT texts per worker, written by that worker: what it is doing
     slots        BUFFER_COUNT buffers per worker, page-aligned: its data
+    calls        behind all that, an area per worker: its book of collective calls (`call_ring`)
 
 Every word but `arrivals` has one writer, is aligned, and only ever grows, so a reader sees an old
 value or a new one and never a mixture. `arrivals` is written by the kernel on behalf of all. How
@@ -49,12 +50,14 @@ STOP_VARIABLE = "RANKWISE_STOP_FD"
 """Names the descriptor of an eventfd beside the segment, by which a rank that was sent SIGTERM asks
 its agent to stop the run."""
 MAGIC = b"rankwise"
-VERSION = 2
+VERSION = 3
 BUFFER_COUNT = 3
 """Buffers per slot: one is written, one reduced, one read (see `barrier`)."""
 HEADER_BYTES = 128
 ABORT_REASON_BYTES = 256
 WORKERS_MAX = 4096
+CALLS_BYTES = 110_592
+"""A worker's book of calls: `call_ring.AREA_BYTES`, told here so that agents need not load that."""
 DEFAULT_BUFFER_BYTES = 1 << 20
 """Large enough that barriers are rare, small enough that the buffers of a few ranks stay in the
 caches: among 128 KiB to 2 MiB the fastest for arrays of 64 MiB, for 2 and 4 ranks."""
@@ -179,7 +182,7 @@ class Segment:
         layout = Layout(worker_count, cls.buffer_bytes_for(worker_count, buffer_bytes))
         fd = os.memfd_create("rankwise-segment", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.ftruncate(fd, layout.total_bytes)
+            os.ftruncate(fd, layout.total_bytes + worker_count * CALLS_BYTES)
             identity = _IDENTITY.pack(
                 MAGIC, VERSION, worker_count, layout.buffer_bytes, layout.total_bytes
             )
@@ -227,10 +230,11 @@ class Segment:
                 hint="agent and workers must use the same release of rankwise",
             )
         layout = Layout(worker_count, buffer_bytes)
-        if not total_bytes == layout.total_bytes == status.st_size:
+        expected = layout.total_bytes + worker_count * CALLS_BYTES
+        if total_bytes != layout.total_bytes or status.st_size != expected:
             raise ConfigError(
                 f"the segment for {worker_count} workers has {status.st_size} bytes, "
-                f"expected {layout.total_bytes}",
+                f"expected {expected}",
             )
         return cls(fd, layout, owns_fd=False)
 
@@ -238,6 +242,10 @@ class Segment:
     def worker_count(self) -> int:
         """How many workers share it."""
         return self.layout.worker_count
+
+    def area_of_calls(self, local_rank: int) -> int:
+        """Where in the descriptor's file a worker's book of calls begins."""
+        return self.layout.total_bytes + local_rank * CALLS_BYTES
 
     @property
     def memory(self) -> mmap:

@@ -37,7 +37,7 @@ def root_cause_is_true(
     culprits.sort(key=itemgetter(0, 1))
     first = _truth_of(culprits)
     match root.cause:
-        case FailureCause.HUNG:
+        case FailureCause.HUNG | FailureCause.OUT_OF_STEP:
             return ""
         case FailureCause.NOT_STARTED:
             if first is not None and first[0] < root.at:

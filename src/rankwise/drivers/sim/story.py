@@ -25,6 +25,7 @@ from rankwise.core.gang.vocabulary import (
     GuardianLost,
     LookForProgress,
     ProgressLooked,
+    RanksBlamed,
     SignalWorker,
     SpawnWorker,
     StacksDumped,
@@ -100,6 +101,8 @@ def _tell_stimulus(stimulus: Stimulus, now: Instant) -> Told | None:
             return f"stop requested by {by}", None, ""
         case ProgressLooked(_, last_progress):
             return f"last progress {(now - last_progress) / SECOND:.6f} s ago", None, ""
+        case RanksBlamed(ranks, _, reason):
+            return "", ranks[0], f" blamed: {reason}"
         case StacksDumped():
             return "stacks dumped", None, ""
         case GuardianLost(reason):

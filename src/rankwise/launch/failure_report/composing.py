@@ -20,7 +20,7 @@ from rankwise.launch.failure_report.model import (
     ReportContext,
     RootCause,
 )
-from rankwise.launch.failure_report.stacks import fatal_lines, innermost_frames
+from rankwise.launch.failure_report.stacks import fatal_lines, innermost_frames, place_in_program
 from rankwise.launch.failure_report.text import (
     as_on_terminal,
     first_line,
@@ -48,6 +48,8 @@ _PATH_LENGTH_MAX = 4_096
 _PIDS_SHOWN_MAX = 16
 _ROLES_UNNAMED = ("default", "rank")
 """What roles are called unless they are named: by `rankwise run`, and by `rankwise.run`."""
+_OF_NO_COUNT = (FailureCause.HUNG, FailureCause.OUT_OF_STEP)
+"""Causes of which it tells nothing how many ranks have failed."""
 _SHARED_CAUSES = (FailureCause.HUNG, FailureCause.GUARDIAN_LOST)
 """Causes that strike the gang as a whole: the root cause's box speaks for all its ranks."""
 
@@ -84,7 +86,8 @@ def _summary(outcome: Outcome, context: ReportContext) -> str:
     if context.duration is not None:
         text += f" after {format_duration(context.duration)}"
     failed = sum(failure.cause is not FailureCause.STOPPED for failure in outcome.failures)
-    if outcome.status is OutcomeStatus.FAILED and failed:
+    causes = {failure.cause for failure in outcome.failures[:1]}
+    if outcome.status is OutcomeStatus.FAILED and failed and causes.isdisjoint(_OF_NO_COUNT):
         count, size = outcome.failed or failed, outcome.size or context.nprocs
         text += f": {count} of {size} ranks failed"
     if outcome.attempts > 1:
@@ -121,7 +124,9 @@ def _note_on_other(root: Failure | None, group: Sequence[Failure]) -> str:
     text = headline(first)
     if root is not None:
         text = f"{_distance(root, first)}{text}"
-        if is_peer_gone(first):
+        if root.cause is FailureCause.OUT_OF_STEP:
+            text += " (a consequence)"
+        elif is_peer_gone(first):
             text += " (a consequence: its peer was gone)"
     if len(group) > 1:
         text += f"; the same on {ranks_in_words(map(rank_of, group[1:]))}"
@@ -217,7 +222,10 @@ def _fields(root: Failure, failures: Sequence[Failure], context: ReportContext) 
         add("pid", "" if root.pid is None else str(root.pid))
         add("role", "" if root.role in _ROLES_UNNAMED else root.role)
         # A hung worker was ended by us, so how it ended tells nothing.
-        if root.exit is not None and root.cause is not FailureCause.HUNG:
+        is_of_use = root.cause is not FailureCause.HUNG and not (
+            root.cause is FailureCause.OUT_OF_STEP and root.ended_by_us
+        )
+        if root.exit is not None and is_of_use:
             # A worker that raised may have been ended by us too, and then the detail says why.
             was_told = "it was told to stop" if root.ended_by_us else ""
             why = root.detail or was_told if root.cause is FailureCause.RAISED else ""
@@ -255,7 +263,10 @@ def _blocks_of(root: Failure) -> list[Block]:
     """What the worker said, in the order in which it did: last of all what it died of."""
     traceback = root.error.traceback if root.error is not None else ""
     blocks = _block_of_stderr(root.stderr_tail, traceback)
-    if root.stacks:
+    if root.stacks and root.cause is FailureCause.OUT_OF_STEP:
+        if place_in_program(root.stacks) and not traceback:
+            blocks.append(Block("where it is, innermost call first", innermost_frames(root.stacks)))
+    elif root.stacks:
         blocks.append(Block("stacks of all threads", tuple(fatal_lines(root.stacks))))
     if traceback:
         whole_is_in = root.error_file or next(iter(root.log_paths), "")

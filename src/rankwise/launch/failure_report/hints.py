@@ -89,6 +89,11 @@ def _could_not_fork(failure: Failure) -> bool:
 
 _CATALOGUE: Sequence[_Hint] = (
     _Hint(
+        lambda failure: failure.cause is FailureCause.OUT_OF_STEP,
+        "all ranks must call the same collectives in the same order: look for a branch, or a loop, "
+        "that this rank takes otherwise",
+    ),
+    _Hint(
         lambda failure: failure.out_of_memory is True,
         "use a smaller batch, fewer ranks or fewer data-loader workers, or raise the memory limit",
     ),

@@ -20,6 +20,13 @@ _OUTER = re.compile(
     + BOOT_DIRECTORY
     + r'|[^"]*/rankwise/drivers/real/hosting/)'
 )
+_FRAME = re.compile(r'  File "(?P<path>[^"]*)", line (?P<line>\d+) in (?P<name>.*)')
+_LIBRARY = re.compile(
+    r"/(?:site|dist)-packages/|/lib/python3\.\d+/|/rankwise/(?:collectives|drivers)/|^<"
+)
+_OF_COLLECTIVES = re.compile(
+    r'^  File "[^"]*/(?:torch/distributed|rankwise/collectives|rankwise/drivers)/'
+)
 _FRAMES_OF_HANGING_MAX = 8
 _HEAD_LINES, _TAIL_LINES = 80, 20
 
@@ -85,9 +92,30 @@ def innermost_frames(text: str) -> tuple[str, ...]:
     main = read_stacks(text).main
     if main is None:
         return ()
-    shown = main.frames[:_FRAMES_OF_HANGING_MAX]
-    left_out = len(main.frames) - len(shown)
+    frames = _from_the_call(main.frames)
+    shown = frames[:_FRAMES_OF_HANGING_MAX]
+    left_out = len(frames) - len(shown)
     return (*shown, f"  ... ({left_out} more frames)") if left_out else shown
+
+
+def _from_the_call(frames: tuple[str, ...]) -> tuple[str, ...]:
+    """Leave out how a collective works inside: what matters is who called it."""
+    for place, frame in enumerate(frames):
+        if not _OF_COLLECTIVES.search(frame):
+            return frames[place:]
+    return frames
+
+
+def place_in_program(text: str) -> str:
+    """Where a worker stands in its program, as `loader.py:31, in read`; libraries do not count."""
+    main = read_stacks(text).main
+    frames = [match for line in main.frames if (match := _FRAME.match(line))] if main else []
+    own = (frame for frame in frames if not _LIBRARY.search(frame["path"]))
+    frame = next(own, None)
+    if frame is None:
+        return ""
+    name = "" if frame["name"] == "<module>" else f", in {frame['name']}"
+    return f"{frame['path'].rpartition('/')[2]}:{frame['line']}{name}"
 
 
 def _without_outer_frames(frames: Sequence[str]) -> tuple[str, ...]:

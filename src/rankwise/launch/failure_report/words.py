@@ -1,6 +1,7 @@
 """How failures are said: signals, exit codes, ranks, and the one sentence that tells a failure."""
 
 from rankwise.base.failure import SIGNAL_NAMES, ErrorRecord, ExitStatus, Failure, FailureCause
+from rankwise.launch.failure_report.stacks import place_in_program
 from rankwise.launch.failure_report.text import first_line, printable
 
 _MEANINGS = {
@@ -98,6 +99,10 @@ def headline(failure: Failure) -> str:
             return f"{who} ended after being told to stop{ending}"
         case FailureCause.HUNG:
             return f"the gang hung: {detail or 'no sign of life'}"
+        case FailureCause.OUT_OF_STEP:
+            place = "" if failure.error is not None else place_in_program(failure.stacks)
+            is_told = not place or place.partition(",")[0] in detail
+            return detail if is_told else f"{detail}: it is at {place}"
         case FailureCause.NOT_STARTED:
             return f"{who} could not be started{because}"
         case FailureCause.GUARDIAN_LOST:

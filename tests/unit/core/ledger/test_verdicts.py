@@ -57,7 +57,7 @@ def test_a_rank_that_has_left_can_never_come() -> None:
     assert verdict is not None
     assert (verdict.blamed, verdict.is_certain) == ((1,), True)
     assert verdict.text == (
-        "rank 1 ended after all_reduce #200 (sum) of (4,) float32 (train.py:88), while rank 0 "
+        "rank 1 was done after all_reduce #200 (sum) of (4,) float32 (train.py:88), while rank 0 "
         "waits in all_reduce #201 (sum) of (4,) float32 (train.py:88)"
     )
 

@@ -147,6 +147,7 @@ def import_modules(names: list[str]) -> dict[str, str]:
     path = os.environ.pop(PATH_VARIABLE, None)
     if path is not None:
         sys.path[:] = path.split(os.pathsep)
+    bootstrap.watch_torch()
     failed: dict[str, str] = {}
     for name in (*names, *_ALWAYS_NEEDED):
         try:

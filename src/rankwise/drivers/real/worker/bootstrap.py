@@ -50,6 +50,8 @@ OWN_DESCRIPTORS = (REPORT_VARIABLE, RESULT_VARIABLE, PAYLOAD_VARIABLE)
 inherit them."""
 ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 
+_C10D = "torch.distributed.distributed_c10d"
+_CALL_RING = "rankwise.drivers.real.worker.call_ring"
 _RECORD_START = "\x1e"
 _MESSAGE_CHARACTERS_MAX = 64 << 10
 _TRACEBACK_CHARACTERS_MAX = 1 << 20
@@ -60,6 +62,7 @@ _HARMLESS_AT_START = ("__main__", "_distutils_hack")
 _HERE = os.path.dirname(os.path.abspath(__file__)).removesuffix("/__pycache__")
 _OUR_DIRECTORY = os.path.dirname(_HERE)
 _COLLECTIVES = os.path.join(os.path.dirname(os.path.dirname(_OUR_DIRECTORY)), "collectives", "")
+_ENTERING = os.path.join(_OUR_DIRECTORY, "worker", "torch_calls.py")
 _OUR_FILES = (
     (lambda: None).__code__.co_filename,  # where this file was compiled, perhaps elsewhere
     *(
@@ -93,6 +96,11 @@ class Reporter:
         faulthandler.register(STACKS_SIGNAL, file=self._fd, all_threads=True, chain=False)
         self._write('{"kind": "ready"}')
 
+    def tell_calls_begin(self) -> None:
+        """Say that this rank enters its calls of torch.distributed from now on."""
+        if self._fd is not None and os.getpid() == self._pid:
+            self._write('{"kind": "calls"}')
+
     def report(self, error: BaseException) -> None:
         """Tell of an exception that nobody has caught; of the same one only once.
 
@@ -109,6 +117,7 @@ class Reporter:
         )
         error.__traceback__ = without_our_frames(error.__traceback__)
         _end_at_the_call(error)
+        _leave_out_entering(error)
         message = _cut(_text_of(error), _MESSAGE_CHARACTERS_MAX)
         traceback = _cut(_format(error), _TRACEBACK_CHARACTERS_MAX)
         if self._fd is not None:
@@ -200,6 +209,10 @@ def run(
         reporter: what to report to, if not to the report pipe among the descriptors.
     """
     reporter = reporter or Reporter(descriptors.get(REPORT_VARIABLE))
+    _call_finder.reporter = reporter
+    watch_torch()
+    if _CALL_RING in sys.modules:  # in a fork of a server that has imported torch
+        sys.modules[_CALL_RING].ring_of_process()
     try:
         if program[0] == "script":
             _run_script(reporter, program[1], program[2], descriptors.get(PAYLOAD_VARIABLE))
@@ -211,12 +224,76 @@ def run(
             _function().call_payload(
                 descriptors.get(PAYLOAD_VARIABLE), descriptors.get(RESULT_VARIABLE), reporter.report
             )
-    except SystemExit:
+    except SystemExit as ending:
+        if not ending.code:
+            _enter_end_of_calls()
         raise
     except BaseException as error:
         reporter.report(error)
         sys.excepthook = _hook_without_our_frames(getattr(sys, "excepthook", _missing_hook))
         raise
+    _enter_end_of_calls()
+
+
+def watch_torch() -> None:
+    """Have calls of torch.distributed entered in the rank's book, once a program imports that.
+
+    Nothing is loaded before.
+    """
+    if _call_finder not in sys.meta_path and _C10D not in sys.modules:
+        sys.meta_path.insert(0, _call_finder)
+
+
+def _enter_end_of_calls() -> None:
+    """Enter that the program is over, before its connections to other ranks are closed."""
+    ring = sys.modules.get(_CALL_RING)
+    if ring is not None:
+        ring.be_done()
+
+
+class _CallFinder:
+    """Finds one module as other finders do, and lets its calls be entered when it is loaded."""
+
+    reporter: "Reporter | None" = None
+
+    def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
+        """Answer for one name only, once."""
+        if name != _C10D:
+            return None
+        sys.meta_path.remove(self)
+        for finder in list(sys.meta_path):
+            spec = finder.find_spec(name, path, target)
+            if spec is not None:
+                break
+        else:
+            return None
+        loader: Any = spec.loader
+        execute = getattr(loader, "exec_module", None)
+        if execute is not None and os.environ.get("RANKWISE_LEDGER") != "0":
+
+            def exec_module(module: "ModuleType") -> None:
+                execute(module)
+                self._enter_calls_of(module)
+
+            loader.exec_module = exec_module
+        return spec
+
+    def _enter_calls_of(self, module: "ModuleType") -> None:
+        try:
+            ring = _worker_module("call_ring")
+            sys.modules.setdefault(_CALL_RING, ring)
+            ring = sys.modules[_CALL_RING]
+            ring.tell_when_begun(self._tell)
+            _worker_module("torch_calls").enter_calls(module, ring)
+        except Exception:  # noqa: BLE001, S110 - a torch that we do not know: the program goes on
+            pass
+
+    def _tell(self) -> None:
+        if self.reporter is not None:
+            self.reporter.tell_calls_begin()
+
+
+_call_finder = _CallFinder()
 
 
 def take_descriptors() -> dict[str, int]:
@@ -313,6 +390,17 @@ def _end_at_the_call(error: BaseException) -> None:
         frame = frame.tb_next
     if call is not None:
         call.tb_next = None
+
+
+def _leave_out_entering(error: BaseException) -> None:
+    """Take the frames of `torch_calls` out of a traceback: the program called torch."""
+    frame = error.__traceback__
+    while frame is not None:
+        following = frame.tb_next
+        if following is not None and following.tb_frame.f_code.co_filename == _ENTERING:
+            frame.tb_next = following.tb_next
+        else:
+            frame = following
 
 
 def quoted(text: str) -> str:
@@ -459,11 +547,14 @@ def _is_importable(path: str) -> bool:
 
 def _function() -> "ModuleType":
     """Return `function.py`: the fork server's, or our own, which no program finds."""
-    module = sys.modules.get("rankwise.drivers.real.worker.function")
-    if module is None:
-        module = type(_files)("rankwise-function")
-        location = os.path.join(_OUR_DIRECTORY, "worker", "function.py")
-        _files.SourceFileLoader(module.__name__, location).exec_module(module)
+    return sys.modules.get("rankwise.drivers.real.worker.function") or _worker_module("function")
+
+
+def _worker_module(name: str) -> "ModuleType":
+    """Load a file beside this one by its path: rankwise may not be installed where this runs."""
+    module = type(_files)(f"rankwise-{name}")
+    location = os.path.join(_OUR_DIRECTORY, "worker", f"{name}.py")
+    _files.SourceFileLoader(module.__name__, location).exec_module(module)
     return module
 
 

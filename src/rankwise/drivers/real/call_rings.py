@@ -1,0 +1,109 @@
+"""The agent's side of the books that ranks write: areas of the node's segment, read as values.
+
+A rank may write while we read. Its count of a group only grows, so one that was read a moment too
+early accuses a rank that is late by that moment; who acts on it looks at those that have waited for
+long. Of the ring the oldest entry is left out: it may be half another by now. The format is told in
+`rankwise.drivers.real.worker.call_ring`.
+"""
+
+import os
+import struct
+from collections.abc import Iterator
+
+from rankwise.base.units import Instant
+from rankwise.core.ledger import Book, Call, Fate, Group, Stage
+from rankwise.drivers.real.segments import Segment
+from rankwise.drivers.real.worker.call_ring import (
+    AREA_BYTES,
+    ENTRIES,
+    ENTRY_BYTES,
+    ENTRY_HEAD,
+    GROUP_BYTES,
+    GROUP_HEAD,
+    GROUP_KEY_BYTES,
+    GROUP_LABEL_BYTES,
+    HEAD_BYTES,
+    HEAD_CALLS,
+    HEAD_DONE,
+    HEAD_GROUPS,
+    HEAD_PID,
+    RING_AT,
+    TEXT_BYTES,
+)
+
+_HEAD = struct.Struct("=8Q")
+
+
+def calls_begun(segment: Segment, local_rank: int) -> int:
+    """How many calls a worker has entered by now."""
+    return _head(segment, local_rank)[HEAD_CALLS]
+
+
+def read_book(segment: Segment, local_rank: int, first_rank: int) -> Book | None:
+    """What a worker has entered, as a book of a rank that lives or is done.
+
+    None for one that enters nothing: who has made no call may yet be one that will.
+    """
+    head = _head(segment, local_rank)
+    if not head[HEAD_PID]:
+        return None
+    area = os.pread(segment.fd, AREA_BYTES, segment.area_of_calls(local_rank))
+    keys, groups, counts = _read_groups(area, head[HEAD_GROUPS], first_rank)
+    return Book(
+        rank=first_rank + local_rank,
+        groups=groups,
+        counts=counts,
+        calls=tuple(_read_calls(area, keys)),
+        fate=Fate.LEFT if head[HEAD_DONE] == head[HEAD_CALLS] + 1 else Fate.LIVES,
+    )
+
+
+def _head(segment: Segment, local_rank: int) -> tuple[int, ...]:
+    return _HEAD.unpack(os.pread(segment.fd, HEAD_BYTES, segment.area_of_calls(local_rank)))
+
+
+def _read_groups(
+    area: bytes, group_count: int, first_rank: int
+) -> tuple[list[str], dict[str, Group], dict[str, int]]:
+    keys: list[str] = []
+    groups: dict[str, Group] = {}
+    counts: dict[str, int] = {}
+    for slot in range(group_count):
+        at = HEAD_BYTES + slot * GROUP_BYTES
+        count, size = GROUP_HEAD.unpack_from(area, at)
+        at += GROUP_HEAD.size
+        key = _text(area[at : at + GROUP_KEY_BYTES])
+        at += GROUP_KEY_BYTES
+        label = _text(area[at : at + GROUP_LABEL_BYTES])
+        bits = area[at + GROUP_LABEL_BYTES : HEAD_BYTES + (slot + 1) * GROUP_BYTES]
+        here = int.from_bytes(bits, "little")
+        members = tuple(first_rank + bit for bit in range(here.bit_length()) if here >> bit & 1)
+        keys.append(key)
+        groups[key] = Group(label=label, size=size, members=members)
+        counts[key] = count
+    return keys, groups, counts
+
+
+def _read_calls(area: bytes, keys: list[str]) -> Iterator[Call]:
+    entries = [
+        (*ENTRY_HEAD.unpack_from(area, at), at + ENTRY_HEAD.size)
+        for at in range(RING_AT, RING_AT + ENTRIES * ENTRY_BYTES, ENTRY_BYTES)
+    ]
+    last = max(entry[0] for entry in entries)
+    for sequence, number, begun_at, stage, slot, match, peer, at in sorted(entries):
+        if not sequence or sequence < last - ENTRIES + 2 or slot >= len(keys):
+            continue
+        yield Call(
+            group=keys[slot] if slot >= 0 else "",
+            number=number,
+            text=_text(area[at : at + TEXT_BYTES]),
+            match=match,
+            place=_text(area[at + TEXT_BYTES : at - ENTRY_HEAD.size + ENTRY_BYTES]),
+            begun_at=Instant(begun_at),
+            stage=Stage(stage),
+            peer=peer,
+        )
+
+
+def _text(data: bytes) -> str:
+    return data.rstrip(b"\0").decode(errors="replace")

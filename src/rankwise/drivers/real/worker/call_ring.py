@@ -1,0 +1,211 @@
+"""A rank's book of its collective calls, in memory that its agent reads whatever the rank does.
+
+It lies behind the buffers of the segment: an *area* per worker, which nobody else writes:
+
+    head     64 bytes: the process that writes, how many groups, how many calls, and how many calls
+             plus one there were when the rank was done
+    groups   GROUPS_MAX slots: how many calls it has begun there, and who the members are
+    ring     ENTRIES entries: the latest calls, each over the one ENTRIES before
+
+A call costs one entry: a few words, and the text of operation and line, which is made once for each
+line and shape. An entry's sequence number is stored after its text, so a reader that leaves out the
+oldest entry never sees half of one. Numbers come from counters that threads may share.
+
+This file runs in whatever interpreter the user chose, from Python 3.9 on, and is loaded when a
+program first imports torch.distributed or makes calls of `rankwise.collectives`: see
+`rankwise.drivers.real.call_rings` for the agent's side.
+"""
+
+import os
+import struct
+import sys
+import time
+from itertools import count
+from mmap import PROT_READ, PROT_WRITE, mmap
+
+TYPE_CHECKING = False  # `typing` may not be in memory
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+SEGMENT_VARIABLE = "RANKWISE_SEGMENT_FD"
+LOCAL_RANK_VARIABLE = "RANKWISE_LOCAL_RANK"
+SWITCH_VARIABLE = "RANKWISE_LEDGER"
+"""Is "0" where calls are not to be entered (`--no-ledger`)."""
+MAGIC = b"rankwise"
+TOTAL_BYTES_AT = 24
+"""Where a segment says how long it is without the areas."""
+
+WAITING, ISSUED, DONE, FAILED = range(4)
+HEAD_PID, HEAD_GROUPS, HEAD_DONE, HEAD_CALLS = range(4)
+HEAD_BYTES = 64
+GROUPS_MAX = 64
+GROUP_HEAD = struct.Struct("=QQ")
+GROUP_KEY_BYTES, GROUP_LABEL_BYTES, MEMBERS_BYTES = 64, 64, 512
+GROUP_BYTES = GROUP_HEAD.size + GROUP_KEY_BYTES + GROUP_LABEL_BYTES + MEMBERS_BYTES
+RING_AT = HEAD_BYTES + GROUPS_MAX * GROUP_BYTES
+ENTRIES = 256
+ENTRY_HEAD = struct.Struct("=QQQIiIi")
+"""Sequence number, call number, instant, stage, slot of the group, what must match, peer."""
+TEXT_BYTES, PLACE_BYTES = 152, 64
+ENTRY_BYTES = ENTRY_HEAD.size + TEXT_BYTES + PLACE_BYTES
+_STAGE_AT = 24
+AREA_BYTES = -(-(RING_AT + ENTRIES * ENTRY_BYTES) // 4096) * 4096
+NO_SLOT = -1
+_WORDS_AT = ENTRY_HEAD.size
+_pack_entry = ENTRY_HEAD.pack_into
+_now = time.monotonic_ns
+
+
+class RingGroup:
+    """A group of which calls are entered."""
+
+    __slots__ = ("count_at", "numbers", "slot")
+
+    def __init__(self, slot: int) -> None:
+        """Begin with the first call."""
+        self.slot = slot
+        self.count_at = (HEAD_BYTES + slot * GROUP_BYTES) // 8
+        self.numbers = count(1)
+
+
+class CallRing:
+    """The writing end of one area."""
+
+    def __init__(self, memory: mmap, local_rank: int, first_rank: int, size: int) -> None:
+        """Write the area of that worker; ranks from `first_rank` on, `size` of them, are here."""
+        self.rank = first_rank + local_rank
+        self._first_rank = first_rank
+        self._size = size
+        self._memory = memory
+        self._words = memoryview(memory).cast("Q")
+        self._sequence = count(1)
+
+    def add_group(
+        self, key: str, label: str, size: int, members: "Iterable[int]"
+    ) -> "RingGroup | None":
+        """Enter a group by a key that is the same on all members; None if there is no room."""
+        slot = self._words[HEAD_GROUPS]
+        if slot >= GROUPS_MAX:
+            return None
+        here = 0
+        for rank in members:
+            if 0 <= rank - self._first_rank < self._size:
+                here |= 1 << (rank - self._first_rank)
+        at = HEAD_BYTES + slot * GROUP_BYTES
+        entry = (
+            GROUP_HEAD.pack(0, size)
+            + fitted(key, GROUP_KEY_BYTES)
+            + fitted(label, GROUP_LABEL_BYTES)
+            + here.to_bytes(MEMBERS_BYTES, "little")
+        )
+        self._memory[at : at + GROUP_BYTES] = entry
+        self._words[HEAD_GROUPS] = slot + 1
+        return RingGroup(slot)
+
+    def begin(self, group: "RingGroup | None", match: int, words: bytes, peer: int = -1) -> int:
+        """Enter a call, whose text and place are two `fitted` after each other; return where."""
+        sequence = next(self._sequence)
+        at = RING_AT + sequence % ENTRIES * ENTRY_BYTES
+        memory = self._memory
+        memory[at + _WORDS_AT : at + ENTRY_BYTES] = words
+        if group is None:
+            _pack_entry(memory, at, sequence, 0, _now(), WAITING, NO_SLOT, match, peer)
+        else:
+            number = next(group.numbers)
+            _pack_entry(memory, at, sequence, number, _now(), WAITING, group.slot, match, peer)
+            self._words[group.count_at] = number
+        self._words[HEAD_CALLS] = sequence
+        return at + _STAGE_AT
+
+    def end(self, entry: int, stage: int) -> None:
+        """Enter how a call has ended, or that it goes on without the rank waiting."""
+        self._memory[entry] = stage
+
+    def be_done(self) -> None:
+        """Enter that nothing more is to be called, until there is another call."""
+        self._words[HEAD_DONE] = self._words[HEAD_CALLS] + 1
+
+
+def line_outside(depth: int, inner: "tuple[str, ...]") -> "tuple[str, int]":
+    """Return the file and the line of the program: of the first caller outside of such files.
+
+    `depth` is how many callers are left out in any case.
+    """
+    frame = sys._getframe(depth + 1)  # noqa: SLF001 - the only way to know
+    path = frame.f_code.co_filename
+    while path.startswith(inner) and frame.f_back is not None:
+        frame = frame.f_back
+        path = frame.f_code.co_filename
+    return path, frame.f_lineno
+
+
+def words_of(text: str, line: "tuple[str, int]") -> bytes:
+    """Return an operation and where it was called as they stand in an entry."""
+    place = f"{os.path.basename(line[0])}:{line[1]}"
+    return fitted(text, TEXT_BYTES) + fitted(place, PLACE_BYTES)
+
+
+def fitted(text: str, size: int) -> bytes:
+    """Return a text as it stands in an area."""
+    return text.encode("utf-8", "replace")[:size].ljust(size, b"\0")
+
+
+_ring: "CallRing | None" = None
+_is_settled = False
+_on_begun: "Callable[[], None] | None" = None
+
+
+def ring_of_process() -> "CallRing | None":
+    """Return the ring of this process, attached by the first call; None where there is none."""
+    global _ring, _is_settled  # noqa: PLW0603 - one process is one rank
+    if not _is_settled:
+        _is_settled = True
+        _ring = _attach()
+        if _ring is not None and _on_begun is not None:
+            _on_begun()
+    return _ring
+
+
+def tell_when_begun(tell: "Callable[[], None]") -> None:
+    """Have this called when calls begin to be entered."""
+    global _on_begun  # noqa: PLW0603 - as above
+    _on_begun = tell
+
+
+def forget_ring() -> None:
+    """Let the next call look for another ring: the process has forked, or its world is new."""
+    global _ring, _is_settled
+    _ring, _is_settled = None, False
+
+
+def be_done() -> None:
+    """Enter that this process is done with its calls, if it has entered any."""
+    if _ring is not None:
+        _ring.be_done()
+
+
+def _attach() -> "CallRing | None":
+    environment = os.environ
+    text = environment.get(SEGMENT_VARIABLE)
+    if text is None or environment.get(SWITCH_VARIABLE) == "0":
+        return None
+    try:
+        fd, local_rank = int(text), int(environment[LOCAL_RANK_VARIABLE])
+        identity = os.pread(fd, TOTAL_BYTES_AT + 8, 0)
+        worker_count, _, total_bytes = struct.unpack_from("=IQQ", identity, 12)
+        if not identity.startswith(MAGIC) or not 0 <= local_rank < worker_count:
+            return None
+        offset = total_bytes + local_rank * AREA_BYTES
+        memory = mmap(fd, AREA_BYTES, prot=PROT_READ | PROT_WRITE, offset=offset)
+        first_rank = int(environment.get("RANK", local_rank)) - local_rank
+    except (OSError, ValueError, KeyError, struct.error):
+        return None  # a process that a worker has started: it is no rank
+    words = memoryview(memory).cast("Q")
+    # A rank is the process that came first; one that it has forked is another.
+    if words[HEAD_PID] not in (0, os.getpid()):
+        return None
+    words[HEAD_PID] = os.getpid()
+    return CallRing(memory, local_rank, first_rank, worker_count)
+
+
+os.register_at_fork(after_in_child=forget_ring)

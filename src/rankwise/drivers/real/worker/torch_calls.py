@@ -1,0 +1,289 @@
+"""Enters the calls of torch.distributed in the rank's book, see `call_ring`.
+
+The boot code calls `enter_calls` when `torch.distributed.distributed_c10d` has been imported, and
+before `torch.distributed` takes its names from there. Each function that begins a collective is
+replaced by one that enters the call, with its line in the program, calls the function, and enters
+how it has ended. What C++ begins by itself (DDP's reducer, functional collectives) is not seen.
+
+All that is private to torch is used in `_Groups`, and what it lacks is left out: calls of groups
+that cannot be told apart are not entered. Names and places of arguments are read from the functions
+themselves, so that releases of torch may differ in them.
+
+Loaded as `call_ring` is, and from Python 3.9 on.
+"""
+
+import functools
+import os
+import zlib
+
+TYPE_CHECKING = False  # as in `call_ring`
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+    from typing import Any
+
+    from rankwise.drivers.real.worker.call_ring import RingGroup
+
+_KNOWN_MAX = 1024
+_NOWHERE = 1 << 20
+_LINE_IN_KEY = 4
+_OF_ONE_SIZE = (
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "all_gather_single",
+    "all_gather_into_tensor",
+    "reduce_scatter_single",
+    "reduce_scatter_tensor",
+)
+"""Operations whose tensors must have as many elements on all members."""
+_OPERATIONS = {
+    # The one that goes to the backend: in some releases others call it.
+    "all_gather_into_tensor": "all_gather_single",
+    "reduce_scatter_tensor": "reduce_scatter_single",
+}
+_COLLECTIVES = (
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "all_gather_into_tensor",
+    "gather",
+    "scatter",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "all_to_all_single",
+    "all_to_all",
+    "barrier",
+    "monitored_barrier",
+)
+_MESSAGES = {"send": "to", "recv": "from"}
+_TENSORS = ("tensor", "input", "input_tensor", "output", "input_list", "input_tensor_list")
+_ROOTS = (("src", "from"), ("dst", "to"), ("group_src", "from"), ("group_dst", "to"))
+
+
+def enter_calls(c10d: "ModuleType", ring_module: "ModuleType") -> None:
+    """Let calls of this module's functions be entered."""
+    ring_module.ring_of_process()  # whoever has made no call yet has come to none
+    groups = _Groups(c10d, ring_module)
+    for name in _COLLECTIVES:
+        own = _OPERATIONS.get(name, name)
+        function = getattr(c10d, own, None) or getattr(c10d, name, None)
+        if function is not None:
+            setattr(c10d, function.__name__, _Entered(name, function, groups).wrapper())
+    for name, way in _MESSAGES.items():
+        function = getattr(c10d, name, None)
+        if function is not None:
+            setattr(c10d, name, _Entered(name, function, groups, way).wrapper())
+    destroy = getattr(c10d, "destroy_process_group", None)
+    if destroy is not None:
+        setattr(c10d, "destroy_process_group", groups.forgetting(destroy))  # noqa: B010 - as above
+
+
+class _Groups:
+    """Torch's process groups as the ring knows them."""
+
+    def __init__(self, c10d: "ModuleType", ring_module: "ModuleType") -> None:
+        self.ring_module = ring_module
+        self._c10d = c10d
+        self._generation = 0
+        self._ring: "Any" = None  # noqa: UP037 - as everywhere in this file
+        self._known: "dict[Any, RingGroup | None]" = {}  # noqa: UP037 - the same
+
+    def find(self, ring: "Any", group: "Any") -> "RingGroup | None":
+        """Return a group of this process, None for one whose calls are not entered."""
+        if ring is not self._ring:  # the first call, or the process is a rank of another world
+            self._ring = ring
+            self._known = {}
+        try:
+            return self._known[group]
+        except KeyError:
+            try:
+                found = self._enter(ring, group)
+            except Exception:  # noqa: BLE001 - another torch, or a group of another kind
+                found = None
+            self._known[group] = found
+            return found
+
+    def rank_of(self, group: "Any", place: int) -> int:
+        """Return the rank in the world of a member."""
+        world = self._c10d._world  # noqa: SLF001 - no public name
+        ranks = world.pg_group_ranks[group or world.default_pg]
+        return int(next(rank for rank, member in ranks.items() if member == place))
+
+    def forgetting(self, destroy: "Callable[..., Any]") -> "Callable[..., Any]":
+        """Return torch's function that destroys groups, as one that lets us know."""
+
+        @functools.wraps(destroy)
+        def destroy_process_group(*args: "Any", **kwargs: "Any") -> "Any":
+            group = args[0] if args else kwargs.get("group")
+            try:
+                if group is None or group is self._c10d._world.default_pg:  # noqa: SLF001 - as above
+                    self._generation += 1
+                    self._known = {}
+                    self.ring_module.be_done()
+                else:
+                    self._known.pop(group, None)
+            except Exception:  # noqa: BLE001, S110 - as above; groups are then kept for longer
+                pass
+            return destroy(*args, **kwargs)
+
+        return destroy_process_group
+
+    def _enter(self, ring: "Any", group: "Any") -> "RingGroup | None":
+        world = self._c10d._world  # noqa: SLF001 - as above
+        actual = world.default_pg if group is None else group
+        if actual is None or self._c10d.get_rank() != ring.rank:
+            return None  # torch counts ranks in another way than the launcher
+        if group is None or actual is not world.default_pg:
+            members = tuple(world.pg_group_ranks[actual])
+            name = str(world.pg_names[actual])
+            is_all = actual is world.default_pg
+            label = "" if is_all else _label(actual, members)
+            key = f"torch {self._generation} {name}"
+            entered: RingGroup | None = ring.add_group(key, label, len(members), members)
+            return entered
+        return self.find(ring, None)
+
+
+def _label(group: "Any", members: "tuple[int, ...]") -> str:
+    """Return how people call a group: its description, unless that says nothing; else its ranks."""
+    description = str(getattr(group, "group_desc", "") or "")
+    if description and description not in ("undefined", "default_pg"):
+        return description.removeprefix("mesh_")
+    shown = ", ".join(map(str, members[:4]))
+    return f"[{shown}, ...]" if len(members) > 4 else f"[{shown}]"
+
+
+class _Entered:
+    """One of torch's functions, whose calls are entered."""
+
+    def __init__(
+        self, name: str, function: "Callable[..., Any]", groups: _Groups, way: str = ""
+    ) -> None:
+        self._name = name
+        self._function = function
+        self._groups = groups
+        self._way = way
+        inner = function
+        while hasattr(inner, "__wrapped__"):
+            inner = inner.__wrapped__
+        code = inner.__code__
+        self._names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        self._tensor = next((each for each in _TENSORS if each in self._names), None)
+        self._known: dict[Any, tuple[int, bytes, int]] = {}
+        folder = os.path.dirname(os.path.dirname(code.co_filename))
+        beside = os.path.join(os.path.dirname(folder), "typing_extensions.py")  # says "deprecated"
+        self._inner = (os.path.join(folder, ""), beside, os.__file__.replace("os.py", "contextlib"))
+
+    def wrapper(self) -> "Callable[..., Any]":
+        """Return the function that takes its place."""
+        function, groups, known = self._function, self._groups, self._known
+        ring_module = groups.ring_module
+        ring_of_process, line_outside = ring_module.ring_of_process, ring_module.line_outside
+        issued, done, failed = ring_module.ISSUED, ring_module.DONE, ring_module.FAILED
+        inner, is_message, find = self._inner, bool(self._way), groups.find
+        # Arguments are looked for here, without a call for each: this is done for every collective.
+        group_at, op_at = self._place_of("group"), self._place_of("op")
+        async_at, tensor_at = self._place_of("async_op"), self._place_of(self._tensor)
+        tensor_name = self._tensor or ""
+        roots = [(name, self._place_of(name)) for name, _ in _ROOTS if name in self._names]
+
+        @functools.wraps(function)
+        def call(*args: "Any", **kwargs: "Any") -> "Any":
+            ring = ring_of_process()
+            if ring is None:
+                return function(*args, **kwargs)
+            count = len(args)
+            group = args[group_at] if count > group_at else kwargs.get("group")
+            entered = find(ring, group)
+            if entered is None:
+                return function(*args, **kwargs)
+            try:
+                tensor: Any = args[tensor_at] if count > tensor_at else kwargs.get(tensor_name)
+                has_shape = tensor is not None and not isinstance(tensor, (list, tuple))
+                key: Any = (
+                    tensor.shape if has_shape else _shapes(tensor),
+                    tensor.dtype if has_shape else None,
+                    args[op_at] if count > op_at else kwargs.get("op"),
+                    entered,  # which is not the group: that shall go when it is destroyed
+                    line_outside(1, inner),
+                )
+                if roots:
+                    key += tuple(args[at] if count > at else kwargs.get(name) for name, at in roots)
+                told = known.get(key)
+                if told is None:
+                    told = self._tell(args, kwargs, key, group)
+                match, words, peer = told
+                entry = ring.begin(None if is_message else entered, match, words, peer)
+            except Exception:  # noqa: BLE001 - arguments of any kind: the function itself complains
+                return function(*args, **kwargs)
+            stage = failed
+            try:
+                result = function(*args, **kwargs)
+                is_async = args[async_at] if count > async_at else kwargs.get("async_op")
+                stage = issued if is_async else done
+            finally:
+                ring.end(entry, stage)
+            return result
+
+        return call
+
+    def _place_of(self, name: "str | None") -> int:
+        """Return the place of an argument, one that no call reaches if it has none."""
+        return self._names.index(name) if name in self._names else _NOWHERE
+
+    def _argument(self, name: "str | None", args: "Any", kwargs: "Any") -> "Any":
+        at = self._place_of(name)
+        return args[at] if len(args) > at else kwargs.get(name)
+
+    def _tell(
+        self, args: "Any", kwargs: "Any", key: "Any", group: "Any"
+    ) -> "tuple[int, bytes, int]":
+        """Put a call into words, and into what all members must agree on; remember both."""
+        tensor = self._argument(self._tensor, args, kwargs)
+        text, match, peer = self._name, [self._name], -1
+        if not self._way:
+            text += " #?"
+        if "op" in self._names:
+            op = self._argument("op", args, kwargs)
+            reduction = "sum" if op is None else str(op).rpartition(".")[2].lower()
+            text += f" ({reduction})"
+            match.append(reduction)
+        of, root_told = _tensor_in_words(tensor), ""
+        for name, way in _ROOTS:
+            root = self._argument(name, args, kwargs)
+            if root is not None:
+                peer = self._groups.rank_of(group, root) if name.startswith("group") else root
+                root_told = f" {way} rank {peer}"
+        match.append(root_told)
+        dtype = getattr(tensor, "dtype", None)
+        match.append(str(dtype))
+        if self._name in _OF_ONE_SIZE and tensor is not None:
+            match.append(str(tensor.numel()))
+        text += f" of {of}{root_told}" if self._way else f"{root_told}{f' of {of}' if of else ''}"
+        told = (
+            zlib.crc32("|".join(match).encode()),
+            self._groups.ring_module.words_of(text, key[_LINE_IN_KEY]),
+            peer if self._way else -1,
+        )
+        if len(self._known) >= _KNOWN_MAX:
+            self._known.clear()
+        self._known[key] = told
+        return told
+
+
+def _shapes(tensors: "Any") -> "Any":
+    """Return what tells lists of tensors apart."""
+    if isinstance(tensors, (list, tuple)):
+        return tuple((tensor.shape, tensor.dtype) for tensor in tensors)
+    return None
+
+
+def _tensor_in_words(tensor: "Any") -> str:
+    if tensor is None:
+        return ""
+    if isinstance(tensor, (list, tuple)):
+        first = _tensor_in_words(tensor[0]) if tensor else "nothing"
+        return f"{len(tensor)} times {first}"
+    return f"{tuple(tensor.shape)} {str(tensor.dtype).rpartition('.')[2]}"

@@ -1,0 +1,303 @@
+"""Who keeps the others waiting in a collective is the root cause, not those that waited.
+
+The programs of torch wait for no time-out of their own but where that is the point: a run that
+nobody ends would take the half hour of gloo's.
+"""
+
+import time
+from pathlib import Path
+
+import pytest
+from running import Finished, run, write_program
+
+pytestmark = pytest.mark.system
+
+PREAMBLES = {
+    "numpy": """
+import numpy, time, rankwise
+from rankwise import collectives as dist
+rank = rankwise.rank()
+x = numpy.ones(4096, numpy.float32)
+""",
+    "torch": """
+import datetime, time, torch, torch.distributed as dist
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=TIMEOUT))
+rank = dist.get_rank()
+x = torch.ones(4096)
+""",
+}
+LATE = """
+def load():
+    time.sleep(600)
+for step in range(300):
+    if step == 200 and rank == 1:
+        load()
+    dist.all_reduce(x)
+"""
+EARLY = """
+for step in range(201 - (rank == 1)):
+    dist.all_reduce(x)
+"""
+ANOTHER = """
+for step in range(10):
+    dist.all_reduce(x)
+if rank == 1:
+    dist.broadcast(x, 0)
+else:
+    dist.all_reduce(x)
+"""
+LIBRARIES = ["numpy", "torch"]
+
+
+def run_program(
+    directory: Path,
+    library: str,
+    program: str,
+    *options: str,
+    nprocs: int = 3,
+    timeout_s: int = 600,
+) -> Finished:
+    if library == "torch":
+        pytest.importorskip("torch")
+    source = PREAMBLES[library].replace("TIMEOUT", str(timeout_s)) + program
+    return run(
+        "run", "--standalone", f"--nproc-per-node={nprocs}", *options,
+        write_program(directory, source, "train.py"),
+        environment={"RANKWISE_COLLECTIVE_TIMEOUT": str(timeout_s)},
+    )  # fmt: skip
+
+
+def line_of(program: str, text: str, library: str) -> int:
+    source = PREAMBLES[library] + program
+    return source[: source.index(text)].count("\n") + 1
+
+
+def root_cause_in(done: Finished) -> str:
+    return done.stderr.partition("root cause: ")[2].partition("\n")[0]
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_time_out_is_the_fault_of_the_rank_that_has_not_come(
+    library: str, tmp_path: Path
+) -> None:
+    done = run_program(tmp_path, library, LATE, timeout_s=3)
+
+    call, sleep = (line_of(LATE, text, library) for text in ("dist.all_reduce", "time.sleep"))
+    assert done.code == 1
+    assert root_cause_in(done).startswith(
+        f"rank 1 has not come to all_reduce #201 (sum) of (4096,) float32 (train.py:{call}), "
+    )
+    assert root_cause_in(done).endswith(f": it is at train.py:{sleep}, in load")
+    assert "imed out" in done.stderr.partition("root cause: ")[0]
+    assert "(a consequence)" in done.stderr
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_lost_connection_is_the_fault_of_the_rank_that_was_done_too_early(
+    library: str, tmp_path: Path
+) -> None:
+    done = run_program(tmp_path, library, EARLY)
+
+    where = f"(sum) of (4096,) float32 (train.py:{line_of(EARLY, 'dist.all_reduce', library)})"
+    assert done.code == 1
+    assert root_cause_in(done).startswith(f"rank 1 was done after all_reduce #200 {where}, while ")
+    assert root_cause_in(done).endswith(f"in all_reduce #201 {where}")
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_ranks_that_call_different_things_end_at_once(library: str, tmp_path: Path) -> None:
+    begun_at = time.monotonic()
+
+    done = run_program(tmp_path, library, ANOTHER)
+
+    other = line_of(ANOTHER, "dist.broadcast", library)
+    assert done.code == 1
+    assert root_cause_in(done) == (
+        f"call #11: rank 1 called broadcast from rank 0 of (4096,) float32 (train.py:{other}), "
+        f"ranks 0, 2 called all_reduce (sum) of (4096,) float32 (train.py:{other + 2})"
+    )
+    assert time.monotonic() - begun_at < 300, "it waited for the time-out of torch"
+
+
+def test_tensors_that_do_not_fit_are_the_fault_of_the_fewest(tmp_path: Path) -> None:
+    program = "dist.all_reduce(torch.ones(10_000 if rank == 1 else 4096))"
+
+    done = run_program(tmp_path, "torch", program)
+
+    where = f"(train.py:{line_of(program, program, 'torch')})"
+    assert root_cause_in(done) == (
+        f"call #1: rank 1 called all_reduce (sum) of (10000,) float32 {where}, "
+        f"ranks 0, 2 called all_reduce (sum) of (4096,) float32 {where}"
+    )
+
+
+def test_two_groups_in_different_orders_are_told_as_a_circle(tmp_path: Path) -> None:
+    program = """
+groups = [dist.new_group([0, 1], group_desc=name) for name in ("tp", "dp")]
+for group in groups if rank == 0 else reversed(groups):
+    dist.all_reduce(x, group=group)
+"""
+
+    done = run_program(tmp_path, "torch", program, nprocs=2)
+
+    where = f"train.py:{line_of(program, 'dist.all', 'torch')}"
+    call = f"all_reduce #1 (sum) of (4096,) float32 in group {{}} ({where})"
+    assert root_cause_in(done) == (
+        f"ranks wait for each other: rank 0 in {call.format('tp')} for rank 1; "
+        f"rank 1 in {call.format('dp')} for rank 0"
+    )
+
+
+def test_a_handle_that_is_waited_for_in_vain_accuses_the_rank_that_is_missing(
+    tmp_path: Path,
+) -> None:
+    program = """
+for step in range(4):
+    if step == 3 and rank == 1:
+        time.sleep(600)
+    dist.all_reduce(x, async_op=True).wait()
+"""
+
+    done = run_program(tmp_path, "torch", program, timeout_s=3)
+
+    assert root_cause_in(done).startswith("rank 1 has not come to all_reduce #4 ")
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_hang_tells_who_waits_in_which_call_for_whom(library: str, tmp_path: Path) -> None:
+    program = """
+import queue
+print("up", flush=True)
+if rank == 2:
+    queue.Queue().get()
+dist.barrier()
+"""
+
+    done = run_program(tmp_path, library, program, "--hang-timeout=20s")
+
+    where = f"train.py:{line_of(program, 'dist.barrier', library)}"
+    assert done.code == 124
+    assert root_cause_in(done) == (
+        "the gang hung: no sign of life for 20 s; rank 2 has not come to "
+        f"barrier #1 ({where}), in which ranks 0-1 wait"
+    )
+    assert f"waits for barrier #1 ({where}): rank 2 has not come" in done.stderr
+    assert "ranks failed" not in done.stderr
+
+
+def test_a_rank_that_fails_by_itself_is_the_root_cause_whatever_others_wait_for(
+    tmp_path: Path,
+) -> None:
+    program = """
+dist.all_reduce(x)
+if rank == 2:
+    raise ValueError("loss is NaN")
+if rank == 1:
+    time.sleep(600)
+dist.all_reduce(x)
+"""
+
+    done = run_program(tmp_path, "torch", program)
+
+    assert root_cause_in(done) == "rank 2 failed: ValueError: loss is NaN"
+
+
+def test_without_the_ledger_the_report_is_that_of_those_who_failed(tmp_path: Path) -> None:
+    done = run_program(tmp_path, "torch", EARLY, "--no-ledger")
+
+    assert done.code == 1
+    assert " failed: RuntimeError: " in root_cause_in(done)
+    assert "was done after" not in done.stderr
+
+
+def test_a_restart_follows_with_books_of_its_own(tmp_path: Path) -> None:
+    program = """
+import os
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    for step in range(5 - (rank == 1)):
+        dist.all_reduce(x)
+dist.all_reduce(x)
+print("sum", x[0].item() if rank == 0 else "")
+"""
+
+    done = run_program(tmp_path, "torch", program, "--max-restarts=1", nprocs=2)
+
+    assert "rank 1 was done after all_reduce #5 " in done.stderr
+    assert done.code == 0, done.stderr
+
+
+HEALTHY = """
+import os, rankwise
+from rankwise.drivers.real.call_rings import read_book
+from rankwise.drivers.real.segments import Segment
+
+size = dist.get_world_size()
+rows = [torch.ones(3) * rank for _ in range(size)]
+flat, out = torch.arange(2.0 * size), torch.empty(2)
+group = dist.new_group([0, 1])
+dist.all_reduce(x, op=dist.ReduceOp.MAX)
+dist.broadcast(x, src=1)
+dist.reduce(x, 0)
+dist.all_gather(rows, torch.ones(3))
+dist.all_gather_into_tensor(torch.empty(2 * size), out)
+dist.gather(torch.ones(3), rows if rank == 0 else None, dst=0)
+dist.scatter(out, list(flat.chunk(size)) if rank == 0 else None, src=0)
+dist.reduce_scatter_tensor(out, flat)
+dist.reduce_scatter(out, list(flat.chunk(size)))
+dist.all_to_all_single(torch.empty_like(flat), flat)
+dist.all_reduce(x, group=group)
+dist.send(x, 1) if rank == 0 else dist.recv(x, 0)
+dist.all_gather_object([None] * size, {"rank": rank})
+dist.barrier()
+
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+model(torch.ones(1, 2)).sum().backward()
+def reduced(y):
+    dist.all_reduce(y)
+    return y + 1
+y = torch.compile(reduced, backend="eager", fullgraph=True)(torch.ones(2))
+assert y.tolist() == [size + 1.0] * 2, y
+
+segment = Segment.attach(int(os.environ["RANKWISE_SEGMENT_FD"]))
+book = read_book(segment, rank, 0)
+assert all(call.stage.name == "DONE" for call in book.calls), book.calls
+elsewhere = [call for call in book.calls if not call.place.startswith("train.py:")]
+assert not elsewhere, elsewhere
+if rank == 0:
+    for call in book.calls:
+        group = book.groups[call.group] if call.group else None
+        print(call.text.replace("#?", f"#{call.number}"), "|", group and group.label)
+"""
+
+
+def test_every_call_of_a_healthy_program_is_entered_with_its_line(tmp_path: Path) -> None:
+    done = run_program(tmp_path, "torch", HEALTHY, nprocs=2)
+
+    assert done.code == 0, done.stderr
+    told = [line.removeprefix("[default0]:") for line in done.lines]
+    assert told[13].startswith("all_gather #12 of "), "the pickles of an object"
+    assert told[:13] == [
+        "all_reduce #1 (max) of (4096,) float32 | ",
+        "broadcast #2 from rank 1 of (4096,) float32 | ",
+        "reduce #3 (sum) to rank 0 of (4096,) float32 | ",
+        "all_gather #4 of (3,) float32 | ",
+        "all_gather_into_tensor #5 of (2,) float32 | ",
+        "gather #6 to rank 0 of (3,) float32 | ",
+        "scatter #7 from rank 0 of (2,) float32 | ",
+        "reduce_scatter_tensor #8 (sum) of (4,) float32 | ",
+        "reduce_scatter #9 (sum) of (2,) float32 | ",
+        "all_to_all_single #10 of (4,) float32 | ",
+        "all_reduce #1 (sum) of (4096,) float32 | [0, 1]",
+        "send of (4096,) float32 to rank 1 | None",
+        "all_gather #11 of (1,) int64 | ",
+    ], done.stdout
+
+
+def test_ranks_that_a_server_forks_after_it_has_imported_torch_have_books_too(
+    tmp_path: Path,
+) -> None:
+    options = ("--start-method=forkserver", "--preload=torch.distributed")
+
+    done = run_program(tmp_path, "torch", EARLY, *options)
+
+    assert root_cause_in(done).startswith("rank 1 was done after all_reduce #200 "), done.stderr

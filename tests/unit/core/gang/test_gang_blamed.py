@@ -1,0 +1,76 @@
+"""Workers for which others wait in vain: found out by those who can read their books."""
+
+from rankwise.base.failure import FailureCause, OutcomeStatus
+from rankwise.base.units import Duration, Instant
+from rankwise.core.gang.state import Phase
+from rankwise.core.gang.vocabulary import (
+    DumpStacks,
+    Finish,
+    RanksBlamed,
+    SignalWorker,
+    StacksDumped,
+    Sweep,
+    Swept,
+    WorkerReported,
+)
+from rankwise.testing.gangs import error_record, exited, running_gang
+
+SIGTERM = 15
+REASON = "rank 1 has not come to barrier #2, in which ranks 0, 2 wait"
+
+
+def test_all_show_where_they_stand_before_anybody_is_told_to_stop() -> None:
+    gang = running_gang(size=3, stacks_timeout=Duration(7))
+
+    shown = gang.handle(RanksBlamed((1,), 0, REASON), Instant(5))
+    deadline = gang.next_deadline
+    stopped = gang.handle(StacksDumped(0), Instant(6))
+
+    assert shown == [DumpStacks(0)]
+    assert deadline == Instant(12)
+    assert stopped == [SignalWorker(rank, 0, SIGTERM) for rank in range(3)]
+
+
+def test_who_is_to_blame_is_the_root_cause_though_others_failed_before() -> None:
+    gang = running_gang(size=2)
+    gang.handle(WorkerReported(0, 0, error_record("Timed out", raised_at=3)), Instant(4))
+
+    gang.handle(RanksBlamed((1,), 0, REASON), Instant(5))
+    gang.handle(exited(0, 1, at=6), Instant(6))
+    gang.handle(StacksDumped(0), Instant(7))
+    gang.handle(exited(1, -SIGTERM, at=8), Instant(8))
+    (finish,) = gang.handle(Swept(0), Instant(9))
+
+    assert isinstance(finish, Finish)
+    told = [(each.local_rank, each.cause, each.at) for each in finish.outcome.failures]
+    assert told == [
+        (1, FailureCause.OUT_OF_STEP, Instant(5)),
+        (0, FailureCause.RAISED, Instant(3)),
+    ]
+    assert finish.outcome.failures[0].detail == REASON
+
+
+def test_a_worker_that_had_ended_well_has_failed_if_others_waited_for_it() -> None:
+    gang = running_gang(size=2)
+    gang.handle(exited(1, 0, at=2), Instant(2))
+
+    gang.handle(RanksBlamed((1,), 0, REASON), Instant(5))
+    effects = gang.handle(exited(0, 1, at=6), Instant(6))
+    (finish,) = gang.handle(Swept(0), Instant(9))
+
+    assert effects == [Sweep(0)]
+    assert isinstance(finish, Finish)
+    assert finish.outcome.status is OutcomeStatus.FAILED
+    assert finish.outcome.failures[0].local_rank == 1
+
+
+def test_nobody_is_accused_of_another_attempt_or_when_all_are_being_stopped() -> None:
+    gang = running_gang(size=2)
+
+    early = gang.handle(RanksBlamed((1,), 7, REASON), Instant(1))
+    gang.handle(exited(0, 3, at=2), Instant(2))
+    late = gang.handle(RanksBlamed((1,), 0, REASON), Instant(3))
+
+    assert (early, late) == ([], [])
+    assert gang.phase is Phase.STOPPING
+    assert not gang.workers[1].blame

@@ -1,0 +1,81 @@
+"""How a rank for which others waited in vain is told."""
+
+import pytest
+
+from rankwise.base.failure import ExitStatus, Failure, FailureCause, Outcome, OutcomeStatus
+from rankwise.base.units import Instant
+from rankwise.launch.failure_report import ReportContext, render_plain
+from rankwise.launch.failure_report.stacks import innermost_frames, place_in_program
+
+STACKS = """Current thread 0x00007f (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 327 in wait
+  File "/home/me/loader.py", line 31 in read
+  File "/home/me/train.py", line 80 in <module>
+"""
+IN_A_COLLECTIVE = """Current thread 0x00007f (most recent call first):
+  File "/env/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 3252 in all_reduce
+  File "/env/lib/python3.11/site-packages/rankwise/drivers/real/worker/torch_calls.py", line 9 in call
+  File "/home/me/train.py", line 88 in <module>
+"""  # noqa: E501
+ABSENCE = "rank 1 has not come to barrier #2 (train.py:88), in which rank 0 waits"
+DISAGREEMENT = "call #2: rank 1 called barrier (train.py:88), rank 0 called broadcast (train.py:90)"
+
+
+def report_of(detail: str, stacks: str, code: int = -15) -> str:
+    root = Failure(
+        local_rank=1,
+        attempt=0,
+        cause=FailureCause.OUT_OF_STEP,
+        at=Instant(5),
+        exit=ExitStatus(code),
+        detail=detail,
+        stacks=stacks,
+        ended_by_us=code < 0,
+        rank=1,
+    )
+    waiting = Failure(
+        local_rank=0,
+        attempt=0,
+        cause=FailureCause.EXITED,
+        at=Instant(5),
+        exit=ExitStatus(1),
+        rank=0,
+    )
+    outcome = Outcome(status=OutcomeStatus.FAILED, attempts=1, failures=(root, waiting))
+    return render_plain(outcome, ReportContext(program="train.py", nprocs=2))
+
+
+def test_the_culprit_is_told_with_where_it_is() -> None:
+    report = report_of(ABSENCE, STACKS)
+
+    assert report.splitlines()[:3] == [
+        "train.py failed",
+        "  rank 0 exited with code 1 (a consequence)",
+        f"root cause: {ABSENCE}: it is at loader.py:31, in read",
+    ]
+    assert "where it is, innermost call first:" in report
+    assert "SIGTERM" not in report, "how we ended it tells nothing"
+
+
+def test_a_place_that_is_told_is_not_told_again() -> None:
+    assert f"root cause: {DISAGREEMENT}\n" in report_of(DISAGREEMENT, IN_A_COLLECTIVE)
+
+
+def test_a_rank_that_had_ended_is_nowhere() -> None:
+    report = report_of("rank 1 was done after barrier #1", "", code=0)
+
+    assert "root cause: rank 1 was done after barrier #1\n" in report
+    assert "where it is" not in report
+    assert "ended: exit code 0" in report
+
+
+@pytest.mark.parametrize(
+    ("stacks", "place"),
+    [(STACKS, "loader.py:31, in read"), (IN_A_COLLECTIVE, "train.py:88"), ("", "")],
+)
+def test_a_place_is_one_of_the_program(stacks: str, place: str) -> None:
+    assert place_in_program(stacks) == place
+
+
+def test_how_a_collective_works_inside_is_left_out() -> None:
+    assert innermost_frames(IN_A_COLLECTIVE) == ('  File "/home/me/train.py", line 88 in <module>',)

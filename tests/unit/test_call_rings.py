@@ -1,0 +1,213 @@
+"""What a rank enters in its book is what its agent reads, at any moment."""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from rankwise.core.ledger import Fate, Stage
+from rankwise.drivers.real import segments
+from rankwise.drivers.real.call_rings import calls_begun, read_book
+from rankwise.drivers.real.segments import Segment
+from rankwise.drivers.real.worker import call_ring
+from rankwise.drivers.real.worker.call_ring import (
+    DONE,
+    ENTRIES,
+    GROUPS_MAX,
+    ISSUED,
+    CallRing,
+    words_of,
+)
+
+TEXT = "all_reduce #? (sum) of (4,) float32"
+WORDS = words_of(TEXT, ("/home/me/train.py", 88))
+
+
+@pytest.fixture
+def segment(monkeypatch: pytest.MonkeyPatch) -> Iterator[Segment]:
+    with Segment.create(4) as made:
+        monkeypatch.setenv("RANKWISE_SEGMENT_FD", str(made.fd))
+        monkeypatch.setenv("RANKWISE_LOCAL_RANK", "1")
+        monkeypatch.setenv("RANK", "9")
+        monkeypatch.delenv("RANKWISE_LEDGER", raising=False)
+        call_ring.forget_ring()
+        yield made
+        call_ring.forget_ring()
+
+
+def attached() -> CallRing:
+    ring = call_ring.ring_of_process()
+    assert ring is not None
+    return ring
+
+
+def test_the_agent_knows_how_long_a_book_is() -> None:
+    assert segments.CALLS_BYTES == call_ring.AREA_BYTES
+
+
+def test_a_call_is_read_as_it_was_entered(segment: Segment) -> None:
+    ring = attached()
+    group = ring.add_group("torch 0 0", "dp", 16, range(6, 22))
+
+    first = ring.begin(group, 77, WORDS)
+    ring.end(first, DONE)
+    ring.begin(group, 78, WORDS)
+    book = read_book(segment, 1, 8)
+
+    assert book is not None
+    assert (book.rank, book.fate, book.counts) == (9, Fate.LIVES, {"torch 0 0": 2})
+    assert book.groups["torch 0 0"].label == "dp"
+    assert book.groups["torch 0 0"].size == 16
+    assert book.groups["torch 0 0"].members == (8, 9, 10, 11)
+    assert [call.stage for call in book.calls] == [Stage.DONE, Stage.WAITING]
+    assert [call.number for call in book.calls] == [1, 2]
+    assert [call.match for call in book.calls] == [77, 78]
+    assert (book.calls[1].text, book.calls[1].place) == (TEXT, "train.py:88")
+    assert book.standing == (book.calls[1],)
+
+
+def test_a_message_belongs_to_no_group(segment: Segment) -> None:
+    attached().begin(None, 0, WORDS, 10)
+
+    book = read_book(segment, 1, 8)
+
+    assert book is not None
+    assert (book.calls[0].group, book.calls[0].peer) == ("", 10)
+
+
+def test_the_latest_calls_are_kept_and_all_are_counted(segment: Segment) -> None:
+    ring = attached()
+    group = ring.add_group("g", "", 4, range(8, 12))
+
+    for _ in range(3 * ENTRIES):
+        ring.end(ring.begin(group, 1, WORDS), ISSUED)
+    book = read_book(segment, 1, 8)
+
+    assert book is not None
+    assert book.counts == {"g": 3 * ENTRIES}
+    assert calls_begun(segment, 1) == 3 * ENTRIES
+    # The oldest is left out, since it could be about to be written over.
+    assert [call.number for call in book.calls] == [*range(2 * ENTRIES + 2, 3 * ENTRIES + 1)]
+
+
+def test_what_is_read_while_a_rank_writes_is_whole(segment: Segment) -> None:
+    ring = attached()
+    group = ring.add_group("g", "", 4, range(8, 12))
+    is_over = threading.Event()
+
+    def write() -> None:
+        for number in range(1, 30_000):
+            ring.end(ring.begin(group, number, words_of(f"n{number}", ("train.py", 1))), DONE)
+        is_over.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    looks = 0
+    while not is_over.is_set() or not looks:
+        book = read_book(segment, 1, 8)
+        assert book is not None
+        assert all(call.text == f"n{call.match}" for call in book.calls)
+        assert all(call.number == call.match for call in book.calls)
+        looks += 1
+    writer.join()
+
+
+def test_threads_enter_each_call_once(segment: Segment) -> None:
+    ring = attached()
+    group = ring.add_group("g", "", 4, range(8, 12))
+
+    def write() -> None:
+        for _ in range(60):
+            ring.end(ring.begin(group, 1, WORDS), DONE)
+
+    threads = [threading.Thread(target=write) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    book = read_book(segment, 1, 8)
+
+    assert book is not None
+    assert sorted(call.number for call in book.calls) == list(range(1, 241))
+
+
+def test_who_is_done_says_so_until_the_next_call(segment: Segment) -> None:
+    ring = attached()
+    group = ring.add_group("g", "", 4, range(8, 12))
+    ring.end(ring.begin(group, 1, WORDS), DONE)
+
+    ring.be_done()
+    done = read_book(segment, 1, 8)
+    ring.begin(group, 1, WORDS)
+    again = read_book(segment, 1, 8)
+
+    assert done is not None
+    assert again is not None
+    assert (done.fate, done.standing) == (Fate.LEFT, ())
+    assert again.fate is Fate.LIVES
+
+
+def test_a_rank_without_a_call_has_a_book_once_it_could_make_one(segment: Segment) -> None:
+    assert read_book(segment, 1, 8) is None
+
+    attached()
+    book = read_book(segment, 1, 8)
+
+    assert book is not None
+    assert book.calls == ()
+
+
+def test_groups_that_have_no_room_are_refused(segment: Segment) -> None:
+    ring = attached()
+
+    made = [ring.add_group(f"g{number}", "", 4, ()) for number in range(GROUPS_MAX + 1)]
+
+    assert all(group is not None for group in made[:-1])
+    assert made[-1] is None
+
+
+def test_a_process_that_the_rank_has_forked_is_no_rank(segment: Segment) -> None:
+    attached()
+
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if call_ring.ring_of_process() is None else 1)
+
+    assert os.waitpid(pid, 0)[1] == 0
+    assert attached() is call_ring.ring_of_process()
+    assert segment.fd >= 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("RANKWISE_SEGMENT_FD", "0"),
+        ("RANKWISE_SEGMENT_FD", "987"),
+        ("RANKWISE_SEGMENT_FD", "seven"),
+        ("RANKWISE_LOCAL_RANK", "4"),
+        ("RANKWISE_LEDGER", "0"),
+    ],
+)
+def test_without_a_segment_or_when_it_is_not_wanted_nothing_is_entered(
+    name: str, value: str, segment: Segment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+
+    assert call_ring.ring_of_process() is None
+    assert read_book(segment, 1, 8) is None
+
+
+def test_the_writer_needs_nothing_of_rankwise() -> None:
+    source = (
+        f"import sys; sys.modules['rankwise'] = None; sys.path.insert(0, {os.path.dirname(call_ring.__file__)!r});"  # noqa: E501, PTH120
+        "import call_ring, torch_calls; print(call_ring.ring_of_process())"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, check=True, env={}
+    )
+
+    assert done.stdout == "None\n"
