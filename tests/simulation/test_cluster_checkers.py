@@ -11,6 +11,8 @@ from rankwise.base.keys import Put, Snapshot, Transaction
 from rankwise.base.units import DURATION_MAX, MILLISECOND, SECOND, Duration, Instant, after
 from rankwise.core.agent.machine import Agent
 from rankwise.core.agent.vocabulary import AgentSpec
+from rankwise.core.gang.machine import Gang
+from rankwise.core.gang.vocabulary import Effect as GangEffect
 from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig
 from rankwise.core.rendezvous.in_flight import Purpose
 from rankwise.core.rendezvous.lead import WrittenRound
@@ -293,6 +295,21 @@ class WaitsForTheOthersForEver(Agent):
         self._deadline = after(now, Duration(3600 * SECOND))
 
 
+class GangThatDoesNotWait(Gang):
+    """A gang that pauses before all of its ranks have left their functions."""
+
+    def _clear_if_all_yielded(self, now: Instant) -> list[GangEffect]:
+        return self._begin_clearing(now)
+
+
+class CallsRanksThatDoNotWait(Agent):
+    """A node that is ready for the next round while ranks of it may still be in the last."""
+
+    def __init__(self, spec: AgentSpec) -> None:
+        super().__init__(spec)
+        self.make_gang = GangThatDoesNotWait
+
+
 @pytest.mark.parametrize(
     "kind",
     [
@@ -315,6 +332,7 @@ def test_a_broken_rendezvous_is_caught(kind: type[Rendezvous]) -> None:
     "kind",
     [
         ReadyTooEarly,
+        CallsRanksThatDoNotWait,
         SaysNothingInTheEnd,
         TakesPartInAnyJob,
         OutlivesItsStore,

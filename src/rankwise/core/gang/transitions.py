@@ -10,6 +10,7 @@ from rankwise.core.gang.state import Phase
 from rankwise.core.gang.vocabulary import (
     GuardianLost,
     ProgressLooked,
+    RecallRequested,
     Resumed,
     StacksDumped,
     Started,
@@ -24,17 +25,17 @@ from rankwise.core.gang.vocabulary import (
 TRANSITIONS: dict[Phase, dict[Phase, tuple[type, ...]]] = {
     Phase.IDLE: {Phase.STARTING: (Started,)},
     Phase.STARTING: {
-        Phase.RUNNING: (WorkerSpawned,),
-        Phase.STOPPING: (StopRequested, Ticked, WorkerExited, WorkerRefused),
-        Phase.KILLING: (StopRequested, Ticked, WorkerExited, WorkerRefused),
-        Phase.SWEEPING: (StopRequested,),
+        Phase.RUNNING: (Resumed, Swept, WorkerSpawned),
+        Phase.STOPPING: (RecallRequested, StopRequested, Ticked, WorkerExited, WorkerRefused),
+        Phase.KILLING: (RecallRequested, StopRequested, Ticked, WorkerExited, WorkerRefused),
+        Phase.SWEEPING: (RecallRequested, StopRequested),
         Phase.FINISHED: (GuardianLost,),
     },
     Phase.RUNNING: {
         Phase.DUMPING: (ProgressLooked,),
-        Phase.RECALLING: (WorkerExited,),
-        Phase.STOPPING: (StopRequested, Ticked, WorkerExited),
-        Phase.KILLING: (StopRequested, Ticked, WorkerExited),
+        Phase.RECALLING: (RecallRequested, WorkerExited, WorkerSpawned),
+        Phase.STOPPING: (RecallRequested, StopRequested, Ticked, WorkerExited, WorkerSpawned),
+        Phase.KILLING: (RecallRequested, StopRequested, Ticked, WorkerExited, WorkerSpawned),
         Phase.SWEEPING: (WorkerExited,),
         Phase.FINISHED: (GuardianLost,),
     },
@@ -45,7 +46,7 @@ TRANSITIONS: dict[Phase, dict[Phase, tuple[type, ...]]] = {
         Phase.FINISHED: (GuardianLost,),
     },
     Phase.RECALLING: {
-        Phase.CLEARING: (WorkerSaid,),
+        Phase.CLEARING: (WorkerExited, WorkerSaid),
         Phase.STOPPING: (StopRequested,),
         Phase.KILLING: (StopRequested, Ticked),
         Phase.SWEEPING: (WorkerExited,),

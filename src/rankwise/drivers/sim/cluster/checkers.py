@@ -6,7 +6,8 @@ machines but the words in which they write.
 
 - One round is current at a time: what is written follows lawfully on what was written before; no
   worker is born while one of an earlier round lives.
-- No rank is held by two living workers.
+- No rank is held by two living workers. One that has left its function (`rankwise.recover`) holds
+  none until it is called again: then it is born, and what is said of those that are born holds.
 - A restart is spent for each round that ended by a failure, once, and for no other; never more than
   there are.
 - No round ends because a node goes that is done: with leave, by SIGKILL, leading or not.
@@ -446,6 +447,8 @@ class ClusterChecker:
         """An agent has told what became of the run."""
         if node.living:
             self._broken(f"{node.node_id} ends, and its workers live: {sorted(node.living)}")
+        if any(worker.is_alive for worker in node.waiting.values()):
+            self._broken(f"{node.node_id} ends, and ranks wait there to be called again")
         if finished.verdict is None and finished.refusal is None and not finished.detail:
             self._broken(f"{node.node_id} ends and does not say why")
         self.finished[node.node_id] = finished
