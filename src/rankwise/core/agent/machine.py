@@ -540,7 +540,7 @@ class Agent:
             self._refuse(why, "they are stuck in the kernel; look at the machine's disks", now)
         elif self.rendezvous.is_dissolved or not (is_done or self._is_stop_agreed):
             self._get_ready_again(now)
-        elif self._is_stop_agreed:
+        elif self._is_stop_agreed or self._is_going:
             self._await_verdict(now)
 
     def _get_ready_again(self, now: Instant) -> None:

@@ -27,7 +27,7 @@ machines but the words in which they write.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import NoReturn
 
@@ -48,6 +48,7 @@ from rankwise.drivers.sim.cluster.node import SimulatedNode, Worker
 HEAD_START = 50 * MILLISECOND
 """How much earlier a death by signal counts: spelled again, so that a change is noticed."""
 SELF_INFLICTED_SIGNALS = (6, 13)
+SIGTERM = 15
 
 
 class InvariantBroken(SimulationError):
@@ -500,9 +501,10 @@ class ClusterChecker:
         if root.cause is FailureCause.NOT_STARTED:
             return
         culprits = [worker for worker in last.workers if worker.failed_at is not None]
-        signalled = {worker.rank for worker in last.workers if worker.was_signalled}
-        if root.rank in signalled and any(worker.lost_peer for worker in culprits):
-            return  # what others have lost is that rank, before their agents heard of a stop
+        if any(worker.lost_peer for worker in culprits):
+            # What they have lost may be a rank that a scheduler has signalled. It has not failed,
+            # but explains what came after its death, where no agent had heard of a stop.
+            culprits += [_as_death(worker) for worker in last.workers if _is_struck(worker)]
         told = [worker for worker in culprits if worker.rank == root.rank]
         if not told:
             self._broken(f"the root cause is told to be {root}, and the truth is {culprits}")
@@ -557,6 +559,15 @@ class ClusterChecker:
 
     def _broken(self, what: str) -> NoReturn:
         raise InvariantBroken(f"at {self._now() / SECOND:.6f} s: {what}")
+
+
+def _is_struck(worker: Worker) -> bool:
+    """Whether it died of a signal of somebody else than its agent."""
+    return worker.was_signalled and worker.failed_at is None and worker.ended_at is not None
+
+
+def _as_death(worker: Worker) -> Worker:
+    return replace(worker, failed_at=worker.ended_at, died_by=SIGTERM)
 
 
 def _may_be_root(told: Worker, culprits: Iterable[Worker], slack: int) -> bool:

@@ -85,6 +85,8 @@ class Worker:
     is_told_to_die: bool = False
     was_signalled: bool = False
     """Whether somebody else than its agent told it to end."""
+    ended_at: Instant | None = None
+    """True time."""
     recovers: bool = False
     """Whether it runs a function that can be called again."""
     fell_at: Instant | None = None
@@ -527,7 +529,7 @@ class SimulatedNode:
             worker = worker.called_again_as
         if not worker.is_alive:
             return
-        worker.is_alive = False
+        worker.is_alive, worker.ended_at = False, self._agenda_now()
         if (worker.round, worker.local_rank) in self.living:
             self.living.discard((worker.round, worker.local_rank))
             self._witness.ended(worker)
