@@ -11,6 +11,8 @@ from rankwise.base.keys import Put, Snapshot, Transaction
 from rankwise.base.units import DURATION_MAX, MILLISECOND, SECOND, Duration, Instant, after
 from rankwise.core.agent.machine import Agent
 from rankwise.core.agent.vocabulary import AgentSpec
+from rankwise.core.gang.machine import Gang
+from rankwise.core.gang.vocabulary import Effect as GangEffect
 from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig
 from rankwise.core.rendezvous.in_flight import Purpose
 from rankwise.core.rendezvous.lead import WrittenRound
@@ -142,6 +144,15 @@ class BlamesAnybody(Changes):
         if verdict is None or verdict.root is None:
             return round_
         root = msgspec.structs.replace(verdict.root, rank=verdict.root.rank + 1)
+        return msgspec.structs.replace(round_, verdict=msgspec.structs.replace(verdict, root=root))
+
+
+class BlamesRank1(Changes):
+    def changed(self, round_: Round) -> Round:
+        verdict = round_.verdict
+        if verdict is None or verdict.root is None:
+            return round_
+        root = msgspec.structs.replace(verdict.root, rank=1)
         return msgspec.structs.replace(round_, verdict=msgspec.structs.replace(verdict, root=root))
 
 
@@ -292,6 +303,21 @@ class WaitsForTheOthersForEver(Agent):
         self._deadline = after(now, Duration(3600 * SECOND))
 
 
+class GangThatDoesNotWait(Gang):
+    """A gang that pauses before all of its ranks have left their functions."""
+
+    def _clear_if_all_yielded(self, now: Instant) -> list[GangEffect]:
+        return self._begin_clearing(now)
+
+
+class CallsRanksThatDoNotWait(Agent):
+    """A node that is ready for the next round while ranks of it may still be in the last."""
+
+    def __init__(self, spec: AgentSpec) -> None:
+        super().__init__(spec)
+        self.make_gang = GangThatDoesNotWait
+
+
 @pytest.mark.parametrize(
     "kind",
     [
@@ -302,18 +328,23 @@ class WaitsForTheOthersForEver(Agent):
     ],
 )  # fmt: skip
 def test_a_broken_rendezvous_is_caught(kind: type[Rendezvous]) -> None:
+    assert any(is_caught(seed, with_rendezvous(kind)) for seed in range(SEEDS))
+
+
+def with_rendezvous(kind: type[Rendezvous]) -> Callable[[AgentSpec], Agent]:
     def make_agent(spec: AgentSpec) -> Agent:
         agent = Agent(spec)
         agent.rendezvous = kind(spec.run_id, spec.rendezvous, spec.offer)
         return agent
 
-    assert any(is_caught(seed, make_agent) for seed in range(SEEDS))
+    return make_agent
 
 
 @pytest.mark.parametrize(
     "kind",
     [
         ReadyTooEarly,
+        CallsRanksThatDoNotWait,
         SaysNothingInTheEnd,
         TakesPartInAnyJob,
         OutlivesItsStore,
@@ -447,6 +478,37 @@ def test_blaming_ranks_that_were_signalled_before_their_agents_is_caught(
 
     with pytest.raises(InvariantBroken, match="the root cause is told to be"):
         ClusterWorld(signalled_first(), 0).run()
+
+
+def test_blaming_a_rank_that_was_signalled_after_another_had_failed_is_caught() -> None:
+    """Rank 0 fails, rank 2 loses it as a peer, and only then is rank 1 signalled."""
+    latency = Duration(20 * MILLISECOND)
+    plan = ClusterPlan(
+        nodes=3,
+        rendezvous=RendezvousConfig(nodes_min=3, nodes_max=3, last_call=Duration(0)),
+        network=Network(latency_min=latency, latency_max=latency),
+        workers=Workers(cascade=50, stubborn=100),
+        grace=Duration(SECOND),
+        happenings=(
+            FailWorker(at=Instant(9 * SECOND), node=0, raises="ValueError"),
+            Preempt(
+                at=Instant(9 * SECOND + 300 * MILLISECOND),
+                node=1,
+                ranks_before=Duration(200 * MILLISECOND),
+            ),
+        ),
+    )
+
+    def story(seed: int) -> set[tuple[int, bool, bool]]:
+        """Rank, whether it has lost a peer, whether a scheduler has signalled it."""
+        (only,) = ClusterWorld(plan, seed).run().rounds.values()
+        return {(each.rank, each.lost_peer, each.was_signalled) for each in only.workers}
+
+    wanted = {(0, False, False), (1, False, True), (2, True, False)}
+    seed = next(seed for seed in range(60) if story(seed) == wanted)
+
+    with pytest.raises(InvariantBroken, match="the root cause is told to be"):
+        ClusterWorld(plan, seed, make_agent=with_rendezvous(BlamesRank1)).run()
 
 
 def signalled_first() -> ClusterPlan:

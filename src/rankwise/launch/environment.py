@@ -34,6 +34,9 @@ VARIABLES_OF_RANKS = frozenset(
     }
 )
 """What workers are told of their place, whatever else their environment says."""
+LISTENER_VARIABLE = "RANKWISE_COLLECTIVES_FD"
+VARIABLES_AMONG_NODES = ("RANKWISE_COLLECTIVES_KEY", LISTENER_VARIABLE)
+"""What they find only where they have peers on other nodes."""
 
 
 def worker_environment(
@@ -111,8 +114,7 @@ def inherited_environment() -> dict[str, str]:
         "RANKWISE_SEGMENT_FD",
         "RANKWISE_STOP_FD",
         "RANKWISE_RECOVER_FD",
-        "RANKWISE_COLLECTIVES_FD",
-        "RANKWISE_COLLECTIVES_KEY",
+        *VARIABLES_AMONG_NODES,
         "TORCHELASTIC_ERROR_FILE",
     }
     return {name: value for name, value in os.environ.items() if name not in own}

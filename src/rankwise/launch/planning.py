@@ -20,10 +20,12 @@ from rankwise.drivers.real.logs.pump import StreamPump
 from rankwise.drivers.real.logs.tail import Tail
 from rankwise.drivers.real.logs.terminal import colour_is_wanted, colour_of
 from rankwise.drivers.real.process_host import WorkerPlan, WorkerStream
-from rankwise.drivers.real.segments import STOP_VARIABLE, Segment
+from rankwise.drivers.real.segments import SEGMENT_VARIABLE, STOP_VARIABLE, Segment
 from rankwise.launch.commands import worker_order
 from rankwise.launch.compiled_script import compiled_script
 from rankwise.launch.environment import (
+    LISTENER_VARIABLE,
+    VARIABLES_AMONG_NODES,
     VARIABLES_OF_RANKS,
     inherited_environment,
     worker_environment,
@@ -79,8 +81,7 @@ class JobPlanner:
         self._exit.callback(os.close, self.stop_fd)
         self.collectives_fd = -1
         """The socket where ranks of all nodes come to be connected, if rank 0 is on this one."""
-        # Among several nodes, all of them begin again together.
-        self._recovers = restarts_allowed(job) > 0 and (job.cluster is None or job.cluster.is_alone)
+        self._recovers = restarts_allowed(job) > 0
         self._payload_fd = self._store_payload()
         self._filters: dict[Streams, DuplicateFilter] = {}
         self.destinations = self._earlier = Destinations()
@@ -148,7 +149,9 @@ class JobPlanner:
             recovers=self._recovers,
         )
 
-    def call_again(self, local_rank: int, attempt: int) -> tuple[dict[str, str], tuple[int, ...]]:
+    def call_again(
+        self, local_rank: int, attempt: int
+    ) -> tuple[dict[str, str | None], dict[str, int]]:
         """Say in which world a worker that lives on is called again.
 
         It goes on writing to the files of the attempt that it was made for; workers that are made
@@ -166,8 +169,11 @@ class JobPlanner:
         environment = worker_environment(
             self._job, self.world, local_rank=local_rank, attempt=attempt, inherited={}
         )
-        names = VARIABLES_OF_RANKS & environment.keys()
-        return {name: environment[name] for name in sorted(names)}, (self._segment.fd,)
+        descriptors = {SEGMENT_VARIABLE: self._segment.fd}
+        if self.collectives_fd >= 0 and local_rank == 0:
+            descriptors[LISTENER_VARIABLE] = self.collectives_fd
+        names = (*sorted(VARIABLES_OF_RANKS & environment.keys()), *VARIABLES_AMONG_NODES)
+        return {name: environment.get(name) for name in names}, descriptors
 
     def _continue_as(self, attempt: int) -> None:
         """Begin an attempt some of whose workers are those of the one before."""
@@ -223,7 +229,7 @@ class JobPlanner:
             STOP_VARIABLE: self.stop_fd,
         }
         if self.collectives_fd >= 0 and local_rank == 0:
-            descriptors["RANKWISE_COLLECTIVES_FD"] = self.collectives_fd
+            descriptors[LISTENER_VARIABLE] = self.collectives_fd
         if self._payload_fd >= 0:
             descriptors["RANKWISE_PAYLOAD_FD"] = self._payload_fd
         return descriptors

@@ -68,8 +68,12 @@ def recover(function: Callable[[], R], *, timeout: float = RECALL_TIMEOUT_S) -> 
     An exception that the function raises is held back for up to a second, until it is known whether
     it comes of another rank's death. If not, it is raised here, and the rank fails.
 
-    Without restarts, on several nodes, on simulated ranks and without a launcher the function is
-    called, and that is all: a failure then starts all ranks again, as ever.
+    Among several nodes the same happens on all of them. A node that was lost is replaced by a
+    spare, or by its own return, or is done without (`--nnodes 2:4`): so ranks may change their
+    numbers, and there may be more or fewer of them.
+
+    Without restarts, on simulated ranks and without a launcher the function is called, and that is
+    all: a failure then starts all ranks again, as ever.
 
     Args:
         function: takes nothing; makes its process groups, and whatever else belongs to one world of
@@ -131,6 +135,8 @@ class RecoverableRank:
         self._is_armed = False
         self._is_running = False
         self._held: Exception | None = None
+        self._earlier_connections: frozenset[int] | None = None
+        """Those that the function has not made; None where no peer is on another machine."""
         signal.signal(RECALL_SIGNAL, self._on_signal)
         threading.Thread(target=self._listen, name="rankwise-recover", daemon=True).start()
 
@@ -160,6 +166,7 @@ class RecoverableRank:
         from rankwise.core.gang.vocabulary import Said  # noqa: PLC0415  # as above
 
         try:
+            self._earlier_connections = _connections_to_keep()
             try:
                 self._is_armed = True
                 if self._is_recalled:
@@ -213,7 +220,7 @@ class RecoverableRank:
             self._is_recalled = is_recall
             self._words.put(heard)
             if is_recall:
-                _interrupt_waits(heard[0].peers)
+                _interrupt_waits(heard[0].peers, self._earlier_connections)
                 signal.pthread_kill(self._main, RECALL_SIGNAL)
             heard = hear(self._line)
         self._words.put(None)
@@ -242,7 +249,14 @@ def _let_go_of(error: BaseException) -> None:
             each.__traceback__ = None
 
 
-def _interrupt_waits(peers: tuple[int, ...]) -> None:
+def _connections_to_keep() -> frozenset[int] | None:
+    """The connections of before the function is called, if it has peers on other machines."""
+    from rankwise.drivers.real.peer_connections import connections  # noqa: PLC0415  # rare
+
+    return connections() if "RANKWISE_COLLECTIVES_KEY" in os.environ else None
+
+
+def _interrupt_waits(peers: tuple[int, ...], earlier: frozenset[int] | None) -> None:
     """Let threads that wait for another rank in C code come back with an error.
 
     NCCL can be told to. Gloo and torch's store cannot: they come back when connections end.
@@ -254,15 +268,18 @@ def _interrupt_waits(peers: tuple[int, ...]) -> None:
         for group in list(c10d._world.pg_names):  # noqa: SLF001  # no public list
             with suppress(Exception):  # it may be in any state, and is given up anyway
                 group.abort()
-    end_connections_to(peers)
+    end_connections_to(peers, but_for=earlier)
 
 
 def _give_up_world() -> None:
     """Destroy what joins this rank to the others."""
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
-    if c10d is not None and c10d.is_initialized():
+    if c10d is not None:
         with suppress(Exception):  # as above
-            c10d.destroy_process_group()
+            if c10d.is_initialized():
+                c10d.destroy_process_group()
+            # Groups find each other by this count. One that was about to be made has raised it.
+            c10d._world.group_count = 0  # noqa: SLF001  # as above
     default = sys.modules.get("rankwise.collectives.default")
     if default is not None:
         default.forget_communicator()
@@ -279,7 +296,14 @@ def _enter_world(word: "AgentWord", descriptors: list[int]) -> None:
     """Take on the variables of the new world, and the memory that its ranks on this node share."""
     from rankwise.drivers.real.segments import SEGMENT_VARIABLE  # noqa: PLC0415  # as above
 
-    os.environ.update(word.environment)
-    for descriptor in descriptors:
-        os.dup2(descriptor, int(os.environ[SEGMENT_VARIABLE]))
-        os.close(descriptor)
+    for name, value in word.environment.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    for name, descriptor in zip(word.descriptors, descriptors, strict=False):
+        if name == SEGMENT_VARIABLE:  # which is ours still
+            os.dup2(descriptor, int(os.environ[name]))
+            os.close(descriptor)
+        else:
+            os.environ[name] = str(descriptor)

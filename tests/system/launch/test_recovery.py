@@ -294,6 +294,25 @@ print("result", rankwise.recover(train, timeout=100), flush=True)
 """
 
 
+def test_ranks_are_called_again_that_were_making_their_process_group(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    early = """
+    rankwise.collectives.barrier()
+    if n == 0 and rank == 2: os.kill(os.getpid(), signal.SIGKILL)
+    dist.init"""
+    script = write_program(tmp_path, DDP.replace("    dist.init", early))
+
+    done = run(
+        "run", "--nproc-per-node=4", "--max-restarts=1", "--start-method=forkserver",
+        "--preload=torch,torch._dynamo", script,
+    )  # fmt: skip
+
+    assert done.code == 0, done.stderr
+    assert set(calls(done)[1]) == {0, 1, 2, 3}
+    assert sum("born" in line for line in done.lines) < 8  # one may be stuck in a connect
+    assert results(done) == 4
+
+
 def test_a_ddp_model_trains_on_after_a_kill(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     script = write_program(tmp_path, DDP)

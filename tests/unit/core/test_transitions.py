@@ -40,6 +40,7 @@ from rankwise.core.gang.vocabulary import (
     LookForProgress,
     ProgressLooked,
     RanksBlamed,
+    RecallRequested,
     Resumed,
     Said,
     SpawnWorker,
@@ -137,6 +138,7 @@ class World:
         """Orders that have not been answered."""
         self.alive: list[tuple[int, int]] = []
         self.stops = 0
+        self.recalls = 0
 
     def facts(self) -> Iterator[Any]:
         """Whatever may happen next."""
@@ -202,6 +204,8 @@ class NodeWorld(World):
                 yield WorkerSaid(rank, attempt, word, Duration(3))
         if gang is machine and gang.phase in (Phase.CLEARING, Phase.PAUSED):
             yield Resumed(1, recovers=False)
+        if gang is machine and not self.recalls and not self.stops:
+            yield RecallRequested()
 
     def answers(self, order: Any) -> Iterator[Any]:
         match order:
@@ -238,6 +242,8 @@ class NodeWorld(World):
                 self.owed = [each for each in self.owed if not isinstance(each, SpawnWorker)]
             case StopRequested():
                 self.stops += 1
+            case RecallRequested():
+                self.recalls += 1
             case _:
                 pass
         super().take(fact)
@@ -248,7 +254,7 @@ class NodeWorld(World):
     def key(self) -> Any:
         machine = self.machine
         owed = [(type(order).__name__, getattr(order, "local_rank", 0)) for order in self.owed]
-        world = (sorted(owed), self.alive, self.stops)
+        world = (sorted(owed), self.alive, self.stops, self.recalls)
         if isinstance(machine, Agent):
             return repr((world, self.key_of_agent(machine), self.key_of_gang(machine.gang)))
         return repr((world, self.key_of_gang(machine)))
@@ -268,6 +274,7 @@ class NodeWorld(World):
             gang._stop is None, gang._stop_came_first, *known,  # the same
             gang.recovers, gang.attempt, gang._falls_due is None, gang._resumed is None,
             gang._is_stuck_killed, gang._is_pause_told, gang._stop_ordered_at is None,
+            gang._is_recall_due,
         )  # fmt: skip
 
     def key_of_agent(self, agent: Any) -> Any:

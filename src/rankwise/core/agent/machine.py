@@ -15,14 +15,19 @@ the only one has `Alone` for a rendezvous, which answers the same words by itsel
 ```
 
 A gang that has paused (`rankwise.recover`) goes the same way, but lives on: in the next round it is
-resumed. If there is none, it is ended first (DISMISSING).
+resumed. If there is none, it is ended first (DISMISSING). Ranks that wait in a pause are bound to
+nobody, and do nothing until a round of which this node is a member calls them: to the other nodes
+they are as good as dead, also while this one is cut off or a spare.
 
 - *A gang has one life*: the rendezvous counts the restarts of the job. Its attempt number is
   the round's, so that late facts about an earlier round's workers touch nothing.
 - *A failure travels at once*, as soon as the gang stops its siblings for it; what is found out
   about it afterwards (`DescribeFailures`) follows when the gang has ended.
-- *A round that is over* ends the gang with SIGTERM and its grace; with SIGKILL if others may soon
-  have this node's ranks, or if there is nothing left to come back to.
+- *A round that is over* recalls the ranks that can be called again, where restarts are left, and
+  ends the others with SIGTERM and their grace. It ends all with SIGKILL if others may soon have
+  this node's ranks, or if there is nothing left to come back to.
+- *An exception that a rank holds back*, since it may come of a death, is held among several nodes
+  until a node that was lost would be missed: for a lease, and the time of a request.
 - *Done* means that this node's workers have all succeeded. It waits until all others are done too,
   since their failure would call it back; it does not wait for anything after the verdict.
 - *Asked to stop*, the agent says so at once, asks the others to agree (or leaves alone, if so
@@ -336,6 +341,8 @@ class Agent:
                     self._effects.append(effect)
 
     def _on_settled(self, settled: Settled, now: Instant) -> None:
+        if self.phase is Phase.DISMISSING:
+            return  # it was chosen too late; the others see it go
         assert self.phase is Phase.WAITING, f"a round began while {self.phase}"
         self.phase = Phase.RUNNING
         self.world = settled.world
@@ -349,25 +356,42 @@ class Agent:
         self._is_end_told = False
         self._effects.append(BeginAttempt(settled.world))
         if not self.spec.is_alone:
-            self._effects.append(AnnounceRound(settled.world))
+            self._effects.append(AnnounceRound(settled.world, self._waiting_ranks))
         if self.gang is not None:
             self._tell_gang(gang_words.Resumed(settled.world.round, self._may_recover), now)
             return
-        self.gang = self.make_gang(self.spec.gang, settled.world.round)
+        self.gang = self.make_gang(self._gang_spec, settled.world.round)
         self.gang.recovers = self._may_recover
         self._tell_gang(gang_words.Started(), now)
 
     @property
     def _may_recover(self) -> bool:
-        """Whether workers are kept for another round: not yet where nodes have to agree on it."""
+        """Whether workers are kept for another round, should this one fail."""
         policy = self.spec.rendezvous.policy
         assert self.world is not None, "asked when a round begins"
-        return self.spec.is_alone and self.world.restarts < policy.restarts_max
+        return self.world.restarts < policy.restarts_max
+
+    @property
+    def _waiting_ranks(self) -> int:
+        """How many ranks of this node wait to be called again."""
+        return 0 if self.gang is None else sum(each.is_running for each in self.gang.workers)
+
+    @property
+    def _gang_spec(self) -> gang_words.GangSpec:
+        spec, meeting = self.spec.gang, self.spec.rendezvous
+        if self.spec.is_alone:
+            return spec
+        known = Duration(meeting.lease_ttl + meeting.request_timeout)
+        return msgspec.structs.replace(spec, fall_timeout=max(spec.fall_timeout, known))
 
     def _on_dissolved(self, dissolved: Dissolved, now: Instant) -> None:
         self._announce_end(dissolved.round, dissolved.why)
         if self.phase is Phase.RUNNING:
-            self._stop_gang(SIGTERM, now, at_once=dissolved.at_once)
+            if dissolved.at_once or self._is_going or not self._may_recover:
+                self._stop_gang(SIGTERM, now, at_once=dissolved.at_once)
+                return
+            self._stopped_at = self._stopped_at or now
+            self._tell_gang(gang_words.RecallRequested(), now)
         elif self.phase is Phase.ENDED:
             self._get_ready_again(now)
 
@@ -517,7 +541,7 @@ class Agent:
             self._refuse(why, "they are stuck in the kernel; look at the machine's disks", now)
         elif self.rendezvous.is_dissolved or not (is_done or self._is_stop_agreed):
             self._get_ready_again(now)
-        elif self._is_stop_agreed:
+        elif self._is_stop_agreed or self._is_going:
             self._await_verdict(now)
 
     def _get_ready_again(self, now: Instant) -> None:

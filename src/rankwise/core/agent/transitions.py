@@ -38,7 +38,7 @@ TRANSITIONS: dict[Phase, dict[Phase, tuple[type, ...]]] = {
         Phase.RUNNING: (Answer, RoundPrepared, Ticked),
         Phase.ENDED: (StopRequested,),
         Phase.LEAVING: (Answer, GuardianLost, LeaveRequested, StopRequested, Ticked),
-        Phase.DISMISSING: (LeaveRequested,),
+        Phase.DISMISSING: (Answer, LeaveRequested, StopRequested),
     },
     Phase.RUNNING: {
         Phase.DESCRIBING: (GuardianLost, Swept, Ticked),

@@ -195,6 +195,8 @@ class AnnounceRound(msgspec.Struct, frozen=True, tag=True):
     """Tell people that a round begins, and with whom."""
 
     world: World
+    kept: int = 0
+    """How many ranks of this node live on, and are called again."""
 
 
 class AnnounceStop(msgspec.Struct, frozen=True, tag=True):

@@ -9,7 +9,8 @@ IDLE ─Started→ STARTING ─all spawned→ RUNNING ─all ended well───
                   └────────one failed────┴───────────────────┴→ STOPPING │ all ended
                                               grace over → KILLING ──────┘
 
- RUNNING ─one failed→ RECALLING ─all have yielded→ CLEARING ─Swept→ PAUSED ─Resumed→ STARTING
+ RUNNING ─one failed, or RecallRequested→ RECALLING ─all have yielded→ CLEARING ─Swept→ PAUSED
+ PAUSED ─Resumed→ STARTING
 ```
 
 All or nothing: the first failure of a worker (a non-zero exit, a signal, a refusal to start, a
@@ -26,6 +27,8 @@ finished: a stray of this one could hold the port or the device of the next.
   swept, and the gang pauses. Then the agent resumes it as another attempt: those that have yielded
   are called again, and the others are made anew. In a pause a request to stop kills the workers
   that stand: they have left their functions, and have nothing to save.
+- The same is done when the round is over for another node's sake (`RecallRequested`), though no
+  worker of this gang has failed. What they do after it is no failure of their own.
 - A worker that can be recovered holds back the exception of its function: it may come of a death
   that we have not heard of. If none is heard of within `fall_timeout`, all exceptions that are
   held are released, and their workers fail as any others do.
@@ -72,6 +75,7 @@ from rankwise.core.gang.vocabulary import (
     Pause,
     ProgressLooked,
     RanksBlamed,
+    RecallRequested,
     Resumed,
     Said,
     SignalWorker,
@@ -121,6 +125,7 @@ class Gang:
         self._falls_due: Instant | None = None
         self._is_stuck_killed = False
         self._is_pause_told = False
+        self._is_recall_due = False
         self._resumed: Resumed | None = None
         self._stop_ordered_at: Instant | None = None
         self._kill_ordered_at: Instant | None = None
@@ -158,6 +163,8 @@ class Gang:
                 return self._on_exited(stimulus, now)
             case WorkerSaid():
                 return self._on_said(stimulus, now)
+            case RecallRequested():
+                return self._on_recall_requested(now)
             case Resumed():
                 return self._on_resumed(stimulus, now)
             case Swept():
@@ -263,7 +270,8 @@ class Gang:
         self.phase = Phase.RUNNING
         hang_timeout = self.spec.hang_timeout
         self._deadline = None if hang_timeout is None else after(now, hang_timeout)
-        if any(worker.has_failed for worker in self._workers):  # it waited for the others to exist
+        # Either waited for the others to exist.
+        if self._is_recall_due or any(worker.has_failed for worker in self._workers):
             return self._end_attempt(now)
         return self._sweep_if_all_ended(now)
 
@@ -378,12 +386,8 @@ class Gang:
         ]
 
     def _end_attempt(self, now: Instant) -> list[Effect]:
-        """A worker has failed: recall those that can be called again, or stop all."""
-        recallable = [
-            worker
-            for worker in self._workers
-            if worker.is_running and worker.standing in (Standing.OFFERED, Standing.FALLEN)
-        ]
+        """The attempt is over: recall those that can be called again, or stop all."""
+        recallable = self._recallable
         if not self.recovers or not recallable:
             return self._begin_stopping(now)
         if self.phase is Phase.STARTING:
@@ -402,6 +406,23 @@ class Gang:
             if worker.is_running and worker.standing is Standing.BOUND
         ]
         return effects
+
+    @property
+    def _recallable(self) -> list[WorkerLife]:
+        return [
+            worker
+            for worker in self._workers
+            if worker.is_running and worker.standing in (Standing.OFFERED, Standing.FALLEN)
+        ]
+
+    def _on_recall_requested(self, now: Instant) -> list[Effect]:
+        is_recalled = self.phase in (Phase.RECALLING, Phase.CLEARING, Phase.PAUSED)
+        if is_recalled or self._stop is not None:
+            return []  # since a worker of our own has failed, or since it shall end
+        if not (self._is_under_way and self.recovers and self._recallable):
+            return self._on_stop_requested(StopRequested(SIGTERM), now)
+        self._is_recall_due = self._stop_came_first = True
+        return self._end_attempt(now)
 
     def _clear_if_all_yielded(self, now: Instant) -> list[Effect]:
         living = [worker for worker in self._workers if worker.is_running]
@@ -460,6 +481,7 @@ class Gang:
         self._exits_due = self._stop_due = self._stop_ordered_at = self._resumed = None
         self._is_stuck_killed = self._is_pause_told = False
         self._made_below = self._ended_below = 0
+        self._is_recall_due = self._stop_came_first = False
         kept = self._kept
         for local_rank, worker in enumerate(self._workers):
             if local_rank in kept:
@@ -473,6 +495,7 @@ class Gang:
                 for worker in self._workers
                 if worker.pid is None
             ),
+            *self._run_if_complete(now),  # if none is to be made
         ]
 
     # The end

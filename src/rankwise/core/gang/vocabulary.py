@@ -124,6 +124,13 @@ class WorkerSaid(msgspec.Struct, frozen=True, tag=True):
     """With an offer: how long it may take to leave its function."""
 
 
+class RecallRequested(msgspec.Struct, frozen=True, tag=True):
+    """The round is over for another node's sake: who can be called again waits for the next one.
+
+    The others are told to stop. It is the end of a gang in which nobody can be.
+    """
+
+
 class Resumed(msgspec.Struct, frozen=True, tag=True):
     """A paused gang goes on: as that attempt, and with restarts left after it, or without."""
 
@@ -186,6 +193,7 @@ Stimulus = (
     | WorkerReported
     | WorkerExited
     | WorkerSaid
+    | RecallRequested
     | Resumed
     | Swept
     | StopRequested

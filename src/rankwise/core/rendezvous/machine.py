@@ -18,7 +18,7 @@ which step a request failed, or in which order answers come; what failed is aske
 ```
 
 - *What others may rely on*: `ready` and `ended` in a node's record mean that none of its workers of
-  earlier rounds lives. The machine believes its agent.
+  earlier rounds runs: they are dead, or wait to be called again. The machine believes its agent.
 - *Cut off*: the lease counts from when its last renewal was *sent*, so by this node's own clock it
   ends before the store can have ended it. From then on the workers must go at once (`Dissolved`
   with `at_once`); the leader gives them `fence` to do so. Back again, the node writes its record
@@ -134,7 +134,7 @@ class Rendezvous:
     def alive_until(self) -> Instant | None:
         """Until when the others believe that this node lives, by its own clock; None: not at all.
 
-        None of its workers may live for longer than `config.fence` after that.
+        None of its workers may run for longer than `config.fence` after that.
         """
         return None if self._node.lease.id is None else self._node.lease.until
 

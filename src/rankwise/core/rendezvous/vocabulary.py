@@ -48,7 +48,10 @@ class Joined(msgspec.Struct, frozen=True, tag=True):
 
 
 class NodeReady(msgspec.Struct, frozen=True, tag=True):
-    """No worker of this node lives, and it can take part in round `round` or any later one."""
+    """No worker of this node runs, and it can take part in round `round` or any later one.
+
+    Those that wait to be called again (`rankwise.recover`) do not run: they are bound to nobody.
+    """
 
     round: int
     port: int = 0
@@ -64,7 +67,7 @@ class GangFailing(msgspec.Struct, frozen=True, tag=True):
 
 
 class GangEnded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """None of the workers of that round lives any more, in whatever way they ended.
+    """None of the workers of that round runs any more, in whatever way they ended.
 
     Attributes:
         round: of which round.

@@ -5,6 +5,9 @@ ends, and in no other way: neither a signal nor the backend's `abort` reaches it
 those are, no library tells. The kernel does: both ends of a connection within one machine stand in
 `/proc/net/tcp`, each with the inode of its socket, and `/proc/PID/fd` says whose sockets these are.
 So a connection to a database, or to a service that watches the training, is left alone.
+
+Of a connection to another machine nobody can tell whose other end it is. Among several nodes those
+are ended that the process has opened, or accepted, since it was last asked (`connections`).
 """
 
 import os
@@ -16,6 +19,7 @@ from typing import NamedTuple
 _MAPPED = "0000000000000000FFFF0000"
 """How `/proc/net/tcp6` begins an address of IPv4."""
 _SOCKET = "socket:["
+_NO_PORT = ":0000"
 
 
 class _End(NamedTuple):
@@ -23,10 +27,19 @@ class _End(NamedTuple):
     there: str
 
 
-def end_connections_to(pids: Iterable[int]) -> int:
+def connections() -> frozenset[int]:
+    """What tells the sockets of this process from those that it has later."""
+    return frozenset(_sockets_of(os.getpid()))
+
+
+def end_connections_to(pids: Iterable[int], but_for: frozenset[int] | None = None) -> int:
     """Shut down all TCP connections between this process and those; tell how many there were.
 
     The descriptors stay open, and are their owners'.
+
+    Args:
+        pids: the processes.
+        but_for: if given, connections to any process are shut down, but for these.
     """
     inodes = {each: end for table in ("tcp", "tcp6") for end, each in _ends(table)}
     by_end = {end: inode for inode, end in inodes.items()}
@@ -34,7 +47,10 @@ def end_connections_to(pids: Iterable[int]) -> int:
     count = 0
     for inode, descriptor in _sockets_of(os.getpid()).items():
         end = inodes.get(inode)
-        if end is not None and by_end.get(_End(end.there, end.here)) in theirs:
+        if end is None or end.there.endswith(_NO_PORT):  # nobody is at the other end: it listens
+            continue
+        is_new = but_for is not None and inode not in but_for
+        if is_new or by_end.get(_End(end.there, end.here)) in theirs:
             count += _shut_down(descriptor)
     return count
 

@@ -119,8 +119,12 @@ class WorkerPlanner(Protocol):
         """Make the pumps that own the reading ends of a worker's output pipes."""
         ...
 
-    def call_again(self, local_rank: int, attempt: int) -> tuple[dict[str, str], tuple[int, ...]]:
+    def call_again(
+        self, local_rank: int, attempt: int
+    ) -> tuple[dict[str, str | None], dict[str, int]]:
         """Say in which world a worker that lives on is called again: variables and descriptors.
+
+        A variable that is None is not set in that world.
 
         Raises:
             OSError: what its attempt shares could not be made.
@@ -336,7 +340,8 @@ class RealProcessHost:
         except OSError:  # as of memory: a new process would need more, and its refusal tells why
             self._signal(link, SIGKILL, group=False)
             return
-        tell(link.line, AgentWord(word, environment), descriptors)
+        named = AgentWord(word, environment, descriptors=tuple(descriptors))
+        tell(link.line, named, tuple(descriptors.values()))
 
     def sweep(self, attempt: int, spares: Sequence[int] = ()) -> None:
         """Kill whatever the attempt left behind; see ports.processes."""

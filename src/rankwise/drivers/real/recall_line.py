@@ -18,6 +18,7 @@ from rankwise.core.gang.vocabulary import Said, Told
 LINE_VARIABLE = "RANKWISE_RECOVER_FD"
 """Names the worker's end of the line."""
 MESSAGE_BYTES_MAX = 1 << 16
+DESCRIPTORS_MAX = 2
 
 
 class WorkerWord(msgspec.Struct, frozen=True):
@@ -28,11 +29,13 @@ class WorkerWord(msgspec.Struct, frozen=True):
 
 
 class AgentWord(msgspec.Struct, frozen=True):
-    """What a worker is told; a descriptor of its segment may come beside the word."""
+    """What a worker is told; descriptors may come beside the word."""
 
     word: Told
-    environment: dict[str, str] = {}
-    """With AGAIN: the variables of its new world."""
+    environment: dict[str, str | None] = {}
+    """With AGAIN: the variables of its new world; None for one that is not set in it."""
+    descriptors: tuple[str, ...] = ()
+    """With AGAIN: the variables that name the descriptors, in their order."""
     peers: tuple[int, ...] = ()
     """With RECALL: the processes of the ranks on this node."""
 
@@ -95,7 +98,7 @@ def say(line: socket.socket, word: WorkerWord) -> None:
 def hear(line: socket.socket) -> tuple[AgentWord, list[int]] | None:
     """For a worker: wait for the next word and its descriptors; None when the agent has ended."""
     try:
-        data, descriptors, _, _ = socket.recv_fds(line, MESSAGE_BYTES_MAX, 1)
+        data, descriptors, _, _ = socket.recv_fds(line, MESSAGE_BYTES_MAX, DESCRIPTORS_MAX)
     except OSError:
         return None
     return (_words_of_agents.decode(data), descriptors) if data else None

@@ -58,8 +58,9 @@ class ConsoleAnnouncements:
                     "spare",
                     round=announcement.round,
                 )
-            case AnnounceRound(world):
-                self._say(round_line(world), "round", **_fields_of_round(world))
+            case AnnounceRound(world, kept):
+                line = round_line(world, kept)
+                self._say(line, "round", called_again=kept, **_fields_of_round(world))
             case AnnounceRoundEnd():
                 if not self._is_alone:  # who is alone has been told what ended it
                     number, why = announcement.round, announcement.why
@@ -100,11 +101,12 @@ class ConsoleAnnouncements:
         self._say(line, "kill", local_ranks=ranks, attempt=announcement.attempt)
 
 
-def round_line(world: World) -> str:
+def round_line(world: World, kept: int = 0) -> str:
     """Say that a round begins: which ranks are here, who is in it, and what has changed."""
     last = world.first_rank + world.slots - 1
     ranks = f"rank {last}" if world.slots == 1 else f"ranks {world.first_rank}-{last}"
-    return f"round {world.round}: {ranks} of {world.size} here; {lineup_text(world)}"
+    again = f", {kept} of them called again" if kept else ""
+    return f"round {world.round}: {ranks} of {world.size} here{again}; {lineup_text(world)}"
 
 
 def lineup_text(world: World) -> str:

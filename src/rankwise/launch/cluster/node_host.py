@@ -24,7 +24,7 @@ from rankwise.core.agent.vocabulary import (
     StepTold,
     Stimulus,
 )
-from rankwise.core.gang.vocabulary import Resumed, Started, Told, WorkerExited
+from rankwise.core.gang.vocabulary import RecallRequested, Resumed, Started, Told, WorkerExited
 from rankwise.core.gang.vocabulary import Stimulus as GangStimulus
 from rankwise.core.rendezvous.vocabulary import World
 from rankwise.launch import world as launch_world
@@ -163,7 +163,9 @@ class RealNodeHost:
                 self._agreement.on_over(stimulus.local_rank)
             if len(self._over) == self._parts.job.gang.size:
                 self._tell_step(stimulus.attempt)
-        assert not isinstance(stimulus, Started | Resumed), "the agent starts its gangs itself"
+        assert not isinstance(stimulus, Started | RecallRequested | Resumed), (
+            "the agent starts its gangs itself"
+        )
         self._deliver(stimulus)
 
     def close(self) -> None:

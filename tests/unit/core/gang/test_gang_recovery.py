@@ -1,13 +1,14 @@
 """A gang whose workers can be called again outlives the failure of one of them."""
 
-from rankwise.base.failure import FailureCause
+from rankwise.base.failure import FailureCause, OutcomeStatus
 from rankwise.base.machine import Ticked
 from rankwise.base.units import SECOND, Duration, Instant
 from rankwise.core.gang.machine import Gang
-from rankwise.core.gang.state import Phase
+from rankwise.core.gang.state import Phase, Standing
 from rankwise.core.gang.vocabulary import (
     AnnounceStuck,
     Pause,
+    RecallRequested,
     Resumed,
     Said,
     SignalWorker,
@@ -122,6 +123,68 @@ def test_a_late_fact_about_the_attempt_before_changes_nothing() -> None:
     gang.handle(Resumed(1, recovers=True), Instant(4))
 
     assert gang.handle(exited(0, -9, at=4, attempt=0), Instant(4)) == []
+
+
+def test_a_round_that_another_node_ends_recalls_ranks_none_of_which_has_failed() -> None:
+    gang = recoverable_gang()
+
+    assert gang.handle(RecallRequested(), Instant(1)) == tell(Told.RECALL, [0, 1, 2])
+    assert gang.handle(RecallRequested(), Instant(1)) == []  # asked for twice
+    for local_rank in (0, 1, 2):
+        gang.handle(said(local_rank, Said.YIELDED), Instant(2))
+    (pause,) = gang.handle(Swept(0, (), (0, 1, 2)), Instant(3))
+
+    assert isinstance(pause, Pause)
+    assert pause.kept == (0, 1, 2)
+    assert (pause.outcome.status, pause.outcome.failures) == (OutcomeStatus.STOPPED, ())
+
+
+def test_a_gang_that_goes_on_with_all_its_workers_runs_at_once() -> None:
+    gang = recoverable_gang()
+    gang.handle(RecallRequested(), Instant(1))
+    for local_rank in (0, 1, 2):
+        gang.handle(said(local_rank, Said.YIELDED), Instant(2))
+    gang.handle(Swept(0, (), (0, 1, 2)), Instant(3))
+
+    effects = gang.handle(Resumed(1, recovers=True), Instant(4))
+
+    assert effects == tell(Told.AGAIN, [0, 1, 2], attempt=1)
+    assert gang.phase is Phase.RUNNING
+    gang.handle(exited(1, -9, at=6, attempt=1), Instant(6))
+    assert [failure.local_rank for failure in gang.failures_so_far] == [1]
+
+
+def test_what_fails_after_another_node_has_ended_the_round_is_no_failure_of_this_one() -> None:
+    gang = recoverable_gang()
+    gang.handle(RecallRequested(), Instant(1))
+    for local_rank in (0, 2):
+        gang.handle(said(local_rank, Said.YIELDED), Instant(2))
+    gang.handle(exited(1, 1, at=3), Instant(3))
+    (pause,) = gang.handle(Swept(0, (), (0, 2)), Instant(4))
+
+    assert isinstance(pause, Pause)
+    assert pause.outcome.status is OutcomeStatus.STOPPED
+    assert [failure.cause for failure in pause.outcome.failures] == [FailureCause.STOPPED]
+
+
+def test_a_round_that_another_node_ends_stops_a_gang_that_cannot_be_called_again() -> None:
+    for gang in (recoverable_gang(offering=()), recoverable_gang()):
+        gang.recovers = bool(gang.workers[0].standing is Standing.BOUND)
+
+        assert gang.handle(RecallRequested(), Instant(1)) == signal_orders(15, [0, 1, 2])
+
+
+def test_a_recall_while_ranks_are_made_waits_until_all_exist() -> None:
+    gang = starting_gang(2)
+    gang.recovers = True
+    gang.handle(spawned(0), Instant(0))
+    gang.handle(said(0, Said.OFFERS), Instant(0))
+
+    assert gang.handle(RecallRequested(), Instant(1)) == []
+    effects = gang.handle(spawned(1), Instant(2))
+
+    assert effects == [*tell(Told.RECALL, [0]), SignalWorker(1, 0, 15)]
+    assert gang.phase is Phase.RECALLING
 
 
 def test_who_does_not_leave_its_function_in_time_is_killed_and_replaced() -> None:

@@ -6,7 +6,8 @@ machines but the words in which they write.
 
 - One round is current at a time: what is written follows lawfully on what was written before; no
   worker is born while one of an earlier round lives.
-- No rank is held by two living workers.
+- No rank is held by two living workers. One that has left its function (`rankwise.recover`) holds
+  none until it is called again: then it is born, and what is said of those that are born holds.
 - A restart is spent for each round that ended by a failure, once, and for no other; never more than
   there are.
 - No round ends because a node goes that is done: with leave, by SIGKILL, leading or not.
@@ -26,7 +27,7 @@ machines but the words in which they write.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import NoReturn
 
@@ -47,6 +48,7 @@ from rankwise.drivers.sim.cluster.node import SimulatedNode, Worker
 HEAD_START = 50 * MILLISECOND
 """How much earlier a death by signal counts: spelled again, so that a change is noticed."""
 SELF_INFLICTED_SIGNALS = (6, 13)
+SIGTERM = 15
 
 
 class InvariantBroken(SimulationError):
@@ -446,6 +448,8 @@ class ClusterChecker:
         """An agent has told what became of the run."""
         if node.living:
             self._broken(f"{node.node_id} ends, and its workers live: {sorted(node.living)}")
+        if any(worker.is_alive for worker in node.waiting.values()):
+            self._broken(f"{node.node_id} ends, and ranks wait there to be called again")
         if finished.verdict is None and finished.refusal is None and not finished.detail:
             self._broken(f"{node.node_id} ends and does not say why")
         self.finished[node.node_id] = finished
@@ -497,9 +501,10 @@ class ClusterChecker:
         if root.cause is FailureCause.NOT_STARTED:
             return
         culprits = [worker for worker in last.workers if worker.failed_at is not None]
-        signalled = {worker.rank for worker in last.workers if worker.was_signalled}
-        if root.rank in signalled and any(worker.lost_peer for worker in culprits):
-            return  # what others have lost is that rank, before their agents heard of a stop
+        if any(worker.lost_peer for worker in culprits):
+            # What they have lost may be a rank that a scheduler has signalled. It has not failed,
+            # but explains what came after its death, where no agent had heard of a stop.
+            culprits += [_as_death(worker) for worker in last.workers if _is_struck(worker)]
         told = [worker for worker in culprits if worker.rank == root.rank]
         if not told:
             self._broken(f"the root cause is told to be {root}, and the truth is {culprits}")
@@ -554,6 +559,15 @@ class ClusterChecker:
 
     def _broken(self, what: str) -> NoReturn:
         raise InvariantBroken(f"at {self._now() / SECOND:.6f} s: {what}")
+
+
+def _is_struck(worker: Worker) -> bool:
+    """Whether it died of a signal of somebody else than its agent."""
+    return worker.was_signalled and worker.failed_at is None and worker.ended_at is not None
+
+
+def _as_death(worker: Worker) -> Worker:
+    return replace(worker, failed_at=worker.ended_at, died_by=SIGTERM)
 
 
 def _may_be_root(told: Worker, culprits: Iterable[Worker], slack: int) -> bool:

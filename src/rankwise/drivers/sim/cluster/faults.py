@@ -64,6 +64,8 @@ class Workers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         leaves_when_done: on how many of 100 nodes the agent leaves as soon as its own workers have
             all succeeded, as one under torch's handler does.
         dies_when_done: on how many of 100 it is killed then.
+        recovers: how many of 100 run a function that can be called again (`rankwise.recover`).
+        stuck: how many of 100 of those do not leave it when they are recalled.
     """
 
     per_node: int = 1
@@ -77,6 +79,8 @@ class Workers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     asks_to_stop: bool = False
     leaves_when_done: int = 0
     dies_when_done: int = 0
+    recovers: int = 0
+    stuck: int = 0
 
     def __post_init__(self) -> None:
         if self.per_node < 1:

@@ -11,8 +11,9 @@ from functools import partial
 from random import Random
 from typing import Protocol
 
+from rankwise.base.errors import SimulationError
 from rankwise.base.failure import ErrorRecord, ExitStatus, Failure
-from rankwise.base.units import MICROSECOND, MILLISECOND, Duration, Instant
+from rankwise.base.units import MICROSECOND, MILLISECOND, SECOND, Duration, Instant
 from rankwise.core.agent.machine import Agent
 from rankwise.core.agent.vocabulary import (
     AGENT,
@@ -27,21 +28,25 @@ from rankwise.core.agent.vocabulary import (
 from rankwise.core.gang.state import Phase as GangPhase
 from rankwise.core.gang.vocabulary import (
     ProgressLooked,
+    RecallRequested,
     Resumed,
+    Said,
     StacksDumped,
     Started,
     StopRequested,
     Swept,
+    Told,
     WorkerExited,
     WorkerRefused,
     WorkerReported,
+    WorkerSaid,
     WorkerSpawned,
 )
 from rankwise.core.gang.vocabulary import Stimulus as GangStimulus
 from rankwise.core.rendezvous.requests import Answer
 from rankwise.core.rendezvous.vocabulary import World
 from rankwise.drivers.agent_dispatch import AgentDispatch
-from rankwise.drivers.sim.agenda import Agenda
+from rankwise.drivers.sim.agenda import VIRTUAL_EPOCH_NS, Agenda
 from rankwise.drivers.sim.cluster.clocks import SkewedClock
 from rankwise.drivers.sim.cluster.faults import FailWorker, Workers
 from rankwise.drivers.sim.cluster.store import SimulatedStore, StoreClient
@@ -56,6 +61,8 @@ KILL_TAKES = Duration(20 * MILLISECOND)
 GOING_TAKES = Duration(100 * MILLISECOND)
 """At most, from the success of a node's last worker until its agent goes, if it does."""
 MASTER_PORT = 29500
+RECALL_PATIENCE = Duration(2 * SECOND)
+"""How long a worker may take to leave a function that can be called again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -78,6 +85,19 @@ class Worker:
     is_told_to_die: bool = False
     was_signalled: bool = False
     """Whether somebody else than its agent told it to end."""
+    ended_at: Instant | None = None
+    """True time."""
+    recovers: bool = False
+    """Whether it runs a function that can be called again."""
+    fell_at: Instant | None = None
+    """Since when it holds the exception of its function, if it does; true time."""
+    held: str = ""
+    """That exception."""
+    is_recalled: bool = False
+    called_again_as: "Worker | None" = None
+    """What the same process is in the next round."""
+    news_of: int | None = None
+    """The attempt that the news of its end names, if its agent has called it again meanwhile."""
 
 
 class Witness(Protocol):
@@ -138,6 +158,8 @@ class SimulatedNode:
         self.lives = 0
         self.workers: dict[tuple[int, int], Worker] = {}
         self.living: set[tuple[int, int]] = set()
+        self.waiting: dict[int, Worker] = {}
+        """Processes that have left their functions and wait to be called again, by local rank."""
         self.refuses_until = Instant(0)
         self._agenda = agenda
         self._store = store
@@ -204,6 +226,8 @@ class SimulatedNode:
         self._witness.vanished(self)
         for key in sorted(self.living):
             self._kill(self.workers[key])
+        for _, worker in sorted(self.waiting.items()):
+            self._kill(worker)
 
     def end_agent(self) -> None:
         """The agent's process has ended, with its job done."""
@@ -255,7 +279,9 @@ class SimulatedNode:
 
     def _pass_on(self, life: int, stimulus: GangStimulus) -> None:
         """Tell the agent of that life what the window has held back."""
-        assert not isinstance(stimulus, Started | Resumed), "an agent starts its gangs itself"
+        assert not isinstance(stimulus, Started | RecallRequested | Resumed), (
+            "an agent starts its gangs itself"
+        )
         if self.dispatch is not None and life == self.lives:
             self.dispatch.deliver(stimulus)
             self._on_step(self)
@@ -323,16 +349,33 @@ class SimulatedNode:
         self._tell(StacksDumped(attempt))
 
     def tell(self, local_rank: int, attempt: int, word: str) -> None:
-        """None of these offers to be called again, so nothing is ever said to them."""
-        raise AssertionError(f"{word} for rank {local_rank} of {attempt}, which offers nothing")
+        """Say a word to a worker that can be called again, if it is still there."""
+        if word == Told.AGAIN:
+            self._call_again(local_rank, attempt)
+            return
+        worker = self.workers.get((attempt, local_rank))
+        if worker is None or not worker.is_alive:
+            return
+        assert worker.recovers, f"{word} for rank {local_rank} of {attempt}, which offers nothing"
+        if word == Told.RELEASE:
+            assert worker.fell_at is not None, "it holds an exception"
+            self._raise(worker, worker.held, worker.fell_at)
+            return
+        worker.is_recalled = True
+        if self._chance.randrange(100) >= self._habits.stuck:
+            takes = self._up_to(self._habits.stop_takes)
+            self._agenda.after(takes, lambda: self._yield(worker))
 
     def sweep(self, attempt: int, spares: Sequence[int] = ()) -> None:
         """Kill what is left of a round, and let nothing more come of it."""
-        assert not spares, "only workers that offer to be called again are spared"
         self._swept.add(attempt)
-        for key in sorted(key for key in self.living if key[0] == attempt):
-            self._kill(self.workers[key])
-        self._end_sweep(attempt)
+        left = [self.workers[key] for key in sorted(self.living) if key[0] == attempt]
+        left += [worker for _, worker in sorted(self.waiting.items()) if worker.is_alive]
+        doomed = [worker for worker in left if worker.local_rank not in spares]
+        for worker in doomed:
+            self._kill(worker)
+        takes = Duration((KILL_TAKES if doomed else NEWS_TAKE) + NEWS_TAKE)
+        self._tell(Swept(attempt, (), tuple(spares)), takes)
 
     def ask_ranks_to_stop(self, number: int, signal: int | None) -> None:
         """Let the ranks stand at their next step."""
@@ -362,7 +405,7 @@ class SimulatedNode:
         if worker is None:
             return
         if fate.raises:
-            self._raise(worker, fate.raises)
+            self._raise_or_hold(worker, fate.raises)
         elif fate.code:
             worker.failed_at = self._agenda_now()
             worker.died_by = -fate.code if fate.code < 0 else None
@@ -373,8 +416,9 @@ class SimulatedNode:
         for key in sorted(key for key in self.living if key[0] == round_number):
             worker = self.workers[key]
             may_raise = worker.failed_at is None and not worker.is_told_to_die
+            may_raise = may_raise and worker.fell_at is None and not worker.is_recalled
             if may_raise and self._chance.randrange(100) < self._habits.cascade:
-                self._raise(worker, "ConnectionResetError")
+                self._raise_or_hold(worker, "ConnectionResetError")
 
     def _living_worker(self, local_rank: int) -> Worker | None:
         keys = sorted(key for key in self.living if key[1] == local_rank)
@@ -388,15 +432,27 @@ class SimulatedNode:
         self._pids_given += 1
         rank = world.first_rank + local_rank
         worker = Worker(self, attempt, local_rank, rank, pid)
-        self.workers[attempt, local_rank] = worker
-        self.living.add((attempt, local_rank))
-        self._witness.born(worker)
+        habits = self._habits
+        worker.recovers = bool(habits.recovers) and self._chance.randrange(100) < habits.recovers
         self._tell(WorkerSpawned(local_rank, attempt, pid))
+        if worker.recovers:
+            self._say(worker, Said.OFFERS)
+        self._begin(worker)
+
+    def _begin(self, worker: Worker) -> None:
+        """A process is a rank of a round: it was made for it, or is called again in it."""
+        self.workers[worker.round, worker.local_rank] = worker
+        self.living.add((worker.round, worker.local_rank))
+        self._witness.born(worker)
         takes = Duration(self._habits.work + self._up_to(self._habits.uneven))
         self._agenda.after(takes, lambda: self._succeed(worker))
 
     def _succeed(self, worker: Worker) -> None:
-        if worker.is_alive and worker.failed_at is None:
+        if worker.is_alive and worker.failed_at is None and worker.fell_at is None:
+            if (worker.round, worker.local_rank) not in self.living:
+                return  # it was recalled before
+            if worker.recovers:
+                self._say(worker, Said.WITHDRAWS)
             worker.succeeded = not worker.is_told_to_die
             self._end(worker, 0)
             self._go_if_done(worker.round)
@@ -415,16 +471,51 @@ class SimulatedNode:
                 self._up_to(GOING_TAKES), lambda: self.kill_agent() if life == self.lives else None
             )
 
-    def _raise(self, worker: Worker, exception: str) -> None:
-        worker.failed_at = self._agenda_now()
+    # Recovery
+
+    def _say(self, worker: Worker, word: Said) -> None:
+        self._tell(WorkerSaid(worker.local_rank, worker.round, word, RECALL_PATIENCE))
+
+    def _yield(self, worker: Worker) -> None:
+        """It has left its function, and is a rank of that round no more."""
+        if not worker.is_alive or worker.succeeded:
+            return
+        self.living.discard((worker.round, worker.local_rank))
+        self.waiting[worker.local_rank] = worker
+        self._witness.ended(worker)
+        self._say(worker, Said.YIELDED)
+
+    def _call_again(self, local_rank: int, attempt: int) -> None:
+        before, world = self.waiting.pop(local_rank, None), self._world
+        if before is None:
+            raise SimulationError(f"{local_rank} on {self.host} is called, and did not wait")
+        if not before.is_alive:
+            before.news_of = attempt
+            return
+        assert world is not None, "called again in a world"
+        worker = Worker(self, attempt, local_rank, world.first_rank + local_rank, before.pid)
+        worker.recovers, worker.is_told_to_die = True, before.is_told_to_die
+        before.called_again_as = worker
+        self._begin(worker)
+
+    def _raise_or_hold(self, worker: Worker, exception: str) -> None:
+        """Raise, or hold the exception back until the agent says whose it is."""
+        if not worker.recovers:
+            self._raise(worker, exception, self._agenda_now())
+        elif worker.fell_at is None and not worker.is_recalled:
+            worker.fell_at, worker.held = self._agenda_now(), exception
+            self._say(worker, Said.FELL)
+
+    def _raise(self, worker: Worker, exception: str, at: Instant) -> None:
+        worker.failed_at = at
         worker.lost_peer = exception == "ConnectionResetError"
-        now = self.clock.now()
+        now = self.clock.shown_at(at)
         error = ErrorRecord(
             type=exception,
             message="simulated",
             traceback=f"{exception}: simulated",
             raised_at=now,
-            wall_ns=self.clock.wall_ns(),
+            wall_ns=VIRTUAL_EPOCH_NS + now,
         )
         self._tell(WorkerReported(worker.local_rank, worker.round, error))
         self._agenda.after(self._up_to(KILL_TAKES), lambda: self._end(worker, 1))
@@ -434,18 +525,21 @@ class SimulatedNode:
         self._agenda.after(self._up_to(KILL_TAKES), lambda: self._end(worker, -SIGKILL))
 
     def _end(self, worker: Worker, code: int) -> None:
+        while worker.called_again_as is not None:  # it was so when the signal came
+            worker = worker.called_again_as
         if not worker.is_alive:
             return
-        worker.is_alive = False
-        self.living.discard((worker.round, worker.local_rank))
-        self._witness.ended(worker)
-        exited = WorkerExited(worker.local_rank, worker.round, ExitStatus(code), self.clock.now())
-        self._tell(exited)
+        worker.is_alive, worker.ended_at = False, self._agenda_now()
+        if (worker.round, worker.local_rank) in self.living:
+            self.living.discard((worker.round, worker.local_rank))
+            self._witness.ended(worker)
+        at, life = self.clock.now(), self.lives
+        self._agenda.after(NEWS_TAKE, lambda: self._tell_exit(worker, code, at, life))
 
-    def _end_sweep(self, attempt: int) -> None:
-        """A guardian tells that all is swept when nothing lives any more."""
-        takes = KILL_TAKES if any(key[0] == attempt for key in self.living) else NEWS_TAKE
-        self._tell(Swept(attempt), Duration(takes + NEWS_TAKE))
+    def _tell_exit(self, worker: Worker, code: int, at: Instant, life: int) -> None:
+        if life == self.lives:
+            attempt = worker.round if worker.news_of is None else worker.news_of
+            self._deliver(WorkerExited(worker.local_rank, attempt, ExitStatus(code), at))
 
     def _up_to(self, longest: Duration) -> Duration:
         return Duration(int(self._chance.random() * longest))

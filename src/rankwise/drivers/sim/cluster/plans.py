@@ -52,7 +52,9 @@ def random_plan(seed: int) -> ClusterPlan:
     plan = ClusterPlan(
         nodes=nodes,
         rendezvous=rendezvous,
-        workers=_random_workers(chance, stream(seed, "endings")),
+        workers=_with_recovery(
+            _random_workers(chance, stream(seed, "endings")), stream(seed, "recovery")
+        ),
         network=_random_network(chance),
         clocks=Clocks(drift_ppm_max=chance.choice((0, 100, 1000))),
         joins_within=_between(chance, ZERO, 3 * SECOND),
@@ -145,6 +147,15 @@ def _random_workers(chance: Random, endings: Random) -> Workers:
         uneven=_between(endings, SECOND, 40 * SECOND),
         leaves_when_done=endings.choice((0, 0, 30, 100)),
         dies_when_done=endings.choice((0, 0, 10, 50)),
+    )
+
+
+def _with_recovery(workers: Workers, chance: Random) -> Workers:
+    """The same, but that some of them can be called again."""
+    if not _happens(chance, 40):
+        return workers
+    return msgspec.structs.replace(
+        workers, recovers=chance.choice((50, 100, 100)), stuck=chance.choice((0, 0, 0, 20))
     )
 
 
