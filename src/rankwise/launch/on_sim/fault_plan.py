@@ -1,4 +1,4 @@
-"""Reads what shall befall simulated ranks: `kill:rank=3@collective=9`, or a file of such things.
+"""Reads the faults of simulated ranks: `kill:rank=3@collective=9`, or a file of such things.
 
 The language is that of `rankwise sim cluster --faults`: a list of `happenings`, each with its kind
 in `what`, and durations with their unit. The short form is one of them in a word.
