@@ -314,7 +314,7 @@ def failed(launch: Callable[[], Sequence[str]], patience: float) -> float:
 
 def compare_fates(options: argparse.Namespace) -> None:
     columns = (f"{MEMBERS} nodes of one rank", "rankwise, etcd", "torchrun, c10d", "wanted")
-    table = Table("What befalls a node, and the others", columns, options.json)
+    table = Table("What happens to a node, and to the others", columns, options.json)
     repetitions = min(options.repetitions, 3)
     with ExitStack() as stack:
         port = stack.enter_context(etcd())

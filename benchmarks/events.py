@@ -395,7 +395,7 @@ def played(scene: Scene, run: Job) -> Played:
 
 
 def play_etcd(table: Table, folder: Path) -> None:
-    """What befalls etcd, which torchrun does not meet in."""
+    """What happens to etcd, which torchrun does not meet in."""
     scenes = {f"etcd is away for {length} s": (1, etcd_away(length)) for length in (3, 4.5, 15)}
     scenes["the leader of three etcd members is killed"] = (3, members_killed(1))
     scenes["two of three etcd members are killed, back after 10 s"] = (3, members_killed(2))

@@ -8,6 +8,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 ODD = re.compile(r"\b(whoever|whomever|nobody|befall\w*|lest|shall)\b", re.IGNORECASE)
 
+ARCHAIC = re.compile(r"\b(whoever|whomever|befall\w*|lest|shall)\b", re.IGNORECASE)
+"""Also in docstrings and comments, where "nobody" may be the plainest word."""
+
 
 def texts_of(source: str) -> Iterator[tuple[int, str]]:
     """The strings of a module that are no docstrings, with their lines."""
@@ -39,3 +42,16 @@ def test_generated_references_name_their_subjects() -> None:
     pages = [ROOT / "docs" / name for name in ("cli.md", "python-reference.md")]
 
     assert [(page.name, found) for page in pages if (found := ODD.findall(page.read_text()))] == []
+
+
+def test_no_module_has_archaic_words() -> None:
+    modules = sorted((ROOT / "src").rglob("*.py"))
+    odd = [
+        f"{path.relative_to(ROOT)}:{number}: {line}"
+        for path in modules
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if ARCHAIC.search(line)
+    ]
+
+    assert modules
+    assert odd == []

@@ -1,7 +1,7 @@
 """The shape of every protocol in rankwise: a machine without clock, I/O or threads.
 
 A machine is fed *stimuli*, which are facts in the past tense, and answers with *effects*, which
-are orders. It never waits: it says when it next wants to be woken. Whoever carries out the
+are orders. It never waits: it says when it next wants to be woken. The driver that carries out the
 effects, the *driver*, may be real or simulated; the machine cannot tell.
 """
 

@@ -174,4 +174,4 @@ class AgentDispatch:
             case MadeSpare() | AnnounceRound() | AnnounceStop():
                 self._on_announcement(effect)
             case FinishRun():
-                pass  # `finished` tells; whoever drives the agent looks at it after every step
+                pass  # `finished` tells; the driver of the agent looks at it after every step

@@ -184,7 +184,7 @@ class RecoverableRank:
         return None
 
     def _wait_until_called_again(self) -> None:
-        """Do what the agent says; come back when the function shall be called again."""
+        """Do what the agent says; come back when the function is to be called again."""
         from rankwise.core.gang.vocabulary import Said, Told  # noqa: PLC0415  # as above
 
         while True:

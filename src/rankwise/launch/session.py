@@ -60,7 +60,7 @@ class Session:
 
     Args:
         job: what to run.
-        stack: takes everything down; whoever made it closes it.
+        stack: takes everything down; the caller closes it.
         places: where log files go.
         hosting: a warm guardian and fork server to borrow; None makes one for this run.
         started: one that was started for this run; it ends with it.
@@ -235,8 +235,8 @@ class Session:
         """Read what the workers have written and write it where it belongs, all of it.
 
         Everybody who could still write is dead, so the pipes end by themselves. A console that
-        takes nothing, such as a pager, is waited for; a signal ends that. Whoever has stopped the
-        run does not wait for ever.
+        takes nothing, such as a pager, is waited for; a signal ends that. After a stop the wait has
+        an end of its own.
         """
         now = self._clock.now()
         was_stopped = outcome.status is OutcomeStatus.STOPPED
@@ -285,7 +285,7 @@ class Session:
                 self.request_stop(signum)
 
     def _on_ranks_ask(self) -> None:
-        """A rank that asks `should_stop` was sent SIGTERM, so all shall stop."""
+        """A rank that asks `should_stop` was sent SIGTERM, so all have to stop."""
         with suppress(BlockingIOError):
             os.eventfd_read(self._planner.stop_fd)
         if not self._is_asked_by_ranks and not self._signals_caught:

@@ -1,6 +1,6 @@
 """Package attributes that are imported when they are first used.
 
-A worker that says `from rankwise.compat.torch.elastic.multiprocessing.errors import record` shall
+A worker that says `from rankwise.compat.torch.elastic.multiprocessing.errors import record` should
 pay for `record`, not for supervision, sockets and log files.
 """
 

@@ -64,7 +64,7 @@ class GangSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):
-    """The gang shall begin its life."""
+    """The gang begins its life."""
 
 
 class WorkerSpawned(msgspec.Struct, frozen=True, tag=True):

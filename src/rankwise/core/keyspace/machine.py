@@ -16,7 +16,7 @@ A lease is a deadline, and a set of keys that vanish with it, in one batch of it
 that was itself stopped takes in what it finds waiting before it calls that, and calls
 `prolong_leases` if it was away for long: nobody could have renewed while nobody heard it.
 
-Nothing here waits or calls back. Whoever drives the machine asks after each call whether `revision`
+Nothing here waits or calls back. The driver of the machine asks after each call whether `revision`
 has risen, and if so tells those who watch. The same machine lies beneath the memory store, the
 embedded store's server, the simulated store, every client of a c10d store, which replays a log of
 calls, and every client of a store in one value, which makes it from an image (`KeyspaceImage`). So

@@ -1,9 +1,9 @@
 """Leading: how a node gets the lead, and what it does with it.
 
-Whoever holds the key `leader` with its present lease leads: it reads and watches `nodes/`, and
-writes what `leader.decide` answers, bound to `leader` and `round` being unchanged. When the lead is
-free the last round's members try in the order of their ranks, a little apart, so that one try is
-the rule.
+The node that holds the key `leader` with its present lease leads: it reads and watches `nodes/`,
+and writes what `leader.decide` answers, bound to `leader` and `round` being unchanged. When the
+lead is free the last round's members try in the order of their ranks, a little apart, so that one
+try is the rule.
 """
 
 from contextlib import suppress

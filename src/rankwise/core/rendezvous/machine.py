@@ -26,10 +26,10 @@ which step a request failed, or in which order answers come; what failed is aske
 - *Lost answers*: after `RequestFailed` a transaction may have taken place, or may yet. Every one is
   bound to the revisions that it was thought out for, so that it takes place at most once, and not
   after another; before the next, the keys are read again.
-- *The lead*: whoever holds `leader` with its present lease leads: it reads and watches `nodes/`,
-  and writes what `leader.decide` answers, bound to `leader` and `round` being unchanged. When the
-  lead is free the last round's members try in the order of their ranks, a little apart, so that one
-  try is the rule.
+- *The lead*: the node that holds `leader` with its present lease leads: it reads and watches
+  `nodes/`, and writes what `leader.decide` answers, bound to `leader` and `round` being unchanged.
+  When the lead is free the last round's members try in the order of their ranks, a little apart, so
+  that one try is the rule.
 - *Who dies*: this node: its lease ends, the leader sees it. The leader: the same, and another takes
   the lead, with nothing but what lies in the store. The store: see *cut off*; one that has
   forgotten everything (no charter, where one was) ends the run with that sentence.

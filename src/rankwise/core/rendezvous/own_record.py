@@ -7,7 +7,7 @@ takes too long, a node would write the same for ever, and never believe that oth
 key of this name that another node's lease holds is another node's.
 
 A node whose workers have all succeeded writes its record twice, in one transaction: the second, its
-*done note*, is bound to the run's lease alone. So whoever leads later knows that the work was done,
+*done note*, is bound to the run's lease alone. So a later leader knows that the work was done,
 wherever the node is then. It takes the note back when it is ready for another round, or the run is
 over.
 """

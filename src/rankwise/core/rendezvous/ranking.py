@@ -2,7 +2,7 @@
 
 A node that stays keeps its rank wherever it can: its workers' caches, shards and log directories
 carry it. Gaps are filled by newcomers in the order of the network, so that neighbours in rank are
-neighbours in topology. Equal questions have equal answers, whoever leads.
+neighbours in topology. Equal questions have equal answers, whichever node leads.
 """
 
 import re

@@ -1,7 +1,7 @@
 """What nodes write into the store for each other: the charter, node records, the round.
 
-Each record has one writer (ADR 0007): a node its own `NodeRecord`, the leader the `Round`, whoever
-comes first the `Charter`. They are JSON in the store (`codec.py`), so that a person with the
+Each record has one writer (ADR 0007): a node its own `NodeRecord`, the leader the `Round`, the
+first node the `Charter`. They are JSON in the store (`codec.py`), so that a person with the
 store's own tool can read them; what has its default is left out. Round numbers count from 0, and -1
 means none yet.
 """

@@ -2,9 +2,9 @@
 
 Every order carries a `token`, a number that the machine gives out once. The store's answer bears
 the same token; an answer to a token that nobody waits for any more changes nothing, so answers may
-come late or twice. Whoever carries out an order answers it exactly once in the end, after at most
-`RendezvousConfig.request_timeout` with `RequestFailed`. The order in which two requests that are
-under way together reach the store is not promised.
+come late or twice. The driver that carries out an order answers it exactly once in the end, after
+at most `RendezvousConfig.request_timeout` with `RequestFailed`. The order in which two requests
+that are under way together reach the store is not promised.
 """
 
 import msgspec

@@ -1,6 +1,6 @@
 """How the store comes to forget a run: the charter and the round are bound to a lease of the run's.
 
-Whoever leads renews it, a few times in its life, which is hours; when nobody has led for that long,
+The leader renews it, a few times in its life, which is hours; when nobody has led for that long,
 there is nothing left. The leader asks for it when it begins to lead, and binds the charter together
 with the first round, so that nobody is woken for it; if no round comes soon, by itself. A new
 leader finds it at the charter, and renews it at once: the leader before may have renewed it long

@@ -3,7 +3,7 @@
 All instants are of the leader's own clock: when it heard of something, never when something was
 said to have happened. A new leader begins with an empty view, reads every record, and takes each
 member that is missing for lost at that moment, so that it errs on the side of waiting; unless it
-has left a note that its workers have all succeeded, which nothing that befalls it can change.
+has left a note that its workers have all succeeded, which nothing that happens to it can change.
 """
 
 from collections.abc import Iterator

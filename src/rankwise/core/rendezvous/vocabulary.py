@@ -91,7 +91,7 @@ class GangEnded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class DepartureRequested(msgspec.Struct, frozen=True, tag=True):
-    """This node shall go: alone, or (PREEMPTED) together with the whole job."""
+    """This node has to go: alone, or (PREEMPTED) together with the whole job."""
 
     departure: Departure
     signal: int | None = None

@@ -8,7 +8,7 @@ Theory of operation
                              └→ ABORTING ─all gone→ IDLE
 
 *Starting* is all or nothing. The first child that refuses, ends or is late is the reason; all
-others are killed, and the reason is told when they are gone, so that whoever hears of it finds
+others are killed, and the reason is told when they are gone, so that a listener finds
 nothing left.
 
 *Up.* A replaceable child that ends gets a successor. One that ends before it was ready once does

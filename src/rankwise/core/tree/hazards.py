@@ -6,8 +6,8 @@ data (*read after write*); one that writes waits for the writer and the readers,
 the order only (*write after write*, *write after read*).
 
 Segments hold tasks, never slots: when an old writer ends, nothing has to be erased, so a newer
-one's entry cannot be erased by mistake. A writer that did not complete stays, so that whoever
-reads its bytes later is tainted too, until somebody writes them anew.
+one's entry cannot be erased by mistake. A writer that did not complete stays, so that a
+task that reads its bytes later is tainted too, until another one writes them anew.
 """
 
 from bisect import bisect_right, insort

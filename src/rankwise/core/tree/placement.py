@@ -2,7 +2,7 @@
 
 A task that may go anywhere goes where there is room, or waits in the team's line; one that is bound
 to a child waits for that one. The members of a group are queued all at once, in one order for all
-children, so that two groups can never wait for each other. Whoever has no child left that could
+children, so that two groups can never wait for each other. A task that has no child left that could
 take it, or that is expected to, is lost.
 """
 

@@ -5,7 +5,7 @@ call: `FUTEX_WAKE_OP` adds to a word *atomically*, in the kernel, and wakes slee
 breath. So a `FutexWord` may have many writers, all of them through `add`, and nobody loses a
 count; plain stores to it are forbidden.
 
-Memory model. What a process stored before `add` is visible to whoever has seen the sum:
+Memory model. What a process stored before `add` is visible to a process that has seen the sum:
 
 - The kernel's addition is a locked instruction on x86-64, and a store-release followed by
   `dmb ish` on aarch64: earlier stores of the caller cannot pass it.
@@ -127,7 +127,7 @@ class FutexWord:
             raise self._refused("FUTEX_WAKE_OP")
 
     def ring(self) -> None:
-        """Change the value above its count and wake all sleepers: they shall look around."""
+        """Change the value above its count and wake all sleepers, so that they look around."""
         if self._call_ring() < 0:
             raise self._refused("FUTEX_WAKE_OP")
 

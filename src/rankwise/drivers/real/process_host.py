@@ -399,7 +399,7 @@ class RealProcessHost:
         if attempt is None:
             return
         self.has_survivors = bool(survivors)
-        # Whoever could write is dead: this is all, and the next attempt begins with nothing old.
+        # All that could write are dead: this is all, and the next attempt begins with nothing old.
         spared = {self._current[local_rank].number for local_rank in spares}
         for link in [link for link in self._links.values() if link.number not in spared]:
             link.is_over = True
@@ -520,7 +520,7 @@ class RealProcessHost:
     def _tell_peers(self, link: WorkerLink, *, has_failed: bool) -> None:
         """Wake the ranks that wait for a worker which has ended.
 
-        After a failure they are being told to stop already. Those that obey shall not first raise
+        After a failure they are being told to stop already. Those that obey must not first raise
         an exception each about a peer that died; those that have something to save learn it soon.
         """
 

@@ -110,7 +110,7 @@ class Reactor:
     def run_once(self, deadline: Instant | None = None) -> None:
         """Wait until something happens or `deadline` has come, and make the calls that are due.
 
-        After `SLEEP_MAX` it returns though nothing has happened; whoever waits calls it again.
+        After `SLEEP_MAX` it returns though nothing has happened; the waiting caller calls it again.
         """
         for fd, events in self._epoll.poll(self._seconds_to_wait(deadline)):
             # A callback may unwatch, close or replace any descriptor, hence the look-ups.

@@ -10,9 +10,9 @@ A rank *begins a step* whenever it asks whether to stop, and counts them in its 
  phase 2: decided         the answer is yes from that step on, and no before
 ```
 
-A rank that stands has done all its earlier steps, so whoever is behind can catch up with it: what
-it takes part in for those steps has been given. `phase` and `standing` are futex words, counted up
-by the agent and by the ranks; `stop_at` is stored before `phase` says that it is there.
+A rank that stands has done all its earlier steps, so a rank that is behind can catch up with it:
+what it takes part in for those steps has been given. `phase` and `standing` are futex words,
+counted up by the agent and by the ranks; `stop_at` is stored before `phase` says that it is there.
 
 A rank that dies meanwhile is seen by the agent, which then waits for one less. An agent that dies
 takes its ranks along, so nobody sleeps for ever.

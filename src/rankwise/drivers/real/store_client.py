@@ -294,7 +294,7 @@ class StoreClient:
                 return
             except StoreError:
                 # Requests tell of it. A store tries for its whole request timeout, and pauses while
-                # it does; one that does not shall not keep a core busy.
+                # it does; one that does not must not keep a core busy.
                 if self._clock.now() < after(began, RETRY_PAUSE):
                     followed.give_way()
                 continue

@@ -41,7 +41,7 @@ class WorkerProcess:
 
     def signal(self, signum: int, *, group: bool) -> None:
         """Send a signal, if it lives, to it or to the process group that it leads."""
-        # Another user's process cannot be signalled: a setuid program. Its end is all we shall see.
+        # Another user's process cannot be signalled: a setuid program. Its end is all we will see.
         with suppress(ProcessLookupError, PermissionError):
             if not group:
                 signal.pidfd_send_signal(self._pidfd, signum)

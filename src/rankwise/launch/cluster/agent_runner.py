@@ -120,7 +120,7 @@ class AgentRunner:
         self._dispatch.start()
 
     def deliver(self, stimulus: GangStimulus) -> None:
-        """Tell the agent what its processes do, or that it shall stop."""
+        """Tell the agent what its processes do, or that it has to stop."""
         if isinstance(stimulus, WorkerExited) and stimulus.at >= self._fence:
             # The guardian has killed it, since this process was stopped for longer than its lease.
             # It has not failed: the agent first finds out that it was cut off, then of the end.

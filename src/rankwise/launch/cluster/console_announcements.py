@@ -139,7 +139,7 @@ def _fields_of_round(world: World) -> dict[str, Any]:
 
 
 def stop_line(announcement: AnnounceStop) -> str:
-    """Say that this node has heard that it shall stop, and what follows."""
+    """Say that this node has heard that it has to stop, and what follows."""
     signal = announcement.signal
     who = "asked to stop" if signal is None else SIGNAL_NAMES.get(signal, f"signal {signal}")
     return f"{who}: {announcement.what_follows}"

@@ -13,7 +13,7 @@ which answer without a quorum too:
   one of them as well.
 
 What remains: a member that comes back while both others are not running, though their machines are,
-founds the cluster again together with whoever comes back first with its data.
+founds the cluster again together with the first that comes back with its data.
 """
 
 import http.client

@@ -126,7 +126,7 @@ def _disk_trouble(places: tuple[str, ...]) -> Unfit | None:
         try:
             free = shutil.disk_usage(place).free
         except OSError:
-            continue  # it is not there yet, or not on this system; whoever needs it will say so
+            continue  # it is not there yet, or not on this system; its user will say so
         if free < needed:
             return Unfit(
                 f"{place} has only {format_bytes(free)} left, expected {format_bytes(needed)}",

@@ -41,7 +41,7 @@ class Settings(NamedTuple):
 
     Attributes:
         timing: fields of `RendezvousConfig`.
-        store: what is left, for whoever opens the store.
+        store: what is left, for the store.
     """
 
     timing: dict[str, Duration]

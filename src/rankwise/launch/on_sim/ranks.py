@@ -278,7 +278,7 @@ class SimulatedRanks:
             if frame:
                 self.results[rank] = frame
             else:
-                os.close(sending)  # whoever sends a result closes it
+                os.close(sending)  # the sender of a result closes it
 
     @staticmethod
     def _run(

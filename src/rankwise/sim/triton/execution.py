@@ -9,7 +9,7 @@ lockstep at all: the group ends with `MustInterleave`, and every program gets a 
 So that taking back is rare and cheap, a group keeps its stores to itself until it ends or reads
 from a buffer that it has written.
 
-Exactly one execution is active in the process at a time; whoever switches greenlets sets it.
+Exactly one execution is active in the process at a time; the code that switches greenlets sets it.
 """
 
 import sys

@@ -1,6 +1,6 @@
 """Messages between processing elements, from inside a kernel: `tl.send` and `tl.recv`.
 
-The queues themselves belong to whoever launches: under `KernelRunner` they are the modelled IPCQs
+The queues themselves belong to the launcher: under `KernelRunner` they are the modelled IPCQs
 of the processing elements, with slots and credits; an ordinary launch has none.
 """
 

@@ -393,8 +393,8 @@ def jit(
         version: for a compiler's cache.
         repr: names the kernel in a profile.
         launch_metadata: describes a launch in a profile.
-        do_not_specialize: parameters whose values a compiler shall not use.
-        do_not_specialize_on_alignment: parameters whose alignment a compiler shall not use.
+        do_not_specialize: parameters whose values a compiler must not use.
+        do_not_specialize_on_alignment: parameters whose alignment a compiler must not use.
         debug: keeps assertions, which are always kept here.
         noinline: whether calls stay calls.
         observer: is told of each operation.

@@ -28,7 +28,7 @@ class Buffer:
         flat: its elements in memory's form, one-dimensional.
         dtype: their type.
         address: its first byte.
-        space: the memory it lies in, for whoever models time.
+        space: the memory it lies in, for a model of time.
         region: the same number for all buffers of a launch that share bytes.
     """
 

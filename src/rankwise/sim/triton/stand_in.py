@@ -34,7 +34,7 @@ class OutOfResources(execution.KernelError):
 
 
 def must_use_result(x: Any, s: Any = True) -> Any:
-    """Mark a function whose result a compiler shall not let be dropped; nothing here."""
+    """Mark a function whose result a compiler must not drop; nothing here."""
     del s
     return (lambda fn: fn) if isinstance(x, str) else x
 

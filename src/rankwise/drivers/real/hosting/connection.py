@@ -199,7 +199,7 @@ class Connection:
         self._socket.close()
 
     def _environment_changes(self, wanted: dict[str, str]) -> dict[str, str | None]:
-        """Say what a process shall have that the other side does not know; None removes a variable.
+        """Say what a process is to have that the other side does not know; None removes a variable.
 
         The workers of a gang differ in a few variables out of many, so the others are sent once.
         Writing what all of them share for each of them would cost a fork server more than a fork.

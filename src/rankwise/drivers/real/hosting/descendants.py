@@ -13,11 +13,11 @@ look sees nobody alive, and nobody dead whom the look before it has not seen.
 Who has no child, alive or dead, has no descendant, and never will: the kernel says that at once,
 and at the end of most runs nobody has to look.
 
-**Killing.** Whoever is found to be a descendant is killed at that moment and not when the look is
-over, the youngest first, since who forks and ends all the time is among them. Then whole process
-groups: that is the only kill that no fork escapes, and a group of a descendant has no strangers in
-it, since every worker begins a session. Chains of thousands that have died are reaped as we go,
-since they would make each look slower than the one before.
+**Killing.** A process that is found to be a descendant is killed at that moment and not when the
+look is over, the youngest first, since who forks and ends all the time is among them. Then whole
+process groups: that is the only kill that no fork escapes, and a group of a descendant has no
+strangers in it, since every worker begins a session. Chains of thousands that have died are reaped
+as we go, since they would make each look slower than the one before.
 
 **Trackers last.** multiprocessing's resource tracker removes the shared memory of programs that
 could not do so themselves, as soon as all of them have ended. It is given the time for that. It is

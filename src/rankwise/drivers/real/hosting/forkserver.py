@@ -37,7 +37,7 @@ if __name__ == "__main__":
         sys.exit(1 if "--guessed" in sys.argv else too_old)  # another server is started, and tells
     # Run the module, not this file: `__main__` will be the workers', and must not hold the server.
     if not getattr(sys.flags, "safe_path", sys.flags.isolated):  # since Python 3.11
-        del sys.path[0]  # this file's directory, where nobody shall look for modules
+        del sys.path[0]  # this file's directory, which is no place for modules
     sys.path.insert(0, __file__.rsplit("/", 5)[0])
     from rankwise.drivers.real.hosting import forkserver  # noqa: PLW0406 - see above
 
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 _ALWAYS_NEEDED = ("atexit", "rankwise.drivers.real.worker.function")
 """What every fork would import at the latest when it ends, and what most import at once."""
 PATH_VARIABLE = "RANKWISE_SYS_PATH"
-"""What `sys.path` shall be during the imports, joined with colons; forks do not keep it."""
+"""What `sys.path` is during the imports, joined with colons; forks do not keep it."""
 
 
 class ForkServer:
@@ -206,7 +206,7 @@ def _serve(server: ForkServer) -> None:
     if sys.version_info >= (3, 12):  # which warns of forks beside threads
         import warnings  # noqa: PLC0415 - not for others
 
-        with warnings.catch_warnings():  # left by forks only, which shall warn as usual
+        with warnings.catch_warnings():  # left by forks only, which are to warn as usual
             warnings.simplefilter("ignore", DeprecationWarning)
             order = server.run()
     else:

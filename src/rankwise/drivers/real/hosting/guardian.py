@@ -182,7 +182,7 @@ def remove_tree(path: str) -> None:
 
 
 def main() -> None:
-    """Run as the guardian of whoever holds the other end of the control socket."""
+    """Run as the guardian of the process at the other end of the control socket."""
     _, files_max = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         # Workers get back what their order says.
@@ -194,7 +194,7 @@ def main() -> None:
         control = int(sys.argv[1])
         os.set_inheritable(control, False)  # noqa: FBT003 - the standard library's signature
         prctl.adopt_orphans()
-        # Whoever has stopped it shall not keep workers alive for whom nobody is there any more.
+        # If it is stopped, it must not keep workers alive that no agent looks after any more.
         prctl.continue_with_parent_s_end()
         guardian = Guardian(_socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, control))
         # A sweep that cannot look around would leave everybody alive: better no guardian.

@@ -282,7 +282,7 @@ class SpawnLoop:
             else:  # for a group: it has not made its own session yet, so there is only itself
                 os.kill(pid, signum)
         except PermissionError:
-            pass  # it has become another user, as a setuid program; its end is all we shall see
+            pass  # it has become another user, as a setuid program; its end is all we will see
 
     def _flush(self) -> bool:
         """Send what the agent takes now; return whether it is still there."""
@@ -310,7 +310,7 @@ def _check_descriptors(*, needed: int, received: int) -> None:
 def _set_up(order: "Order", fds: "dict[int | str, int]") -> None:
     """Give a forked child what the order wants it to have, all but environment and program.
 
-    Descriptors that shall be found by a variable are left to whoever makes the environment, as
+    Descriptors that are found by a variable are left to the one that makes the environment, as
     `order["descriptors"]`. They are not inheritable yet.
     """
     descriptors: dict[str, int] = {}

@@ -10,7 +10,7 @@ Descriptors ride in one SCM_RIGHTS message with the frame's first byte. The kern
 two such messages into one `recvmsg`, so every `recvmsg` brings at most one group of descriptors,
 and groups arrive in the order of the frames that announce them. A group can be *shorter* than
 announced: a receiver that is at its limit of open files loses what does not fit. The frame is
-then delivered with what came, and whoever reads it compares the count with what it needs.
+then delivered with what came, and its reader compares the count with what it needs.
 """
 
 import _socket

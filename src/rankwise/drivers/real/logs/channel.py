@@ -13,7 +13,7 @@ class DuplicateFilter:
     """Copies the console's lines that contain one of several words to a file of their own.
 
     One filter serves the streams of all ranks. Words are looked for in the line as it is shown,
-    prefix included, without colours. The file belongs to whoever made it, and closes it.
+    prefix included, without colours. The file belongs to the caller, who closes it.
     """
 
     def __init__(self, needles: Sequence[str], log_file: LogFile) -> None:

@@ -10,7 +10,7 @@ The queue is bounded by those who fill it: an outlet that `is_congested` asks th
 reading, which in the end makes the workers wait, as a slow terminal does.
 
 When the reader is gone (EPIPE, or EIO of a terminal that was closed) the outlet swallows
-everything in silence: whoever closed the console does not want to hear, and the job goes on.
+everything in silence: a closed console means that nothing more is wanted, and the job goes on.
 """
 
 import contextlib

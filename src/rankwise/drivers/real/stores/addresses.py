@@ -18,7 +18,7 @@ def listen(host: str, port: int, *, must: bool) -> socket.socket:
     Args:
         host: name or address.
         port: 0 lets the kernel choose.
-        must: whether this machine shall listen even if it does not know the address: behind a
+        must: whether this machine has to listen even if it does not know the address: behind a
             translation of addresses it cannot.
 
     Raises:

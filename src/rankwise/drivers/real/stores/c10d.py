@@ -4,8 +4,8 @@ One agent serves a TCPStore; all of them keep an ordered log in it and replay it
 has the transactions, watches and leases that torch's stores lack. Any other store of torch will do,
 too, as long as somebody looks after leases.
 
-A watch waits inside torch until the log has another entry, where nothing can wake it; so whoever
-closes it writes an entry that does nothing. Leases must be polled, since torch's stores offer
+A watch waits inside torch until the log has another entry, where nothing can wake it; so closing
+it writes an entry that does nothing. Leases must be polled, since torch's stores offer
 nothing else: the *reaper*, a thread in the process that serves, asks for the counters of all leases
 a few times in the life of the shortest one, and ends those that nobody has renewed, by its own
 clock.
@@ -80,9 +80,9 @@ class C10dConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     Attributes:
         host, port: its address.
         namespace: separates runs that share it.
-        is_host: whether this process shall serve; None: if `host` is an address of this machine,
+        is_host: whether this process serves; None: if `host` is an address of this machine,
             and nobody serves there yet.
-        connect_timeout: how long to wait for whoever serves to come up.
+        connect_timeout: how long to wait for the server to come up.
         linger: how long who serves waits at its end for the others to hear the last words.
     """
 

@@ -7,9 +7,9 @@ replays all entries, in order, into a keyspace of its own, and since equal entri
 keyspaces, all of them come to the same results; the one who wrote an entry finds its own result
 when it replays it.
 
-A writer that dies between taking a number and putting its entry leaves a hole. Whoever has waited
-at one for `HOLE_PATIENCE` fills it with an entry that does nothing; if the writer was only slow, it
-finds the place taken, and tries the next one.
+A writer that dies between taking a number and putting its entry leaves a hole. A reader that has
+waited at one for `HOLE_PATIENCE` fills it with an entry that does nothing; if the writer was only
+slow, it finds the place taken, and tries the next one.
 
 The log grows with every change and is never shortened.
 """
@@ -96,7 +96,7 @@ Result = Committed | Conflict | LeaseId | LeaseLost | None
 
 
 class Granted(NamedTuple):
-    """A lease that is alive, for whoever looks after it."""
+    """A lease that is alive, for the one that looks after it."""
 
     lease: LeaseId
     ttl: Duration
@@ -202,7 +202,7 @@ class ReplayedLog:
         return [int(value) for value in self._ask(lambda: connection.multi_get(keys))]
 
     def beat(self, connection: TorchStore, lease: LeaseId, amount: int = 1) -> None:
-        """Renew a lease, for whoever looks after it to see; 0 just makes the counter."""
+        """Renew a lease, for the one that looks after it to see; 0 just makes the counter."""
         self._ask(lambda: connection.add(self._beats(lease), amount))
 
     @property

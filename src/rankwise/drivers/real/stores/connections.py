@@ -34,7 +34,7 @@ def is_end_of_tls(error: BaseException) -> bool:
 
 
 def hang_up(sock: socket.socket) -> None:
-    """Wake whoever waits on a connection; beneath TLS, whose state belongs to the thread in it."""
+    """Wake the thread that waits on a connection, beneath TLS: its state belongs to that thread."""
     with suppress(OSError):  # it has been closed already
         socket.socket.shutdown(sock, socket.SHUT_RDWR)
 

@@ -1,9 +1,9 @@
 """A store that takes long to be opened, and is opened while others go on.
 
-torch's TCPStore can only be made by waiting for whoever serves it, deep inside torch, where neither
+torch's TCPStore can only be made by waiting for its server, deep inside torch, where neither
 a signal nor a deadline of ours reaches. So a thread makes it when the first call needs it; calls
 wait for that as long as a request may take, and then say that nobody answers. What went wrong is
-raised by the calls; whoever was not there may be there later, so another call tries again.
+raised by the calls; a server that was not there may be there later, so another call tries again.
 """
 
 from collections.abc import Callable
@@ -106,7 +106,7 @@ class DeferredStore:
             error = failure
         except ConfigError as failure:
             error = StoreRefused(failure.message, hint=failure.hint)
-        except Exception as failure:  # noqa: BLE001  # told to whoever calls, as a refusal
+        except Exception as failure:  # noqa: BLE001  # told to the caller, as a refusal
             error = StoreRefused(f"{self._who} cannot be opened: {failure}")
         with self._changed:
             self._is_opening = False

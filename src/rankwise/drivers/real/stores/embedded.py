@@ -107,7 +107,7 @@ class EmbeddedConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     Attributes:
         host, port: its address; port 0 lets the server choose one.
         token: what all nodes of the run know, and nobody else.
-        is_host: whether this process shall serve; None: if `host` is an address of this machine,
+        is_host: whether this process serves; None: if `host` is an address of this machine,
             and nobody serves there yet.
         encrypts: whether to speak within TLS, as all nodes of the run have to or none; None: if
             this Python can.

@@ -1,7 +1,7 @@
 """What is said between an embedded store and its clients: frames, proofs, messages.
 
-A frame is `<u32 length><seal><body>`; a body is MessagePack. Whoever connects says hello with a
-nonce, the server answers with one of its own and proves that it knows the run's token, the client
+A frame is `<u32 length><seal><body>`; a body is MessagePack. A client that connects says hello with
+a nonce, the server answers with one of its own and proves that it knows the run's token, the client
 proves the same, and from then on each frame bears a seal: an HMAC over the frame's number and body,
 under a key that comes from the token, both nonces and the direction. So nobody without the token
 can say anything that is heard, change what others say, or say it again later.

@@ -128,7 +128,7 @@ class EmbeddedServer:
         self._selector = DefaultSelector()
         self._connections: dict[socket.socket, _Connection] = {}
         self._is_accepting = False
-        self._ends_at: Instant | None = None  # set when it shall close
+        self._ends_at: Instant | None = None  # set when it is to close
         self._linger = Duration(0)
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self.address: tuple[str, int] = listeners[0].getsockname()[:2]

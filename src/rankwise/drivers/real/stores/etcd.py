@@ -4,7 +4,7 @@ The gateway speaks plain HTTP with JSON, so nothing needs to be installed and a 
 inherits no broken channel; see ADR 0011. Each call is one request on a connection that is kept. A
 watch has a connection of its own, on which etcd tells changes as they happen; when that ends, for
 whatever reason, the watch continues from the last revision that it was told, at whichever member is
-current. No thread is ours: whoever calls, waits.
+current. No thread is ours: the caller waits.
 
 What happens when etcd is away: calls repeat until `request_timeout` and raise `StoreUnavailable`;
 the watch does the same, and can be asked again. When a majority is back, leases are counted anew by

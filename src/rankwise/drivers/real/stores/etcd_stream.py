@@ -1,9 +1,9 @@
 """Answers of HTTP/1.1 as their bytes come: whole ones, and one that never ends, line by line.
 
-`http.client` reads a body only by waiting; whoever waits for changes also waits for a deadline and
-for being told to stop. It also takes the head for an e-mail's, which costs more than all else that
-a request needs. So the bytes are taken from a socket by somebody else, and this is the part that
-knows what they mean. It does no I/O.
+`http.client` reads a body only by waiting; a thread that waits for changes also waits for a
+deadline and for being told to stop. It also takes the head for an e-mail's, which costs more than
+all else that a request needs. So the bytes are taken from a socket by somebody else, and this is
+the part that knows what they mean. It does no I/O.
 """
 
 from rankwise.base.errors import RemoteProtocolError

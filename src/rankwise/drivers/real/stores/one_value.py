@@ -8,11 +8,11 @@ Such a place cannot tell anybody that it has changed: **it is polled, here**. A 
 0.1 s, and then after ever longer pauses, until it looks once a second; every change lets it begin
 anew, and what this client changes is told at once.
 
-Leases are counters in the value. Whoever renews one raises its counter; every client remembers
-when, by its own clock, it first saw the counter as it is, and ends a lease whose counter has stood
-still for the whole time to live. So clocks are not compared. A client that could not look for a
-while (it was stopped, or the place did not answer) counts anew from when it looks again: nobody
-could have been seen alive meanwhile.
+Leases are counters in the value. A client that renews one raises its counter; every client
+remembers when, by its own clock, it first saw the counter as it is, and ends a lease whose counter
+has stood still for the whole time to live. So clocks are not compared. A client that could not look
+for a while (it was stopped, or the place did not answer) counts anew from when it looks again:
+nobody could have been seen alive meanwhile.
 
 What it costs: every renewal of every node rewrites the value, and every node reads all of it every
 second. That is bearable for tens of nodes. What was changed is remembered within limits
@@ -190,7 +190,7 @@ class OneValueStore:
         self._change(lambda draft: draft.keyspace.revoke_lease(lease))
 
     def close(self) -> None:
-        """Wake whoever waits in a watch."""
+        """Wake the threads that wait in a watch."""
         self._closed.set()
         self.notify()
 

@@ -5,7 +5,7 @@ The names are torchrun's: `static` and `embedded` mean a store in one of the age
 entry points of the group `rankwise.stores`: a function with the arguments of `open_store`.
 
 Nothing is asked of anybody yet, but for a server that this process must be itself; torch's store,
-which can only be made by waiting for whoever serves it, is made by the first call. Settings are
+which can only be made by waiting for its server, is made by the first call. Settings are
 texts, as `--rdzv-conf` has them, in our spelling or in torch's; docs/settings.md lists them.
 """
 
@@ -50,7 +50,7 @@ _C10D_SETTINGS = ("store_type", "is_host", "linger", "read_timeout")
 
 
 def open_store(backend: str, endpoint: str, settings: Mapping[str, str], *, run_id: str) -> Store:
-    """A client of the store that `backend` and `endpoint` mean; whoever calls closes it.
+    """A client of the store that `backend` and `endpoint` mean; the caller closes it.
 
     Args:
         backend: see the module's text.

@@ -102,7 +102,7 @@ def _context(protocol: int, token: bytes) -> ssl.SSLContext:
     """What both sides have in common.
 
     A certificate is asked for, of a server by its client at least. Where there are pre-shared keys
-    none is sent, and one that is sent is refused, since no authority is trusted: else whoever is in
+    none is sent, and one that is sent is refused, since no authority is trusted: else anybody in
     between could take part in TLS with a certificate of its own.
     """
     context = ssl.SSLContext(protocol)

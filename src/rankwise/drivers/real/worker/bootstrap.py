@@ -2,7 +2,7 @@
 
 Two ways lead here: an interpreter of the worker's own, which was given `boot.py` or this file when
 it was compiled, and the fork server, in a fork. All make `__main__` as new, put `sys.argv` and
-`sys.path` in order and run the program in it. The program shall not be able to tell. In particular
+`sys.path` in order and run the program in it. The program must not be able to tell. In particular
 no frame of ours shows in a traceback: this code stands at the bottom of the stack, so its frames
 are the first of a traceback and are dropped before anybody sees it.
 
@@ -90,7 +90,7 @@ class Reporter:
         """Send stacks to the report pipe from now on, and say so."""
         if self._fd is None:
             return
-        # Who asked Python for stacks on stderr has asked before us, and shall have them there.
+        # Who asked Python for stacks on stderr has asked before us, and gets them there.
         if not faulthandler.is_enabled():
             faulthandler.enable(file=self._fd, all_threads=True)
         faulthandler.register(STACKS_SIGNAL, file=self._fd, all_threads=True, chain=False)
@@ -319,7 +319,7 @@ def run_and_exit(program: "Program", descriptors: "Mapping[str, int]") -> "NoRet
         code = _OUTPUT_LOST
     if isinstance(
         uncaught, KeyboardInterrupt
-    ):  # the parent shall see that, as it would see it of an interpreter
+    ):  # the parent is to see that, as it would see it of an interpreter
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
         os.kill(os.getpid(), _signal.SIGINT)
     os._exit(code)
@@ -364,7 +364,7 @@ def run_to_code(
         code = _exit_code(ending)
     except BaseException as error:  # noqa: BLE001 - this is the bottom of the process
         code, uncaught = 1, error
-    if uncaught is not None:  # shown here, and not above, lest it become another one's context
+    if uncaught is not None:  # shown here, and not above, or it would become the context of another
         _show(uncaught)
     return code, uncaught
 
@@ -615,7 +615,7 @@ def _finish() -> bool:
     ):
         try:
             step()
-        except BaseException as error:  # noqa: BLE001 - the later steps shall happen all the same
+        except BaseException as error:  # noqa: BLE001 - the later steps have to happen all the same
             _show(error)
     is_written = _flush_streams()
     _flush_c_streams()

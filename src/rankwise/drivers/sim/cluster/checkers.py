@@ -11,7 +11,8 @@ machines but the words in which they write.
 - A restart is spent for each round that ended by a failure, once, and for no other; never more than
   there are.
 - No round ends because a node goes that is done: with leave, by SIGKILL, leading or not.
-- Whoever is admitted to a round runs in it within a few leases, unless it died or the round ended.
+- A node that is admitted to a round runs in it within a few leases, unless it died or the round
+  ended.
 - One run is current at a time under one id: another is founded only when the one before is closed
   or led by nobody, and no worker is born while one of an earlier run lives. Who took part in a run
   that is over begins nothing more in it; and who took part in a run that the store has forgotten

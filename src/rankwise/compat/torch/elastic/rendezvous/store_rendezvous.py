@@ -84,7 +84,7 @@ class StoreRendezvousHandler(HandlerOfRounds):
         return RendezvousInfo(store, world.node_rank, len(world.members), listens)
 
     def _close_shared_store(self) -> None:
-        # Ours first: whoever hosts the store waits for its clients to leave.
+        # Ours first: the host of the store waits for its clients to leave.
         store, self._shared_store = self._shared_store, None
         if store is not None:
             store.close()

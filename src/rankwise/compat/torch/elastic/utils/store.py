@@ -142,7 +142,7 @@ def _missing_ranks(
     for other in range(1, world_size):
         if len(missing) >= _MAX_TRACE_MISSING_RANKS:
             break
-        # Whoever is not there after the first patience has passed is not there.
+        # A rank that is not there when the first patience has passed counts as absent.
         patience = timedelta(milliseconds=1) if missing else timedelta(seconds=trace_timeout)
         try:
             store.wait([f"{key_prefix}{other}{_TRACE}"], patience)
