@@ -38,6 +38,7 @@ def run(
                 flops=_combined(collective, size) * elements,
                 size=elements * element_type(dtype).itemsize,
                 waits=torch.engine.machine.waits - waits,
+                algorithm=name,
             )
         )  # fmt: skip
     return results

@@ -15,6 +15,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 from rankwise.core.collectives.program import Receive, Send
 from rankwise.sim.ccl.execution import dependencies
 from rankwise.sim.ccl.plan import Plan
@@ -98,6 +100,8 @@ def _busiest(machine: Machine, plan: Plan, homes: tuple[int, ...], item_bytes: i
 
 def _chain_of_latencies(machine: Machine, plan: Plan, homes: tuple[int, ...]) -> int:
     """The instant at which the last rank is done if only the latency between devices took time."""
+    if plan.rounds and plan.part_elements.all():
+        return _chain_round_a_ring(machine, plan, homes)
     needs = [dependencies(program) for program in plan.programs]
     ends: list[list[int]] = [[] for _ in plan.programs]
     mail: dict[tuple[int, int], deque[int]] = {}
@@ -125,3 +129,20 @@ def _chain_of_latencies(machine: Machine, plan: Plan, homes: tuple[int, ...]) ->
                 start = max(start, mail[way].popleft())
             done.append(start)
     return max((instant for each in ends for instant in each), default=0)
+
+
+def _chain_round_a_ring(machine: Machine, plan: Plan, homes: tuple[int, ...]) -> int:
+    """The same for a ring, whose messages each wait for the one of the round before."""
+    assert plan.rounds is not None, "it is a ring"
+    ring = plan.ring
+    latencies = np.array(
+        [
+            sum(link.latency for link in machine.sip_links(homes[one], homes[other]))
+            for one, other in zip(ring, (*ring[1:], ring[0]), strict=True)
+        ],
+        np.int64,
+    )
+    instants = np.zeros_like(latencies)
+    for _ in plan.rounds:
+        instants = np.roll(instants + latencies, 1)
+    return int(instants.max())

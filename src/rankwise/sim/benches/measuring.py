@@ -61,13 +61,16 @@ def collective_result(
     flops: int,
     size: int,
     waits: Waits,
+    algorithm: str,
 ) -> BenchResult:
     """The result of one collective, and what its messages waited for."""
     above = time - bound.picoseconds
     held_back_by = most_waited_for(waits, above) if bound.picoseconds < ENOUGH * time else ""
+    fidelity = torch.engine.machine.fidelities.get(algorithm, "")
     return _result(
-        torch, bench, case, time, bound, flops=flops, size=size, held_back_by=held_back_by
-    )
+        torch, bench, case, time, bound,
+        flops=flops, size=size, held_back_by=held_back_by, fidelity=fidelity,
+    )  # fmt: skip
 
 
 def _result(
@@ -80,6 +83,7 @@ def _result(
     flops: int,
     size: int,
     held_back_by: str,
+    fidelity: str = "",
 ) -> BenchResult:
     return BenchResult(
         bench=bench,
@@ -91,4 +95,5 @@ def _result(
         bound_ps=bound.picoseconds,
         held_back_by=held_back_by,
         is_checked=torch.engine.enable_data,
+        fidelity=fidelity,
     )

@@ -37,7 +37,7 @@ from rankwise.sim.runtime.multiprocessing import SpawnException
 from rankwise.sim.runtime.wall_limit import wall_limit
 
 _TOPOLOGY_SECTIONS = ("system", "sip", "cube", "pe")
-_COLLECTIVE_DEFAULTS = (*Queues.__struct_fields__, "algorithm", "world_size")
+_COLLECTIVE_DEFAULTS = (*Queues.__struct_fields__, "algorithm", "world_size", "fidelity")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):

@@ -51,10 +51,12 @@ def run(
     bound = Bound(f"{computing.name} + {exchanging.name}", computing[1] + exchanging[1])
     time = span_of(each for each in logged if each.kind in _MEASURED)
     case = f"{tokens} x {hidden} x {inner} f16, {size} ranks"
-    waits = torch.engine.machine.waits
-    return [
-        collective_result(torch, "tp_mlp", case, time, bound, flops=flops, size=moved, waits=waits)
-    ]
+    result = collective_result(
+        torch, "tp_mlp", case, time, bound,
+        flops=flops, size=moved, waits=torch.engine.machine.waits,
+        algorithm=torch.ccl.algorithm("all_reduce").name,
+    )  # fmt: skip
+    return [result]
 
 
 def worker(  # noqa: PLR0917  # spawn hands arguments over by position

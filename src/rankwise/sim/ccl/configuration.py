@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from os import PathLike
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any, Literal, get_args
 
 import msgspec
@@ -23,6 +24,8 @@ FILE_NAME = "ccl.yaml"
 
 BufferKind = Literal["tcm", "hbm"]
 Backpressure = Literal["sleep", "spin"]
+Fidelity = Literal["auto", "kernel", "queue", "message"]
+Level = Literal["kernel", "queue", "message"]
 Layout = Literal["ring_1d", "mesh_2d", "torus_2d", "fully_connected", "switch", "tree"]
 SLOTS_LEAST = 4
 """Slots of a queue at least, unless the configuration says how many."""
@@ -69,11 +72,13 @@ class Algorithm(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         topology: `mesh_2d` and `torus_2d` let a ring snake through the grid of SIPs, so that
             neighbours on the ring are neighbours in the machine; the others take ranks in order.
+        fidelity: how exactly it is simulated (`fidelity`).
     """
 
     name: str
     module: str
     topology: Layout = "ring_1d"
+    fidelity: Fidelity = "auto"
     queues: Queues = Queues()
 
     @property
@@ -201,11 +206,13 @@ def read_configuration(source: str | PathLike[str] | None) -> tuple[Any, str]:
 class _Defaults(Queues, frozen=True, kw_only=True, forbid_unknown_fields=True):
     algorithm: str | None = None
     world_size: Count | None = None
+    fidelity: Fidelity = "auto"
 
 
 class _Entry(Queues, frozen=True, kw_only=True, forbid_unknown_fields=True):
     module: str
     topology: Layout = "ring_1d"
+    fidelity: Fidelity = "auto"
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -234,6 +241,8 @@ def parse_configuration(tree: Any, source: str) -> CollectiveConfiguration:
         where = f"algorithms.{name}"
         own = _convert(entry, dict[str, Any], source, where)
         algorithms[name] = _algorithm(name, {**shipped, **common, **own}, source, where)
+        if "fidelity" in own:
+            _check_fidelity(algorithms[name], f"{source}: {where}.fidelity")
     chosen = dict(_FIRST_CHOICE)
     if defaults.algorithm is not None:
         name = _known(defaults.algorithm, algorithms, source, "defaults.algorithm")
@@ -262,8 +271,37 @@ def _algorithm(name: str, fields: dict[str, Any], source: str, where: str) -> Al
         raise ConfigError(f"{source}: {where}.module: {error.message}", hint=error.hint) from error
     queues = {field: getattr(entry, field) for field in Queues.__struct_fields__}
     return Algorithm(
-        name=name, module=entry.module, topology=entry.topology, queues=Queues(**queues)
+        name=name,
+        module=entry.module,
+        topology=entry.topology,
+        fidelity=entry.fidelity,
+        queues=Queues(**queues),
     )
+
+
+def levels_of(module: ModuleType) -> tuple[Level, ...]:
+    """The levels of fidelity that an algorithm has, the most exact first."""
+    needed: tuple[tuple[Level, str], ...] = (
+        ("kernel", "kernel"),
+        ("queue", "program"),
+        ("message", "rounds"),
+    )
+    return tuple(level for level, name in needed if hasattr(module, name))
+
+
+def _check_fidelity(algorithm: Algorithm, where: str) -> None:
+    """Refuse what was asked of one algorithm that does not have it."""
+    possible = levels_of(algorithm_module(algorithm.module))
+    if algorithm.fidelity not in {"auto", *possible}:
+        reason = {
+            "kernel": "its module has no kernel",
+            "queue": "its module is a kernel alone, without program(task)",
+            "message": "only algorithms that go in the rounds of a ring have it",
+        }[algorithm.fidelity]
+        raise ConfigError(
+            f"{where}: {algorithm.name} cannot be simulated as {algorithm.fidelity!r}: {reason}",
+            hint=f"it can as {', '.join(('auto', *possible))}",
+        )
 
 
 def _check_sizes(queues: Queues, where: str) -> None:

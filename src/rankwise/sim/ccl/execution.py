@@ -184,7 +184,7 @@ class _Lane:
         """The step that received what this one sends on from TCM, if there is such a one."""
         if not isinstance(self._program[step], Send) or not self._sizes[step]:
             return None
-        if sum(self._sizes[step]) > self._pe.tcm.capacity // _TCM_SHARE:
+        if sum(self._sizes[step]) > self._pe.tcm.capacity // TCM_SHARE:
             return None  # by the time it is sent, most of it is no longer there
         for other, is_same_span in self._needs[step]:
             if is_same_span and isinstance(self._program[other], Receive):
@@ -342,7 +342,7 @@ class _Lane:
 _LOADS_AHEAD = 8
 """So many slots of a message are loaded at a time."""
 
-_TCM_SHARE = 4
+TCM_SHARE = 4
 """What is received and sent on stays in TCM if it takes up no more than this part of it."""
 
 

@@ -22,10 +22,7 @@ What a kernel asks for, it gets by the name of its parameter:
 `SLOTS`       slots of a queue: so many may be sent before one has been received
 ============= ====================================================================
 
-**Which form runs.** A module that holds only a kernel always runs as one, and one that holds only
-data as that. Where it holds both, small runs are kernels: up to `KERNEL_SLOTS_MOST` slots that all
-ranks send together, and time and numbers do not depend on it (numbers to the bit, time within 2 %,
-tested). Larger ones are played as data, which takes far less CPU.
+Whether the kernel runs, or another form of the algorithm: `fidelity`.
 """
 
 from collections.abc import Sequence
@@ -35,7 +32,6 @@ from typing import Any
 import numpy as np
 
 from rankwise.base.errors import ConfigError
-from rankwise.core.collectives.program import Send
 from rankwise.sim.ccl.algorithm_modules import parameters_of
 from rankwise.sim.ccl.lanes import LaneQueues
 from rankwise.sim.ccl.plan import Plan
@@ -49,26 +45,6 @@ from rankwise.sim.hardware.places import Consecutive
 from rankwise.sim.kernel import Event, Steps
 from rankwise.sim.triton.dtypes import Array, dtype
 from rankwise.sim.triton.kernel_runner import DevicePointer, KernelRunner
-
-KERNEL_SLOTS_MOST = 1_024
-
-
-def runs_as_kernel(
-    module: ModuleType, plan: Plan, item_bytes: int, lane_count: int, slot_size: int
-) -> bool:
-    """Whether the kernel of an algorithm is run, and not its form as data."""
-    if not hasattr(module, "kernel"):
-        return False
-    if not hasattr(module, "program"):
-        return True
-    slots = 0
-    for program in plan.programs:
-        for each in program:
-            if isinstance(each, Send):
-                slots += max(lane_count, -(-each.span.length * item_bytes // slot_size))
-        if slots > KERNEL_SLOTS_MOST:
-            return False
-    return True
 
 
 class KernelExecution:

@@ -3,11 +3,12 @@
 Plans depend on sizes alone, so they are kept and used again.
 """
 
-from collections.abc import Sequence
-from functools import lru_cache
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from rankwise.base.errors import ConfigError
 from rankwise.core.collectives.program import Instruction, Send, Span, Task
@@ -23,6 +24,11 @@ from rankwise.sim.ccl.configuration import Algorithm
 from rankwise.sim.ccl.reductions import finish
 from rankwise.sim.ccl.rehearsal import Schedule, rehearse, schedule_of
 from rankwise.sim.triton.dtypes import Array, dtype
+
+if TYPE_CHECKING:
+    from rankwise.core.collectives.ring import Round
+
+Indexes = npt.NDArray[np.int64]
 
 
 class Request(NamedTuple):
@@ -75,16 +81,83 @@ def _snake(homes: tuple[int, ...], columns: int) -> tuple[int, ...]:
     return tuple(sorted(range(len(homes)), key=place))
 
 
-class Plan(NamedTuple):
+class Plan:
     """The programs of all ranks, the lengths of their workspaces, and what is calculated there.
 
     An algorithm that is a kernel alone has empty programs: who talks to whom is not known before.
+    One that goes in the rounds of a ring has its programs and its schedule made when they are first
+    asked for, since its messages are known without: among 1,024 ranks those are four million
+    instructions, and the message level needs none of them.
+
+    Attributes:
+        request: what the ranks want.
+        rounds: of a ring; None of other algorithms.
     """
 
-    request: Request
-    programs: tuple[tuple[Instruction, ...], ...]
-    lengths: tuple[int, ...]
-    schedule: Schedule
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self._module = module = algorithm_module(request.module)
+        self.rounds: list[Round] | None = (
+            module.rounds(request.task(0)) if hasattr(module, "rounds") else None
+        )
+        if self.rounds is None:  # all errors come now, from the line that called
+            self.programs = self._written()
+            self.schedule = self._played()
+
+    @cached_property
+    def programs(self) -> tuple[tuple[Instruction, ...], ...]:
+        """The instructions of every rank; what moves nothing is left out."""
+        return self._written()
+
+    def _written(self) -> tuple[tuple[Instruction, ...], ...]:
+        if not hasattr(self._module, "program"):
+            return ((),) * self.request.size
+        return tuple(
+            tuple(each for each in instructions_of(self._module, task) if not _is_empty(each))
+            for task in self._tasks()
+        )
+
+    @cached_property
+    def lengths(self) -> tuple[int, ...]:
+        """How many elements the workspace of every rank has."""
+        collective = self.request.collective
+        return tuple(
+            frame_elements(collective, task) + scratch_of(self._module, task)
+            for task in self._tasks()
+        )
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """What is calculated.
+
+        Raises:
+            AlgorithmError: the programs do not fit each other.
+        """
+        return self._played()
+
+    def _played(self) -> Schedule:
+        programs, lengths = self.programs, self.lengths
+        try:
+            return schedule_of(programs, lengths)
+        except ConfigError as error:
+            raise AlgorithmError(
+                f"algorithm {self.request.module} with {self.request.size} ranks: {error}"
+            ) from None
+
+    @cached_property
+    def part_elements(self) -> Indexes:
+        """Of a ring: how many elements each part has."""
+        task = self.request.task(0)
+        parts = (self._module.part(task, index) for index in range(self.request.size))
+        return np.array([each.length for each in parts], np.int64)
+
+    @property
+    def ring(self) -> tuple[int, ...]:
+        """The ranks in the order of the ring."""
+        return self.request.ring or tuple(range(self.request.size))
+
+    def _tasks(self) -> Iterator[Task]:
+        return map(self.request.task, range(self.request.size))
 
     def results(
         self,
@@ -137,18 +210,21 @@ class Plan(NamedTuple):
 
     def ways(self) -> set[tuple[int, int]]:
         """From whom to whom messages go; round the ring, where that is not known."""
+        if self.rounds is not None:
+            return set(zip(self.ring, (*self.ring[1:], self.ring[0]), strict=True))
         ways = {
             (rank, each.peer)
             for rank, program in enumerate(self.programs)
             for each in program
             if isinstance(each, Send)
         }
-        tasks = map(self.request.task, range(self.request.size))
-        return ways or {(task.rank, task.at(task.position + 1)) for task in tasks}
+        return ways or {(task.rank, task.at(task.position + 1)) for task in self._tasks()}
 
     @property
     def longest_message(self) -> int:
         """Elements of the longest message; of a workspace, where messages are not known."""
+        if self.rounds is not None:
+            return int(self.part_elements.max()) if self.rounds else max(self.lengths)
         known = [
             each.span.length
             for program in self.programs
@@ -161,12 +237,17 @@ class Plan(NamedTuple):
         """How many elements go from whom to whom: what the laws of an algorithm are about."""
         return {
             (rank, peer): count
-            for rank in range(len(self.programs))
+            for rank in range(self.request.size)
             for peer, count in self.elements_sent_by(rank).items()
         }
 
     def elements_sent_by(self, rank: int) -> dict[int, int]:
         """How many elements a rank sends to whom."""
+        if self.rounds is not None:
+            task = self.request.task(rank)
+            offsets = np.array([each.offset for each in self.rounds], np.int64)
+            parts = self.part_elements[(task.position + offsets) % task.size]
+            return {task.at(task.position + 1): int(parts.sum())} if parts.any() else {}
         sent: dict[int, int] = {}
         for instruction in self.programs[rank]:
             if isinstance(instruction, Send):
@@ -189,20 +270,7 @@ def plan(request: Request) -> Plan:
         )
     if not 0 <= request.root < request.size:
         raise ConfigError(f"root {request.root} is none of ranks 0 to {request.size - 1}")
-    programs, lengths = [], []
-    for rank in range(request.size):
-        task = request.task(rank)
-        has_program = hasattr(module, "program")
-        instructions = instructions_of(module, task) if has_program else iter(())
-        programs.append(tuple(each for each in instructions if not _is_empty(each)))
-        lengths.append(frame_elements(request.collective, task) + scratch_of(module, task))
-    try:
-        schedule = schedule_of(programs, lengths)
-    except ConfigError as error:
-        raise AlgorithmError(
-            f"algorithm {request.module} with {request.size} ranks: {error}"
-        ) from None
-    return Plan(request, tuple(programs), tuple(lengths), schedule)
+    return Plan(request)
 
 
 def _is_empty(instruction: Instruction) -> bool:

@@ -27,15 +27,23 @@ an express, with one event for its end; the first chunk of another flow that com
 links puts it back to where it is at that instant, chunk by chunk. Times do not depend on it, cost
 does.
 
+**Fluids.** A collective on the message level moves no chunks: it is a *fluid* that takes a share of
+each of its links (`fluids`). Chunks that come to such a link take as much longer as their share is
+less than the whole, and the fluid is told what they took from it.
+
 Links do not refuse: buffers between them are unbounded. What is bounded (slots of queues between
 PEs) has credits, in `ipcq`.
 """
 
 from collections import deque
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from rankwise.sim.hardware.quantities import Rate
 from rankwise.sim.kernel import Event, Simulator
+
+if TYPE_CHECKING:
+    from rankwise.sim.hardware.fluids import Sharing
 
 CHUNKS_PER_FLOW_MAX = 64
 """Longer flows move in larger chunks: the cost of simulating them stays bounded."""
@@ -46,7 +54,7 @@ class Link:
 
     __slots__ = (
         "_bytes", "_duration", "_expresses", "_free_at", "_rotation", "_simulator", "_size",
-        "_work", "latency", "name", "rate",
+        "_work", "latency", "name", "rate", "sharing",
     )  # fmt: skip
 
     def __init__(self, simulator: Simulator, name: str, rate: Rate, latency: int) -> None:
@@ -61,6 +69,8 @@ class Link:
         self._work = 0
         self._rotation: deque[Flow] | None = None
         self._expresses: list[Flow] = []
+        self.sharing: Sharing | None = None
+        """The fluids that have a share of it, if there are any."""
 
     @property
     def busy(self) -> int:
@@ -70,20 +80,26 @@ class Link:
             carried, end = express.carried_by(self, now)
             work += express.work_on(self, carried)
             free_at = max(free_at, end)
+        if self.sharing is not None:
+            work += self.sharing.work_so_far(self)
         return work - max(0, free_at - now)
 
     @property
     def bytes_carried(self) -> int:
         """What has gone over it, or is on its way."""
         now = self._simulator.now
-        return self._bytes + sum(
-            express.bytes_of(express.carried_by(self, now)[0]) for express in self._expresses
+        fluid = 0 if self.sharing is None else self.sharing.bytes_so_far(self)
+        return (
+            self._bytes
+            + fluid
+            + sum(express.bytes_of(express.carried_by(self, now)[0]) for express in self._expresses)
         )
 
     def is_idle(self, at: int) -> bool:
         """Whether a chunk that came at that instant would be carried at once, as far as we know."""
         return (
             self._rotation is None
+            and self.sharing is None
             and self._free_at <= at
             and all(express.has_left(self, at) for express in self._expresses)
         )
@@ -107,7 +123,7 @@ class Link:
     def offer(self, flow: "Flow", hop: int, chunk: int, tail: int) -> None:
         """Take a chunk whose head has arrived; carry it now, or when it is the flow's turn."""
         if self._expresses:
-            self._make_way()
+            self.make_way()
         if self._rotation is None:
             if self._free_at <= self._simulator.now:
                 self._carry(flow, hop, chunk, tail)
@@ -119,7 +135,7 @@ class Link:
         if len(backlog) == 1:
             self._rotation.append(flow)
 
-    def _make_way(self) -> None:
+    def make_way(self) -> None:
         """Have no expresses any more: those that are done are accounted for, the others stop."""
         for express in self._expresses.copy():
             if express.has_left(self, self._simulator.now):
@@ -146,8 +162,12 @@ class Link:
         start = simulator.now
         if chunk != self._size:
             self._size, self._duration = chunk, self.rate.time_for(chunk)
-        end = self._free_at = start + self._duration
-        self._work += self._duration
+        duration = self._duration
+        self._work += duration
+        if self.sharing is not None:
+            waiting = 0 if self._rotation is None else len(self._rotation)
+            duration = self.sharing.stretched(self, duration, waiting + 1)
+        end = self._free_at = start + duration
         self._bytes += chunk
         tail = (end if end > tail else tail) + self.latency  # noqa: FURB136 (three times as fast)
         hop += 1
@@ -155,6 +175,11 @@ class Link:
             simulator.call_at(tail, flow.arrive, chunk)
         else:
             simulator.call_at(start + self.latency, flow.path[hop].offer, flow, hop, chunk, tail)
+
+    def account(self, size: int, work: int) -> None:
+        """Add what a fluid has carried, and how long that would have taken the link alone."""
+        self._bytes += size
+        self._work += work
 
     def __str__(self) -> str:
         return self.name

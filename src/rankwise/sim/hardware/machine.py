@@ -273,6 +273,7 @@ class Machine:
         costs: how long work takes on the engines.
         messages: every message through a queue between PEs, as it arrives; None to keep none.
         waits: what messages through queues, and their data, have waited for.
+        fidelities: by algorithm of a collective, the levels on which it was simulated.
     """
 
     def __init__(self, simulator: Simulator, topology: "Topology") -> None:
@@ -281,6 +282,7 @@ class Machine:
         self.links: list[Link] = []
         self.servers: list[Server] = []
         self.messages: list[Message] | None = None
+        self.fidelities: dict[str, str] = {}
         self.waits = Waits()
         self.costs = cost_model(topology.machine)
         self.host = Memory("host", (-1, -1, -1), 0, None)
@@ -407,6 +409,10 @@ class Machine:
     def sip_links(self, source: int, destination: int) -> list[Link]:
         """The links between two SIPs alone, in the order in which they are crossed."""
         return self._between_sips(source, destination)
+
+    def cube_links(self, sip: int, source: int, destination: int) -> list[Link]:
+        """The links between two cubes of a SIP, in the order in which they are crossed."""
+        return self._between_cubes(sip, source, destination)
 
     def _wire(self, kind: str, sip: int, source: int, destination: int) -> Link:
         key = (kind, sip, source, destination)

@@ -9,7 +9,7 @@ import msgspec
 from rankwise.sim.hardware.quantities import PICOSECONDS_PER_SECOND, format_picoseconds
 
 _COLUMNS = ("bench", "case", "simulated", "FLOP/s", "bytes/s", "bound", "at best", "reached",
-            "held back by")  # fmt: skip
+            "held back by", "fidelity")  # fmt: skip
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -27,6 +27,7 @@ class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
         bound_ps: how long it would take if nothing but that mattered; 0 if unknown.
         held_back_by: the resource that costs most of the rest, where less than 90 % of the bound
             were reached: `credits`, `links`, `DMA`, `math`, `wave tail` and others.
+        fidelity: how exactly its collectives were simulated: `kernel`, `queue`, `message`.
         is_checked: whether the numbers were compared with numpy's; not if only time was simulated.
     """
 
@@ -39,6 +40,7 @@ class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
     bound_ps: int
     held_back_by: str = ""
     is_checked: bool
+    fidelity: str = ""
 
     @property
     def seconds(self) -> float:
@@ -92,6 +94,7 @@ def cells_of(result: BenchResult) -> tuple[str, ...]:
         format_picoseconds(result.bound_ps) if result.bound_ps else "-",
         f"{100 * result.ratio:.1f} %" if result.bound_ps else "-",
         result.held_back_by,
+        result.fidelity,
     )
 
 

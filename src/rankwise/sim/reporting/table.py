@@ -15,7 +15,8 @@ from rankwise.sim.reporting.results import BenchResult, cells_of, column_names
 Labels = Sequence[tuple[str, Sequence[str]]]
 
 _HELD_BACK = "held back by"
-_TEXT_COLUMNS = frozenset({"bench", "case", "bound", _HELD_BACK})
+_FIDELITY = "fidelity"
+_TEXT_COLUMNS = frozenset({"bench", "case", "bound", _HELD_BACK, _FIDELITY})
 _RATE_UNITS = {"FLOP/s": "FLOP/s", "bytes/s": "B/s"}
 _GAP = 2
 _NARROWEST = 6
@@ -65,9 +66,16 @@ def _columns(results: Sequence[BenchResult], labels: Labels) -> list[_Column]:
         *(
             _Column(head, cells, head in _TEXT_COLUMNS)
             for head, cells in zip(column_names(), figures, strict=True)
-            if head != _HELD_BACK or any(cells)
+            if _tells(head, cells)
         ),
     ]
+
+
+def _tells(head: str, cells: Sequence[str]) -> bool:
+    """Whether a column says something: fidelity, where messages stand for more exact levels."""
+    if head == _FIDELITY:
+        return any("message" in cell for cell in cells)
+    return head != _HELD_BACK or any(cells)
 
 
 def _total(columns: Sequence[_Column]) -> int:

@@ -15,8 +15,11 @@ from rankwise.core.collectives.reductions import ReduceOp
 from rankwise.sim.ccl.algorithm_modules import algorithm_module
 from rankwise.sim.ccl.configuration import Algorithm, check_against
 from rankwise.sim.ccl.execution import Execution, lane_count, queues_per_pe
-from rankwise.sim.ccl.kernel_execution import KernelExecution, runs_as_kernel
+from rankwise.sim.ccl.fidelity import level_of
+from rankwise.sim.ccl.kernel_execution import KernelExecution
 from rankwise.sim.ccl.lanes import LaneQueues, suited_to
+from rankwise.sim.ccl.message_execution import Lanes, MessageExecution
+from rankwise.sim.ccl.message_execution import Work as Elements
 from rankwise.sim.ccl.plan import Plan, plan, requested
 from rankwise.sim.hardware.commands import Handle, Run
 from rankwise.sim.hardware.environment import KernelEnvironment
@@ -172,7 +175,7 @@ class Collective:
         self._devices = [context.device_of(call.rank) for call in calls]
         algorithm = context.ccl.algorithm(asked.collective, asked.algorithm)
         self._plan = self._planned(algorithm, asked)
-        self._execution: Execution | None = None
+        self._execution: Execution | MessageExecution | None = None
         self._kernels: KernelExecution | None = None
         self._prepare(algorithm, asked)
         self._operands: list[Array | None] = [None] * len(calls)
@@ -186,7 +189,7 @@ class Collective:
         return plan(requested(algorithm, asked.collective, asked.elements, asked.root, homes, grid))
 
     def _prepare(self, algorithm: Algorithm, asked: Signature) -> None:
-        """Lay out queues and lanes, and decide which form of the algorithm runs."""
+        """Lay out queues and lanes, and decide how exactly the collective is simulated."""
         machine, queues = self._context.engine.machine, algorithm.queues
         tcm = machine.topology.machine.pe.tcm.capacity
         per_pe = queues_per_pe(self._plan)
@@ -197,20 +200,29 @@ class Collective:
         sips = [device.sip for device in self._devices]
         ways = sorted({(sips[one], sips[other]) for one, other in self._plan.ways()})
         queues = suited_to(machine, queues, ways, count, per_pe)
+        module = algorithm_module(algorithm.module)
+        level = level_of(algorithm, module, self._plan, item_bytes, count)
+        levels = machine.fidelities
+        if level not in levels.setdefault(algorithm.name, level).split(", "):
+            levels[algorithm.name] += f", {level}"
+        name, ranks = str(self._calls[0]), [call.rank for call in self._calls]
+        if level == "message":
+            own = [Lanes(device.sip, tuple(device.pes[:count])) for device in self._devices]
+            work = Elements(item_bytes, short_name(asked.kind), _MATH[asked.op])
+            self._execution = MessageExecution(machine, self._plan, own, queues, work, name=name)
+            return
         lanes = [self._lanes(device, count) for device in self._devices]
         lane_queues = LaneQueues(machine, lanes, queues)
-        module = algorithm_module(algorithm.module)
-        if runs_as_kernel(module, self._plan, item_bytes, count, queues.slot_size):
+        if level == "kernel":
             self._kernels = KernelExecution(
                 algorithm.name, module, self._plan, lane_queues, lanes,
-                kind=asked.kind, operation=_MATH[asked.op],
-                collective=str(self._calls[0]), ranks=[call.rank for call in self._calls],
+                kind=asked.kind, operation=_MATH[asked.op], collective=name, ranks=ranks,
             )  # fmt: skip
         else:
+            _ = self._plan.schedule  # what is wrong with the programs is told before anything runs
             self._execution = Execution(
                 machine, self._plan, lanes, lane_queues, item_bytes=item_bytes,
-                dtype=short_name(asked.kind), operation=_MATH[asked.op],
-                name=str(self._calls[0]), ranks=[call.rank for call in self._calls],
+                dtype=short_name(asked.kind), operation=_MATH[asked.op], name=name, ranks=ranks,
             )  # fmt: skip
 
     def _lanes(self, device: "Device", count: int) -> list[Pe]:

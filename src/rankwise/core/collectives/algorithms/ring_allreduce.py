@@ -9,18 +9,24 @@ Order of reduction, by positions on the ring: part p is ((x[p] + x[p+1]) + x[p+2
 rounded to the dtype after each addition.
 """
 
-from rankwise.core.collectives.program import Program, Receive, Send, Task
+from rankwise.core.collectives import ring
+from rankwise.core.collectives.program import Program, Span, Task
 
 COLLECTIVE = "all_reduce"
 
 
+def rounds(task: Task) -> list[ring.Round]:
+    """Reduce-scatter, then all-gather."""
+    steps = range(task.size - 1)
+    scatter = [ring.Round(-step, combines=True) for step in steps]
+    return scatter + [ring.Round(1 - step, combines=False) for step in steps]
+
+
+def part(task: Task, index: int) -> Span:
+    """Where a part lies."""
+    return task.part(index)
+
+
 def program(task: Task) -> Program:
     """What one rank of the ring does."""
-    here = task.position
-    left, right = task.at(here - 1), task.at(here + 1)
-    for step in range(task.size - 1):
-        yield Send(right, task.part(here - step))
-        yield Receive(left, task.part(here - step - 1), combines=True)
-    for step in range(task.size - 1):
-        yield Send(right, task.part(here - step + 1))
-        yield Receive(left, task.part(here - step))
+    return ring.program(task, rounds(task), task.part)

@@ -4,15 +4,24 @@ Order of reduction, by positions on the ring: the block of the rank at position 
 ((x[p+1] + x[p+2]) + ...) + x[p], rounded to the dtype after each addition.
 """
 
-from rankwise.core.collectives.program import Program, Receive, Send, Task
+from functools import partial
+
+from rankwise.core.collectives import ring
+from rankwise.core.collectives.program import Program, Span, Task
 
 COLLECTIVE = "reduce_scatter"
 
 
+def rounds(task: Task) -> list[ring.Round]:
+    """Each rank begins with the block of the rank before it, which comes home last."""
+    return [ring.Round(-step - 1, combines=True) for step in range(task.size - 1)]
+
+
+def part(task: Task, index: int) -> Span:
+    """Where the block of the rank at a position lies."""
+    return task.block(task.at(index))
+
+
 def program(task: Task) -> Program:
     """What one rank of the ring does."""
-    here = task.position
-    left, right = task.at(here - 1), task.at(here + 1)
-    for step in range(task.size - 1):
-        yield Send(right, task.block(task.at(here - step - 1)))
-        yield Receive(left, task.block(task.at(here - step - 2)), combines=True)
+    return ring.program(task, rounds(task), partial(part, task))

@@ -5,11 +5,11 @@ The data, and what it does in which order: `rankwise.core.collectives.algorithms
 """
 
 import rankwise.sim.triton.language as tl
-from rankwise.core.collectives.algorithms.ring_allreduce import COLLECTIVE, program
+from rankwise.core.collectives.algorithms.ring_allreduce import COLLECTIVE, part, program, rounds
 from rankwise.sim.ccl.combining import combined
 from rankwise.sim.triton import cdiv, jit, next_power_of_2
 
-__all__ = ["COLLECTIVE", "kernel", "program"]
+__all__ = ["COLLECTIVE", "kernel", "part", "program", "rounds"]
 
 
 @jit

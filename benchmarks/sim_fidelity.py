@@ -1,0 +1,108 @@
+"""Large collectives by messages: what they cost, and how far the levels of fidelity differ.
+
+CPU seconds of whole runs of `ccl_allreduce`, without Python's own start:
+
+- **size**: rings of 256, 1,024 and 4,096 ranks, of a gigabyte, and one with numbers.
+- **levels**: the same ring by queues and by messages, over a grid of machines and sizes.
+"""
+
+import resource
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from measuring import Table, arguments, describe_machine, seconds
+
+from rankwise.sim.benches.session import Session, Settings
+from rankwise.sim.reporting.results import BenchResult
+
+
+class Ring(NamedTuple):
+    """A machine and its data; no ranks are those of the preset."""
+
+    topology: str
+    ranks: int | None
+    elements: int
+    dtype: str = "f16"
+    has_data: bool = False
+    wanted: str = ""
+
+
+LARGE = (
+    Ring("default", 256, 1 << 16, wanted="1 s"),
+    Ring("default", 1_024, 1 << 16, wanted="4 s"),
+    Ring("default", 4_096, 1 << 16, wanted="20 s"),
+    Ring("default", 64, 1 << 29, wanted="1 s"),
+    Ring("pod64", None, 1 << 29, wanted="1 s"),
+    Ring("default", 16, 1 << 24, "f32", has_data=True, wanted="2 s, data excluded"),
+)
+GRID = (
+    *(Ring("default", 4, 1 << power) for power in (14, 16, 18, 20)),
+    *(Ring("default", 16, 1 << power) for power in (10, 14, 16, 17, 18, 19)),
+    Ring("default", 32, 1 << 17),
+    Ring("default", 64, 1 << 18),
+    Ring("default", 128, 1 << 16),
+    *(Ring("switch8", None, 1 << power) for power in (15, 19)),
+    *(Ring("torus16", None, elements) for elements in (1 << 12, 1 << 16, 3 << 16, 1 << 19)),
+    *(Ring("pod64", None, elements) for elements in (1 << 12, 1 << 16, 1 << 18, 3 << 17)),
+)
+
+
+def run(ring: Ring, fidelity: str) -> tuple[BenchResult, float]:
+    """What a ring measured, and the CPU seconds that it took."""
+    fields = {"elements": str(ring.elements), "dtype": ring.dtype, "fidelity": fidelity}
+    if ring.ranks is not None:
+        fields["system.sips.count"] = str(ring.ranks)
+    settings = Settings(
+        program="ccl_allreduce", topology=ring.topology, fields=fields, has_data=ring.has_data
+    )
+    start = time.process_time()
+    (result,) = Session(settings).run().results
+    return result, time.process_time() - start
+
+
+def size(table: Table, rings: Sequence[Ring]) -> None:
+    """What large rings cost."""
+    for ring in rings:
+        result, took = run(ring, "auto")
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        numbers = "numbers" if ring.has_data else "timing only"
+        table.row(
+            f"{ring.topology}, {result.case}, {numbers}",
+            result.fidelity,
+            f"{result.time_ps / 1e6:,.1f} us",
+            seconds(took),
+            f"{peak:.0f} MiB",
+            ring.wanted,
+        )
+
+
+def levels(table: Table, rings: Sequence[Ring]) -> None:
+    """How far messages are from queues."""
+    for ring in rings:
+        (exact, slow), (other, fast) = run(ring, "queue"), run(ring, "message")
+        table.row(
+            f"{ring.topology}, {exact.case}",
+            f"{exact.time_ps / 1e6:,.3f} us",
+            f"{other.time_ps / 1e6:,.3f} us",
+            f"{other.time_ps / exact.time_ps - 1:+.1%}",
+            seconds(slow),
+            seconds(fast),
+        )
+
+
+def main() -> None:
+    options = arguments(__doc__, repetitions=1, parts=("size", "levels"))
+    describe_machine()
+    if "size" in options.only:
+        heads = ["ring", "fidelity", "simulated", "CPU", "peak so far", "wanted"]
+        size(Table("Large rings", heads, options.json), LARGE[:2] if options.quick else LARGE)
+    if "levels" in options.only:
+        heads = ["ring", "queue", "message", "difference", "CPU, queue", "CPU, message"]
+        levels(
+            Table("Queues and messages", heads, options.json), GRID[: 3 if options.quick else None]
+        )
+
+
+if __name__ == "__main__":
+    main()

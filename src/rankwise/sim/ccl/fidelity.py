@@ -1,0 +1,93 @@
+"""How exactly a collective is simulated: as kernels, queue by queue, or by messages.
+
+========= ================================================== ==================================
+level     what is simulated                                  which algorithms have it
+========= ================================================== ==================================
+`kernel`  programs on PEs (`kernel_execution`)               those whose module has a `kernel`
+`queue`   every slot of every queue (`execution`)            those that have a `program`
+`message` the rounds of all ranks at once, on shares of      those that go in the `rounds` of a
+          links (`message_execution`)                        ring
+========= ================================================== ==================================
+
+`fidelity` of `ccl.yaml` names one of them, or `auto`, which is exact where that is cheap: the
+kernel up to `KERNEL_SLOTS_MOST` slots that all ranks send together, queues up to
+`QUEUE_SLOTS_MOST` (some two seconds of CPU), and messages beyond, where they are known to differ
+by less than 3 %: each rank has a device of its own, no part is empty, and the numbers of slots and
+the sizes of chunks are those that suit the machine. Kernel and queue agree within 2 %. Numbers are
+equal to the bit on every level.
+
+What is asked of one algorithm must be possible. What is asked of all is a wish: an algorithm that
+has no such level takes what `auto` gives it, and the result says which.
+"""
+
+from types import ModuleType
+
+from rankwise.core.collectives.program import Send
+from rankwise.sim.ccl.configuration import Algorithm, Level, levels_of
+from rankwise.sim.ccl.plan import Plan
+
+KERNEL_SLOTS_MOST = 1_024
+QUEUE_SLOTS_MOST = 16_384
+
+
+def level_of(
+    algorithm: Algorithm, module: ModuleType, plan: Plan, item_bytes: int, lane_count: int
+) -> Level:
+    """The level on which a collective runs.
+
+    Args:
+        algorithm: as configured.
+        module: that of the algorithm.
+        plan: what its ranks want.
+        item_bytes: bytes per element.
+        lane_count: over how many PEs of each rank messages are spread.
+    """
+    possible = levels_of(module)
+    for level in possible:
+        if level == algorithm.fidelity:
+            return level
+    if len(possible) == 1:
+        return possible[0]
+    slot_size = algorithm.queues.slot_size
+    if "kernel" in possible and not _has_more_slots(
+        plan, item_bytes, lane_count, slot_size, KERNEL_SLOTS_MOST
+    ):
+        return "kernel"
+    if (
+        "message" in possible
+        and _suits_messages(algorithm, plan)
+        and _has_more_slots(plan, item_bytes, lane_count, slot_size, QUEUE_SLOTS_MOST)
+    ):
+        return "message"
+    return "queue"
+
+
+def _suits_messages(algorithm: Algorithm, plan: Plan) -> bool:
+    """Whether the message level is known to differ little."""
+    queues, homes = algorithm.queues, plan.request.homes
+    return (
+        queues.n_slots is None
+        and queues.vc_chunk_size is None
+        and len(set(homes)) == len(homes)
+        and bool(plan.part_elements.all())
+    )
+
+
+def _has_more_slots(
+    plan: Plan, item_bytes: int, lane_count: int, slot_size: int, most: int
+) -> bool:
+    """Whether all ranks together send more slots than so many."""
+
+    def slots_of(elements: int) -> int:
+        return max(lane_count, -(-elements * item_bytes // slot_size))
+
+    if plan.rounds is not None:
+        # In each round every part is sent by some rank.
+        parts = sum(slots_of(elements) for elements in plan.part_elements.tolist() if elements)
+        return len(plan.rounds) * parts > most
+    slots = 0
+    for program in plan.programs:
+        slots += sum(slots_of(each.span.length) for each in program if isinstance(each, Send))
+        if slots > most:
+            return True
+    return False

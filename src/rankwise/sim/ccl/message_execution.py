@@ -1,0 +1,346 @@
+"""Time a ring on the machine by messages: the rounds of all ranks at once, in numpy.
+
+Every rank sends one message in each round, spread over its lanes. Of a message, two instants count:
+when its *head*, the first slot of each lane, can be sent on, and when its *tail*, the last slot,
+can. A message that a rank sends on follows the one that it receives from head to tail, so the ring
+is a pipeline here as it is queue by queue (`execution`):
+
+    start   = max(head is there, way is free)
+    end     = max(start + message / bandwidth, tail is there + slot / bandwidth); the way is free
+    at the next rank, head = start + slots of all lanes / bandwidth + latency + combining
+                      tail = end + latency + combining
+
+The latency is that of the whole way between two PEs. The bandwidth is that of the scarcest thing
+on it: links by how many lanes and ranks use them in a round, the DMA engine, HBM channel, scratch
+memory and math engine of a lane by what each byte asks of them, and the slots of a queue by how
+long one is under way. Combining takes the math engine, and the operand that must have been loaded.
+A part that is too large to stay in scratch memory is stored and loaded before it is sent on.
+
+**Lanes on one wire.** The lanes begin together, and their chunks take turns on the wire: the first
+slots of all are there at once, after as long as all of them take. From round to round the lanes get
+apart, since a lane that is ahead finds the wire free. Three lanes and more do so the faster the
+more they are, until each slot has the wire for itself; two stay a few chunks apart. How fast is
+measured, not derived: it is the one figure here that was fitted to the level of queues.
+
+**Images.** Devices are alike: what is inside of them is looked at in one pair, and holds for all.
+If the wires between them and the parts are alike, too, all ranks do the same at the same instants,
+and one stands for all.
+
+Nothing of that knows of others on the links: it is how long the collective takes alone. As a
+*fluid* (`hardware.fluids`) it then shares the wires between the devices, and those between their
+cubes, with whatever else goes over them. Inside of a cube it meets nobody.
+
+The ranks begin together, when the last one has come; a rank that has come before would have sent
+its first messages ahead, which no other rank could have answered with more than a few.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from rankwise.core.collectives.ring import Round
+from rankwise.sim.ccl.configuration import Queues
+from rankwise.sim.ccl.execution import TCM_SHARE
+from rankwise.sim.ccl.message_model import Picoseconds
+from rankwise.sim.ccl.plan import Plan
+from rankwise.sim.hardware.fluids import Fluid
+from rankwise.sim.hardware.links import Link, Path
+from rankwise.sim.hardware.machine import Machine
+from rankwise.sim.hardware.quantities import MIB, picoseconds
+from rankwise.sim.kernel import Steps
+
+
+class Lanes(NamedTuple):
+    """The lanes of one rank: PEs of a device, by their numbers on it."""
+
+    sip: int
+    pes: tuple[int, ...]
+
+
+class Work(NamedTuple):
+    """What a collective does with its elements.
+
+    Attributes:
+        item_bytes: bytes per element.
+        dtype: the element type, as the machine's engines call it.
+        operation: what the math engine does to combine.
+    """
+
+    item_bytes: int
+    dtype: str
+    operation: str
+
+
+class MessageExecution:
+    """One collective on its way, by messages.
+
+    Args:
+        machine: where it runs.
+        plan: what its ranks do; in the rounds of a ring.
+        lanes: those of every rank; equally many for all.
+        layout: of the queues between them, with everything that suits the machine.
+        work: what is done with the elements.
+        name: what deadlock reports call it.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        plan: Plan,
+        lanes: Sequence[Lanes],
+        layout: Queues,
+        work: Work,
+        *,
+        name: str = "collective",
+    ) -> None:
+        self._machine = machine
+        self._plan = plan
+        self._lanes = [lanes[rank] for rank in plan.ring]
+        self._layout = layout
+        self._work = work
+        self._name = name
+        self._began = machine.simulator.event(f"all ranks of {name}")
+        self._missing = len(lanes)
+        self._fluid: Fluid | None = None
+
+    def rank_steps(self, rank: int) -> Steps:
+        """What one rank does; the generator ends when the rank has its result."""
+        self._missing -= 1
+        if self._missing:
+            yield self._began
+        else:
+            self._begin()
+            self._began.succeed()
+        if self._fluid is not None:
+            yield self._fluid.reached(self._ends[rank])
+
+    def _begin(self) -> None:
+        if not self._plan.rounds:
+            return
+        ends = self._ends
+        simulator = self._machine.simulator
+        self._fluid = Fluid(simulator, self._name, self._loads(), max(ends), ends)
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        """By rank: how long after all have begun it has its result, if nobody is in the way."""
+        rounds = self._plan.rounds
+        assert rounds, "only rings have a message level, and one rank has nothing to do"
+        timing = _Rounds(self._machine, self._plan, self._lanes, self._layout, self._work)
+        ends = timing.ends(rounds)
+        by_rank = [0] * len(ends)
+        for rank, end in zip(self._plan.ring, ends, strict=True):
+            by_rank[rank] = end
+        return by_rank
+
+    def _loads(self) -> dict[Link, int]:
+        """The bytes over each wire between devices and between cubes."""
+        machine, lanes = self._machine, self._lanes
+        loads: Counter[Link] = Counter()
+        sent = [
+            sum(self._plan.elements_sent_by(rank).values()) * self._work.item_bytes
+            for rank in self._plan.ring
+        ]
+        of_cubes = machine.topology.machine.cube.pes.count
+        cubes = [Counter(pe // of_cubes for pe in each.pes) for each in lanes]
+        for here, size in enumerate(sent):
+            there = (here + 1) % len(lanes)
+            source, target = lanes[here].sip, lanes[there].sip
+            if source == target:
+                continue
+            for link in machine.sip_links(source, target):
+                loads[link] += size
+            for cube, count in cubes[here].items():
+                for link in machine.cube_links(source, cube, 0):
+                    loads[link] += size * count // len(lanes[here].pes)
+            for cube, count in cubes[there].items():
+                for link in machine.cube_links(target, 0, cube):
+                    loads[link] += size * count // len(lanes[there].pes)
+        return loads
+
+
+class _Ways:
+    """The ways from each position of the ring to the next.
+
+    Attributes:
+        latency: from the first byte's leaving to its arrival, in the lane that it takes longest.
+        mebibyte: how long one of all lanes together takes where it is narrowest.
+    """
+
+    def __init__(self, machine: Machine, lanes: Sequence[Lanes]) -> None:
+        inside: dict[tuple[bool, tuple[int, ...], tuple[int, ...]], tuple[int, int]] = {}
+        pairs = list(zip(lanes, [*lanes[1:], lanes[0]], strict=True))
+        wires = [
+            [] if one.sip == other.sip else machine.sip_links(one.sip, other.sip)
+            for one, other in pairs
+        ]
+        users = Counter(link for way in wires for link in way)
+        latency, mebibyte = [], []
+        for (one, other), way in zip(pairs, wires, strict=True):
+            key = (one.sip == other.sip, one.pes, other.pes)
+            if key not in inside:
+                inside[key] = _inside(machine, one, other, way)
+            latency.append(inside[key][0] + sum(link.latency for link in way))
+            narrowest = max((link.rate.time_for(MIB * users[link]) for link in way), default=0)
+            mebibyte.append(max(inside[key][1], narrowest))
+        self.latency: Picoseconds = np.array(latency, np.int64)
+        self.mebibyte: Picoseconds = np.array(mebibyte, np.int64)
+
+
+def _inside(machine: Machine, one: Lanes, other: Lanes, wires: Sequence[Link]) -> tuple[int, int]:
+    """Of a way inside of its devices: the latency, and how long a mebibyte of all lanes takes."""
+    paths = [
+        machine.path(machine.sip(one.sip).pe(here).tcm, machine.sip(other.sip).pe(there).tcm)
+        for here, there in zip(one.pes, other.pes, strict=True)
+    ]
+    outside = sum(link.latency for link in wires)
+    users = Counter(link for path in paths for link in path if link not in wires)
+    slowest = max(link.rate.time_for(MIB * count) for link, count in users.items())
+    return max(path.latency for path in paths) - outside, slowest // len(paths)
+
+
+class _Pe:
+    """What a PE needs for one slot; that of lane 0 stands for all."""
+
+    def __init__(self, machine: Machine, lanes: Lanes, work: Work) -> None:
+        self._pe = pe = machine.sip(lanes.sip).pe(lanes.pes[0])
+        self._work = work
+        self._load = Path([pe.dma_engine, *machine.path(pe.hbm, pe.tcm)])
+        self._store = Path([pe.dma_engine, *machine.path(pe.tcm, pe.hbm)])
+        spec = machine.topology.machine
+        channels = Counter(
+            (number // spec.cube.pes.count, number % spec.cube.pes.count % spec.cube.hbm.channels)
+            for number in lanes.pes
+        )
+        self._sharing_channel = max(channels.values())
+        self.keeps_bytes = pe.tcm.capacity // TCM_SHARE
+
+    def load(self, size: int) -> int:
+        """Bring it from the HBM into scratch memory."""
+        return _time_of(self._load, size)
+
+    def store(self, size: int) -> int:
+        """Bring it from scratch memory into the HBM."""
+        return _time_of(self._store, size)
+
+    def combine(self, size: int) -> int:
+        """Combine it with as many bytes that are there."""
+        elements = size // self._work.item_bytes
+        return self._pe.math_engine.duration(elements, self._work.operation, self._work.dtype)
+
+    def pass_on(self, size: int, *, combines: bool) -> int:
+        """Be busy with it, where the PE is busiest: what it takes in, it stores and sends."""
+        pe, loads = self._pe, 1 + combines  # with the operand
+        assert pe.tcm.port is not None, "memories of a PE have ports"
+        assert pe.hbm.port is not None, "memories of a PE have ports"
+        return max(
+            pe.dma_engine.rate.time_for(loads * size),
+            pe.hbm.port.rate.time_for(loads * size * self._sharing_channel),
+            pe.tcm.port.rate.time_for((2 + loads) * size),
+            self.combine(size) if combines else 0,
+        )
+
+
+def _time_of(path: Path, size: int) -> int:
+    assert path.slowest is not None, "there are links on the way"
+    return path.latency + path.slowest.time_for(size)
+
+
+class _Rounds:
+    """The recurrence of the module's text; arrays by position on the ring, or of one for all.
+
+    What depends on the size of a part is in arrays by its length: parts have two lengths at most.
+    """
+
+    def __init__(
+        self, machine: Machine, plan: Plan, lanes: Sequence[Lanes], layout: Queues, work: Work
+    ) -> None:
+        ways = _Ways(machine, lanes)
+        self._count = len(lanes)
+        self._latency, self._mebibyte = ways.latency, ways.mebibyte
+        self._pe = _Pe(machine, lanes[0], work)
+        lengths, self._length_of = np.unique(plan.part_elements, return_inverse=True)
+        if len(lengths) == 1 and _is_one(self._latency) and _is_one(self._mebibyte):
+            # All do the same at the same instants.
+            self._latency, self._mebibyte = self._latency[:1], self._mebibyte[:1]
+            self._length_of = self._length_of[:1]
+        lane_count = len(lanes[0].pes)
+        own = -(-lengths // lane_count) * work.item_bytes
+        self._size = lengths * work.item_bytes
+        self._slots = np.maximum(1, -(-own // layout.slot_size))
+        self._first = np.minimum(own, layout.slot_size)
+        self._last = own - (self._slots - 1) * layout.slot_size
+        self._others = np.minimum(self._first * lane_count, self._size) - self._first
+        """Bytes of the other lanes' first slots."""
+        assert layout.vc_chunk_size is not None, "it is known by now"
+        self._get_apart = (lane_count - 1) ** 2 * layout.vc_chunk_size // 3
+        """By so many of them the lanes get apart in a round."""
+        if lane_count == _PAIR:
+            self._others = np.maximum(0, self._others - 9 * layout.vc_chunk_size // 2)
+            self._get_apart = 0
+        self._is_kept = bool(own.max() <= self._pe.keeps_bytes)
+        assert layout.n_slots is not None, "it is known by now"
+        wake = picoseconds(machine.topology.machine.pe.ipcq.wake_ns)
+        slot = int(self._first.max()) * self._mebibyte // MIB
+        self._slot_pace = (2 * self._latency + slot + wake) // layout.n_slots
+        """A slot of a lane after the other can be sent so fast, as credits come back."""
+
+    def ends(self, rounds: Sequence[Round]) -> list[int]:
+        """By position: when a rank has its result, if all begin at 0."""
+        load_first, load_last = self._by_slot(self._pe.load)
+        store_first, store_last = self._by_slot(self._pe.store)
+        combine_first, combine_last = self._by_slot(self._pe.combine)
+        busy = {
+            combines: self._slots
+            * np.array([self._pe.pass_on(int(size), combines=combines) for size in self._first])
+            for combines in (False, True)
+        }
+        free = came = np.zeros_like(self._latency)
+        sends = np.roll(self._length_of, -rounds[0].offset)
+        head, tail = load_first[sends], load_last[sends]
+        for number, (offset, combines) in enumerate(rounds):
+            sends = np.roll(self._length_of, -offset)
+            slots = self._slots[sends]
+            duration = self._size[sends] * self._mebibyte // MIB
+            duration = np.maximum(duration, busy[combines][sends])
+            duration = np.maximum(duration, np.where(slots > 1, slots * self._slot_pace, 0))
+            begin = np.maximum(head, free)
+            last_slots = self._last[sends] * self._mebibyte // MIB
+            free = np.maximum(begin + duration, tail + last_slots)
+            ahead = self._first + np.maximum(0, self._others - number * self._get_apart)
+            head = begin + self._latency + ahead[sends] * self._mebibyte // MIB
+            tail = free + self._latency
+            # From here on at the next position.
+            head, tail, before, got = (
+                np.roll(array, 1)
+                for array in (head, tail, np.where(slots > 1, last_slots, -1), sends)
+            )
+            arrived = tail
+            if combines:
+                head = np.maximum(head, came + load_first[got]) + combine_first[got]
+                previous = np.where(before >= 0, tail - before, came)
+                tail = np.maximum(tail, previous + load_last[got]) + combine_last[got]
+            came = arrived
+            if not self._is_kept and number + 1 < len(rounds):
+                head = head + (store_first + load_first)[got]
+                tail = tail + (store_last + load_last)[got]
+        ends = np.maximum(free, tail + store_last[got])
+        return [int(end) for end in np.broadcast_to(ends, self._count)]
+
+    def _by_slot(self, time_of: Callable[[int], int]) -> tuple[Picoseconds, Picoseconds]:
+        """How long the first and the last slot of a part take, by its length."""
+        first, last = (
+            np.array([time_of(int(size)) for size in sizes], np.int64)
+            for sizes in (self._first, self._last)
+        )
+        return first, last
+
+
+_PAIR = 2
+
+
+def _is_one(array: Picoseconds) -> bool:
+    return bool((array == array[0]).all())

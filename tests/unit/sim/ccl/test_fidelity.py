@@ -1,0 +1,286 @@
+"""How exactly a collective is simulated: what is chosen, and how far the levels differ."""
+
+import sys
+from time import process_time
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rankwise.base.errors import ConfigError
+from rankwise.sim import GraphEngine, RuntimeContext
+from rankwise.sim.benches.session import Session, Settings
+from rankwise.sim.ccl.algorithms import ring_allreduce
+from rankwise.sim.ccl.configuration import Queues, load_configuration
+from rankwise.sim.ccl.fidelity import level_of
+from rankwise.sim.ccl.message_execution import Lanes, MessageExecution, Work
+from rankwise.sim.ccl.plan import Request, plan, requested
+from rankwise.sim.hardware import Machine, load_topology
+from rankwise.sim.kernel import Simulator, Steps
+
+Ran = tuple[int, str, dict[str, int]]
+
+
+def ran(
+    collective: str,
+    elements: int,
+    fidelity: str,
+    *,
+    topology: str = "default",
+    defaults: dict[str, Any] | None = None,
+    algorithm: str | None = None,
+) -> Ran:
+    """The simulated time of one ring, on which level it ran, and the bytes of the wires."""
+    ccl = {"defaults": {**(defaults or {}), "fidelity": fidelity}}
+    engine = GraphEngine(topology, enable_data=False)
+    with RuntimeContext(engine=engine, ccl=ccl) as torch:
+        size = int(torch.spec["system"]["sips"]["count"])
+
+        def program(_rank: int) -> None:
+            distributed = torch.distributed
+            if collective == "all_reduce":
+                distributed.all_reduce(torch.zeros(elements), algorithm=algorithm)
+            elif collective == "all_gather":
+                distributed.all_gather(torch.zeros(size * elements), torch.zeros(elements))
+            else:
+                distributed.reduce_scatter(torch.zeros(elements), torch.zeros(size * elements))
+
+        torch.multiprocessing.spawn(program, nprocs=size)
+        times = [(each.start, each.end) for each in engine.op_log if each.kind == collective]
+    (level,) = engine.machine.fidelities.values()
+    carried = {
+        link.name: link.bytes_carried
+        for link in engine.machine.links
+        if "->" in link.name and "host" not in link.name
+    }
+    start, end = min(start for start, _ in times), max(end for _, end in times)
+    return end - start, level, carried
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter"])
+@pytest.mark.parametrize("elements", [1 << 10, 1 << 17])
+@pytest.mark.parametrize("topology", ["default", "switch8"])
+def test_messages_take_as_long_as_queues_within_3_percent(
+    collective: str, elements: int, topology: str
+) -> None:
+    exact, level, _ = ran(collective, elements, "queue", topology=topology)
+    by_messages, other_level, _ = ran(collective, elements, "message", topology=topology)
+
+    assert (level, other_level) == ("queue", "message")
+    assert by_messages == pytest.approx(exact, rel=0.03)
+
+
+def test_messages_put_the_same_bytes_on_the_wires() -> None:
+    _, _, exact = ran("all_reduce", 1 << 16, "queue")
+    _, _, by_messages = ran("all_reduce", 1 << 16, "message")
+
+    wires = [name for name in exact if name.startswith("sip") and "cube" not in name]
+    data = {f"sip{rank}->sip{(rank + 1) % 4}": 2 * 3 * (1 << 16) // 4 * 4 for rank in range(4)}
+    assert {name: by_messages.get(name, 0) for name in data} == data
+    returned = 6 * 16 * 16  # a ring's credits go the other way, over other wires
+    assert all(exact[name] <= data.get(name, 0) + returned for name in wires)
+
+
+def test_a_small_ring_is_a_kernel_a_larger_one_queues_and_a_large_one_messages() -> None:
+    levels = [ran("all_reduce", elements, "auto")[1] for elements in (1 << 12, 1 << 18, 1 << 23)]
+
+    assert levels == ["kernel", "queue", "message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "homes", "level"),
+    [
+        ({}, (0, 1, 2, 3), "message"),
+        ({"n_slots": 8}, (0, 1, 2, 3), "queue"),
+        ({"vc_chunk_size": 512}, (0, 1, 2, 3), "queue"),
+        ({"n_slots": 8, "fidelity": "message"}, (0, 1, 2, 3), "message"),
+        ({}, (0, 0, 1, 1), "queue"),
+        ({"fidelity": "kernel"}, (0, 1, 2, 3), "kernel"),
+    ],
+)
+def test_auto_uses_messages_where_they_are_known_to_be_close(
+    fields: dict[str, Any], homes: tuple[int, ...], level: str
+) -> None:
+    algorithm = load_configuration({"defaults": fields}).algorithm("all_reduce")
+    planned = plan(requested(algorithm, "all_reduce", 1 << 24, 0, homes, None))
+
+    assert level_of(algorithm, ring_allreduce, planned, 4, 32) == level
+
+
+def test_an_algorithm_without_messages_keeps_to_queues_when_all_are_asked() -> None:
+    assert ran("all_reduce", 64, "message", algorithm="tree_allreduce")[1] == "queue"
+
+
+@pytest.mark.parametrize("elements", [1, 3, 5, 4_097])
+def test_numbers_do_not_depend_on_the_level(elements: int) -> None:
+    def sums(fidelity: str) -> list[list[float]]:
+        found = []
+        with RuntimeContext(
+            engine=GraphEngine("default"), ccl={"defaults": {"fidelity": fidelity}}
+        ) as torch:
+
+            def program(rank: int) -> None:
+                values = np.arange(elements, dtype=np.float32) / 7 + rank / 3
+                tensor = torch.from_numpy(values)
+                torch.distributed.all_reduce(tensor)
+                found.append(tensor.numpy().tolist())
+
+            torch.multiprocessing.spawn(program, nprocs=4)
+        return found
+
+    assert sums("kernel") == sums("queue") == sums("message")
+
+
+def test_one_rank_has_nothing_to_send() -> None:
+    with RuntimeContext(
+        engine=GraphEngine("default"), ccl={"defaults": {"fidelity": "message"}}
+    ) as torch:
+
+        def program(_rank: int) -> None:
+            tensor = torch.full((8,), 3)
+            torch.distributed.all_reduce(tensor)
+            assert tensor.numpy().tolist() == [3] * 8
+
+        torch.multiprocessing.spawn(program, nprocs=1)
+
+
+def test_ranks_that_share_devices_are_timed_by_messages_when_that_is_asked_for() -> None:
+    with RuntimeContext(
+        engine=GraphEngine("default"), ccl={"defaults": {"fidelity": "message"}}
+    ) as torch:
+
+        def program(rank: int) -> None:
+            tensor = torch.full((64,), rank)
+            torch.distributed.all_reduce(tensor)
+            assert tensor.numpy().tolist() == [28] * 64
+
+        torch.multiprocessing.spawn(program, nprocs=8)
+
+
+def ends_of(delays: list[int]) -> list[int]:
+    """When the ranks of a ring by messages are done, if each comes after its delay."""
+    simulator = Simulator()
+    machine = Machine(simulator, load_topology("default"))
+    planned = plan(Request(ring_allreduce.__name__, "all_reduce", 4, 1 << 14))
+    ring = MessageExecution(
+        machine,
+        planned,
+        [Lanes(sip, (0, 1)) for sip in range(4)],
+        Queues(n_slots=8, vc_chunk_size=256),
+        Work(4, "f32", "add"),
+    )
+    ends = [0] * 4
+
+    def steps(rank: int) -> Steps:
+        yield delays[rank]
+        yield from ring.rank_steps(rank)
+        ends[rank] = simulator.now
+
+    for rank in range(4):
+        simulator.process(steps(rank))
+    simulator.run()
+    return ends
+
+
+def test_a_collective_by_messages_waits_for_the_rank_that_comes_last() -> None:
+    (together,) = set(ends_of([0, 0, 0, 0]))
+
+    assert ends_of([0, 7_000_000, 0, 3_000_000]) == [7_000_000 + together] * 4
+
+
+def two_at_once(fidelity: str) -> int:
+    """The time of two groups' large rings over the same wires, in opposite groups of streams."""
+    engine = GraphEngine("default", enable_data=False)
+    with RuntimeContext(engine=engine, ccl={"defaults": {"fidelity": fidelity}}) as torch:
+
+        def program(_rank: int) -> None:
+            distributed = torch.distributed
+            other = distributed.new_group()
+            tensors = torch.zeros(1 << 18), torch.zeros(1 << 18)
+            works = [
+                distributed.all_reduce(tensors[0], async_op=True),
+                distributed.all_reduce(tensors[1], group=other, async_op=True),
+            ]
+            for work in works:
+                work.wait()
+
+        torch.multiprocessing.spawn(program, nprocs=4)
+        times = [(each.start, each.end) for each in engine.op_log if each.kind == "all_reduce"]
+    return max(end for _, end in times) - min(start for start, _ in times)
+
+
+def test_two_collectives_by_messages_share_their_wires() -> None:
+    alone, _, _ = ran("all_reduce", 1 << 18, "message")
+
+    together = two_at_once("message")
+    assert together == pytest.approx(2 * alone, rel=0.05)
+    assert together == pytest.approx(two_at_once("queue"), rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("configuration", "message", "hint"),
+    [
+        ({"defaults": {"fidelity": "mesage"}}, "x: defaults.fidelity: there is no 'mesage'", None),
+        ({"defaults": {"fidelity": 3}}, "x: defaults.fidelity: ", None),
+        (
+            {"algorithms": {"tree_broadcast": {"fidelity": "kernel"}}},
+            "x: algorithms.tree_broadcast.fidelity: tree_broadcast cannot be simulated",
+            "it can as auto, queue",
+        ),
+        (
+            {"algorithms": {"tree_allreduce": {"fidelity": "message"}}},
+            "x: algorithms.tree_allreduce.fidelity: tree_allreduce cannot be simulated",
+            "it can as auto, queue",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(
+    configuration: dict[str, Any], message: str, hint: str | None
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_configuration(configuration, name="x")
+
+    assert str(caught.value).startswith(message)
+    assert hint is None or caught.value.hint == hint
+
+
+def test_a_kernel_alone_runs_as_one_whatever_is_asked_of_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def kernel() -> None: ...
+
+    module = ModuleType("kernel_alone")
+    module.COLLECTIVE, module.kernel = "all_reduce", kernel  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "kernel_alone", module)
+    entry = {"module": "kernel_alone"}
+
+    of_all = {"defaults": {"fidelity": "message"}, "algorithms": {"own": entry}}
+    assert load_configuration(of_all).algorithms["own"].fidelity == "message"
+    with pytest.raises(ConfigError, match="is a kernel alone, without program"):
+        load_configuration({"algorithms": {"own": {**entry, "fidelity": "queue"}}})
+
+
+def test_the_result_says_what_was_chosen(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def result_of(**fields: str) -> Any:
+        settings = Settings(program="ccl_allreduce", has_data=False, fields=fields)
+        (result,) = Session(settings).run().results
+        return result
+
+    assert result_of().fidelity == "kernel"
+    assert result_of(fidelity="queue").fidelity == "queue"
+    named = {"ccl.algorithms.ring_allreduce_tcm.fidelity": "message"}
+    assert result_of(**named).fidelity == "message"
+
+
+def test_a_thousand_ranks_take_seconds() -> None:
+    before = process_time()
+    fields = {"system.sips.count": "1024", "elements": "65536"}
+    settings = Settings(program="ccl_allreduce", has_data=False, fields=fields)
+    (result,) = Session(settings).run().results
+
+    assert result.fidelity == "message"
+    assert result.time_ps == pytest.approx(1_062_000_000, rel=0.01)
+    assert process_time() - before < 20
