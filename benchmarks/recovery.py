@@ -4,9 +4,11 @@
 
 From the SIGKILL of a rank to the end of the first step after it, on all of 8 ranks with a DDP model
 on gloo: recovered by `rankwise.recover`, and all started again. Instants are taken with the
-machine's monotonic clock by the ranks themselves.
+machine's monotonic clock by the ranks themselves. Two nodes are two agents on this machine, which
+meet in an embedded store.
 """
 
+import socket
 import subprocess
 from collections.abc import Sequence
 from functools import partial
@@ -31,20 +33,28 @@ PATIENCE = 120.0
 WARM = ("--start-method", "forkserver", "--preload", "torch,torch._dynamo")
 
 
-def held_up(launcher: Sequence[str], how: str) -> float:
+def meeting(nodes: int) -> tuple[str, ...]:
+    """How the agents find each other."""
+    if nodes == 1:
+        return ("--standalone",)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    endpoint = ("--rdzv-backend", "embedded", "--rdzv-endpoint", f"127.0.0.1:{port}")
+    return ("--nnodes", str(nodes), "--rdzv-id", "recovery", *endpoint)
+
+
+def held_up(launcher: Sequence[str], how: str, nodes: int = 1) -> float:
     """Seconds from the death of a rank until all have done a step again."""
-    flags = ("--standalone", "--nproc-per-node", str(RANKS), "--max-restarts", "1")
+    flags = (*meeting(nodes), "--nproc-per-node", str(RANKS // nodes), "--max-restarts", "1")
     with scratch_directory() as directory:
-        done = subprocess.run(
-            [*launcher, *flags, PROGRAM, str(directory), how],
-            env=environment(),
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            check=False,
-        )
-        if done.returncode:
-            raise SystemExit(f"{' '.join(launcher)} {how} failed:\n{done.stderr}")
+        command = [*launcher, *flags, PROGRAM, str(directory), how]
+        agents = [
+            subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL)
+            for _ in range(nodes)
+        ]
+        codes = [agent.wait(PATIENCE) for agent in agents]
+        if any(codes):
+            raise SystemExit(f"{' '.join(command)} failed")
         last = max(int((directory / f"step.1.{rank}").read_text()) for rank in range(RANKS))
         return (last - int((directory / "killed").read_text())) / 1e9
 
@@ -54,10 +64,14 @@ def main() -> None:
     if not HAS_TORCH:
         raise SystemExit("this benchmark needs torch")
     describe_machine()
-    launchers: dict[str, tuple[Sequence[str], str]] = {
-        "rankwise.recover, torch preloaded": ((*RANKWISE, "run", *WARM), "recover"),
-        "all ranks start again, torch preloaded": ((*RANKWISE, "run", *WARM), "restart"),
-        "all ranks start again": ((*RANKWISE, "run"), "restart"),
+    warm, cold = (*RANKWISE, "run", *WARM), (*RANKWISE, "run")
+    launchers: dict[str, tuple[Sequence[str], str, int]] = {
+        "rankwise.recover, torch preloaded": (warm, "recover", 1),
+        "all ranks start again, torch preloaded": (warm, "restart", 1),
+        "all ranks start again": (cold, "restart", 1),
+        "rankwise.recover on two nodes, torch preloaded": (warm, "recover", 2),
+        "all ranks start again on two nodes, torch preloaded": (warm, "restart", 2),
+        "all ranks start again on two nodes": (cold, "restart", 2),
     }
     measured = take_turns(
         {name: partial(held_up, *each) for name, each in launchers.items()}, options.repetitions
