@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NoReturn, Protocol
 
 from rankwise.base.errors import GangError, WorkersFailed
-from rankwise.base.failure import Outcome, OutcomeStatus
+from rankwise.base.failure import FailureCause, Outcome, OutcomeStatus
 from rankwise.base.units import Duration
 from rankwise.drivers.real.signals import deliver_to_self
 from rankwise.launch.failure_report import ReportContext, compose_report, plain_text
@@ -101,7 +101,11 @@ def workers_failed(outcome: Outcome, supervision: FinishedRun) -> WorkersFailed:
         if exception is not None and failure.error is not None:
             exception.add_note(f"raised on rank {failure.rank}")
             tell_traceback(exception, failure.error.traceback)
-    failed.__cause__ = exceptions.get(root.rank)
+    # Who kept the others waiting has raised nothing: what it has caused is the exception to catch.
+    told = outcome.failures if root.cause is FailureCause.OUT_OF_STEP else (root,)
+    failed.__cause__ = next(
+        (exceptions[each.rank] for each in told if each.rank in exceptions), None
+    )
     return failed
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVarTuple, Unpack, overload
 
 from rankwise.base.errors import GangError
-from rankwise.base.failure import SIGNAL_NAMES, Failure, Outcome, OutcomeStatus
+from rankwise.base.failure import SIGNAL_NAMES, Failure, FailureCause, Outcome, OutcomeStatus
 from rankwise.launch.function_job import function_job
 from rankwise.launch.job import LogPlan, StartMethodName
 from rankwise.launch.outcomes import raise_stopped
@@ -179,10 +179,11 @@ def raise_unless_joined(outcome: Outcome, supervision: Supervision) -> None:
         case OutcomeStatus.STOPPED:
             raise_stopped(supervision)
         case OutcomeStatus.FAILED:
-            raise _exception_for(outcome.failures)
+            raise exception_for(outcome.failures)
 
 
-def _exception_for(failures: tuple[Failure, ...]) -> ProcessException:
+def exception_for(failures: tuple[Failure, ...]) -> ProcessException:
+    """What torch.multiprocessing.spawn would raise for these failures, the root cause first."""
     root = failures[0]
     if root.error is not None:
         return ProcessRaisedException(
@@ -194,7 +195,8 @@ def _exception_for(failures: tuple[Failure, ...]) -> ProcessException:
     name = SIGNAL_NAMES.get(-code) if code < 0 else None
     how = f"signal {name}" if name is not None else f"exit code {code}"
     # Torch's words, unless there is more to say than them.
-    needs_detail = root.exit is None or root.out_of_memory
+    is_out_of_step = root.cause is FailureCause.OUT_OF_STEP
+    needs_detail = root.exit is None or root.out_of_memory or is_out_of_step
     detail = f": {root.detail}" if root.detail and needs_detail else ""
     return ProcessExitedException(
         f"process {root.local_rank} terminated with {how}{detail}", failures, code, name

@@ -4,8 +4,10 @@ import pytest
 
 from rankwise.base.failure import ExitStatus, Failure, FailureCause, Outcome, OutcomeStatus
 from rankwise.base.units import Instant
+from rankwise.compat.torch.elastic.multiprocessing.results import process_failures
 from rankwise.launch.failure_report import ReportContext, render_plain
 from rankwise.launch.failure_report.stacks import innermost_frames, place_in_program
+from rankwise.launch.spawning import exception_for
 
 STACKS = """Current thread 0x00007f (most recent call first):
   File "/usr/lib/python3.11/threading.py", line 327 in wait
@@ -79,3 +81,20 @@ def test_a_place_is_one_of_the_program(stacks: str, place: str) -> None:
 
 def test_how_a_collective_works_inside_is_left_out() -> None:
     assert innermost_frames(IN_A_COLLECTIVE) == ('  File "/home/me/train.py", line 88 in <module>',)
+
+
+def test_torchs_names_tell_it_as_a_failure_though_it_ended_well() -> None:
+    root = Failure(
+        local_rank=1,
+        attempt=0,
+        cause=FailureCause.OUT_OF_STEP,
+        at=Instant(5),
+        exit=ExitStatus(0),
+        detail=ABSENCE,
+    )
+
+    told = process_failures([root], {})
+    error = exception_for((root,))
+
+    assert (told[1].exitcode, told[1].message) == (1, ABSENCE)
+    assert str(error) == f"process 1 terminated with exit code 0: {ABSENCE}"

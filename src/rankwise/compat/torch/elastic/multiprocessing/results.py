@@ -62,6 +62,8 @@ def _process_failure(failure: Failure, error_file: str) -> ProcessFailure:
     )
     if failure.wall_ns and (not told.has_error_file or failure.wall_ns // SECOND == told.timestamp):
         told.failed_at_ns, told.timestamp = failure.wall_ns, failure.wall_ns // SECOND
+    if failure.cause is FailureCause.OUT_OF_STEP and failure.error is None:
+        told.message = failure.detail
     if failure.error is not None and not told.has_error_file:
         # There was no place for an error file, but the worker has told us.
         told.message = _message(failure.error)
@@ -74,6 +76,8 @@ def _exit_code(failure: Failure) -> int:
         return KILLED
     if failure.cause is FailureCause.RAISED and failure.ended_by_us:
         return 1  # what it would have ended with; the signal came when it had failed
+    if failure.cause is FailureCause.OUT_OF_STEP:
+        return 1  # as the run does: it may have ended as a success
     return failure.exit.code
 
 
