@@ -287,7 +287,8 @@ class Collective:
         """The elements of some tensors, one after the other, in the form in which we compute."""
         if not tensors:
             return np.zeros(0, self._kind.compute)
-        return np.concatenate([self._kind.decode(tensor.stored()) for tensor in tensors])
+        parts = [self._kind.decode(tensor.stored(), may_keep=True) for tensor in tensors]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _compute(self) -> None:
         operands = [self._or_zeros(index, given) for index, given in enumerate(self._operands)]

@@ -172,11 +172,11 @@ class dtype:
         """Values of the compute type, rounded to what this type can represent."""
         return values if self._round is None else self._round(values)
 
-    def decode(self, stored: Array) -> Array:
-        """Memory's form to the kernel's; always a copy."""
+    def decode(self, stored: Array, *, may_keep: bool = False) -> Array:
+        """Memory's form to the kernel's; a copy, unless the array may be kept and is the same."""
         if self._decode is not None:
             return self._decode(stored)
-        return stored.astype(self.compute)
+        return stored.astype(self.compute, copy=not may_keep)
 
     def encode(self, values: Array) -> Array:
         """The kernel's form to memory's; values have to be representable already."""
