@@ -418,7 +418,7 @@ class Gang:
     def _on_recall_requested(self, now: Instant) -> list[Effect]:
         is_recalled = self.phase in (Phase.RECALLING, Phase.CLEARING, Phase.PAUSED)
         if is_recalled or self._stop is not None:
-            return []  # since a worker of our own has failed, or since it shall end
+            return []  # since a worker of our own has failed, or since it was told to end
         if not (self._is_under_way and self.recovers and self._recallable):
             return self._on_stop_requested(StopRequested(SIGTERM), now)
         self._is_recall_due = self._stop_came_first = True

@@ -1,6 +1,6 @@
 """What is known of one rank's calls: its book. All books together are the ledger.
 
-A book is a value, read at one moment. Whoever makes one answers for it: a real rank writes its own
+A book is a value, read at one moment. Its maker answers for it: a real rank writes its own
 into memory that its agent reads (`rankwise.drivers.real.call_rings`).
 """
 

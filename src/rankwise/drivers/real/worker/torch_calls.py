@@ -64,7 +64,7 @@ _ROOTS = (("src", "from"), ("dst", "to"), ("group_src", "from"), ("group_dst", "
 
 def enter_calls(c10d: "ModuleType", ring_module: "ModuleType") -> None:
     """Let calls of this module's functions be entered."""
-    ring_module.ring_of_process()  # whoever has made no call yet has come to none
+    ring_module.ring_of_process()  # a rank without a call yet has come to none
     groups = _Groups(c10d, ring_module)
     for name in _COLLECTIVES:
         own = _OPERATIONS.get(name, name)
@@ -206,7 +206,7 @@ class _Entered:
                     tensor.shape if has_shape else _shapes(tensor),
                     tensor.dtype if has_shape else None,
                     args[op_at] if count > op_at else kwargs.get("op"),
-                    entered,  # which is not the group: that shall go when it is destroyed
+                    entered,  # which is not the group: that must go when it is destroyed
                     line_outside(1, inner),
                 )
                 if roots:
