@@ -110,6 +110,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     role: str = ""
     wall_ns: int = 0
     """`at` as nanoseconds since 1970."""
+    signal_sender: str = ""
+    """Who has sent the signal that it died of, where that is known: on simulated ranks."""
     out_of_memory: bool | None = None
     """Whether the kernel's out-of-memory killer did it; None when that cannot be known."""
     cpu_seconds_max: int | None = None

@@ -1,8 +1,19 @@
-"""How lists of ranks are said, the same in reports, verdicts and notices."""
+"""How lists of ranks, and kinds of values, are said: the same in reports, notices and errors."""
 
+import re
 from collections.abc import Iterable
 
 _RANGES_SHOWN_MAX = 12
+_KIND = re.compile(r"`(\w+)`")
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a text",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "fields with values",
+    "null": "nothing",
+}
 
 
 def ranks_in_words(ranks: Iterable[int]) -> str:
@@ -20,3 +31,8 @@ def ranks_in_words(ranks: Iterable[int]) -> str:
     text = ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in shown)
     unshown = sum(high - low + 1 for low, high in ranges[_RANGES_SHOWN_MAX:])
     return f"ranks {text} and {unshown} more" if unshown else f"ranks {text}"
+
+
+def kinds_in_words(problem: str) -> str:
+    """What msgspec says of a value, with `a number` for `float` and the like."""
+    return _KIND.sub(lambda found: _KINDS.get(found[1], found[0]), problem)

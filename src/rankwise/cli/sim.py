@@ -184,13 +184,21 @@ def _check_options_of_triton(given: set[str]) -> None:
     is_flag=True,
     help="Print the machine as a topology file instead: what a machine of your own begins with.",
 )
-def topology(*, file: str, svg: str | None, yaml: bool) -> None:
+@click.option(
+    "--set",
+    "fields",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Set a field, such as system.sips.count=8.",
+)
+def topology(*, file: str, svg: str | None, yaml: bool, fields: tuple[str, ...]) -> None:
     """Draw the machine that FILE describes."""
     from rankwise.cli.sim_progress import terminal_width  # noqa: PLC0415  # not for --help
-    from rankwise.sim.hardware.topology import load_topology  # noqa: PLC0415  # the same
+    from rankwise.sim.benches.session import topology_with  # noqa: PLC0415  # the same
     from rankwise.sim.reporting.machine_drawing import as_svg, as_text  # noqa: PLC0415  # the same
 
-    machine = load_topology(file)
+    chosen = assignments("--set", fields, is_list=False)
+    machine = topology_with(file, {each.key: each.values[0] for each in chosen})
     if yaml:
         from yaml import safe_dump  # noqa: PLC0415  # the same
 

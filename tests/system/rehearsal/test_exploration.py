@@ -40,9 +40,12 @@ def test_a_race_through_a_file_is_found_and_replayed(tmp_path: Path) -> None:
     assert causes(replayed) == causes(explored) != []
 
 
-def test_exploring_again_finds_the_same(tmp_path: Path) -> None:
+def test_exploring_again_finds_the_same(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     first, second = (
-        simulate(FAULTY / "file_race.py", tmp_path, "--explore=200", "--seed=5") for _ in range(2)
+        simulate(FAULTY / "file_race.py", folder, "--explore=200", "--seed=5")
+        for folder in (tmp_path, tmp_path_factory.mktemp("again"))
     )
 
     assert commands(first) == commands(second) != []

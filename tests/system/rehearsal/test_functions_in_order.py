@@ -53,6 +53,31 @@ def test_a_race_is_found_among_many_orders_and_its_order_runs_again() -> None:
     assert notes_of(replayed) == []
 
 
+def test_a_failure_that_does_not_come_again_is_a_failure(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def make_a_file() -> None:
+        if not Path("made").exists():
+            Path("made").open("x").close()
+
+    with pytest.raises(rankwise.WorkersFailed, match="FileExistsError"):
+        rankwise.run(make_a_file, on="sim", explore=20)
+
+    assert "the schedule that failed has not failed again" in capfd.readouterr().err
+
+
+def test_each_exploration_has_files_of_its_own() -> None:
+    for _ in range(2):
+        with pytest.raises(rankwise.WorkersFailed):
+            rankwise.run(append_in_turn, on="sim", explore=25)
+
+    files = sorted(path.name for path in Path().glob("rankwise-schedule-*.json"))
+    assert files == [f"rankwise-schedule-{number}.json" for number in range(1, len(files) + 1)]
+    assert len(files) > 1
+    with pytest.raises(rankwise.ConfigError, match=r"append_in_turn on 4 ranks, and there are 3"):
+        rankwise.run(append_in_turn, nprocs=3, on="sim", replay=files[0])
+
+
 def test_results_are_those_of_the_last_order(capfd: pytest.CaptureFixture[str]) -> None:
     assert rankwise.run(reduce_thrice, nprocs=3, on="sim", explore=4) == [3.0] * 3
     assert "4 schedules, no two of them equal: none failed" in capfd.readouterr().err

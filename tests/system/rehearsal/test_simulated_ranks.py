@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from running import Finished, run, start, write_program
+from running import RANKWISE, Finished, run, start, write_program
 
 import rankwise
 from rankwise import collectives
@@ -322,6 +322,32 @@ def test_ctrl_c_ends_the_run(tmp_path: Path) -> None:
 
     assert finished.code == 130
     assert "stopped by SIGINT" in finished.stderr
+
+
+def test_a_rank_that_keeps_a_stop_waiting_is_named_soon(tmp_path: Path) -> None:
+    program = write_program(tmp_path, "print('begun', flush=True)\nwhile True:\n    pass\n")
+
+    with start("run", "--on", "sim", "--nproc-per-node=1", program) as running:
+        running.wait_for("begun")
+        running.signal(signal.SIGINT)
+        running.wait_for("SIGINT: rank 0 has not let the run stop: it is at", stream="stderr")
+        running.signal(signal.SIGINT)
+        finished = running.finish()
+
+    assert finished.code == 130
+    assert "it is killed after 30 s, or at once by another signal" in finished.stderr
+
+
+def test_a_console_that_is_full_is_told_of_once(tmp_path: Path) -> None:
+    program = write_program(tmp_path, "for _ in range(3):\n    print('lost')\n")
+    words = [*RANKWISE, "run", "--on", "sim", "--nproc-per-node=2", program]
+    with Path("/dev/full").open("w") as full:
+        finished = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=True)
+
+    assert finished.stderr == (
+        "rankwise: cannot write to standard output: No space left on device; what ranks print is"
+        " not shown there, the run goes on\n"
+    )
 
 
 def test_sigterm_ends_the_run_though_a_rank_blocks_outside_of_the_simulation(

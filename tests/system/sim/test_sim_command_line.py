@@ -253,6 +253,15 @@ def test_a_machine_is_written_as_a_file_that_describes_it(tmp_path: Path) -> Non
     assert "two forms of the machine (give one)" in both.stderr
 
 
+def test_a_machine_with_other_fields_can_be_looked_at(tmp_path: Path) -> None:
+    told = rankwise("topology", "switch8", "--set", "system.sips.count=4", cwd=tmp_path)
+    refused = rankwise("topology", "switch8", "--set", "m=4", cwd=tmp_path)
+
+    assert "4 SIPs, switch" in told.stdout
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "--set m: this is no field of a machine (they begin with system.," in refused.stderr
+
+
 def test_asking_for_help_does_not_load_the_simulator(tmp_path: Path) -> None:
     code = (
         "import sys; from rankwise.cli.main import invoke; invoke(['sim', 'bench', '--help']);"

@@ -242,6 +242,21 @@ def test_a_deep_stack_shows_where_it_stands_and_how_deep_it_is() -> None:
     assert len(shown) == 9
 
 
+def test_a_stack_deep_in_an_import_shows_the_line_of_the_program_too() -> None:
+    frames = "".join(
+        f'  File "<frozen importlib._bootstrap>", line {n} in _load\n'
+        f'  File "/x/site-packages/torch/a.py", line {n} in <module>\n'
+        for n in range(20)
+    )
+    program = '  File "/home/me/train.py", line 7 in <module>'
+    outer = '  File "/x/site-packages/runner.py", line 1 in call'
+
+    shown = innermost_frames(f"Thread 0x01 (most recent call first):\n{frames}{program}\n{outer}\n")
+
+    assert not any("importlib" in frame for frame in shown)
+    assert shown[8:] == ("  ... (12 more frames)", program, "  ... (1 more frames)")
+
+
 def test_text_that_is_no_stack_has_no_frames() -> None:
     assert innermost_frames("") == ()
     assert innermost_frames("something else\n") == ()

@@ -42,6 +42,7 @@ def failure(
     rank: int = 2,
     pid: int | None = None,
     cpu_seconds_max: int | None = None,
+    signal_sender: str = "",
 ) -> Failure:
     return Failure(
         local_rank=1,
@@ -56,6 +57,7 @@ def failure(
         out_of_memory=out_of_memory,
         stderr_tail=stderr_tail,
         cpu_seconds_max=cpu_seconds_max,
+        signal_sender=signal_sender,
     )
 
 
@@ -150,6 +152,10 @@ def test_ranks_are_listed_in_ranges(ranks: list[int], words: str) -> None:
         (
             failure(FailureCause.SIGNALED, -9),
             "rank 2 was killed by SIGKILL; whether by the OOM killer is not known",
+        ),
+        (
+            failure(FailureCause.SIGNALED, -9, signal_sender="a fault (--faults)"),
+            "rank 2 was killed by SIGKILL, sent by a fault (--faults)",
         ),
         (failure(FailureCause.SIGNALED), "rank 2 was killed"),
         (
@@ -366,6 +372,7 @@ def test_a_process_that_is_refused_is_known_in_any_language() -> None:
         ),
         failure(FailureCause.EXITED, 3),
         failure(FailureCause.SIGNALED, -11),
+        failure(FailureCause.SIGNALED, -9, signal_sender="a fault"),
         failure(FailureCause.HUNG, -9),
         failure(FailureCause.STOPPED, -15),
         failure(FailureCause.GUARDIAN_LOST, -9),

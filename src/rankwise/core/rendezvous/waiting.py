@@ -93,7 +93,7 @@ class Waiting:
             why = f"this node could not register within {waited}"
             if self._membership.was_done:
                 why = f"its workers were done, but how the job ended was not heard within {waited}"
-        hint = "is the store reachable from here?"
+        hint = "" if self.store_trouble else "is the store reachable from here?"  # else it says so
         return self._membership.refuse(Refused(RefusalKind.TIMEOUT, f"{why}: {trouble}", hint))
 
     def announce(self, now: Instant, *, is_leading: bool) -> list[Notification]:

@@ -26,6 +26,7 @@ from rankwise.core.gang.vocabulary import (
     DumpStacks,
     GuardianLost,
     LookForProgress,
+    RanksBlamed,
     SignalWorker,
     SpawnWorker,
     StacksDumped,
@@ -69,6 +70,8 @@ class AttemptBook:
     reported_at: dict[int, Instant] = field(default_factory=dict)
     failed_at: Instant | None = None
     """When the first failure was heard of."""
+    is_blamed: bool = False
+    """Whether somebody has blamed one of its workers."""
     dump_ordered_at: Instant | None = None
     ending_since: Instant | None = None
     """When it became known that the attempt must end."""
@@ -115,6 +118,8 @@ class GangChecker:
                 self._attempts[attempt].swept = stimulus
             case StacksDumped(attempt):
                 self._must_end(self._attempts[attempt], now)
+            case RanksBlamed(_, attempt) if attempt < len(self._attempts):
+                self._attempts[attempt].is_blamed = True
             case StopRequested():
                 self._note_stop(now)
             case GuardianLost():
@@ -302,6 +307,8 @@ class GangChecker:
 
     def _judge_dump(self, book: AttemptBook, now: Instant) -> None:
         book.dump_ordered_at = now
+        if book.is_blamed:
+            return
         patience = self._spec.hang_timeout
         if patience is None:
             self._broken("a hang is reported without a hang timeout")

@@ -15,6 +15,13 @@ class StopOrder(msgspec.Struct, frozen=True):
     signal: int | None = None
 
 
+class Accusation(msgspec.Struct, frozen=True):
+    """Somebody has found out that a worker keeps the others waiting in a collective."""
+
+    at: Instant
+    local_rank: int
+
+
 class Faults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How slow, unordered and mortal the world is.
 
@@ -26,6 +33,7 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         stacks_take: how long the workers take to print their stacks.
         guardian_lost_at: when the guardian is killed, and its workers with it; None never.
         stops: who asks for an end, and when.
+        accusations: who is blamed in whatever attempt there is then.
     """
 
     latency_min: Duration = Duration(100 * MICROSECOND)
@@ -34,6 +42,7 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     stacks_take: Duration = Duration(10 * MILLISECOND)
     guardian_lost_at: Instant | None = None
     stops: tuple[StopOrder, ...] = ()
+    accusations: tuple[Accusation, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 < self.latency_min <= self.latency_max:

@@ -16,7 +16,7 @@ from rankwise.core.agent.machine import Agent
 from rankwise.core.agent.vocabulary import AgentSpec
 from rankwise.core.gang.vocabulary import GangSpec
 from rankwise.core.rendezvous.configuration import RestartPolicy
-from rankwise.drivers.sim.faults import Faults, StopOrder
+from rankwise.drivers.sim.faults import Accusation, Faults, StopOrder
 from rankwise.drivers.sim.programs import Dies, Ending, Exits, Program, Raises, RunsForever
 from rankwise.drivers.sim.streams import stream
 from rankwise.drivers.sim.world import SimulatedRun, SimulatedWorld
@@ -59,7 +59,10 @@ def random_plan(seed: int) -> GangPlan:
         _random_life(stream(seed, "life", attempt), spec)
         for attempt in range(policy.restarts_max + 1)
     )
-    faults = _random_faults(stream(seed, "faults"))
+    faults = msgspec.structs.replace(
+        _random_faults(stream(seed, "faults")),
+        accusations=_random_accusations(stream(seed, "accusations"), spec),
+    )
     return GangPlan(seed=seed, spec=spec, policy=policy, lives=lives, faults=faults)
 
 
@@ -175,6 +178,13 @@ def _random_faults(chance: Random) -> Faults:
         ),
         stops=tuple(stops),
     )
+
+
+def _random_accusations(chance: Random, spec: GangSpec) -> tuple[Accusation, ...]:
+    if not _happens(chance, 5):
+        return ()
+    at = Instant(_between(chance, ZERO, 20 * SECOND))
+    return (Accusation(at, chance.randrange(spec.size)),)
 
 
 def _random_stop(chance: Random, earliest: int, latest: int) -> StopOrder:

@@ -185,6 +185,11 @@ class SimulatedProcessHost:
         """Every process that is alive in truth, in the order of birth."""
         return tuple(self._alive.values())
 
+    @property
+    def latest_attempt(self) -> int:
+        """Of all workers that there have been, the number of the last ones' attempt."""
+        return max((attempt for _, attempt in self._workers), default=0)
+
     def worker(self, local_rank: int, attempt: int) -> VirtualProcess | None:
         """The truth about a worker; None if it was never born."""
         return self._workers.get((local_rank, attempt))

@@ -16,12 +16,12 @@ from rankwise.base.units import Duration, Instant
 from rankwise.core.agent.alone import spec_alone
 from rankwise.core.agent.machine import Agent
 from rankwise.core.agent.vocabulary import AgentSpec, Stimulus
-from rankwise.core.gang.vocabulary import GangSpec, StopRequested
+from rankwise.core.gang.vocabulary import GangSpec, RanksBlamed, StopRequested
 from rankwise.core.rendezvous.configuration import RestartPolicy
 from rankwise.drivers.agent_dispatch import AgentDispatch
 from rankwise.drivers.sim.agenda import Agenda, VirtualClock
 from rankwise.drivers.sim.checkers import GangChecker
-from rankwise.drivers.sim.faults import Faults, StopOrder
+from rankwise.drivers.sim.faults import Accusation, Faults, StopOrder
 from rankwise.drivers.sim.journal import MemoryJournal
 from rankwise.drivers.sim.processes import SimulatedProcessHost
 from rankwise.drivers.sim.programs import Lives
@@ -133,6 +133,8 @@ class _Life:
         self._checker.after_step(self._clock.now())
         for stop in self._stops:
             self._agenda.at(stop.at, partial(self._dispatch.deliver, StopRequested(stop.signal)))
+        for accusation in self._world.faults.accusations:
+            self._agenda.at(accusation.at, partial(self._accuse, accusation))
         lost_at = self._world.faults.guardian_lost_at
         if lost_at is not None:
             self._agenda.at(lost_at, self._host.lose_guardian)
@@ -159,6 +161,10 @@ class _Life:
 
     def _deliver(self, stimulus: Stimulus) -> None:
         self._dispatch.deliver(stimulus)
+
+    def _accuse(self, accusation: Accusation) -> None:
+        ranks, attempt = (accusation.local_rank,), self._host.latest_attempt
+        self._dispatch.deliver(RanksBlamed(ranks, attempt, "has not come to all_reduce #1"))
 
     def _hear_out(self) -> None:
         """Deliver what was still on its way: an agent that has finished must not answer."""

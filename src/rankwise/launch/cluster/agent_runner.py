@@ -84,11 +84,18 @@ class AgentRunner:
             size = None if self._agent.spec.is_alone else self._host.world_size
             outcome = finished.as_outcome(size)
             self._outcome = msgspec.structs.replace(outcome, absence=self._absence(finished))
-            was_late = finished.verdict is not None and finished.rounds == 0
+            was_late = self._was_late(finished)
             if was_late and not self._agent.spec.is_alone:
                 assert finished.verdict is not None, "asked just above"
                 self._announcements.tell_too_late(finished.verdict)
         return self._outcome
+
+    def _was_late(self, finished: FinishRun) -> bool:
+        """Whether a run had ended before this node came, which has not ended it itself."""
+        verdict = finished.verdict
+        if verdict is None or finished.rounds:
+            return False
+        return verdict.status is not OutcomeStatus.FAILED or verdict.root is not None
 
     def _absence(self, finished: FinishRun) -> Absence | None:
         if finished.refusal is not None and finished.refusal.kind is RefusalKind.CHARTER:

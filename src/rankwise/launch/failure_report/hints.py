@@ -62,6 +62,7 @@ def _died_of(signal: int) -> Callable[[Failure], bool]:
     """Of a signal that somebody else sent: what rankwise ends itself needs no hint."""
     return lambda failure: (
         failure.cause is FailureCause.SIGNALED
+        and not failure.signal_sender
         and failure.exit is not None
         and failure.exit.signal_number == signal
     )

@@ -27,6 +27,7 @@ _LIBRARY = re.compile(
 _OF_COLLECTIVES = re.compile(
     r'^  File "[^"]*/(?:torch/distributed|rankwise/collectives|rankwise/drivers)/'
 )
+_IMPORTING = re.compile(r'  File "<frozen importlib')
 _FRAMES_OF_HANGING_MAX = 8
 _HEAD_LINES, _TAIL_LINES = 80, 20
 
@@ -92,10 +93,24 @@ def innermost_frames(text: str) -> tuple[str, ...]:
     main = read_stacks(text).main
     if main is None:
         return ()
-    frames = _from_the_call(main.frames)
-    shown = frames[:_FRAMES_OF_HANGING_MAX]
-    left_out = len(frames) - len(shown)
-    return (*shown, f"  ... ({left_out} more frames)") if left_out else shown
+    frames = [frame for frame in _from_the_call(main.frames) if not _IMPORTING.match(frame)]
+    shown, rest = frames[:_FRAMES_OF_HANGING_MAX], frames[_FRAMES_OF_HANGING_MAX:]
+    if not any(map(_is_of_program, shown)):
+        # Deep in an import, say: the line of the program is what tells people where that is.
+        place = next((place for place, frame in enumerate(rest) if _is_of_program(frame)), None)
+        if place is not None:
+            shown += [*_left_out(place), rest[place]]
+            rest = rest[place + 1 :]
+    return (*shown, *_left_out(len(rest)))
+
+
+def _left_out(count: int) -> list[str]:
+    return [f"  ... ({count} more frames)"] if count else []
+
+
+def _is_of_program(frame: str) -> bool:
+    found = _FRAME.match(frame)
+    return found is not None and not _LIBRARY.search(found["path"])
 
 
 def _from_the_call(frames: tuple[str, ...]) -> tuple[str, ...]:

@@ -132,6 +132,8 @@ def _killed_in_words(failure: Failure) -> str:
     evidence = f" ({detail})" if detail else ""
     if number is None:
         return f"was killed{evidence}"
+    if failure.signal_sender:
+        return f"was killed by {describe_signal(number)}, sent by {failure.signal_sender}"
     if number != _SIGKILL:
         return f"was killed by {describe_signal(number)}{evidence}"
     limit = failure.cpu_seconds_max

@@ -8,6 +8,7 @@ nowhere; the first one that fails is run once more, for all to see.
 import os
 import random
 from collections.abc import Callable, Mapping
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,6 +16,7 @@ import msgspec
 
 from rankwise.base.errors import ConfigError
 from rankwise.base.failure import Failure, Outcome, OutcomeStatus
+from rankwise.launch.job import program_name
 from rankwise.sim.rehearsal.schedules import Exploration, Schedule
 
 if TYPE_CHECKING:
@@ -24,9 +26,17 @@ _WHY_MAX = 150
 
 
 class ScheduleFile(msgspec.Struct, frozen=True):
-    """What is in such a file: which way was taken wherever there were several."""
+    """What is in such a file.
+
+    Attributes:
+        choices: which way was taken wherever there were several.
+        program: the name of what was run.
+        ranks: how many there were.
+    """
 
     choices: list[int]
+    program: str = ""
+    ranks: int = 0
 
 
 class Order(NamedTuple):
@@ -78,9 +88,10 @@ def run_in_order(
     Raises:
         ConfigError: the file of a schedule cannot be read or written.
     """
-    schedule, how = None, ""
+    schedule, how, first_failure = None, "", None
     if order.replay is not None:
-        schedule = read_schedule(order.replay)
+        found_before = read_schedule(order.replay)
+        schedule = Schedule(found_before.choices)
     elif order.is_random:
         schedule = Schedule(chance=random.Random(order.seed))  # noqa: S311  # simulation, no secret
         how = again({"schedule": "random", "seed": order.seed})
@@ -88,9 +99,17 @@ def run_in_order(
         found = _explore(make, order.explore, order.seed, again, say)
         if found.schedule is None:
             return found.last
-        schedule, how = found.schedule, found.last.again
+        schedule, how, first_failure = found.schedule, found.last.again, found.last
     run = make(schedule=schedule)
+    if order.replay is not None:
+        _check_origin(order.replay, found_before, run, say)
     outcome = run.run()
+    if first_failure is not None and outcome.status is OutcomeStatus.SUCCEEDED:
+        say(
+            "the schedule that failed has not failed again: a file that earlier runs have left, or"
+            " something else outside of the program, decides; this is the report of the first time"
+        )
+        return first_failure
     if schedule is not None and schedule.has_strayed:
         say("the program has changed: it did not follow the schedule to its end")
     return Ordered(outcome, run, again=how)
@@ -105,12 +124,12 @@ class _Found(NamedTuple):
 
 def _explore(
     make: "Callable[..., Rehearsal]",
-    count: int,
+    runs_max: int,
     seed: int,
     again: Callable[[Mapping[str, str | int]], str],
     say: Callable[[str], None],
 ) -> _Found:
-    """Run a job on up to `count` schedules, no two of them equal; `seed` decides which ones."""
+    """Run a job on up to `runs_max` schedules, no two of them equal; `seed` decides which ones."""
     exploration = Exploration(seed)
     schedule: Schedule | None = exploration.next_schedule()
     first: _Found | None = None
@@ -118,7 +137,7 @@ def _explore(
     done = 0
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
-        while schedule is not None and done < count:
+        while schedule is not None and done < runs_max:
             run = make(schedule=schedule, console_fds=(nowhere, nowhere))
             outcome = run.run()
             if outcome.status is OutcomeStatus.STOPPED:
@@ -129,7 +148,7 @@ def _explore(
                 why = _why(outcome.failures)
                 if why not in causes:
                     choices = [choice.chosen for choice in schedule.choices]
-                    how = again({"replay": _written(choices, len(causes) + 1)})
+                    how = again({"replay": _written(choices, run)})
                     first = first or _Found(Ordered(outcome, run, again=how), Schedule(choices))
                     say(f"schedule {done} failed: {why}; again: {how}")
                 causes[why] = causes.get(why, 0) + 1
@@ -137,35 +156,60 @@ def _explore(
     finally:
         os.close(nowhere)
     which = f"all {done}" if schedule is None else f"{done}"
-    failed = f"{sum(causes.values())} failed, in {len(causes)} ways" if causes else "none failed"
+    ways = "one way" if len(causes) == 1 else f"{len(causes)} ways"
+    failed = f"{sum(causes.values())} failed, in {ways}" if causes else "none failed"
     say(f"{which} schedules, no two of them equal: {failed}")
     return first or _Found(Ordered(outcome, run, is_shown=False))
 
 
-def read_schedule(path: str) -> Schedule:
-    """The schedule in a file.
+def read_schedule(path: str) -> ScheduleFile:
+    """What is in the file of a schedule.
 
     Raises:
         ConfigError: it cannot be read, or holds none.
     """
     try:
-        found = msgspec.json.decode(Path(path).read_bytes(), type=ScheduleFile)
+        return msgspec.json.decode(Path(path).read_bytes(), type=ScheduleFile)
     except OSError as error:
         raise ConfigError(f"the schedule {path} cannot be read: {error.strerror}") from error
     except msgspec.DecodeError as error:
         raise ConfigError(
             f"{path} is not a schedule that --explore has written: {error}"
         ) from error
-    return Schedule(found.choices)
 
 
-def _written(choices: list[int], number: int) -> str:
-    path = f"rankwise-schedule-{number}.json"
-    try:
-        Path(path).write_bytes(msgspec.json.encode(ScheduleFile(choices)) + b"\n")
-    except OSError as error:
-        raise ConfigError(f"the schedule {path} cannot be written: {error.strerror}") from error
-    return path
+def _check_origin(
+    path: str, schedule: ScheduleFile, run: "Rehearsal", say: Callable[[str], None]
+) -> None:
+    """Tell if a schedule is of another program.
+
+    Raises:
+        ConfigError: it is of another number of ranks.
+    """
+    if schedule.ranks not in (0, run.size):
+        raise ConfigError(
+            f"the schedule {path} is of {schedule.program} on {schedule.ranks} ranks, and there are"
+            f" {run.size} now"
+        )
+    name = program_name(run.job)
+    if schedule.program and os.path.basename(schedule.program) != os.path.basename(name):
+        say(f"the schedule {path} is of {schedule.program}, and this is {name}")
+
+
+def _written(choices: list[int], run: "Rehearsal") -> str:
+    """Write a schedule to a file of its own, whose name is the first that is free."""
+    text = msgspec.json.encode(ScheduleFile(choices, program_name(run.job), run.size)) + b"\n"
+    for number in count(1):
+        path = f"rankwise-schedule-{number}.json"
+        try:
+            with open(path, "xb") as file:
+                file.write(text)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise ConfigError(f"the schedule {path} cannot be written: {error.strerror}") from error
+        return path
+    raise AssertionError("numbers do not end")
 
 
 def _why(failures: tuple[Failure, ...]) -> str:

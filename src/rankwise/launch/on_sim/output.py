@@ -9,6 +9,7 @@ import io
 import os
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from errno import EBADF, EPIPE
 from typing import BinaryIO, cast
 
 from rankwise.base.units import Instant
@@ -22,11 +23,38 @@ _NOW = Instant(0)
 """Progress bars are shown whenever their line is finished: output has no clock here."""
 
 
+class Console:
+    """Standard output or standard error of this process, for all ranks.
+
+    Args:
+        fd: the descriptor.
+        name: for complaints.
+        say: tells the user, once, that nothing can be written there.
+    """
+
+    def __init__(self, fd: int, name: str, say: Callable[[str], None]) -> None:
+        self.fd = fd
+        self._name = name
+        self._say: Callable[[str], None] | None = say
+
+    def write(self, data: bytes) -> None:
+        """Write all of it; a reader that is gone does not want to hear."""
+        try:
+            _write(self.fd, data)
+        except OSError as error:
+            say, self._say = self._say, None
+            if say is not None and error.errno not in (EPIPE, EBADF):
+                say(
+                    f"cannot write to {self._name}: {error.strerror or error}; what ranks print is"
+                    " not shown there, the run goes on"
+                )
+
+
 class RankStream:
     """One stream of one rank.
 
     Args:
-        console_fd: where its lines go; None keeps them from the console.
+        console: where its lines go; None keeps them from there.
         prefix: stands before each of them.
         file: takes its bytes as they are.
         path: the file's name, for complaints.
@@ -36,7 +64,7 @@ class RankStream:
     def __init__(
         self,
         *,
-        console_fd: int | None,
+        console: Console | None,
         prefix: bytes,
         file: BinaryIO | None,
         path: str,
@@ -45,7 +73,7 @@ class RankStream:
         filtered: BinaryIO | None = None,
     ) -> None:
         self.tail = Tail()
-        self._console_fd = console_fd
+        self._console = console
         self._prefix = prefix
         self._file = file
         self._path = path
@@ -75,8 +103,8 @@ class RankStream:
             for line in lines.text.splitlines(keepends=True):
                 if any(needle in line for needle in self._needles):
                     self._filtered.write(line)
-        if self._console_fd is not None:
-            write_all(self._console_fd, lines.prefixed(self._prefix))
+        if self._console is not None:
+            self._console.write(lines.prefixed(self._prefix))
 
 
 class Output:
@@ -84,7 +112,7 @@ class Output:
 
     Args:
         plan: where output goes.
-        console_fds: what stands for standard output and standard error.
+        consoles: standard output and standard error.
         whose: the number of the rank that writes; None if it belongs to none.
         is_dropped: whether what is written now is of a rank that is over.
 
@@ -95,25 +123,25 @@ class Output:
     def __init__(
         self,
         plan: LogPlan,
-        console_fds: tuple[int, int],
+        consoles: tuple[Console, Console],
         complaints: DiskComplaints,
         whose: Callable[[], int | None],
         is_dropped: Callable[[], bool],
     ) -> None:
         self._plan = plan
-        self._console_fds = console_fds
+        self._consoles = consoles
         self._complaints = complaints
         self._files = ExitStack()
         self._streams: dict[tuple[int, Streams], RankStream] = {}
         self.stdout, self.stderr = (
             io.TextIOWrapper(
-                cast("BinaryIO", _Dispatching(self._streams, stream, fd, whose, is_dropped)),
+                cast("BinaryIO", _Dispatching(self._streams, stream, console, whose, is_dropped)),
                 encoding="utf-8",
                 errors="surrogateescape" if stream is Streams.OUT else "backslashreplace",
                 line_buffering=True,
                 write_through=True,
             )
-            for stream, fd in zip((Streams.OUT, Streams.ERR), console_fds, strict=True)
+            for stream, console in zip((Streams.OUT, Streams.ERR), consoles, strict=True)
         )
 
     def begin_attempt(
@@ -123,10 +151,10 @@ class Output:
         self.end_attempt()
         plan = self._plan
         for rank in range(size):
-            for stream, fd, paths, needles, filtered in (
-                (Streams.OUT, self._console_fds[0], destinations.stdouts, plan.stdout_filters,
+            for stream, console, paths, needles, filtered in (
+                (Streams.OUT, self._consoles[0], destinations.stdouts, plan.stdout_filters,
                  destinations.filtered_stdout),
-                (Streams.ERR, self._console_fds[1], destinations.stderrs, plan.stderr_filters,
+                (Streams.ERR, self._consoles[1], destinations.stderrs, plan.stderr_filters,
                  destinations.filtered_stderr),
             ):  # fmt: skip
                 local_rank = local_rank_of(rank)
@@ -136,7 +164,7 @@ class Output:
                 )
                 path = paths.get(rank, "")
                 self._streams[rank, stream] = RankStream(
-                    console_fd=fd if is_shown else None,
+                    console=console if is_shown else None,
                     prefix=prefix.encode(errors="surrogateescape"),
                     file=self._open(path),
                     path=path,
@@ -177,14 +205,14 @@ class _Dispatching(io.RawIOBase):
         self,
         streams: dict[tuple[int, Streams], RankStream],
         stream: Streams,
-        fd: int,
+        console: Console,
         whose: Callable[[], int | None],
         is_dropped: Callable[[], bool],
     ) -> None:
         super().__init__()
         self._streams = streams
         self._stream = stream
-        self._fd = fd
+        self._console = console
         self._whose = whose
         self._is_dropped = is_dropped
 
@@ -192,7 +220,7 @@ class _Dispatching(io.RawIOBase):
         return True
 
     def fileno(self) -> int:
-        return self._fd
+        return self._console.fd
 
     def isatty(self) -> bool:
         return False  # as a pipe, which ranks of real runs write to
@@ -207,15 +235,19 @@ class _Dispatching(io.RawIOBase):
         rank = self._whose()
         stream = None if rank is None else self._streams.get((rank, self._stream))
         if stream is None:
-            write_all(self._fd, data)
+            self._console.write(data)
         else:
             stream.write(data)
         return len(data)
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write all of it; a reader that is gone does not want to hear."""
-    rest = memoryview(data)
+    """Write all of it, or as much as can be written."""
     with suppress(OSError):
-        while rest:
-            rest = rest[os.write(fd, rest) :]
+        _write(fd, data)
+
+
+def _write(fd: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(fd, rest) :]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from rankwise.base.errors import ConfigError
-from rankwise.base.failure import Failure, FailureCause, Outcome, OutcomeStatus
+from rankwise.base.failure import SIGNAL_NAMES, Failure, FailureCause, Outcome, OutcomeStatus
 from rankwise.base.units import SECOND, Duration, format_duration
 from rankwise.core.agent.alone import spec_alone
 from rankwise.core.agent.machine import Agent
@@ -34,7 +34,7 @@ from rankwise.launch.job import Executable, Job
 from rankwise.launch.journal_file import open_journal
 from rankwise.launch.log_layout import LogLayout
 from rankwise.launch.notices import notice
-from rankwise.launch.on_sim.output import Output, write_all
+from rankwise.launch.on_sim.output import Console, Output, write_all
 from rankwise.launch.on_sim.ranks import SimulatedRanks, VirtualClock
 from rankwise.sim.rehearsal.faults import Fault, Faults
 from rankwise.sim.rehearsal.places import places_of
@@ -140,9 +140,12 @@ class Rehearsal:
 
     def _run(self, stack: ExitStack) -> Outcome:
         complaints = DiskComplaints(self._say)
-        output = Output(
-            self.job.logs, self._console_fds, complaints, _number_of_the_moment, _is_dropped
+        stdout, stderr = self._console_fds
+        consoles = (
+            Console(stdout, "standard output", self._say),
+            Console(stderr, "standard error", self._say),
         )
+        output = Output(self.job.logs, consoles, complaints, _number_of_the_moment, _is_dropped)
         stack.callback(output.end_attempt)
         world = stack.enter_context(
             World(
@@ -277,6 +280,7 @@ class Rehearsal:
             role=self.job.role,
             wall_ns=failure.error.wall_ns if failure.error else self._begun_wall_ns + failure.at,
             detail=self._hang if is_hung else failure.detail,
+            signal_sender=self._sender_of_signal(failure),
             stacks=ranks.stacks.get(rank, "") if is_hung else "",
             waits_for=ranks.waits.get(rank, "") if is_hung else "",
             stderr_tail=output.stderr_tail(rank, _STDERR_LINES),
@@ -284,8 +288,22 @@ class Rehearsal:
             error_file=error_file if failure.error and self.places.keep else "",
         )
 
+    def _sender_of_signal(self, failure: Failure) -> str:
+        """Who can have killed a simulated rank: nobody but a fault, or the program."""
+        if failure.cause is not FailureCause.SIGNALED:
+            return ""
+        is_of_fault = self._faults is not None and failure.rank in self._faults.killed
+        return "a fault (--faults)" if is_of_fault else "the program itself"
+
     def _tell_who_holds(self, rank: Rank) -> None:
         where = "".join(f": it is at {place}" for place in places_of(rank.stack())[:1])
+        if self.caught_signal is not None:
+            name = SIGNAL_NAMES.get(self.caught_signal, "a signal")
+            self._say(
+                f"{name}: rank {rank.number} has not let the run stop{where}; it is killed after"
+                f" {format_duration(self.job.gang.grace)}, or at once by another signal"
+            )
+            return
         self._say(
             f"rank {rank.number} has let no other rank run for {NOTICE_S:.0f} s{where} (simulated"
             " ranks take turns where they wait for each other; --hang-timeout ends such a run)"

@@ -109,7 +109,7 @@ class Session:
             self._options = self._program.parameters.read(parameters)
             self._ccl = _collectives(settings.ccl, ccl)
         self.engine = GraphEngine(
-            _topology(settings.topology, topology),
+            topology_with(settings.topology, topology),
             settings.has_data,
             time_limit=settings.virtual_limit_ps,
             # In the main thread a signal does it, and knows the line.
@@ -169,7 +169,9 @@ def measure_or_tell(settings: Settings) -> Outcome:
         finished = simulate(settings)
     except (Exception, SystemExit) as error:  # noqa: BLE001 (one of many: the others go on)
         what = (
-            str(error) if isinstance(error, RankwiseError) else f"{type(error).__name__}: {error}"
+            str(error)
+            if isinstance(error, RankwiseError)
+            else f"{type(error).__name__}: {error}".removesuffix(": ")
         )
         line = line_of(error)
         place = f", at {line}" if line and line.file not in what else ""
@@ -195,7 +197,19 @@ def _sorted_fields(
     return topology, ccl, parameters
 
 
-def _topology(source: str, fields: Mapping[str, str]) -> Topology:
+def topology_with(source: str, fields: Mapping[str, str]) -> Topology:
+    """A machine, with some of its fields set to other values, given as text.
+
+    Raises:
+        ConfigError: there is no such machine or field, or the value does not fit.
+    """
+    for key in fields:
+        section, _, rest = key.partition(".")
+        if section not in _TOPOLOGY_SECTIONS or not rest:
+            raise ConfigError(
+                f"--set {key}: this is no field of a machine",
+                hint=f"they begin with {', '.join(f'{each}.' for each in _TOPOLOGY_SECTIONS)}",
+            )
     topology = load_topology(source)
     if not fields:
         return topology

@@ -17,6 +17,7 @@ import yaml
 
 from rankwise.base.errors import ConfigError
 from rankwise.base.suggestions import hint_on_name
+from rankwise.base.wording import kinds_in_words
 from rankwise.sim.ccl.algorithm_modules import algorithm_module
 from rankwise.sim.hardware.files import load_yaml, read_text
 
@@ -381,7 +382,8 @@ def _convert(value: Any, kind: Any, source: str, where: str) -> Any:
             found = value.get(field, value) if isinstance(value, Mapping) else value
             problem = problem[:1].lower() + problem[1:]
             if not isinstance(found, Mapping):
-                problem += f", found {found!r}"
+                problem = f"{problem.partition(', got ')[0]}, found {found!r}"
+            problem = kinds_in_words(problem)
         named = ".".join(part for part in (where, field) if part)
         raise ConfigError(": ".join(part for part in (source, named, problem) if part)) from None
 

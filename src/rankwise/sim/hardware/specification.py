@@ -12,7 +12,7 @@ import msgspec
 from rankwise.sim.hardware.quantities import KIB, MIB, Rate, picoseconds
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=1_048_576)]
-Amount = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
+Amount = Annotated[float, msgspec.Meta(ge=1e-6, le=1e12)]
 Delay = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 Dtype = Literal["f64", "f32", "f16", "bf16", "i64", "i32", "i16", "i8", "f8e4", "f8e5"]
 Graph = Literal["ring_1d", "mesh_2d", "torus_2d", "fully_connected", "switch", "custom"]

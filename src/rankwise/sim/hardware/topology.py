@@ -15,6 +15,7 @@ import yaml
 
 from rankwise.base.errors import ConfigError
 from rankwise.base.suggestions import hint_on_name, nearest
+from rankwise.base.wording import kinds_in_words
 from rankwise.sim.hardware.files import Loader, load_yaml, read_text
 from rankwise.sim.hardware.plugins import load_plugin, plugin_failed, plugin_names
 from rankwise.sim.hardware.specification import MachineSpec
@@ -178,7 +179,8 @@ def _located(message: str, root: yaml.Node | None, source: str, *, has_lines: bo
     else:
         problem = problem[:1].lower() + problem[1:]
         if isinstance(node, yaml.ScalarNode):
-            problem += f", found {node.value!r}"
+            problem = f"{problem.partition(', got ')[0]}, found {node.value!r}"
+        problem = kinds_in_words(problem)
     field = ".".join(keys) or "the file"
     place = f"{source}:{line}" if has_lines else source
     return f"{place}: {field}: {problem}"

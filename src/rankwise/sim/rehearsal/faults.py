@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from rankwise.base.failure import SIGNAL_NAMES
 from rankwise.base.units import Duration, format_duration
 
 if TYPE_CHECKING:
     from rankwise.sim.rehearsal.scheduler import Rank
 
+SIGNALS_MAX = 64
 USUAL_GROUPS = ("default", "rankwise.collectives")
 
 
@@ -31,6 +33,8 @@ class _AtOperation(
     group: str = ""
 
     def __post_init__(self) -> None:
+        if self.rank < 0:
+            raise ValueError(f"rank is {self.rank}, expected 0 or more")
         if self.collective is not None and self.collective < 1:
             raise ValueError(f"collective is {self.collective}, expected 1 or more")
 
@@ -45,9 +49,14 @@ class Kill(_AtOperation, frozen=True, kw_only=True, tag="kill"):
 
     signal: int = 9
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.signal <= SIGNALS_MAX:
+            raise ValueError(f"signal is {self.signal}, expected 1 to {SIGNALS_MAX}, or a name")
+
     def told(self) -> str:
         """What happens, for people."""
-        return f"rank {self.rank} gets signal {self.signal}"
+        return f"rank {self.rank} gets {SIGNAL_NAMES.get(self.signal, f'signal {self.signal}')}"
 
 
 class Raise(_AtOperation, frozen=True, kw_only=True, tag="raise"):
@@ -108,12 +117,16 @@ class Faults:
     Args:
         faults: the faults of the ranks.
         say: tells the user of each.
+
+    Attributes:
+        killed: the ranks that a fault has sent a signal to in the present attempt.
     """
 
     def __init__(self, faults: Sequence[Fault], say: Callable[[str], None]) -> None:
         self._waiting = list(faults)
         self._slow: dict[int, Duration] = {}
         self._say = say
+        self.killed: set[int] = set()
 
     def begin(self, rank: "Rank") -> None:
         """Strike the rank that runs, before its program begins."""
@@ -146,6 +159,7 @@ class Faults:
         self._say(f"fault: {fault.told()} {when}")
         match fault:
             case Kill():
+                self.killed.add(rank.number)
                 rank.signal(fault.signal)
                 rank.take_signals()
             case Raise():

@@ -59,6 +59,8 @@ class Conditions:
         self.groups = {}
         self._overlaps = {}
         self.alarms.begin_attempt()
+        if self.faults is not None:
+            self.faults.killed.clear()
 
     def add(self, group: "Group") -> None:
         """Take in a new group."""

@@ -53,6 +53,8 @@ from rankwise.base.units import Instant
 SIGKILL = 9
 NOTICE_S = 30.0
 """How long one rank may keep all others waiting, in real time, before the user is told."""
+STOP_NOTICE_S = 2.0
+"""The same after a request to stop."""
 _POLL_PAUSE = 1_000
 """How long a rank that polls in a loop pauses, so that what it waits for can come: 1 us."""
 
@@ -286,7 +288,8 @@ class Scheduler:
         is_paused: whether the rank that runs may hold the baton for as long as it wants.
         at_rest: called when no rank is ready, before time passes; returns whether it has made one
             ready.
-        on_held: told, once in a run, of a rank that has kept others waiting for `NOTICE_S`.
+        on_held: told of a rank that has kept others waiting for `NOTICE_S`, once in a run, and of
+            one that keeps a request to stop waiting.
     """
 
     def __init__(
@@ -313,6 +316,7 @@ class Scheduler:
         self._is_interrupted = False
         self._patience_s: float | None = None
         self._hand_overs = 0
+        self._told_while_interrupted: set[bool] = set()
         self._bell: _Bell
 
     def __enter__(self) -> Self:
@@ -510,13 +514,22 @@ class Scheduler:
                 rank.is_given_up = True
                 rank.exit_code = -SIGKILL
                 return rank
-            elif held_s >= NOTICE_S and self.on_held is not None and self._has_others(rank):
-                self.on_held(rank)
-                self.on_held = None
+            elif held_s >= self._notice_s:
+                self._tell_of(rank)
         return None
 
-    def _glance_after(self) -> float:
-        return NOTICE_S if self._patience_s is None else min(self._patience_s, NOTICE_S)
+    @property
+    def _notice_s(self) -> float:
+        return STOP_NOTICE_S if self._is_interrupted else NOTICE_S
 
-    def _has_others(self, rank: Rank) -> bool:
-        return any(other.exit_code is None for other in self.ranks.values() if other is not rank)
+    def _glance_after(self) -> float:
+        patience_s = self._patience_s
+        return self._notice_s if patience_s is None else min(patience_s, self._notice_s)
+
+    def _tell_of(self, rank: Rank) -> None:
+        """Tell, once, that a rank keeps others waiting, or the one who asked for a stop."""
+        others = (other for other in self.ranks.values() if other is not rank)
+        is_missed = self._is_interrupted or any(other.exit_code is None for other in others)
+        if is_missed and self.on_held and self._is_interrupted not in self._told_while_interrupted:
+            self._told_while_interrupted.add(self._is_interrupted)
+            self.on_held(rank)

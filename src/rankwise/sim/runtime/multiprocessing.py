@@ -336,8 +336,8 @@ _PACKAGE = __file__.removesuffix("sim/runtime/multiprocessing.py")
 def _failure(error: BaseException) -> str:
     """What a rank failed with, and on which line of the user's code."""
     line = line_of(error)
-    place = f", at {line}" if line and line.file not in str(error) else ""
-    return f"{type(error).__name__}: {error}{place}"
+    what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return f"{what}, at {line}" if line and line.file not in str(error) else what
 
 
 def _listed(told: list[str]) -> str:
