@@ -300,7 +300,8 @@ def test_ranks_are_called_again_that_were_making_their_process_group(tmp_path: P
     rankwise.collectives.barrier()
     if n == 0 and rank == 2: os.kill(os.getpid(), signal.SIGKILL)
     dist.init"""
-    script = write_program(tmp_path, DDP.replace("    dist.init", early))
+    early_deaths = DDP.replace("    dist.init", early).replace("timeout=100", "timeout=10")
+    script = write_program(tmp_path, early_deaths)
 
     done = run(
         "run", "--nproc-per-node=4", "--max-restarts=1", "--start-method=forkserver",
