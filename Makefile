@@ -30,7 +30,7 @@ SIMULATED_MLP = rankwise sim bench tp_mlp --report $(LOGS)/simulated.html --trac
 
 define SAY_ALL
 echo "First .venv gets what the tests need, unless it has it: PyTorch, Ray, pytest and their like, 1.5 GB, in"
-echo "two minutes or more. Then all tests take at most 12 minutes on two idle cores."
+echo "two minutes or more. Then all tests take about 14 minutes on two idle cores."
 endef
 define SAY_SOME
 echo "First .venv gets pytest and its like, unless it has them: 30 MB, in about a minute. Tests that need PyTorch"

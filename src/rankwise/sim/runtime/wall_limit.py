@@ -11,11 +11,13 @@ The signal may come in the middle of a process of the simulation. The limit ends
 a failure of the process that happens to run, so the processes that wait for it are not told of one.
 """
 
+import _weakrefset
 import gc
 import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import takewhile
@@ -32,6 +34,8 @@ _INSIST_EVERY_S = 0.02
 
 
 _ENDS: list[float] = []
+_WEAK_REFERENCES = frozenset((weakref.__file__, _weakrefset.__file__))
+"""Modules with functions that are called when an object is gone, in the middle of anything."""
 """When the limits that are in force end, on the monotonic clock; the innermost last."""
 
 
@@ -101,10 +105,11 @@ def wall_limit(seconds: float | None, *, remedy: str = "a larger wall_limit_s") 
 
 
 def _would_be_lost(frame: FrameType | None) -> bool:
-    """Whether an exception raised here would be printed and forgotten."""
+    """Whether an exception raised here may be printed and forgotten; if so, it is raised later."""
     callbacks = {getattr(callback, "__code__", None) for callback in gc.callbacks}
     while frame is not None:
-        if frame.f_code in callbacks or frame.f_code.co_name == "__del__":
+        code = frame.f_code
+        if code in callbacks or code.co_name == "__del__" or code.co_filename in _WEAK_REFERENCES:
             return True
         frame = frame.f_back
     return False

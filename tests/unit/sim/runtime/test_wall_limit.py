@@ -3,6 +3,7 @@
 import gc
 import signal
 import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -102,11 +103,24 @@ def test_a_limit_is_not_lost_where_python_drops_exceptions() -> None:
     def on_collection(_phase: str, _details: object) -> None:
         signal.raise_signal(signal.SIGALRM)
 
+    class Signals:
+        """Equal to another one only after a signal, as a set finds out that drops one of them."""
+
+        def __hash__(self) -> int:
+            return 1
+
+        def __eq__(self, other: object) -> bool:
+            signal.raise_signal(signal.SIGALRM)
+            return self is other
+
     gc.callbacks.append(on_collection)
+    one, another = Signals(), Signals()
+    ones = weakref.WeakSet([one])
     try:
         with wall_limit(60):
             gc.collect()
             Finalized()
+            assert another not in ones  # the signal comes within a function of the set
     finally:
         gc.callbacks.remove(on_collection)
     with pytest.raises(TimeLimit), wall_limit(60):
