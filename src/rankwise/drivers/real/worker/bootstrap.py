@@ -333,9 +333,9 @@ def _yield_to_threads_of_torch() -> None:
     "terminate called without an active exception", in two of five runs of a program whose DDP
     model is a global name.
     """
-    # why: the thread is gloo's own, and nothing tells whether it is still about to ask; what helps
-    # is to be without the interpreter for longer than a thread needs to take it.
-    time.sleep(0.002)
+    # The thread is gloo's own. What helps is to be without the interpreter for longer than a thread
+    # needs to take it.
+    time.sleep(0.002)  # why: nothing tells whether such a thread is still about to ask
 
 
 def stamp_of_script(status: os.stat_result) -> bytes:
