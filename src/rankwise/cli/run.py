@@ -8,6 +8,7 @@ on other nodes before there was a seat for this one.
 """
 
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -172,7 +173,8 @@ def run(ctx: click.Context, /, **_values: Any) -> int:
     if job.logs.log_specs is None and options.event_log_handler == "null":
         from rankwise.launch.fork_server import hosting_for  # noqa: PLC0415  # not for --help
 
-        end_on_sigterm()
+        if signal.SIGTERM in job.signals:
+            end_on_sigterm()
         started = None
         with suppress(OSError):  # it is tried again by who can tell the reason
             started = hosting_for(job)  # it starts on another core while we import the rest

@@ -213,12 +213,12 @@ class Session:
     def _turn_until(self, is_done: Callable[[], bool], deadline: Instant | None = None) -> None:
         """Let the reactor turn, and the gang's deadlines take effect, until `is_done`."""
         while not is_done():
+            # Handlers of signals that are not ours to catch: one that raises ends the run.
+            self._gate.run_due()
             candidates = (self._dispatch.next_deadline, deadline)
             self.reactor.run_once(min((c for c in candidates if c is not None), default=None))
             self._dispatch.wake()
             self._note_begun()
-            # Handlers of signals that are not ours to catch: one that raises ends the run.
-            self._gate.run_due()
             if deadline is not None and self._clock.now() >= deadline:
                 return
 
