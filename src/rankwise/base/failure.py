@@ -168,6 +168,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         size: how many workers the job had on all nodes; None where this node is the only one.
         failed: how many of them failed by themselves; None where `failures` has them all.
         absence: why no worker of this node ever ran, though nothing failed on it; None elsewhere.
+        lateness: a sentence on the rank that made the others wait in collectives; empty where none
+            did so for a notable part of the run.
     """
 
     status: OutcomeStatus
@@ -179,3 +181,4 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     size: int | None = None
     failed: int | None = None
     absence: Absence | None = None
+    lateness: str = ""

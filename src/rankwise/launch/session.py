@@ -42,6 +42,7 @@ from rankwise.launch.run_parts import RunParts
 from rankwise.launch.world import World
 
 if TYPE_CHECKING:
+    from rankwise.core.ledger import Delay
     from rankwise.launch.call_watch import CallWatch
 
 SIGTERM = 15
@@ -162,6 +163,7 @@ class Session:
                 planner=self._planner,
                 decorator=self._decorator,
                 journal=open_journal(job, places, self._complaints, stack),
+                delays=self._delays,
                 say=self._say,
             ),
         )
@@ -187,8 +189,9 @@ class Session:
             # It came when all ranks had ended, before the gang knew that it had succeeded.
             self._is_interrupted = True
             self.late_signals.append(self.caught_signal)
-        self._read_to_the_end(outcome)
-        return self._decorator.decorate_outcome(outcome)
+        lateness = self._lateness()
+        self._read_to_the_end(outcome, lateness)
+        return self._decorator.decorate_outcome(outcome, "" if lateness is None else lateness[1])
 
     def end_well_on_signals(self) -> bool:
         """After a success, have signals end this process as a success; tell whether they do.
@@ -231,7 +234,7 @@ class Session:
             on_begun, self._on_begun = self._on_begun, None
             on_begun()
 
-    def _read_to_the_end(self, outcome: Outcome) -> None:
+    def _read_to_the_end(self, outcome: Outcome, lateness: "tuple[Delay, str] | None") -> None:
         """Read what the workers have written and write it where it belongs, all of it.
 
         Everybody who could still write is dead, so the pipes end by themselves. A console that
@@ -248,6 +251,11 @@ class Session:
         is_drained = self._host.is_drained
         self._host.close()
         self._complaints.tell_losses()
+        has_report = outcome.status is OutcomeStatus.FAILED and self._job.log_format != "json"
+        if lateness is not None and not has_report:  # which tells it
+            delay, text = lateness
+            waited_s = delay.waited / SECOND
+            self._say(text, "lateness", rank=delay.rank, last=delay.last, waited_s=waited_s)
         self._turn_until(lambda: not self._console.wants_write or self._is_interrupted, patience)
         self._is_cut_short = self._is_interrupted and not (
             is_drained and not self._console.wants_write
@@ -332,7 +340,7 @@ class Session:
             self._call_watch.on_error(stimulus.local_rank, stimulus.error)
 
     def _on_calls(self) -> None:
-        """A rank makes calls of torch.distributed."""
+        """A rank enters its calls."""
         self._call_watch.begin()
 
     @cached_property
@@ -343,6 +351,18 @@ class Session:
         return CallWatch(
             self._host, self._planner, self.reactor, self._clock, self._dispatch.deliver
         )
+
+    def _lateness(self) -> "tuple[Delay, str] | None":
+        """Who made the others wait in collectives, where that is notable, and in a sentence."""
+        return self._call_watch.take_last_look() if self._has_watch else None
+
+    def _delays(self) -> "tuple[Delay, ...]":
+        return self._call_watch.delays() if self._has_watch else ()
+
+    @property
+    def _has_watch(self) -> bool:
+        """Whether ranks have made calls, so that there is a book to look into."""
+        return "_call_watch" in vars(self)
 
     def request_stop(self, signum: int | None) -> None:
         """Ask the gang to end; the second time it is killed."""

@@ -169,7 +169,7 @@ def _notes_on_end(outcome: Outcome) -> list[str]:
         pids = ", ".join(map(str, outcome.survivors[:_PIDS_SHOWN_MAX]))
         more = ", ..." if len(outcome.survivors) > _PIDS_SHOWN_MAX else ""
         notes.append(f"not even SIGKILL has ended these processes: {pids}{more}")
-    return notes
+    return [*notes, outcome.lateness] if outcome.lateness else notes
 
 
 def _root_cause(root: Failure, outcome: Outcome, context: ReportContext) -> RootCause:
