@@ -58,6 +58,7 @@ class HangWatch:
         self._warn = warn
         self._watch = ProgressWatch(hang_timeout, clock.now())
         self._timer: Timer | None = None
+        self._in_call_since: dict[int, Instant] = {}
 
     def begin(self) -> None:
         """Look at the ranks from now on, as often as the watch wants to."""
@@ -90,11 +91,7 @@ class HangWatch:
         if not alive:
             reply.send({"error": "none of its ranks is running now"})
         _, waits = self._explain()
-        still = between(self._watch.last_progress, self._clock.now())
-        header: dict[str, Any] = {"verdict": verdict, "still_s": still / SECOND}
-        if self._hang_timeout is not None:
-            header["hang_timeout_s"] = self._hang_timeout / SECOND
-        reply.send(header)
+        reply.send({"verdict": verdict})
         for local_rank, pid in sorted(alive.items()):
             line = self._what_it_does(local_rank)
             reply.send(
@@ -113,7 +110,8 @@ class HangWatch:
             return {"doing": str(Doing.NOTHING)}
         line: dict[str, Any] = {"doing": str(known.doing)}
         if not known.doing.is_progress:
-            line["still_s"] = between(known.last_progress, self._clock.now()) / SECOND
+            since = self._in_call_since.get(local_rank, known.last_progress)
+            line["still_s"] = between(since, self._clock.now()) / SECOND
         return line
 
     def _look(self) -> None:
@@ -142,27 +140,30 @@ class HangWatch:
             if link.pid not in done:
                 continue
             process = done[link.pid]
-            marks, is_in_call = self._marks(link.local_rank)
+            marks, in_call_since = self._marks(link.local_rank)
+            if in_call_since is None:
+                self._in_call_since.pop(link.local_rank, None)
+            else:
+                self._in_call_since[link.local_rank] = in_call_since
             output = sum(stream.pump.byte_count for stream in link.streams)
             works[link.local_rank] = Work(
                 pid=link.pid,
                 marks=marks,
-                is_in_call=is_in_call,
+                is_in_call=in_call_since is not None,
                 main_time=process.main_time,
                 helper_times=process.helper_times,
                 byte_count=process.byte_count - output,
             )
         return works
 
-    def _marks(self, local_rank: int) -> tuple[tuple[int, ...], bool]:
-        """How far a rank has come, and whether it is in a collective call."""
+    def _marks(self, local_rank: int) -> tuple[tuple[int, ...], Instant | None]:
+        """How far a rank has come, and since when it is in a collective call, if it is."""
         segment = self._planner.segment
         if segment is None:
-            return (), False
+            return (), None
         marks = segment.marks(local_rank)
         book = read_book(segment, local_rank, self._planner.world.rank(0))
         if book is None:
-            return marks, False
-        standing = book.standing
-        begun = (calls_begun(segment, local_rank), *(call.begun_at for call in standing))
-        return marks + begun, bool(standing)
+            return marks, None
+        since = next((call.begun_at for call in book.standing), None)
+        return (*marks, calls_begun(segment, local_rank), since or 0), since

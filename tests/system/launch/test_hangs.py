@@ -2,12 +2,14 @@
 
 import json
 import re
+import shutil
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from running import run, start, write_program
+from running import Running, run, start, write_program
 
 import rankwise
 from rankwise import FailureCause
@@ -186,3 +188,67 @@ def test_a_live_run_can_be_listed_and_asked_for_its_stacks(tmp_path: Path) -> No
     assert all("in wait_for_the_others" in rank["stacks"] for rank in asked_json)
     assert done.code == 128 + signal.SIGTERM
     assert name not in Path("/proc/net/unix").read_text()
+
+
+SKIPPING = """
+import sys, threading, rankwise
+from rankwise.collectives import barrier
+print("begun", flush=True)
+if rankwise.rank() == 2:
+    threading.Event().wait()
+barrier()
+"""
+
+
+@pytest.fixture
+def run_of(tmp_path: Path) -> Callable[[str, int], Running]:
+    """Starts a program under a name that only this test uses."""
+
+    def begin(program: str, nprocs: int) -> Running:
+        script = write_program(tmp_path, program)
+        name = f"why-{tmp_path.parent.name}-{tmp_path.name}"[-60:]
+        return start("run", f"--nproc-per-node={nprocs}", "--rdzv-id", name, script)
+
+    return begin
+
+
+def test_why_tells_who_is_missing_and_the_run_goes_on(
+    run_of: Callable[[str, int], Running],
+) -> None:
+    with run_of(SKIPPING, 3) as running:
+        running.wait_for("begun", count=3)
+        asked = run("why", str(running.pid))  # by the end of which all have come to where they stay
+        header, *ranks = map(json.loads, run("why", "--json", str(running.pid)).lines)
+        running.signal(signal.SIGTERM)
+        done = running.finish()
+
+    missing = "rank 2 has not come to barrier #1 (program.py:7), in which ranks 0-1 wait"
+    assert asked.code == 0
+    assert "    ... (7 frames of rankwise)\n" in asked.stdout
+    assert asked.stdout.count('program.py", line 7 in <module>') == 1
+    assert header == {"verdict": missing}
+    assert [rank["doing"] for rank in ranks] == ["waits", "waits", "nothing"]
+    assert done.code == 128 + signal.SIGTERM
+
+
+def test_why_tells_that_ranks_get_on(run_of: Callable[[str, int], Running]) -> None:
+    with run_of("print('begun', flush=True)\nwhile True:\n    pass", 1) as running:
+        running.wait_for("begun")
+        asked = run("why", str(running.pid))
+        running.signal(signal.SIGTERM)
+        running.finish()
+
+    assert asked.stdout.startswith("every rank makes progress\nrank 0 (pid ")
+    assert ", computing, innermost call first:\n" in asked.stdout
+
+
+@pytest.mark.skipif(shutil.which("py-spy") is None, reason="py-spy is not installed")
+def test_py_spy_adds_native_frames(run_of: Callable[[str, int], Running]) -> None:
+    with run_of("import time\nprint('begun', flush=True)\ntime.sleep(99)", 1) as running:
+        running.wait_for("begun")
+        asked = run("stacks", "--native", str(running.pid))
+        running.signal(signal.SIGTERM)
+        running.finish()
+
+    assert re.search(r"libc|time_sleep", asked.stdout), asked
+    assert "<module> (program.py:3)" in asked.stdout
