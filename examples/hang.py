@@ -1,6 +1,6 @@
 """One rank never comes to the barrier: who is missing, and where does it stand?
 
-`--hang-timeout` is how long no rank may give a sign of life before stacks are collected.
+`--hang-timeout` is for how long no rank may make progress before stacks are collected.
 """
 
 import threading

@@ -11,7 +11,14 @@ import pytest
 from rankwise.base.errors import ConfigError, LocalProtocolError
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after
 from rankwise.drivers.real.futex import FutexWord
-from rankwise.drivers.real.segments import LEDGER_MOVED_AT, LEDGER_WORDS, Layout, Segment
+from rankwise.drivers.real.segments import (
+    LEDGER_MOVED_AT,
+    LEDGER_SECTIONS,
+    LEDGER_STEPS,
+    LEDGER_WORDS,
+    Layout,
+    Segment,
+)
 
 
 def test_a_segment_has_no_name_and_costs_nothing_until_it_is_used() -> None:
@@ -111,15 +118,15 @@ def test_a_segment_of_the_wrong_size_is_refused() -> None:
             Segment.attach(segment.fd)
 
 
-def test_the_last_progress_is_that_of_whoever_moved_last() -> None:
-    with Segment.create(3) as segment:
-        assert segment.last_progress() == 0
+def test_each_worker_has_marks_that_change_when_it_goes_on() -> None:
+    words = (LEDGER_MOVED_AT, LEDGER_STEPS, LEDGER_SECTIONS)
+    with Segment.create(3) as ours, Segment.attach(ours.fd) as theirs:
+        assert ours.marks(1) == (0, 0, 0)
 
-        for local_rank, moved_at in enumerate((5, 0, 7)):
-            offset = segment.layout.ledgers + 8 * (LEDGER_WORDS * local_rank + LEDGER_MOVED_AT)
-            os.pwrite(segment.fd, struct.pack("=Q", moved_at), offset)
+        for value, word in enumerate(words, start=5):
+            theirs.ledgers[LEDGER_WORDS + word] = value
 
-        assert segment.last_progress() == 7
+        assert [ours.marks(rank) for rank in range(3)] == [(0, 0, 0), (5, 6, 7), (0, 0, 0)]
 
 
 def test_marking_a_stranger_dead_is_refused() -> None:
@@ -143,7 +150,7 @@ def test_a_segment_is_closed_once_and_then_refuses() -> None:
 def test_creating_a_segment_imports_nothing_heavy() -> None:
     program = (
         "import sys; from rankwise.drivers.real.segments import Segment; "
-        "Segment.create(4).last_progress(); "
+        "Segment.create(4).marks(3); "
         "print([name for name in ('ctypes', 'numpy', 'dataclasses') if name in sys.modules])"
     )
 

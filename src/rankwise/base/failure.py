@@ -76,7 +76,7 @@ class FailureCause(StrEnum):
     STOPPED = "stopped"
     """It ended, in whatever way, because rankwise had told it to stop."""
     HUNG = "hung"
-    """It showed no sign of life for longer than the hang timeout."""
+    """It made no progress for longer than the hang timeout."""
     OUT_OF_STEP = "out-of-step"
     """It has not come to a collective, or called another one, so that others waited in vain."""
     NOT_STARTED = "not-started"

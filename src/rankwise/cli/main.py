@@ -57,6 +57,9 @@ SUBCOMMANDS = {
     "stacks": Subcommand(
         "rankwise.cli.stacks", "stacks", "Show where every rank of a run is, in Python stacks."
     ),
+    "why": Subcommand(
+        "rankwise.cli.why", "why", "Tell why a run does not get on: which rank waits for which."
+    ),
     "doctor": Subcommand(
         "rankwise.cli.doctor", "doctor", "Check this machine for what rankwise needs."
     ),

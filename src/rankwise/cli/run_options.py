@@ -263,7 +263,9 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         default_shown="never",
         is_torchrun=False,
         help="If no worker makes progress for this time (30s, 5m), print every rank's stack and "
-        "count it as a failure.",
+        "count it as a failure. Progress is: another collective call, section or step; and outside "
+        "of a call, to compute, read or write, also in threads and child processes. Output is "
+        "none.",
     ),
     _flag(
         "--no-ledger",

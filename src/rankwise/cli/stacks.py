@@ -1,16 +1,23 @@
 """`rankwise stacks`: where every rank of a run is, without stopping any of them.
 
 Ranks that stand in the same place are shown once: of 64 ranks, 63 usually wait for the other one.
+
+Native frames are py-spy's work: it stops a process for some milliseconds, and reads its memory.
 """
 
 import re
+import shlex
+import shutil
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from rankwise.base.errors import RankwiseError
-from rankwise.base.units import Duration, Instant
+from rankwise.base.units import SECOND, Duration, Instant
 from rankwise.cli.main import CONTEXT_SETTINGS
 from rankwise.cli.options import DURATION
 
@@ -19,7 +26,12 @@ if TYPE_CHECKING:
 
     from rankwise.launch.control import RunSummary
 
-_THREAD_ID = re.compile(r"\b0x[0-9a-f]+\b")
+_OWN_NUMBER = re.compile(r"\b0x[0-9a-f]+\b|(?<=^Process )\d+|(?<=^Thread )\d+", re.MULTILINE)
+"""What differs between ranks that stand at the same place: addresses, and numbers of threads."""
+
+
+class StacksUnavailable(RankwiseError):
+    """Native frames cannot be had."""
 
 
 class RunNotFound(RankwiseError):
@@ -30,13 +42,19 @@ class RunNotFound(RankwiseError):
 @click.argument("run", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per rank.")
 @click.option(
+    "--native",
+    is_flag=True,
+    help="Show frames of C and C++ too, by py-spy (pip install py-spy), which stops each rank for "
+    "a moment.",
+)
+@click.option(
     "--timeout",
     type=DURATION,
     default="10s",
     show_default=True,
     help="How long to wait for the answer.",
 )
-def stacks(run: str | None, *, as_json: bool, timeout: Duration) -> None:
+def stacks(run: str | None, *, as_json: bool, native: bool, timeout: Duration) -> None:
     """Print the Python stacks of every rank of RUN.
 
     RUN is a run's name as `rankwise ps` shows it, the beginning of one, or the pid of its agent;
@@ -47,6 +65,10 @@ def stacks(run: str | None, *, as_json: bool, timeout: Duration) -> None:
     chosen = choose_run(list_runs(), run)
     deadline = Instant(time.monotonic_ns() + timeout)
     ranks = sorted(ask(chosen, "stacks", deadline), key=lambda line: int(line.get("rank", -1)))
+    if native:
+        program = _find_py_spy()
+        for line in ranks:
+            line["stacks"] = native_stacks(program, int(line["pid"]), deadline)
     if as_json:
         import msgspec  # noqa: PLC0415  # only here
 
@@ -54,6 +76,45 @@ def stacks(run: str | None, *, as_json: bool, timeout: Duration) -> None:
             click.echo(msgspec.json.encode(line).decode())
     else:
         click.echo(render(ranks))
+
+
+def _find_py_spy() -> str:
+    """Where py-spy is installed: beside this Python, or on the PATH."""
+    beside = shutil.which("py-spy", path=str(Path(sys.executable).parent))
+    found = beside or shutil.which("py-spy")
+    if found is None:
+        raise StacksUnavailable(
+            "--native needs py-spy, which is not installed",
+            hint=f"install it: {shlex.quote(sys.executable)} -m pip install py-spy",
+        )
+    return found
+
+
+def native_stacks(program: str, pid: int, deadline: Instant) -> str:
+    """The stacks of a process as py-spy shows them.
+
+    Raises:
+        StacksUnavailable: py-spy may not look into the process, or cannot.
+    """
+    patience = max(deadline - time.monotonic_ns(), SECOND) / SECOND
+    command = [program, "dump", "--native", "--pid", str(pid)]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=patience, check=False)
+    except subprocess.TimeoutExpired:
+        raise StacksUnavailable(
+            f"py-spy has not shown the stacks of process {pid} in {patience:.3g} s",
+            hint="give it more time: --timeout 1m",
+        ) from None
+    except OSError as error:
+        raise StacksUnavailable(f"{program} cannot be started: {error.strerror}") from error
+    if done.returncode != 0:
+        told = done.stderr.decode(errors="replace").strip().splitlines()
+        raise StacksUnavailable(
+            f"py-spy cannot read process {pid}: {told[0] if told else 'it tells no reason'}",
+            hint="it needs the right to trace: be root, or in a container add SYS_PTRACE; "
+            "without --native no such right is needed",
+        )
+    return done.stdout.decode(errors="replace").rstrip("\n")
 
 
 def choose_run(runs: "Sequence[RunSummary]", name: str | None) -> "RunSummary":
@@ -84,8 +145,7 @@ def render(ranks: "Sequence[dict[str, Any]]") -> str:
     """The stacks of all ranks as text, equal ones together."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for line in ranks:
-        # Threads have other addresses in every process.
-        groups.setdefault(_THREAD_ID.sub("0x…", str(line.get("stacks", ""))), []).append(line)
+        groups.setdefault(_OWN_NUMBER.sub("…", str(line.get("stacks", ""))), []).append(line)
     return "\n\n".join(_render_group(group) for group in groups.values())
 
 

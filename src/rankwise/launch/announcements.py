@@ -69,7 +69,17 @@ def hang_line(hang_timeout: Duration | None, stacks: Mapping[int, str]) -> str:
         if stacks
         else "they are stopped; none of them can show its Python stacks"
     )
-    return f"no sign of life from any rank{silence}: {follows}"
+    return f"no progress of any rank{silence}: {follows}"
+
+
+def hang_warning(still: Duration, hang_timeout: Duration, verdict: str) -> str:
+    """Say that half of the hang timeout is over, and what is known by then."""
+    rest = max(Duration(hang_timeout - still), Duration(0))
+    why = f" ({verdict})" if verdict else ""
+    return (
+        f"no rank has made progress for {format_duration(still)}{why}; --hang-timeout ends the run "
+        f"in {format_duration(rest)} if none does"
+    )
 
 
 def stacks_of_rank(rank: int, text: str) -> str:

@@ -142,7 +142,7 @@ def run(
         server: a warm fork server to use instead of a new one; it has made its own preloads.
         max_restarts: how often all ranks may be started again after a failure.
         grace: seconds that ranks have to end when they are told to, before they are killed.
-        hang_timeout: seconds without any sign of life from any rank (output, a collective) after
+        hang_timeout: seconds without progress of any rank (see docs/howto/hang.md) after
             which the run counts as hung: stacks are collected and it fails.
         env: variables to add; not those that tell a rank its place, such as RANK or MASTER_PORT,
             which rankwise sets itself.

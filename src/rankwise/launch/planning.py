@@ -212,10 +212,6 @@ class JobPlanner:
         if self._segment is not None:
             self._segment.mark_dead(local_rank)
 
-    def last_progress(self) -> Instant:
-        """When a worker last moved on in a collective."""
-        return Instant(0) if self._segment is None else self._segment.last_progress()
-
     def _add_filter(self, stream: Streams, needles: tuple[str, ...], path: str) -> None:
         if needles and path:
             log_file = LogFile(path, self._complaints)

@@ -286,6 +286,9 @@ def _give_up_world() -> None:
     stopping = sys.modules.get("rankwise.launch.stopping")
     if stopping is not None:
         stopping.forget_words()
+    sections = sys.modules.get("rankwise.launch.sections")
+    if sections is not None:
+        sections.forget_segment()
     ring = sys.modules.get("rankwise.drivers.real.worker.call_ring")
     if ring is not None:
         ring.forget_ring()

@@ -16,8 +16,16 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from itertools import count
 
 from rankwise.base.errors import ConfigError
+from rankwise.drivers.real.segments import (
+    LEDGER_SECTIONS,
+    LEDGER_WORDS,
+    SEGMENT_VARIABLE,
+    Segment,
+)
 
 LEARNING_RUNS = 3
 """How often a section runs before its limit is learned: the first ones compile and connect."""
@@ -29,6 +37,7 @@ HEAD_START_S = 3.0
 """How long before the watchdog bites the section is named, on a busy machine too: frames that
 change while faulthandler reads them, without the interpreter's lock, may crash it."""
 
+_borders = count(1)
 _longest_s: dict[str, float] = {}
 _runs: dict[str, int] = {}
 _open: list[tuple[str, float]] = []
@@ -59,6 +68,7 @@ def section(name: str, *, timeout: float | None = None) -> Iterator[None]:
     limit_s = _limit_of(name) if timeout is None else timeout
     _open.append((name, began_at + limit_s))
     _arm(began_at)
+    _pass_border()
     try:
         yield
     finally:
@@ -67,6 +77,29 @@ def section(name: str, *, timeout: float | None = None) -> Iterator[None]:
         _longest_s[name] = max(_longest_s.get(name, 0.0), now - began_at)
         _runs[name] = _runs.get(name, 0) + 1
         _arm(now)
+        _pass_border()
+
+
+@cache
+def _ledgers() -> "memoryview[int] | None":
+    """The memory in which the agent sees that sections come and go."""
+    text = os.environ.get(SEGMENT_VARIABLE)
+    try:
+        return None if text is None else Segment.attach(int(text)).ledgers
+    except ConfigError:
+        return None  # a process that a worker has started: it is no rank
+
+
+def forget_segment() -> None:
+    """Let the next section be the first one of another world."""
+    _ledgers.cache_clear()
+
+
+def _pass_border() -> None:
+    """Let the agent see that the program has gone on: a section has begun or ended."""
+    if (ledgers := _ledgers()) is not None:
+        local_rank = int(os.environ["RANKWISE_LOCAL_RANK"])
+        ledgers[local_rank * LEDGER_WORDS + LEDGER_SECTIONS] = next(_borders)
 
 
 def _limit_of(name: str) -> float:

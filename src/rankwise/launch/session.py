@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankwise.base.failure import Outcome, OutcomeStatus
 from rankwise.base.units import SECOND, Duration, Instant, after
-from rankwise.core.gang.vocabulary import Stimulus, StopRequested, WorkerReported
+from rankwise.core.gang.vocabulary import Stimulus, StopRequested, WorkerReported, WorkerSpawned
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.hosting.hosting import Hosting
 from rankwise.drivers.real.interrupts import gate_here
@@ -44,6 +44,8 @@ from rankwise.launch.world import World
 if TYPE_CHECKING:
     from rankwise.core.ledger import Delay
     from rankwise.launch.call_watch import CallWatch
+    from rankwise.launch.control.server import Reply
+    from rankwise.launch.hang_watch import HangWatch
 
 SIGTERM = 15
 STRAY_PATIENCE = Duration(1 * SECOND)
@@ -134,6 +136,7 @@ class Session:
             planner=self._planner,
             flow=LogFlow(self.reactor, self._console, clock),
             deliver=self._deliver,
+            last_progress=self._last_progress,
             on_hang=self._on_hang,
             on_calls=self._on_calls,
             on_preload_failure=self._on_preload_failure,
@@ -176,7 +179,14 @@ class Session:
         stack.callback(self.reactor.unwatch_readable, self._planner.stop_fd)
         self._open_control(
             stack,
-            ControlAnswers(job, self._dispatch, self._host, self._planner, clock),
+            ControlAnswers(
+                job,
+                self._dispatch,
+                self._host,
+                self._planner,
+                clock,
+                explain=self._answer_why,
+            ),
         )
 
     def run(self) -> Outcome:
@@ -336,6 +346,8 @@ class Session:
 
     def _deliver(self, stimulus: Stimulus) -> None:
         self._dispatch.deliver(stimulus)
+        if isinstance(stimulus, WorkerSpawned) and self._job.gang.hang_timeout is not None:
+            self._hang_watch.begin()
         if isinstance(stimulus, WorkerReported) and self._dispatch.outcome is None:
             self._call_watch.on_error(stimulus.local_rank, stimulus.error)
 
@@ -363,6 +375,40 @@ class Session:
     def _has_watch(self) -> bool:
         """Whether ranks have made calls, so that there is a book to look into."""
         return "_call_watch" in vars(self)
+
+    @cached_property
+    def _hang_watch(self) -> "HangWatch":
+        """Loaded where there is a hang timeout, or somebody asks why."""
+        from rankwise.launch.hang_watch import HangWatch  # noqa: PLC0415  # rare
+
+        return HangWatch(
+            hang_timeout=self._job.gang.hang_timeout,
+            host=self._host,
+            planner=self._planner,
+            reactor=self.reactor,
+            clock=self._clock,
+            explain=self._explain_hang,
+            warn=self._warn_of_hang,
+        )
+
+    # What follows asks for the watches only when it is called: to load them takes its time.
+
+    def _last_progress(self) -> Instant:
+        return self._hang_watch.last_progress()
+
+    def _answer_why(self, reply: "Reply") -> None:
+        self._hang_watch.answer(reply)
+
+    def _explain_hang(self) -> tuple[str, Mapping[int, str]]:
+        return self._call_watch.explain_hang()
+
+    def _warn_of_hang(self, still: Duration, verdict: str) -> None:
+        """Say half-way that the hang timeout is running, and what is known."""
+        from rankwise.launch.announcements import hang_warning  # noqa: PLC0415  # rare
+
+        hang_timeout = self._job.gang.hang_timeout
+        assert hang_timeout is not None, "without a hang timeout there is no warning of a hang"
+        self._say(hang_warning(still, hang_timeout, verdict), "hang-warning")
 
     def request_stop(self, signum: int | None) -> None:
         """Ask the gang to end; the second time it is killed."""

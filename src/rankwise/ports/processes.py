@@ -21,7 +21,7 @@ class ProcessHost(Protocol):
         ...
 
     def look_for_progress(self, attempt: int) -> None:
-        """Find the last sign of life of any worker: `ProgressLooked`."""
+        """Find out when any worker last made progress: `ProgressLooked`."""
         ...
 
     def dump_stacks(self, attempt: int) -> None:

@@ -228,12 +228,12 @@ CASES: dict[str, tuple[Outcome, ReportContext]] = {
                     rank,
                     FailureCause.HUNG,
                     -15,
-                    detail="no sign of life for 60 s",
+                    detail="no progress for 60 s",
                     stacks=hang_stack("evaluate", 77) if rank == 2 else hang_stack("train", 31),
                 )
                 for rank in range(3)
             ),
-            failure(3, FailureCause.HUNG, -9, detail="no sign of life for 60 s"),
+            failure(3, FailureCause.HUNG, -9, detail="no progress for 60 s"),
         ),
         CONTEXT,
     ),

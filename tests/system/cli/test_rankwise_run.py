@@ -157,7 +157,7 @@ def test_a_hang_has_an_exit_code_of_its_own(folder: Path) -> None:
     done = rankwise("run", "--nproc-per-node=2", "--hang-timeout=3s", "hang.py")
 
     assert done.returncode == 124
-    assert "no sign of life for 3 s" in done.stderr
+    assert "no progress for 3 s" in done.stderr
 
 
 def test_a_running_gang_is_listed_and_shows_where_it_stands(folder: Path) -> None:

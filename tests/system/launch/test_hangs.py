@@ -1,17 +1,18 @@
-"""A gang that shows no sign of life tells where it stands before it is killed."""
+"""A gang that makes no progress tells where it stands before it is killed; any other goes on."""
 
 import json
+import re
+import shutil
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
-from running import run, start, write_program
+from running import Running, run, start, write_program
 
 import rankwise
 from rankwise import FailureCause
-from rankwise.collectives import all_reduce
 
 pytestmark = pytest.mark.system
 
@@ -34,7 +35,9 @@ def test_every_ranks_stacks_are_shown_before_anything_is_killed(
 ) -> None:
     script = write_program(tmp_path, HANG)
 
-    done = run("run", "--nproc-per-node=2", "--hang-timeout=3s", "--start-method", method, script)
+    done = run(
+        "run", "--nproc-per-node=2", "--hang-timeout=1500ms", "--start-method", method, script
+    )
 
     assert done.code == 124
     rank_0, rank_1 = (
@@ -43,14 +46,14 @@ def test_every_ranks_stacks_are_shown_before_anything_is_killed(
     assert rank_0.count("in wait_for_the_others") == 1
     assert "in wait_in_a_thread" not in rank_0
     assert "in wait_in_a_thread" in rank_1
-    assert "no sign of life for 3 s" in done.stderr
+    assert "no progress for 1.5 s" in done.stderr
 
 
 def test_ranks_that_end_when_they_are_asked_have_answered_all_the_same(tmp_path: Path) -> None:
     # Any signal ends a pause, also the one that asks for stacks.
     script = write_program(tmp_path, "import signal\nsignal.pause()")
 
-    done = run("run", "--nproc-per-node=2", "--hang-timeout=3s", script)
+    done = run("run", "--nproc-per-node=2", "--hang-timeout=1s", script)
 
     assert done.code == 124
     assert done.stderr.count("rankwise: rank ") == 2
@@ -70,7 +73,7 @@ exec(open({str(script)!r}).read())
     )
 
     done = run(
-        "run", "--nproc-per-node=2", "--hang-timeout=3s", "--shutdown-timeout=100ms", stopped
+        "run", "--nproc-per-node=2", "--hang-timeout=1s", "--shutdown-timeout=100ms", stopped
     )
 
     shown = done.stderr.find("rankwise: rank 1:")
@@ -78,26 +81,81 @@ exec(open({str(script)!r}).read())
     assert 0 <= shown < killed, done.stderr
 
 
-def test_collectives_are_signs_of_life(server: rankwise.ForkServer) -> None:
-    def reduce_for_a_while() -> int:
-        rounds, end = 0, time.monotonic() + 4.5
-        while all_reduce(np.array([time.monotonic() < end], dtype=np.int64))[0] == 2:
+HEALTHY = {
+    "collectives": """
+while all_reduce(np.array([time.monotonic() < end]), "min")[0]:
+    time.sleep(0.02)
+""",
+    "computing": """
+while time.monotonic() < end:
+    pass
+""",
+    "sections": """
+while time.monotonic() < end:
+    with rankwise.section("step"):
+        time.sleep(0.02)
+""",
+    "a checkpoint of rank 0": """
+if rank == 0:
+    with open(__file__ + ".checkpoint", "wb") as file:
+        while time.monotonic() < end:
+            file.write(bytes(1 << 18))
+            file.flush()
+            file.seek(0)
             time.sleep(0.02)
-            rounds += 1
-        return rounds
+barrier()
+""",
+    "a process that prepares data": """
+code = "import time; end = time.monotonic() + 2.2\\nwhile time.monotonic() < end: pass"
+subprocess.run([sys.executable, "-S", "-c", code], check=True)
+""",
+}
 
-    results = rankwise.run(reduce_for_a_while, nprocs=2, hang_timeout=3, server=server)
 
-    assert min(results) > 1
+@pytest.mark.parametrize("program", HEALTHY.values(), ids=HEALTHY)
+def test_what_is_silent_and_goes_on_is_no_hang(program: str, tmp_path: Path) -> None:
+    script = write_program(
+        tmp_path,
+        f"""
+import subprocess, sys, time
+import numpy as np
+import rankwise
+from rankwise.collectives import all_reduce, barrier
+rank, end = rankwise.rank(), time.monotonic() + 2.2
+{program}
+""",
+    )
+
+    done = run("run", "--nproc-per-node=2", "--hang-timeout=1500ms", script)
+
+    assert (done.code, done.stdout) == (0, "")
+    assert "no rank has made progress" not in done.stderr
 
 
-def test_output_is_a_sign_of_life(server: rankwise.ForkServer) -> None:
-    def print_for_a_while() -> None:
-        for _ in range(9):
-            time.sleep(0.5)
-            print("alive", flush=True)
+HEARTBEAT = """
+import threading, time, rankwise
+from rankwise.collectives import barrier
+def beat():
+    while True:
+        print("alive", flush=True)
+        time.sleep(0.3)
+threading.Thread(target=beat, daemon=True).start()
+if rankwise.rank() == 1:
+    threading.Event().wait()
+barrier()
+"""
 
-    rankwise.run(print_for_a_while, nprocs=1, hang_timeout=3, server=server)
+
+def test_a_heartbeat_hides_no_hang_and_half_way_there_is_a_warning(tmp_path: Path) -> None:
+    script = write_program(tmp_path, HEARTBEAT)
+
+    done = run("run", "--nproc-per-node=2", "--hang-timeout=1500ms", script)
+
+    assert done.code == 124
+    why = r"\(rank 1 has not come to barrier #1 \(program.py:11\), in which rank 0 waits\)"
+    warning = rf"no rank has made progress for \S+ m?s {why}; --hang-timeout ends the run in "
+    assert len(re.findall(warning, done.stderr)) == 1, done.stderr
+    assert "the gang hung: no progress for 1.5 s; rank 1 has not come" in done.stderr
 
 
 def test_a_hang_is_a_failure_that_carries_the_stacks(server: rankwise.ForkServer) -> None:
@@ -130,3 +188,67 @@ def test_a_live_run_can_be_listed_and_asked_for_its_stacks(tmp_path: Path) -> No
     assert all("in wait_for_the_others" in rank["stacks"] for rank in asked_json)
     assert done.code == 128 + signal.SIGTERM
     assert name not in Path("/proc/net/unix").read_text()
+
+
+SKIPPING = """
+import sys, threading, rankwise
+from rankwise.collectives import barrier
+print("begun", flush=True)
+if rankwise.rank() == 2:
+    threading.Event().wait()
+barrier()
+"""
+
+
+@pytest.fixture
+def run_of(tmp_path: Path) -> Callable[[str, int], Running]:
+    """Starts a program under a name that only this test uses."""
+
+    def begin(program: str, nprocs: int) -> Running:
+        script = write_program(tmp_path, program)
+        name = f"why-{tmp_path.parent.name}-{tmp_path.name}"[-60:]
+        return start("run", f"--nproc-per-node={nprocs}", "--rdzv-id", name, script)
+
+    return begin
+
+
+def test_why_tells_who_is_missing_and_the_run_goes_on(
+    run_of: Callable[[str, int], Running],
+) -> None:
+    with run_of(SKIPPING, 3) as running:
+        running.wait_for("begun", count=3)
+        asked = run("why", str(running.pid))  # by the end of which all have come to where they stay
+        header, *ranks = map(json.loads, run("why", "--json", str(running.pid)).lines)
+        running.signal(signal.SIGTERM)
+        done = running.finish()
+
+    missing = "rank 2 has not come to barrier #1 (program.py:7), in which ranks 0-1 wait"
+    assert asked.code == 0
+    assert "    ... (7 frames of rankwise)\n" in asked.stdout
+    assert asked.stdout.count('program.py", line 7 in <module>') == 1
+    assert header == {"verdict": missing}
+    assert [rank["doing"] for rank in ranks] == ["waits", "waits", "nothing"]
+    assert done.code == 128 + signal.SIGTERM
+
+
+def test_why_tells_that_ranks_get_on(run_of: Callable[[str, int], Running]) -> None:
+    with run_of("print('begun', flush=True)\nwhile True:\n    pass", 1) as running:
+        running.wait_for("begun")
+        asked = run("why", str(running.pid))
+        running.signal(signal.SIGTERM)
+        running.finish()
+
+    assert asked.stdout.startswith("every rank makes progress\nrank 0 (pid ")
+    assert ", computing, innermost call first:\n" in asked.stdout
+
+
+@pytest.mark.skipif(shutil.which("py-spy") is None, reason="py-spy is not installed")
+def test_py_spy_adds_native_frames(run_of: Callable[[str, int], Running]) -> None:
+    with run_of("import time\nprint('begun', flush=True)\ntime.sleep(99)", 1) as running:
+        running.wait_for("begun")
+        asked = run("stacks", "--native", str(running.pid))
+        running.signal(signal.SIGTERM)
+        running.finish()
+
+    assert re.search(r"libc|time_sleep", asked.stdout), asked
+    assert "<module> (program.py:3)" in asked.stdout

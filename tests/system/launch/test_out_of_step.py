@@ -180,7 +180,7 @@ dist.barrier()
     where = f"train.py:{line_of(program, 'dist.barrier', library)}"
     assert done.code == 124
     assert root_cause_in(done) == (
-        "the gang hung: no sign of life for 20 s; rank 2 has not come to "
+        "the gang hung: no progress for 20 s; rank 2 has not come to "
         f"barrier #1 ({where}), in which ranks 0-1 wait"
     )
     assert f"waits for barrier #1 ({where}): rank 2 has not come" in done.stderr

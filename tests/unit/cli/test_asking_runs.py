@@ -1,4 +1,4 @@
-"""`rankwise ps`, `rankwise stacks` and `rankwise doctor` in this process."""
+"""`rankwise ps`, `stacks`, `why` and `doctor` in this process."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from typing import Any
 import click
 import pytest
 
-from rankwise.cli import doctor
+from rankwise.cli import doctor, why
 from rankwise.cli.doctor import Verdict
 from rankwise.cli.main import invoke
 from rankwise.cli.stacks import RunNotFound, choose_run, render
@@ -116,13 +116,101 @@ def test_stacks_are_shown_for_programs(run_id: str, capsys: pytest.CaptureFixtur
     assert [(row["rank"], row["pid"]) for row in rows] == [(0, 100), (1, 101)]
 
 
-def test_an_unknown_run_is_told_with_those_there_are(
-    run_id: str, capsys: pytest.CaptureFixture[str]
+def test_stacks_of_py_spy_that_differ_in_numbers_only_are_shown_once() -> None:
+    text = 'Process {pid}: python train.py\nThread {pid} (idle): "MainThread"\n    0x7f{pid} (libc)'
+    ranks = [{"rank": n, "pid": 20 + n, "stacks": text.format(pid=20 + n)} for n in (0, 1)]
+
+    assert render(ranks).startswith("ranks 0, 1 (pids 20, 21)\nProcess 20: python train.py\n")
+    assert render(ranks).count("MainThread") == 1
+
+
+def test_without_py_spy_the_command_that_installs_it_is_told(
+    run_id: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert invoke(["stacks", "nothing-like-it"]) == 1
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
+
+    assert invoke(["stacks", "--native", run_id]) == 1
+
+    assert capsys.readouterr().err == (
+        "rankwise stacks: error: --native needs py-spy, which is not installed "
+        "(install it: /nowhere/python -m pip install py-spy)\n"
+    )
+
+
+def test_what_py_spy_complains_of_is_told(
+    run_id: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    refusing = tmp_path / "py-spy"
+    refusing.write_text("#!/bin/sh\necho 'Error: Permission Denied' >&2; exit 1\n")
+    refusing.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+
+    assert invoke(["stacks", "--native", run_id]) == 1
 
     told = capsys.readouterr().err
-    assert told.startswith("rankwise stacks: error: no run is called 'nothing-like-it', there are:")
+    assert "py-spy cannot read process 100: Error: Permission Denied (it needs the right" in told
+
+
+WAITING = {
+    "doing": "waits", "waits_for": "barrier #2 (a.py:6): rank 2 has not come",
+    "frames": ["  ... (7 frames of rankwise)", '  File "a.py", line 6 in <module>'],
+}  # fmt: skip
+STUCK = {"doing": "nothing", "waits_for": "", "frames": ['  File "a.py", line 5 in <module>']}
+
+
+def test_why_tells_the_verdict_and_where_each_rank_stands() -> None:
+    verdict = "rank 2 has not come to barrier #2 (a.py:6), in which ranks 0-1 wait"
+    ranks: list[dict[str, Any]] = [
+        WAITING | {"rank": 0, "pid": 7, "still_s": 40.5},
+        WAITING | {"rank": 1, "pid": 8, "still_s": 41.0},
+        STUCK | {"rank": 2, "pid": 9, "still_s": 0.6},
+    ]
+
+    assert why.render({"verdict": verdict}, ranks).splitlines() == [
+        verdict,
+        "ranks 0-1 (pids 7, 8), in a collective call for 41 s, innermost call first:",
+        "    waits for barrier #2 (a.py:6): rank 2 has not come",
+        "    ... (7 frames of rankwise)",
+        '    File "a.py", line 6 in <module>',
+        "rank 2 (pid 9), without progress for at least 600 ms, innermost call first:",
+        '    File "a.py", line 5 in <module>',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("doings", "told"),
+    [
+        (["computes", "advances"], "every rank makes progress"),
+        (["nothing", "transfers"], "rank 1 makes progress, and no call tells who is missing"),
+        (["nothing", "nothing"], "no rank makes progress, and no call tells who is missing"),
+    ],
+)
+def test_without_a_verdict_why_tells_who_gets_on(doings: list[str], told: str) -> None:
+    ranks = [
+        STUCK | {"rank": rank, "pid": rank, "doing": doing, "frames": [], "still_s": 1}
+        for rank, doing in enumerate(doings)
+    ]
+
+    lines = why.render({"verdict": ""}, ranks).splitlines()
+
+    assert lines[0] == told
+    assert "    no stack could be had" in lines
+
+
+@pytest.mark.parametrize("command", ["stacks", "why"])
+def test_an_unknown_run_is_told_with_those_there_are(
+    run_id: str, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke([command, "nothing-like-it"]) == 1
+
+    told = capsys.readouterr().err
+    assert told.startswith(
+        f"rankwise {command}: error: no run is called 'nothing-like-it', there are:"
+    )
     assert run_id in told
 
 

@@ -245,7 +245,7 @@ def test_a_deep_stack_shows_where_it_stands_and_how_deep_it_is() -> None:
 def test_a_stack_deep_in_an_import_shows_the_line_of_the_program_too() -> None:
     frames = "".join(
         f'  File "<frozen importlib._bootstrap>", line {n} in _load\n'
-        f'  File "/x/site-packages/torch/a.py", line {n} in <module>\n'
+        f'  File "/x/site-packages/scipy/a.py", line {n} in <module>\n'
         for n in range(20)
     )
     program = '  File "/home/me/train.py", line 7 in <module>'
@@ -255,6 +255,31 @@ def test_a_stack_deep_in_an_import_shows_the_line_of_the_program_too() -> None:
 
     assert not any("importlib" in frame for frame in shown)
     assert shown[8:] == ("  ... (12 more frames)", program, "  ... (1 more frames)")
+
+
+def test_frames_of_torch_and_rankwise_are_folded_and_the_programs_own_are_not() -> None:
+    def frame(path: str) -> str:
+        return f'  File "{path}", line 7 in f'
+
+    text = "\n".join(
+        (
+            "Thread 0x01 (most recent call first):",
+            frame("/x/site-packages/torch/distributed/distributed_c10d.py"),
+            frame("/x/site-packages/torch/distributed/c10d_logger.py"),
+            frame("/x/src/rankwise/collectives/barrier.py"),
+            frame("/home/me/torch/loader.py"),
+            frame("/x/site-packages/torch/nn/modules/module.py"),
+            frame("/home/me/train.py"),
+        )
+    )
+
+    assert innermost_frames(f"{text}\n") == (
+        "  ... (2 frames of torch)",
+        "  ... (1 frame of rankwise)",
+        frame("/home/me/torch/loader.py"),
+        "  ... (1 frame of torch)",
+        frame("/home/me/train.py"),
+    )
 
 
 def test_text_that_is_no_stack_has_no_frames() -> None:

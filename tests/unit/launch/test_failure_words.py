@@ -164,10 +164,10 @@ def test_ranks_are_listed_in_ranges(ranks: list[int], words: str) -> None:
         ),
         (failure(FailureCause.STOPPED), "rank 2 ended after being told to stop"),
         (
-            failure(FailureCause.HUNG, -9, detail="no sign of life for 60 s"),
-            "the gang hung: no sign of life for 60 s",
+            failure(FailureCause.HUNG, -9, detail="no progress for 60 s"),
+            "the gang hung: no progress for 60 s",
         ),
-        (failure(FailureCause.HUNG), "the gang hung: no sign of life"),
+        (failure(FailureCause.HUNG), "the gang hung: no progress"),
         (
             failure(FailureCause.NOT_STARTED, detail="no such file: ./a"),
             "rank 2 could not be started: no such file: ./a",

@@ -79,8 +79,12 @@ def test_a_place_is_one_of_the_program(stacks: str, place: str) -> None:
     assert place_in_program(stacks) == place
 
 
-def test_how_a_collective_works_inside_is_left_out() -> None:
-    assert innermost_frames(IN_A_COLLECTIVE) == ('  File "/home/me/train.py", line 88 in <module>',)
+def test_how_a_collective_works_inside_is_folded() -> None:
+    assert innermost_frames(IN_A_COLLECTIVE) == (
+        "  ... (1 frame of torch)",
+        "  ... (1 frame of rankwise)",
+        '  File "/home/me/train.py", line 88 in <module>',
+    )
 
 
 def test_torchs_names_tell_it_as_a_failure_though_it_ended_well() -> None:

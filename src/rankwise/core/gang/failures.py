@@ -81,7 +81,7 @@ def _detail_of(worker: WorkerLife, spec: GangSpec, orders: StopOrders) -> str:
     if worker.has_lingered:
         return f"it had not ended {format_duration(spec.exit_timeout)} after its exception"
     if worker.hung_at is not None and spec.hang_timeout is not None:
-        return f"no sign of life for {format_duration(spec.hang_timeout)}"
+        return f"no progress for {format_duration(spec.hang_timeout)}"
     if worker.is_ended_by_us:
         return _how_we_killed_it(worker, orders)
     return worker.refusal or worker.lost or ""

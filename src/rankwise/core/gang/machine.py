@@ -44,9 +44,9 @@ finished: a stray of this one could hold the port or the device of the next.
 - A process that survives SIGKILL (it is stuck in the kernel) is given up after `sweep_timeout`,
   so that nothing waits for ever. Two gangs must never be alive at once: what a sweep could not
   end, or a sweep that did not end itself, forbids another gang, and the outcome's detail says so.
-- A hang is the absence of any sign of life from *any* worker. The machine does not see signs of
-  life, which may be thousands per second: when the timeout could have passed it asks
-  (`LookForProgress`) and sets its next deadline from the answer.
+- A hang is the absence of progress of *any* worker. `progress.py` decides what progress is, from
+  looks at the workers. When the timeout could have passed, the gang asks (`LookForProgress`) and
+  sets its next deadline from the answer.
 - Who keeps others waiting in a collective is found out by those who can read the ranks' books
   (`core/ledger`). Such a worker counts as failed, however it ends or has ended: before anybody is
   told to stop, all show where they stand, as after a hang.

@@ -24,7 +24,7 @@ class GangSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             itself meanwhile is not told to, and has not failed.
         exit_timeout: how long a worker may take to end after it has told of the exception that it
             dies of; one whose threads never end would otherwise keep all others waiting.
-        hang_timeout: without a sign of life from any worker for this long, the gang has hung;
+        hang_timeout: without progress of any worker for this long, the gang has hung;
             None never asks.
         spawn_timeout: how long starting all workers may take, if not `hang_timeout` is shorter.
         stacks_timeout: how long workers may take to print their stacks after a hang.
@@ -57,7 +57,7 @@ class GangSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def start_patience(self) -> Duration:
-        """How long starting all workers may take: no sign of life comes from those to be born."""
+        """How long starting all workers may take: those to be born make no progress."""
         if self.hang_timeout is None:
             return self.spawn_timeout
         return min(self.spawn_timeout, self.hang_timeout)
@@ -159,7 +159,7 @@ class StopRequested(msgspec.Struct, frozen=True, tag=True):
 
 
 class ProgressLooked(msgspec.Struct, frozen=True, tag=True):
-    """The answer to `LookForProgress`: when a worker last showed a sign of life."""
+    """The answer to `LookForProgress`: when a worker last made progress."""
 
     attempt: int
     last_progress: Instant
@@ -221,7 +221,7 @@ class SignalWorker(msgspec.Struct, frozen=True, tag=True):
 
 
 class LookForProgress(msgspec.Struct, frozen=True, tag=True):
-    """Find out when a worker last showed a sign of life; answer `ProgressLooked`."""
+    """Find out when a worker last made progress; answer `ProgressLooked`."""
 
     attempt: int
 

@@ -135,10 +135,6 @@ class WorkerPlanner(Protocol):
         """Take notice that a worker of the latest attempt has ended."""
         ...
 
-    def last_progress(self) -> Instant:
-        """When a worker last moved on in shared memory."""
-        ...
-
 
 class WorkerStream(msgspec.Struct):
     """One output stream of a worker."""
@@ -170,7 +166,6 @@ class WorkerLink(msgspec.Struct):
     """What it has told that it dies of."""
     reports: ReportPipe = msgspec.field(default_factory=ReportPipe)
     result: bytearray = msgspec.field(default_factory=bytearray)
-    last_report: int = 0
 
     @property
     def streams(self) -> tuple[WorkerStream, WorkerStream]:
@@ -186,11 +181,6 @@ class WorkerLink(msgspec.Struct):
             and self.stdout.is_over
             and self.stderr.is_over
         )
-
-    @property
-    def last_activity(self) -> int:
-        """The instant of the last byte that came from this worker; 0 before the first."""
-        return max(self.last_report, *(stream.pump.last_activity or 0 for stream in self.streams))
 
 
 class StacksRequest(msgspec.Struct):
@@ -212,6 +202,7 @@ class RealProcessHost:
         planner: knows what to run.
         flow: keeps the output streams moving.
         deliver: takes the stimuli.
+        last_progress: tells when any worker last made progress.
         on_hang: is shown where every rank stands, before the gang hears that it was looked at.
         on_calls: is told that a rank enters its calls in its book from now on.
         on_preload_failure: is told of a module that a fork server could not import, and why.
@@ -229,6 +220,7 @@ class RealProcessHost:
         planner: WorkerPlanner,
         flow: LogFlow,
         deliver: Callable[[Stimulus], None],
+        last_progress: Callable[[], Instant],
         on_hang: Callable[[dict[int, str]], None],
         on_calls: Callable[[], None],
         on_preload_failure: Callable[[str, str], None],
@@ -244,12 +236,12 @@ class RealProcessHost:
         self._planner = planner
         self._flow = flow
         self._deliver = deliver
+        self._last_progress = last_progress
         self._on_hang = on_hang
         self._on_calls = on_calls
         self._on_preload_failure = on_preload_failure
         self._abandon_spawns = abandon_spawns
         self._renew_spawner = renew_spawner
-        self._began_at = clock.now()
         self._links: dict[int, WorkerLink] = {}
         self._current: dict[int, WorkerLink] = {}
         self._stacks: StacksRequest | None = None
@@ -289,10 +281,8 @@ class RealProcessHost:
             self._signal(link, signal, group=signal != SIGKILL)
 
     def look_for_progress(self, attempt: int) -> None:
-        """Find the last sign of life: a byte of output, a report, or work in shared memory."""
-        activities = (link.last_activity for link in self._current.values())
-        last = max(self._began_at, self._planner.last_progress(), *activities)
-        self._deliver(ProgressLooked(attempt, Instant(last)))
+        """Find out when a worker last made progress; see ports.processes."""
+        self._deliver(ProgressLooked(attempt, self._last_progress()))
 
     def dump_stacks(self, attempt: int) -> None:
         """Make every living worker print its stacks; see ports.processes."""
@@ -562,7 +552,6 @@ class RealProcessHost:
             self._on_records(link, link.reports.finish())
             self._forget_if_done(link)
             return False
-        link.last_report = self._clock.now()
         self._on_records(link, link.reports.feed(data))
         self._note_stacks(link)
         return True
@@ -598,7 +587,6 @@ class RealProcessHost:
             with suppress(OSError):  # the user's other pipes have used up the allowance
                 fcntl(link.result_fd, F_SETPIPE_SZ, LARGE_CHUNK_BYTES)
         link.result += data
-        link.last_report = self._clock.now()
         return True
 
     def _forget_if_done(self, link: WorkerLink) -> None:

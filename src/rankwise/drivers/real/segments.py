@@ -24,7 +24,7 @@ Every word but `arrivals` has one writer, is aligned, and only ever grows, so a 
 value or a new one and never a mixture. `arrivals` is written by the kernel on behalf of all. How
 the ranks read and write slots in phases is told in `rankwise.collectives.barrier`.
 
-The agent's half costs nothing until a worker dies: `create` and `progress` are a handful of
+The agent's half costs nothing until a worker dies: `create` and `marks` are a handful of
 system calls, and ctypes is imported by the first `mark_dead`.
 """
 
@@ -40,7 +40,6 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 
 from rankwise.base.errors import ConfigError, LocalProtocolError
-from rankwise.base.units import Instant
 
 if TYPE_CHECKING:
     from rankwise.drivers.real.futex import FutexWord
@@ -70,6 +69,8 @@ LEDGER_STEPS, LEDGER_STANDS = 6, 7
 """How many steps a rank has begun; that number plus one while it stands and waits, else 0."""
 LEDGER_TAKES_SIGTERM = 8
 """1 for a rank that takes SIGTERM for a request to stop, instead of dying of it."""
+LEDGER_SECTIONS = 9
+"""How often a rank has entered or left a section (`rankwise.section`)."""
 
 _IDENTITY = struct.Struct("=8sIIQQ")
 _CACHE_LINE = 64
@@ -292,12 +293,15 @@ class Segment:
         if is_used and any(memoryview(ledgers).cast("Q")[LEDGER_PID::LEDGER_WORDS]):
             self.arrivals.ring()
 
-    def last_progress(self) -> Instant:
-        """When a worker last came to a barrier, on the monotonic clock; 0 before the first.
+    def marks(self, local_rank: int) -> tuple[int, ...]:
+        """How far a worker has come, as words that change when it goes on.
 
-        Every collective operation has at least one barrier, a long one several: signs of life.
+        They are when it last came to a barrier, of which a long collective has several, and its
+        counts of steps and sections.
         """
-        return Instant(max(ledger[LEDGER_MOVED_AT] for ledger in self._read_ledgers()))
+        at = self.layout.ledgers + 8 * LEDGER_WORDS * local_rank
+        ledger = struct.unpack(f"={LEDGER_WORDS}Q", os.pread(self.fd, 8 * LEDGER_WORDS, at))
+        return ledger[LEDGER_MOVED_AT], ledger[LEDGER_STEPS], ledger[LEDGER_SECTIONS]
 
     def steps(self) -> int | None:
         """How many steps the farthest worker has begun; None where nobody counts them."""

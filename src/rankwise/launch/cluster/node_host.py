@@ -83,7 +83,7 @@ class RealNodeHost:
         return segment is not None and segment.takes_sigterm(local_rank)
 
     def look_for_progress(self, attempt: int) -> None:
-        """Find the last sign of life."""
+        """Find out when a worker last made progress."""
         self._processes.look_for_progress(attempt)
 
     def dump_stacks(self, attempt: int) -> None:

@@ -1,5 +1,7 @@
 """What a running agent answers: its status, and where its ranks stand."""
 
+from collections.abc import Callable
+
 from rankwise.base.units import SECOND
 from rankwise.drivers.real.process_host import RealProcessHost
 from rankwise.launch.cluster.agent_runner import AgentRunner
@@ -10,7 +12,7 @@ from rankwise.ports.clock import Clock
 
 
 class ControlAnswers:
-    """Answers questions about one run; `gang` looks up that of the present attempt."""
+    """Answers questions about one run; `explain` answers why its ranks do not get on."""
 
     def __init__(
         self,
@@ -19,12 +21,15 @@ class ControlAnswers:
         host: RealProcessHost,
         planner: JobPlanner,
         clock: Clock,
+        *,
+        explain: Callable[[Reply], None],
     ) -> None:
         self._job = job
         self._dispatch = dispatch
         self._host = host
         self._planner = planner
         self._clock = clock
+        self._explain = explain
         self._began_at = clock.now()
 
     def on_request(self, request: Request, reply: Reply) -> None:
@@ -35,6 +40,8 @@ class ControlAnswers:
                 reply.finish()
             case "stacks":
                 self._host.collect_stacks(lambda stacks: self._reply_stacks(stacks, reply))
+            case "why":
+                self._explain(reply)
 
     def _status(self) -> dict[str, object]:
         gang = self._dispatch.gang

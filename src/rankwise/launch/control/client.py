@@ -1,4 +1,4 @@
-"""The asking end of the control socket, for `rankwise ps` and `rankwise stacks`."""
+"""The asking end of the control socket, for `rankwise ps`, `stacks` and `why`."""
 
 import os
 import socket

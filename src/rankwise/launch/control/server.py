@@ -14,7 +14,7 @@ import msgspec
 
 from rankwise.launch.control.addresses import peer, socket_name
 
-Question = Literal["status", "stacks"]
+Question = Literal["status", "stacks", "why"]
 
 _REQUEST_BYTES_MAX = 4096
 _CONVERSATIONS_MAX = 32

@@ -8,6 +8,7 @@ is told by the words at the end of its title.
 
 import re
 from collections.abc import Sequence
+from itertools import groupby
 
 import msgspec
 
@@ -24,8 +25,9 @@ _FRAME = re.compile(r'  File "(?P<path>[^"]*)", line (?P<line>\d+) in (?P<name>.
 _LIBRARY = re.compile(
     r"/(?:site|dist)-packages/|/lib/python3\.\d+/|/rankwise/(?:collectives|drivers)/|^<"
 )
-_OF_COLLECTIVES = re.compile(
-    r'^  File "[^"]*/(?:torch/distributed|rankwise/collectives|rankwise/drivers)/'
+_FOLDED = re.compile(
+    r'  File "[^"]*/(?:(?:site|dist)-packages/(torch|rankwise)|(torch)/distributed'
+    r"|(rankwise)/(?:collectives|drivers|launch))/"
 )
 _IMPORTING = re.compile(r'  File "<frozen importlib')
 _FRAMES_OF_HANGING_MAX = 8
@@ -93,7 +95,7 @@ def innermost_frames(text: str) -> tuple[str, ...]:
     main = read_stacks(text).main
     if main is None:
         return ()
-    frames = [frame for frame in _from_the_call(main.frames) if not _IMPORTING.match(frame)]
+    frames = _fold([frame for frame in main.frames if not _IMPORTING.match(frame)])
     shown, rest = frames[:_FRAMES_OF_HANGING_MAX], frames[_FRAMES_OF_HANGING_MAX:]
     if not any(map(_is_of_program, shown)):
         # Deep in an import, say: the line of the program is what tells people where that is.
@@ -113,12 +115,20 @@ def _is_of_program(frame: str) -> bool:
     return found is not None and not _LIBRARY.search(found["path"])
 
 
-def _from_the_call(frames: tuple[str, ...]) -> tuple[str, ...]:
-    """Leave out how a collective works inside: what matters is who called it."""
-    for place, frame in enumerate(frames):
-        if not _OF_COLLECTIVES.search(frame):
-            return frames[place:]
-    return frames
+def _fold(frames: Sequence[str]) -> list[str]:
+    """Tell in a line how torch or rankwise work inside: what matters is who called them."""
+    folded: list[str] = []
+    for library, group in groupby(frames, _folded_library):
+        together = list(group)
+        count = f"{len(together)} frame{'s' if len(together) > 1 else ''}"
+        folded += [f"  ... ({count} of {library})"] if library else together
+    return folded if any(map(_FRAME.match, folded)) else list(frames)
+
+
+def _folded_library(frame: str) -> str:
+    """The library whose frames are folded, if this is one of them."""
+    found = _FOLDED.match(frame)
+    return next(filter(None, found.groups()), "") if found else ""
 
 
 def place_in_program(text: str) -> str:

@@ -98,7 +98,7 @@ def headline(failure: Failure) -> str:
             ending = f" ({exit_in_words(failure.exit)})" if failure.exit else ""
             return f"{who} ended after being told to stop{ending}"
         case FailureCause.HUNG:
-            return f"the gang hung: {detail or 'no sign of life'}"
+            return f"the gang hung: {detail or 'no progress'}"
         case FailureCause.OUT_OF_STEP:
             place = "" if failure.error is not None else place_in_program(failure.stacks)
             is_told = not place or place.partition(",")[0] in detail

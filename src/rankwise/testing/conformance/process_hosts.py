@@ -255,7 +255,7 @@ def strays_of_a_killed_worker_are_swept(world: ProcessWorld) -> None:
 
 
 def silence_is_a_hang(world: ProcessWorld) -> None:
-    """When no worker shows a sign of life, stacks are asked for and the gang is ended."""
+    """When no worker makes progress, stacks are asked for and the gang is ended."""
     patience = Duration(3 * SECOND)
     silent = Program(ending=RunsForever(), progress_every=SOON, silent_after=SOON)
     record = world.run(GangSpec(size=2, hang_timeout=patience, grace=GRACE), [[silent, RUNS]])
@@ -270,7 +270,7 @@ def silence_is_a_hang(world: ProcessWorld) -> None:
 
 
 def one_lively_worker_is_no_hang(world: ProcessWorld) -> None:
-    """Signs of life of any worker count for all."""
+    """Progress of any worker counts for all."""
     patience = Duration(3 * SECOND)
     lively = Program(after=Duration(5 * SECOND), progress_every=Duration(100 * MILLISECOND))
     quiet = Program(after=Duration(5 * SECOND))

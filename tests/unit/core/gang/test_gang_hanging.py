@@ -1,4 +1,4 @@
-"""The gang machine when nobody shows a sign of life."""
+"""The gang machine when nobody makes progress."""
 
 import pytest
 
@@ -93,7 +93,7 @@ def test_those_that_hung_are_told_as_hung_however_they_end(code: int) -> None:
     (failure,) = gang.outcome.failures
     assert failure.cause is FailureCause.HUNG
     assert failure.at == Instant(PATIENCE)
-    assert failure.detail == "no sign of life for 1 min"
+    assert failure.detail == "no progress for 1 min"
     assert failure.pid == pid_of(0)
 
 

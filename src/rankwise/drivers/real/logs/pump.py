@@ -32,8 +32,8 @@ class StreamPump:
 
     def __init__(self, fd: int, sinks: Iterable[Sink]) -> None:
         self.fd = fd
-        self.last_activity: Instant | None = None
-        """When the last bytes were read."""
+        self.byte_count = 0
+        """How many bytes have been read."""
         self.is_ended = False
         self._sinks = tuple(sinks)
         os.set_blocking(fd, False)
@@ -74,7 +74,7 @@ class StreamPump:
         if not chunk:
             self._end(now)
             return 0
-        self.last_activity = now
+        self.byte_count += len(chunk)
         for sink in self._sinks:
             sink.take(chunk, now)
         return len(chunk)

@@ -57,14 +57,13 @@ def worker() -> Iterator[Worker]:
     worker.pump.end(NOW)
 
 
-def test_chunks_reach_every_sink_and_count_as_activity(worker: Worker) -> None:
-    assert worker.pump.last_activity is None
+def test_chunks_reach_every_sink_and_are_counted(worker: Worker) -> None:
     os.write(worker.fd, b"partial")
 
     worker.pump.on_readable(NOW)
 
     assert worker.sink.taken == b"partial"
-    assert worker.pump.last_activity == NOW
+    assert worker.pump.byte_count == len(b"partial")
     assert not worker.pump.is_ended
 
 
@@ -72,7 +71,7 @@ def test_a_false_alarm_is_harmless(worker: Worker) -> None:
     worker.pump.on_readable(NOW)
 
     assert worker.sink.taken == b""
-    assert worker.pump.last_activity is None
+    assert worker.pump.byte_count == 0
     assert not worker.pump.is_ended
 
 

@@ -1,0 +1,97 @@
+"""`rankwise why`: what a hang report would say now, without a hang and without disturbing the run.
+
+The agent watches its ranks for half a second. A verdict counts only if it is the same at both
+ends: every healthy rank is a little late now and then.
+"""
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rankwise.base.units import Duration, Instant, duration_from_seconds, format_duration
+from rankwise.base.wording import ranks_in_words
+from rankwise.cli.main import CONTEXT_SETTINGS
+from rankwise.cli.options import DURATION
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_DOES = {"advances": "getting on", "computes": "computing", "transfers": "reading or writing"}
+"""What is progress."""
+
+
+@click.command("why", context_settings=CONTEXT_SETTINGS)
+@click.argument("run", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: the verdict, then each rank.")
+@click.option(
+    "--timeout",
+    type=DURATION,
+    default="10s",
+    show_default=True,
+    help="How long to wait for the answer.",
+)
+def why(run: str | None, *, as_json: bool, timeout: Duration) -> None:
+    """Tell why RUN does not get on: which ranks wait, for which rank, and where that one is.
+
+    It is what the report of --hang-timeout would say at this moment. The run goes on.
+
+    RUN is a run's name as `rankwise ps` shows it, the beginning of one, or the pid of its agent;
+    it may be left out while there is only one run.
+    """
+    from rankwise.cli.stacks import choose_run  # noqa: PLC0415  # not for --help
+    from rankwise.launch.control import ask, list_runs  # noqa: PLC0415  # the same
+
+    chosen = choose_run(list_runs(), run)
+    header, *ranks = ask(chosen, "why", Instant(time.monotonic_ns() + timeout))
+    if as_json:
+        import msgspec  # noqa: PLC0415  # only here
+
+        for line in (header, *ranks):
+            click.echo(msgspec.json.encode(line).decode())
+    else:
+        click.echo(render(header, ranks))
+
+
+def render(header: dict[str, Any], ranks: "Sequence[dict[str, Any]]") -> str:
+    """The verdict, then where each rank stands: alike ones together, the fewest last."""
+    alike: dict[tuple[object, ...], list[dict[str, Any]]] = {}
+    for line in ranks:
+        key = (line["doing"], line["waits_for"], *line["frames"])
+        alike.setdefault(key, []).append(line)
+    groups = sorted(alike.values(), key=lambda group: (-len(group), group[0]["rank"]))
+    return "\n".join([_verdict(header, ranks), *(_render_group(group) for group in groups)])
+
+
+def _verdict(header: dict[str, Any], ranks: "Sequence[dict[str, Any]]") -> str:
+    if header["verdict"]:
+        return str(header["verdict"])
+    getting_on = [line["rank"] for line in ranks if line["doing"] in _DOES]
+    if len(getting_on) == len(ranks):
+        return "every rank makes progress"
+    if getting_on:
+        verb = "makes" if len(getting_on) == 1 else "make"
+        return f"{ranks_in_words(getting_on)} {verb} progress, and no call tells who is missing"
+    return "no rank makes progress, and no call tells who is missing"
+
+
+def _render_group(group: "Sequence[dict[str, Any]]") -> str:
+    first = group[0]
+    pids = ", ".join(str(line["pid"]) for line in group)
+    who = f"{ranks_in_words(line['rank'] for line in group)} (pid{'s' * (len(group) > 1)} {pids})"
+    waiting = [f"  waits for {first['waits_for']}"] if first["waits_for"] else []
+    frames = first["frames"] or ["  no stack could be had"]
+    lines = "\n".join(f"  {line}" for line in (*waiting, *frames))
+    return f"{who}, {_what_they_do(group)}, innermost call first:\n{lines}"
+
+
+def _what_they_do(group: "Sequence[dict[str, Any]]") -> str:
+    doing = group[0]["doing"]
+    if doing in _DOES:
+        return _DOES[doing]
+    longest = max((line["still_s"] for line in group if "still_s" in line), default=0)
+    period = format_duration(duration_from_seconds(longest))
+    if doing == "waits":
+        return f"in a collective call for {period}"
+    # Without a hang timeout there was no look before the first question.
+    return f"without progress for at least {period}"

@@ -1,0 +1,167 @@
+"""Which ranks make progress, told from what they have done up to several moments.
+
+Theory of operation
+===================
+
+A hang is the absence of progress, not of output. Somebody *looks* now and then: counts what each
+rank has done so far (`Work`). What it has done between two looks is progress or is none:
+
+    it has begun or ended a collective call, a step or a section              progress
+    it is in the same collective call as before, whatever it does there       none: waits may spin
+    its main thread has computed, or wanted to, for a twentieth of the time   progress
+    its other threads and its child processes have, together                  progress
+    it has read or written 64 KiB, and 4 KiB for each second                  progress
+    anything less                                                             none
+
+So output alone is no progress (what came through the rank's output streams is not counted), nor is
+a thread that wakes up now and then to say that it lives, nor one that watches a library's calls.
+
+Nobody polls: `next_look` is a quarter of the patience after the last look. Progress is dated to
+the look that found it, so a hang is found at most a quarter of the patience late, never early.
+
+That all others wait for one rank, and this one makes no progress, needs no rule of its own: those
+who wait in a call make none, so the rank that made progress last is the one they wait for.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+import msgspec
+
+from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after, between
+
+LOOKS_PER_PATIENCE = 4
+LEAST_INTERVAL = Duration(50 * MILLISECOND)
+"""Looks that follow each other faster are one look: too little can have been done meanwhile."""
+CPU_SHARE = 20
+BYTES_MIN = 64 << 10
+BYTES_PER_SECOND = 4 << 10
+
+
+class Work(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank has done up to one moment.
+
+    Attributes:
+        pid: its process; another one is another life.
+        marks: how far it has come, such as its count of calls; any change is progress.
+        is_in_call: whether it is in a collective call.
+        main_time: the CPU time of its main thread, with the time that it waited for a CPU.
+        helper_times: the CPU time of its other threads and of its child processes, by a key each.
+        byte_count: what all of them have read and written, output streams left out.
+    """
+
+    pid: int
+    marks: tuple[int, ...] = ()
+    is_in_call: bool = False
+    main_time: Duration = Duration(0)
+    helper_times: Mapping[int, Duration] = {}
+    byte_count: int = 0
+
+
+class Doing(StrEnum):
+    """What a rank did between two looks."""
+
+    ADVANCES = "advances"
+    """It came farther in its program."""
+    COMPUTES = "computes"
+    TRANSFERS = "transfers"
+    """It reads or writes."""
+    WAITS = "waits"
+    """It is in the same collective call as before."""
+    NOTHING = "nothing"
+
+    @property
+    def is_progress(self) -> bool:
+        """Whether a rank that does this gets on."""
+        return self not in (Doing.WAITS, Doing.NOTHING)
+
+
+class RankProgress(msgspec.Struct, frozen=True):
+    """What the looks have told of one rank."""
+
+    doing: Doing
+    last_progress: Instant
+    """The look that found its latest progress, or first found it."""
+
+
+class ProgressWatch:
+    """Judges the progress of one node's ranks.
+
+    Args:
+        patience: without progress of any rank for so long they have hung; None never says so.
+        now: when the watch begins.
+    """
+
+    def __init__(self, patience: Duration | None, now: Instant) -> None:
+        self._patience = patience
+        self._began_at = now
+        self._looked_at = now
+        self._works: dict[int, Work] = {}
+        self._ranks: dict[int, RankProgress] = {}
+        self._warned_of: Instant | None = None
+
+    @property
+    def ranks(self) -> Mapping[int, RankProgress]:
+        """What is known of each rank that the last look has found."""
+        return self._ranks
+
+    @property
+    def last_progress(self) -> Instant:
+        """When any of the ranks last made progress."""
+        return max((rank.last_progress for rank in self._ranks.values()), default=self._began_at)
+
+    @property
+    def next_look(self) -> Instant | None:
+        """When to look next; None while nobody asked for that."""
+        if self._patience is None:
+            return None
+        interval = max(Duration(self._patience // LOOKS_PER_PATIENCE), LEAST_INTERVAL)
+        return after(self._looked_at, interval)
+
+    def look(self, works: Mapping[int, Work], now: Instant) -> None:
+        """Take in what each rank has done so far; those that are left out have ended."""
+        elapsed = between(self._looked_at, now)
+        is_same_look = elapsed < LEAST_INTERVAL and works.keys() <= self._works.keys()
+        if is_same_look:
+            return
+        self._ranks = {rank: self._judge(rank, work, now) for rank, work in works.items()}
+        self._works = dict(works)
+        self._looked_at = now
+
+    def warns(self, now: Instant) -> bool:
+        """Whether half of the patience is over, and nobody was told so yet."""
+        last = self.last_progress
+        if self._patience is None or last == self._warned_of:
+            return False
+        if between(last, now) < self._patience // 2:
+            return False
+        self._warned_of = last
+        return True
+
+    def _judge(self, rank: int, work: Work, now: Instant) -> RankProgress:
+        before = self._works.get(rank)
+        if before is None or before.pid != work.pid:
+            return RankProgress(Doing.ADVANCES, now)
+        doing = _what_it_did(before, work, between(self._looked_at, now))
+        return RankProgress(doing, now if doing.is_progress else self._ranks[rank].last_progress)
+
+
+def _what_it_did(before: Work, now: Work, elapsed: Duration) -> Doing:
+    if now.marks != before.marks:
+        return Doing.ADVANCES
+    if now.is_in_call:
+        return Doing.WAITS
+    computed = max(now.main_time - before.main_time, _of_helpers(before, now))
+    if computed * CPU_SHARE >= elapsed:
+        return Doing.COMPUTES
+    enough = max(BYTES_MIN, BYTES_PER_SECOND * elapsed // SECOND)
+    return Doing.TRANSFERS if now.byte_count - before.byte_count >= enough else Doing.NOTHING
+
+
+def _of_helpers(before: Work, now: Work) -> int:
+    """What the helpers have computed together; one that has less than before is another one."""
+    earlier = before.helper_times
+    return sum(
+        time - earlier[key] if time >= earlier.get(key, 0) and key in earlier else time
+        for key, time in now.helper_times.items()
+    )

@@ -1,0 +1,122 @@
+"""What processes have computed, read and written so far, as the kernel counts it in /proc.
+
+One look reads a file per process of the machine (who is whose child), and for each rank two files
+per process and one per thread: some 10 us each. A file that cannot be read counts as nothing.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+
+import msgspec
+
+from rankwise.base.units import SECOND, Duration
+
+_TICK = SECOND // os.sysconf("SC_CLK_TCK")
+_WATCHERS = (b"pt_nccl_", b"NCCL ", b"cuda-EvtHandlr")
+"""Threads that look after calls and compute nothing for the program; NCCL's spin while it waits."""
+_BYTE_COUNTS = (b"rchar:", b"wchar:", b"read_bytes:")
+"""What `read` and `write` have moved, and what a mapped file has brought in."""
+
+
+class ProcessWork(msgspec.Struct, frozen=True):
+    """What a process and its descendants have done.
+
+    Attributes:
+        main_time: CPU time of its main thread, and the time that it waited for a CPU.
+        helper_times: CPU time of all other threads, by number of the thread; and of children that
+            have ended, by the negative number of the process that waited for them.
+        byte_count: what all have read and written.
+    """
+
+    main_time: Duration
+    helper_times: Mapping[int, Duration]
+    byte_count: int
+
+
+def works_of(pids: Iterable[int]) -> dict[int, ProcessWork]:
+    """What each of these processes has done; those that have ended are left out."""
+    children = _children()
+    return {pid: work for pid in pids if (work := _work_of(pid, children)) is not None}
+
+
+def _work_of(pid: int, children: Mapping[int, list[int]]) -> ProcessWork | None:
+    main_time = _main_time(pid)
+    if main_time is None:
+        return None
+    helpers: dict[int, Duration] = {}
+    byte_count = 0
+    for process in _tree(pid, children):
+        byte_count += _bytes_of(process)
+        helpers |= _threads_of(process)
+    helpers.pop(pid, None)
+    return ProcessWork(main_time, helpers, byte_count)
+
+
+def _tree(root: int, children: Mapping[int, list[int]]) -> Iterator[int]:
+    yield root
+    for child in children.get(root, ()):
+        yield from _tree(child, children)
+
+
+def _children() -> dict[int, list[int]]:
+    """The children of every process: not every kernel tells them by parent."""
+    children: dict[int, list[int]] = {}
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        if fields := _fields_after_name(_read(f"/proc/{name}/stat")):
+            children.setdefault(int(fields[1]), []).append(int(name))
+    return children
+
+
+def _main_time(pid: int) -> Duration | None:
+    """How long it has run, and waited for a CPU; where nobody counts that, how long it has run."""
+    if counted := _read(f"/proc/{pid}/task/{pid}/schedstat").split():
+        return Duration(int(counted[0]) + int(counted[1]))
+    fields = _fields_after_name(_read(f"/proc/{pid}/task/{pid}/stat"))
+    return _cpu_time(fields) if fields else None
+
+
+def _threads_of(pid: int) -> dict[int, Duration]:
+    times: dict[int, Duration] = {}
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return times
+    for thread in threads:
+        stat = _read(f"/proc/{pid}/task/{thread}/stat")
+        name = stat.partition(b"(")[2]
+        if (fields := _fields_after_name(stat)) and not name.startswith(_WATCHERS):
+            times[int(thread)] = _cpu_time(fields)
+    if fields := _fields_after_name(_read(f"/proc/{pid}/stat")):
+        times[-pid] = Duration((int(fields[13]) + int(fields[14])) * _TICK)
+    return times
+
+
+def _cpu_time(fields: list[bytes]) -> Duration:
+    return Duration((int(fields[11]) + int(fields[12])) * _TICK)
+
+
+def _bytes_of(pid: int) -> int:
+    words = _read(f"/proc/{pid}/io").split()
+    return sum(
+        int(count)
+        for name, count in zip(words[::2], words[1::2], strict=True)
+        if name in _BYTE_COUNTS
+    )
+
+
+def _fields_after_name(stat: bytes) -> list[bytes]:
+    """The fields after the name, which stands in parentheses and may hold anything."""
+    return stat.rpartition(b")")[2].split()
+
+
+def _read(path: str) -> bytes:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(fd, 4096)
+    except OSError:
+        return b""  # it has ended meanwhile, or belongs to somebody else
+    finally:
+        os.close(fd)

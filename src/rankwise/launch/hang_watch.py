@@ -1,0 +1,169 @@
+"""Looks at what the ranks of this node do: rarely for `--hang-timeout`, at once for `rankwise why`.
+
+What counts as progress is decided in `rankwise.core.gang.progress`, and when to look next; here is
+what a look reads: the kernel's counts of the ranks' processes, the words that ranks write
+into their segment, and their books of collective calls.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after, between
+from rankwise.core.gang.progress import Doing, ProgressWatch, Work
+from rankwise.drivers.real.call_rings import calls_begun, read_book
+from rankwise.drivers.real.process_host import RealProcessHost, WorkerLink
+from rankwise.drivers.real.process_work import works_of
+from rankwise.drivers.real.reactor import Reactor, Timer
+from rankwise.launch.planning import JobPlanner
+from rankwise.ports.clock import Clock
+
+if TYPE_CHECKING:
+    from rankwise.launch.control.server import Reply
+
+WINDOW = Duration(500 * MILLISECOND)
+"""How long ranks are watched for an answer to `rankwise why`."""
+
+
+class HangWatch:
+    """Watches the progress of one run's ranks on this node.
+
+    Args:
+        hang_timeout: without progress of any rank for so long they have hung; None for never.
+        host: knows the ranks' processes.
+        planner: knows the memory that they share.
+        reactor: wakes for the next look.
+        clock: tells when a look was.
+        explain: reads from the books who waits for whom.
+        warn: is told that half of the timeout is over: how long there was no progress, and why.
+    """
+
+    def __init__(
+        self,
+        *,
+        hang_timeout: Duration | None,
+        host: RealProcessHost,
+        planner: JobPlanner,
+        reactor: Reactor,
+        clock: Clock,
+        explain: Callable[[], tuple[str, Mapping[int, str]]],
+        warn: Callable[[Duration, str], None],
+    ) -> None:
+        self._hang_timeout = hang_timeout
+        self._host = host
+        self._planner = planner
+        self._reactor = reactor
+        self._clock = clock
+        self._explain = explain
+        self._warn = warn
+        self._watch = ProgressWatch(hang_timeout, clock.now())
+        self._timer: Timer | None = None
+        self._in_call_since: dict[int, Instant] = {}
+
+    def begin(self) -> None:
+        """Look at the ranks from now on, as often as the watch wants to."""
+        if self._timer is None:
+            self._look()
+
+    def last_progress(self) -> Instant:
+        """When any rank last made progress, as of now."""
+        self._look()
+        return self._watch.last_progress
+
+    def answer(self, reply: "Reply") -> None:
+        """Tell what each rank does, in a moment: it takes two looks."""
+        self._look()
+        verdict, _ = self._explain()
+        again = after(self._clock.now(), WINDOW)
+        self._reactor.call_at(again, partial(self._look_again, verdict, reply))
+
+    def _look_again(self, verdict: str, reply: "Reply") -> None:
+        self._look()
+        # Who is late for a moment keeps nobody waiting in the same call all the time.
+        if self._explain()[0] != verdict:
+            verdict = ""
+        self._host.collect_stacks(partial(self._answer, verdict, reply))
+
+    def _answer(self, verdict: str, reply: "Reply", stacks: Mapping[int, str]) -> None:
+        from rankwise.launch.failure_report.stacks import innermost_frames  # noqa: PLC0415  # rarely asked
+
+        alive = {link.local_rank: link.pid for link in self._alive()}
+        if not alive:
+            reply.send({"error": "none of its ranks is running now"})
+        _, waits = self._explain()
+        reply.send({"verdict": verdict})
+        for local_rank, pid in sorted(alive.items()):
+            line = self._what_it_does(local_rank)
+            reply.send(
+                {"rank": self._planner.world.rank(local_rank), "pid": pid}
+                | line
+                | {
+                    "waits_for": waits.get(local_rank, ""),
+                    "frames": innermost_frames(stacks.get(local_rank, "")),
+                }
+            )
+        reply.finish()
+
+    def _what_it_does(self, local_rank: int) -> dict[str, Any]:
+        known = self._watch.ranks.get(local_rank)
+        if known is None:
+            return {"doing": str(Doing.NOTHING)}
+        line: dict[str, Any] = {"doing": str(known.doing)}
+        if not known.doing.is_progress:
+            since = self._in_call_since.get(local_rank, known.last_progress)
+            line["still_s"] = between(since, self._clock.now()) / SECOND
+        return line
+
+    def _look(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        links = self._alive()
+        if not links:
+            return  # the next rank that is made begins again
+        now = self._clock.now()
+        self._watch.look(self._works(links), now)
+        if self._watch.warns(now):
+            self._warn(between(self._watch.last_progress, now), self._explain()[0])
+        if (at := self._watch.next_look) is not None:
+            self._timer = self._reactor.call_at(at, self._look)
+
+    def _alive(self) -> list[WorkerLink]:
+        links = self._host.links.values()
+        return [link for link in links if link.pid is not None and not link.is_over]
+
+    def _works(self, links: Iterable[WorkerLink]) -> dict[int, Work]:
+        pids = {link.local_rank: link.pid for link in links if link.pid is not None}
+        done = works_of(pids.values())
+        works = {}
+        for link in links:
+            if link.pid not in done:
+                continue
+            process = done[link.pid]
+            marks, in_call_since = self._marks(link.local_rank)
+            if in_call_since is None:
+                self._in_call_since.pop(link.local_rank, None)
+            else:
+                self._in_call_since[link.local_rank] = in_call_since
+            output = sum(stream.pump.byte_count for stream in link.streams)
+            works[link.local_rank] = Work(
+                pid=link.pid,
+                marks=marks,
+                is_in_call=in_call_since is not None,
+                main_time=process.main_time,
+                helper_times=process.helper_times,
+                byte_count=process.byte_count - output,
+            )
+        return works
+
+    def _marks(self, local_rank: int) -> tuple[tuple[int, ...], Instant | None]:
+        """How far a rank has come, and since when it is in a collective call, if it is."""
+        segment = self._planner.segment
+        if segment is None:
+            return (), None
+        marks = segment.marks(local_rank)
+        book = read_book(segment, local_rank, self._planner.world.rank(0))
+        if book is None:
+            return marks, None
+        since = next((call.begun_at for call in book.standing), None)
+        return (*marks, calls_begun(segment, local_rank), since or 0), since

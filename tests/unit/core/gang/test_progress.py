@@ -1,0 +1,162 @@
+"""What counts as progress of a rank, and when its ranks have made none."""
+
+import pytest
+
+from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant
+from rankwise.core.gang.progress import Doing, ProgressWatch, Work
+
+PATIENCE = Duration(40 * SECOND)
+LOOK = Instant(10 * SECOND)
+
+
+def watching(*ranks: Work) -> ProgressWatch:
+    """A watch that has just found these ranks, at instant 0."""
+    watch = ProgressWatch(PATIENCE, Instant(0))
+    watch.look(dict(enumerate(ranks)), Instant(0))
+    return watch
+
+
+def work(
+    *marks: int,
+    main: float = 0,
+    helpers: dict[int, float] | None = None,
+    byte_count: int = 0,
+    is_in_call: bool = False,
+    pid: int = 100,
+) -> Work:
+    """What a rank has done so far; times in seconds."""
+    return Work(
+        pid=pid,
+        marks=marks,
+        is_in_call=is_in_call,
+        main_time=Duration(round(main * SECOND)),
+        helper_times={key: Duration(round(s * SECOND)) for key, s in (helpers or {}).items()},
+        byte_count=byte_count,
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "doing"),
+    [
+        pytest.param(work(7), work(8), Doing.ADVANCES, id="a call, a step or a section"),
+        pytest.param(work(pid=1), work(pid=2), Doing.ADVANCES, id="another process"),
+        pytest.param(work(main=3), work(main=3.5), Doing.COMPUTES, id="a twentieth of the time"),
+        pytest.param(work(main=3), work(main=3.4), Doing.NOTHING, id="less than a twentieth"),
+        pytest.param(
+            work(helpers={1: 5, 2: 9}),
+            work(helpers={1: 5.3, 2: 9.2}),
+            Doing.COMPUTES,
+            id="threads and children together",
+        ),
+        pytest.param(
+            work(helpers={1: 5, 2: 9}),
+            work(helpers={1: 5.1}),
+            Doing.NOTHING,
+            id="a thread that only wakes up, and one that has ended",
+        ),
+        pytest.param(
+            work(helpers={1: 90}),
+            work(helpers={1: 0.6}),
+            Doing.COMPUTES,
+            id="a number that was given to another thread",
+        ),
+        pytest.param(work(), work(helpers={1: 0.5}), Doing.COMPUTES, id="a new child"),
+        pytest.param(
+            work(byte_count=5), work(byte_count=5 + (64 << 10)), Doing.TRANSFERS, id="bytes"
+        ),
+        pytest.param(
+            work(byte_count=5), work(byte_count=4 + (64 << 10)), Doing.NOTHING, id="a line a second"
+        ),
+        pytest.param(
+            work(7, is_in_call=True, main=1, byte_count=1),
+            work(7, is_in_call=True, main=9, byte_count=1 << 30),
+            Doing.WAITS,
+            id="whatever is done in the same call",
+        ),
+        pytest.param(
+            work(7, is_in_call=True), work(8, is_in_call=True), Doing.ADVANCES, id="the next call"
+        ),
+    ],
+)
+def test_what_a_rank_did_between_two_looks(before: Work, now: Work, doing: Doing) -> None:
+    watch = watching(before)
+
+    watch.look({0: now}, LOOK)
+
+    assert watch.ranks[0].doing is doing
+    assert watch.ranks[0].last_progress == (LOOK if doing.is_progress else 0)
+
+
+def test_a_long_interval_asks_for_more_bytes() -> None:
+    watch = watching(work())
+
+    watch.look({0: work(byte_count=64 << 10)}, Instant(100 * SECOND))
+
+    assert watch.ranks[0].doing is Doing.NOTHING
+
+
+def test_progress_of_one_rank_is_progress_of_all() -> None:
+    watch = watching(work(1, is_in_call=True), work())
+
+    watch.look({0: work(1, is_in_call=True), 1: work(main=9)}, LOOK)
+
+    assert watch.last_progress == LOOK
+
+
+def test_when_the_last_one_waits_too_nobody_makes_progress() -> None:
+    watch = watching(work(1, is_in_call=True), work())
+    watch.look({0: work(1, is_in_call=True, main=9), 1: work(byte_count=1 << 30)}, LOOK)
+
+    watch.look({0: work(1, is_in_call=True, main=19), 1: work(byte_count=1 << 30)}, Instant(99))
+
+    assert watch.last_progress == LOOK
+
+
+def test_a_rank_that_has_ended_holds_up_nobody() -> None:
+    watch = watching(work(), work())
+    watch.look({0: work(), 1: work(main=9)}, LOOK)
+
+    watch.look({0: work()}, Instant(20 * SECOND))
+
+    assert watch.last_progress == 0
+
+
+def test_looks_are_a_quarter_of_the_patience_apart() -> None:
+    watch = watching(work())
+
+    assert watch.next_look == PATIENCE // 4
+    watch.look({0: work()}, Instant(PATIENCE // 4))
+    assert watch.next_look == PATIENCE // 2
+
+
+def test_without_patience_nobody_asks_for_a_look() -> None:
+    watch = ProgressWatch(None, Instant(0))
+
+    assert watch.next_look is None
+    assert not watch.warns(Instant(10**18))
+
+
+def test_a_look_right_after_another_tells_nothing_new() -> None:
+    watch = watching(work())
+    watch.look({0: work()}, LOOK)
+
+    # In a millisecond, one wake-up is more than a twentieth of the time.
+    watch.look({0: work(main=0.0005)}, Instant(LOOK + MILLISECOND))
+
+    assert watch.ranks[0].doing is Doing.NOTHING
+    assert watch.next_look == LOOK + PATIENCE // 4
+
+
+def test_half_way_it_warns_once_until_there_was_progress() -> None:
+    watch = watching(work())
+
+    def warnings(*looks: tuple[float, int]) -> list[int]:
+        told = []
+        for main, at_s in looks:
+            watch.look({0: work(main=main)}, Instant(at_s * SECOND))
+            if watch.warns(Instant(at_s * SECOND)):
+                told.append(at_s)
+        return told
+
+    assert warnings((0, 10), (0, 20), (0, 30)) == [20]
+    assert warnings((9, 39), (9, 49), (9, 59), (9, 69)) == [59]

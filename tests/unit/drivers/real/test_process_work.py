@@ -1,0 +1,119 @@
+"""What /proc tells of this process, its threads and its children."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from rankwise.base.units import MILLISECOND
+from rankwise.drivers.real.process_work import ProcessWork, works_of
+
+ENOUGH_NS = 60 * MILLISECOND
+BURN = f"""
+import sys, time
+while time.thread_time_ns() < {ENOUGH_NS}: pass
+print("burnt", flush=True)
+sys.stdin.read()
+"""
+
+
+def compute() -> None:
+    end_at = time.thread_time_ns() + ENOUGH_NS
+    while time.thread_time_ns() < end_at:
+        pass
+
+
+def look() -> ProcessWork:
+    return works_of([os.getpid()])[os.getpid()]
+
+
+def helpers_since(before: ProcessWork) -> int:
+    now = look().helper_times
+    return sum(time - before.helper_times.get(key, 0) for key, time in now.items())
+
+
+def test_the_main_threads_time_is_told_apart() -> None:
+    assert threading.current_thread() is threading.main_thread()
+    before = look()
+
+    compute()
+
+    # The kernel counts what runs at ticks, and when it stops running.
+    assert look().main_time - before.main_time > ENOUGH_NS // 2
+    assert os.getpid() not in look().helper_times
+
+
+def test_other_threads_are_helpers() -> None:
+    before, has_computed, may_end = look(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        compute()
+        has_computed.set()
+        may_end.wait()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    has_computed.wait()
+    computed = helpers_since(before)
+    may_end.set()
+    thread.join()
+
+    assert computed > ENOUGH_NS // 2
+
+
+def test_children_are_helpers_while_they_live_and_afterwards() -> None:
+    before = look()
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", BURN],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        while_alive = helpers_since(before)
+        assert child.stdin is not None
+        child.stdin.close()
+        child.wait()
+
+    assert while_alive > ENOUGH_NS // 2
+    assert helpers_since(before) > ENOUGH_NS // 2
+
+
+def test_bytes_are_counted(tmp_path: Path) -> None:
+    before = look().byte_count
+
+    (tmp_path / "checkpoint").write_bytes(bytes(1 << 20))
+
+    assert look().byte_count - before >= 1 << 20
+
+
+@pytest.mark.parametrize("name", [b"pt_nccl_watchdg", b"NCCL Progress 0"])
+def test_threads_that_watch_a_librarys_calls_are_no_helpers(name: bytes) -> None:
+    number, may_end = [0], threading.Event()
+    is_named = threading.Event()
+
+    def watch() -> None:
+        number[0] = threading.get_native_id()
+        Path(f"/proc/self/task/{number[0]}/comm").write_bytes(name)
+        is_named.set()
+        may_end.wait()
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    is_named.wait()
+    helpers = look().helper_times
+    may_end.set()
+    thread.join()
+
+    assert number[0] not in helpers
+
+
+def test_who_has_ended_is_left_out() -> None:
+    child = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    child.wait()
+
+    assert works_of([child.pid]) == {}
