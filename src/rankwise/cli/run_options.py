@@ -265,6 +265,18 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         help="If no worker makes progress for this time (30s, 5m), print every rank's stack and "
         "count it as a failure.",
     ),
+    _value(
+        "--timeout",
+        group=FAILURES,
+        metavar="SECONDS",
+        type=DURATION,
+        default=None,
+        default_shown="no limit",
+        is_torchrun=False,
+        help="Stop the run when it has taken this long (90m, 8h), restarts included: ranks are "
+        "told to stop as by SIGTERM, and the exit code is 124. On several nodes the first one "
+        "whose time is over stops all.",
+    ),
     _flag(
         "--no-ledger",
         group=FAILURES,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from rankwise.base.units import Duration
 from rankwise.core.gang.vocabulary import GangSpec
 from rankwise.core.rendezvous.configuration import RestartPolicy
 
@@ -145,6 +146,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             variables; otherwise `environment_by_rank` says whatever they are to know.
         master_addr, master_port: where rank 0 listens; None reserves a free port.
         logs: where output goes.
+        timeout: how long the whole run may take, restarts included; None: as long as it takes.
         signals: signal numbers that end the run gracefully.
         virtual_local_rank: every worker sees LOCAL_RANK=0 and one device.
         cpus_by_rank: CPUs that each local rank is bound to; None leaves them alone.
@@ -168,6 +170,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     master_addr: str = "127.0.0.1"
     master_port: int | None = None
     logs: LogPlan = LogPlan()
+    timeout: Duration | None = None
     signals: tuple[int, ...] = (15, 2, 1, 3)
     virtual_local_rank: bool = False
     cpus_by_rank: Mapping[int, frozenset[int]] | None = None

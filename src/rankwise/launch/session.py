@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from rankwise.base.failure import Outcome, OutcomeStatus
+from rankwise.base.failure import TIME_LIMIT_SIGNAL, Outcome, OutcomeStatus
 from rankwise.base.units import SECOND, Duration, Instant, after
 from rankwise.core.gang.vocabulary import Stimulus, StopRequested, WorkerReported
 from rankwise.drivers.real.clock import SystemClock
@@ -172,6 +172,8 @@ class Session:
             stack.callback(self.reactor.unwatch_readable, signals.fileno())
         self.reactor.watch_readable(self._planner.stop_fd, self._on_ranks_ask)
         stack.callback(self.reactor.unwatch_readable, self._planner.stop_fd)
+        if job.timeout is not None:
+            self.reactor.call_at(after(clock.now(), job.timeout), self._on_time_limit)
         self._open_control(
             stack,
             ControlAnswers(job, self._dispatch, self._host, self._planner, clock),
@@ -283,6 +285,17 @@ class Session:
             # That ranks got it too, and were heard of first, does not make it the second request.
             if not self._is_asked_by_ranks or self._signals_caught != 1:
                 self.request_stop(signum)
+
+    def _on_time_limit(self) -> None:
+        """Stop a run that has taken too long, unless something has ended it already."""
+        is_stopping = self._signals_caught or self._is_asked_by_ranks
+        if self._dispatch.outcome is not None or is_stopping or self._job.timeout is None:
+            return
+        from rankwise.launch.announcements import time_limit_line  # noqa: PLC0415  # rare
+
+        if self._plan.is_alone:  # an agent among others says itself what follows
+            self._say(time_limit_line(self._job.timeout, self._job.gang.grace), "timeout")
+        self.request_stop(TIME_LIMIT_SIGNAL)
 
     def _on_ranks_ask(self) -> None:
         """A rank that asks `should_stop` was sent SIGTERM, so all have to stop."""

@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 from rankwise.base.errors import LocalProtocolError, SpawnFailed
-from rankwise.base.failure import SIGNAL_NAMES, Outcome, OutcomeStatus
+from rankwise.base.failure import Outcome, OutcomeStatus
 from rankwise.base.units import Duration, format_duration
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.hosting.hosting import Hosting
@@ -234,7 +234,9 @@ def tell(outcome: Outcome, supervision: "FinishedRun") -> None:
             write_report(report, sys.stderr, os.environ)
             return
         if outcome.status is OutcomeStatus.STOPPED:
-            sys.stderr.write(f"rankwise: {_stop_line(outcome, supervision.elapsed)}\n")
+            from rankwise.launch.outcomes import stop_in_words  # noqa: PLC0415  # rare
+
+            sys.stderr.write(f"rankwise: {stop_in_words(outcome, supervision)}\n")
         if logs is not None and os.path.isdir(logs):
             sys.stderr.write(f"rankwise: logs are in {logs}\n")
 
@@ -246,10 +248,3 @@ def _end_for_machines(outcome: Outcome, supervision: "FinishedRun") -> Iterable[
     message = f"{outcome.status} after {elapsed}"
     message = f"{message}: {outcome.detail}" if outcome.detail else message
     return end_notices(supervision.job, outcome, message)
-
-
-def _stop_line(outcome: Outcome, elapsed: Duration) -> str:
-    who = "on request"
-    if outcome.stop_signal is not None:
-        who = f"by {SIGNAL_NAMES.get(outcome.stop_signal, f'signal {outcome.stop_signal}')}"
-    return f"stopped {who} after {format_duration(elapsed)}"
