@@ -97,6 +97,7 @@ class Session:
         self._is_interrupted = False
         self._is_cut_short = False
         self._signals_caught = 0
+        self._stops_asked = 0
         self._is_asked_by_ranks = False
         # Before and after everything else, so that no signal meets half a session.
         self._signals = signals = self._catch_signals(stack)
@@ -176,7 +177,15 @@ class Session:
             self.reactor.call_at(after(clock.now(), job.timeout), self._on_time_limit)
         self._open_control(
             stack,
-            ControlAnswers(job, self._dispatch, self._host, self._planner, clock),
+            ControlAnswers(
+                job,
+                self._dispatch,
+                self._host,
+                self._planner,
+                clock,
+                places=places,
+                stop=self._on_stop_command,
+            ),
         )
 
     def run(self) -> Outcome:
@@ -288,14 +297,22 @@ class Session:
 
     def _on_time_limit(self) -> None:
         """Stop a run that has taken too long, unless something has ended it already."""
-        is_stopping = self._signals_caught or self._is_asked_by_ranks
-        if self._dispatch.outcome is not None or is_stopping or self._job.timeout is None:
+        if self._dispatch.outcome is not None or self._stops_asked or self._job.timeout is None:
             return
         from rankwise.launch.announcements import time_limit_line  # noqa: PLC0415  # rare
 
         if self._plan.is_alone:  # an agent among others says itself what follows
             self._say(time_limit_line(self._job.timeout, self._job.gang.grace), "timeout")
         self.request_stop(TIME_LIMIT_SIGNAL)
+
+    def _on_stop_command(self, at_once: bool) -> None:  # the only argument
+        """`rankwise stop`: as SIGTERM does; a second command does not kill, unless it says so."""
+        if self._dispatch.outcome is not None:
+            return
+        if not self._stops_asked:
+            self.request_stop(SIGTERM)
+        if at_once:
+            self.request_stop(SIGTERM)
 
     def _on_ranks_ask(self) -> None:
         """A rank that asks `should_stop` was sent SIGTERM, so all have to stop."""
@@ -359,6 +376,7 @@ class Session:
 
     def request_stop(self, signum: int | None) -> None:
         """Ask the gang to end; the second time it is killed."""
+        self._stops_asked += 1
         self._host.note_ends()  # so that a run which is done by now stays done
         self._dispatch.deliver(StopRequested(signum))
 

@@ -1,14 +1,16 @@
 """How another terminal asks a running agent: what are you doing, where do your ranks stand?
 
 The agent listens on an abstract unix socket (names: `addresses.py`). One question is one JSON
-line, `{"ask": "status"}` or `{"ask": "stacks"}`; the answer is JSON lines until end of file. An
-answer may take time (stacks are collected from the workers), so the server hands each question
-over with a `Reply` that is written and finished whenever it is known.
+line, such as `{"ask": "status"}`; the answer is JSON lines until end of file. An answer may
+take time (stacks are collected from the workers), so the server hands each question over with a
+`Reply` that is written and finished whenever it is known.
 
 A status is one line with the fields that `rankwise ps` shows: `nproc`, `state`, `age_s`,
 `program`, `attempt`, and the node's place in the job while it has one: `node_rank`, `nodes`,
-`first_rank`, `world_size`, and `round` where nodes agree upon them. Stacks are one line per rank:
-`rank`, `pid`, `stacks`.
+`first_rank`, `world_size`, and `round` where nodes agree upon them; `restarts`, `restarts_max`,
+`log_dir`, and the `workers` with `rank`, `local_rank` and `pid`. Stacks are one line per rank:
+`rank`, `pid`, `stacks`. Logs: see `launch.log_readers`. To be stopped is answered by
+`stopping`, how many ranks live, and `grace_s`; end of file then means that the run is over.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
         ask,
         ask_all,
         list_runs,
+        listen,
     )
     from rankwise.launch.control.server import ControlServer, Reply, Request
 
@@ -32,6 +35,7 @@ __all__ = [
     "ask",
     "ask_all",
     "list_runs",
+    "listen",
 ]
 
 
