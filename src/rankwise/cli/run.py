@@ -168,7 +168,10 @@ def run(ctx: click.Context, /, **_values: Any) -> int:
 
                 print(written(job, notice), end="", file=sys.stderr, flush=True)
             else:
-                print(f"rankwise run: {notice}", file=sys.stderr, flush=True)
+                from rankwise.launch.log_layout import notice_stamp  # noqa: PLC0415  # not for --help
+
+                stamp = notice_stamp(job.logs)
+                print(f"{stamp}rankwise run: {notice}", file=sys.stderr, flush=True)
     if job.logs.log_specs is None and options.event_log_handler == "null":
         from rankwise.launch.fork_server import hosting_for  # noqa: PLC0415  # not for --help
 

@@ -164,8 +164,8 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         default_shown="[${role_name}${local_rank}]:",
         variables=("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",),
         is_torchrun=False,
-        help="Prefix of each line on the console; ${role_name}, ${local_rank} and "
-        "${rank} are filled in.",
+        help="Prefix of each line on the console; ${role_name}, ${local_rank}, ${rank}, ${date} "
+        "and ${time} are filled in. With ${time}, rankwise's own lines have it as well.",
     ),
     OptionWithVariable(
         ["--log-format"],

@@ -155,7 +155,7 @@ def run(
             both streams of every rank, `"0:1,3:2"` is stdout of rank 0 and stderr of rank 3.
         tee: streams that go to both, in the same notation.
         prefix: what stands before each line on the console, a `string.Template` with
-            `${role_name}`, `${local_rank}`, `${rank}`; `""` for nothing.
+            `${role_name}`, `${local_rank}`, `${rank}`, `${date}`, `${time}`; `""` for nothing.
         run_id: the run's name in `rankwise ps`, without a slash; by default a random one.
         role: the ranks' role, for the prefix and ROLE_NAME.
         on: `"sim"` runs simulated ranks instead, threads of this process in virtual time; then

@@ -108,8 +108,9 @@ class LogPlan(msgspec.Struct, frozen=True, kw_only=True):
         console_ranks: local ranks whose output reaches the console; None means all.
         stdout_filters: console lines of stdout that contain one of these also go to
             `filtered_stdout.log`; likewise `stderr_filters`.
-        prefix_template: `string.Template` with `${role_name}`, `${local_rank}`, `${rank}`;
-            None means `[${role_name}${local_rank}]:`; the empty string means no prefix.
+        prefix_template: `string.Template` with `${role_name}`, `${local_rank}`, `${rank}`,
+            `${date}`, `${time}`; None means `[${role_name}${local_rank}]:`, and the empty string no
+            prefix.
         tee_prefixes: what stands before the tee'd lines of single local ranks instead.
         log_specs: name of a plug-in of the entry-point group `torchrun.logs_specs` that decides
             about files instead (loaded by the command line); None means rankwise's own layout.

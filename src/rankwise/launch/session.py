@@ -162,7 +162,7 @@ class Session:
                 host=self._host,
                 planner=self._planner,
                 decorator=self._decorator,
-                journal=open_journal(job, places, self._complaints, stack),
+                journal=open_journal(job, places, self._complaints, stack, clock),
                 say=self._say,
             ),
         )

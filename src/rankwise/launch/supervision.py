@@ -22,6 +22,7 @@ from rankwise.drivers.real.interrupts import gate_here
 from rankwise.drivers.real.signals import deliver_to_self
 from rankwise.launch.job import Job
 from rankwise.launch.log_layout import LogLayout, LogPlaces
+from rankwise.launch.notices import notice
 from rankwise.launch.session import Session
 
 if TYPE_CHECKING:
@@ -223,7 +224,7 @@ def tell(outcome: Outcome, supervision: "FinishedRun") -> None:
             sys.stderr.writelines(_end_for_machines(outcome, supervision))
             return
         if outcome.status is OutcomeStatus.FAILED and not outcome.failures:
-            sys.stderr.write(f"rankwise: {outcome.detail}\n")
+            sys.stderr.write(notice(supervision.job, outcome.detail))
         elif outcome.status is OutcomeStatus.FAILED:
             # The report's words cost milliseconds of imports, which a success need not pay. It
             # names the logs, and is the last that is said.
@@ -236,9 +237,9 @@ def tell(outcome: Outcome, supervision: "FinishedRun") -> None:
         if outcome.status is OutcomeStatus.STOPPED:
             from rankwise.launch.outcomes import stop_in_words  # noqa: PLC0415  # rare
 
-            sys.stderr.write(f"rankwise: {stop_in_words(outcome, supervision)}\n")
+            sys.stderr.write(notice(supervision.job, stop_in_words(outcome, supervision)))
         if logs is not None and os.path.isdir(logs):
-            sys.stderr.write(f"rankwise: logs are in {logs}\n")
+            sys.stderr.write(notice(supervision.job, f"logs are in {logs}"))
 
 
 def _end_for_machines(outcome: Outcome, supervision: "FinishedRun") -> Iterable[str]:

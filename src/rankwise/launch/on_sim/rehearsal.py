@@ -195,7 +195,7 @@ class Rehearsal:
             agent,
             host=ranks,
             clock=clock,
-            journal=open_journal(self.job, self.places, complaints, stack),
+            journal=open_journal(self.job, self.places, complaints, stack, clock),
             on_announcement=ConsoleAnnouncements(self.job, plan, self._say).tell,
         )
         with self._signals_caught(world), self._time_limited():
