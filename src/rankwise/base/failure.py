@@ -19,6 +19,9 @@ SIGNAL_NAMES: dict[int, str] = {
 }  # fmt: skip
 """Linux signal numbers, spelled here because machines may not import `signal`."""
 
+TIME_LIMIT_SIGNAL = 14
+"""SIGALRM, the alarm clock: by which a run's own time limit asks it to stop. Ranks get SIGTERM."""
+
 
 class ExitStatus(msgspec.Struct, frozen=True):
     """How a process ended: `code` is its exit code, or minus the signal that killed it."""

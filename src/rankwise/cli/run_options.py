@@ -164,8 +164,8 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         default_shown="[${role_name}${local_rank}]:",
         variables=("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",),
         is_torchrun=False,
-        help="Prefix of each line on the console; ${role_name}, ${local_rank} and "
-        "${rank} are filled in.",
+        help="Prefix of each line on the console; ${role_name}, ${local_rank}, ${rank}, ${date} "
+        "and ${time} are filled in. With ${time}, rankwise's own lines have it as well.",
     ),
     OptionWithVariable(
         ["--log-format"],
@@ -266,6 +266,18 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         "count it as a failure. Progress is: another collective call, section or step; and outside "
         "of a call, to compute, read or write, also in threads and child processes. Output is "
         "none.",
+    ),
+    _value(
+        "--timeout",
+        group=FAILURES,
+        metavar="SECONDS",
+        type=DURATION,
+        default=None,
+        default_shown="no limit",
+        is_torchrun=False,
+        help="Stop the run when it has taken this long (90m, 8h), restarts included: ranks are "
+        "told to stop as by SIGTERM, and the exit code is 124. On several nodes the first one "
+        "whose time is over stops all.",
     ),
     _flag(
         "--no-ledger",

@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from rankwise.base.failure import Outcome, OutcomeStatus
+from rankwise.base.failure import TIME_LIMIT_SIGNAL, Outcome, OutcomeStatus
 from rankwise.base.units import SECOND, Duration, Instant, after
 from rankwise.core.gang.vocabulary import Stimulus, StopRequested, WorkerReported, WorkerSpawned
 from rankwise.drivers.real.clock import SystemClock
@@ -100,6 +100,7 @@ class Session:
         self._is_interrupted = False
         self._is_cut_short = False
         self._signals_caught = 0
+        self._stops_asked = 0
         self._is_asked_by_ranks = False
         # Before and after everything else, so that no signal meets half a session.
         self._signals = signals = self._catch_signals(stack)
@@ -165,7 +166,7 @@ class Session:
                 host=self._host,
                 planner=self._planner,
                 decorator=self._decorator,
-                journal=open_journal(job, places, self._complaints, stack),
+                journal=open_journal(job, places, self._complaints, stack, clock),
                 delays=self._delays,
                 say=self._say,
             ),
@@ -177,6 +178,8 @@ class Session:
             stack.callback(self.reactor.unwatch_readable, signals.fileno())
         self.reactor.watch_readable(self._planner.stop_fd, self._on_ranks_ask)
         stack.callback(self.reactor.unwatch_readable, self._planner.stop_fd)
+        if job.timeout is not None:
+            self.reactor.call_at(after(clock.now(), job.timeout), self._on_time_limit)
         self._open_control(
             stack,
             ControlAnswers(
@@ -186,6 +189,8 @@ class Session:
                 self._planner,
                 clock,
                 explain=self._answer_why,
+                places=places,
+                stop=self._on_stop_command,
             ),
         )
 
@@ -302,6 +307,25 @@ class Session:
             if not self._is_asked_by_ranks or self._signals_caught != 1:
                 self.request_stop(signum)
 
+    def _on_time_limit(self) -> None:
+        """Stop a run that has taken too long, unless something has ended it already."""
+        if self._dispatch.outcome is not None or self._stops_asked or self._job.timeout is None:
+            return
+        from rankwise.launch.announcements import time_limit_line  # noqa: PLC0415  # rare
+
+        if self._plan.is_alone:  # an agent among others says itself what follows
+            self._say(time_limit_line(self._job.timeout, self._job.gang.grace), "timeout")
+        self.request_stop(TIME_LIMIT_SIGNAL)
+
+    def _on_stop_command(self, at_once: bool) -> None:  # the only argument
+        """`rankwise stop`: as SIGTERM does; a second command does not kill, unless it says so."""
+        if self._dispatch.outcome is not None:
+            return
+        if not self._stops_asked:
+            self.request_stop(SIGTERM)
+        if at_once:
+            self.request_stop(SIGTERM)
+
     def _on_ranks_ask(self) -> None:
         """A rank that asks `should_stop` was sent SIGTERM, so all have to stop."""
         with suppress(BlockingIOError):
@@ -412,6 +436,7 @@ class Session:
 
     def request_stop(self, signum: int | None) -> None:
         """Ask the gang to end; the second time it is killed."""
+        self._stops_asked += 1
         self._host.note_ends()  # so that a run which is done by now stays done
         self._dispatch.deliver(StopRequested(signum))
 

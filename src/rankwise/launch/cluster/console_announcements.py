@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from rankwise.base.failure import SIGNAL_NAMES
+from rankwise.base.failure import SIGNAL_NAMES, TIME_LIMIT_SIGNAL
 from rankwise.base.units import format_duration
 from rankwise.core.agent.vocabulary import (
     Announcement,
@@ -142,4 +142,5 @@ def stop_line(announcement: AnnounceStop) -> str:
     """Say that this node has heard that it has to stop, and what follows."""
     signal = announcement.signal
     who = "asked to stop" if signal is None else SIGNAL_NAMES.get(signal, f"signal {signal}")
+    who = "the time limit is over" if signal == TIME_LIMIT_SIGNAL else who
     return f"{who}: {announcement.what_follows}"

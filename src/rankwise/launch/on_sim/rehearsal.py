@@ -10,14 +10,21 @@ import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from threading import current_thread, main_thread
+from threading import Timer, current_thread, main_thread
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from rankwise.base.errors import ConfigError
-from rankwise.base.failure import SIGNAL_NAMES, Failure, FailureCause, Outcome, OutcomeStatus
+from rankwise.base.failure import (
+    SIGNAL_NAMES,
+    TIME_LIMIT_SIGNAL,
+    Failure,
+    FailureCause,
+    Outcome,
+    OutcomeStatus,
+)
 from rankwise.base.units import SECOND, Duration, format_duration
 from rankwise.core.agent.alone import spec_alone
 from rankwise.core.agent.machine import Agent
@@ -27,6 +34,7 @@ from rankwise.core.gang.vocabulary import StopRequested
 from rankwise.drivers.agent_dispatch import AgentDispatch
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.logs.file import DiskComplaints
+from rankwise.launch.announcements import time_limit_line
 from rankwise.launch.cluster.console_announcements import ConsoleAnnouncements
 from rankwise.launch.cluster.plan import plan_of
 from rankwise.launch.commands import ensure_open_files
@@ -187,10 +195,10 @@ class Rehearsal:
             agent,
             host=ranks,
             clock=clock,
-            journal=open_journal(self.job, self.places, complaints, stack),
+            journal=open_journal(self.job, self.places, complaints, stack, clock),
             on_announcement=ConsoleAnnouncements(self.job, plan, self._say).tell,
         )
-        with self._signals_caught(world):
+        with self._signals_caught(world), self._time_limited():
             dispatch.start()
             self._run_ranks(world, ranks, agent, dispatch)
         assert agent.finished is not None, "the loop ends with it"
@@ -255,7 +263,7 @@ class Rehearsal:
             return
         before = {
             number: signal.signal(number, stop)
-            for number in self.job.signals
+            for number in self._signals
             if signal.getsignal(number) is not signal.SIG_IGN
         }
         try:
@@ -263,6 +271,44 @@ class Rehearsal:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    @property
+    def _signals(self) -> tuple[int, ...]:
+        """Those that stop the run: a time limit is one that this process sends to itself."""
+        limit = () if self.job.timeout is None else (TIME_LIMIT_SIGNAL,)
+        return (*self.job.signals, *limit)
+
+    @contextmanager
+    def _time_limited(self) -> Iterator[None]:
+        """Have the time limit stop the run, in real time.
+
+        Raises:
+            ConfigError: there is a limit, and this thread cannot be interrupted.
+        """
+        timeout = self.job.timeout
+        if timeout is None:
+            yield
+            return
+        if current_thread() is not main_thread():
+            raise ConfigError(
+                "timeout is given, and simulated ranks can be interrupted in the main thread only"
+            )
+
+        def strike() -> None:
+            if self._stops:  # it is being stopped anyway, and twice would mean at once
+                return
+            self._say(time_limit_line(timeout, self.job.gang.grace), "timeout")
+            signal.pthread_kill(main, TIME_LIMIT_SIGNAL)
+
+        main = main_thread().ident or 0
+        timer = Timer(timeout / SECOND, strike)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()
 
     def _describe(self, failure: Failure, ranks: SimulatedRanks, output: Output) -> Failure:
         """The same failure with what only this world knows of it."""
@@ -299,6 +345,7 @@ class Rehearsal:
         where = "".join(f": it is at {place}" for place in places_of(rank.stack())[:1])
         if self.caught_signal is not None:
             name = SIGNAL_NAMES.get(self.caught_signal, "a signal")
+            name = "time limit" if self.caught_signal == TIME_LIMIT_SIGNAL else name
             self._say(
                 f"{name}: rank {rank.number} has not let the run stop{where}; it is killed after"
                 f" {format_duration(self.job.gang.grace)}, or at once by another signal"
