@@ -448,7 +448,8 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         is_torchrun=False,
         help="Run elsewhere: ray starts an agent on each of --nnodes nodes of a Ray cluster, in a "
         "placement group (needs the extra: pip install 'rankwise[ray]'); sim simulates --nnodes "
-        "times --nproc-per-node ranks in one process, in virtual time; sim:MACHINE, a preset "
+        "times --nproc-per-node ranks in one process, in virtual time, on nodes that come and go "
+        "if --nnodes is MIN:MAX; sim:MACHINE, a preset "
         f"({PRESETS_IN_WORDS}) or a topology file, also predicts how long they take.",
     ),
     _flag(
@@ -562,8 +563,9 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         default=(),
         default_shown="none",
         is_torchrun=False,
-        help="Faults of ranks, such as kill:rank=3@collective=9 or slow:rank=2,by=10ms; "
-        "docs/howto/faults.md has them all. May be given several times.",
+        help="Faults of ranks and nodes, such as kill:rank=3@collective=9, slow:rank=2,by=10ms or "
+        "kill:node=1,at=10s,back_after=30s; docs/howto/faults.md has them all. May be given "
+        "several times.",
     ),
     _value(
         "--health-host",

@@ -60,7 +60,7 @@ class ConsoleAnnouncements:
                 )
             case AnnounceRound(world, kept):
                 line = round_line(world, kept)
-                self._say(line, "round", called_again=kept, **_fields_of_round(world))
+                self._say(line, "round", called_again=kept, **fields_of_round(world))
             case AnnounceRoundEnd():
                 if not self._is_alone:  # who is alone has been told what ended it
                     number, why = announcement.round, announcement.why
@@ -124,7 +124,8 @@ def lineup_text(world: World) -> str:
     return "; ".join(parts)
 
 
-def _fields_of_round(world: World) -> dict[str, Any]:
+def fields_of_round(world: World) -> dict[str, Any]:
+    """The same for machines."""
     return {
         "round": world.round,
         "attempt": world.round,
