@@ -117,11 +117,36 @@ def test_a_late_node_is_taken_in(tmp_path: Path) -> None:
     assert "round 0 is over: node n2.0 on h2 is joining" in run.told
 
 
+def test_the_lease_is_what_the_others_wait_for(tmp_path: Path) -> None:
+    program = write_program(
+        tmp_path,
+        "import time\nimport rankwise\nwhile rankwise.world_size() > 1: time.sleep(0.5)\n"
+        "print(round(time.perf_counter()))\n",
+    )
+    seconds = [
+        run(
+            "run", "--on=sim", "--nnodes=1:2", "--faults=kill:node=1,at=3s", "--virtual-clock",
+            f"--rdzv-conf=lease_ttl={ttl}", "--no-prefix", program, cwd=tmp_path,
+        ).stdout
+        for ttl in (4, 20)
+    ]  # fmt: skip
+
+    early, late = map(int, seconds)
+    assert 3 + 4 <= early <= 3 + 4 + 3
+    assert 3 + 20 <= late <= 3 + 20 + 3
+
+
 def test_a_run_whose_nodes_are_all_killed_fails(tmp_path: Path) -> None:
     run = rehearse(train, (1, 2), "kill:node=0,at=2s", "kill:node=1,at=3s", folder=tmp_path)
 
     assert run.outcome.status is OutcomeStatus.FAILED
     assert run.outcome.detail == "every node was killed, and none comes back"
+
+
+def test_the_only_node_of_a_function_comes_back() -> None:
+    fault = "kill:node=0,at=3s,back_after=30s"
+
+    assert rankwise.run(train, nprocs=2, on="sim", faults=fault) == [(2, "0", "1", "0")] * 2
 
 
 def fail_once() -> str:

@@ -136,6 +136,22 @@ def test_a_rank_that_ends_without_leaving_is_missed() -> None:
     assert told == "wait for signal 'go' >= 1 cannot end on rank 0 of 'ring': rank 1 has ended"
 
 
+def be_killed_in_a_turn() -> int:
+    local, count = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    with CommHandle.meet(local, count, "windows of ranks") as comm:
+        member = comm.alloc_domain(ring(count))
+        for turn in range(4):
+            if rankwise.restart_count() == 0 and rankwise.rank() == 1 and turn == 2:
+                os.kill(os.getpid(), 9)
+            member.signal("go", to=1 - local)
+            member.wait("go", ge=turn + 1)
+        return member.value("go")
+
+
+def test_windows_are_new_when_ranks_are_started_again() -> None:
+    assert rankwise.run(be_killed_in_a_turn, nprocs=2, on="sim", max_restarts=1) == [4, 4]
+
+
 def disagree(path: str) -> list[str]:
     told = []
     for what in ("sizes", "signals"):

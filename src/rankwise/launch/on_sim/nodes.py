@@ -333,6 +333,7 @@ class SimulatedNodes:
         for node in self._nodes:
             node.notice_ends()
         coming, own = self._world.scheduler.next_instant, self.next_instant
+        assert self.is_over or (own, coming) != (None, None), "an agent waits for ever"
         if own is not None and (coming is None or coming > own):
             self._world.scheduler.now = max(self._world.scheduler.now, own)
             self.pass_time()
