@@ -1,7 +1,7 @@
 """Where ranks of one process meet for windows: simulated ranks, which have no sockets between them.
 
-Ranks that are processes find each other through the kernel (`rankwise.workers.comm`). Whoever runs
-many ranks in one process says so here, and hands them memory that they share already.
+Ranks that are processes find each other through the kernel (`rankwise.workers.comm`). A run of many
+ranks in one process says so here, and hands them memory that they share already.
 """
 
 from collections.abc import Mapping
