@@ -86,6 +86,27 @@ def test_the_others_go_on_without_a_node_that_dies_and_it_costs_no_restart(tmp_p
     assert (run.outcome.status, run.outcome.attempts) == (OutcomeStatus.SUCCEEDED, 1)
 
 
+def train_in_torch() -> float:
+    import torch  # noqa: PLC0415  # as programs of torch, in ranks that have it
+    import torch.distributed as dist  # noqa: PLC0415  # the same
+
+    dist.init_process_group("gloo")
+    total = torch.ones(1)
+    for _ in range(4):
+        time.sleep(1)
+        total = torch.ones(1)
+        dist.all_reduce(total)
+    return float(total)
+
+
+@pytest.mark.torch
+def test_ranks_of_torch_wait_until_the_lost_node_s_lease_ends(tmp_path: Path) -> None:
+    run = rehearse(train_in_torch, (2, 3), "kill:node=1@collective=2", folder=tmp_path)
+
+    assert run.values == {0: 2.0, 1: 2.0}
+    assert "round 0 is over: node n1.0 on h1 is lost\n" in run.told
+
+
 def test_the_node_that_leads_may_die(tmp_path: Path) -> None:
     run = rehearse(train, (1, 3), "kill:node=0,at=3s", folder=tmp_path)
 
