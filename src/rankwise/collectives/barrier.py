@@ -29,6 +29,7 @@ row of the phase's buffer, and reads the whole row after the barrier.
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 from rankwise.base.errors import (
     CollectiveError,
@@ -37,6 +38,7 @@ from rankwise.base.errors import (
     PeerDied,
 )
 from rankwise.base.units import Duration, Instant, after
+from rankwise.base.wording import ranks_in_words
 from rankwise.collectives import wording
 from rankwise.collectives.calls import Call, read_header
 from rankwise.drivers.real.futex import FutexWord
@@ -155,6 +157,7 @@ class Barrier:
     def _sleep_until_complete(self, phase: int, target: int) -> None:
         arrivals = self._arrivals
         deadline = after(Instant(time.monotonic_ns()), self._patience)
+        arrivals.awaited = partial(self._describe_wait, phase)
         while True:
             value = arrivals.look()
             if (value - target) & _COUNT_MASK < _HALF:
@@ -199,6 +202,10 @@ class Barrier:
     def _describe_own(self) -> str:
         assert self._call is not None, "only operations have barriers"
         return self._call.numbered(self.operations)
+
+    def _describe_wait(self, phase: int) -> str:
+        missing = [self._first + rank for rank in self._missing(phase)]
+        return f"{self._describe_own()}, not called by {ranks_in_words(missing)}"
 
     def _describe_last_of(self, rank: int) -> str:
         operations = self._read(rank, LEDGER_OPERATIONS)

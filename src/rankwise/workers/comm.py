@@ -10,7 +10,7 @@ which the kernel forgets with its owner.
     bind the address: taken               bind the address: mine
     Hello(rank, count) + a channel ─────> note it; refuse doubles and other counts
                        <───────────────── Welcome(pids), when all have come
-    Windows(size)      ─────────────────> wait for all; refuse different sizes
+    Windows(size, …)   ─────────────────> wait for all; refuse different sizes
                        <───────────────── Granted + the region's descriptor
 
 Binding is the election: of all who try, the kernel lets one. A hello is one datagram, which carries
@@ -49,6 +49,8 @@ from rankwise.base.errors import (
 from rankwise.base.units import SECOND, Duration, Instant, after, between, format_duration
 from rankwise.collectives.communicator import patience_from_seconds
 from rankwise.drivers.real.windows import RANKS_MAX, PeerWatch, WindowRegion
+from rankwise.drivers.real.windows.meeting import MEETING_PLACE, Meeting, different_windows
+from rankwise.workers.domains import DomainSpec
 from rankwise.workers.member import Member
 
 DEFAULT_TIMEOUT_S = 120.0
@@ -71,9 +73,10 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
 
 
 class Windows(msgspec.Struct, frozen=True, tag=True):
-    """A rank wants windows of this size."""
+    """A rank wants windows of this size, and so many signals."""
 
     size: int
+    signals: int = 0
 
 
 class Granted(msgspec.Struct, frozen=True, tag=True):
@@ -118,6 +121,7 @@ class CommHandle:
         self._owns_region = False
         self._member: Member | None = None
         self._watch: PeerWatch | None = None
+        self._meeting: Meeting | None = None  # of ranks that share this process
         self._destroyed = False
 
     @classmethod
@@ -148,7 +152,10 @@ class CommHandle:
         handle = cls(rank, nranks, timeout=patience_from_seconds(timeout, "timeout"))
         deadline = after(_now(), handle._timeout)
         try:
-            handle._meet(_meeting_point(rootinfo_path), deadline)
+            path, patience = os.fspath(rootinfo_path), handle._timeout
+            handle._meeting = MEETING_PLACE.meet(rank, nranks, path, patience)
+            if handle._meeting is None:
+                handle._meet(_meeting_point(rootinfo_path), deadline)
         except BaseException:
             handle.destroy()
             raise
@@ -178,13 +185,38 @@ class CommHandle:
             CollectiveTimeout, PeerDied: a rank did not come, or is gone.
             WindowError: the system has no memory for them.
         """
+        return self._alloc(size).address
+
+    def alloc_domain(self, spec: DomainSpec) -> Member:
+        """Give every rank the windows of a domain, with its buffers and signals.
+
+        All ranks call it, with the same domain, whose ranks are theirs.
+
+        Returns:
+            This rank in the domain, which ends with the communicator.
+
+        Raises:
+            ConfigError: domains differ, or this one has other ranks.
+            CollectiveTimeout, PeerDied: a rank did not come, or is gone.
+            WindowError: the system has no memory for them.
+        """
+        if spec.ranks != tuple(range(self.size)):
+            raise TreeValueError(
+                f"domain {spec.name!r} has ranks {', '.join(map(str, spec.ranks))}, and the "
+                f"communicator has ranks 0 to {self.size - 1}"
+            )
+        self._alloc(spec.window_bytes, spec)
+        return self.member
+
+    def _alloc(self, size: int, spec: DomainSpec | None = None) -> WindowRegion:
         self._check_usable()
         if self._member is not None:
             raise LocalProtocolError(
                 f"rank {self.rank} has windows already", hint="destroy the communicator first"
             )
         if self._region is None:
-            self._region = self._agree_on_windows(size, after(_now(), self._timeout))
+            wish = Windows(size, 0 if spec is None else len(spec.signals))
+            self._region = self._agree_on_windows(wish, after(_now(), self._timeout))
             self._owns_region = True
         elif size > self._region.window_bytes:
             raise TreeValueError(
@@ -192,13 +224,13 @@ class CommHandle:
                 f"{self._region.window_bytes}",
                 hint="give window_size when the tree is built",
             )
-        self._member = Member.join(self._region, self.rank)
+        self._member = Member.join(self._region, self.rank, spec)
         if self._pids:
             others = {rank: pid for rank, pid in enumerate(self._pids) if rank != self.rank}
             self._watch = PeerWatch(self._region, others)
             self._watch.start_thread()
             self._close_channels()
-        return self._region.address
+        return self._region
 
     @property
     def member(self) -> Member:
@@ -328,20 +360,23 @@ class CommHandle:
                 f"rank {hello.rank} is claimed by process {pids[hello.rank]} and by process {pid}"
             )
 
-    def _agree_on_windows(self, size: int, deadline: Instant) -> WindowRegion:
+    def _agree_on_windows(self, wish: Windows, deadline: Instant) -> WindowRegion:
+        if self._meeting is not None:
+            return self._meeting.agree(wish.size, wish.signals)
         if self._host is not None:
             # If the host has gone, what it said before is still to be heard.
             with suppress(BrokenPipeError):
-                _send(self._host, Windows(size), deadline)
+                _send(self._host, wish, deadline)
             granted = self._hear_host(deadline, "allocating windows")
             assert isinstance(granted, WindowRegion), "the descriptor came along"
             return granted
         try:
-            sizes = self._hear_sizes(size, deadline)
-            if len(set(sizes.values())) > 1:
-                listed = ", ".join(f"rank {rank} {sizes[rank]}" for rank in sorted(sizes))
-                raise TreeValueError(f"ranks want windows of different sizes: {listed}")
-            region = WindowRegion.create("comm", self.size, size, signal_count=0)
+            wishes = self._hear_wishes(wish, deadline)
+            if len(set(wishes.values())) > 1:
+                raise different_windows(
+                    {rank: (each.size, each.signals) for rank, each in wishes.items()}
+                )
+            region = WindowRegion.create("comm", self.size, wish.size, signal_count=wish.signals)
         except RankwiseError as error:
             self._refuse_all(error)
             raise
@@ -350,19 +385,19 @@ class CommHandle:
             self._tell(rank, Granted(), deadline, region.fd)
         return region
 
-    def _hear_sizes(self, size: int, deadline: Instant) -> dict[int, int]:
-        sizes = {self.rank: size}
-        while len(sizes) < self.size:
-            waiting = [self._channels[rank] for rank in self._channels if rank not in sizes]
-            for channel in self._wait_for_word(waiting, deadline, sizes):
+    def _hear_wishes(self, wish: Windows, deadline: Instant) -> dict[int, Windows]:
+        wishes = {self.rank: wish}
+        while len(wishes) < self.size:
+            waiting = [self._channels[rank] for rank in self._channels if rank not in wishes]
+            for channel in self._wait_for_word(waiting, deadline, wishes):
                 rank = next(rank for rank, c in self._channels.items() if c is channel)
                 message, _, _ = _receive(channel, deadline)
                 if message is None:
                     raise PeerDied(f"rank {rank} is gone")
                 if not isinstance(message, Windows):
                     raise RemoteProtocolError(f"rank {rank} says {message}, expected a size")
-                sizes[rank] = message.size
-        return sizes
+                wishes[rank] = message
+        return wishes
 
     def _wait_for_word(
         self, expected: list[socket.socket], deadline: Instant, present: Iterable[int]

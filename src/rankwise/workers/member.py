@@ -121,6 +121,7 @@ class Member(Communicator):
         self._board = SignalBoard(
             region.signal_cells, region.doorbells, rank, region.layout.signal_count
         )
+        self._doorbell = region.doorbells[rank]
         self._memory = region.memory
         deaths = region.layout.segment.deaths
         self._death_bytes = [deaths + 4 * r for r in range(region.rank_count)]
@@ -308,9 +309,13 @@ class Member(Communicator):
             patience = patience_from_seconds(timeout, f"wait for {name!r}: timeout")
         is_reached = wanted.__eq__ if eq is not None else wanted.__le__
 
-        def describe() -> str:
-            return f"wait for signal {name!r} {'==' if eq is not None else '>='} {wanted}"
+        def awaited() -> str:
+            return f"signal {name!r} {'==' if eq is not None else '>='} {wanted}"
 
+        def describe() -> str:
+            return f"wait for {awaited()}"
+
+        self._doorbell.awaited = lambda: f"{awaited()} of {self.name!r}: {self._standing(signal)}"
         value = self._board.wait(
             signal,
             is_reached,
@@ -462,15 +467,19 @@ class Member(Communicator):
             raise PeerDied(f"{told}: all others have left")
 
     def _late(self, what: str, signal: int, patience: Duration) -> CollectiveTimeout:
+        return CollectiveTimeout(
+            f"{what} timed out on rank {self.rank} of {self.name!r} after "
+            f"{format_duration(patience)}: {self._standing(signal)}"
+        )
+
+    def _standing(self, signal: int) -> str:
+        """How far a signal has come, and who has not added to it."""
         added = self._board.added(signal)
         silent = [rank for rank in range(self._size) if not added[rank] and rank != self.rank]
         nothing = f"; nothing was added by {_ranks(silent)}" if silent else ""
         absent = [r for r in silent if self.region.presence(r) is Presence.ABSENT]
         nobody = f"; {_ranks(absent)} never joined" if absent else ""
-        return CollectiveTimeout(
-            f"{what} timed out on rank {self.rank} of {self.name!r} after "
-            f"{format_duration(patience)}: it is {self._board.value(signal)}{nothing}{nobody}"
-        )
+        return f"it is {self._board.value(signal)}{nothing}{nobody}"
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -86,6 +86,27 @@ def test_the_others_go_on_without_a_node_that_dies_and_it_costs_no_restart(tmp_p
     assert (run.outcome.status, run.outcome.attempts) == (OutcomeStatus.SUCCEEDED, 1)
 
 
+def train_in_torch() -> float:
+    import torch  # noqa: PLC0415  # as programs of torch, in ranks that have it
+    import torch.distributed as dist  # noqa: PLC0415  # the same
+
+    dist.init_process_group("gloo")
+    total = torch.ones(1)
+    for _ in range(4):
+        time.sleep(1)
+        total = torch.ones(1)
+        dist.all_reduce(total)
+    return float(total)
+
+
+@pytest.mark.torch
+def test_ranks_of_torch_wait_until_the_lost_node_s_lease_ends(tmp_path: Path) -> None:
+    run = rehearse(train_in_torch, (2, 3), "kill:node=1@collective=2", folder=tmp_path)
+
+    assert run.values == {0: 2.0, 1: 2.0}
+    assert "round 0 is over: node n1.0 on h1 is lost\n" in run.told
+
+
 def test_the_node_that_leads_may_die(tmp_path: Path) -> None:
     run = rehearse(train, (1, 3), "kill:node=0,at=3s", folder=tmp_path)
 
@@ -117,11 +138,36 @@ def test_a_late_node_is_taken_in(tmp_path: Path) -> None:
     assert "round 0 is over: node n2.0 on h2 is joining" in run.told
 
 
+def test_the_lease_is_what_the_others_wait_for(tmp_path: Path) -> None:
+    program = write_program(
+        tmp_path,
+        "import time\nimport rankwise\nwhile rankwise.world_size() > 1: time.sleep(0.5)\n"
+        "print(round(time.perf_counter()))\n",
+    )
+    seconds = [
+        run(
+            "run", "--on=sim", "--nnodes=1:2", "--faults=kill:node=1,at=3s", "--virtual-clock",
+            f"--rdzv-conf=lease_ttl={ttl}", "--no-prefix", program, cwd=tmp_path,
+        ).stdout
+        for ttl in (4, 20)
+    ]  # fmt: skip
+
+    early, late = map(int, seconds)
+    assert 3 + 4 <= early <= 3 + 4 + 3
+    assert 3 + 20 <= late <= 3 + 20 + 3
+
+
 def test_a_run_whose_nodes_are_all_killed_fails(tmp_path: Path) -> None:
     run = rehearse(train, (1, 2), "kill:node=0,at=2s", "kill:node=1,at=3s", folder=tmp_path)
 
     assert run.outcome.status is OutcomeStatus.FAILED
     assert run.outcome.detail == "every node was killed, and none comes back"
+
+
+def test_the_only_node_of_a_function_comes_back() -> None:
+    fault = "kill:node=0,at=3s,back_after=30s"
+
+    assert rankwise.run(train, nprocs=2, on="sim", faults=fault) == [(2, "0", "1", "0")] * 2
 
 
 def fail_once() -> str:

@@ -75,6 +75,9 @@ class FutexWord:
 
     `memory` stays mapped until `release`. The word at `quiet_offset` is one that nobody ever
     sleeps on; it may be shared by all.
+
+    Attributes:
+        awaited: tells what its sleeper waits for, to those who show it: simulated ranks.
     """
 
     RING_BIT = 20
@@ -85,8 +88,14 @@ class FutexWord:
         self._quiet_cell = ctypes.c_uint32.from_buffer(memory, quiet_offset)
         self._address = ctypes.addressof(self._cell)
         self._quiet_address = ctypes.addressof(self._quiet_cell)
+        self.awaited: Callable[[], str] | None = None
         self._needs_fence = os.uname().machine != "x86_64"
         self._prepare_calls()
+
+    @property
+    def address(self) -> int:
+        """Where it is in this process."""
+        return self._address
 
     def _prepare_calls(self) -> None:
         """Convert all arguments now, which otherwise takes as long as the call itself."""

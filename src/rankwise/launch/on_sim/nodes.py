@@ -294,19 +294,18 @@ class SimulatedNodes:
 
     def start(self) -> None:
         """Let the nodes start, each at its time."""
+        late: dict[int, Duration] = {}
         if self._faults is not None:
             self._faults.nodes = self
-        late: dict[int, Duration] = {}
-        for fault in self._faults.of_nodes() if self._faults is not None else ():
-            if isinstance(fault, LateNode):
-                late[fault.node] = fault.by
-            elif fault.at is not None:
-                self._agenda.after(fault.at, partial(self._strike_later, fault))
+            for fault in self._faults.of_nodes():
+                if isinstance(fault, LateNode):
+                    late[fault.node] = fault.by
+                    self._faults.strike_node(fault, "")
+                elif fault.at is not None:
+                    when = f"after {format_duration(fault.at)}"
+                    self._agenda.after(fault.at, partial(self._faults.strike_node, fault, when))
         for node in self._nodes:
             self._start_after(node, late.get(node.number, ZERO))
-        for fault in self._faults.of_nodes() if self._faults is not None else ():
-            if isinstance(fault, LateNode) and self._faults is not None:
-                self._faults.strike_node(fault, "")
         self.pass_time()
 
     def run(self, patience_s: float | None) -> Rank | None:
@@ -333,6 +332,7 @@ class SimulatedNodes:
         for node in self._nodes:
             node.notice_ends()
         coming, own = self._world.scheduler.next_instant, self.next_instant
+        assert self.is_over or (own, coming) != (None, None), "an agent waits for ever"
         if own is not None and (coming is None or coming > own):
             self._world.scheduler.now = max(self._world.scheduler.now, own)
             self.pass_time()
@@ -398,10 +398,6 @@ class SimulatedNodes:
     def _start(self, node: Node) -> None:
         self._starts_pending -= 1
         node.start()
-
-    def _strike_later(self, fault: KillNode) -> None:
-        assert self._faults is not None, "one of them strikes"
-        self._faults.strike_node(fault, f"after {format_duration(fault.at or ZERO)}")
 
 
 class _WorldTime:

@@ -165,6 +165,7 @@ class Rehearsal:
                 schedule=self._schedule,
                 faults=self._faults,
                 extensions={
+                    "rankwise.drivers.real.windows.region": _follow_windows,
                     "torch": partial(_follow_torch, self._device),
                     "torch.distributed.tensor": _follow_dtensor,
                 },
@@ -357,6 +358,12 @@ def _number_of_the_moment() -> int | None:
 def _is_dropped() -> bool:
     rank = rank_of_the_moment()
     return rank is not None and rank.is_doomed
+
+
+def _follow_windows(world: World) -> Callable[[], None]:
+    from rankwise.launch.on_sim import windows  # noqa: PLC0415  # only for programs that use them
+
+    return windows.install(world)
 
 
 def _follow_torch(device: str, world: World) -> Callable[[], None]:

@@ -224,6 +224,24 @@ def test_the_conductor_gets_the_baton_at_its_horizon() -> None:
     assert scheduler.ranks[0].exit_code == 0
 
 
+def test_what_comes_up_while_ranks_run_brings_their_horizon_forward() -> None:
+    woken: list[int] = []
+
+    def program() -> None:
+        scheduler.return_by(Instant(20))
+        scheduler.return_by(Instant(60))
+        for _ in range(3):
+            scheduler.sleep(10)
+            woken.append(scheduler.now)
+
+    scheduler = scheduler_of(program)
+
+    scheduler.run(horizon=Instant(100))
+    assert woken == [10, 20]
+    run_to_the_end(scheduler)
+    assert woken == [10, 20, 30]
+
+
 def test_a_signal_at_any_moment_of_the_wait_brings_the_conductor_back() -> None:
     is_told = False
 
