@@ -132,6 +132,31 @@ rank, end = rankwise.rank(), time.monotonic() + 2.2
     assert "no rank has made progress" not in done.stderr
 
 
+TORCH = """
+import time
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+time.sleep(0.1)
+end = time.monotonic() + 2.2
+goes_on = torch.ones(1)
+while goes_on.item():
+    goes_on.fill_(time.monotonic() < end)
+    dist.all_reduce(goes_on, op=dist.ReduceOp.MIN)
+    time.sleep(0.05)
+"""
+
+
+def test_silent_collectives_of_torch_are_no_hang(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    script = write_program(tmp_path, TORCH)
+
+    done = run("run", "--nproc-per-node=2", "--hang-timeout=1500ms", script)
+
+    assert done.code == 0, done
+    assert "no rank has made progress" not in done.stderr
+
+
 HEARTBEAT = """
 import threading, time, rankwise
 from rankwise.collectives import barrier
