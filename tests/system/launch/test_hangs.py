@@ -178,7 +178,7 @@ def test_a_heartbeat_hides_no_hang_and_half_way_there_is_a_warning(tmp_path: Pat
 
     assert done.code == 124
     why = r"\(rank 1 has not come to barrier #1 \(program.py:11\), in which rank 0 waits\)"
-    warning = rf"no rank has made progress for \S+ m?s {why}; --hang-timeout ends the run in "
+    warning = rf"no rank has made progress for \S+ m?s {why}; the hang timeout ends the run in "
     assert len(re.findall(warning, done.stderr)) == 1, done.stderr
     assert "the gang hung: no progress for 1.5 s; rank 1 has not come" in done.stderr
 
@@ -277,3 +277,20 @@ def test_py_spy_adds_native_frames(run_of: Callable[[str, int], Running]) -> Non
 
     assert re.search(r"libc|time_sleep", asked.stdout), asked
     assert "<module> (program.py:3)" in asked.stdout
+
+
+def test_ranks_that_take_their_time_to_stop_are_not_warned_of(tmp_path: Path) -> None:
+    program = """
+import signal, time
+signal.signal(signal.SIGTERM, lambda *_: None)
+print("begun", flush=True)
+time.sleep(1.8)
+"""
+    script = write_program(tmp_path, program)
+    with start("run", "--nproc-per-node=1", "--hang-timeout=2s", script) as running:
+        running.wait_for("begun")
+        running.signal(signal.SIGTERM)
+        done = running.finish()
+
+    assert done.code == 128 + signal.SIGTERM
+    assert "no rank has made progress" not in done.stderr
