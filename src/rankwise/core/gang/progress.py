@@ -47,7 +47,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         pid: its process; another one is another life.
         marks: how far it has come, such as its count of calls; any change is progress.
-        is_in_call: whether it is in a collective call.
+        is_in_call: whether its main thread is in a collective call.
         main_time: the CPU time of its main thread, with the time that it waited for a CPU.
         helper_times: the CPU time of its other threads and of its child processes, by a key each.
         byte_count: what all of them have read and written, output streams left out.

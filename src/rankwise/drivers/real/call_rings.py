@@ -27,6 +27,7 @@ from rankwise.drivers.real.worker.call_ring import (
     HEAD_DONE,
     HEAD_GROUPS,
     HEAD_PID,
+    OTHER_THREAD,
     RING_AT,
     TEXT_BYTES,
 )
@@ -100,7 +101,8 @@ def _read_calls(area: bytes, keys: list[str]) -> Iterator[Call]:
             match=match,
             place=_text(area[at + TEXT_BYTES : at - ENTRY_HEAD.size + ENTRY_BYTES]),
             begun_at=Instant(begun_at),
-            stage=Stage(stage),
+            stage=Stage(stage & ~OTHER_THREAD),
+            is_of_main_thread=not stage & OTHER_THREAD,
             peer=peer,
         )
 

@@ -19,6 +19,7 @@ program first imports torch.distributed or makes calls of `rankwise.collectives`
 import os
 import struct
 import sys
+import threading
 import time
 from itertools import count
 from mmap import PROT_READ, PROT_WRITE, mmap
@@ -36,6 +37,8 @@ TOTAL_BYTES_AT = 24
 """Where a segment says how long it is without the areas."""
 
 WAITING, ISSUED, DONE, FAILED = range(4)
+OTHER_THREAD = 0x100
+"""Added to the stage of a call that is not the main thread's: all else of the rank may go on."""
 HEAD_PID, HEAD_GROUPS, HEAD_DONE, HEAD_CALLS = range(4)
 HEAD_BYTES = 64
 GROUPS_MAX = 64
@@ -45,7 +48,9 @@ GROUP_BYTES = GROUP_HEAD.size + GROUP_KEY_BYTES + GROUP_LABEL_BYTES + MEMBERS_BY
 RING_AT = HEAD_BYTES + GROUPS_MAX * GROUP_BYTES
 ENTRIES = 256
 ENTRY_HEAD = struct.Struct("=QQQIiIi")
-"""Sequence number, call number, instant, stage, slot of the group, what must match, peer."""
+"""Sequence number, call number, instant, stage, slot of the group, what must match, peer.
+
+Of the stage only the lowest byte changes afterwards."""
 TEXT_BYTES, PLACE_BYTES = 152, 64
 ENTRY_BYTES = ENTRY_HEAD.size + TEXT_BYTES + PLACE_BYTES
 _STAGE_AT = 24
@@ -79,6 +84,7 @@ class CallRing:
         self._memory = memory
         self._words = memoryview(memory).cast("Q")
         self._sequence = count(1)
+        self._main_thread = threading.main_thread().ident
 
     def add_group(
         self, key: str, label: str, size: int, members: "Iterable[int]"
@@ -107,12 +113,13 @@ class CallRing:
         sequence = next(self._sequence)
         at = RING_AT + sequence % ENTRIES * ENTRY_BYTES
         memory = self._memory
+        stage = WAITING if threading.get_ident() == self._main_thread else OTHER_THREAD | WAITING
         memory[at + _WORDS_AT : at + ENTRY_BYTES] = words
         if group is None:
-            _pack_entry(memory, at, sequence, 0, _now(), WAITING, NO_SLOT, match, peer)
+            _pack_entry(memory, at, sequence, 0, _now(), stage, NO_SLOT, match, peer)
         else:
             number = next(group.numbers)
-            _pack_entry(memory, at, sequence, number, _now(), WAITING, group.slot, match, peer)
+            _pack_entry(memory, at, sequence, number, _now(), stage, group.slot, match, peer)
             self._words[group.count_at] = number
         self._words[HEAD_CALLS] = sequence
         return at + _STAGE_AT
