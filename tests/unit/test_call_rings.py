@@ -48,6 +48,34 @@ def test_the_agent_knows_how_long_a_book_is() -> None:
     assert segments.CALLS_BYTES == call_ring.AREA_BYTES
 
 
+def test_a_call_of_another_thread_does_not_hold_the_main_thread(segment: Segment) -> None:
+    ring = attached()
+    group = ring.add_group("torch 0 0", "", 4, range(8, 12))
+    entries: list[int] = []
+    thread = threading.Thread(target=lambda: entries.append(ring.begin(group, 77, WORDS)))
+    thread.start()
+    thread.join()
+
+    before = read_book(segment, 1, 8)
+    ring.begin(group, 78, WORDS)
+    thread = threading.Thread(target=lambda: entries.append(ring.begin(group, 79, WORDS)))
+    thread.start()
+    thread.join()
+    after = read_book(segment, 1, 8)
+    ring.end(entries[0], DONE)
+    at_last = read_book(segment, 1, 8)
+
+    assert before is not None
+    assert before.call_of_main_thread is None
+    assert [call.number for call in before.standing] == [1]
+    assert after is not None
+    assert after.call_of_main_thread is not None
+    assert after.call_of_main_thread.number == 2
+    assert [call.number for call in after.standing] == [3]
+    assert at_last is not None
+    assert [call.stage for call in at_last.calls] == [Stage.DONE, Stage.WAITING, Stage.WAITING]
+
+
 def test_a_call_is_read_as_it_was_entered(segment: Segment) -> None:
     ring = attached()
     group = ring.add_group("torch 0 0", "dp", 16, range(6, 22))

@@ -34,7 +34,8 @@ _DOES = {"advances": "getting on", "computes": "computing", "transfers": "readin
 def why(run: str | None, *, as_json: bool, timeout: Duration) -> None:
     """Tell why RUN does not get on: which ranks wait, for which rank, and where that one is.
 
-    It is what the report of --hang-timeout would say at this moment. The run goes on.
+    It is what the report of --hang-timeout would say at this moment. The run goes on. Of a run on
+    several nodes, the agent of each node tells about its own ranks.
 
     RUN is a run's name as `rankwise ps` shows it, the beginning of one, or the pid of its agent;
     it may be left out while there is only one run.

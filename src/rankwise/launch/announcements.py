@@ -85,8 +85,8 @@ def hang_warning(still: Duration, hang_timeout: Duration, verdict: str) -> str:
     rest = max(Duration(hang_timeout - still), Duration(0))
     why = f" ({verdict})" if verdict else ""
     return (
-        f"no rank has made progress for {format_duration(still)}{why}; --hang-timeout ends the run "
-        f"in {format_duration(rest)} if none does"
+        f"no rank has made progress for {format_duration(still)}{why}; the hang timeout ends the "
+        f"run in {format_duration(rest)} if none does"
     )
 
 

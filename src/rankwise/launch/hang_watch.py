@@ -165,5 +165,6 @@ class HangWatch:
         book = read_book(segment, local_rank, self._planner.world.rank(0))
         if book is None:
             return marks, None
-        since = next((call.begun_at for call in book.standing), None)
+        call = book.call_of_main_thread
+        since = None if call is None else call.begun_at
         return (*marks, calls_begun(segment, local_rank), since or 0), since

@@ -81,25 +81,29 @@ def section(name: str, *, timeout: float | None = None) -> Iterator[None]:
 
 
 @cache
-def _ledgers() -> "memoryview[int] | None":
-    """The memory in which the agent sees that sections come and go."""
+def _word_of_borders() -> "memoryview[int] | None":
+    """The word in which the agent sees that sections come and go."""
     text = os.environ.get(SEGMENT_VARIABLE)
+    if text is None:
+        return None
     try:
-        return None if text is None else Segment.attach(int(text)).ledgers
+        ledgers = Segment.attach(int(text)).ledgers
     except ConfigError:
         return None  # a process that a worker has started: it is no rank
+    at = int(os.environ["RANKWISE_LOCAL_RANK"]) * LEDGER_WORDS + LEDGER_SECTIONS
+    return ledgers[at : at + 1]
 
 
 def forget_segment() -> None:
     """Let the next section be the first one of another world."""
-    _ledgers.cache_clear()
+    _word_of_borders.cache_clear()
 
 
 def _pass_border() -> None:
     """Let the agent see that the program has gone on: a section has begun or ended."""
-    if (ledgers := _ledgers()) is not None:
-        local_rank = int(os.environ["RANKWISE_LOCAL_RANK"])
-        ledgers[local_rank * LEDGER_WORDS + LEDGER_SECTIONS] = next(_borders)
+    word = _word_of_borders()
+    if word is not None:
+        word[0] = next(_borders)
 
 
 def _limit_of(name: str) -> float:

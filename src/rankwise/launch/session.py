@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankwise.base.failure import TIME_LIMIT_SIGNAL, Outcome, OutcomeStatus
 from rankwise.base.units import SECOND, Duration, Instant, after
+from rankwise.core.gang.state import Phase
 from rankwise.core.gang.vocabulary import Stimulus, StopRequested, WorkerReported, WorkerSpawned
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.hosting.hosting import Hosting
@@ -430,8 +431,10 @@ class Session:
         """Say half-way that the hang timeout is running, and what is known."""
         from rankwise.launch.announcements import hang_warning  # noqa: PLC0415  # rare
 
-        hang_timeout = self._job.gang.hang_timeout
+        hang_timeout, gang = self._job.gang.hang_timeout, self._dispatch.gang
         assert hang_timeout is not None, "without a hang timeout there is no warning of a hang"
+        if gang is None or gang.phase is not Phase.RUNNING:
+            return  # they are being stopped, or wait for another node: nothing is timed
         self._say(hang_warning(still, hang_timeout, verdict), "hang-warning")
 
     def request_stop(self, signum: int | None) -> None:

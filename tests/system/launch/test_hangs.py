@@ -132,6 +132,31 @@ rank, end = rankwise.rank(), time.monotonic() + 2.2
     assert "no rank has made progress" not in done.stderr
 
 
+TORCH = """
+import time
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+time.sleep(0.1)
+end = time.monotonic() + 2.2
+goes_on = torch.ones(1)
+while goes_on.item():
+    goes_on.fill_(time.monotonic() < end)
+    dist.all_reduce(goes_on, op=dist.ReduceOp.MIN)
+    time.sleep(0.05)
+"""
+
+
+def test_silent_collectives_of_torch_are_no_hang(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    script = write_program(tmp_path, TORCH)
+
+    done = run("run", "--nproc-per-node=2", "--hang-timeout=1500ms", script)
+
+    assert done.code == 0, done
+    assert "no rank has made progress" not in done.stderr
+
+
 HEARTBEAT = """
 import threading, time, rankwise
 from rankwise.collectives import barrier
@@ -153,7 +178,7 @@ def test_a_heartbeat_hides_no_hang_and_half_way_there_is_a_warning(tmp_path: Pat
 
     assert done.code == 124
     why = r"\(rank 1 has not come to barrier #1 \(program.py:11\), in which rank 0 waits\)"
-    warning = rf"no rank has made progress for \S+ m?s {why}; --hang-timeout ends the run in "
+    warning = rf"no rank has made progress for \S+ m?s {why}; the hang timeout ends the run in "
     assert len(re.findall(warning, done.stderr)) == 1, done.stderr
     assert "the gang hung: no progress for 1.5 s; rank 1 has not come" in done.stderr
 
@@ -252,3 +277,20 @@ def test_py_spy_adds_native_frames(run_of: Callable[[str, int], Running]) -> Non
 
     assert re.search(r"libc|time_sleep", asked.stdout), asked
     assert "<module> (program.py:3)" in asked.stdout
+
+
+def test_ranks_that_take_their_time_to_stop_are_not_warned_of(tmp_path: Path) -> None:
+    program = """
+import signal, time
+signal.signal(signal.SIGTERM, lambda *_: None)
+print("begun", flush=True)
+time.sleep(1.8)
+"""
+    script = write_program(tmp_path, program)
+    with start("run", "--nproc-per-node=1", "--hang-timeout=2s", script) as running:
+        running.wait_for("begun")
+        running.signal(signal.SIGTERM)
+        done = running.finish()
+
+    assert done.code == 128 + signal.SIGTERM
+    assert "no rank has made progress" not in done.stderr

@@ -175,12 +175,12 @@ if rank == 2:
 dist.barrier()
 """
 
-    done = run_program(tmp_path, library, program, "--hang-timeout=20s")
+    done = run_program(tmp_path, library, program, "--hang-timeout=2s")
 
     where = f"train.py:{line_of(program, 'dist.barrier', library)}"
     assert done.code == 124
     assert root_cause_in(done) == (
-        "the gang hung: no progress for 20 s; rank 2 has not come to "
+        "the gang hung: no progress for 2 s; rank 2 has not come to "
         f"barrier #1 ({where}), in which ranks 0-1 wait"
     )
     assert f"waits for barrier #1 ({where}): rank 2 has not come" in done.stderr

@@ -19,6 +19,9 @@ a thread that wakes up now and then to say that it lives, nor one that watches a
 Nobody polls: `next_look` is a quarter of the patience after the last look. Progress is dated to
 the look that found it, so a hang is found at most a quarter of the patience late, never early.
 
+A look that comes much later than it was due tells that who looks stood still itself, and the ranks
+perhaps too: Ctrl-Z, a suspended machine. That time is not held against them.
+
 That all others wait for one rank, and this one makes no progress, needs no rule of its own: those
 who wait in a call make none, so the rank that made progress last is the one they wait for.
 """
@@ -44,7 +47,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         pid: its process; another one is another life.
         marks: how far it has come, such as its count of calls; any change is progress.
-        is_in_call: whether it is in a collective call.
+        is_in_call: whether its main thread is in a collective call.
         main_time: the CPU time of its main thread, with the time that it waited for a CPU.
         helper_times: the CPU time of its other threads and of its child processes, by a key each.
         byte_count: what all of them have read and written, output streams left out.
@@ -115,8 +118,7 @@ class ProgressWatch:
         """When to look next; None while nobody asked for that."""
         if self._patience is None:
             return None
-        interval = max(Duration(self._patience // LOOKS_PER_PATIENCE), LEAST_INTERVAL)
-        return after(self._looked_at, interval)
+        return after(self._looked_at, self._interval(self._patience))
 
     def look(self, works: Mapping[int, Work], now: Instant) -> None:
         """Take in what each rank has done so far; those that are left out have ended."""
@@ -124,7 +126,13 @@ class ProgressWatch:
         is_same_look = elapsed < LEAST_INTERVAL and works.keys() <= self._works.keys()
         if is_same_look:
             return
-        self._ranks = {rank: self._judge(rank, work, now) for rank, work in works.items()}
+        # After the agent has stood still, the ranks get the time again that it has not seen.
+        late = 0
+        if self._patience is not None:
+            late = max(elapsed - 2 * self._interval(self._patience), 0)
+        self._ranks = {
+            rank: self._judge(rank, work, Duration(late), now) for rank, work in works.items()
+        }
         self._works = dict(works)
         self._looked_at = now
 
@@ -138,12 +146,18 @@ class ProgressWatch:
         self._warned_of = last
         return True
 
-    def _judge(self, rank: int, work: Work, now: Instant) -> RankProgress:
+    @staticmethod
+    def _interval(patience: Duration) -> Duration:
+        return max(Duration(patience // LOOKS_PER_PATIENCE), LEAST_INTERVAL)
+
+    def _judge(self, rank: int, work: Work, late: Duration, now: Instant) -> RankProgress:
         before = self._works.get(rank)
         if before is None or before.pid != work.pid:
             return RankProgress(Doing.ADVANCES, now)
         doing = _what_it_did(before, work, between(self._looked_at, now))
-        return RankProgress(doing, now if doing.is_progress else self._ranks[rank].last_progress)
+        if doing.is_progress:
+            return RankProgress(doing, now)
+        return RankProgress(doing, after(self._ranks[rank].last_progress, late))
 
 
 def _what_it_did(before: Work, now: Work, elapsed: Duration) -> Doing:

@@ -65,6 +65,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         ended_at: when it ended or was issued; 0 while the rank is in it.
         stage: how far it has come.
         peer: for a message, the rank at its other end.
+        is_of_main_thread: whether the program's main thread called it, or one of its other threads.
     """
 
     group: str
@@ -76,6 +77,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: Instant = Instant(0)
     stage: Stage = Stage.WAITING
     peer: int = NO_PEER
+    is_of_main_thread: bool = True
 
 
 class Book(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,6 +111,12 @@ class Book(msgspec.Struct, frozen=True, kw_only=True):
         if self.calls and self.calls[-1].stage is Stage.FAILED:
             return self.calls[-1:]
         return tuple(call for call in self.calls if call.stage is Stage.ISSUED)
+
+    @property
+    def call_of_main_thread(self) -> Call | None:
+        """The call that the main thread of a rank that lives is in, whatever its others do."""
+        waiting = (call for call in reversed(self.calls) if call.stage is Stage.WAITING)
+        return next((call for call in waiting if call.is_of_main_thread), None)
 
     def latest(self, group: str) -> Call | None:
         """Its latest call of a group that is remembered."""

@@ -91,7 +91,7 @@ class ArrivalReader:
         for sequence in range(max(self._seen, last - min(most, _SAFE_ENTRIES)) + 1, last + 1):
             at = self._area + RING_AT + sequence % ENTRIES * ENTRY_BYTES
             entry = os.pread(self._segment.fd, ENTRY_HEAD.size, at)
-            found, number, begun_at, end, slot, _, _ = ENTRY_HEAD.unpack(entry)
+            found, number, begun_at, end, slot, *_ = ENTRY_HEAD.unpack(entry)
             if found == sequence and not end:
                 break  # the rank is in it: read on from here the next time
             self._seen = sequence
@@ -132,7 +132,7 @@ def _read_calls(area: bytes, keys: list[str]) -> Iterator[Call]:
         for at in range(RING_AT, RING_AT + ENTRIES * ENTRY_BYTES, ENTRY_BYTES)
     ]
     last = max(entry[0] for entry in entries)
-    for sequence, number, begun_at, end, slot, match, peer, at in sorted(entries):
+    for sequence, number, begun_at, end, slot, match, peer, aside, at in sorted(entries):
         if not sequence or sequence < last - ENTRIES + 2 or slot >= len(keys):
             continue
         yield Call(
@@ -144,6 +144,7 @@ def _read_calls(area: bytes, keys: list[str]) -> Iterator[Call]:
             begun_at=Instant(begun_at),
             ended_at=Instant(end >> STAGE_BITS),
             stage=Stage(end & _STAGE_MASK),
+            is_of_main_thread=not aside,
             peer=peer,
         )
 

@@ -90,7 +90,7 @@ def test_what_a_rank_did_between_two_looks(before: Work, now: Work, doing: Doing
 def test_a_long_interval_asks_for_more_bytes() -> None:
     watch = watching(work())
 
-    watch.look({0: work(byte_count=64 << 10)}, Instant(100 * SECOND))
+    watch.look({0: work(byte_count=64 << 10)}, Instant(20 * SECOND))
 
     assert watch.ranks[0].doing is Doing.NOTHING
 
@@ -160,3 +160,13 @@ def test_half_way_it_warns_once_until_there_was_progress() -> None:
 
     assert warnings((0, 10), (0, 20), (0, 30)) == [20]
     assert warnings((9, 39), (9, 49), (9, 59), (9, 69)) == [59]
+
+
+def test_time_in_which_nobody_looked_is_not_held_against_the_ranks() -> None:
+    watch = watching(work())
+    watch.look({0: work()}, LOOK)
+
+    # Due at 20 s: everything was stopped for 3,600 s.
+    watch.look({0: work()}, Instant(3620 * SECOND))
+
+    assert watch.last_progress == 3590 * SECOND

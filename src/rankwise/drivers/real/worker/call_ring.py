@@ -19,6 +19,7 @@ program first imports torch.distributed or makes calls of `rankwise.collectives`
 import os
 import struct
 import sys
+import threading
 import time
 from itertools import count
 from mmap import PROT_READ, PROT_WRITE, mmap
@@ -44,8 +45,9 @@ GROUP_KEY_BYTES, GROUP_LABEL_BYTES, MEMBERS_BYTES = 64, 64, 512
 GROUP_BYTES = GROUP_HEAD.size + GROUP_KEY_BYTES + GROUP_LABEL_BYTES + MEMBERS_BYTES
 RING_AT = HEAD_BYTES + GROUPS_MAX * GROUP_BYTES
 ENTRIES = 256
-ENTRY_HEAD = struct.Struct("=QQQQiIi4x")
-"""Sequence and call number, instants of begin and end, slot of the group, what must match, peer.
+ENTRY_HEAD = struct.Struct("=QQQQiIiI")
+"""Sequence and call number, instants of begin and end, slot of the group, what must match, peer,
+and whether it is another thread's than the main one, so that all else of the rank may go on.
 
 The instant of the end holds the stage in its two lowest bits, so that one store tells both; while
 the rank waits it is 0, as WAITING is."""
@@ -83,6 +85,7 @@ class CallRing:
         self._memory = memory
         self._words = memoryview(memory).cast("Q")
         self._sequence = count(1)
+        self._main_thread = threading.main_thread().ident
 
     def add_group(
         self, key: str, label: str, size: int, members: "Iterable[int]"
@@ -111,12 +114,15 @@ class CallRing:
         sequence = next(self._sequence)
         at = RING_AT + sequence % ENTRIES * ENTRY_BYTES
         memory = self._memory
+        aside = threading.get_ident() != self._main_thread
         memory[at + _WORDS_AT : at + ENTRY_BYTES] = words
         if group is None:
-            _pack_entry(memory, at, sequence, 0, _now(), WAITING, NO_SLOT, match, peer)
+            _pack_entry(memory, at, sequence, 0, _now(), WAITING, NO_SLOT, match, peer, aside)
         else:
             number = next(group.numbers)
-            _pack_entry(memory, at, sequence, number, _now(), WAITING, group.slot, match, peer)
+            _pack_entry(
+                memory, at, sequence, number, _now(), WAITING, group.slot, match, peer, aside
+            )
             self._words[group.count_at] = number
         self._words[HEAD_CALLS] = sequence
         return at + _END_AT >> 3
