@@ -6,16 +6,20 @@ waiting. What a run is made of, while it lasts, is in `session.py`.
 """
 
 import errno
+import math
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rankwise.base.errors import LocalProtocolError, SpawnFailed
 from rankwise.base.failure import Outcome, OutcomeStatus
 from rankwise.base.units import Duration, format_duration
+from rankwise.bell import Bell
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.hosting.hosting import Hosting
 from rankwise.drivers.real.interrupts import gate_here
@@ -68,6 +72,8 @@ class Supervision:
         self._finished = threading.Event()
         self._session: Session | None = None
         self._early_stops: list[int | None] = []
+        self._bells: list[Bell] = []
+        """Of the threads that wait for an event of the run."""
         self._lock = threading.Lock()
 
     @property
@@ -118,8 +124,8 @@ class Supervision:
                 self._results = session.results()
                 is_over_for_good = self._ends_process and session.end_well_on_signals()
         finally:
-            self._begun.set()
-            self._finished.set()
+            self._tell(self._begun)
+            self._tell(self._finished)
         if self._outcome.status is OutcomeStatus.SUCCEEDED and not is_over_for_good:
             for signum in session.late_signals[:1]:
                 deliver_to_self(signum)
@@ -135,7 +141,7 @@ class Supervision:
                 hosting=self._hosting,
                 started=self._started,
                 clock=self._clock,
-                on_begun=self._begun.set,
+                on_begun=partial(self._tell, self._begun),
             )
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
@@ -157,7 +163,7 @@ class Supervision:
 
     def wait_begun(self, timeout: float | None = None) -> bool:
         """Wait until every worker's process has been made, or the run is over."""
-        return self._begun.wait(timeout)
+        return self._wait_for(self._begun, timeout)
 
     def wait(self, timeout: float | None = None) -> Outcome | None:
         """Wait for a run started with `start_in_thread`; None if it is not over within `timeout`.
@@ -165,13 +171,40 @@ class Supervision:
         Raises:
             Exception: whatever `run` would have raised.
         """
-        if not self._finished.wait(timeout):
+        if not self._wait_for(self._finished, timeout):
             return None
         if self._thread is not None:
             self._thread.join()
         if self._error is not None:
             raise self._error
         return self._outcome
+
+    def _wait_for(self, event: threading.Event, timeout: float | None) -> bool:
+        """Wait for an event of the run; handlers of signals run at once, and may raise."""
+        until = math.inf if timeout is None else time.monotonic() + timeout
+        if event.is_set() or time.monotonic() >= until:
+            return event.is_set()
+        with gate_here().used() as gate, Bell() as bell:
+
+            def patience() -> float:
+                gate.run_due()
+                return max(0.0, until - time.monotonic())
+
+            with self._lock:
+                self._bells.append(bell)
+            try:
+                while not event.is_set() and time.monotonic() < until:
+                    bell.wait(patience)
+            finally:
+                with self._lock:
+                    self._bells.remove(bell)
+        return event.is_set()
+
+    def _tell(self, event: threading.Event) -> None:
+        event.set()
+        with self._lock:
+            for bell in self._bells:
+                bell.ring()
 
     def stop(self, signum: int | None = None) -> None:
         """Ask the gang to end, from any thread; asking twice kills it."""

@@ -4,6 +4,7 @@ import os
 import select
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -42,6 +43,10 @@ def start(multiprocessing: ModuleType, tmp_path: Path) -> Iterator[Start]:
 def start_ours(ours: ModuleType, tmp_path: Path) -> Iterator[Start]:
     with ExitStack() as stack:
         yield make_start(ours, tmp_path, stack)
+
+
+def count_of_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def make_start(module: ModuleType, directory: Path, stack: ExitStack) -> Start:
@@ -288,9 +293,10 @@ def test_a_signal_interrupts_waiting(
 ) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    # Not while the waiting begins: an exception between two steps of Popen.poll, which torch calls
-    # then, leaves that one locked for ever.
-    command = f"read go < '{fifo}'; sleep 0.3; kill -{number.value} {os.getpid()}; exec sleep 600"
+    # For torch not while the waiting begins: an exception between two steps of Popen.poll, which it
+    # calls then, leaves that one locked for ever. Ours take it at any moment.
+    pause = "" if multiprocessing.__name__.startswith(RANKWISE) else "sleep 0.3;"
+    command = f"read go < '{fifo}'; {pause} kill -{number.value} {os.getpid()}; exec sleep 600"
     context = start(SH, ("-c", command))
 
     with pytest.raises(multiprocessing.SignalException) as raised:  # noqa: PT012  # once told to
@@ -300,6 +306,30 @@ def test_a_signal_interrupts_waiting(
     assert raised.value.sigval is number
     assert str(raised.value) == f"Process {os.getpid()} got signal: {number.value}"
     context.close(raised.value.sigval)
+
+
+def test_a_signal_at_any_moment_of_the_waiting_ends_it(start_ours: Start) -> None:
+    class TimeUp(Exception):
+        pass
+
+    def raise_time_up(*_: object) -> None:
+        raise TimeUp
+
+    context = start_ours(SH, ("-c", "exec sleep 600"))
+    descriptors = count_of_descriptors()
+    before = signal.signal(signal.SIGALRM, raise_time_up)
+    try:
+        for number in range(1000):
+            began_at = time.monotonic()
+            with pytest.raises(TimeUp):  # noqa: PT012  # the signal may come before the wait
+                signal.setitimer(signal.ITIMER_REAL, 1e-5 + number % 100 * 3e-6)
+                context.wait(PATIENCE_S)
+            assert time.monotonic() - began_at < PATIENCE_S / 2, number
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+    assert signal.set_wakeup_fd(-1) == -1
+    assert count_of_descriptors() == descriptors
 
 
 def test_in_another_thread_no_handlers_are_installed_and_this_is_said(

@@ -37,8 +37,6 @@ would leak a thread with all that it refers to for each one.
 """
 
 import os
-import select
-import signal
 import sys
 import threading
 from collections import deque
@@ -49,6 +47,7 @@ from types import FrameType
 from typing import Any, Protocol, Self
 
 from rankwise.base.units import Instant
+from rankwise.bell import Bell
 
 SIGKILL = 9
 NOTICE_S = 30.0
@@ -227,52 +226,6 @@ _HARMLESS = frozenset({17, 18, 23, 28})
 """Signals whose default is to do nothing: SIGCHLD, SIGCONT, SIGURG, SIGWINCH."""
 
 
-_RUNG = b"\0"
-
-
-class _Bell:
-    """What the conductor waits for: a rank that rings, while handlers of signals run meanwhile.
-
-    A signal that came just before a wait for a lock would not end that wait, and its handler would
-    run when the wait is over. So it is a pipe, into which signals write their numbers as well; they
-    are passed on to the previous owner of the process's wake-up descriptor.
-    """
-
-    def __init__(self) -> None:
-        self._reading, self._writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._poll = select.poll()
-        self._poll.register(self._reading, select.POLLIN)
-        self._hears_signals = threading.current_thread() is threading.main_thread()
-        self._previous_fd = -1
-        if self._hears_signals:
-            self._previous_fd = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
-
-    def ring(self) -> None:
-        """Let the conductor go on."""
-        os.write(self._writing, _RUNG)
-
-    def wait(self, patience: Callable[[], float]) -> bool:
-        """Wait for it to ring; False when it has not for so long, counted from the last signal.
-
-        `patience`, in seconds, is asked again after each signal, whose handler may alter it.
-        """
-        while self._poll.poll(patience() * 1000):
-            received = os.read(self._reading, 4096)
-            if self._previous_fd >= 0 and (signals := received.replace(_RUNG, b"")):
-                with suppress(OSError):  # theirs is full or closed: then they know enough
-                    os.write(self._previous_fd, signals)
-            if _RUNG in received:
-                return True
-        return False
-
-    def close(self) -> None:
-        """Restore the previous wake-up descriptor; no rank may ring from now on."""
-        if self._hears_signals:
-            signal.set_wakeup_fd(self._previous_fd)
-        os.close(self._reading)
-        os.close(self._writing)
-
-
 class Scheduler:
     """Runs the ranks of one world, one at a time, while it is entered.
 
@@ -317,10 +270,10 @@ class Scheduler:
         self._patience_s: float | None = None
         self._hand_overs = 0
         self._told_while_interrupted: set[bool] = set()
-        self._bell: _Bell
+        self._bell: Bell
 
     def __enter__(self) -> Self:
-        self._bell = _Bell()
+        self._bell = Bell()
         return self
 
     def __exit__(self, *_: object) -> None:
