@@ -64,7 +64,7 @@ demo: ## Train on handwritten digits with 4 supervised processes, on simulated c
 test: ## Run all tests (installs PyTorch for the comparisons); PYTEST_ARGS="-k gang" runs some (without)
 	@$(if $(PYTEST_ARGS),$(SAY_SOME),$(SAY_ALL))
 	$(SETUP) $(if $(PYTEST_ARGS),some-tests,test)
-	$(CLEAN) $(BIN)/python -m pytest -n $(if $(CI),2,3) --dist loadfile --durations=$(if $(CI),30,10) $(PYTEST_ARGS)
+	$(CLEAN) $(BIN)/python -m pytest -n $(if $(CI),2,3) --dist loadfile --no-loadscope-reorder --durations=$(if $(CI),30,10) $(PYTEST_ARGS)
 
 .PHONY: test-clients
 test-clients: ## Run trainers that nobody here wrote on simulated ranks (installs Lightning, accelerate, torchtitan, ...)

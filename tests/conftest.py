@@ -42,8 +42,22 @@ FOREIGN_VARIABLES = re.compile(
 HAS_TORCH = any(importlib.metadata.distributions(name="torch"))
 
 
+# Where tests wait most, for a lease or a grace to end, comes first, what only computes comes last:
+# the last minute is then short files on all workers, not one long file on one of them.
+FOLDERS_IN_ORDER = ("tests/system/cluster", "tests/system", "tests/conformance", "docs", "tests")
+
+
+def place_in_order(item: pytest.Item) -> int:
+    folder = item.path.parent.relative_to(item.config.rootpath)
+    return next(
+        (place for place, first in enumerate(FOLDERS_IN_ORDER) if folder.is_relative_to(first)),
+        len(FOLDERS_IN_ORDER),
+    )
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs PyTorch where it is not installed."""
+    """Run the files that wait longest first; skip what needs PyTorch where it is not installed."""
+    items.sort(key=place_in_order)
     if not HAS_TORCH:
         reason = "needs PyTorch: make test, without PYTEST_ARGS, installs it"
         for item in items:

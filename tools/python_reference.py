@@ -108,6 +108,7 @@ One JSON object per line, for a fact (`stimulus`) or an order (`effect`):
 | field | meaning |
 | --- | --- |
 | `at` | nanoseconds of the node's monotonic clock |
+| `wall` | the same instant of the calendar, UTC; it may jump, and nothing depends on it |
 | `machine` | who was told, or ordered: `agent`; in a simulation followed by the node's id |
 | `number` | of a fact: which it is, counted from 1 |
 | `cause` | of an order: the number of the fact that led to it |

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         GangError,
         PeerDied,
         RankwiseError,
+        RunTimeout,
         SpawnFailed,
         WorkersFailed,
     )
@@ -64,6 +65,7 @@ _HOMES = {
     "PeerDied": "rankwise.base.errors",
     "RankwiseError": "rankwise.base.errors",
     "SpawnFailed": "rankwise.base.errors",
+    "RunTimeout": "rankwise.base.errors",
     "WorkersFailed": "rankwise.base.errors",
     "ErrorRecord": "rankwise.base.failure",
     "ExitStatus": "rankwise.base.failure",
@@ -89,6 +91,7 @@ __all__ = [  # spelled out, since type checkers read this list and cannot run co
     "ProcessRaisedException",
     "RankwiseError",
     "Recalled",
+    "RunTimeout",
     "SpawnContext",
     "SpawnFailed",
     "WorkersFailed",

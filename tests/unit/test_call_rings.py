@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from rankwise.core.ledger import Fate, Stage
+from rankwise.core.ledger import Arrival, Fate, Stage
 from rankwise.drivers.real import segments
-from rankwise.drivers.real.call_rings import calls_begun, read_book
+from rankwise.drivers.real.call_rings import ArrivalReader, calls_begun, read_book
 from rankwise.drivers.real.segments import Segment
 from rankwise.drivers.real.worker import call_ring
 from rankwise.drivers.real.worker.call_ring import (
@@ -119,6 +119,43 @@ def test_the_latest_calls_are_kept_and_all_are_counted(segment: Segment) -> None
     assert calls_begun(segment, 1) == 3 * ENTRIES
     # The oldest is left out, since it could be about to be written over.
     assert [call.number for call in book.calls] == [*range(2 * ENTRIES + 2, 3 * ENTRIES + 1)]
+
+
+def test_arrivals_are_read_once_and_as_far_as_calls_have_ended(segment: Segment) -> None:
+    ring = attached()
+    group = ring.add_group("g", "", 4, range(8, 12))
+    reader = ArrivalReader(segment, 1, 8)
+    ring.end(ring.begin(group, 1, WORDS), DONE)
+    waiting = ring.begin(group, 1, WORDS)
+    ring.end(ring.begin(None, 1, WORDS, 10), ISSUED)
+
+    first = reader.read(100)
+    ring.end(waiting, ISSUED)
+    ring.end(ring.begin(group, 1, WORDS), DONE)
+    second = reader.read(100)
+
+    assert [arrival.number for arrival in first] == [1]
+    assert [arrival.number for arrival in second] == [2, 3], "messages belong to no group"
+    assert reader.read(100) == []
+    assert reader.groups["g"].members == (8, 9, 10, 11)
+    book = read_book(segment, 1, 8)
+    assert book is not None
+    of_group = [call for call in book.calls if call.group]
+    told = [Arrival(c.group, c.number, c.begun_at, c.ended_at) for c in of_group]
+    assert told == [*first, *second]
+    assert all(arrival.begun_at <= arrival.ended_at for arrival in told)
+
+
+def test_of_many_arrivals_the_latest_are_read(segment: Segment) -> None:
+    ring = attached()
+    group = ring.add_group("g", "", 4, range(8, 12))
+    reader = ArrivalReader(segment, 1, 8)
+    for _ in range(3 * ENTRIES):
+        ring.end(ring.begin(group, 1, WORDS), DONE)
+
+    arrivals = reader.read(10)
+
+    assert [arrival.number for arrival in arrivals] == [*range(3 * ENTRIES - 9, 3 * ENTRIES + 1)]
 
 
 def test_what_is_read_while_a_rank_writes_is_whole(segment: Segment) -> None:

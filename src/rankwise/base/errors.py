@@ -91,6 +91,10 @@ class WorkersFailed(GangError):
         self.exceptions = dict(exceptions or {})
 
 
+class RunTimeout(GangError, TimeoutError):
+    """A run was stopped because it took longer than it was allowed to."""
+
+
 class StoreError(RankwiseError):
     """The store that the nodes share could not do what it was asked for."""
 

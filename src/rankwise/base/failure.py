@@ -19,6 +19,9 @@ SIGNAL_NAMES: dict[int, str] = {
 }  # fmt: skip
 """Linux signal numbers, spelled here because machines may not import `signal`."""
 
+TIME_LIMIT_SIGNAL = 14
+"""SIGALRM, the alarm clock: by which a run's own time limit asks it to stop. Ranks get SIGTERM."""
+
 
 class ExitStatus(msgspec.Struct, frozen=True):
     """How a process ended: `code` is its exit code, or minus the signal that killed it."""
@@ -168,6 +171,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         size: how many workers the job had on all nodes; None where this node is the only one.
         failed: how many of them failed by themselves; None where `failures` has them all.
         absence: why no worker of this node ever ran, though nothing failed on it; None elsewhere.
+        lateness: a sentence on the rank that made the others wait in collectives; empty where none
+            did so for a notable part of the run.
     """
 
     status: OutcomeStatus
@@ -179,3 +184,4 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     size: int | None = None
     failed: int | None = None
     absence: Absence | None = None
+    lateness: str = ""

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from rankwise.launch.on_sim.comparison import Difference, Events
 
 _PROGRAM = Path(__file__).parents[1] / "collectives" / "recorded_program.py"
-_WAYS = {"simulated ranks": ["--on=sim"], "processes": ["--standalone", "--quiet"]}
+_SIMULATED, _REAL = "simulated ranks", "processes"
+_WAYS = {_SIMULATED: ["--on=sim"], _REAL: ["--standalone", "--quiet"]}
 _LOSSES_SHOWN = 20
 
 
@@ -84,7 +85,7 @@ def _run(way: str, folder: Path, size: int, words: list[str], capture: str = "")
     finished = subprocess.run(
         [
             sys.executable, "-m", "rankwise", "run", *_WAYS[way], f"--nproc-per-node={size}",
-            str(_PROGRAM), *words,
+            *(_import_once(folder / _SIMULATED) if way == _REAL else ()), str(_PROGRAM), *words,
         ],
         env={**os.environ, "RANKWISE_RECORD": str(place), "RANKWISE_RECORD_CAPTURE": capture},
         stdout=subprocess.DEVNULL,
@@ -96,6 +97,15 @@ def _run(way: str, folder: Path, size: int, words: list[str], capture: str = "")
         sys.stderr.buffer.write(finished.stderr)
         click.echo(f"the run on {way} failed with exit code {finished.returncode}", err=True)
     return finished.returncode
+
+
+def _import_once(records: Path) -> list[str]:
+    """Fork the processes from one that has imported what is slow to import and will be needed."""
+    from rankwise.sim.rehearsal.recording import IMPORTED  # noqa: PLC0415  # not for --help
+
+    file = records / IMPORTED
+    modules = file.read_text() if file.exists() else ""  # none if the simulated ranks failed
+    return ["--start-method=forkserver", f"--preload={modules}"] if modules else []
 
 
 def _run_again(difference: "Difference", folder: Path, size: int, words: list[str]) -> None:

@@ -54,6 +54,10 @@ SUBCOMMANDS = {
         "rankwise.cli.manifest", "manifest", "Write manifests for Kubernetes that run a job there."
     ),
     "ps": Subcommand("rankwise.cli.ps", "ps", "List the runs on this machine."),
+    "logs": Subcommand(
+        "rankwise.cli.logs", "logs", "Show what the ranks of a run write, or have written."
+    ),
+    "stop": Subcommand("rankwise.cli.stop", "stop", "Stop a run, and wait until it is over."),
     "stacks": Subcommand(
         "rankwise.cli.stacks", "stacks", "Show where every rank of a run is, in Python stacks."
     ),

@@ -1,6 +1,7 @@
 """From the options of `rankwise run --on sim` to a run on simulated ranks.
 
-All nodes are simulated in this process, so options about how nodes meet have nothing to decide.
+All nodes are simulated in this process, so of the options about how nodes meet only the number of
+nodes and the times of `--rdzv-conf` decide anything.
 """
 
 import os
@@ -14,23 +15,26 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from rankwise.base.errors import ConfigError
-from rankwise.cli.nodes import node_counts
+from rankwise.cli.nodes import NodeCounts, node_counts, parse_settings
 from rankwise.cli.run_job import job_from
 
 if TYPE_CHECKING:
     from rankwise.base.failure import Outcome
     from rankwise.cli.run_job import RunOptions
+    from rankwise.core.rendezvous.configuration import RendezvousConfig
+    from rankwise.launch.job import Job
     from rankwise.sim.prediction import Prediction
+    from rankwise.sim.rehearsal.faults import Fault
 
 _MEANINGLESS = {
     "node_rank": "all nodes are simulated in one process",
-    "rdzv_backend": "simulated nodes need no rendezvous",
-    "rdzv_endpoint": "simulated nodes need no rendezvous",
+    "rdzv_backend": "simulated nodes meet in a store of their own",
+    "rdzv_endpoint": "simulated nodes meet in a store of their own",
     "no_python": "simulated ranks are threads of one Python program",
     "start_method": "simulated ranks are threads, not processes",
     "preload": "simulated ranks share what one of them has imported",
     "numa_binding": "simulated ranks take turns on one core",
-    "spares": "simulated nodes do not fail by themselves",
+    "spares": "all simulated nodes run",
     "node_check": "simulated nodes are always fit",
     "health_port": "it is over before anybody could ask",
     "retry_startup_errors": "simulated ranks always start",
@@ -49,11 +53,6 @@ def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, 
         ConfigError: a value cannot be used.
     """
     counts = node_counts(options.nnodes, 0, label=options.label("nnodes"))
-    if counts.least != counts.most:
-        raise ConfigError(
-            f"{options.label('nnodes')} is {options.nnodes!r}, and simulated nodes do not come and "
-            "go: expected one number with --on sim"
-        )
     machine = (options.on or "").partition(":")[2] or None
     _check_files(options, machine)
     for name, why in _MEANINGLESS.items():
@@ -72,17 +71,19 @@ def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, 
     from rankwise.launch.on_sim.rehearsal import Rehearsal  # noqa: PLC0415  # after all checks
     from rankwise.launch.supervision import tell  # noqa: PLC0415  # the same
 
+    faults = read_faults(options.faults, counts.most * job.gang.size, node_count=counts.most)
     make = partial(
         Rehearsal,
         job,
         node_count=counts.most,
+        rendezvous=_rendezvous(options, job, counts, faults),
         seed=options.seed,
         device=options.device,
         machine=machine,
         packages=options.import_per_rank,
         keeps_log=(options.trace, options.report) != (None, None),
         has_virtual_clock=options.virtual_clock,
-        faults=read_faults(options.faults, counts.most * job.gang.size),
+        faults=faults,
     )
     _check_one_order(options)
     order = Order(options.schedule == "random", options.seed, options.explore, options.replay)
@@ -96,6 +97,33 @@ def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, 
     if rehearsal.prediction is not None:
         _tell_prediction(options, rehearsal.prediction, has_console=job.console)
     return outcome
+
+
+def _rendezvous(
+    options: "RunOptions", job: "Job", counts: NodeCounts, faults: "Sequence[Fault]"
+) -> "RendezvousConfig | None":
+    """How nodes meet that come and go; None if all of them are there from begin to end."""
+    from rankwise.core.rendezvous.configuration import (  # noqa: PLC0415  # not for --help
+        RendezvousConfig,
+    )
+    from rankwise.launch.cluster.plan import plan_of  # noqa: PLC0415  # the same
+    from rankwise.launch.cluster.settings import (  # noqa: PLC0415  # the same
+        split_settings,
+        with_timing,
+    )
+    from rankwise.sim.rehearsal.faults import FaultOfNode  # noqa: PLC0415  # the same
+
+    label = options.label("rdzv_conf")
+    config = RendezvousConfig(
+        nodes_min=counts.least, nodes_max=counts.most, policy=plan_of(job).rendezvous.policy
+    )
+    config = with_timing(
+        config, split_settings(parse_settings(options.rdzv_conf), label=label), label
+    )
+    is_fixed = counts.least == counts.most
+    return (
+        None if is_fixed and not any(isinstance(each, FaultOfNode) for each in faults) else config
+    )
 
 
 def _check_one_order(options: "RunOptions") -> None:

@@ -1,15 +1,33 @@
-"""`rankwise ps`: which runs there are on this machine, and how they are."""
+"""`rankwise ps`: which runs there are on this machine, and how they are.
 
+What the agents cannot know without looking, memory and CPU time, is looked up here: each rank
+leads a session, and what is in it belongs to that rank.
+"""
+
+import os
+import shutil
+import sys
 import time
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 import click
 
-from rankwise.base.units import SECOND, Instant, duration_from_seconds, format_duration
+from rankwise.base.units import (
+    SECOND,
+    Instant,
+    duration_from_seconds,
+    format_bytes,
+    format_duration,
+)
 from rankwise.cli.main import CONTEXT_SETTINGS
 
 PATIENCE = 2 * SECOND
-_COLUMNS = ("RUN", "PID", "NODE", "ROUND", "NPROC", "RANKS", "STATE", "AGE", "PROGRAM")
+_COLUMNS = (
+    "RUN", "PID", "NODE", "ROUND", "RANKS", "STATE", "RESTARTS", "CPU", "MEMORY", "AGE", "PROGRAM"
+)  # fmt: skip
+_ONLY_IF_KNOWN = ("NODE", "ROUND")
+"""Columns that are left out where no run has anything in them."""
 
 
 @click.command("ps", context_settings=CONTEXT_SETTINGS)
@@ -19,7 +37,8 @@ def ps(*, as_json: bool) -> None:
 
     A line is an agent: of a run on several nodes, with the node's rank, the round, and the ranks
     that it has in it; below it who is in the round, who came and who left. While nodes meet, it has
-    none.
+    none. CPU is that of its ranks and their children, on average since they began (200% is two
+    cores); MEMORY what they have resident. Log files, if there are any, are below.
     """
     rows = _statuses()
     if as_json:
@@ -37,6 +56,8 @@ def ps(*, as_json: bool) -> None:
         click.echo(line)
         if "lineup" in row:
             click.echo(f"  round {row['round']}: {_printable(row['lineup'])}")
+        if row.get("log_dir"):
+            click.echo(f"  logs: {_printable(row['log_dir'])}")
 
 
 def _statuses() -> list[dict[str, Any]]:
@@ -54,29 +75,96 @@ def _statuses() -> list[dict[str, Any]]:
             row["state"] = "silent"
         row.setdefault("state", "unknown")
         rows.append(row)
+    _add_usage(rows)
     return sorted(rows, key=lambda row: (row["run_id"], row.get("node_rank", row["pid"])))
+
+
+class _Usage(NamedTuple):
+    """What processes use: seconds of CPU time so far, resident bytes, and when the first began."""
+
+    cpu_s: float = 0.0
+    memory_bytes: int = 0
+    began_s: float = float("inf")
+
+
+def _add_usage(rows: Iterable[dict[str, Any]]) -> None:
+    """Add to each run and each of its workers what its processes use, as far as that is seen."""
+    rows = [row for row in rows if row.get("workers")]
+    if not rows:
+        return
+    sessions = _usage_by_session()
+    now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    for row in rows:
+        used = []
+        for worker in row["workers"]:
+            usage = sessions.get(worker["pid"])
+            if usage is not None:
+                worker |= {"cpu_s": round(usage.cpu_s, 2), "memory_bytes": usage.memory_bytes}
+                used.append(usage)
+        if used:
+            age_s = max(now_s - min(usage.began_s for usage in used), 0.01)
+            row["cpu_percent"] = round(100 * sum(usage.cpu_s for usage in used) / age_s, 1)
+            row["memory_bytes"] = sum(usage.memory_bytes for usage in used)
+
+
+def _usage_by_session() -> dict[int, _Usage]:
+    found: dict[int, _Usage] = {}
+    ticks, page_bytes = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+    for fields in _processes():
+        # Numbered as in proc(5), from `state`, which is 3: session 6, utime 14 and stime 15, those
+        # of children that have ended 16 and 17, starttime 22, rss 24.
+        session = int(fields[3])
+        before = found.get(session, _Usage())
+        found[session] = _Usage(
+            cpu_s=before.cpu_s + sum(map(int, fields[11:15])) / ticks,
+            memory_bytes=before.memory_bytes + int(fields[21]) * page_bytes,
+            began_s=min(before.began_s, int(fields[19]) / ticks),
+        )
+    return found
+
+
+def _processes() -> Iterator[list[bytes]]:
+    """What `/proc/PID/stat` says of each process, from its state on."""
+    for name in os.listdir("/proc"):  # noqa: PTH208  # pathlib costs milliseconds
+        if name.isdecimal():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123  # there are many
+                    yield file.read().rpartition(b")")[2].split()
+            except OSError:
+                continue  # it has ended meanwhile
 
 
 def _shown(row: dict[str, Any]) -> tuple[str, ...]:
     age = row.get("age_s")
     is_round = "round" in row
+    cpu, memory = row.get("cpu_percent"), row.get("memory_bytes")
     return (
         _printable(row["run_id"]),
         str(row["pid"]),
         f"{row['node_rank']} of {row['nodes']}" if is_round else "-",
         str(row["round"]) if is_round else "-",
-        str(row.get("nproc", "-")),
         _ranks(row),
         str(row["state"]),
+        _restarts(row),
+        "-" if cpu is None else f"{cpu:.0f}%",
+        "-" if memory is None else format_bytes(memory),
         "-" if age is None else format_duration(duration_from_seconds(age)),
         _printable(row.get("program", "-")),
     )
 
 
-def _ranks(row: dict[str, Any]) -> str:
-    """The ranks on this node, and how many the job has; `-` while it has none."""
-    if "first_rank" not in row:
+def _restarts(row: dict[str, Any]) -> str:
+    """How many there were, and how many there may be."""
+    if "restarts" not in row:
         return "-"
+    most = row.get("restarts_max", 0)
+    return f"{row['restarts']} of {most}" if most else str(row["restarts"])
+
+
+def _ranks(row: dict[str, Any]) -> str:
+    """The ranks on this node, and how many the job has; how many it may have, while it has none."""
+    if "first_rank" not in row:
+        return f"0 of {row['nproc']}" if "nproc" in row else "-"
     first, last = row["first_rank"], row["first_rank"] + row["nproc"] - 1
     ranks = str(first) if first == last else f"{first}-{last}"
     return f"{ranks} of {row['world_size']}" if "round" in row else ranks
@@ -87,8 +175,27 @@ def _printable(text: Any) -> str:
 
 
 def _table(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    """Columns side by side; on a terminal the last one is cut where the line would break."""
+    columns = [
+        column
+        for column in zip(*rows, strict=True)
+        if column[0] not in _ONLY_IF_KNOWN or any(cell != "-" for cell in column[1:])
+    ]
+    widths = [max(map(len, column)) for column in columns]
+    room = _terminal_width() - sum(widths[:-1]) - 2 * len(widths[:-1])
+    *others, last = columns
+    columns = [*others, tuple(_cut(cell, room) for cell in last)]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
+        for row in zip(*columns, strict=True)
     ]
+
+
+def _terminal_width() -> int:
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 1 << 20
+
+
+def _cut(text: str, width: int) -> str:
+    """The end of a text, which is what tells programs apart; some of it in any case."""
+    width = max(width, 8)
+    return text if len(text) <= width else "…" + text[1 - width :]

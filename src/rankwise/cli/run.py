@@ -1,13 +1,14 @@
 """`rankwise run`: starts a gang of workers and ends as they did.
 
 Exit codes: 0 when every worker succeeded; the exit code of the worker that failed first (128 plus
-the signal's number when one killed it); 124 when the gang hung (`--hang-timeout`); 128 plus the
-signal's number when a signal ended the run; 2 when the command line cannot be used, or the other
-nodes run another job under that name, in which case nothing was started; 75 when the job succeeded
-on other nodes before there was a seat for this one.
+the signal's number when one killed it); 124 when the gang hung (`--hang-timeout`) or the run took
+too long (`--timeout`); 128 plus the signal's number when a signal ended the run; 2 when the command
+line cannot be used, or the other nodes run another job under that name, in which case nothing was
+started; 75 when the job succeeded on other nodes before there was a seat for this one.
 """
 
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from rankwise.cli.run_job import RunOptions
     from rankwise.launch.job import Job
 
-EXIT_CODE_OF_A_HANG = 124
+EXIT_CODE_OF_A_TIMEOUT = 124
 """What `timeout` of the core utilities says of a command that ran out of time."""
 
 EXIT_CODE_OF_ANOTHER_JOB = 2
@@ -108,9 +109,9 @@ class RunCommand(click.Command):
         formatter.write_text(
             "Everything after SCRIPT belongs to the script. The variables in brackets set options "
             "that are not given. rankwise exits with the exit code of the worker that "
-            "failed first, 124 after a hang, 128 plus the number of the signal that ended it, 75 "
-            "if the job succeeded before there was a seat for this node, or 2 if nothing could be "
-            "started."
+            "failed first, 124 after a hang or --timeout, 128 plus the number of the signal that "
+            "ended it, 75 if the job succeeded before there was a seat for this node, or 2 if "
+            "nothing could be started."
         )
         formatter.write_paragraph()
         formatter.write("Examples:\n" + EXAMPLES)
@@ -168,11 +169,15 @@ def run(ctx: click.Context, /, **_values: Any) -> int:
 
                 print(written(job, notice), end="", file=sys.stderr, flush=True)
             else:
-                print(f"rankwise run: {notice}", file=sys.stderr, flush=True)
+                from rankwise.launch.log_layout import notice_stamp  # noqa: PLC0415  # not for --help
+
+                stamp = notice_stamp(job.logs)
+                print(f"{stamp}rankwise run: {notice}", file=sys.stderr, flush=True)
     if job.logs.log_specs is None and options.event_log_handler == "null":
         from rankwise.launch.fork_server import hosting_for  # noqa: PLC0415  # not for --help
 
-        end_on_sigterm()
+        if signal.SIGTERM in job.signals:
+            end_on_sigterm()
         started = None
         with suppress(OSError):  # it is tried again by who can tell the reason
             started = hosting_for(job)  # it starts on another core while we import the rest
@@ -282,6 +287,7 @@ def _note_on_options_of_script(options: "RunOptions") -> str | None:
 def exit_code(outcome: "Outcome") -> int:
     """The exit code that tells a shell what became of the run."""
     from rankwise.base.failure import (  # noqa: PLC0415  # not needed for --help
+        TIME_LIMIT_SIGNAL,
         Absence,
         FailureCause,
         OutcomeStatus,
@@ -294,6 +300,8 @@ def exit_code(outcome: "Outcome") -> int:
     match outcome.status:
         case OutcomeStatus.SUCCEEDED:
             return 0
+        case OutcomeStatus.STOPPED if outcome.stop_signal == TIME_LIMIT_SIGNAL:
+            return EXIT_CODE_OF_A_TIMEOUT
         case OutcomeStatus.STOPPED:
             return 128 + outcome.stop_signal if outcome.stop_signal else 1
         case OutcomeStatus.FAILED:
@@ -301,7 +309,7 @@ def exit_code(outcome: "Outcome") -> int:
             if root_cause is None:
                 return 1
             if root_cause.cause is FailureCause.HUNG:
-                return EXIT_CODE_OF_A_HANG  # the worker's own code tells how we ended it
+                return EXIT_CODE_OF_A_TIMEOUT  # the worker's own code tells how we ended it
             if root_cause.cause is FailureCause.OUT_OF_STEP:
                 return 1  # whatever it ended with, as a success perhaps
             if root_cause.exit is None:

@@ -128,6 +128,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     faults: tuple[str, ...]
     hang_timeout: Duration | None
+    timeout: Duration | None
     no_ledger: bool
     restart_backoff: Duration | None
     log_prefix: str | None
@@ -200,6 +201,7 @@ def job_from(options: RunOptions, environ: Mapping[str, str]) -> Job:
         master_addr=master.host,
         master_port=master.port,
         logs=_logs(options, size),
+        timeout=_more_than_nothing(options, "timeout", options.timeout),
         signals=_signals(options),
         virtual_local_rank=options.virtual_local_rank,
         cpus_by_rank=_cpus_by_rank(options, size),
@@ -283,12 +285,17 @@ def _size_by_kind(kind: str, label: str, environ: Mapping[str, str]) -> int:
 
 
 def _gang(options: RunOptions, size: int) -> GangSpec:
-    if options.hang_timeout is not None and options.hang_timeout <= 0:
-        raise ConfigError(f"{options.label('hang_timeout')} is 0, expected more than 0 seconds")
-    gang = GangSpec(size=size, hang_timeout=options.hang_timeout)
+    hang_timeout = _more_than_nothing(options, "hang_timeout", options.hang_timeout)
+    gang = GangSpec(size=size, hang_timeout=hang_timeout)
     if options.shutdown_timeout is not None:
         gang = msgspec.structs.replace(gang, grace=options.shutdown_timeout)
     return gang
+
+
+def _more_than_nothing(options: RunOptions, name: str, value: Duration | None) -> Duration | None:
+    if value is not None and value <= 0:
+        raise ConfigError(f"{options.label(name)} is 0, expected more than 0 seconds")
+    return value
 
 
 def _policy(options: RunOptions) -> RestartPolicy:

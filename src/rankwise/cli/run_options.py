@@ -164,8 +164,8 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         default_shown="[${role_name}${local_rank}]:",
         variables=("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",),
         is_torchrun=False,
-        help="Prefix of each line on the console; ${role_name}, ${local_rank} and "
-        "${rank} are filled in.",
+        help="Prefix of each line on the console; ${role_name}, ${local_rank}, ${rank}, ${date} "
+        "and ${time} are filled in. With ${time}, rankwise's own lines have it as well.",
     ),
     OptionWithVariable(
         ["--log-format"],
@@ -266,6 +266,18 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         "count it as a failure. Progress is: another collective call, section or step; and outside "
         "of a call, to compute, read or write, also in threads and child processes. Output is "
         "none.",
+    ),
+    _value(
+        "--timeout",
+        group=FAILURES,
+        metavar="SECONDS",
+        type=DURATION,
+        default=None,
+        default_shown="no limit",
+        is_torchrun=False,
+        help="Stop the run when it has taken this long (90m, 8h), restarts included: ranks are "
+        "told to stop as by SIGTERM, and the exit code is 124. On several nodes the first one "
+        "whose time is over stops all.",
     ),
     _flag(
         "--no-ledger",
@@ -436,7 +448,8 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         is_torchrun=False,
         help="Run elsewhere: ray starts an agent on each of --nnodes nodes of a Ray cluster, in a "
         "placement group (needs the extra: pip install 'rankwise[ray]'); sim simulates --nnodes "
-        "times --nproc-per-node ranks in one process, in virtual time; sim:MACHINE, a preset "
+        "times --nproc-per-node ranks in one process, in virtual time, on nodes that come and go "
+        "if --nnodes is MIN:MAX; sim:MACHINE, a preset "
         f"({PRESETS_IN_WORDS}) or a topology file, also predicts how long they take.",
     ),
     _flag(
@@ -550,8 +563,9 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         default=(),
         default_shown="none",
         is_torchrun=False,
-        help="Faults of ranks, such as kill:rank=3@collective=9 or slow:rank=2,by=10ms; "
-        "docs/howto/faults.md has them all. May be given several times.",
+        help="Faults of ranks and nodes, such as kill:rank=3@collective=9, slow:rank=2,by=10ms or "
+        "kill:node=1,at=10s,back_after=30s; docs/howto/faults.md has them all. May be given "
+        "several times.",
     ),
     _value(
         "--health-host",

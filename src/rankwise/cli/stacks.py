@@ -20,11 +20,10 @@ from rankwise.base.errors import RankwiseError
 from rankwise.base.units import SECOND, Duration, Instant
 from rankwise.cli.main import CONTEXT_SETTINGS
 from rankwise.cli.options import DURATION
+from rankwise.cli.runs_here import RUN_ARGUMENT, deadline_after, run_called
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from rankwise.launch.control import RunSummary
 
 _OWN_NUMBER = re.compile(r"\b0x[0-9a-f]+\b|(?<=^Process )\d+|(?<=^Thread )\d+", re.MULTILINE)
 """What differs between ranks that stand at the same place: addresses, and numbers of threads."""
@@ -34,12 +33,8 @@ class StacksUnavailable(RankwiseError):
     """Native frames cannot be had."""
 
 
-class RunNotFound(RankwiseError):
-    """No run, or more than one, is what the user may have meant."""
-
-
 @click.command("stacks", context_settings=CONTEXT_SETTINGS)
-@click.argument("run", required=False)
+@RUN_ARGUMENT
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per rank.")
 @click.option(
     "--native",
@@ -60,11 +55,11 @@ def stacks(run: str | None, *, as_json: bool, native: bool, timeout: Duration) -
     RUN is a run's name as `rankwise ps` shows it, the beginning of one, or the pid of its agent;
     it may be left out while there is only one run.
     """
-    from rankwise.launch.control import ask, list_runs  # noqa: PLC0415  # not for --help
+    from rankwise.launch.control import ask  # noqa: PLC0415  # not for --help
 
-    chosen = choose_run(list_runs(), run)
-    deadline = Instant(time.monotonic_ns() + timeout)
-    ranks = sorted(ask(chosen, "stacks", deadline), key=lambda line: int(line.get("rank", -1)))
+    deadline = deadline_after(timeout)
+    answer = ask(run_called(run), "stacks", deadline)
+    ranks = sorted(answer, key=lambda line: int(line.get("rank", -1)))
     if native:
         program = _find_py_spy()
         for line in ranks:
@@ -115,30 +110,6 @@ def native_stacks(program: str, pid: int, deadline: Instant) -> str:
             "without --native no such right is needed",
         )
     return done.stdout.decode(errors="replace").rstrip("\n")
-
-
-def choose_run(runs: "Sequence[RunSummary]", name: str | None) -> "RunSummary":
-    """The one run that a user means by a name, the beginning of one, a pid, or nothing.
-
-    Raises:
-        click.UsageError: there is nothing to choose by, and several runs to choose from.
-        RunNotFound: no run fits, or several do.
-    """
-    shown = ", ".join(f"{run.run_id} (pid {run.pid})" for run in runs)
-    if not runs:
-        raise RunNotFound("no run of yours is active on this machine")
-    if name is None:
-        if len(runs) > 1:
-            raise click.UsageError(f"there are several runs, name one of them: {shown}")
-        return runs[0]
-    exact = [run for run in runs if name in (run.run_id, str(run.pid))]
-    fitting = exact or [run for run in runs if run.run_id.startswith(name)]
-    if not fitting:
-        raise RunNotFound(f"no run is called {name!r}, there are: {shown}")
-    if len(fitting) > 1:
-        several = ", ".join(f"{run.run_id} (pid {run.pid})" for run in fitting)
-        raise RunNotFound(f"{name!r} could be any of: {several}", hint="name its pid")
-    return fitting[0]
 
 
 def render(ranks: "Sequence[dict[str, Any]]") -> str:

@@ -24,9 +24,10 @@ def end_interrupted(_signum: int, _frame: "FrameType | None") -> "NoReturn":
 
 
 def end_on_sigterm() -> None:
-    """Let SIGTERM end this process with a line until `be_interruptible`: ranks are being started.
+    """Let SIGTERM end this process with a line until the run itself catches it.
 
-    The guardian takes down what has been started, as it does whenever this process ends.
+    The guardian takes down what has been started, as it does whenever this process ends. The run
+    finds this handler, and leaves another one when it has succeeded.
     """
     if _signal.getsignal(_signal.SIGTERM) == _signal.SIG_DFL:
         _signal.signal(_signal.SIGTERM, end_stopped)
@@ -42,7 +43,5 @@ def end_stopped(signum: int, _frame: "FrameType | None") -> "NoReturn":
 
 def be_interruptible() -> None:
     """From now on there is something to be taken down: raise KeyboardInterrupt."""
-    if _signal.getsignal(_signal.SIGTERM) is end_stopped:
-        _signal.signal(_signal.SIGTERM, _signal.SIG_DFL)
     if _signal.getsignal(_signal.SIGINT) is end_interrupted:
         _signal.signal(_signal.SIGINT, _signal.default_int_handler)

@@ -4,15 +4,15 @@ The agent watches its ranks for half a second. A verdict counts only if it is th
 ends: every healthy rank is a little late now and then.
 """
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from rankwise.base.units import Duration, Instant, duration_from_seconds, format_duration
+from rankwise.base.units import Duration, duration_from_seconds, format_duration
 from rankwise.base.wording import ranks_in_words
 from rankwise.cli.main import CONTEXT_SETTINGS
 from rankwise.cli.options import DURATION
+from rankwise.cli.runs_here import RUN_ARGUMENT, deadline_after, run_called
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +22,7 @@ _DOES = {"advances": "getting on", "computes": "computing", "transfers": "readin
 
 
 @click.command("why", context_settings=CONTEXT_SETTINGS)
-@click.argument("run", required=False)
+@RUN_ARGUMENT
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: the verdict, then each rank.")
 @click.option(
     "--timeout",
@@ -40,11 +40,9 @@ def why(run: str | None, *, as_json: bool, timeout: Duration) -> None:
     RUN is a run's name as `rankwise ps` shows it, the beginning of one, or the pid of its agent;
     it may be left out while there is only one run.
     """
-    from rankwise.cli.stacks import choose_run  # noqa: PLC0415  # not for --help
-    from rankwise.launch.control import ask, list_runs  # noqa: PLC0415  # the same
+    from rankwise.launch.control import ask  # noqa: PLC0415  # not for --help
 
-    chosen = choose_run(list_runs(), run)
-    header, *ranks = ask(chosen, "why", Instant(time.monotonic_ns() + timeout))
+    header, *ranks = ask(run_called(run), "why", deadline_after(timeout))
     if as_json:
         import msgspec  # noqa: PLC0415  # only here
 

@@ -8,7 +8,11 @@ import sys
 
 from rankwise.drivers.real.worker import bootstrap
 from rankwise.sim.rehearsal.modules import UserModules
-from rankwise.sim.rehearsal.recording import begin_recording, note_globals
+from rankwise.sim.rehearsal.recording import (
+    begin_recording,
+    note_globals,
+    note_slow_imports,
+)
 from rankwise.sim.rehearsal.substitutes import seeds_of
 from rankwise.sim.rehearsal.world import running_rank
 
@@ -16,7 +20,8 @@ from rankwise.sim.rehearsal.world import running_rank
 def main(kind: str, name: str, *args: str) -> None:
     """Run the program as `__main__`, and record what it does; raises what it raises."""
     recorder = begin_recording()
-    if running_rank() is None:
+    is_simulated = running_rank() is not None
+    if not is_simulated:
         _act_as_simulated(recorder.rank)
     del sys.path[0]  # the folder of this file; a script brings its own
     try:
@@ -26,6 +31,8 @@ def main(kind: str, name: str, *args: str) -> None:
             raise
     note_globals(recorder, vars(sys.modules["__main__"]), _readers())
     recorder.close()
+    if is_simulated and recorder.rank == 0:
+        note_slow_imports(recorder.folder, sys.modules)
 
 
 def _readers() -> list:  # type: ignore[type-arg]

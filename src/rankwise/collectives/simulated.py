@@ -43,9 +43,10 @@ class RehearsedTransport:
     """Carries out operations between all ranks of a simulated world; a `Transport`."""
 
     def __init__(self, world: World, rank: int, usual_patience: Duration) -> None:
-        ranks = tuple(sorted(world.scheduler.ranks))
+        ranks = tuple(range(world.size))
         self.rank = rank
         self.size = len(ranks)
+        self._world = world
         self._group: Group = world.group(GROUP, ranks)
         self._group.gives_up = True  # as real ranks, which are told of each other's ends
         self._usual_patience = usual_patience
@@ -117,8 +118,9 @@ class RehearsedTransport:
         self._meet("barrier", None, _nothing)
 
     def withdraw(self, reason: str) -> None:
-        """Tell the peers that this rank gave up in an operation."""
-        self._group.lose(self.rank, CollectiveError(f"rank {self.rank} gave up: {reason}"))
+        """Tell the peers that this rank gave up in an operation; who is killed tells nothing."""
+        if not self._world.scheduler.ranks[self.rank].is_doomed:
+            self._group.lose(self.rank, CollectiveError(f"rank {self.rank} gave up: {reason}"))
 
     def close(self) -> None:
         """Nothing is held."""

@@ -61,6 +61,14 @@ def stopping_line(signum: int, ranks_left: int, rest: Duration) -> str:
     return f"stopping {who} ({name}) for up to {format_duration(rest)}; once more kills them now"
 
 
+def time_limit_line(timeout: Duration, grace: Duration) -> str:
+    """Say that the run has taken as long as it may, and what follows."""
+    return (
+        f"the time limit of {format_duration(timeout)} is over: stopping all ranks for up to "
+        f"{format_duration(grace)}"
+    )
+
+
 def hang_line(hang_timeout: Duration | None, stacks: Mapping[int, str]) -> str:
     """Say that the gang has hung, and what follows."""
     silence = "" if hang_timeout is None else f" for {format_duration(hang_timeout)}"

@@ -35,6 +35,7 @@ class RunOptions(TypedDict, total=False):
     max_restarts: int
     grace: float
     hang_timeout: float | None
+    timeout: float | None
     env: Mapping[str, str] | None
     log_dir: str | os.PathLike[str] | None
     redirects: str
@@ -108,6 +109,7 @@ def run(
     max_restarts: int = 0,
     grace: float = 30.0,
     hang_timeout: float | None = None,
+    timeout: float | None = None,
     env: Mapping[str, str] | None = None,
     log_dir: str | os.PathLike[str] | None = None,
     redirects: str = "0",
@@ -144,6 +146,8 @@ def run(
         grace: seconds that ranks have to end when they are told to, before they are killed.
         hang_timeout: seconds without progress of any rank (see docs/howto/hang.md) after
             which the run counts as hung: stacks are collected and it fails.
+        timeout: seconds that the whole run may take, restarts included, before ranks are told to
+            stop; on simulated ranks in real time.
         env: variables to add; not those that tell a rank its place, such as RANK or MASTER_PORT,
             which rankwise sets itself.
         log_dir: directory for log files.
@@ -151,7 +155,7 @@ def run(
             both streams of every rank, `"0:1,3:2"` is stdout of rank 0 and stderr of rank 3.
         tee: streams that go to both, in the same notation.
         prefix: what stands before each line on the console, a `string.Template` with
-            `${role_name}`, `${local_rank}`, `${rank}`; `""` for nothing.
+            `${role_name}`, `${local_rank}`, `${rank}`, `${date}`, `${time}`; `""` for nothing.
         run_id: the run's name in `rankwise ps`, without a slash; by default a random one.
         role: the ranks' role, for the prefix and ROLE_NAME.
         on: `"sim"` runs simulated ranks instead, threads of this process in virtual time; then
@@ -180,6 +184,7 @@ def run(
         TypeError: there is no such argument.
         WorkersFailed: ranks failed. `failures` has all of them, the root cause first;
             `exceptions` the real exception objects by rank; the root cause's is the `__cause__`.
+        RunTimeout: it took longer than `timeout`. It is a TimeoutError.
         ConfigError: an argument cannot be used.
         KeyboardInterrupt: Ctrl-C, after all ranks have ended. Other signals take the effect that
             they would have had without rankwise.
@@ -222,6 +227,7 @@ def run(
         max_restarts=max_restarts,
         grace=grace,
         hang_timeout=hang_timeout,
+        timeout=timeout,
         environment=env,
         preload=preload,
         run_id=run_id,

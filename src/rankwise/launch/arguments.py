@@ -68,13 +68,13 @@ def grace_period(seconds: Any) -> Duration:
     return duration_of(_seconds(seconds, "grace"), "grace")
 
 
-def hang_patience(seconds: Any) -> Duration | None:
-    """`hang_timeout`: None, or more than nothing."""
+def time_limit(seconds: Any, label: str) -> Duration | None:
+    """`timeout` and `hang_timeout`: None, or more than nothing."""
     if seconds is None:
         return None
-    duration = duration_of(_seconds(seconds, "hang_timeout"), "hang_timeout")
+    duration = duration_of(_seconds(seconds, label), label)
     if not duration:
-        raise ConfigError(f"hang_timeout is {shown(seconds)} seconds, expected more than 0")
+        raise ConfigError(f"{label} is {shown(seconds)} seconds, expected more than 0")
     return duration
 
 

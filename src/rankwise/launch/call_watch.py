@@ -6,7 +6,9 @@ A look reads a word of each book. Only where a rank has begun no call since the 
 are read, and a verdict counts when two looks running have come to it: no healthy run is ended by
 what was read while it moved.
 
-Who is merely late is accused only when an exception tells that patience is over.
+Who is merely late is accused only when an exception tells that patience is over. What lateness has
+cost is summed up by the way: each look takes in the calls that are new, of many the latest, so that
+a look costs a millisecond whatever the ranks do.
 """
 
 import re
@@ -16,16 +18,28 @@ import msgspec
 
 from rankwise.base.failure import ErrorRecord
 from rankwise.base.root_cause import tells_of_lost_peer
-from rankwise.base.units import MILLISECOND, Duration, after
+from rankwise.base.units import MILLISECOND, Duration, after, between
 from rankwise.core.gang.vocabulary import RanksBlamed
-from rankwise.core.ledger import Book, Fate, Verdict, find_verdict, wait_in_words, waits_of
-from rankwise.drivers.real.call_rings import calls_begun, read_book
+from rankwise.core.ledger import (
+    Book,
+    Delay,
+    Fate,
+    Lateness,
+    Verdict,
+    delay_in_words,
+    find_verdict,
+    wait_in_words,
+    waits_of,
+)
+from rankwise.drivers.real.call_rings import ArrivalReader, calls_begun, read_book
 from rankwise.drivers.real.process_host import RealProcessHost
 from rankwise.drivers.real.reactor import Reactor
 from rankwise.launch.planning import JobPlanner
 from rankwise.ports.clock import Clock
 
 INTERVAL = Duration(500 * MILLISECOND)
+_ARRIVALS_MAX, _ARRIVALS_MIN = 1024, 16
+"""How many calls a look takes in: of all ranks together, and of each at least."""
 _TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
 _OURS = "rankwise.base.errors.Collective"
 
@@ -57,6 +71,9 @@ class CallWatch:
         self._looks_at: int | None = None
         self._begun: dict[int, int] = {}
         self._suspicion = ""
+        self._began_at = clock.now()
+        self._lateness = Lateness(())
+        self._readers: dict[int, ArrivalReader] = {}
 
     def begin(self) -> None:
         """Look at the present attempt in intervals, as long as it lasts."""
@@ -65,6 +82,7 @@ class CallWatch:
         is_looking = self._looks_at is not None
         self._looks_at = self._attempt
         self._begun, self._suspicion = {}, ""
+        self._begin_lateness()
         if not is_looking:
             self._look_later()
 
@@ -91,6 +109,19 @@ class CallWatch:
         }
         return "" if verdict is None else verdict.text, told
 
+    def delays(self) -> tuple[Delay, ...]:
+        """What each rank has cost the others so far, as far as was seen."""
+        return self._lateness.delays()
+
+    def take_last_look(self) -> tuple[Delay, str] | None:
+        """Who made the others wait for a notable part of the run, and that in a sentence."""
+        self._see_arrivals()
+        lasted = between(self._began_at, self._clock.now())
+        worst = self._lateness.worst(lasted)
+        if worst is None:
+            return None
+        return worst, delay_in_words(worst, lasted, self._lateness.seen)
+
     @property
     def _attempt(self) -> int:
         return max((link.attempt for link in self._host.links.values()), default=-1)
@@ -102,6 +133,7 @@ class CallWatch:
         if all(link.is_over for link in self._host.links.values()):
             self._looks_at = None
             return
+        self._see_arrivals()
         verdict = self._certain_verdict() if self._is_somebody_standing() else None
         text = "" if verdict is None or not verdict.is_certain else verdict.text
         if verdict is not None and text and text == self._suspicion:
@@ -110,6 +142,28 @@ class CallWatch:
             return
         self._suspicion = text
         self._look_later()
+
+    def _begin_lateness(self) -> None:
+        """Read the books of this attempt; sums go on where the ranks are those of the last one."""
+        first_rank, segment = self._planner.world.rank(0), self._planner.segment
+        if segment is None:
+            return
+        ranks = tuple(first_rank + local_rank for local_rank in range(segment.worker_count))
+        self._lateness.forget_groups()
+        if self._lateness.ranks != ranks:
+            self._lateness = Lateness(ranks)
+        self._readers = {
+            local_rank: ArrivalReader(segment, local_rank, first_rank)
+            for local_rank in range(segment.worker_count)
+        }
+
+    def _see_arrivals(self) -> None:
+        if self._looks_at is None or len(self._readers) < 2 or self._looks_at != self._attempt:
+            return
+        most = max(_ARRIVALS_MIN, _ARRIVALS_MAX // len(self._readers))
+        for rank, reader in zip(self._lateness.ranks, self._readers.values(), strict=True):
+            arrivals = reader.read(most)
+            self._lateness.see(rank, reader.groups, arrivals)
 
     def _is_somebody_standing(self) -> bool:
         """Whether a rank has begun no call since the last look, and has begun some before."""

@@ -69,10 +69,10 @@ class FailureDecorator:
         """Keep what the ranks' books told then: who is to blame, and what each rank waits for."""
         self._verdict, self._waits = verdict, waits
 
-    def decorate_outcome(self, outcome: Outcome) -> Outcome:
-        """The same outcome with decorated failures."""
+    def decorate_outcome(self, outcome: Outcome, lateness: str = "") -> Outcome:
+        """The same outcome with decorated failures, and that sentence on lateness."""
         failures = self.decorate(outcome.failures)
-        return msgspec.structs.replace(outcome, failures=failures)
+        return msgspec.structs.replace(outcome, failures=failures, lateness=lateness)
 
     def decorate(self, failures: tuple[Failure, ...]) -> tuple[Failure, ...]:
         """The same failures, in the same order, with all that can be found out about them."""

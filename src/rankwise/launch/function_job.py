@@ -11,11 +11,11 @@ from rankwise.launch.arguments import (
     added_environment,
     call_arguments,
     grace_period,
-    hang_patience,
     modules_to_import,
     restarts_max,
     role_name,
     run_name,
+    time_limit,
     with_keywords,
     worker_count,
 )
@@ -35,6 +35,7 @@ def function_job(
     max_restarts: int = 0,
     grace: float = 30.0,
     hang_timeout: float | None = None,
+    timeout: float | None = None,
     environment: Mapping[str, str] | None = None,
     preload: Sequence[str] | None = None,
     run_id: str | None = None,
@@ -54,7 +55,7 @@ def function_job(
     gang = GangSpec(
         size=size,
         grace=grace_period(grace),
-        hang_timeout=hang_patience(hang_timeout),
+        hang_timeout=time_limit(hang_timeout, "hang_timeout"),
     )
     return Job(
         program=Function(
@@ -72,6 +73,7 @@ def function_job(
         preload=None if preload is None else modules_to_import(preload),
         environment={**_threads_environment(size), **added_environment(environment)},
         logs=logs,
+        timeout=time_limit(timeout, "timeout"),
         console=console,
     )
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from rankwise.base.units import Duration
 from rankwise.core.gang.vocabulary import GangSpec
 from rankwise.core.rendezvous.configuration import RestartPolicy
 
@@ -107,8 +108,9 @@ class LogPlan(msgspec.Struct, frozen=True, kw_only=True):
         console_ranks: local ranks whose output reaches the console; None means all.
         stdout_filters: console lines of stdout that contain one of these also go to
             `filtered_stdout.log`; likewise `stderr_filters`.
-        prefix_template: `string.Template` with `${role_name}`, `${local_rank}`, `${rank}`;
-            None means `[${role_name}${local_rank}]:`; the empty string means no prefix.
+        prefix_template: `string.Template` with `${role_name}`, `${local_rank}`, `${rank}`,
+            `${date}`, `${time}`; None means `[${role_name}${local_rank}]:`, and the empty string no
+            prefix.
         tee_prefixes: what stands before the tee'd lines of single local ranks instead.
         log_specs: name of a plug-in of the entry-point group `torchrun.logs_specs` that decides
             about files instead (loaded by the command line); None means rankwise's own layout.
@@ -145,6 +147,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             variables; otherwise `environment_by_rank` says whatever they are to know.
         master_addr, master_port: where rank 0 listens; None reserves a free port.
         logs: where output goes.
+        timeout: how long the whole run may take, restarts included; None: as long as it takes.
         signals: signal numbers that end the run gracefully.
         virtual_local_rank: every worker sees LOCAL_RANK=0 and one device.
         cpus_by_rank: CPUs that each local rank is bound to; None leaves them alone.
@@ -168,6 +171,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     master_addr: str = "127.0.0.1"
     master_port: int | None = None
     logs: LogPlan = LogPlan()
+    timeout: Duration | None = None
     signals: tuple[int, ...] = (15, 2, 1, 3)
     virtual_local_rank: bool = False
     cpus_by_rank: Mapping[int, frozenset[int]] | None = None

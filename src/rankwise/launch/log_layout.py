@@ -18,6 +18,7 @@ from typing import Protocol
 import msgspec
 
 from rankwise.base.errors import ConfigError
+from rankwise.drivers.real.logs.stamps import DATE_MARK, TIME_MARK, stamped
 from rankwise.launch.job import LogPlan, StreamChoice, Streams
 from rankwise.launch.private_places import (
     make_private_directory,
@@ -25,6 +26,7 @@ from rankwise.launch.private_places import (
     remove_tree,
 )
 
+_TIME_MARKS = {"date": DATE_MARK, "time": TIME_MARK}
 _FILE_NAMES = {Streams.OUT: "stdout.log", Streams.ERR: "stderr.log"}
 
 
@@ -220,15 +222,29 @@ def console_streams(plan: LogPlan, local_rank: int) -> Streams:
 def line_prefix(
     plan: LogPlan, *, role: str, local_rank: int, rank: int, stream: Streams = Streams.NONE
 ) -> str:
-    """What stands in front of a rank's console lines; placeholders of other names stay."""
+    """What stands in front of a rank's console lines; placeholders of other names stay.
+
+    The time is filled in where lines are shown: see `drivers.real.logs.stamps`.
+    """
     if local_rank in plan.tee_prefixes and stream & streams_of(plan.tee, local_rank):
         return plan.tee_prefixes[local_rank]
     if plan.prefix_template is None:
         return f"[{role}{local_rank}]:"
     from string import Template  # noqa: PLC0415 - rarely needed
 
-    values = {"role_name": role, "local_rank": local_rank, "rank": rank}
+    values = {"role_name": role, "local_rank": local_rank, "rank": rank, **_TIME_MARKS}
     return Template(plan.prefix_template).safe_substitute(values)
+
+
+def notice_stamp(plan: LogPlan) -> str:
+    """What stands in front of rankwise's own lines: the time, where ranks' lines have it."""
+    if "$" not in (plan.prefix_template or ""):
+        return ""
+    from string import Template  # noqa: PLC0415  # rarely needed
+
+    wanted = Template(plan.prefix_template or "").get_identifiers()
+    marks = [mark for name, mark in _TIME_MARKS.items() if name in wanted]
+    return stamped("".join(f"{mark} " for mark in marks).encode()).decode()
 
 
 def parse_streams(text: str, *, option: str = "--redirects") -> StreamChoice:

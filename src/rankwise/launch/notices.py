@@ -12,6 +12,7 @@ import msgspec
 
 from rankwise.base.failure import Failure, Outcome
 from rankwise.launch.job import Job
+from rankwise.launch.log_layout import notice_stamp
 
 
 class Say(Protocol):
@@ -25,7 +26,7 @@ class Say(Protocol):
 def notice(job: Job, message: str, event: str = "notice", **fields: Any) -> str:
     """A notice of a run as it is written, with its newline."""
     if job.log_format != "json":
-        return f"rankwise: {message}\n"
+        return f"{notice_stamp(job.logs)}rankwise: {message}\n"
     import socket  # noqa: PLC0415  # only for machines
     from datetime import UTC, datetime  # noqa: PLC0415  # the same
 

@@ -5,9 +5,15 @@ import signal
 from collections.abc import Mapping
 from typing import NoReturn, Protocol
 
-from rankwise.base.errors import GangError, WorkersFailed
-from rankwise.base.failure import FailureCause, Outcome, OutcomeStatus
-from rankwise.base.units import Duration
+from rankwise.base.errors import GangError, RunTimeout, WorkersFailed
+from rankwise.base.failure import (
+    SIGNAL_NAMES,
+    TIME_LIMIT_SIGNAL,
+    FailureCause,
+    Outcome,
+    OutcomeStatus,
+)
+from rankwise.base.units import Duration, format_duration
 from rankwise.drivers.real.signals import deliver_to_self
 from rankwise.launch.failure_report import ReportContext, compose_report, plain_text
 from rankwise.launch.function_results import exceptions_by_rank
@@ -58,6 +64,7 @@ def raise_unless_succeeded(outcome: Outcome, supervision: FinishedRun) -> None:
 
     Raises:
         WorkersFailed: workers failed.
+        RunTimeout: the run took longer than it was allowed to.
         KeyboardInterrupt: the run was stopped by SIGINT.
         GangError: it was stopped in another way that this process survived.
     """
@@ -65,6 +72,8 @@ def raise_unless_succeeded(outcome: Outcome, supervision: FinishedRun) -> None:
     match outcome.status:
         case OutcomeStatus.SUCCEEDED:
             return
+        case OutcomeStatus.STOPPED if is_out_of_time(outcome, supervision.job):
+            raise RunTimeout(stop_in_words(outcome, supervision))
         case OutcomeStatus.STOPPED:
             raise_stopped(supervision)
         case OutcomeStatus.FAILED:
@@ -84,6 +93,23 @@ def raise_stopped(supervision: FinishedRun) -> NoReturn:
     deliver_to_self(signum)
     name = signal.Signals(signum).name
     raise GangError(f"the run was stopped by {name} before it had finished")
+
+
+def is_out_of_time(outcome: Outcome, job: Job) -> bool:
+    """Whether the run was stopped by its own time limit."""
+    return job.timeout is not None and outcome.stop_signal == TIME_LIMIT_SIGNAL
+
+
+def stop_in_words(outcome: Outcome, supervision: FinishedRun) -> str:
+    """`stopped by SIGTERM after 3.2 s`, for a run that was stopped."""
+    who, signum, timeout = "on request", outcome.stop_signal, supervision.job.timeout
+    if timeout is not None and is_out_of_time(outcome, supervision.job):
+        is_own = supervision.elapsed >= timeout
+        limit = f"its time limit of {format_duration(timeout)}"
+        who = f"by {limit if is_own else 'the time limit of another node'}"
+    elif signum is not None:
+        who = f"by {SIGNAL_NAMES.get(signum, f'signal {signum}')}"
+    return f"stopped {who} after {format_duration(supervision.elapsed)}"
 
 
 def workers_failed(outcome: Outcome, supervision: FinishedRun) -> WorkersFailed:

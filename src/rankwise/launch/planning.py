@@ -32,6 +32,7 @@ from rankwise.launch.environment import (
 )
 from rankwise.launch.job import Executable, Function, Job, Script, Streams, restarts_allowed
 from rankwise.launch.log_layout import Destinations, LogPlaces, console_streams, line_prefix
+from rankwise.launch.log_readers import FollowedStream, LogReaders, StreamName
 from rankwise.launch.private_places import NESTED_RUNS_VARIABLE
 from rankwise.launch.world import World
 
@@ -79,6 +80,8 @@ class JobPlanner:
         self.stop_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         """Is readable when a rank was sent SIGTERM and asks for the whole run to be stopped."""
         self._exit.callback(os.close, self.stop_fd)
+        self.log_readers = LogReaders()
+        """Those who read along what ranks write."""
         self.collectives_fd = -1
         """The socket where ranks of all nodes come to be connected, if rank 0 is on this one."""
         self._recovers = restarts_allowed(job) > 0
@@ -250,7 +253,9 @@ class JobPlanner:
 
     def _make_stream(self, local_rank: int, fd: int, stream: Streams) -> WorkerStream:
         tail = Tail()
-        sinks: list[Sink] = [tail]
+        rank, name = self.world.rank(local_rank), "stdout" if stream is Streams.OUT else "stderr"
+        followed = FollowedStream(self.log_readers, StreamName(rank, self._attempt, name))
+        sinks: list[Sink] = [tail, followed]
         path = (
             self.destinations.stdouts if stream is Streams.OUT else self.destinations.stderrs
         ).get(local_rank)

@@ -1,6 +1,8 @@
 """The parts of a session that a node's agent acts through."""
 
+from collections.abc import Callable
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -13,6 +15,9 @@ from rankwise.launch.planning import JobPlanner
 from rankwise.ports.clock import Clock
 from rankwise.ports.journal import Journal
 
+if TYPE_CHECKING:
+    from rankwise.core.ledger import Delay
+
 
 class RunParts(msgspec.Struct, kw_only=True):
     """What an agent's driver finds; it may put what it needs besides onto the `stack`.
@@ -21,6 +26,7 @@ class RunParts(msgspec.Struct, kw_only=True):
         job: what is run.
         stack: takes down, in reverse order, what is put onto it.
         clock, reactor, host, planner, decorator, journal: the parts.
+        delays: tells what each rank has cost the others by coming late to collectives.
         say: tells the user a sentence on stderr, or a machine an object.
     """
 
@@ -32,4 +38,5 @@ class RunParts(msgspec.Struct, kw_only=True):
     planner: JobPlanner
     decorator: FailureDecorator
     journal: Journal | None
+    delays: Callable[[], "tuple[Delay, ...]"]
     say: Say

@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from rankwise.base.failure import Outcome, OutcomeStatus
+from rankwise.base.failure import TIME_LIMIT_SIGNAL, Outcome, OutcomeStatus
 from rankwise.base.units import SECOND, Duration, Instant, after
 from rankwise.core.gang.state import Phase
 from rankwise.core.gang.vocabulary import Stimulus, StopRequested, WorkerReported, WorkerSpawned
@@ -43,6 +43,7 @@ from rankwise.launch.run_parts import RunParts
 from rankwise.launch.world import World
 
 if TYPE_CHECKING:
+    from rankwise.core.ledger import Delay
     from rankwise.launch.call_watch import CallWatch
     from rankwise.launch.control.server import Reply
     from rankwise.launch.hang_watch import HangWatch
@@ -100,6 +101,7 @@ class Session:
         self._is_interrupted = False
         self._is_cut_short = False
         self._signals_caught = 0
+        self._stops_asked = 0
         self._is_asked_by_ranks = False
         # Before and after everything else, so that no signal meets half a session.
         self._signals = signals = self._catch_signals(stack)
@@ -165,7 +167,8 @@ class Session:
                 host=self._host,
                 planner=self._planner,
                 decorator=self._decorator,
-                journal=open_journal(job, places, self._complaints, stack),
+                journal=open_journal(job, places, self._complaints, stack, clock),
+                delays=self._delays,
                 say=self._say,
             ),
         )
@@ -176,6 +179,8 @@ class Session:
             stack.callback(self.reactor.unwatch_readable, signals.fileno())
         self.reactor.watch_readable(self._planner.stop_fd, self._on_ranks_ask)
         stack.callback(self.reactor.unwatch_readable, self._planner.stop_fd)
+        if job.timeout is not None:
+            self.reactor.call_at(after(clock.now(), job.timeout), self._on_time_limit)
         self._open_control(
             stack,
             ControlAnswers(
@@ -185,6 +190,8 @@ class Session:
                 self._planner,
                 clock,
                 explain=self._answer_why,
+                places=places,
+                stop=self._on_stop_command,
             ),
         )
 
@@ -198,8 +205,9 @@ class Session:
             # It came when all ranks had ended, before the gang knew that it had succeeded.
             self._is_interrupted = True
             self.late_signals.append(self.caught_signal)
-        self._read_to_the_end(outcome)
-        return self._decorator.decorate_outcome(outcome)
+        lateness = self._lateness()
+        self._read_to_the_end(outcome, lateness)
+        return self._decorator.decorate_outcome(outcome, "" if lateness is None else lateness[1])
 
     def end_well_on_signals(self) -> bool:
         """After a success, have signals end this process as a success; tell whether they do.
@@ -224,12 +232,12 @@ class Session:
     def _turn_until(self, is_done: Callable[[], bool], deadline: Instant | None = None) -> None:
         """Let the reactor turn, and the gang's deadlines take effect, until `is_done`."""
         while not is_done():
+            # Handlers of signals that are not ours to catch: one that raises ends the run.
+            self._gate.run_due()
             candidates = (self._dispatch.next_deadline, deadline)
             self.reactor.run_once(min((c for c in candidates if c is not None), default=None))
             self._dispatch.wake()
             self._note_begun()
-            # Handlers of signals that are not ours to catch: one that raises ends the run.
-            self._gate.run_due()
             if deadline is not None and self._clock.now() >= deadline:
                 return
 
@@ -242,7 +250,7 @@ class Session:
             on_begun, self._on_begun = self._on_begun, None
             on_begun()
 
-    def _read_to_the_end(self, outcome: Outcome) -> None:
+    def _read_to_the_end(self, outcome: Outcome, lateness: "tuple[Delay, str] | None") -> None:
         """Read what the workers have written and write it where it belongs, all of it.
 
         Everybody who could still write is dead, so the pipes end by themselves. A console that
@@ -259,6 +267,11 @@ class Session:
         is_drained = self._host.is_drained
         self._host.close()
         self._complaints.tell_losses()
+        has_report = outcome.status is OutcomeStatus.FAILED and self._job.log_format != "json"
+        if lateness is not None and not has_report:  # which tells it
+            delay, text = lateness
+            waited_s = delay.waited / SECOND
+            self._say(text, "lateness", rank=delay.rank, last=delay.last, waited_s=waited_s)
         self._turn_until(lambda: not self._console.wants_write or self._is_interrupted, patience)
         self._is_cut_short = self._is_interrupted and not (
             is_drained and not self._console.wants_write
@@ -294,6 +307,25 @@ class Session:
             # That ranks got it too, and were heard of first, does not make it the second request.
             if not self._is_asked_by_ranks or self._signals_caught != 1:
                 self.request_stop(signum)
+
+    def _on_time_limit(self) -> None:
+        """Stop a run that has taken too long, unless something has ended it already."""
+        if self._dispatch.outcome is not None or self._stops_asked or self._job.timeout is None:
+            return
+        from rankwise.launch.announcements import time_limit_line  # noqa: PLC0415  # rare
+
+        if self._plan.is_alone:  # an agent among others says itself what follows
+            self._say(time_limit_line(self._job.timeout, self._job.gang.grace), "timeout")
+        self.request_stop(TIME_LIMIT_SIGNAL)
+
+    def _on_stop_command(self, at_once: bool) -> None:  # the only argument
+        """`rankwise stop`: as SIGTERM does; a second command does not kill, unless it says so."""
+        if self._dispatch.outcome is not None:
+            return
+        if not self._stops_asked:
+            self.request_stop(SIGTERM)
+        if at_once:
+            self.request_stop(SIGTERM)
 
     def _on_ranks_ask(self) -> None:
         """A rank that asks `should_stop` was sent SIGTERM, so all have to stop."""
@@ -345,7 +377,7 @@ class Session:
             self._call_watch.on_error(stimulus.local_rank, stimulus.error)
 
     def _on_calls(self) -> None:
-        """A rank makes calls of torch.distributed."""
+        """A rank enters its calls."""
         self._call_watch.begin()
 
     @cached_property
@@ -356,6 +388,18 @@ class Session:
         return CallWatch(
             self._host, self._planner, self.reactor, self._clock, self._dispatch.deliver
         )
+
+    def _lateness(self) -> "tuple[Delay, str] | None":
+        """Who made the others wait in collectives, where that is notable, and in a sentence."""
+        return self._call_watch.take_last_look() if self._has_watch else None
+
+    def _delays(self) -> "tuple[Delay, ...]":
+        return self._call_watch.delays() if self._has_watch else ()
+
+    @property
+    def _has_watch(self) -> bool:
+        """Whether ranks have made calls, so that there is a book to look into."""
+        return "_call_watch" in vars(self)
 
     @cached_property
     def _hang_watch(self) -> "HangWatch":
@@ -395,6 +439,7 @@ class Session:
 
     def request_stop(self, signum: int | None) -> None:
         """Ask the gang to end; the second time it is killed."""
+        self._stops_asked += 1
         self._host.note_ends()  # so that a run which is done by now stays done
         self._dispatch.deliver(StopRequested(signum))
 

@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 from rankwise.base.errors import LocalProtocolError, SpawnFailed
-from rankwise.base.failure import SIGNAL_NAMES, Outcome, OutcomeStatus
+from rankwise.base.failure import Outcome, OutcomeStatus
 from rankwise.base.units import Duration, format_duration
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.hosting.hosting import Hosting
@@ -22,6 +22,7 @@ from rankwise.drivers.real.interrupts import gate_here
 from rankwise.drivers.real.signals import deliver_to_self
 from rankwise.launch.job import Job
 from rankwise.launch.log_layout import LogLayout, LogPlaces
+from rankwise.launch.notices import notice
 from rankwise.launch.session import Session
 
 if TYPE_CHECKING:
@@ -223,7 +224,7 @@ def tell(outcome: Outcome, supervision: "FinishedRun") -> None:
             sys.stderr.writelines(_end_for_machines(outcome, supervision))
             return
         if outcome.status is OutcomeStatus.FAILED and not outcome.failures:
-            sys.stderr.write(f"rankwise: {outcome.detail}\n")
+            sys.stderr.write(notice(supervision.job, outcome.detail))
         elif outcome.status is OutcomeStatus.FAILED:
             # The report's words cost milliseconds of imports, which a success need not pay. It
             # names the logs, and is the last that is said.
@@ -234,9 +235,11 @@ def tell(outcome: Outcome, supervision: "FinishedRun") -> None:
             write_report(report, sys.stderr, os.environ)
             return
         if outcome.status is OutcomeStatus.STOPPED:
-            sys.stderr.write(f"rankwise: {_stop_line(outcome, supervision.elapsed)}\n")
+            from rankwise.launch.outcomes import stop_in_words  # noqa: PLC0415  # rare
+
+            sys.stderr.write(notice(supervision.job, stop_in_words(outcome, supervision)))
         if logs is not None and os.path.isdir(logs):
-            sys.stderr.write(f"rankwise: logs are in {logs}\n")
+            sys.stderr.write(notice(supervision.job, f"logs are in {logs}"))
 
 
 def _end_for_machines(outcome: Outcome, supervision: "FinishedRun") -> Iterable[str]:
@@ -246,10 +249,3 @@ def _end_for_machines(outcome: Outcome, supervision: "FinishedRun") -> Iterable[
     message = f"{outcome.status} after {elapsed}"
     message = f"{message}: {outcome.detail}" if outcome.detail else message
     return end_notices(supervision.job, outcome, message)
-
-
-def _stop_line(outcome: Outcome, elapsed: Duration) -> str:
-    who = "on request"
-    if outcome.stop_signal is not None:
-        who = f"by {SIGNAL_NAMES.get(outcome.stop_signal, f'signal {outcome.stop_signal}')}"
-    return f"stopped {who} after {format_duration(elapsed)}"

@@ -14,6 +14,8 @@ from running import Finished, Running, wait_for_any
 pytestmark = [pytest.mark.system, pytest.mark.torch, needs_etcd, needs_namespaces]
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "train_ddp.py"
+# Torch is imported once on each node, and not by each rank: that takes seconds of a processor.
+PRELOADED = ("--start-method=forkserver", "--preload=torch,torch._dynamo")
 ENDLESS = 100_000
 """So many epochs that no machine is done before the test is."""
 
@@ -28,13 +30,13 @@ class Training:
         self._folder = folder
         self._stack = stack
 
-    def start(self, node: Node, *options: str) -> Running:
+    def start(self, node: Node) -> Running:
         return self._stack.enter_context(
             node.start(
                 *("run", "--nnodes", "1:2", "--nproc-per-node", "2", "--rdzv-id", "digits"),
                 *("--rdzv-backend", "etcd", "--rdzv-endpoint", self._endpoint),
                 *("--rdzv-conf", "lease_ttl=3,last_call_timeout=5", "--max-restarts", "3"),
-                *options,
+                *PRELOADED,
                 EXAMPLE,
                 *("--checkpoint", self._folder / "digits.pt", "--epochs", str(ENDLESS)),
             )
@@ -88,9 +90,8 @@ def test_the_loss_goes_on_falling_when_a_node_is_killed_and_comes_back(training:
 
 def test_a_node_that_is_cut_off_stops_its_ranks_and_comes_back(training: Training) -> None:
     first, second = training.nodes
-    # The other test begins its ranks with a new interpreter each, this one with a fork.
-    one = training.start(first, "--start-method=forkserver")
-    two = training.start(second, "--start-method=forkserver")
+    one = training.start(first)
+    two = training.start(second)
     wait_for_any([one, two], "4 ranks begin")
 
     second.pull_out()

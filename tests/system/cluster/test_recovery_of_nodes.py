@@ -66,6 +66,10 @@ while not has_come.item():
 """
 
 
+# Torch is imported once on each node, and not by each rank: that takes seconds of a processor.
+PRELOADED = ("--start-method=forkserver", "--preload=torch,torch._dynamo")
+
+
 class Nodes:
     """Agents on this host that meet on an etcd."""
 
@@ -82,7 +86,9 @@ class Nodes:
             start(
                 *("run", "--nproc-per-node", "2", "--max-restarts", "2", "--rdzv-id", "run"),
                 *("--rdzv-backend", "etcd", "--rdzv-endpoint", self._endpoint),
-                *("--restart-backoff", "1ms", *words, script),
+                *("--restart-backoff", "1ms", *words),
+                *(PRELOADED if template is DDP else ()),
+                script,
             )
         )
 

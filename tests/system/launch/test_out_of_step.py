@@ -4,6 +4,8 @@ The programs of torch wait for no time-out of their own but where that is the po
 nobody ends would take the half hour of gloo's.
 """
 
+import json
+import re
 import time
 from pathlib import Path
 
@@ -301,3 +303,54 @@ def test_ranks_that_a_server_forks_after_it_has_imported_torch_have_books_too(
     done = run_program(tmp_path, "torch", EARLY, *options)
 
     assert root_cause_in(done).startswith("rank 1 was done after all_reduce #200 "), done.stderr
+
+
+STRAGGLER = """
+for step in range(40):
+    time.sleep(0.05 if rank == 1 else 0.005)
+    dist.all_reduce(x)
+"""
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_straggler_is_told_of_at_the_end_of_a_run_that_succeeds(
+    library: str, tmp_path: Path
+) -> None:
+    done = run_program(tmp_path, library, STRAGGLER)
+
+    assert done.code == 0
+    told = re.findall("rank 1 came last in ([0-9]+) % of the calls; ([0-9]+) % of the", done.stderr)
+    assert len(told) == 1, done.stderr
+    assert int(told[0][0]) > 50
+    assert int(told[0][1]) > 5
+
+
+def test_a_straggler_is_told_of_in_the_report_of_a_run_that_fails(tmp_path: Path) -> None:
+    done = run_program(tmp_path, "numpy", f"{STRAGGLER}\nraise ValueError(rank)")
+
+    assert done.code == 1
+    assert done.stderr.count("rank 1 came last in ") == 1
+    assert done.stderr.index("rank 1 came last") < done.stderr.index("root cause: ")
+
+
+def test_machines_are_told_of_a_straggler_in_numbers(tmp_path: Path) -> None:
+    done = run_program(tmp_path, "numpy", STRAGGLER, "--log-format=json")
+
+    lines = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
+    told = [line for line in lines if line["event"] == "lateness"]
+    assert [line["rank"] for line in told] == [1]
+    assert told[0]["last"] > 0.5
+    assert 1 < told[0]["waited_s"] < 60
+
+
+def test_nothing_is_told_of_ranks_that_only_begin_at_different_moments(tmp_path: Path) -> None:
+    program = """
+time.sleep(1.5 * (rank == 1))
+for step in range(100):
+    dist.all_reduce(x)
+"""
+
+    done = run_program(tmp_path, "numpy", program)
+
+    assert done.code == 0
+    assert "came last" not in done.stderr

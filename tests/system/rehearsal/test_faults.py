@@ -103,7 +103,7 @@ def test_faults_come_from_a_file_too(tmp_path: Path) -> None:
         ("kill:rank=1,signal=TERM", "signal is 'TERM', expected a number, or a name such as"),
         ("kill:rank=1,signal=999", "signal is 999, expected 1 to 64, or a name"),
         ("kill:rank=1@", "nothing follows @, expected @collective=N"),
-        ("flip:rank=1", "flip needs bit (as in flip:bit=0)"),
+        ("flip:rank=1", "flip needs bit (as in flip:rank=1,bit=0)"),
         ("kill:rank", "'rank' is not a field, expected NAME=VALUE"),
         ("late:rank=1,by=5", "by is '5', expected a duration with its unit, as 5s or 200ms"),
         ("raise:rank=1,error=Foo", "error is 'Foo', expected an exception such as OSError"),

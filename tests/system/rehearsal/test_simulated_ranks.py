@@ -375,7 +375,7 @@ def test_sigterm_ends_the_run_though_a_rank_blocks_outside_of_the_simulation(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--nnodes=1:2"], "simulated nodes do not come and go"),
+        (["--rdzv-backend=etcd"], "simulated nodes meet in a store of their own"),
         (["--no-python"], "--no-python has no meaning with --on sim"),
         (["--start-method=spawn"], "--start-method has no meaning with --on sim"),
         (["--node-check=true"], "--node-check has no meaning with --on sim"),

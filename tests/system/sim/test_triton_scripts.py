@@ -115,7 +115,10 @@ def test_a_script_for_a_gpu_runs_on_the_cpu(tmp_path: Path) -> None:
 def test_what_torch_compiles_runs_beside_emulated_kernels(tmp_path: Path) -> None:
     script = write_program(
         tmp_path,
-        "import torch, triton\n"
+        "import torch, torch._inductor.config, triton\n"
+        # Without looking for what this processor could do better, which takes it ten seconds.
+        "torch._inductor.config.cpp.simdlen = 1\n"
+        "torch._inductor.config.cpp_cache_precompile_headers = False\n"
         "more = torch.compile(lambda x: x + 1)\n"
         "print(more(torch.zeros(3, device='cuda')).tolist())\n",
     )

@@ -16,16 +16,17 @@ import pytest
 from rankwise.cli import doctor, why
 from rankwise.cli.doctor import Verdict
 from rankwise.cli.main import invoke
-from rankwise.cli.stacks import RunNotFound, choose_run, render
+from rankwise.cli.runs_here import RunNotFound, choose_run
+from rankwise.cli.stacks import render
 from rankwise.launch.control import ControlServer, Reply, Request, RunSummary
 
 MEETING = {"nproc": 2, "state": "meeting", "age_s": 65.0, "program": "train.py", "attempt": 0}
 ALONE = MEETING | {
-    "state": "running", "node_rank": 0, "nodes": 1, "first_rank": 0, "world_size": 2,
+    "state": "running", "node_rank": 0, "nodes": 1, "first_rank": 0, "world_size": 2, "restarts": 0,
 }  # fmt: skip
 MEMBER = MEETING | {
     "state": "running", "attempt": 3, "round": 3, "node_rank": 1, "nodes": 4,
-    "first_rank": 2, "world_size": 8,
+    "first_rank": 2, "world_size": 8, "restarts": 1,
 }  # fmt: skip
 
 
@@ -68,11 +69,12 @@ def run_id(status: dict[str, Any]) -> Iterator[str]:
 @pytest.mark.parametrize(
     ("status", "shown"),
     [
-        (MEETING, ["-", "-", "2", "-", "meeting"]),
-        (ALONE, ["-", "-", "2", "0-1", "running"]),
-        (ALONE | {"nproc": 1, "world_size": 1}, ["-", "-", "1", "0", "running"]),
-        (MEMBER, ["1 of 4", "3", "2", "2-3 of 8", "running"]),
-        (MEMBER | {"nodes": 1, "node_rank": 0}, ["0 of 1", "3", "2", "2-3 of 8", "running"]),
+        (MEETING, ["-", "-", "0 of 2", "meeting", "-"]),
+        (ALONE, ["-", "-", "0-1", "running", "0"]),
+        (ALONE | {"nproc": 1, "world_size": 1}, ["-", "-", "0", "running", "0"]),
+        (ALONE | {"restarts": 2, "restarts_max": 3}, ["-", "-", "0-1", "running", "2 of 3"]),
+        (MEMBER, ["1 of 4", "3", "2-3 of 8", "running", "1"]),
+        (MEMBER | {"nodes": 1, "node_rank": 0}, ["0 of 1", "3", "2-3 of 8", "running", "1"]),
     ],
 )
 def test_runs_are_listed_with_their_state_and_their_place(
@@ -81,12 +83,30 @@ def test_runs_are_listed_with_their_state_and_their_place(
     assert invoke(["ps"]) == 0
 
     header, *lines = capsys.readouterr().out.splitlines()
-    assert header.split() == [
-        "RUN", "PID", "NODE", "ROUND", "NPROC", "RANKS", "STATE", "AGE", "PROGRAM"
-    ]  # fmt: skip
     (line,) = [line for line in lines if run_id in line]
-    cells = re.split(r"  +", line)
-    assert cells == [run_id, str(os.getpid()), *shown, "1 min 5 s", "train.py"]
+    cells = dict(zip(re.split(r"  +", header), re.split(r"  +", line), strict=True))
+    # Other runs on this machine may have nodes, and rounds.
+    told = {"NODE": "-", "ROUND": "-"} | cells
+    assert list(told.values()) == [
+        *shown[:2], run_id, str(os.getpid()), *shown[2:], "-", "-", "1 min 5 s", "train.py"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "status", [ALONE | {"workers": [{"rank": 0, "local_rank": 0, "pid": os.getsid(0)}]}]
+)
+def test_a_run_is_shown_with_what_its_ranks_use(
+    run_id: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke(["ps", "--json"]) == 0
+
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    (row,) = [row for row in rows if row["run_id"] == run_id]
+    (worker,) = row["workers"]
+    own_bytes = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    assert row["memory_bytes"] == worker["memory_bytes"] >= own_bytes * 0.9
+    assert worker["cpu_s"] > 0
+    assert row["cpu_percent"] >= 0
 
 
 def test_runs_are_listed_for_programs(run_id: str, capsys: pytest.CaptureFixture[str]) -> None:

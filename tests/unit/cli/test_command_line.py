@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 from click.shell_completion import ShellComplete
 
-from rankwise.base.failure import ExitStatus, Failure, FailureCause, Outcome, OutcomeStatus
+from rankwise.base.failure import (
+    TIME_LIMIT_SIGNAL,
+    ExitStatus,
+    Failure,
+    FailureCause,
+    Outcome,
+    OutcomeStatus,
+)
 from rankwise.base.units import Instant
 from rankwise.cli.main import SUBCOMMANDS, command_line, invoke
 from rankwise.cli.run import exit_code
@@ -223,6 +230,7 @@ def outcome(status: OutcomeStatus, code: int | None = None, stop: int | None = N
         (outcome(OutcomeStatus.FAILED, code=None), 1),
         (outcome(OutcomeStatus.STOPPED, code=-15, stop=15), 143),
         (outcome(OutcomeStatus.STOPPED, code=0, stop=2), 130),
+        (outcome(OutcomeStatus.STOPPED, code=0, stop=TIME_LIMIT_SIGNAL), 124),
         (outcome(OutcomeStatus.STOPPED), 1),
     ],
 )

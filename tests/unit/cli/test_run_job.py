@@ -62,7 +62,7 @@ def test_without_options_one_worker_runs_the_script(folder: Path) -> None:
 
 def test_options_reach_the_job(folder: Path) -> None:
     job = job_of(
-        "--nproc_per_node 3 --max-restarts 2 --shutdown-timeout 5 --hang-timeout 2m "
+        "--nproc_per_node 3 --max-restarts 2 --shutdown-timeout 5 --hang-timeout 2m --timeout 8h "
         "--restart-backoff 500ms --role trainer --log-dir logs -r 0:1,2:3 -t 1 "
         "--local-ranks-filter 0,2 --duplicate-stdout-filters a,,b,c --rdzv-id nightly "
         "--start-method forkserver --preload json,email.mime --signals-to-handle SIGTERM,SIGUSR1 "
@@ -74,6 +74,7 @@ def test_options_reach_the_job(folder: Path) -> None:
     assert job.policy.restarts_max == 2
     assert job.gang.grace == 5 * SECOND
     assert job.gang.hang_timeout == 120 * SECOND
+    assert job.timeout == 8 * 3600 * SECOND
     assert job.policy.backoff.initial == 500 * MILLISECOND
     assert job.role == "trainer"
     assert job.logs.directory == "logs"

@@ -82,6 +82,8 @@ def test_an_argument_that_run_does_not_have_is_refused_with_what_was_meant(
         ("hang_timeout", -5, "hang_timeout is -5.0, expected seconds, from 0"),
         ("hang_timeout", 1e30, "hang_timeout is 1e+30, expected seconds, from 0 to ten years"),
         ("hang_timeout", "5m", "hang_timeout is '5m', expected seconds, as a number"),
+        ("timeout", 0, "timeout is 0 seconds, expected more than 0"),
+        ("timeout", "5m", "timeout is '5m', expected seconds, as a number"),
         ("env", [("A", "1")], "env is [('A', '1')], expected a mapping"),
         ("env", {"A": 1}, "env['A'] is 1, expected a string"),
         ("env", {"A": "a\0"}, "env['A'] is 'a\\x00', expected a string without NUL"),

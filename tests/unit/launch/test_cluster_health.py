@@ -8,6 +8,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from rankwise.base.errors import ConfigError
@@ -61,6 +62,17 @@ def test_metrics_are_prometheus_text() -> None:
     assert "# TYPE rankwise_restarts_total counter\n" in text
     assert 'rankwise_round{run_id="night\\"ly",node="n1"} 2\n' in text
     assert missing == 404
+
+
+def test_a_metric_of_ranks_has_a_line_for_each() -> None:
+    status = msgspec.structs.replace(STATUS, waited_for_seconds={4: 0.25, 5: 12.0})
+
+    text = metrics_text(status)
+
+    labels = 'run_id="night\\"ly",node="n1"'
+    assert "# TYPE rankwise_waited_for_seconds gauge\n" in text
+    assert f'rankwise_waited_for_seconds{{{labels},rank="4"}} 0.250\n' in text
+    assert f'rankwise_waited_for_seconds{{{labels},rank="5"}} 12.000\n' in text
 
 
 def test_two_may_ask_at_once() -> None:

@@ -1,14 +1,18 @@
 """Where log files go, and what is said about plans that cannot be carried out."""
 
 import os
+import re
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from rankwise.base.errors import ConfigError
+from rankwise.base.units import SECOND
+from rankwise.drivers.real.logs.stamps import stamped
 from rankwise.launch.job import LogPlan, Streams
 from rankwise.launch.log_layout import (
     Destinations,
@@ -18,6 +22,7 @@ from rankwise.launch.log_layout import (
     line_prefix,
     log_file_streams,
     log_plan_problems,
+    notice_stamp,
     parse_streams,
 )
 
@@ -218,6 +223,18 @@ def test_the_prefix_follows_its_template(template: str | None, prefix: str) -> N
     plan = LogPlan(prefix_template=template)
 
     assert line_prefix(plan, role="trainer", local_rank=3, rank=11) == prefix
+
+
+def test_the_time_is_that_of_the_line_and_on_notices_too() -> None:
+    plan = LogPlan(prefix_template="${date}T${time} [${rank}] $$time ")
+    prefix = line_prefix(plan, role="", local_rank=0, rank=0).encode()
+    noon = time.mktime((2026, 11, 22, 12, 34, 56, 0, 0, -1))
+
+    assert stamped(prefix, round(noon) * SECOND + 7_000_000) == (
+        b"2026-11-22T12:34:56.007 [0] $time "
+    )
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} ", notice_stamp(plan))
+    assert notice_stamp(LogPlan(prefix_template="[$rank] ")) == notice_stamp(LogPlan()) == ""
 
 
 @pytest.mark.parametrize(

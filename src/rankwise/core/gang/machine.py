@@ -36,7 +36,8 @@ finished: a stray of this one could hold the port or the device of the next.
   first into a success or a stop: the outcome tells what happened first. First means: first heard
   of. A batch system's SIGTERM to everybody must stay a stop, though a worker may die of it before
   the request is read. Workers that had all ended well before it was read have succeeded, though.
-  The second request means SIGKILL at once, also when it comes from somebody else.
+  The second request means SIGKILL at once, also when it comes from somebody else. Workers get
+  the signal that asked for it; a time limit, which is no signal, gives them SIGTERM.
 - A worker may be told to stop before its process exists. The order is kept and given as soon as
   `WorkerSpawned` says that there is somebody to give it to. One that comes up after it was given
   up is killed. When a stop is requested and no process exists, or none any more, as while a
@@ -58,7 +59,7 @@ finished: a stray of this one could hold the port or the device of the next.
 """
 
 from rankwise.base.errors import LocalProtocolError
-from rankwise.base.failure import Failure, Outcome, OutcomeStatus
+from rankwise.base.failure import TIME_LIMIT_SIGNAL, Failure, Outcome, OutcomeStatus
 from rankwise.base.machine import Ticked
 from rankwise.base.units import Instant, after, between, format_duration
 from rankwise.core.gang.failures import StopOrders, failures_of
@@ -513,9 +514,8 @@ class Gang:
 
     @property
     def _stop_signal(self) -> int:
-        if self._stop is not None and self._stop.signal is not None:
-            return self._stop.signal
-        return SIGTERM
+        asked_by = None if self._stop is None else self._stop.signal
+        return SIGTERM if asked_by in (None, TIME_LIMIT_SIGNAL) else asked_by
 
     def _begin_stopping(self, now: Instant) -> list[Effect]:
         if self._stop_ordered_at is None:

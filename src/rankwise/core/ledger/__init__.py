@@ -1,17 +1,22 @@
 """The ledger of collectives: who has come to which call, and so who keeps the others waiting."""
 
 from rankwise.core.ledger.books import Book, Call, Fate, Group, Stage
+from rankwise.core.ledger.lateness import Arrival, Delay, Lateness
 from rankwise.core.ledger.verdicts import Verdict, Wait, find_verdict, waits_of
-from rankwise.core.ledger.words import number_text, wait_in_words
+from rankwise.core.ledger.words import delay_in_words, number_text, wait_in_words
 
 __all__ = [
+    "Arrival",
     "Book",
     "Call",
+    "Delay",
     "Fate",
     "Group",
+    "Lateness",
     "Stage",
     "Verdict",
     "Wait",
+    "delay_in_words",
     "find_verdict",
     "number_text",
     "wait_in_words",

@@ -62,6 +62,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         match: stands for all that the members must agree on; equal where they do.
         place: the line of the program, such as `train.py:88`.
         begun_at: when the rank came to it.
+        ended_at: when it ended or was issued; 0 while the rank is in it.
         stage: how far it has come.
         peer: for a message, the rank at its other end.
         is_of_main_thread: whether the program's main thread called it, or one of its other threads.
@@ -73,6 +74,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     match: int = 0
     place: str = ""
     begun_at: Instant = Instant(0)
+    ended_at: Instant = Instant(0)
     stage: Stage = Stage.WAITING
     peer: int = NO_PEER
     is_of_main_thread: bool = True

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator
 
 from rankwise.base.units import Instant
-from rankwise.core.ledger import Book, Call, Fate, Group, Stage
+from rankwise.core.ledger import Arrival, Book, Call, Fate, Group, Stage
 from rankwise.drivers.real.segments import Segment
 from rankwise.drivers.real.worker.call_ring import (
     AREA_BYTES,
@@ -27,12 +27,15 @@ from rankwise.drivers.real.worker.call_ring import (
     HEAD_DONE,
     HEAD_GROUPS,
     HEAD_PID,
-    OTHER_THREAD,
     RING_AT,
+    STAGE_BITS,
     TEXT_BYTES,
 )
 
 _HEAD = struct.Struct("=8Q")
+_STAGE_MASK = (1 << STAGE_BITS) - 1
+_SAFE_ENTRIES = ENTRIES - 6
+"""So many of the latest can be read before a rank could write over the first of them."""
 
 
 def calls_begun(segment: Segment, local_rank: int) -> int:
@@ -57,6 +60,44 @@ def read_book(segment: Segment, local_rank: int, first_rank: int) -> Book | None
         calls=tuple(_read_calls(area, keys)),
         fate=Fate.LEFT if head[HEAD_DONE] == head[HEAD_CALLS] + 1 else Fate.LIVES,
     )
+
+
+class ArrivalReader:
+    """Reads the calls of one worker as lateness needs them, each once: no texts, no more than new.
+
+    Args:
+        segment: where its book is.
+        local_rank: whose book it is.
+        first_rank: the rank of the node's first worker.
+    """
+
+    def __init__(self, segment: Segment, local_rank: int, first_rank: int) -> None:
+        self._segment = segment
+        self._local_rank = local_rank
+        self._first_rank = first_rank
+        self._area = segment.area_of_calls(local_rank)
+        self._keys: list[str] = []
+        self.groups: dict[str, Group] = {}
+        self._seen = 0
+
+    def read(self, most: int) -> list[Arrival]:
+        """Its calls since the last look as far as they have ended, of many the latest."""
+        head = _head(self._segment, self._local_rank)
+        last, group_count = head[HEAD_CALLS], head[HEAD_GROUPS]
+        if group_count != len(self._keys):
+            table = os.pread(self._segment.fd, HEAD_BYTES + group_count * GROUP_BYTES, self._area)
+            self._keys, self.groups, _ = _read_groups(table, group_count, self._first_rank)
+        arrivals = []
+        for sequence in range(max(self._seen, last - min(most, _SAFE_ENTRIES)) + 1, last + 1):
+            at = self._area + RING_AT + sequence % ENTRIES * ENTRY_BYTES
+            entry = os.pread(self._segment.fd, ENTRY_HEAD.size, at)
+            found, number, begun_at, end, slot, *_ = ENTRY_HEAD.unpack(entry)
+            if found == sequence and not end:
+                break  # the rank is in it: read on from here the next time
+            self._seen = sequence
+            if found == sequence and 0 <= slot < len(self._keys):
+                arrivals.append(Arrival(self._keys[slot], number, begun_at, end >> STAGE_BITS))
+        return arrivals
 
 
 def _head(segment: Segment, local_rank: int) -> tuple[int, ...]:
@@ -91,7 +132,7 @@ def _read_calls(area: bytes, keys: list[str]) -> Iterator[Call]:
         for at in range(RING_AT, RING_AT + ENTRIES * ENTRY_BYTES, ENTRY_BYTES)
     ]
     last = max(entry[0] for entry in entries)
-    for sequence, number, begun_at, stage, slot, match, peer, at in sorted(entries):
+    for sequence, number, begun_at, end, slot, match, peer, other, at in sorted(entries):
         if not sequence or sequence < last - ENTRIES + 2 or slot >= len(keys):
             continue
         yield Call(
@@ -101,9 +142,10 @@ def _read_calls(area: bytes, keys: list[str]) -> Iterator[Call]:
             match=match,
             place=_text(area[at + TEXT_BYTES : at - ENTRY_HEAD.size + ENTRY_BYTES]),
             begun_at=Instant(begun_at),
-            stage=Stage(stage & ~OTHER_THREAD),
-            is_of_main_thread=not stage & OTHER_THREAD,
+            ended_at=Instant(end >> STAGE_BITS),
+            stage=Stage(end & _STAGE_MASK),
             peer=peer,
+            is_of_main_thread=not other,
         )
 
 

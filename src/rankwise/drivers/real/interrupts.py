@@ -329,11 +329,6 @@ def _send_until_heard(gate: Gate) -> None:
         never.acquire(timeout=_SEND_AGAIN_S)
 
 
-def without_keeper(handler: Any) -> Any:
-    """The handler itself, where `signal.getsignal` has given one that stands in for it."""
-    return handler.handler if isinstance(handler, _Keeper) else handler
-
-
 def write_to_reader(fd: int, data: bytes) -> None:
     """Write into the pipe whose reading end this is, to wake its reader up.
 

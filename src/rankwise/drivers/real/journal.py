@@ -1,18 +1,21 @@
 """Journals of a real run: JSON lines in a file.
 
-One line per stimulus, `{"at": ns, "machine": "agent", "number": 7, "stimulus": {"type": …, …}}`,
-and one per effect, with `"cause": 7` and `"effect"` instead. A full disk must not end a job, so a
-journal that cannot be written any more says so once and falls silent.
+One line per stimulus, `{"at": ns, "wall": "2026-11-22T23:20:23.750123Z", "machine": "agent",
+"number": 7, "stimulus": {"type": …, …}}`, and one per effect, with `"cause": 7` and `"effect"`
+instead. A full disk must not end a job, so a journal that cannot be written any more says so once
+and falls silent.
 """
 
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from time import time_ns
 from typing import Any
 
 import msgspec
 
 from rankwise.base.units import Instant
+from rankwise.drivers.real.logs.stamps import utc
 
 
 class FileJournal:
@@ -21,29 +24,37 @@ class FileJournal:
     Args:
         path: the file.
         on_error: is told, once, that it cannot be written any more.
+        wall_ns: the calendar, in nanoseconds since 1970, for people who read it.
     """
 
-    def __init__(self, path: str, on_error: Callable[[str, OSError], None]) -> None:
+    def __init__(
+        self,
+        path: str,
+        on_error: Callable[[str, OSError], None],
+        wall_ns: Callable[[], int] = time_ns,
+    ) -> None:
         self.path = path
+        self._wall_ns = wall_ns
         self._on_error: Callable[[str, OSError], None] | None = on_error
         self._encoder = msgspec.json.Encoder()
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
     def stimulus(self, machine: str, number: int, stimulus: Any, now: Instant) -> None:
         """Append what a machine was told."""
-        self._append({"at": now, "machine": machine, "number": number, "stimulus": stimulus})
+        self._append(now, {"machine": machine, "number": number, "stimulus": stimulus})
 
     def effect(self, machine: str, cause: int, effect: Any, now: Instant) -> None:
         """Append what it ordered."""
-        self._append({"at": now, "machine": machine, "cause": cause, "effect": effect})
+        self._append(now, {"machine": machine, "cause": cause, "effect": effect})
 
     def close(self) -> None:
         """Close the file."""
         os.close(self._fd)
 
-    def _append(self, line: dict[str, Any]) -> None:
+    def _append(self, now: Instant, entry: dict[str, Any]) -> None:
         if self._on_error is None:
             return
+        line = {"at": now, "wall": utc(self._wall_ns()), **entry}
         rest = self._encoder.encode(line) + b"\n"
         written = 0
         try:

@@ -27,7 +27,7 @@ class Ready(msgspec.Struct, frozen=True, tag_field="kind", tag="ready"):
 
 
 class CallsBegin(msgspec.Struct, frozen=True, tag_field="kind", tag="calls"):
-    """The worker enters its calls of torch.distributed in its book from now on."""
+    """The worker enters its calls in its book from now on."""
 
 
 class ErrorReported(msgspec.Struct, frozen=True):

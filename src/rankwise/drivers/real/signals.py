@@ -13,8 +13,6 @@ from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from rankwise.drivers.real.interrupts import without_keeper
-
 
 def _ignore(_signum: int, _frame: FrameType | None) -> None:
     """Exist, so that Python writes the signal's number to the wake-up descriptor."""
@@ -99,10 +97,8 @@ class SignalPipe:
             os.close(self._pipe.pop())
 
     def leave(self, handler: Callable[[int, FrameType | None], None]) -> None:
-        """Leave this handler where a signal's default was before, instead of the default."""
-        for signum, previous in self._previous.items():
-            if without_keeper(previous) in (signal.SIG_DFL, signal.default_int_handler):
-                self._previous[signum] = handler
+        """Leave this handler for all signals instead of those that they had before."""
+        self._previous = dict.fromkeys(self._previous, handler)
 
     def take(self) -> list[int]:
         """The caught signals in the order of their arrival.

@@ -6,11 +6,28 @@ Entries of one instant happen in the order in which they were made.
 
 from collections.abc import Callable
 from heapq import heappop, heappush
+from typing import Protocol
 
 from rankwise.base.units import SECOND, Duration, Instant, after
 
 VIRTUAL_EPOCH_NS = 946_684_800 * SECOND
 """The calendar at instant 0: the year 2000, which is not mistaken for a real date."""
+
+
+class MovableClock(Protocol):
+    """The clock of a simulated world."""
+
+    def now(self) -> Instant:
+        """The present virtual instant."""
+        ...
+
+    def wall_ns(self) -> int:
+        """The virtual calendar: nanoseconds since 1970."""
+        ...
+
+    def advance_to(self, instant: Instant) -> None:
+        """Let time pass; it never goes back."""
+        ...
 
 
 class VirtualClock:
@@ -36,7 +53,7 @@ class VirtualClock:
 class Agenda:
     """Actions with the instants at which they happen."""
 
-    def __init__(self, clock: VirtualClock) -> None:
+    def __init__(self, clock: MovableClock) -> None:
         self._clock = clock
         self._entries: list[tuple[Instant, int, Callable[[], None]]] = []
         self._sequence = 0

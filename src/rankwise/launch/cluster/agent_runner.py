@@ -12,7 +12,7 @@ from collections.abc import Callable
 import msgspec
 
 from rankwise.base.failure import Absence, Outcome, OutcomeStatus
-from rankwise.base.units import Duration, Instant, after
+from rankwise.base.units import SECOND, Duration, Instant, after
 from rankwise.core.agent.machine import Agent
 from rankwise.core.agent.vocabulary import AgentSpec, FinishRun, Stimulus
 from rankwise.core.gang.machine import Gang
@@ -227,6 +227,7 @@ class AgentRunner:
                 workers=alive,
                 leads=agent.rendezvous.is_leading,
                 step=-1 if step is None else step,
+                waited_for_seconds={delay.rank: delay.waited / SECOND for delay in parts.delays()},
             )
             if world is None:
                 return status

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from rankwise.base.failure import SIGNAL_NAMES
+from rankwise.base.failure import SIGNAL_NAMES, TIME_LIMIT_SIGNAL
 from rankwise.base.units import format_duration
 from rankwise.core.agent.vocabulary import (
     Announcement,
@@ -60,7 +60,7 @@ class ConsoleAnnouncements:
                 )
             case AnnounceRound(world, kept):
                 line = round_line(world, kept)
-                self._say(line, "round", called_again=kept, **_fields_of_round(world))
+                self._say(line, "round", called_again=kept, **fields_of_round(world))
             case AnnounceRoundEnd():
                 if not self._is_alone:  # who is alone has been told what ended it
                     number, why = announcement.round, announcement.why
@@ -124,7 +124,8 @@ def lineup_text(world: World) -> str:
     return "; ".join(parts)
 
 
-def _fields_of_round(world: World) -> dict[str, Any]:
+def fields_of_round(world: World) -> dict[str, Any]:
+    """The same for machines."""
     return {
         "round": world.round,
         "attempt": world.round,
@@ -142,4 +143,5 @@ def stop_line(announcement: AnnounceStop) -> str:
     """Say that this node has heard that it has to stop, and what follows."""
     signal = announcement.signal
     who = "asked to stop" if signal is None else SIGNAL_NAMES.get(signal, f"signal {signal}")
+    who = "the time limit is over" if signal == TIME_LIMIT_SIGNAL else who
     return f"{who}: {announcement.what_follows}"

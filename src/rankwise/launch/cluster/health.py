@@ -8,7 +8,7 @@ when it has not answered within `PATIENCE_S`. Metrics are text as Prometheus rea
 import json
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from hmac import compare_digest
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -36,6 +36,7 @@ class AgentStatus(msgspec.Struct, frozen=True, kw_only=True):
         restarts: how many restarts the job has spent.
         leads: whether this node leads.
         step: the farthest step of its ranks; -1 where they are not counted.
+        waited_for_seconds: by rank, how long the others waited for it alone in collectives.
     """
 
     run_id: str
@@ -48,6 +49,7 @@ class AgentStatus(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int = 0
     leads: bool = False
     step: int = -1
+    waited_for_seconds: Mapping[int, float] = {}
 
 
 _METRICS = {
@@ -60,6 +62,10 @@ _METRICS = {
     "step": (
         "gauge",
         "Farthest step that a rank of this node has started, -1 if none counts steps.",
+    ),
+    "waited_for_seconds": (
+        "gauge",
+        "For each rank: how long the others of this node waited in collectives for it alone.",
     ),
 }
 
@@ -146,11 +152,17 @@ def metrics() -> list[tuple[str, str, str]]:
 
 def metrics_text(status: AgentStatus) -> str:
     """The status in Prometheus's text format."""
-    labels = f'{{run_id="{_escaped(status.run_id)}",node="{_escaped(status.node)}"}}'
+    labels = f'run_id="{_escaped(status.run_id)}",node="{_escaped(status.node)}"'
     lines = []
     for field, (name, kind, what) in zip(_METRICS, metrics(), strict=True):
-        value = int(getattr(status, field))
-        lines += [f"# HELP {name} {what}", f"# TYPE {name} {kind}", f"{name}{labels} {value}"]
+        lines += [f"# HELP {name} {what}", f"# TYPE {name} {kind}"]
+        value = getattr(status, field)
+        if isinstance(value, Mapping):
+            lines += [
+                f'{name}{{{labels},rank="{rank}"}} {each:.3f}' for rank, each in value.items()
+            ]
+        else:
+            lines.append(f"{name}{{{labels}}} {int(value)}")
     return "\n".join(lines) + "\n"
 
 

@@ -1,16 +1,19 @@
 """How another terminal asks a running agent: what are you doing, where do your ranks stand?
 
 The agent listens on an abstract unix socket (names: `addresses.py`). One question is one JSON
-line, `{"ask": "status"}`, or `"stacks"`, or `"why"`; the answer is JSON lines until end of file. An
-answer may take time (stacks are collected from the workers), so the server hands each question
-over with a `Reply` that is written and finished whenever it is known.
+line, such as `{"ask": "status"}`; the answer is JSON lines until end of file. An answer may
+take time (stacks are collected from the workers), so the server hands each question over with a
+`Reply` that is written and finished whenever it is known.
 
 A status is one line with the fields that `rankwise ps` shows: `nproc`, `state`, `age_s`,
 `program`, `attempt`, and the node's place in the job while it has one: `node_rank`, `nodes`,
-`first_rank`, `world_size`, and `round` where nodes agree upon them. Stacks are one line per rank:
-`rank`, `pid`, `stacks`. The answer to why begins with a line `verdict`, which may be empty; then
-there is one per rank: `rank`, `pid`, `doing`, for how long where it makes no progress (`still_s`),
-`waits_for`, and `frames`, the innermost first.
+`first_rank`, `world_size`, and `round` where nodes agree upon them; `restarts`, `restarts_max`,
+`log_dir`, and the `workers` with `rank`, `local_rank` and `pid`. Stacks are one line per rank:
+`rank`, `pid`, `stacks`. Logs: see `launch.log_readers`. To be stopped is answered by
+`stopping`, how many ranks live, and `grace_s`; end of file then means that the run is over. The
+answer to why begins with a line `verdict`, which may be empty; then there is one per rank: `rank`,
+`pid`, `doing`, for how long where it makes no progress (`still_s`), `waits_for`, and `frames`, the
+innermost first.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
         ask,
         ask_all,
         list_runs,
+        listen,
     )
     from rankwise.launch.control.server import ControlServer, Reply, Request
 
@@ -34,6 +38,7 @@ __all__ = [
     "ask",
     "ask_all",
     "list_runs",
+    "listen",
 ]
 
 

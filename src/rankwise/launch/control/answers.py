@@ -1,12 +1,14 @@
-"""What a running agent answers: its status, and where its ranks stand."""
+"""What a running agent answers: its status, where its ranks stand, and what they write."""
 
+import os
 from collections.abc import Callable
 
 from rankwise.base.units import SECOND
 from rankwise.drivers.real.process_host import RealProcessHost
 from rankwise.launch.cluster.agent_runner import AgentRunner
 from rankwise.launch.control.server import Reply, Request
-from rankwise.launch.job import Job, program_name
+from rankwise.launch.job import Job, program_name, restarts_allowed
+from rankwise.launch.log_layout import LogPlaces
 from rankwise.launch.planning import JobPlanner
 from rankwise.ports.clock import Clock
 
@@ -23,6 +25,8 @@ class ControlAnswers:
         clock: Clock,
         *,
         explain: Callable[[Reply], None],
+        places: LogPlaces,
+        stop: Callable[[bool], None],
     ) -> None:
         self._job = job
         self._dispatch = dispatch
@@ -30,6 +34,8 @@ class ControlAnswers:
         self._planner = planner
         self._clock = clock
         self._explain = explain
+        self._places = places
+        self._stop = stop
         self._began_at = clock.now()
 
     def on_request(self, request: Request, reply: Reply) -> None:
@@ -42,6 +48,14 @@ class ControlAnswers:
                 self._host.collect_stacks(lambda stacks: self._reply_stacks(stacks, reply))
             case "why":
                 self._explain(reply)
+            case "logs":
+                self._show_logs(request, reply)
+            case "stop":
+                self._stop(request.at_once)
+                # The answer ends when this run does.
+                reply.send(
+                    {"stopping": len(self._host.pids()), "grace_s": self._job.gang.grace / SECOND}
+                )
 
     def _status(self) -> dict[str, object]:
         gang = self._dispatch.gang
@@ -51,6 +65,8 @@ class ControlAnswers:
             "age_s": (self._clock.now() - self._began_at) / SECOND,
             "program": program_name(self._job),
             "attempt": 0 if gang is None else gang.attempt,
+            "restarts_max": restarts_allowed(self._job),
+            "log_dir": self._log_directory(),
         }
         if gang is not None:  # between two rounds this node has no place among the others
             world = self._planner.world
@@ -59,12 +75,43 @@ class ControlAnswers:
                 "nodes": world.node_count,
                 "first_rank": world.first_rank,
                 "world_size": world.size,
+                "restarts": gang.attempt if world.restarts is None else world.restarts,
+                "workers": [
+                    {"rank": world.rank(local_rank), "local_rank": local_rank, "pid": pid}
+                    for local_rank, pid in sorted(self._host.pids().items())
+                ],
             }
-            if world.restarts is not None:  # agreed upon by nodes, however few there are
-                status["round"] = gang.attempt
-            if lineup := self._dispatch.lineup:
-                status["lineup"] = lineup
+            if lineup := self._dispatch.lineup:  # agreed upon by nodes, however few there are
+                status |= {"round": gang.attempt, "lineup": lineup}
         return status
+
+    def _log_directory(self) -> str | None:
+        directory = self._places.directory if self._places.keep else None
+        return os.path.abspath(directory) if directory else None
+
+    def _show_logs(self, request: Request, reply: Reply) -> None:
+        from rankwise.launch.log_readers import StreamName, Written  # noqa: PLC0415  # rarely asked
+
+        world, files = self._planner.world, self._planner.destinations
+        ranks = range(world.first_rank, world.first_rank + self._job.gang.size)
+        if request.rank is not None and request.rank not in ranks:
+            told = f"there is no rank {request.rank} here, its ranks are {ranks[0]} to {ranks[-1]}"
+            reply.send({"error": told})
+            reply.finish()
+            return
+        streams = [
+            Written(
+                StreamName(world.rank(local_rank), link.attempt, name),
+                os.path.abspath(path) if (path := paths.get(local_rank)) else "",
+                stream.tail.kept,
+            )
+            for local_rank, link in sorted(self._host.links.items())
+            for name, stream, paths in (
+                ("stdout", link.stdout, files.stdouts),
+                ("stderr", link.stderr, files.stderrs),
+            )
+        ]
+        self._planner.log_readers.serve(request, reply, streams)
 
     def _reply_stacks(self, stacks: dict[int, str], reply: Reply) -> None:
         from rankwise.launch.failure_report.stacks import fatal_lines  # noqa: PLC0415  # rarely asked

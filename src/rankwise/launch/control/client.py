@@ -1,10 +1,10 @@
-"""The asking end of the control socket, for `rankwise ps`, `stacks` and `why`."""
+"""The asking end of the control socket, for `rankwise ps`, `logs`, `stop`, `stacks`, `why`."""
 
 import os
 import socket
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from select import POLLIN, poll
@@ -15,7 +15,7 @@ import msgspec
 from rankwise.base.errors import RankwiseError
 from rankwise.base.units import MICROSECOND, MILLISECOND, SECOND, Instant
 from rankwise.launch.control.addresses import parse_name, peer, socket_name
-from rankwise.launch.control.server import Question
+from rankwise.launch.control.server import Question, Request
 
 Answer = dict[str, Any]
 
@@ -81,12 +81,13 @@ class Heard:
 def ask_all(runs: Sequence[RunSummary], question: Question, deadline: Instant) -> list[Heard]:
     """Put a question to several agents at once: a stopped one costs the others nothing."""
     heard: dict[RunSummary, list[Answer] | RunUnreachable] = {}
+    request = Request(question)
     with ExitStack() as stack:
         connections: dict[RunSummary, socket.socket] = {}
         for run in runs:
             connection = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             try:
-                _put(run, connection, question, deadline)
+                _put(run, connection, request, deadline)
                 connections[run] = connection
             except RunUnreachable as error:
                 heard[run] = error
@@ -94,12 +95,47 @@ def ask_all(runs: Sequence[RunSummary], question: Question, deadline: Instant) -
     return [Heard(run, heard[run]) for run in runs]
 
 
-def _put(run: RunSummary, connection: socket.socket, question: Question, deadline: Instant) -> None:
+def listen(run: RunSummary, request: Request, deadline: Instant) -> Iterator[Answer]:
+    """Put a request to a run's agent and hand out the lines of its answer as they come.
+
+    The answer goes on for as long as the agent likes; only its first line is due by `deadline`.
+
+    Raises:
+        RunUnreachable: there is no such agent any more, it does not answer, or it refuses.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        _put(run, connection, request, deadline)
+        is_due = True
+        with connection.makefile("rb") as answer:
+            while True:
+                if is_due and not _is_readable(connection, deadline):
+                    raise _late(run)
+                is_due = False
+                try:
+                    line = answer.readline()
+                except ConnectionResetError:
+                    return
+                if not line.endswith(b"\n"):
+                    return
+                told = msgspec.json.decode(line, type=Answer)
+                if "error" in told:
+                    raise _refused(run, told)
+                yield told
+
+
+def _is_readable(connection: socket.socket, deadline: Instant) -> bool:
+    poller = poll()
+    poller.register(connection, POLLIN)
+    remaining = max(0, deadline - time.monotonic_ns())
+    return bool(poller.poll(-(-remaining // MILLISECOND)))
+
+
+def _put(run: RunSummary, connection: socket.socket, request: Request, deadline: Instant) -> None:
     try:
         _limit_sending(connection, deadline)
         connection.connect(socket_name(run.run_id, run.pid, run.uid))
         is_genuine = peer(connection) == (run.pid, run.uid)
-        connection.sendall(msgspec.json.encode({"ask": question}) + b"\n")
+        connection.sendall(msgspec.json.encode(request) + b"\n")
     except BlockingIOError:
         raise _late(run) from None
     except OSError as error:
@@ -141,8 +177,12 @@ def _read_answer(run: RunSummary, received: bytearray) -> list[Answer] | RunUnre
     lines = [msgspec.json.decode(line, type=Answer) for line in received.splitlines()]
     for line in lines:
         if "error" in line:
-            return RunUnreachable(f"run {run.run_id!r} (pid {run.pid}) refused: {line['error']}")
+            return _refused(run, line)
     return lines
+
+
+def _refused(run: RunSummary, line: Answer) -> RunUnreachable:
+    return RunUnreachable(f"run {run.run_id!r} (pid {run.pid}) refused: {line['error']}")
 
 
 def _limit_sending(connection: socket.socket, deadline: Instant) -> None:

@@ -7,6 +7,7 @@ the agent's reactor sees one descriptor and calls `on_readable`.
 import os
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from select import EPOLLIN, EPOLLOUT, epoll
 from typing import Any, Literal, Self
 
@@ -14,16 +15,28 @@ import msgspec
 
 from rankwise.launch.control.addresses import peer, socket_name
 
-Question = Literal["status", "stacks", "why"]
+Question = Literal["status", "stacks", "why", "logs", "stop"]
 
 _REQUEST_BYTES_MAX = 4096
 _CONVERSATIONS_MAX = 32
+_LAST_SEND_S = 1.0
+"""How long a client may take to read on when the run is over."""
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What a client wants to know."""
+    """What a client wants to know, or to be done.
+
+    Attributes:
+        ask: which of the questions.
+        rank: whose logs; None for those of all ranks.
+        follow: whether to send what is written from now on, too.
+        at_once: kill the ranks, without a grace.
+    """
 
     ask: Question
+    rank: int | None = None
+    follow: bool = False
+    at_once: bool = False
 
 
 class Reply:
@@ -36,6 +49,11 @@ class Reply:
     def is_wanted(self) -> bool:
         """Whether the client is still there and the answer not complete."""
         return self._conversation.is_open and not self._conversation.is_answered
+
+    @property
+    def unsent_bytes(self) -> int:
+        """How much of it the client has not taken yet."""
+        return len(self._conversation.unsent)
 
     def send(self, line: Mapping[str, Any]) -> None:
         """Add one line to the answer; never blocks."""
@@ -102,6 +120,13 @@ class _Conversation:
             self._watcher.unregister(self._connection)
             self._connection.close()
 
+    def send_the_rest(self) -> None:
+        """Send what waits, since this is the end, to a client that takes it soon."""
+        if self.is_open and self.unsent:
+            self._connection.settimeout(_LAST_SEND_S)
+            with suppress(OSError):  # it has left, or sleeps
+                self._connection.sendall(self.unsent)
+
     def _read(self) -> None:
         try:
             piece = self._connection.recv(_REQUEST_BYTES_MAX)
@@ -163,6 +188,7 @@ class ControlServer:
     def close(self) -> None:
         """Leave: clients see end of file, and the name is free. Harmless when repeated."""
         for conversation in self._conversations.values():
+            conversation.send_the_rest()
             conversation.end()
         self._conversations.clear()
         self._watcher.close()

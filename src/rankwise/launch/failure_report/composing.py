@@ -9,7 +9,13 @@ bound; workers that only were told to stop are folded.
 import datetime as dt
 from collections.abc import Iterable, Sequence
 
-from rankwise.base.failure import Failure, FailureCause, Outcome, OutcomeStatus
+from rankwise.base.failure import (
+    TIME_LIMIT_SIGNAL,
+    Failure,
+    FailureCause,
+    Outcome,
+    OutcomeStatus,
+)
 from rankwise.base.units import Duration, format_duration
 from rankwise.base.wording import ranks_in_words
 from rankwise.launch.failure_report.hints import hint_for, is_peer_gone
@@ -65,7 +71,7 @@ def compose_report(outcome: Outcome, context: ReportContext) -> FailureReport:
         summary=_summary(outcome, context),
         notes=(
             *_notes_on_failed(root, failed),
-            *_notes_on_stopped(stopped, outcome.stop_signal or _SIGTERM),
+            *_notes_on_stopped(stopped, _signal_of_ranks(outcome)),
             *_notes_on_end(outcome),
         ),
         root_cause=None if root is None else _root_cause(root, outcome, context),
@@ -140,6 +146,12 @@ def _distance(root: Failure, other: Failure) -> str:
     return f"{text} later " if nanoseconds > 0 else f"{text} earlier " if nanoseconds < 0 else ""
 
 
+def _signal_of_ranks(outcome: Outcome) -> int:
+    """By which signal ranks were told to stop."""
+    asked_by = outcome.stop_signal
+    return _SIGTERM if asked_by in (None, TIME_LIMIT_SIGNAL) else asked_by
+
+
 def _notes_on_stopped(stopped: Iterable[Failure], stop_signal: int) -> list[str]:
     obedient: list[int] = []
     killed: dict[str, list[int]] = {}
@@ -169,7 +181,7 @@ def _notes_on_end(outcome: Outcome) -> list[str]:
         pids = ", ".join(map(str, outcome.survivors[:_PIDS_SHOWN_MAX]))
         more = ", ..." if len(outcome.survivors) > _PIDS_SHOWN_MAX else ""
         notes.append(f"not even SIGKILL has ended these processes: {pids}{more}")
-    return notes
+    return [*notes, outcome.lateness] if outcome.lateness else notes
 
 
 def _root_cause(root: Failure, outcome: Outcome, context: ReportContext) -> RootCause:

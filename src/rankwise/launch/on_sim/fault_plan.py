@@ -1,7 +1,8 @@
-"""Reads the faults of simulated ranks: `kill:rank=3@collective=9`, or a file of them.
+"""Reads the faults of simulated ranks and nodes: `kill:rank=3@collective=9`, or a file of them.
 
 The language is that of `rankwise sim cluster --faults`: a list of `happenings`, each with its kind
-in `what`, and durations with their unit. The short form is one of them in a word.
+in `what`, and durations with their unit. The short form is one of them in a word. What names a node
+instead of a rank is the node's: `kill:node=1@collective=9`.
 """
 
 import os
@@ -14,10 +15,14 @@ import msgspec
 from rankwise.base.errors import ConfigError
 from rankwise.base.suggestions import hint_on_name
 from rankwise.drivers.sim.cluster.plan_file import parse_duration, read_tree
-from rankwise.sim.rehearsal.faults import Fault
+from rankwise.sim.rehearsal.faults import Fault, FaultOfNode, FaultOfRank
 
-_KINDS: dict[str, Any] = {kind.__struct_config__.tag: kind for kind in get_args(Fault)}
-_EXAMPLES = {"rank": "1", "by": "5s", "bit": "0"}
+_OF_RANKS: dict[str, Any] = {kind.__struct_config__.tag: kind for kind in get_args(FaultOfRank)}
+_OF_NODES: dict[str, Any] = {kind.__struct_config__.tag: kind for kind in get_args(FaultOfNode)}
+_NODE = "-node"
+"""What the tags of faults of nodes end with; users write `node=` instead."""
+_EXAMPLES = {"rank": "1", "node": "1", "by": "5s", "bit": "0"}
+_DURATIONS = ("by", "at", "back_after")
 
 
 class FaultPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -26,24 +31,33 @@ class FaultPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     happenings: tuple[Fault, ...]
 
 
-def read_faults(words: Sequence[str], size: int, label: str = "--faults") -> tuple[Fault, ...]:
+def read_faults(
+    words: Sequence[str], size: int, label: str = "--faults", *, node_count: int = 1
+) -> tuple[Fault, ...]:
     """Read all faults that the words tell of, each in the short form or as the name of a file.
 
     Args:
         words: as the user gives them.
         size: how many ranks there are.
         label: what the user calls the words.
+        node_count: how many nodes there are.
 
     Raises:
-        ConfigError: a word or a file cannot be read, or names a rank that there is not.
+        ConfigError: a word or a file cannot be read, or names a rank or a node that there is not.
     """
     faults = tuple(fault for word in words for fault in _read(word, label))
     for fault in faults:
-        if not 0 <= fault.rank < size:
-            raise ConfigError(
-                f"{label} names rank {fault.rank}, and there are ranks 0 to {size - 1}"
-            )
+        if isinstance(fault, FaultOfNode):
+            what, number, count = "node", fault.node, node_count
+        else:
+            what, number, count = "rank", fault.rank, size
+        if not 0 <= number < count:
+            raise ConfigError(f"{label} names {what} {number}, and {_told(what, count)}")
     return faults
+
+
+def _told(what: str, count: int) -> str:
+    return f"there are {what}s 0 to {count - 1}" if count > 1 else f"there is {what} 0 alone"
 
 
 def _read(word: str, label: str) -> tuple[Fault, ...]:
@@ -51,6 +65,8 @@ def _read(word: str, label: str) -> tuple[Fault, ...]:
     tree = read_tree(word) if is_file else {"happenings": [_from_short_form(word, label)]}
     for happening in tree.get("happenings") or ():
         if isinstance(happening, dict):
+            if "node" in happening and f"{happening.get('what')}{_NODE}" in _OF_NODES:
+                happening["what"] += _NODE
             _convert_durations(word, happening, label)
             _convert_signal(word, happening, label)
             if not is_file:
@@ -79,7 +95,7 @@ def _from_short_form(word: str, label: str) -> dict[str, Any]:
     if not colon:
         raise ConfigError(
             f"{label} {word}: there is no such file, nor is it a fault: expected one of"
-            f" {', '.join(_KINDS)}, as in kill:rank=3@collective=9"
+            f" {', '.join(_OF_RANKS)}, as in kill:rank=3@collective=9"
         )
     if word.endswith("@"):
         raise ConfigError(f"{label} {word}: nothing follows @, expected @collective=N")
@@ -89,11 +105,13 @@ def _from_short_form(word: str, label: str) -> dict[str, Any]:
 def _check(word: str, fields: dict[str, Any], label: str) -> None:
     """Refuse what is no fault in words that fit the short form."""
     what = fields["what"]
-    kind = _KINDS.get(what)
+    kind = _OF_RANKS.get(what) or _OF_NODES.get(what)
     if kind is None:
         raise ConfigError(
-            f"{label} {word}: there is no fault {what!r}", hint=hint_on_name(what, _KINDS)
+            f"{label} {word}: there is no fault {what!r}", hint=hint_on_name(what, _OF_RANKS)
         )
+    if what in _OF_NODES:
+        what = f"{what.removesuffix(_NODE)} of a node"
     known = {field.name: field for field in msgspec.structs.fields(kind)}
     for name, value in fields.items():
         if name == "what":
@@ -107,9 +125,11 @@ def _check(word: str, fields: dict[str, Any], label: str) -> None:
             raise ConfigError(f"{label} {word}: {name} is {value!r}, expected a whole number")
     missing = [name for name, field in known.items() if field.required and name not in fields]
     if missing:
+        place = "node" if fields["what"] in _OF_NODES else "rank"
+        example = ",".join(f"{name}={_EXAMPLES[name]}" for name in dict.fromkeys([place, *missing]))
         raise ConfigError(
             f"{label} {word}: {what} needs {' and '.join(missing)}",
-            hint=f"as in {what}:{','.join(f'{name}={_EXAMPLES[name]}' for name in missing)}",
+            hint=f"as in {fields['what'].removesuffix(_NODE)}:{example}",
         )
 
 
@@ -126,11 +146,13 @@ def _convert_signal(word: str, happening: dict[str, Any], label: str) -> None:
 
 
 def _convert_durations(word: str, happening: dict[str, Any], label: str) -> None:
-    if "by" in happening:
-        duration = parse_duration(str(happening["by"]))
+    for name in _DURATIONS:
+        if name not in happening:
+            continue
+        duration = parse_duration(str(happening[name]))
         if duration is None:
             raise ConfigError(
-                f"{label} {word}: by is {happening['by']!r}, expected a duration with its unit, "
-                "as 5s or 200ms"
+                f"{label} {word}: {name} is {happening[name]!r}, expected a duration with its unit,"
+                " as 5s or 200ms"
             )
-        happening["by"] = duration
+        happening[name] = duration

@@ -15,6 +15,7 @@ from typing import BinaryIO, cast
 from rankwise.base.units import Instant
 from rankwise.drivers.real.logs.file import DiskComplaints
 from rankwise.drivers.real.logs.lines import Lines, LineSplitter
+from rankwise.drivers.real.logs.stamps import stamped
 from rankwise.drivers.real.logs.tail import Tail
 from rankwise.launch.job import LogPlan, Streams
 from rankwise.launch.log_layout import Destinations, console_streams, line_prefix
@@ -104,7 +105,7 @@ class RankStream:
                 if any(needle in line for needle in self._needles):
                     self._filtered.write(line)
         if self._console is not None:
-            self._console.write(lines.prefixed(self._prefix))
+            self._console.write(lines.prefixed(stamped(self._prefix)))
 
 
 class Output:

@@ -5,7 +5,8 @@ ends. Their clock is the world's virtual time, which every look moves on by a na
 what comes later is later.
 
 A rank that waits for what never happens shows no sign of life. When the world has come to rest,
-virtual time jumps to the gang's next look for one, which at once finds that the gang has hung.
+only the nodes' timers are left; virtual time jumps from one to the next, until the gangs look for
+a sign of life, and find that they have hung.
 """
 
 import os
@@ -15,7 +16,7 @@ import msgspec
 
 from rankwise.base.errors import ConfigError
 from rankwise.base.failure import ErrorRecord, ExitStatus, Failure
-from rankwise.base.units import Instant
+from rankwise.base.units import Duration, Instant
 from rankwise.core.agent.vocabulary import (
     FailuresDescribed,
     RanksStood,
@@ -66,56 +67,122 @@ class VirtualClock:
         return self._begun_wall_ns + self._scheduler.now
 
 
-class SimulatedRanks:
-    """Makes, signals and ends the ranks of one run.
+class RankRecords:
+    """What a run keeps of the ranks of its present attempt, on whichever node they live.
 
     Args:
-        job: what each node runs; its gang has the ranks of one node.
-        node_count: how many nodes there are.
+        job: what each node runs.
         world: where the ranks live.
         output: what they write to.
         places: where their log files go.
-        describe: adds to a failure what only this world knows of it.
-        deliver: is told what becomes of them.
 
     Attributes:
         results: the result frame of each function rank, by number.
         stacks: where hanging ranks stood, and `waits` what for, by number.
         destinations: the files of the present attempt.
+        nodes: the number of each rank's node.
+        last_alive: when a rank has run last.
+        when_peers_notice: calls a function when those that wait for a rank see that it has ended.
+    """
+
+    def __init__(self, job: Job, world: World, output: Output, places: LogPlaces) -> None:
+        self._job = job
+        self._world = world
+        self._output = output
+        self._places = places
+        self._attempt = -1
+        self.size = 0
+        self.results: dict[int, bytes] = {}
+        self.stacks: dict[int, str] = {}
+        self.waits: dict[int, str] = {}
+        self.nodes: dict[int, int] = {}
+        self.destinations = Destinations()
+        self.last_alive = Instant(0)
+        self.when_peers_notice: Callable[[Callable[[], None]], None] = _at_once
+
+    def begin_attempt(self, number: int, size: int) -> None:
+        """A node begins an attempt of so many ranks; the first one begins it for all."""
+        if number == self._attempt:
+            return
+        self._attempt, self.size = number, size
+        self.results, self.stacks, self.waits, self.nodes = {}, {}, {}, {}
+        self._world.begin_attempt(size)
+        self.destinations = self._places.prepare(number)
+        self._output.begin_attempt(size, self.destinations, self._job.role, self.local_rank)
+
+    def end_rank(self, number: int, code: int) -> None:
+        """A rank has ended: its output does, and those that wait for it are told."""
+        self._output.end_rank(number)
+        waiting = [group for group in self._world.groups.values() if group.gives_up]
+
+        def lose() -> None:
+            for group in waiting:
+                group.lose(number, lost(number, code))
+
+        if waiting:
+            self.when_peers_notice(lose)
+
+    def local_rank(self, rank: int) -> int:
+        """A rank's number on its node."""
+        return rank % self._job.gang.size
+
+    def note_place(self, rank: Rank) -> None:
+        """Note the user's part of a rank's stack, in the form that faulthandler has."""
+        lines = [
+            f'  File "{place.code.co_filename}", line {place.line} in {place.code.co_name}\n'
+            for place in places_of(rank.stack())
+        ]
+        if lines:
+            head = "Current thread 0x0 (most recent call first):\n"
+            self.stacks[rank.number] = head + "".join(lines)
+
+    def note_wait(self, rank: Rank) -> None:
+        """Note what a rank waits for."""
+        if rank.waits_for is not None:
+            self.waits[rank.number] = rank.waits_for.told()
+        elif not rank.has_begun:
+            self.waits[rank.number] = "its first turn"
+
+
+class SimulatedRanks:
+    """Makes, signals and ends the ranks of one agent.
+
+    Args:
+        job: what each node runs; its gang has the ranks of one node.
+        node: the number of the agent's node.
+        node_count: how many nodes the agent stands for; more than one if it is alone.
+        world: where the ranks live.
+        records: what the run keeps of them.
+        describe: adds to a failure what only this world knows of it.
+        deliver: is told what becomes of them.
     """
 
     def __init__(
         self,
         job: Job,
-        node_count: int,
         *,
+        node: int,
+        node_count: int,
         world: World,
-        output: Output,
-        places: LogPlaces,
+        records: RankRecords,
         clock: VirtualClock,
         describe: Callable[[Failure], Failure],
         deliver: Callable[[Stimulus], None],
     ) -> None:
         self._job = job
+        self._node = node
         self._node_count = node_count
         self._world = world
-        self._output = output
-        self._places = places
+        self._records = records
         self._clock = clock
         self._describe = describe
         self._deliver = deliver
-        self._attempt = -1
-        self._restarts = 0
+        self._place: AgreedWorld | None = None
         self._inherited = inherited_environment()
         self._path = tuple(search_path(Function("", b""), os.environ))
+        self._ranks: dict[int, Rank] = {}
         self._over: set[int] = set()
-        self._is_stuck = False
         self._is_gathering = False
-        self.size = node_count * job.gang.size
-        self.results: dict[int, bytes] = {}
-        self.stacks: dict[int, str] = {}
-        self.waits: dict[int, str] = {}
-        self.destinations = Destinations()
 
     def prepare_round(self, number: int) -> None:
         """Simulated ranks are always fit."""
@@ -123,17 +190,17 @@ class SimulatedRanks:
 
     def begin_attempt(self, world: AgreedWorld) -> None:
         """Let the next ranks live in this world."""
-        self._attempt, self._restarts = world.round, world.restarts
-        self._over = set()
-        self._is_stuck = self._is_gathering = False
-        self.results, self.stacks, self.waits = {}, {}, {}
-        self._world.begin_attempt()
-        self.destinations = self._places.prepare(world.round)
-        self._output.begin_attempt(self.size, self.destinations, self._job.role, self.local_rank)
+        self._place = world
+        self._ranks, self._over = {}, set()
+        self._is_gathering = False
+        self._records.begin_attempt(world.round, world.size)
 
     def spawn(self, local_rank: int, attempt: int) -> None:
         """Make a rank."""
-        process = RankProcess(environment=self._environment(local_rank), path=self._path)
+        assert self._place is not None, "ranks are spawned in a world"
+        rank = self._place.first_rank + local_rank
+        self._records.nodes[rank] = self._node + local_rank // self._job.gang.size
+        process = RankProcess(environment=self._environment(rank, self._place), path=self._path)
         reporter = _Reporter(
             lambda error: self._deliver(
                 WorkerReported(
@@ -143,20 +210,35 @@ class SimulatedRanks:
                 )
             )
         )
-        self._world.spawn(local_rank, process, lambda: self._live(local_rank, reporter))
+        self._ranks[local_rank] = self._world.spawn(
+            rank, process, lambda: self._live(rank, reporter)
+        )
         self._deliver(WorkerSpawned(local_rank, attempt, os.getpid()))
 
     def signal(self, local_rank: int, attempt: int, signal: int) -> None:
         """Send a rank a signal, unless it is on its way to a step to stop at."""
-        is_stepping = self._is_gathering and local_rank in self._world.steps
-        if attempt == self._attempt and (signal == SIGKILL or not is_stepping):
-            self._world.scheduler.ranks[local_rank].signal(signal)
+        if self._place is None or attempt != self._place.round:
+            return
+        rank = self._ranks[local_rank]
+        if signal == SIGKILL or not (self._is_gathering and rank.number in self._world.steps):
+            rank.signal(signal)
+
+    def kill_all(self) -> None:
+        """The node is gone, and all its ranks with it."""
+        for rank in self._ranks.values():
+            rank.signal(SIGKILL)
 
     def ask_ranks_to_stop(self, number: int, signal: int | None) -> None:  # noqa: ARG002  # the gang's
-        """Have the ranks that count their steps all stop before the same one."""
-        if self._world.steps:
+        """Have the ranks that count their steps all stop before the same one.
+
+        Until the nodes have agreed on it time passes: so the first node that asks chooses for all.
+        """
+        world = self._world
+        if world.steps:
             self._is_gathering = True
-            self._deliver(RanksStood(number, max(self._world.steps.values())))
+            if world.last_step is None:
+                world.last_step = max(world.steps.values())
+            self._deliver(RanksStood(number, world.last_step))
 
     def stop_ranks_at(self, number: int, step: int) -> None:  # noqa: ARG002  # there is one round
         """Let the ranks go on to that step."""
@@ -164,40 +246,29 @@ class SimulatedRanks:
 
     def describe_failures(self, number: int, failures: tuple[Failure, ...]) -> None:
         """Find out what only this world knows."""
-        described = tuple(self._describe(failure) for failure in failures)
+        described = tuple(self.described(failure) for failure in failures)
         self._deliver(FailuresDescribed(number, described))
 
     def look_for_progress(self, attempt: int) -> None:
-        """As long as anything can happen there is progress; a rank that is stuck prevents it."""
-        now = self._clock.now()
-        is_alive = self._world.scheduler.next_instant is not None and not self._is_stuck
-        self._deliver(ProgressLooked(attempt, now if is_alive else Instant(0)))
+        """As long as any rank can go on there is progress."""
+        now, scheduler = self._clock.now(), self._world.scheduler
+        is_alive = scheduler.next_instant is not None
+        self._deliver(ProgressLooked(attempt, now if is_alive else self._records.last_alive))
 
     def dump_stacks(self, attempt: int) -> None:
         """Find out where each rank stands, and what it waits for."""
         self._world.note_circle()
-        for number, rank in self._world.scheduler.ranks.items():
-            self._note_place(rank)
-            if rank.waits_for is not None:
-                self.waits[number] = rank.waits_for.told()
-            elif not rank.has_begun:
-                self.waits[number] = "its first turn"
+        for rank in self._ranks.values():
+            self._records.note_place(rank)
+            self._records.note_wait(rank)
         self._deliver(StacksDumped(attempt))
 
-    def find_stuck(self, rank: Rank) -> None:
-        """A rank does not let others run: that is no sign of life."""
-        self._is_stuck = True
-        self._note_place(rank)
-
-    def _note_place(self, rank: Rank) -> None:
-        """Note the user's part of a rank's stack, in the form that faulthandler has."""
-        lines = [
-            f'  File "{place.code.co_filename}", line {place.line} in {place.code.co_name}\n'
-            for place in places_of(rank.stack())
-        ]
-        if lines:
-            head = "Current thread 0x0 (most recent call first):\n"
-            self.stacks[rank.number] = head + "".join(lines)
+    def find_stuck(self, rank: Rank, hang_timeout: Duration) -> None:
+        """A rank does not let others run: if it is one of these, they have hung."""
+        if self._place is not None and rank in self._ranks.values():
+            self._records.note_place(rank)
+            silent_since = Instant(self._clock.now() - hang_timeout)
+            self._deliver(ProgressLooked(self._place.round, silent_since))
 
     def tell(self, local_rank: int, attempt: int, word: str) -> None:
         """None of these offers to be called again, so nothing is ever said to them."""
@@ -210,46 +281,51 @@ class SimulatedRanks:
 
     def notice_ends(self) -> None:
         """Tell of the ranks that have ended since the last look."""
-        for number, rank in self._world.scheduler.ranks.items():
-            if rank.exit_code is None or number in self._over:
-                continue
-            self._over.add(number)
-            self._output.end_rank(number)
-            for group in self._world.groups.values():
-                if group.gives_up:
-                    group.lose(number, lost(number, rank.exit_code))
-            if len(self._over) == self.size and self._world.steps:
-                self._deliver(StepTold(self._attempt, max(self._world.steps.values())))
-            status = ExitStatus(rank.exit_code)
-            self._deliver(WorkerExited(number, self._attempt, status, self._clock.now()))
+        if self._place is None:
+            return
+        attempt = self._place.round  # the next one may begin with the last word about this one
+        ended = [
+            (local_rank, rank.number, rank.exit_code)
+            for local_rank, rank in self._ranks.items()
+            if rank.exit_code is not None and local_rank not in self._over
+        ]
+        for local_rank, number, code in ended:
+            self._over.add(local_rank)
+            self._records.end_rank(number, code)
+            if len(self._over) == self._place.slots and self._world.steps:
+                self._deliver(StepTold(attempt, max(self._world.steps.values())))
+            self._deliver(WorkerExited(local_rank, attempt, ExitStatus(code), self._clock.now()))
 
-    def local_rank(self, rank: int) -> int:
-        """A rank's number on its node."""
-        return rank % self._job.gang.size
+    def described(self, failure: Failure) -> Failure:
+        """The same failure with its rank, and with what only this world knows of it."""
+        if failure.host or self._place is None:
+            return failure  # described already
+        rank = self._place.first_rank + failure.local_rank
+        return self._describe(msgspec.structs.replace(failure, rank=rank))
 
-    def _environment(self, rank: int) -> Mapping[str, str]:
+    def _environment(self, rank: int, world: AgreedWorld) -> Mapping[str, str]:
         job, per_node = self._job, self._job.gang.size
         node = rank // per_node
         place = Place(
             node_rank=node,
-            node_count=self._node_count,
+            node_count=self._node_count * len(world.members),
             first_rank=node * per_node,
-            size=self.size,
+            size=world.size,
             master_addr=job.master_addr,
             master_port=job.master_port or MASTER_PORT,
-            restarts=self._restarts,
+            restarts=world.restarts,
         )
         environment = worker_environment(
             job,
             place,
             local_rank=rank % per_node,
-            attempt=self._attempt,
+            attempt=world.round,
             inherited=self._inherited,
         )
         return {
             **environment,
             SIMULATED_VARIABLE: "1",
-            bootstrap.ERROR_FILE_VARIABLE: self.destinations.error_files.get(rank, ""),
+            bootstrap.ERROR_FILE_VARIABLE: self._records.destinations.error_files.get(rank, ""),
         }
 
     def _live(self, rank: int, reporter: "_Reporter") -> int:
@@ -276,7 +352,7 @@ class SimulatedRanks:
             frame = os.pread(answer, os.fstat(answer).st_size, 0)
             os.close(answer)
             if frame:
-                self.results[rank] = frame
+                self._records.results[rank] = frame
             else:
                 os.close(sending)  # the sender of a result closes it
 
@@ -286,6 +362,10 @@ class SimulatedRanks:
     ) -> int:
         code, _ = bootstrap.run_to_code(program, descriptors, reporter, (RankEnded,))
         return code
+
+
+def _at_once(function: Callable[[], None]) -> None:
+    function()
 
 
 class _Reporter(bootstrap.Reporter):

@@ -1,8 +1,8 @@
 """One run on simulated ranks, from its job to its outcome.
 
-`Rehearsal.run` is what `Supervision.run` is on real processes: it runs the same agent, which is
-alone; all ranks of all nodes are one gang, of threads. It must run in
-the main thread for Ctrl-C and other signals to stop the run.
+`Rehearsal.run` is what `Supervision.run` is on real processes: it runs the same agents, whose
+processes are threads (`nodes`). It must run in the main thread for Ctrl-C and other signals to stop
+the run.
 """
 
 import signal
@@ -10,33 +10,37 @@ import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from threading import current_thread, main_thread
+from threading import Timer, current_thread, main_thread
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from rankwise.base.errors import ConfigError
-from rankwise.base.failure import SIGNAL_NAMES, Failure, FailureCause, Outcome, OutcomeStatus
+from rankwise.base.failure import (
+    SIGNAL_NAMES,
+    TIME_LIMIT_SIGNAL,
+    Failure,
+    FailureCause,
+    Outcome,
+    OutcomeStatus,
+)
 from rankwise.base.units import SECOND, Duration, format_duration
-from rankwise.core.agent.alone import spec_alone
-from rankwise.core.agent.machine import Agent
-from rankwise.core.agent.vocabulary import Stimulus
-from rankwise.core.gang.state import Phase
-from rankwise.core.gang.vocabulary import StopRequested
-from rankwise.drivers.agent_dispatch import AgentDispatch
+from rankwise.core.rendezvous.configuration import RendezvousConfig
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.logs.file import DiskComplaints
-from rankwise.launch.cluster.console_announcements import ConsoleAnnouncements
+from rankwise.launch.announcements import time_limit_line
 from rankwise.launch.cluster.plan import plan_of
 from rankwise.launch.commands import ensure_open_files
 from rankwise.launch.job import Executable, Job
 from rankwise.launch.journal_file import open_journal
 from rankwise.launch.log_layout import LogLayout
 from rankwise.launch.notices import notice
+from rankwise.launch.on_sim.announcements import NodesAnnouncements
+from rankwise.launch.on_sim.nodes import Setting, SimulatedNodes
 from rankwise.launch.on_sim.output import Console, Output, write_all
-from rankwise.launch.on_sim.ranks import SimulatedRanks, VirtualClock
-from rankwise.sim.rehearsal.faults import Fault, Faults
+from rankwise.launch.on_sim.ranks import RankRecords, VirtualClock
+from rankwise.sim.rehearsal.faults import Fault, FaultOfNode, Faults
 from rankwise.sim.rehearsal.places import places_of
 from rankwise.sim.rehearsal.scheduler import NOTICE_S, Rank
 from rankwise.sim.rehearsal.schedules import Schedule
@@ -45,8 +49,6 @@ from rankwise.sim.rehearsal.world import World, rank_of_the_moment
 if TYPE_CHECKING:
     from rankwise.sim.prediction import Prediction
 
-HANG_TIMEOUT = Duration(1)
-"""Of virtual time: a world at rest is found hanging at once. Only then is it asked."""
 _STDERR_LINES = 60
 _DESCRIPTORS_PER_RANK = 2
 _OTHER_DESCRIPTORS = 64
@@ -57,11 +59,13 @@ class Rehearsal:
 
     Args:
         job: what each node runs.
-        node_count: how many nodes of `job.gang.size` ranks there are.
+        node_count: how many nodes of `job.gang.size` ranks there are at most.
+        rendezvous: how nodes that come and go meet; None has `node_count` of them all the time,
+            unless a fault strikes one.
         console_fds: what stands for standard output and standard error.
         seed: what the ranks' random states begin from.
         schedule: decides what the run leaves open; None takes what comes first.
-        faults: the faults of the ranks.
+        faults: the faults of ranks and nodes.
         device: `cuda` lets programs of torch find modelled CUDA devices.
         machine: a preset or a topology file, each device of which is a rank's; None: no time but
             what is slept.
@@ -84,6 +88,7 @@ class Rehearsal:
         job: Job,
         *,
         node_count: int = 1,
+        rendezvous: RendezvousConfig | None = None,
         console_fds: tuple[int, int] = (1, 2),
         seed: int = 0,
         schedule: Schedule | None = None,
@@ -114,6 +119,11 @@ class Rehearsal:
         self.results: Mapping[int, bytes] = {}
         self.caught_signal: int | None = None
         self._node_count = node_count
+        self._rendezvous = rendezvous
+        if rendezvous is None and any(isinstance(fault, FaultOfNode) for fault in faults):
+            self._rendezvous = RendezvousConfig(
+                nodes_min=node_count, nodes_max=node_count, policy=plan_of(job).rendezvous.policy
+            )
         self._console_fds = console_fds
         self._seed = seed
         self._schedule = schedule
@@ -124,7 +134,7 @@ class Rehearsal:
         self._begun_at = self._clock.now()
         self._begun_wall_ns = self._clock.wall_ns()
         self._stops: list[int] = []
-        self._hang = ""
+        self._stuck = ""
 
     @property
     def elapsed(self) -> Duration:
@@ -165,79 +175,64 @@ class Rehearsal:
         )
         clock = VirtualClock(world, self._begun_wall_ns)
         world.scheduler.on_held = self._tell_who_holds
-
-        def deliver(stimulus: Stimulus) -> None:
-            dispatch.deliver(stimulus)
-
-        ranks = SimulatedRanks(
-            self.job,
-            self._node_count,
-            world=world,
-            output=output,
-            places=self.places,
-            clock=clock,
-            describe=lambda failure: self._describe(failure, ranks, output),
-            deliver=deliver,
-        )
         self.places.prepare(0)
-        gang = msgspec.structs.replace(self.job.gang, size=self.size, hang_timeout=HANG_TIMEOUT)
+        records = RankRecords(self.job, world, output, self.places)
         plan = plan_of(self.job)
-        agent = Agent(spec_alone(gang, plan.rendezvous.policy, run_id=self.job.run_id))
-        dispatch = AgentDispatch(
-            agent,
-            host=ranks,
+        host = socket.gethostname()
+        setting = Setting(
+            job=self.job,
+            world=world,
+            records=records,
             clock=clock,
-            journal=open_journal(self.job, self.places, complaints, stack),
-            on_announcement=ConsoleAnnouncements(self.job, plan, self._say).tell,
+            journal=open_journal(self.job, self.places, complaints, stack, clock),
+            describe=lambda failure, host: self._describe(failure, host, records, output),
+            announce=NodesAnnouncements(
+                self.job, plan, self._say, is_alone=self._rendezvous is None
+            ).tell,
         )
-        with self._signals_caught(world):
-            dispatch.start()
-            self._run_ranks(world, ranks, agent, dispatch)
-        assert agent.finished is not None, "the loop ends with it"
-        outcome = agent.finished.as_outcome()
-        self.results = ranks.results
+        nodes = SimulatedNodes(
+            setting,
+            self.job.gang,
+            node_count=self._node_count,
+            rendezvous=self._rendezvous,
+            policy=plan.rendezvous.policy,
+            host=host,
+            seed=self._seed,
+            faults=self._faults,
+        )
+        with self._signals_caught(world), self._time_limited():
+            nodes.start()
+            self._run_nodes(nodes)
+        outcome = nodes.outcome()
+        self.results = records.results
         for remark in world.remarks(is_success=outcome.status is OutcomeStatus.SUCCEEDED):
             self._say(remark)
-        failures = tuple(self._describe(each, ranks, output) for each in outcome.failures)
         return msgspec.structs.replace(
             outcome,
             failures=tuple(
-                msgspec.structs.replace(each, local_rank=ranks.local_rank(each.rank))
-                for each in failures
+                msgspec.structs.replace(each, local_rank=records.local_rank(each.rank))
+                for each in outcome.failures
             ),
         )
 
-    def _run_ranks(
-        self, world: World, ranks: SimulatedRanks, agent: Agent, dispatch: AgentDispatch
-    ) -> None:
-        """Let the ranks run, and tell the agent of what happens, until it has finished."""
+    def _run_nodes(self, nodes: SimulatedNodes) -> None:
+        """Let ranks and nodes go on until the last agent has finished."""
         hang_timeout = self.job.gang.hang_timeout
         patience_s = None if hang_timeout is None else hang_timeout / SECOND
         grace = self.job.gang.grace
-        while agent.finished is None:
-            is_running = agent.gang is not None and agent.gang.phase is Phase.RUNNING
-            horizon = None if is_running else dispatch.next_deadline
-            stuck = world.scheduler.run(
-                horizon, grace / SECOND if self.caught_signal else patience_s
-            )
+        while not nodes.is_over:
+            stuck = nodes.run(grace / SECOND if self.caught_signal else patience_s)
             while self._stops:
-                dispatch.deliver(StopRequested(self._stops.pop(0)))
+                nodes.stop(self._stops.pop(0))
             if stuck is not None and self.caught_signal:
                 self._say(
                     f"rank {stuck.number} did not end within {format_duration(grace)}: killed"
                 )
             elif stuck is not None:
                 patience = format_duration(hang_timeout or Duration(0))
-                self._hang = f"rank {stuck.number} has let no other rank run for {patience}"
-                ranks.find_stuck(stuck)
-                _pass_deadline(world, dispatch)
-            ranks.notice_ends()
-            coming = world.scheduler.next_instant
-            if coming is None and is_running:
-                self._hang = self._hang or "deadlock: no rank can ever go on"
-                _pass_deadline(world, dispatch)
-            elif horizon is not None and (coming is None or coming > horizon):
-                _pass_deadline(world, dispatch)
+                self._stuck = f"rank {stuck.number} has let no other rank run for {patience}"
+                nodes.find_stuck(stuck)
+            nodes.go_on()
 
     @contextmanager
     def _signals_caught(self, world: World) -> Iterator[None]:
@@ -255,7 +250,7 @@ class Rehearsal:
             return
         before = {
             number: signal.signal(number, stop)
-            for number in self.job.signals
+            for number in self._signals
             if signal.getsignal(number) is not signal.SIG_IGN
         }
         try:
@@ -264,25 +259,63 @@ class Rehearsal:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _describe(self, failure: Failure, ranks: SimulatedRanks, output: Output) -> Failure:
+    @property
+    def _signals(self) -> tuple[int, ...]:
+        """Those that stop the run: a time limit is one that this process sends to itself."""
+        limit = () if self.job.timeout is None else (TIME_LIMIT_SIGNAL,)
+        return (*self.job.signals, *limit)
+
+    @contextmanager
+    def _time_limited(self) -> Iterator[None]:
+        """Have the time limit stop the run, in real time.
+
+        Raises:
+            ConfigError: there is a limit, and this thread cannot be interrupted.
+        """
+        timeout = self.job.timeout
+        if timeout is None:
+            yield
+            return
+        if current_thread() is not main_thread():
+            raise ConfigError(
+                "timeout is given, and simulated ranks can be interrupted in the main thread only"
+            )
+
+        def strike() -> None:
+            if self._stops:  # it is being stopped anyway, and twice would mean at once
+                return
+            self._say(time_limit_line(timeout, self.job.gang.grace), "timeout")
+            signal.pthread_kill(main, TIME_LIMIT_SIGNAL)
+
+        main = main_thread().ident or 0
+        timer = Timer(timeout / SECOND, strike)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()
+
+    def _describe(
+        self, failure: Failure, host: str, records: RankRecords, output: Output
+    ) -> Failure:
         """The same failure with what only this world knows of it."""
-        if failure.host:
-            return failure  # described already
-        rank, files = failure.local_rank, ranks.destinations
+        rank, files = failure.rank, records.destinations
         is_hung = failure.cause is FailureCause.HUNG
         error_file = files.error_files.get(rank, "")
         paths = (files.stdouts.get(rank, ""), files.stderrs.get(rank, ""))
+        hang = self._stuck or "deadlock: no rank can ever go on"
         return msgspec.structs.replace(
             failure,
-            rank=rank,
             pid=None,
-            host=socket.gethostname(),
+            host=host,
             role=self.job.role,
             wall_ns=failure.error.wall_ns if failure.error else self._begun_wall_ns + failure.at,
-            detail=self._hang if is_hung else failure.detail,
+            detail=hang if is_hung else failure.detail,
             signal_sender=self._sender_of_signal(failure),
-            stacks=ranks.stacks.get(rank, "") if is_hung else "",
-            waits_for=ranks.waits.get(rank, "") if is_hung else "",
+            stacks=records.stacks.get(rank, "") if is_hung else "",
+            waits_for=records.waits.get(rank, "") if is_hung else "",
             stderr_tail=output.stderr_tail(rank, _STDERR_LINES),
             log_paths=tuple(filter(None, paths)),
             error_file=error_file if failure.error and self.places.keep else "",
@@ -299,6 +332,7 @@ class Rehearsal:
         where = "".join(f": it is at {place}" for place in places_of(rank.stack())[:1])
         if self.caught_signal is not None:
             name = SIGNAL_NAMES.get(self.caught_signal, "a signal")
+            name = "time limit" if self.caught_signal == TIME_LIMIT_SIGNAL else name
             self._say(
                 f"{name}: rank {rank.number} has not let the run stop{where}; it is killed after"
                 f" {format_duration(self.job.gang.grace)}, or at once by another signal"
@@ -313,13 +347,6 @@ class Rehearsal:
         if self.job.console:
             line = notice(self.job, message, event, **fields)
             write_all(self._console_fds[1], line.encode("utf-8", "replace"))
-
-
-def _pass_deadline(world: World, dispatch: AgentDispatch) -> None:
-    """Let virtual time jump to what the agent waits for."""
-    if dispatch.next_deadline is not None:
-        world.scheduler.now = max(world.scheduler.now, dispatch.next_deadline)
-        dispatch.wake()
 
 
 def _number_of_the_moment() -> int | None:

@@ -1,15 +1,15 @@
-"""Faults of simulated ranks: values, written on the command line or in a file.
+"""Faults of simulated ranks and nodes: values, written on the command line or in a file.
 
-Each fault strikes one rank, when it comes to an operation: `collective` counts those of a group
+A fault of a rank strikes when the rank comes to an operation: `collective` counts those of a group
 from 1, as reports do. Without a `group` that is torch's default group, or that of
 `rankwise.collectives`. A fault strikes once, also if ranks are started again; only a slow rank
-stays slow.
+stays slow. A node is killed when the first of its ranks comes to the operation, or at an instant.
 """
 
 import builtins
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -26,15 +26,12 @@ USUAL_GROUPS = ("default", "rankwise.collectives")
 class _AtOperation(
     msgspec.Struct, frozen=True, kw_only=True, tag_field="what", forbid_unknown_fields=True
 ):
-    """A fault that strikes a rank when it comes to an operation; at the beginning without one."""
+    """A fault that strikes when a rank comes to an operation; when it begins without one."""
 
-    rank: int
     collective: int | None = None
     group: str = ""
 
     def __post_init__(self) -> None:
-        if self.rank < 0:
-            raise ValueError(f"rank is {self.rank}, expected 0 or more")
         if self.collective is not None and self.collective < 1:
             raise ValueError(f"collective is {self.collective}, expected 1 or more")
 
@@ -44,7 +41,18 @@ class _AtOperation(
         return is_group and number == self.collective
 
 
-class Kill(_AtOperation, frozen=True, kw_only=True, tag="kill"):
+class _OfRank(_AtOperation, frozen=True, kw_only=True):
+    """A fault of one rank."""
+
+    rank: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rank < 0:
+            raise ValueError(f"rank is {self.rank}, expected 0 or more")
+
+
+class Kill(_OfRank, frozen=True, kw_only=True, tag="kill"):
     """A signal to the rank."""
 
     signal: int = 9
@@ -59,7 +67,7 @@ class Kill(_AtOperation, frozen=True, kw_only=True, tag="kill"):
         return f"rank {self.rank} gets {SIGNAL_NAMES.get(self.signal, f'signal {self.signal}')}"
 
 
-class Raise(_AtOperation, frozen=True, kw_only=True, tag="raise"):
+class Raise(_OfRank, frozen=True, kw_only=True, tag="raise"):
     """The operation raises an exception of Python's own in this rank."""
 
     error: str = "RuntimeError"
@@ -77,7 +85,7 @@ class Raise(_AtOperation, frozen=True, kw_only=True, tag="raise"):
         return f"rank {self.rank} raises {self.error}"
 
 
-class Late(_AtOperation, frozen=True, kw_only=True, tag="late"):
+class Late(_OfRank, frozen=True, kw_only=True, tag="late"):
     """The rank comes later, by so much virtual time."""
 
     by: Duration
@@ -87,7 +95,7 @@ class Late(_AtOperation, frozen=True, kw_only=True, tag="late"):
         return f"rank {self.rank} is late by {format_duration(self.by)}"
 
 
-class Slow(_AtOperation, frozen=True, kw_only=True, tag="slow"):
+class Slow(_OfRank, frozen=True, kw_only=True, tag="slow"):
     """The rank comes later to each operation, from the given one on."""
 
     by: Duration
@@ -97,7 +105,7 @@ class Slow(_AtOperation, frozen=True, kw_only=True, tag="slow"):
         return f"rank {self.rank} is slow by {format_duration(self.by)} at each operation"
 
 
-class Flip(_AtOperation, frozen=True, kw_only=True, tag="flip"):
+class Flip(_OfRank, frozen=True, kw_only=True, tag="flip"):
     """A bit of what the rank brings to the operation turns over, in the rank's memory."""
 
     bit: int
@@ -108,7 +116,62 @@ class Flip(_AtOperation, frozen=True, kw_only=True, tag="flip"):
         return f"bit {self.bit} of element {self.element} flips in the memory of rank {self.rank}"
 
 
-Fault = Kill | Raise | Late | Slow | Flip
+class KillNode(_AtOperation, frozen=True, kw_only=True, tag="kill-node"):
+    """A power cut: the node's agent and all its ranks are gone at once.
+
+    Attributes:
+        node: its number.
+        at: when it happens, in virtual time, if no operation decides.
+        back_after: how much later the node starts again; None for never.
+    """
+
+    node: int
+    at: Duration | None = None
+    back_after: Duration | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.at is not None and self.collective is not None:
+            raise ValueError("at and collective exclude each other: each says when")
+
+    def told(self) -> str:
+        """What happens, for people."""
+        return f"node {self.node} is killed"
+
+
+class LateNode(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    tag_field="what",
+    tag="late-node",
+    forbid_unknown_fields=True,
+):
+    """The node starts later, by so much virtual time."""
+
+    node: int
+    by: Duration
+
+    def told(self) -> str:
+        """What happens, for people."""
+        return f"node {self.node} is late by {format_duration(self.by)}"
+
+
+FaultOfRank = Kill | Raise | Late | Slow | Flip
+FaultOfNode = KillNode | LateNode
+Fault = FaultOfRank | FaultOfNode
+
+
+class Nodes(Protocol):
+    """The nodes that ranks run on."""
+
+    def node_of(self, rank: int) -> int:
+        """The number of the node that a rank of the present attempt runs on."""
+        ...
+
+    def kill(self, fault: KillNode) -> None:
+        """Let a node die."""
+        ...
 
 
 class Faults:
@@ -120,16 +183,21 @@ class Faults:
 
     Attributes:
         killed: the ranks that a fault has sent a signal to in the present attempt.
+        nodes: where ranks run; None while nothing happens to nodes.
     """
 
     def __init__(self, faults: Sequence[Fault], say: Callable[[str], None]) -> None:
-        self._waiting = list(faults)
+        self._waiting: list[Fault] = list(faults)
         self._slow: dict[int, Duration] = {}
         self._say = say
         self.killed: set[int] = set()
+        self.nodes: Nodes | None = None
 
     def begin(self, rank: "Rank") -> None:
         """Strike the rank that runs, before its program begins."""
+        for struck in self._of_node(rank.number):
+            if struck.collective is None and struck.at is None:
+                self.strike_node(struck, "as its ranks begin", rank)
         for fault in self._of(rank.number):
             if fault.collective is None:
                 self._strike(fault, rank, None, "as it begins")
@@ -141,6 +209,9 @@ class Faults:
             RankEnded: it is no more.
             Exception: one that a fault raises.
         """
+        for struck in self._of_node(rank.number):
+            if struck.fits(group, number):
+                self.strike_node(struck, f"at operation #{number} of group {group}", rank)
         for fault in self._of(rank.number):
             if fault.fits(group, number):
                 self._strike(fault, rank, load, f"at operation #{number} of group {group}")
@@ -151,10 +222,42 @@ class Faults:
         """What the user should know at the end: which faults have never come."""
         return [f"the fault never came: {fault.told()}" for fault in self._waiting]
 
-    def _of(self, rank: int) -> list[Fault]:
-        return [fault for fault in self._waiting if fault.rank == rank]
+    def of_nodes(self) -> list[FaultOfNode]:
+        """Those that strike nodes and have not come yet."""
+        return [fault for fault in self._waiting if isinstance(fault, FaultOfNode)]
 
-    def _strike(self, fault: Fault, rank: "Rank", load: Any, when: str) -> None:
+    def strike_node(self, fault: FaultOfNode, when: str, rank: "Rank | None" = None) -> None:
+        """Strike a node.
+
+        Args:
+            fault: what happens.
+            when: in words.
+            rank: the one that runs, if one does; it ends with its node.
+        """
+        self._waiting.remove(fault)
+        self._say(f"fault: {fault.told()}{when and ' '}{when}")
+        if isinstance(fault, KillNode):
+            assert self.nodes is not None, "a fault of a node needs nodes"
+            self.nodes.kill(fault)
+            if rank is not None:
+                rank.take_signals()
+
+    def _of(self, rank: int) -> list[FaultOfRank]:
+        return [
+            fault
+            for fault in self._waiting
+            if isinstance(fault, FaultOfRank) and fault.rank == rank
+        ]
+
+    def _of_node(self, rank: int) -> list[KillNode]:
+        if self.nodes is None:
+            return []
+        node = self.nodes.node_of(rank)
+        return [
+            fault for fault in self._waiting if isinstance(fault, KillNode) and fault.node == node
+        ]
+
+    def _strike(self, fault: FaultOfRank, rank: "Rank", load: Any, when: str) -> None:
         self._waiting.remove(fault)
         self._say(f"fault: {fault.told()} {when}")
         match fault:

@@ -163,7 +163,7 @@ class Group:
             if not self._scheduler.wait(gate, until):
                 return False
             took, waiter = between(began, self._scheduler.now), self._scheduler.current
-            if waiter is not None:
+            if waiter is not None and gate.error is None:
                 self._conditions.waits.note(waiter.number, gate.last, took, gate.named)
         if gate.error is not None:
             raise _own(gate.error)
@@ -232,7 +232,8 @@ class Group:
 
     def ended(self, ranks: Iterable[int]) -> list[PeerDied]:
         """Those of the ranks that have ended by themselves, in words."""
-        members = [self._scheduler.ranks[rank] for rank in ranks]
+        present = self._scheduler.ranks
+        members = [present[rank] for rank in ranks if rank in present]
         return [
             lost(rank.number, rank.exit_code)
             for rank in members

@@ -11,7 +11,7 @@ Simulated ranks and real processes write the same records, each rank to a file o
 import itertools
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,9 @@ RECORD_VARIABLE = "RANKWISE_RECORD"
 """The folder for records."""
 CAPTURE_VARIABLE = "RANKWISE_RECORD_CAPTURE"
 """`RANK/EVENT/INDEX`: which tensor of which event is kept whole."""
+IMPORTED = "imported"
+"""The file in the folder for records that names what simulated ranks have imported."""
+_SLOW_TO_IMPORT = ("torch", "torch._dynamo")
 _KEY = "recording"
 
 Plain = tuple[bytes, str, tuple[int, ...]]
@@ -41,11 +44,13 @@ class Recorder:
         captured: the event and the index of the tensor to keep whole.
 
     Attributes:
+        folder: the same.
         rank: the same.
         operations: how many of each kind, or group, have been counted.
     """
 
     def __init__(self, folder: Path, rank: int, captured: tuple[int, int] | None) -> None:
+        self.folder = folder
         self.rank = rank
         self._file = (folder / f"{rank}.jsonl").open("w")
         self._captured = captured
@@ -110,6 +115,11 @@ def begin_recording() -> Recorder:
     else:
         simulated.belongings[_KEY] = recorder
     return recorder
+
+
+def note_slow_imports(folder: Path, imported: Container[str]) -> None:
+    """Write down what takes seconds to import, so that processes need not do it one by one."""
+    (folder / IMPORTED).write_text(",".join(filter(imported.__contains__, _SLOW_TO_IMPORT)))
 
 
 def note_globals(

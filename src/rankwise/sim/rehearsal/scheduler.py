@@ -358,6 +358,11 @@ class Scheduler:
         if patience_s is not None:
             self._patience_s = patience_s
 
+    def return_by(self, instant: Instant) -> None:
+        """Have `run` return before time passes this instant, if it would pass it."""
+        if self._horizon is None or instant < self._horizon:
+            self._horizon = instant
+
     def wait(self, gate: Gate, until: Instant | None = None) -> bool:
         """Let others run until `gate` is open, or `until`; returns whether it is open.
 

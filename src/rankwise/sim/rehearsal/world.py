@@ -47,6 +47,7 @@ class World:
         scheduler: runs the ranks.
         belongings: what each rank has for itself.
         substitutes: what the process's functions do meanwhile.
+        size: how many ranks the present attempt has.
         steps: how many steps each rank has begun that counts them.
         shared: other values that ranks share, by name.
         last_step: the one after which all of them stop; None until they are asked to stop.
@@ -85,6 +86,7 @@ class World:
         time = RankTime(self.scheduler, prediction, is_virtual=has_virtual_clock)
         self.substitutes = Substitutes(self.scheduler, self.belongings, seed, cpus, time)
         self._conditions = Conditions(schedule, faults)
+        self.size = 0
         self.steps: dict[int, int] = {}
         self.last_step: int | None = None
         self.shared: dict[str, Any] = {}
@@ -168,8 +170,11 @@ class World:
         """A seed for random states of this rank."""
         return self.substitutes.seed_of(rank)
 
-    def begin_attempt(self) -> None:
-        """Forget what belongs to ranks that are no more."""
+    def begin_attempt(self, size: int) -> None:
+        """Forget what belongs to ranks that are no more; there are `size` others to come."""
+        assert all(rank.is_over for rank in self.scheduler.ranks.values()), "ranks live on"
+        self.scheduler.ranks.clear()
+        self.size = size
         self._conditions.begin_attempt()
         self.steps = {}
         self.shared = {}

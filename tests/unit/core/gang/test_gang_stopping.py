@@ -2,7 +2,7 @@
 
 import pytest
 
-from rankwise.base.failure import FailureCause, OutcomeStatus
+from rankwise.base.failure import TIME_LIMIT_SIGNAL, FailureCause, OutcomeStatus
 from rankwise.base.units import SECOND, Duration, Instant
 from rankwise.core.gang.machine import Gang
 from rankwise.core.gang.state import Phase
@@ -35,7 +35,10 @@ def status_of(gang: Gang) -> OutcomeStatus:
     return gang.outcome.status
 
 
-@pytest.mark.parametrize(("asked_by", "sent"), [(SIGINT, SIGINT), (SIGTERM, SIGTERM), (None, 15)])
+@pytest.mark.parametrize(
+    ("asked_by", "sent"),
+    [(SIGINT, SIGINT), (SIGTERM, SIGTERM), (None, SIGTERM), (TIME_LIMIT_SIGNAL, SIGTERM)],
+)
 def test_a_stop_passes_its_signal_on_to_every_worker(asked_by: int | None, sent: int) -> None:
     gang = running_gang(size=3, grace=GRACE)
 

@@ -10,18 +10,22 @@ from rankwise.base.units import Instant
 from rankwise.core.gang.vocabulary import Started, Sweep
 from rankwise.drivers.real.journal import FileJournal
 
+WALL_NS = 1_795_389_623_750_123_456
+
 
 def test_what_is_told_and_ordered_is_a_line_each(tmp_path: Path) -> None:
     told: list[tuple[str, OSError]] = []
-    journal = FileJournal(str(tmp_path / "j"), lambda path, error: told.append((path, error)))
+    journal = FileJournal(
+        str(tmp_path / "j"), lambda path, error: told.append((path, error)), lambda: WALL_NS
+    )
 
     journal.stimulus("gang", 1, Started(), Instant(1))
     journal.effect("gang", 1, Sweep(0), Instant(2))
     journal.close()
 
     assert (tmp_path / "j").read_text().splitlines() == [
-        '{"at":1,"machine":"gang","number":1,"stimulus":{"type":"Started"}}',
-        '{"at":2,"machine":"gang","cause":1,"effect":{"type":"Sweep","attempt":0,"spares":[]}}',
+        '{"at":1,"wall":"2026-11-22T23:20:23.750123Z","machine":"gang","number":1,"stimulus":{"type":"Started"}}',
+        '{"at":2,"wall":"2026-11-22T23:20:23.750123Z","machine":"gang","cause":1,"effect":{"type":"Sweep","attempt":0,"spares":[]}}',
     ]
     assert told == []
 

@@ -6,6 +6,7 @@ from rankwise.base.units import Instant
 from rankwise.drivers.real.logs.console import Outlet
 from rankwise.drivers.real.logs.file import LogFile
 from rankwise.drivers.real.logs.lines import LINE_LIMIT, Lines, LineSplitter
+from rankwise.drivers.real.logs.stamps import stamped
 from rankwise.drivers.real.logs.terminal import RESET, harmless
 
 
@@ -38,7 +39,7 @@ class ConsoleChannel:
     """A sink that shows a stream on the console, line by line.
 
     Attributes:
-        prefix: what stands in front of each line.
+        prefix: what stands in front of each line; may have marks for the time.
         colour: escape sequence that colours the prefix; empty for none.
     """
 
@@ -78,9 +79,10 @@ class ConsoleChannel:
 
     def _show(self, lines: Lines, now: Instant) -> None:
         if self._duplicates is not None:
-            self._duplicates.copy_matches(lines.prefixed(self._plain_prefix), now)
+            prefix = stamped(self._plain_prefix)
+            self._duplicates.copy_matches(lines.prefixed(prefix), now)
         if self._outlet.is_gone:
             return
         if self._outlet.is_terminal:
             lines = lines._replace(text=harmless(lines.text))
-        self._outlet.write(lines.prefixed(self._shown_prefix))
+        self._outlet.write(lines.prefixed(stamped(self._shown_prefix)))

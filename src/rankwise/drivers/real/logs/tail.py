@@ -35,6 +35,12 @@ class Tail:
     def end(self, now: Instant) -> None:
         """Nothing changes when the stream ends."""
 
+    @property
+    def kept(self) -> bytes:
+        """What is remembered; it begins with a whole line, if it has more than one."""
+        kept = bytes(self._kept)
+        return kept[kept.find(b"\n") + 1 :] if self._is_trimmed else kept
+
     def lines(self, count: int = TAIL_LINES) -> tuple[str, ...]:
         """The last lines, oldest first, at most `count`, without newlines.
 

@@ -97,7 +97,7 @@ class Reporter:
         self._write('{"kind": "ready"}')
 
     def tell_calls_begin(self) -> None:
-        """Say that this rank enters its calls of torch.distributed from now on."""
+        """Say that this rank enters its calls in its book from now on."""
         if self._fd is not None and os.getpid() == self._pid:
             self._write('{"kind": "calls"}')
 
@@ -252,17 +252,21 @@ def _enter_end_of_calls() -> None:
 
 
 class _CallFinder:
-    """Finds one module as other finders do, and lets its calls be entered when it is loaded."""
+    """Finds torch's module as other finders do, and lets its calls be entered when it is loaded.
+
+    Also our own one, which `rankwise.collectives` loads: the agent is told when entries begin.
+    """
 
     reporter: "Reporter | None" = None
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
-        """Answer for one name only, once."""
-        if name != _C10D:
+        """Answer for two names only, and for torch's once."""
+        if name == _C10D:
+            sys.meta_path.remove(self)
+        elif name != _CALL_RING:
             return None
-        sys.meta_path.remove(self)
         for finder in list(sys.meta_path):
-            spec = finder.find_spec(name, path, target)
+            spec = None if finder is self else finder.find_spec(name, path, target)
             if spec is not None:
                 break
         else:
@@ -273,7 +277,10 @@ class _CallFinder:
 
             def exec_module(module: "ModuleType") -> None:
                 execute(module)
-                self._enter_calls_of(module)
+                if name == _C10D:
+                    self._enter_calls_of(module)
+                else:
+                    module.tell_when_begun(self._tell)
 
             loader.exec_module = exec_module
         return spec

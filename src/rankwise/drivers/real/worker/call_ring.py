@@ -37,8 +37,6 @@ TOTAL_BYTES_AT = 24
 """Where a segment says how long it is without the areas."""
 
 WAITING, ISSUED, DONE, FAILED = range(4)
-OTHER_THREAD = 0x100
-"""Added to the stage of a call that is not the main thread's: all else of the rank may go on."""
 HEAD_PID, HEAD_GROUPS, HEAD_DONE, HEAD_CALLS = range(4)
 HEAD_BYTES = 64
 GROUPS_MAX = 64
@@ -47,13 +45,16 @@ GROUP_KEY_BYTES, GROUP_LABEL_BYTES, MEMBERS_BYTES = 64, 64, 512
 GROUP_BYTES = GROUP_HEAD.size + GROUP_KEY_BYTES + GROUP_LABEL_BYTES + MEMBERS_BYTES
 RING_AT = HEAD_BYTES + GROUPS_MAX * GROUP_BYTES
 ENTRIES = 256
-ENTRY_HEAD = struct.Struct("=QQQIiIi")
-"""Sequence number, call number, instant, stage, slot of the group, what must match, peer.
+ENTRY_HEAD = struct.Struct("=QQQQiIiI")
+"""Sequence and call number, instants of begin and end, slot of the group, what must match, peer,
+and whether another thread than the main one called.
 
-Of the stage only the lowest byte changes afterwards."""
-TEXT_BYTES, PLACE_BYTES = 152, 64
+The instant of the end holds the stage in its two lowest bits, so that one store tells both; while
+the rank waits it is 0, as WAITING is."""
+STAGE_BITS = 2
+TEXT_BYTES, PLACE_BYTES = 144, 64
 ENTRY_BYTES = ENTRY_HEAD.size + TEXT_BYTES + PLACE_BYTES
-_STAGE_AT = 24
+_END_AT = 24
 AREA_BYTES = -(-(RING_AT + ENTRIES * ENTRY_BYTES) // 4096) * 4096
 NO_SLOT = -1
 _WORDS_AT = ENTRY_HEAD.size
@@ -113,20 +114,22 @@ class CallRing:
         sequence = next(self._sequence)
         at = RING_AT + sequence % ENTRIES * ENTRY_BYTES
         memory = self._memory
-        stage = WAITING if threading.get_ident() == self._main_thread else OTHER_THREAD | WAITING
+        other = threading.get_ident() != self._main_thread
         memory[at + _WORDS_AT : at + ENTRY_BYTES] = words
         if group is None:
-            _pack_entry(memory, at, sequence, 0, _now(), stage, NO_SLOT, match, peer)
+            _pack_entry(memory, at, sequence, 0, _now(), WAITING, NO_SLOT, match, peer, other)
         else:
             number = next(group.numbers)
-            _pack_entry(memory, at, sequence, number, _now(), stage, group.slot, match, peer)
+            _pack_entry(
+                memory, at, sequence, number, _now(), WAITING, group.slot, match, peer, other
+            )
             self._words[group.count_at] = number
         self._words[HEAD_CALLS] = sequence
-        return at + _STAGE_AT
+        return at + _END_AT >> 3
 
     def end(self, entry: int, stage: int) -> None:
         """Enter how a call has ended, or that it goes on without the rank waiting."""
-        self._memory[entry] = stage
+        self._words[entry] = _now() << STAGE_BITS | stage
 
     def be_done(self) -> None:
         """Enter that nothing more is to be called, until there is another call."""
@@ -157,20 +160,21 @@ def fitted(text: str, size: int) -> bytes:
     return text.encode("utf-8", "replace")[:size].ljust(size, b"\0")
 
 
-_ring: "CallRing | None" = None
+ring: "CallRing | None" = None
+"""That of this process, once it is attached; `ring_of_process` attaches it."""
 _is_settled = False
 _on_begun: "Callable[[], None] | None" = None
 
 
 def ring_of_process() -> "CallRing | None":
     """Return the ring of this process, attached by the first call; None where there is none."""
-    global _ring, _is_settled  # noqa: PLW0603 - one process is one rank
+    global ring, _is_settled  # noqa: PLW0603 - one process is one rank
     if not _is_settled:
         _is_settled = True
-        _ring = _attach()
-        if _ring is not None and _on_begun is not None:
+        ring = _attach()
+        if ring is not None and _on_begun is not None:
             _on_begun()
-    return _ring
+    return ring
 
 
 def tell_when_begun(tell: "Callable[[], None]") -> None:
@@ -181,14 +185,14 @@ def tell_when_begun(tell: "Callable[[], None]") -> None:
 
 def forget_ring() -> None:
     """Let the next call look for another ring: the process has forked, or its world is new."""
-    global _ring, _is_settled
-    _ring, _is_settled = None, False
+    global ring, _is_settled
+    ring, _is_settled = None, False
 
 
 def be_done() -> None:
     """Enter that this process is done with its calls, if it has entered any."""
-    if _ring is not None:
-        _ring.be_done()
+    if ring is not None:
+        ring.be_done()
 
 
 def _attach() -> "CallRing | None":

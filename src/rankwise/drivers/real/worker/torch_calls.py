@@ -14,6 +14,7 @@ Loaded as `call_ring` is, and from Python 3.9 on.
 
 import functools
 import os
+import sys
 import zlib
 
 TYPE_CHECKING = False  # as in `call_ring`
@@ -182,6 +183,7 @@ class _Entered:
         ring_module = groups.ring_module
         ring_of_process, line_outside = ring_module.ring_of_process, ring_module.line_outside
         issued, done, failed = ring_module.ISSUED, ring_module.DONE, ring_module.FAILED
+        get_frame = sys._getframe  # noqa: SLF001 - the only way to know the line
         inner, is_message, find = self._inner, bool(self._way), groups.find
         # Arguments are looked for here, without a call for each: this is done for every collective.
         group_at, op_at = self._place_of("group"), self._place_of("op")
@@ -191,7 +193,7 @@ class _Entered:
 
         @functools.wraps(function)
         def call(*args: "Any", **kwargs: "Any") -> "Any":
-            ring = ring_of_process()
+            ring = ring_module.ring or ring_of_process()
             if ring is None:
                 return function(*args, **kwargs)
             count = len(args)
@@ -200,6 +202,8 @@ class _Entered:
             if entered is None:
                 return function(*args, **kwargs)
             try:
+                frame = get_frame(1)
+                path = frame.f_code.co_filename
                 tensor: Any = args[tensor_at] if count > tensor_at else kwargs.get(tensor_name)
                 has_shape = tensor is not None and not isinstance(tensor, (list, tuple))
                 key: Any = (
@@ -207,7 +211,9 @@ class _Entered:
                     tensor.dtype if has_shape else None,
                     args[op_at] if count > op_at else kwargs.get("op"),
                     entered,  # which is not the group: that must go when it is destroyed
-                    line_outside(1, inner),
+                    (path, frame.f_lineno)
+                    if not path.startswith(inner)
+                    else line_outside(1, inner),
                 )
                 if roots:
                     key += tuple(args[at] if count > at else kwargs.get(name) for name, at in roots)

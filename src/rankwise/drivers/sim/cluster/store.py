@@ -34,7 +34,7 @@ from rankwise.core.rendezvous.requests import (
     TransactionConflicted,
     WatchLost,
 )
-from rankwise.drivers.sim.agenda import Agenda, VirtualClock
+from rankwise.drivers.sim.agenda import Agenda, MovableClock
 from rankwise.drivers.sim.cluster.faults import Network
 from rankwise.drivers.sim.cluster.traffic import Traffic, size_of
 
@@ -102,7 +102,7 @@ class SimulatedStore:
         self,
         *,
         agenda: Agenda,
-        clock: VirtualClock,
+        clock: MovableClock,
         network: Network,
         request_timeout: Duration,
         chance: Random,

@@ -2,6 +2,7 @@
 
 import os
 import pty
+import re
 import tty
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from rankwise.drivers.real.logs.channel import ConsoleChannel, DuplicateFilter
 from rankwise.drivers.real.logs.console import Outlet
 from rankwise.drivers.real.logs.file import DiskComplaints, LogFile
 from rankwise.drivers.real.logs.lines import CUT_MARK
+from rankwise.drivers.real.logs.stamps import TIME_MARK
 from rankwise.drivers.real.logs.terminal import RESET, colour_of
 
 NOW = Instant(0)
@@ -62,6 +64,21 @@ def test_a_prefix_can_be_coloured_and_duplicates_are_not(
 
     assert path.read_bytes() == colour_of(3) + b"[3]:" + RESET + b"one\n"
     assert (tmp_path / "filtered.log").read_bytes() == b"[3]:one\n"
+
+
+def test_each_block_of_lines_has_its_time(
+    console_file: tuple[Outlet, Path], tmp_path: Path
+) -> None:
+    outlet, path = console_file
+    duplicates = duplicates_in(tmp_path / "filtered.log", "one")
+    channel = ConsoleChannel(outlet, prefix=f"{TIME_MARK} [3]:", duplicates=duplicates)
+
+    channel.take(b"one\ntwo\n", NOW)
+
+    first, second = path.read_text().splitlines()
+    assert re.fullmatch(r"\d\d:\d\d:\d\d\.\d{3} \[3\]:one", first)
+    assert second == first.replace("one", "two")
+    assert re.fullmatch(r"[\d:.]{12} \[3\]:one\n", (tmp_path / "filtered.log").read_text())
 
 
 def test_lines_with_any_of_the_words_are_duplicated_whole(

@@ -1,0 +1,117 @@
+"""`rankwise logs`: what the ranks of a run write, from another terminal.
+
+The agent has the end of each stream in memory, and knows the log files where there are any; it
+sends what is read from then on. Lines are put together here.
+"""
+
+import base64
+import os
+import sys
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import click
+
+from rankwise.base.units import SECOND, Duration, Instant
+from rankwise.cli.main import CONTEXT_SETTINGS
+from rankwise.cli.runs_here import RUN_ARGUMENT, deadline_after, run_called
+from rankwise.drivers.real.logs.lines import Lines, LineSplitter
+from rankwise.drivers.real.logs.terminal import harmless
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+PATIENCE = Duration(10 * SECOND)
+_CHUNK_BYTES = 1 << 20
+
+
+@click.command("logs", context_settings=CONTEXT_SETTINGS)
+@RUN_ARGUMENT
+@click.option("--rank", type=click.IntRange(0), metavar="N", help="Only this rank's output.")
+@click.option(
+    "-f", "--follow", is_flag=True, help="Go on with what is written, until the run ends."
+)
+@click.option(
+    "-n", "--lines", type=click.IntRange(0), metavar="N", help="Only the last N lines of a stream."
+)
+def logs(run: str | None, *, rank: int | None, follow: bool, lines: int | None) -> None:
+    """Show what the ranks of RUN have written: their log files, or else the last 32 KiB of each.
+
+    RUN is a run's name as `rankwise ps` shows it, the beginning of one, or the pid of its agent; it
+    may be left out while there is only one run. Standard output and error of the ranks are those of
+    this command. On several nodes these are the ranks of this node.
+    """
+    from rankwise.launch.control import listen  # noqa: PLC0415  # not for --help
+    from rankwise.launch.control.server import Request  # noqa: PLC0415  # the same
+
+    chosen = run_called(run)
+    request = Request("logs", rank=rank, follow=follow)
+    shown = _Shown(has_prefix=rank is None)
+    for piece in listen(chosen, request, deadline_after(PATIENCE)):
+        shown.take(piece, lines)
+    shown.end()
+    if follow:
+        click.echo(f"rankwise: {chosen.run_id} has ended", err=True)
+
+
+class _Shown:
+    """Puts the pieces of all streams together to lines, and shows them."""
+
+    def __init__(self, *, has_prefix: bool) -> None:
+        self._has_prefix = has_prefix
+        self._splitters: dict[tuple[int, int, str], LineSplitter] = {}
+
+    def take(self, piece: dict[str, Any], lines: int | None) -> None:
+        """Show the lines that a piece completes; of a stream's first piece the last `lines`."""
+        name = piece["rank"], piece["attempt"], piece["stream"]
+        is_first = name not in self._splitters
+        splitter = self._splitters.setdefault(name, LineSplitter())
+        chunks = _content(piece)
+        if is_first and lines is not None:
+            chunks = [_last_lines(chunks, lines)]
+        for chunk in chunks:
+            self._show(name, splitter.feed(chunk, Instant(time.monotonic_ns())))
+
+    def end(self) -> None:
+        """Show what has no newline."""
+        for name, splitter in self._splitters.items():
+            self._show(name, splitter.flush())
+
+    def _show(self, name: tuple[int, int, str], lines: Lines | None) -> None:
+        if lines is None:
+            return
+        rank, _, stream = name
+        out: BinaryIO = sys.stdout.buffer if stream == "stdout" else sys.stderr.buffer
+        if out.isatty():
+            lines = Lines(harmless(lines.text))
+        out.write(lines.prefixed(b"[%d]:" % rank if self._has_prefix else b""))
+        out.flush()
+
+
+def _content(piece: dict[str, Any]) -> "Iterable[bytes]":
+    """The bytes of a piece, from where they are."""
+    return _file(piece) if "path" in piece else [base64.b64decode(piece["data"])]
+
+
+def _file(piece: dict[str, Any]) -> "Iterator[bytes]":
+    """A log file, as long as it was when the agent answered: what follows comes from the agent."""
+    left = piece["size_bytes"]
+    try:
+        with open(piece["path"], "rb") as file:  # noqa: PTH123  # pathlib costs milliseconds
+            while left and (chunk := file.read(min(left, _CHUNK_BYTES))):
+                left -= len(chunk)
+                yield chunk
+    except OSError as error:
+        path = os.fspath(piece["path"])
+        click.echo(f"rankwise: {path} cannot be read: {error.strerror}", err=True)
+
+
+def _last_lines(chunks: "Iterable[bytes]", count: int) -> bytes:
+    """The last lines, and what was begun of the next one."""
+    kept: deque[bytes] = deque(maxlen=count)
+    begun = b""
+    for chunk in chunks:
+        *whole, begun = (begun + chunk).split(b"\n")
+        kept.extend(whole)
+    return b"".join(line + b"\n" for line in kept) + begun

@@ -1,0 +1,68 @@
+"""The runs on this machine, for the commands that ask one of them."""
+
+import time
+from typing import TYPE_CHECKING
+
+import click
+from click.shell_completion import CompletionItem
+
+from rankwise.base.errors import RankwiseError
+from rankwise.base.units import Duration, Instant
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rankwise.launch.control import RunSummary
+
+
+class RunNotFound(RankwiseError):
+    """No run, or more than one, is what the user may have meant."""
+
+
+def complete_run(
+    _ctx: click.Context, _parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Complete the name of a run."""
+    from rankwise.launch.control import list_runs  # noqa: PLC0415  # not for --help
+
+    names = dict.fromkeys(run.run_id for run in list_runs())
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
+RUN_ARGUMENT = click.argument("run", required=False, shell_complete=complete_run)
+
+
+def run_called(name: str | None) -> "RunSummary":
+    """The run on this machine that is meant; raises as `choose_run` does."""
+    from rankwise.launch.control import list_runs  # noqa: PLC0415  # not for --help
+
+    return choose_run(list_runs(), name)
+
+
+def deadline_after(patience: Duration) -> Instant:
+    """When an answer is due, on the clock of the control socket."""
+    return Instant(time.monotonic_ns() + patience)
+
+
+def choose_run(runs: "Sequence[RunSummary]", name: str | None) -> "RunSummary":
+    """The one run that a user means by a name, the beginning of one, a pid, or nothing.
+
+    Raises:
+        click.UsageError: there is nothing to choose by, and several runs to choose from.
+        RunNotFound: no run fits, or several do.
+    """
+    shown = ", ".join(f"{run.run_id} (pid {run.pid})" for run in runs)
+    if not runs:
+        raise RunNotFound("no run of yours is active on this machine")
+    if name is None:
+        if len(runs) > 1:
+            raise click.UsageError(f"there are several runs, name one of them: {shown}")
+        return runs[0]
+    exact = [run for run in runs if name in (run.run_id, str(run.pid))]
+    fitting = exact or [run for run in runs if run.run_id.startswith(name)]
+    if not fitting:
+        raise RunNotFound(f"no run is called {name!r}, there are: {shown}")
+    if len(fitting) > 1:
+        several = ", ".join(f"{run.run_id} (pid {run.pid})" for run in fitting)
+        raise RunNotFound(f"{name!r} could be any of: {several}", hint="name its pid")
+    return fitting[0]

@@ -1,0 +1,48 @@
+"""`rankwise stop`: asks a run on this machine to end, and waits until it has."""
+
+import click
+
+from rankwise.base.errors import RankwiseError
+from rankwise.base.units import SECOND, Duration, duration_from_seconds, format_duration
+from rankwise.cli.main import CONTEXT_SETTINGS
+from rankwise.cli.runs_here import RUN_ARGUMENT, deadline_after, run_called
+
+PATIENCE = Duration(10 * SECOND)
+"""How soon an agent must have heard it."""
+
+
+class NotStopped(RankwiseError):
+    """The run did not take notice that it should end."""
+
+
+@click.command("stop", context_settings=CONTEXT_SETTINGS)
+@RUN_ARGUMENT
+@click.option("--now", is_flag=True, help="Kill the ranks at once: they can save nothing.")
+@click.option("--no-wait", is_flag=True, help="Return when the run has heard it.")
+def stop(run: str | None, *, now: bool, no_wait: bool) -> None:
+    """Stop RUN as SIGTERM does: ranks may save, and are killed after --shutdown-timeout.
+
+    RUN is a run's name as `rankwise ps` shows it, the beginning of one, or the pid of its agent; it
+    may be left out while there is only one run. A run on several nodes is stopped on all of them,
+    unless it was started with --on-preemption leave. Stopping it twice changes nothing; Ctrl-C ends
+    the waiting, and the run goes on to its end.
+    """
+    from rankwise.launch.control import listen  # noqa: PLC0415  # not for --help
+    from rankwise.launch.control.server import Request  # noqa: PLC0415  # the same
+
+    chosen = run_called(run)
+    answer = listen(chosen, Request("stop", at_once=now), deadline_after(PATIENCE))
+    told = next(answer, None)
+    if told is None:
+        raise NotStopped(f"run {chosen.run_id!r} (pid {chosen.pid}) was over already")
+    count = told["stopping"]
+    ranks = "1 rank" if count == 1 else f"{count} ranks"
+    grace = format_duration(duration_from_seconds(told["grace_s"]))
+    how = "killing" if now else "stopping"
+    patience = "" if now else f" for up to {grace}"
+    click.echo(f"{how} {ranks} of {chosen.run_id} (pid {chosen.pid}){patience}")
+    if no_wait:
+        return
+    for _ in answer:
+        pass
+    click.echo("stopped")

@@ -1,0 +1,170 @@
+"""Who makes the others wait: how often each rank came last to a call, and what that has cost.
+
+Theory of operation
+===================
+
+A call to which all members have come, and that has ended on all of them, is *judged*, once. Its
+last rank kept the others waiting from the moment when the second last had come: before that, they
+waited for more than one. So what is counted for a rank is the time that would have been saved had
+it come with the next. A member waits at most until its own part of the call has ended: the root of
+a broadcast may go on before anybody has come, and a call that was issued keeps nobody.
+
+- The first call of a group is not judged. That ranks start at different moments is no lateness.
+- A group with members elsewhere is not judged: the last one may be there.
+- Who feeds us reads memory that holds the latest calls only, and reads now and then. What is seen
+  stands for the rest: the waiting in a group is scaled by how many calls it has had, and `seen`
+  tells the share.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from rankwise.base.units import SECOND, Duration
+from rankwise.core.ledger.books import Group
+
+NOTABLE_SHARE = 0.05
+"""Of the run: less than that is in every healthy one."""
+NOTABLE_TIME = Duration(1 * SECOND)
+_OUTSTANDING = 2
+"""A rank is notable only if it costs so many times what the others cost on average."""
+_PENDING_MAX = 512
+
+
+class Arrival(NamedTuple):
+    """A rank's call that has ended, or was issued."""
+
+    group: str
+    number: int
+    begun_at: int
+    ended_at: int
+
+
+class Delay(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank has cost the others.
+
+    Attributes:
+        rank: which one.
+        last: the share of the calls to which it came last.
+        waited: how long each of the other ranks waited for it alone, on average.
+    """
+
+    rank: int
+    last: float
+    waited: Duration
+
+
+class Lateness:
+    """Sums up who came last, among ranks that share one clock."""
+
+    def __init__(self, ranks: Iterable[int]) -> None:
+        self.ranks = tuple(ranks)
+        self._groups: dict[str, _Arrivals] = {}
+        self._last = dict.fromkeys(self.ranks, 0)
+        self._waited = dict.fromkeys(self.ranks, 0.0)
+        self._judged = self._begun = 0
+
+    def see(self, rank: int, groups: Mapping[str, Group], arrivals: Iterable[Arrival]) -> None:
+        """Take in calls of one rank, in their order; one that was seen before changes nothing."""
+        for arrival in arrivals:
+            known = self._groups.get(arrival.group)
+            if known is None:
+                group = groups[arrival.group]
+                if not 1 < group.size == len(group.members):
+                    continue
+                known = self._groups[arrival.group] = _Arrivals(group.members)
+            known.see(rank, arrival)
+
+    def forget_groups(self) -> None:
+        """Let numbers begin anew, as in another attempt; the sums stay."""
+        for group in self._groups.values():
+            self._judged += group.judged
+            self._begun += group.begun
+            for rank in group.members:
+                self._last[rank] += group.last[rank]
+                self._waited[rank] += group.waited[rank] * group.scale
+        self._groups = {}
+
+    @property
+    def seen(self) -> float:
+        """The share of the calls that were judged."""
+        judged = self._judged + sum(group.judged for group in self._groups.values())
+        begun = self._begun + sum(group.begun for group in self._groups.values())
+        return judged / begun if begun else 1.0
+
+    def delays(self) -> tuple[Delay, ...]:
+        """What each rank has cost the others; empty while nothing is known."""
+        judged = self._judged + sum(group.judged for group in self._groups.values())
+        return tuple(self._delay(rank, judged) for rank in self.ranks) if judged else ()
+
+    def worst(self, lasted: Duration) -> Delay | None:
+        """The rank that has cost the others a notable part of that time; None if there is none."""
+        delays = self.delays()
+        if not delays:
+            return None
+        worst = max(delays, key=lambda delay: (delay.waited, -delay.rank))
+        others = sum(delay.waited for delay in delays) - worst.waited
+        is_notable = (
+            worst.waited >= NOTABLE_TIME
+            and worst.waited > NOTABLE_SHARE * lasted
+            and worst.waited * (len(delays) - 1) > _OUTSTANDING * others
+        )
+        return worst if is_notable else None
+
+    def _delay(self, rank: int, judged: int) -> Delay:
+        groups = [group for group in self._groups.values() if rank in group.last]
+        last = self._last[rank] + sum(group.last[rank] for group in groups)
+        waited = self._waited[rank] + sum(group.waited[rank] * group.scale for group in groups)
+        return Delay(
+            rank=rank, last=last / judged, waited=Duration(round(waited / (len(self.ranks) - 1)))
+        )
+
+
+class _Arrivals:
+    """The calls of one group."""
+
+    def __init__(self, members: tuple[int, ...]) -> None:
+        self.members = members
+        self.last = dict.fromkeys(members, 0)
+        self.waited = dict.fromkeys(members, 0)
+        """What they have cost, in nanoseconds of all that waited."""
+        self.judged = 0
+        self.begun = 0
+        """How many calls there were, without the first."""
+        self._judged_to = 1
+        self._pending: dict[int, dict[int, Arrival]] = {}
+
+    @property
+    def scale(self) -> float:
+        """How many calls each that was judged stands for."""
+        return self.begun / self.judged if self.judged else 0.0
+
+    def see(self, rank: int, arrival: Arrival) -> None:
+        if arrival.number <= self._judged_to or rank not in self.last:
+            return
+        self.begun = max(self.begun, arrival.number - 1)
+        come = self._pending.setdefault(arrival.number, {})
+        come[rank] = arrival
+        if len(come) == len(self.members):
+            self._judge(come)
+            self._judged_to = arrival.number
+            # Reading goes on: who has missed an earlier call in one rank will not find it again.
+            self._pending = {
+                number: others
+                for number, others in self._pending.items()
+                if number > arrival.number
+            }
+        elif len(self._pending) > _PENDING_MAX:
+            del self._pending[min(self._pending)]
+
+    def _judge(self, come: Mapping[int, Arrival]) -> None:
+        *_, before, last = sorted(come, key=lambda rank: (come[rank].begun_at, rank))
+        since, until = come[before].begun_at, come[last].begun_at
+        self.judged += 1
+        self.last[last] += 1
+        self.waited[last] += sum(
+            max(0, min(until, arrival.ended_at) - since)
+            for rank, arrival in come.items()
+            if rank != last
+        )

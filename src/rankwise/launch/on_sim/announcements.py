@@ -1,0 +1,70 @@
+"""What the agents of simulated nodes tell the user, who sees all of them on one console.
+
+What all agents announce alike, such as the begin of a round, is said once.
+"""
+
+from typing import Any
+
+from rankwise.core.agent.vocabulary import (
+    Announcement,
+    AnnounceRound,
+    AnnounceRoundEnd,
+    AnnounceStop,
+)
+from rankwise.core.rendezvous.vocabulary import AnnounceWaiting
+from rankwise.launch.cluster.console_announcements import (
+    ConsoleAnnouncements,
+    fields_of_round,
+    lineup_text,
+    stop_line,
+)
+from rankwise.launch.cluster.plan import ClusterPlan
+from rankwise.launch.job import Job
+from rankwise.launch.notices import Say
+
+
+class NodesAnnouncements:
+    """Says the announcements of all agents of a run.
+
+    Args:
+        job: what each node runs.
+        plan: of each node.
+        say: tells the user a line.
+        is_alone: whether one agent stands for all nodes, as on a machine alone.
+    """
+
+    def __init__(self, job: Job, plan: ClusterPlan, say: Say, *, is_alone: bool) -> None:
+        self._job = job
+        self._plan = plan
+        self._say = say
+        self._is_alone = is_alone
+        self._told: set[str] = set()
+
+    def tell(self, host: str, announcement: Announcement) -> None:
+        """Say what the agent of a host announces, unless another one has."""
+        match announcement:
+            case AnnounceRound(world):
+                ranks = "1 rank" if world.size == 1 else f"{world.size} ranks"
+                line = f"round {world.round}: {ranks}; {lineup_text(world)}"
+                self._once(line, "round", **fields_of_round(world))
+            case AnnounceRoundEnd(number, why) if not self._is_alone:
+                self._once(f"round {number} is over", "round-over", f": {why}", round=number)
+            case AnnounceStop() if not self._is_alone:
+                self._once(stop_line(announcement), "stop", signal=announcement.signal)
+            case AnnounceWaiting():
+                text = f"waiting {announcement.text}"
+                self._once(text, "waiting", round=announcement.round)
+            case _:
+                ConsoleAnnouncements(self._job, self._plan, self._say_of(host)).tell(announcement)
+
+    def _once(self, line: str, event: str, more: str = "", **fields: Any) -> None:
+        if line not in self._told:
+            self._told.add(line)
+            self._say(line + more, event, **fields)
+
+    def _say_of(self, host: str) -> Say:
+        if self._is_alone:
+            return self._say
+        return lambda message, event="notice", **fields: self._say(
+            f"{host}: {message}", event, host=host, **fields
+        )

@@ -1,0 +1,73 @@
+"""SIGTERM while a run starts, at instants that are counted in calls, not in seconds."""
+
+import os
+import signal
+import tempfile
+from pathlib import Path
+
+import leftovers
+import pytest
+from running import numbers_after, run_program
+
+pytestmark = pytest.mark.system
+
+INSTANTS = 16
+LAUNCHER = """
+import os, signal, sys
+from rankwise.cli.main import main
+
+FIRST, LAST = sys.argv[1], int(sys.argv[2])
+launcher = os.getpid()
+calls = None
+
+def count(frame, event, _argument):
+    "Count from the end of FIRST until the session turns."
+    global calls
+    code = frame.f_code
+    if event == "return" and code.co_name == FIRST and calls is None:
+        calls = 0
+    if calls is None or os.getpid() != launcher:
+        return
+    calls += 1
+    is_over = code.co_name == "run" and code.co_filename.endswith("session.py")
+    if calls == LAST or is_over:
+        sys.setprofile(None)
+        print("calls", calls, flush=True)
+        os.kill(launcher, signal.SIGTERM)
+
+sys.setprofile(count)
+main(["run", "--nproc-per-node=2", *sys.argv[3:]])
+"""
+NEVER = 1_000_000_000
+
+
+@pytest.mark.parametrize("first", ["end_on_sigterm", "be_interruptible"])
+@pytest.mark.parametrize("method", ["subprocess", "forkserver"])
+def test_sigterm_ends_a_run_in_the_same_way_at_any_moment_of_its_start(
+    method: str, first: str, tmp_path: Path
+) -> None:
+    words = (f"--start-method={method}", "--no-python", "sleep", "1000")
+    mark = os.environ[leftovers.MARK_VARIABLE]
+    before = frozenset(leftovers.marked_processes(mark))
+    last = run_program(LAUNCHER, tmp_path, first, str(NEVER), *words)
+    (calls,) = numbers_after("calls", last.stdout)
+    assert calls > 10 * INSTANTS, "the run is started in many steps"
+
+    for instant in range(1, calls, calls // INSTANTS):
+        done = run_program(LAUNCHER, tmp_path, first, str(instant), *words)
+
+        assert done.code == 128 + signal.SIGTERM, f"at call {instant}: {done.stderr}"
+        assert "stopped by SIGTERM" in done.stderr, f"at call {instant}: {done.stderr}"
+        assert "Traceback" not in done.stderr, f"at call {instant}"
+        assert leftovers.wait_until_gone(mark, before) == [], f"at call {instant}"
+        assert list(Path(tempfile.gettempdir()).glob("rankwise_*")) == [], f"at call {instant}"
+
+
+def test_sigterm_that_the_run_is_not_to_handle_does_what_it_does_to_any_program(
+    tmp_path: Path,
+) -> None:
+    words = ("--signals-to-handle=SIGINT", "--no-python", "sleep", "1000")
+
+    done = run_program(LAUNCHER, tmp_path, "be_interruptible", str(NEVER), *words)
+
+    assert done.code == -signal.SIGTERM, done.stderr

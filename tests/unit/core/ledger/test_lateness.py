@@ -1,0 +1,148 @@
+"""Who made the others wait, told from when ranks came to calls and left them."""
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from rankwise.base.units import MILLISECOND, SECOND, Duration
+from rankwise.core.ledger import Arrival, Group, Lateness, delay_in_words
+
+RANKS = (0, 1, 2)
+WORLD = {"world": Group(size=3, members=RANKS)}
+
+
+def arrival(
+    number: int, begun_ms: int, ended_ms: int | None = None, group: str = "world"
+) -> Arrival:
+    ended_ms = 1_000_000 if ended_ms is None else ended_ms
+    return Arrival(group, number, begun_ms * MILLISECOND, ended_ms * MILLISECOND)
+
+
+def lateness_of(
+    calls: Mapping[int, Sequence[Arrival]], groups: Mapping[str, Group] = WORLD
+) -> Lateness:
+    lateness = Lateness(RANKS)
+    for rank, arrivals in calls.items():
+        lateness.see(rank, groups, arrivals)
+    return lateness
+
+
+def waited_ms(lateness: Lateness) -> list[float]:
+    return [delay.waited / MILLISECOND for delay in lateness.delays()]
+
+
+def test_the_last_one_is_waited_for_since_the_second_last_came() -> None:
+    lateness = lateness_of({0: [arrival(2, 100)], 1: [arrival(2, 170)], 2: [arrival(2, 130)]})
+
+    assert [delay.last for delay in lateness.delays()] == [0, 1, 0]
+    assert waited_ms(lateness) == [0, 40, 0]
+
+
+def test_who_goes_on_before_the_last_has_come_has_not_waited() -> None:
+    issued = [arrival(2, 100, 101)]
+
+    lateness = lateness_of({0: issued, 1: [arrival(2, 170)], 2: [arrival(2, 130, 150)]})
+
+    assert waited_ms(lateness) == [0, 10, 0], "one of two waited for 20 ms"
+
+
+def test_the_first_call_of_a_group_is_the_start_and_no_lateness() -> None:
+    lateness = lateness_of({rank: [arrival(1, 5_000 * rank)] for rank in RANKS})
+
+    assert lateness.delays() == ()
+    assert lateness.worst(Duration(10 * SECOND)) is None
+
+
+def test_a_group_with_members_elsewhere_is_not_judged() -> None:
+    groups = {"world": Group(size=6, members=RANKS)}
+
+    lateness = lateness_of({rank: [arrival(2, 500 * rank)] for rank in RANKS}, groups)
+
+    assert lateness.delays() == ()
+
+
+def test_a_call_counts_once_though_it_is_seen_again_and_in_any_order() -> None:
+    lateness = Lateness(RANKS)
+    for rank in (2, 0, 1, 0, 2):
+        lateness.see(rank, WORLD, [arrival(2, 10 * rank), arrival(3, 100 + 10 * rank)])
+
+    assert waited_ms(lateness) == [0, 0, 20]
+    assert lateness.seen == 1
+
+
+def test_what_was_seen_stands_for_the_rest_of_the_calls() -> None:
+    lateness = lateness_of({rank: [arrival(11, 100 + (20 if rank == 1 else 0))] for rank in RANKS})
+
+    assert waited_ms(lateness) == [0, 200, 0]
+    assert lateness.seen == 0.1
+
+
+def test_ranks_wait_in_the_calls_of_their_groups_only() -> None:
+    groups = {"tp": Group(label="tp", size=2, members=(1, 2))}
+    calls = {1: [arrival(2, 100, group="tp")], 2: [arrival(2, 140, group="tp")]}
+
+    lateness = lateness_of(calls, groups)
+
+    assert waited_ms(lateness) == [0, 0, 20], "one of two others waited for 40 ms"
+
+
+def test_sums_go_on_in_another_attempt_whose_numbers_begin_anew() -> None:
+    lateness = Lateness(RANKS)
+    for _ in range(2):
+        for rank in RANKS:
+            lateness.see(rank, WORLD, [arrival(2, 10 * rank)])
+        lateness.forget_groups()
+
+    assert waited_ms(lateness) == [0, 0, 20]
+    assert [delay.last for delay in lateness.delays()] == [0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("late_ms", "lasted_s", "is_notable"),
+    [
+        ((0, 0, 2_000), 30, True),
+        ((0, 0, 2_000), 50, False),  # 4 % of the run
+        ((0, 0, 900), 2, False),  # less than a second
+        ((0, 1_500, 2_000), 10, False),  # the others waited for both
+    ],
+)
+def test_a_rank_is_notable_that_costs_a_part_of_the_run_which_the_others_do_not(
+    late_ms: tuple[int, int, int], lasted_s: int, *, is_notable: bool
+) -> None:
+    calls = {rank: [arrival(2, late)] for rank, late in enumerate(late_ms)}
+
+    worst = lateness_of(calls).worst(Duration(lasted_s * SECOND))
+
+    assert (worst is not None) == is_notable
+    assert worst is None or worst.rank == 2
+
+
+def test_ranks_that_come_last_by_turns_are_all_alike() -> None:
+    calls = {
+        rank: [
+            arrival(number, 1_000 * number + 300 * (number % 3 == rank)) for number in range(2, 32)
+        ]
+        for rank in RANKS
+    }
+    lateness = lateness_of(calls)
+
+    assert waited_ms(lateness) == [3_000, 3_000, 3_000]
+    assert lateness.worst(Duration(32 * SECOND)) is None
+
+
+def test_lateness_is_told_in_a_sentence_that_says_how_much_was_seen() -> None:
+    calls = {
+        rank: [arrival(n, 1_000 * n + (140 if rank == 1 else 0)) for n in range(2, 102)]
+        for rank in RANKS
+    }
+    lateness = lateness_of(calls)
+    worst = lateness.worst(Duration(100 * SECOND))
+    assert worst is not None
+
+    told = delay_in_words(worst, Duration(100 * SECOND), lateness.seen)
+    sampled = delay_in_words(worst, Duration(100 * SECOND), 0.2)
+
+    assert told == (
+        "rank 1 came last in 100 % of the calls; 14 % of the run was spent waiting for it"
+    )
+    assert sampled == f"{told} (of the calls, 20 % were seen)"
