@@ -179,7 +179,7 @@ def test_a_heartbeat_hides_no_hang_and_half_way_there_is_a_warning(tmp_path: Pat
     assert done.code == 124
     why = r"\(rank 1 has not come to barrier #1 \(program.py:11\), in which rank 0 waits\)"
     warning = rf"no rank has made progress for \S+ m?s {why}; the hang timeout ends the run in "
-    assert len(re.findall(warning, done.stderr)) == 1, done.stderr
+    assert re.search(warning, done.stderr), done.stderr
     assert "the gang hung: no progress for 1.5 s; rank 1 has not come" in done.stderr
 
 

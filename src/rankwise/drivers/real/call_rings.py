@@ -132,7 +132,7 @@ def _read_calls(area: bytes, keys: list[str]) -> Iterator[Call]:
         for at in range(RING_AT, RING_AT + ENTRIES * ENTRY_BYTES, ENTRY_BYTES)
     ]
     last = max(entry[0] for entry in entries)
-    for sequence, number, begun_at, end, slot, match, peer, aside, at in sorted(entries):
+    for sequence, number, begun_at, end, slot, match, peer, other, at in sorted(entries):
         if not sequence or sequence < last - ENTRIES + 2 or slot >= len(keys):
             continue
         yield Call(
@@ -144,8 +144,8 @@ def _read_calls(area: bytes, keys: list[str]) -> Iterator[Call]:
             begun_at=Instant(begun_at),
             ended_at=Instant(end >> STAGE_BITS),
             stage=Stage(end & _STAGE_MASK),
-            is_of_main_thread=not aside,
             peer=peer,
+            is_of_main_thread=not other,
         )
 
 

@@ -47,7 +47,7 @@ RING_AT = HEAD_BYTES + GROUPS_MAX * GROUP_BYTES
 ENTRIES = 256
 ENTRY_HEAD = struct.Struct("=QQQQiIiI")
 """Sequence and call number, instants of begin and end, slot of the group, what must match, peer,
-and whether it is another thread's than the main one, so that all else of the rank may go on.
+and whether another thread than the main one called.
 
 The instant of the end holds the stage in its two lowest bits, so that one store tells both; while
 the rank waits it is 0, as WAITING is."""
@@ -114,14 +114,14 @@ class CallRing:
         sequence = next(self._sequence)
         at = RING_AT + sequence % ENTRIES * ENTRY_BYTES
         memory = self._memory
-        aside = threading.get_ident() != self._main_thread
+        other = threading.get_ident() != self._main_thread
         memory[at + _WORDS_AT : at + ENTRY_BYTES] = words
         if group is None:
-            _pack_entry(memory, at, sequence, 0, _now(), WAITING, NO_SLOT, match, peer, aside)
+            _pack_entry(memory, at, sequence, 0, _now(), WAITING, NO_SLOT, match, peer, other)
         else:
             number = next(group.numbers)
             _pack_entry(
-                memory, at, sequence, number, _now(), WAITING, group.slot, match, peer, aside
+                memory, at, sequence, number, _now(), WAITING, group.slot, match, peer, other
             )
             self._words[group.count_at] = number
         self._words[HEAD_CALLS] = sequence
