@@ -17,11 +17,12 @@ from rankwise.base.failure import FailureCause, OutcomeStatus
 from rankwise.base.units import Instant
 from rankwise.core.agent.machine import Agent
 from rankwise.core.agent.replay import replay
-from rankwise.drivers.sim.checkers import InvariantBroken
-from rankwise.drivers.sim.plans import GangPlan, MakeAgent, random_plan
+from rankwise.drivers.sim.cluster.faults import ClusterPlan
+from rankwise.drivers.sim.invariants import InvariantBroken
+from rankwise.drivers.sim.plans import random_plan
 from rankwise.drivers.sim.replay import command_for
 from rankwise.drivers.sim.replay import main as replay_main
-from rankwise.drivers.sim.world import SimulatedRun
+from rankwise.drivers.sim.world import MakeAgent, SimulatedRun, SimulatedWorld
 
 SEED_COUNT = int(os.environ.get("RANKWISE_SEEDS", "3000"))
 FIRST_SEED = int(os.environ.get("RANKWISE_FIRST_SEED", "0"))
@@ -30,9 +31,10 @@ SEEDS = range(FIRST_SEED, FIRST_SEED + SEED_COUNT)
 DIGEST_PROGRAM = """
 import hashlib, sys
 from rankwise.drivers.sim.plans import random_plan
+from rankwise.drivers.sim.world import SimulatedWorld
 digest = hashlib.sha256()
 for seed in range(int(sys.argv[1])):
-    digest.update(random_plan(seed).run().journal)
+    digest.update(SimulatedWorld(seed).run_plan(random_plan(seed)).journal)
 print(digest.hexdigest())
 """
 
@@ -44,10 +46,10 @@ class Forgetful(Agent):
         """Order nothing."""
 
 
-def run_seed(seed: int, make_agent: MakeAgent = Agent) -> tuple[GangPlan, SimulatedRun]:
+def run_seed(seed: int, make_agent: MakeAgent = Agent) -> tuple[ClusterPlan, SimulatedRun]:
     plan = random_plan(seed)
     try:
-        return plan, plan.run(make_agent)
+        return plan, SimulatedWorld(seed, make_agent=make_agent).run_plan(plan)
     except (SimulationError, AssertionError) as error:
         error.add_note(f"replay it: {command_for(seed)}")
         raise
@@ -69,7 +71,7 @@ def test_every_invariant_holds_for_every_seed_and_the_seeds_see_it_all() -> None
     for seed in SEEDS:
         plan, run = run_seed(seed)
         outcome = run.outcome
-        seen[f"size {plan.spec.size}"] += 1
+        seen[f"size {plan.workers.per_node}"] += 1
         seen[outcome.status] += 1
         seen[f"attempts {outcome.attempts}"] += 1
         seen["survivors"] += bool(outcome.survivors)
@@ -84,11 +86,11 @@ def test_every_invariant_holds_for_every_seed_and_the_seeds_see_it_all() -> None
 
 def test_equal_seeds_give_equal_journals() -> None:
     for seed in range(100):
-        assert random_plan(seed).run().journal == random_plan(seed).run().journal
+        assert run_seed(seed)[1].journal == run_seed(seed)[1].journal
 
 
 def test_other_seeds_give_other_journals() -> None:
-    journals = {random_plan(seed).run().journal for seed in range(100)}
+    journals = {run_seed(seed)[1].journal for seed in range(100)}
 
     assert len(journals) == 100
 
@@ -97,7 +99,7 @@ def test_other_seeds_give_other_journals() -> None:
 def test_journals_do_not_depend_on_the_hash_seed_of_the_process(hash_seed: str) -> None:
     here = hashlib.sha256()
     for seed in range(100):
-        here.update(random_plan(seed).run().journal)
+        here.update(run_seed(seed)[1].journal)
 
     there = subprocess.run(
         [sys.executable, "-c", DIGEST_PROGRAM, "100"],
@@ -124,10 +126,10 @@ def test_that_command_tells_the_story_of_the_seed() -> None:
 
     assert replay.stdout.startswith("seed 17\nspec {")
     assert "0.000000 s  < started\n" in replay.stdout
-    assert replay.stdout.endswith(f"the run {random_plan(17).run().outcome.status}\n")
+    assert replay.stdout.endswith(f"the run {run_seed(17)[1].outcome.status}\n")
 
 
 def test_a_replay_can_print_the_bare_journal(capsys: pytest.CaptureFixture[str]) -> None:
     assert replay_main(["--seed", "17", "--journal"]) == 0
 
-    assert capsys.readouterr().out.encode() == random_plan(17).run().journal
+    assert capsys.readouterr().out.encode() == run_seed(17)[1].journal

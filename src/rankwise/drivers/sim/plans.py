@@ -5,53 +5,32 @@ come in pairs, deadlines are short enough to be missed, and rare things (a guard
 process stuck in the kernel, a sweep that never ends) are common enough to meet each other.
 """
 
-from collections.abc import Callable
 from random import Random
 
 import msgspec
 
 from rankwise.base.backoff import Backoff
 from rankwise.base.units import MICROSECOND, MILLISECOND, SECOND, ZERO, Duration, Instant
-from rankwise.core.agent.machine import Agent
-from rankwise.core.agent.vocabulary import AgentSpec
 from rankwise.core.gang.vocabulary import GangSpec
 from rankwise.core.rendezvous.configuration import RestartPolicy
-from rankwise.drivers.sim.faults import Accusation, Faults, StopOrder
+from rankwise.drivers.sim.cluster.faults import (
+    BlameWorker,
+    ClusterPlan,
+    Guardian,
+    Happening,
+    LoseGuardian,
+    Preempt,
+)
 from rankwise.drivers.sim.programs import Dies, Ending, Exits, Program, Raises, RunsForever
 from rankwise.drivers.sim.streams import stream
-from rankwise.drivers.sim.world import SimulatedRun, SimulatedWorld
+from rankwise.drivers.sim.world import plan_of_gang
 
 SIZES = (1, 1, 2, 2, 2, 3, 3, 4, 4, 5, 8, 8, 16, 64)
 FATAL_SIGNALS = (4, 6, 7, 8, 9, 11, 13)
 STOP_SIGNALS = (15, 2, 1, 3, None)
 
 
-MakeAgent = Callable[[AgentSpec], Agent]
-
-
-class GangPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that decides a simulated run."""
-
-    seed: int
-    spec: GangSpec
-    policy: RestartPolicy
-    lives: tuple[tuple[Program, ...], ...]
-    faults: Faults
-
-    def run(self, make_agent: MakeAgent = Agent) -> SimulatedRun:
-        """Run it, checked after every step; see `SimulatedWorld.run` for what is raised."""
-        return self.run_in(self.world(make_agent))
-
-    def run_in(self, world: SimulatedWorld) -> SimulatedRun:
-        """The same in a world that is at hand."""
-        return world.run(self.spec, self.lives, self.policy)
-
-    def world(self, make_agent: MakeAgent = Agent) -> SimulatedWorld:
-        """The world in which it happens."""
-        return SimulatedWorld(self.seed, self.faults, make_agent)
-
-
-def random_plan(seed: int) -> GangPlan:
+def random_plan(seed: int) -> ClusterPlan:
     """The plan of a seed: the same in every process and on every machine."""
     spec = _random_spec(stream(seed, "spec"))
     policy = _random_policy(stream(seed, "policy"))
@@ -59,11 +38,9 @@ def random_plan(seed: int) -> GangPlan:
         _random_life(stream(seed, "life", attempt), spec)
         for attempt in range(policy.restarts_max + 1)
     )
-    faults = msgspec.structs.replace(
-        _random_faults(stream(seed, "faults")),
-        accusations=_random_accusations(stream(seed, "accusations"), spec),
-    )
-    return GangPlan(seed=seed, spec=spec, policy=policy, lives=lives, faults=faults)
+    guardian, happenings = _random_faults(stream(seed, "faults"))
+    happenings += _random_accusations(stream(seed, "accusations"), spec)
+    return plan_of_gang(spec, lives, policy, guardian, happenings)
 
 
 def _random_spec(chance: Random) -> GangSpec:
@@ -160,35 +137,40 @@ def _with_odd_habits(chance: Random, program: Program) -> Program:
     return msgspec.structs.replace(program, **changes) if changes else program
 
 
-def _random_faults(chance: Random) -> Faults:
+def _random_faults(chance: Random) -> tuple[Guardian, tuple[Happening, ...]]:
     latency_min = _between(chance, 10 * MICROSECOND, 1 * MILLISECOND)
     latency_max = chance.choice((latency_min, 20 * MILLISECOND, 200 * MILLISECOND))
-    stops = [_random_stop(chance, ZERO, 20 * SECOND)] if _happens(chance, 25) else []
-    if stops and _happens(chance, 50):
-        stops.append(_random_stop(chance, stops[0].at, stops[0].at + 5 * SECOND))
+    happenings: list[Happening] = []
+    if _happens(chance, 25):
+        first = _random_stop(chance, ZERO, 20 * SECOND)
+        happenings.append(first)
+        if _happens(chance, 50):
+            happenings.append(_random_stop(chance, first.at, first.at + 5 * SECOND))
     # Whatever runs for ever is stopped in the end, so that every plan has an outcome.
-    stops.append(StopOrder(Instant(600 * SECOND), 15))
-    return Faults(
+    happenings.append(Preempt(at=Instant(600 * SECOND), node=0))
+    guardian = Guardian(
         latency_min=latency_min,
         latency_max=Duration(latency_max),
+        delays_orders=True,
         sweep_takes=_between(chance, ZERO, (8 if _happens(chance, 3) else 1) * SECOND // 2),
         stacks_take=_between(chance, ZERO, 3 * SECOND),
-        guardian_lost_at=(
-            Instant(_between(chance, ZERO, 20 * SECOND)) if _happens(chance, 6) else None
-        ),
-        stops=tuple(stops),
+        describe_takes=ZERO,
     )
+    if _happens(chance, 6):
+        happenings.append(LoseGuardian(at=Instant(_between(chance, ZERO, 20 * SECOND))))
+    return guardian, tuple(happenings)
 
 
-def _random_accusations(chance: Random, spec: GangSpec) -> tuple[Accusation, ...]:
+def _random_accusations(chance: Random, spec: GangSpec) -> tuple[BlameWorker, ...]:
     if not _happens(chance, 5):
         return ()
     at = Instant(_between(chance, ZERO, 20 * SECOND))
-    return (Accusation(at, chance.randrange(spec.size)),)
+    return (BlameWorker(at=at, local_rank=chance.randrange(spec.size)),)
 
 
-def _random_stop(chance: Random, earliest: int, latest: int) -> StopOrder:
-    return StopOrder(Instant(_between(chance, earliest, latest)), chance.choice(STOP_SIGNALS))
+def _random_stop(chance: Random, earliest: int, latest: int) -> Preempt:
+    at = Instant(_between(chance, earliest, latest))
+    return Preempt(at=at, node=0, signal=chance.choice(STOP_SIGNALS))
 
 
 def _between(chance: Random, least: int, most: int) -> Duration:
