@@ -14,12 +14,14 @@ import pytest
 
 from rankwise.base.errors import SimulationError
 from rankwise.base.failure import FailureCause, OutcomeStatus
-from rankwise.base.units import Instant
+from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant
 from rankwise.core.agent.machine import Agent
 from rankwise.core.agent.replay import replay
-from rankwise.drivers.sim.cluster.faults import ClusterPlan
+from rankwise.core.gang.vocabulary import GangSpec
+from rankwise.drivers.sim.cluster.faults import ClusterPlan, Preempt
 from rankwise.drivers.sim.invariants import InvariantBroken
 from rankwise.drivers.sim.plans import random_plan
+from rankwise.drivers.sim.programs import Program, RunsForever
 from rankwise.drivers.sim.replay import command_for
 from rankwise.drivers.sim.replay import main as replay_main
 from rankwise.drivers.sim.world import MakeAgent, SimulatedRun, SimulatedWorld
@@ -28,6 +30,7 @@ SEED_COUNT = int(os.environ.get("RANKWISE_SEEDS", "3000"))
 FIRST_SEED = int(os.environ.get("RANKWISE_FIRST_SEED", "0"))
 SEEDS = range(FIRST_SEED, FIRST_SEED + SEED_COUNT)
 
+RUNS = Program(ending=RunsForever())
 DIGEST_PROGRAM = """
 import hashlib, sys
 from rankwise.drivers.sim.plans import random_plan
@@ -82,6 +85,20 @@ def test_every_invariant_holds_for_every_seed_and_the_seeds_see_it_all() -> None
     expected += ["survivors", "detail", "no failure"]
     rare = {name: seen[name] for name in expected if seen[name] * 1000 < SEED_COUNT}
     assert not rare, f"the plans hardly ever lead to {rare}"
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "status"), [(100, OutcomeStatus.STOPPED), (900, OutcomeStatus.FAILED)]
+)
+def test_ranks_that_are_signalled_just_before_their_agent_are_stopped(
+    milliseconds: int, status: OutcomeStatus
+) -> None:
+    ahead = Duration(milliseconds * MILLISECOND)
+    signals = Preempt(at=Instant(5 * SECOND), node=0, ranks_before=ahead)
+
+    run = SimulatedWorld(happenings=(signals,)).run(GangSpec(size=3), [[RUNS] * 3])
+
+    assert run.outcome.status is status
 
 
 def test_equal_seeds_give_equal_journals() -> None:

@@ -64,19 +64,8 @@ def _describe(seed: int, plan: ClusterPlan) -> str:
     lines += [f"happening {_json(happening)}" for happening in plan.happenings]
     for attempt, life in enumerate(plan.workers.lives):
         for local_rank, program in enumerate(life):
-            lines.append(f"attempt {attempt} worker {local_rank}: {_unusual(program)}")
+            lines.append(f"attempt {attempt} worker {local_rank}: {_json(program)}")
     return "\n".join(lines) + "\n"
-
-
-def _unusual(value: msgspec.Struct) -> str:
-    fields = msgspec.structs.fields(value)
-    return _json(
-        {
-            field.name: getattr(value, field.name)
-            for field in fields
-            if getattr(value, field.name) != field.default
-        }
-    )
 
 
 def _json(value: object) -> str:

@@ -28,7 +28,7 @@ machines but the words in which they write.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NoReturn
 
@@ -45,10 +45,9 @@ from rankwise.core.rendezvous.vocabulary import RefusalKind, World
 from rankwise.drivers.sim.cluster.faults import ClusterPlan
 from rankwise.drivers.sim.cluster.host import Worker
 from rankwise.drivers.sim.cluster.node import SimulatedNode
-from rankwise.drivers.sim.cluster.root_cause_truth import may_be_root
+from rankwise.drivers.sim.cluster.root_cause_truth import deaths_by_others, may_be_root
 from rankwise.drivers.sim.invariants import InvariantBroken
 
-SIGTERM = 15
 CAUSES_OF_BLAME = (FailureCause.HUNG, FailureCause.OUT_OF_STEP)
 FAILURES_WITHOUT_A_WORKER = ("refuse-workers", "blame-worker", "lose-guardian")
 """Faults of which no worker fails by itself, and which cost a restart all the same."""
@@ -102,7 +101,7 @@ class RunBook:
 
 
 class ClusterChecker:
-    """Watches one cluster. Satisfies `Witness`.
+    """Watches one cluster.
 
     Args:
         plan: the faults of the cluster.
@@ -364,9 +363,6 @@ class ClusterChecker:
         if not self._living_by_round[mine]:
             del self._living_by_round[mine]
 
-    def vanished(self, node: SimulatedNode) -> None:
-        """A node's agent was killed."""
-
     def began(self, node: SimulatedNode, world: World) -> None:
         """A node's agent has begun a round."""
         run = self._run_of.get(node.node_id)
@@ -510,7 +506,7 @@ class ClusterChecker:
         if any(worker.lost_peer for worker in culprits):
             # What they have lost may be a rank that a scheduler has signalled. It has not failed,
             # but explains what came after its death, where no agent had heard of a stop.
-            culprits += [_as_death(worker) for worker in last.workers if _is_struck(worker)]
+            culprits += deaths_by_others(last.workers)
         told = [worker for worker in culprits if worker.rank == root.rank]
         if not told:
             self._broken(f"the root cause is told to be {root}, and the truth is {culprits}")
@@ -524,7 +520,9 @@ class ClusterChecker:
         if self._is_harsh or self._happened("kill-agent") or self._plan.closers_die:
             return None
         # A commit and the watch that tells it, after whatever commit was under way before.
-        return 6 * network.latency_max + 10 * MILLISECOND
+        # Before it, the news of a death have travelled on the node.
+        news = self._plan.guardian.latency_max - self._plan.guardian.latency_min
+        return 6 * network.latency_max + news + 10 * MILLISECOND
 
     @property
     def _is_harsh(self) -> bool:
@@ -565,12 +563,3 @@ class ClusterChecker:
 
     def _broken(self, what: str) -> NoReturn:
         raise InvariantBroken(f"at {self._now() / SECOND:.6f} s: {what}")
-
-
-def _is_struck(worker: Worker) -> bool:
-    """Whether it died of a signal of somebody else than its agent."""
-    return worker.was_signalled and worker.failed_at is None and worker.ended_at is not None
-
-
-def _as_death(worker: Worker) -> Worker:
-    return replace(worker, failed_at=worker.ended_at, died_by=SIGTERM)

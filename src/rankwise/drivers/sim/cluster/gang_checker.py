@@ -362,7 +362,7 @@ class GangChecker:
         root = told.failures[0]
         problem = root_cause_is_true(
             root,
-            [self._host.workers.get((root.attempt, rank)) for rank in sorted(book.born)],
+            [self._host.workers[root.attempt, rank] for rank in sorted(book.born)],
             clock=self._host.clock,
             heard_until=book.ending_since,
         )

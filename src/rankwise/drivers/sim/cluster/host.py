@@ -52,6 +52,7 @@ from rankwise.drivers.sim.programs import (
     RunsForever,
     program_of,
 )
+from rankwise.drivers.sim.streams import happens
 
 if TYPE_CHECKING:
     from rankwise.drivers.sim.cluster.node import SimulatedNode
@@ -325,7 +326,7 @@ class SimulatedHost:
             self._raise(worker, worker.held, worker.fell_at)
             return
         worker.is_recalled = True
-        if self._chance.randrange(100) >= self._habits.stuck:
+        if not happens(self._chance, self._habits.stuck):
             takes = self._up_to(self._habits.stop_takes)
             self._agenda.after(takes, partial(self._yield, worker))
 
@@ -361,7 +362,7 @@ class SimulatedHost:
             worker = self.workers[key]
             may_raise = worker.failed_at is None and not worker.is_told_to_die
             may_raise = may_raise and worker.fell_at is None and not worker.is_recalled
-            if may_raise and self._chance.randrange(100) < self._habits.cascade:
+            if may_raise and happens(self._chance, self._habits.cascade):
                 self._raise_or_hold(worker, Raises("simulated", "ConnectionResetError", KILL_TAKES))
 
     # Births
@@ -383,7 +384,7 @@ class SimulatedHost:
         rank = world.first_rank + local_rank
         worker = self._new_process(attempt, local_rank, rank, program)
         recovers = self._habits.recovers
-        worker.recovers = bool(recovers) and self._chance.randrange(100) < recovers
+        worker.recovers = bool(recovers) and happens(self._chance, recovers)
         for _ in range(program.strays):
             stray = self._new_process(attempt, local_rank, rank, program)
             stray.is_stray = True
@@ -440,9 +441,9 @@ class SimulatedHost:
         done = [each for each in self.workers.values() if each.round == round_number]
         if world is None or len(done) < world.slots or not all(each.succeeded for each in done):
             return
-        if habits.leaves_when_done and self._chance.randrange(100) < habits.leaves_when_done:
+        if habits.leaves_when_done and happens(self._chance, habits.leaves_when_done):
             self._later(self._up_to(GOING_TAKES), LeaveRequested())
-        if habits.dies_when_done and self._chance.randrange(100) < habits.dies_when_done:
+        if habits.dies_when_done and happens(self._chance, habits.dies_when_done):
             self._in_this_life(self._up_to(GOING_TAKES), self._node.kill_agent)
 
     def _fail(self, worker: Worker, code: int) -> None:
@@ -479,7 +480,7 @@ class SimulatedHost:
             delay = program.stray_kill_takes if worker.is_stray else program.kill_takes
         elif self._habits.asks_to_stop and self._asked_in == worker.round:
             return  # it stops at the step that is agreed upon
-        elif self._chance.randrange(100) < self._habits.stubborn:
+        elif happens(self._chance, self._habits.stubborn):
             return
         elif program.stop_code is not None and worker.failed_at is None:
             code = program.stop_code

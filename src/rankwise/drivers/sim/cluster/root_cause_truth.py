@@ -1,11 +1,12 @@
 """Compares the root cause that is told with what the processes truly did."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 
 from rankwise.base.failure import Failure, FailureCause
 from rankwise.base.units import MILLISECOND, Instant
 from rankwise.drivers.sim.cluster.clocks import SkewedClock
-from rankwise.drivers.sim.cluster.host import Worker
+from rankwise.drivers.sim.cluster.host import SIGTERM, Worker
 
 HEAD_START = 50 * MILLISECOND
 """How much earlier a death by signal counts: spelled again, so that a change is noticed."""
@@ -13,7 +14,7 @@ HEAD_START = 50 * MILLISECOND
 
 def root_cause_is_true(
     root: Failure,
-    workers: Iterable[Worker | None],
+    workers: Sequence[Worker],
     *,
     clock: SkewedClock,
     heard_until: Instant | None,
@@ -28,9 +29,8 @@ def root_cause_is_true(
     """
     culprits = [
         worker
-        for worker in workers
-        if worker is not None
-        and worker.failed_at is not None
+        for worker in (*workers, *deaths_by_others(workers))
+        if worker.failed_at is not None
         and (heard_until is None or clock.shown_at(worker.failed_at) <= heard_until)
     ]
     first = min(culprits, key=_order, default=None)
@@ -74,3 +74,12 @@ def may_be_root(told: Worker, culprits: Collection[Worker], slack: int) -> bool:
 def _order(worker: Worker) -> tuple[Instant, int]:
     assert worker.failed_at is not None, "it has failed"
     return worker.failed_at, worker.rank
+
+
+def deaths_by_others(workers: Iterable[Worker]) -> list[Worker]:
+    """Workers that have died of a signal of somebody else than their agent, as failed by it."""
+    return [
+        replace(worker, failed_at=worker.ended_at, died_by=SIGTERM)
+        for worker in workers
+        if worker.was_signalled and worker.failed_at is None and worker.ended_at is not None
+    ]

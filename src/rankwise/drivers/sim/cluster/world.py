@@ -456,7 +456,6 @@ class ClusterWorld:
     def vanished(self, node: SimulatedNode) -> None:
         """A node's agent was killed."""
         self._up.discard(node.number)
-        self.checker.vanished(node)
 
     def began(self, node: SimulatedNode, world: World) -> None:
         """A node's agent has begun a round."""
