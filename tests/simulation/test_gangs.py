@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections import Counter
 
+import msgspec
 import pytest
 
 from rankwise.base.errors import SimulationError
@@ -18,7 +19,9 @@ from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant
 from rankwise.core.agent.machine import Agent
 from rankwise.core.agent.replay import replay
 from rankwise.core.gang.vocabulary import GangSpec
-from rankwise.drivers.sim.cluster.faults import ClusterPlan, Preempt
+from rankwise.drivers.sim.cluster.faults import AmongOthers, ClusterPlan, Preempt, StartAgents
+from rankwise.drivers.sim.cluster.plans import random_plan as random_cluster
+from rankwise.drivers.sim.cluster.world import ClusterWorld
 from rankwise.drivers.sim.invariants import InvariantBroken
 from rankwise.drivers.sim.plans import random_plan
 from rankwise.drivers.sim.programs import Program, RunsForever
@@ -99,6 +102,21 @@ def test_ranks_that_are_signalled_just_before_their_agent_are_stopped(
     run = SimulatedWorld(happenings=(signals,)).run(GangSpec(size=3), [[RUNS] * 3])
 
     assert run.outcome.status is status
+
+
+def test_a_node_that_is_alone_bears_what_happens_to_nodes_of_clusters() -> None:
+    for seed in SEEDS[:150]:
+        plan = random_plan(seed)
+        more = [
+            msgspec.structs.replace(
+                each, **dict.fromkeys({"node"} & set(each.__struct_fields__), 0)
+            )
+            for each in random_cluster(seed).happenings
+            if not isinstance(each, AmongOthers | StartAgents)
+        ]
+        both = tuple(sorted((*plan.happenings, *more), key=lambda happening: happening.at))
+
+        ClusterWorld(msgspec.structs.replace(plan, happenings=both), seed).run()
 
 
 def test_equal_seeds_give_equal_journals() -> None:

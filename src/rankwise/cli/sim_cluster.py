@@ -216,12 +216,19 @@ def _summary(plan: "ClusterPlan", run: "ClusterRun", elapsed: float) -> str:
     config = plan.rendezvous
     verdict = run.verdict
     traffic = f"{format_bytes(run.traffic.bytes_total)} in {run.traffic.messages:,} messages"
+    who, rounds = f"of which {config.nodes_min} to {config.nodes_max} run", len(run.rounds)
+    if plan.is_alone:
+        who, rounds = "alone", max((end.rounds for end in run.finished.values()), default=0)
     lines = [
-        f"nodes             {plan.nodes}, of which {config.nodes_min} to {config.nodes_max} run",
+        f"nodes             {plan.nodes}, {who}",
         f"verdict           {_verdict(run)}",
-        f"rounds, restarts  {len(run.rounds)}, {0 if verdict is None else verdict.restarts}",
+        f"rounds, restarts  {rounds}, {0 if verdict is None else verdict.restarts}",
         f"virtual time      {run.ended_at / SECOND:.3f} s",
         f"real time         {elapsed:.2f} s for {run.steps:,} steps",
+    ]
+    if plan.is_alone:
+        return "\n".join(lines)
+    lines += [
         f"through the store {traffic}",
         "",
         f"{'round':>5} {'nodes':>6} {'began at':>10} {'all had ranks':>14} {'ended at':>10}  why",

@@ -170,6 +170,15 @@ def test_nodes_that_are_alone_are_drawn_as_clusters_are(capsys: pytest.CaptureFi
     assert told.startswith("20 clusters in ")
     assert told.endswith("; 0 broken\n")
 
+    assert invoke(["sim", "cluster", "--alone", "--random", "--seed", "17"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == [
+        "nodes             1, alone",
+        "verdict           succeeded",
+        "rounds, restarts  3, 2",
+    ]
+    assert len(lines) == 5
+
     assert invoke(["sim", "cluster", "--alone", "--nproc-per-node", "3", "--plan-only"]) == 0
     assert '"is_alone": true' in capsys.readouterr().out
 

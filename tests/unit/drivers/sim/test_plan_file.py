@@ -87,6 +87,13 @@ def test_every_field_that_is_a_time_takes_a_unit(tmp_path: Path) -> None:
     ("given", "told"),
     [
         ("is_alone: true\nnodes: 2", "nodes is 2, expected 1 where is_alone is true"),
+        (
+            "is_alone: true\nhappenings: [{what: compact-store, at: 1 s}]",
+            "CompactStore is about a store or other nodes, and a node that is alone has neither",
+        ),
+        ("is_alone: true\nrendezvous: {nodes_max: 2}", "rendezvous.nodes_max is 2, expected 1"),
+        ("is_alone: true\nrendezvous: {spares: 1}", "rendezvous.spares is 1, expected 0 where"),
+        ("is_alone: true\nworkers: {recovers: 50}", "workers.recovers is 50, expected 0 where"),
         ("workers: {per_node: 2, lives: [[{}]]}", r"lives\[0\] has 1 programs, expected one for"),
         ("workers: {lives: [[{after: 3}]]}", "after is 3, expected a duration with its unit"),
         ("gang: {size: 3}", "gang.size is 3 and workers.per_node 1, expected the same"),

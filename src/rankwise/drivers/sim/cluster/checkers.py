@@ -28,7 +28,6 @@ machines but the words in which they write.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NoReturn
 
@@ -42,62 +41,16 @@ from rankwise.core.rendezvous.codec import decode_charter, decode_node, decode_r
 from rankwise.core.rendezvous.layout import RunKeys
 from rankwise.core.rendezvous.records import Charter, Departure, Phase, Round, Verdict
 from rankwise.core.rendezvous.vocabulary import RefusalKind, World
+from rankwise.drivers.sim.cluster.books import RoundBook, RunBook
 from rankwise.drivers.sim.cluster.faults import ClusterPlan
-from rankwise.drivers.sim.cluster.host import Worker
 from rankwise.drivers.sim.cluster.node import SimulatedNode
 from rankwise.drivers.sim.cluster.root_cause_truth import deaths_by_others, may_be_root
+from rankwise.drivers.sim.cluster.worker import Worker
 from rankwise.drivers.sim.invariants import InvariantBroken
 
 CAUSES_OF_BLAME = (FailureCause.HUNG, FailureCause.OUT_OF_STEP)
 FAILURES_WITHOUT_A_WORKER = ("refuse-workers", "blame-worker", "lose-guardian")
 """Faults of which no worker fails by itself, and which cost a restart all the same."""
-
-
-@dataclass(slots=True)
-class RoundBook:
-    """What is known about one round."""
-
-    record: Round
-    running_at: Instant
-    members: frozenset[str]
-    began: dict[str, Instant] = field(default_factory=dict)
-    """When each member's agent had its ranks, by node id."""
-    workers: list[Worker] = field(default_factory=list)
-    done: set[str] = field(default_factory=set)
-    """Members that have told that their workers had all succeeded."""
-    member_vanished: bool = False
-    """Whether the record of a member that was not done vanished before the next round began."""
-    has_leaver: bool = False
-    """Whether a member has told that it leaves, or that its workers are gone."""
-    had_newcomer: bool = False
-    """Whether a node that is no member was there while it ran."""
-    dissolved_at: Instant | None = None
-    ended_because: str = ""
-
-    @property
-    def all_began_at(self) -> Instant | None:
-        """When the last member had its ranks; None if not all of them ever had."""
-        if len(self.began) < len(self.record.members):
-            return None
-        return max(self.began.values())
-
-
-@dataclass(slots=True)
-class RunBook:
-    """What is known about one run: from one founder's charter to the next one's."""
-
-    number: int
-    charter: Charter
-    round: Round | None = None
-    """The round that lies in the store, or lay there last."""
-    rounds: dict[int, RoundBook] = field(default_factory=dict)
-    is_shown: bool = False
-    """Whether an agent has shown its verdict."""
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether it is over."""
-        return self.round is not None and self.round.phase is Phase.CLOSED
 
 
 class ClusterChecker:

@@ -265,6 +265,8 @@ Happening = (
     | StartAgents
 )
 
+AmongOthers = Leave | Partition | CrashStore | LoseStore | SlowDisk | CompactStore
+
 
 class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that decides a simulated run but its seed.
@@ -305,8 +307,8 @@ class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def __post_init__(self) -> None:
         if self.nodes < 1:
             raise ValueError(f"nodes is {self.nodes}, expected at least one")
-        if self.is_alone and self.nodes > 1:
-            raise ValueError(f"nodes is {self.nodes}, expected 1 where is_alone is true")
+        if self.is_alone:
+            self._check_alone()
         if self.gang_spec.size != self.workers.per_node:
             raise ValueError(
                 f"gang.size is {self.gang_spec.size} and workers.per_node "
@@ -320,6 +322,29 @@ class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                         f"{type(happening).__name__} names node {node}, and there are nodes 0 to "
                         f"{self.nodes - 1}"
                     )
+
+    def _check_alone(self) -> None:
+        if self.nodes > 1:
+            raise ValueError(f"nodes is {self.nodes}, expected 1 where is_alone is true")
+        for name, expected in (("nodes_min", 1), ("nodes_max", 1), ("spares", 0)):
+            value = getattr(self.rendezvous, name)
+            if value != expected:
+                raise ValueError(
+                    f"rendezvous.{name} is {value}, expected {expected} where is_alone is true"
+                )
+        for name in ("recovers", "leaves_when_done"):
+            value = getattr(self.workers, name)
+            if value:
+                raise ValueError(
+                    f"workers.{name} is {value}, expected 0 where is_alone is true: what is "
+                    "checked there knows nothing of it"
+                )
+        among_others = [each for each in self.happenings if isinstance(each, AmongOthers)]
+        if among_others:
+            raise ValueError(
+                f"{type(among_others[0]).__name__} is about a store or other nodes, and a node "
+                "that is alone has neither"
+            )
 
     @property
     def gang_spec(self) -> GangSpec:

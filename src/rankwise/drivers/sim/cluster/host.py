@@ -10,14 +10,13 @@ the two.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from rankwise.base.errors import SimulationError
 from rankwise.base.failure import ErrorRecord, ExitStatus, Failure
-from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after, between
+from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after
 from rankwise.core.agent.vocabulary import (
     FailuresDescribed,
     LeaveRequested,
@@ -43,6 +42,7 @@ from rankwise.core.rendezvous.vocabulary import World
 from rankwise.drivers.sim.agenda import VIRTUAL_EPOCH_NS, Agenda
 from rankwise.drivers.sim.cluster.clocks import SkewedClock
 from rankwise.drivers.sim.cluster.faults import FailWorker, Guardian, Workers
+from rankwise.drivers.sim.cluster.worker import Witness, Worker
 from rankwise.drivers.sim.programs import (
     Dies,
     Exits,
@@ -58,7 +58,6 @@ if TYPE_CHECKING:
     from rankwise.drivers.sim.cluster.node import SimulatedNode
 
 SIGKILL, SIGTERM = 9, 15
-SELF_INFLICTED_SIGNALS = (6, 13)
 FIRST_PID = 1001
 MASTER_PORT = 29500
 KILL_TAKES = Duration(20 * MILLISECOND)
@@ -73,86 +72,6 @@ Channel = str | tuple[int, int]
 """What keeps its order on the way: the orders, the guardian's own news, the news of one worker."""
 ORDERS = "orders"
 GUARDIAN = "guardian"
-
-
-@dataclass(slots=True, eq=False)
-class Worker:
-    """A worker's process, and the whole truth about it."""
-
-    node: "SimulatedNode"
-    round: int
-    local_rank: int
-    rank: int
-    pid: int
-    program: Program
-    born_at: Instant
-    """On its node's clock."""
-    is_stray: bool = False
-    """Whether it is a process that a worker has left behind."""
-    is_alive: bool = True
-    failed_at: Instant | None = None
-    """When it failed by itself, as opposed to somebody's signal; true time."""
-    died_by: int | None = None
-    """The signal that ended it when it failed by itself."""
-    lost_peer: bool = False
-    """Whether it failed since a peer's connection had closed."""
-    succeeded: bool = False
-    is_told_to_die: bool = False
-    was_signalled: bool = False
-    """Whether somebody else than its agent told it to end."""
-    ended_at: Instant | None = None
-    """True time."""
-    recovers: bool = False
-    """Whether it runs a function that can be called again."""
-    fell_at: Instant | None = None
-    """Since when it holds the exception of its function, if it does; true time."""
-    held: Raises | None = None
-    """That exception."""
-    is_recalled: bool = False
-    called_again_as: "Worker | None" = None
-    """What the same process is in the next round."""
-    news_of: int | None = None
-    """The attempt that the news of its end names, if its agent has called it again meanwhile."""
-
-    @property
-    def is_violent(self) -> bool:
-        """Whether it died of a signal that it did not send itself."""
-        return self.died_by is not None and self.died_by not in SELF_INFLICTED_SIGNALS
-
-    @property
-    def may_be_consequence(self) -> bool:
-        """Whether another worker's death may have caused its failure."""
-        return self.lost_peer or self.died_by in SELF_INFLICTED_SIGNALS
-
-    def last_progress(self, now: Instant) -> Instant:
-        """When it last showed a sign of life; on its node's clock."""
-        every, silent_after = self.program.progress_every, self.program.silent_after
-        if every is None:
-            return self.born_at
-        age = between(self.born_at, now)
-        if silent_after is not None:
-            age = min(age, silent_after)
-        return Instant(self.born_at + age // every * every)
-
-
-class Witness(Protocol):
-    """Who is told the truth as it happens."""
-
-    def born(self, worker: Worker) -> None:
-        """A worker has come into being."""
-        ...
-
-    def ended(self, worker: Worker) -> None:
-        """A worker has ended."""
-        ...
-
-    def vanished(self, node: "SimulatedNode") -> None:
-        """A node's agent was killed."""
-        ...
-
-    def began(self, node: "SimulatedNode", world: World) -> None:
-        """A node's agent has begun a round."""
-        ...
 
 
 class SimulatedHost:
@@ -338,9 +257,9 @@ class SimulatedHost:
         if not keys:
             return
         worker = self.workers[keys[-1]]
-        if fate.raises:
+        if fate.raises and worker.failed_at is None:
             self._raise_or_hold(worker, Raises("simulated", fate.raises, KILL_TAKES))
-        elif fate.code:
+        elif fate.code and not fate.raises:
             self._fail(worker, fate.code)
 
     def blame(self, local_rank: int) -> None:
@@ -398,12 +317,13 @@ class SimulatedHost:
         pid = FIRST_PID + self._pids_given
         self._pids_given += 1
         now = self.clock.now()
-        return Worker(self._node, attempt, local_rank, rank, pid, program, now)
+        return Worker(self._node, attempt, local_rank, rank, pid, program, now, self._life)
 
     def _begin(self, worker: Worker) -> None:
         """A process is a rank of a round: it was made for it, or is called again in it."""
         self.workers[worker.round, worker.local_rank] = worker
         self.living.add((worker.round, worker.local_rank))
+        worker.is_rank = True
         self._witness.born(worker)
         takes = Duration(worker.program.after + self._up_to(self._habits.uneven))
         if not isinstance(worker.program.ending, RunsForever):
@@ -414,7 +334,7 @@ class SimulatedHost:
     def _come_to_its_end(self, worker: Worker) -> None:
         if not worker.is_alive or worker.failed_at is not None or worker.fell_at is not None:
             return
-        if (worker.round, worker.local_rank) not in self.living:
+        if not worker.is_rank:
             return  # it was recalled before
         match worker.program.ending:
             case Exits(0):
@@ -447,8 +367,9 @@ class SimulatedHost:
             self._in_this_life(self._up_to(GOING_TAKES), self._node.kill_agent)
 
     def _fail(self, worker: Worker, code: int) -> None:
-        worker.failed_at = self._agenda.now()
-        worker.died_by = -code if code < 0 else None
+        if worker.failed_at is None:  # or it has raised, and is still there
+            worker.failed_at = self._agenda.now()
+            worker.died_by = -code if code < 0 else None
         self._end(worker, code)
 
     def _raise(self, worker: Worker, ending: Raises, at: Instant) -> None:
@@ -463,7 +384,7 @@ class SimulatedHost:
             wall_ns=VIRTUAL_EPOCH_NS + now,
         )
         reported = WorkerReported(worker.local_rank, worker.round, error)
-        self._tell((worker.round, worker.local_rank), reported)
+        self._tell_of(worker, partial(self._deliver, reported))
         self._agenda.after(self._takes(ending.exit_takes), partial(self._end, worker, 1))
 
     def _pass_signal(self, key: tuple[int, int], signal: int) -> None:
@@ -496,13 +417,18 @@ class SimulatedHost:
         if worker.is_stray:
             self._strays.remove(worker)
             return
-        key = (worker.round, worker.local_rank)
-        if key in self.living:
-            self.living.discard(key)
-            self._witness.ended(worker)
+        if worker.is_rank:
+            self._give_up_rank(worker)
         if not self.guardian_is_lost:
-            tell = partial(self._tell_exit, worker, ExitStatus(code), self.clock.now())
-            self._travel(key, tell)
+            exited = partial(self._tell_exit, worker, ExitStatus(code), self.clock.now())
+            self._tell_of(worker, exited)
+
+    def _give_up_rank(self, worker: Worker) -> None:
+        key = (worker.round, worker.local_rank)
+        worker.is_rank = False
+        if self.workers[key] is worker:  # and not one of a later agent's round of that number
+            self.living.discard(key)
+        self._witness.ended(worker)
 
     def _tell_exit(self, worker: Worker, status: ExitStatus, at: Instant) -> None:
         attempt = worker.round if worker.news_of is None else worker.news_of
@@ -536,15 +462,14 @@ class SimulatedHost:
 
     def _say(self, worker: Worker, word: Said) -> None:
         said = WorkerSaid(worker.local_rank, worker.round, word, RECALL_PATIENCE)
-        self._tell((worker.round, worker.local_rank), said)
+        self._tell_of(worker, partial(self._deliver, said))
 
     def _yield(self, worker: Worker) -> None:
         """It has left its function, and is a rank of that round no more."""
         if not worker.is_alive or worker.succeeded:
             return
-        self.living.discard((worker.round, worker.local_rank))
+        self._give_up_rank(worker)
         self.waiting[worker.local_rank] = worker
-        self._witness.ended(worker)
         self._say(worker, Said.YIELDED)
 
     def _call_again(self, local_rank: int, attempt: int) -> None:
@@ -556,8 +481,16 @@ class SimulatedHost:
             return
         assert world is not None, "called again in a world"
         rank = world.first_rank + local_rank
-        now = self.clock.now()
-        worker = Worker(self._node, attempt, local_rank, rank, before.pid, before.program, now)
+        worker = Worker(
+            self._node,
+            attempt,
+            local_rank,
+            rank,
+            before.pid,
+            before.program,
+            self.clock.now(),
+            self._life,
+        )
         worker.recovers, worker.is_told_to_die = True, before.is_told_to_die
         before.called_again_as = worker
         self._begin(worker)
@@ -581,6 +514,11 @@ class SimulatedHost:
 
     def _tell(self, channel: Channel, stimulus: Stimulus) -> None:
         self._travel(channel, partial(self._deliver, stimulus))
+
+    def _tell_of(self, worker: Worker, tell: Callable[[], None]) -> None:
+        """Send news of a worker on their way, if the agent lives that it was made for."""
+        if worker.life == self._life:
+            self._travel((worker.round, worker.local_rank), tell)
 
     def _tell_after(self, delay: Duration, stimulus: Stimulus) -> None:
         """Tell it within that time at most; if it takes none, from within the order."""

@@ -22,8 +22,9 @@ from rankwise.drivers.sim.agenda import Agenda
 from rankwise.drivers.sim.cluster.clocks import SkewedClock
 from rankwise.drivers.sim.cluster.faults import ClusterPlan
 from rankwise.drivers.sim.cluster.gang_checker import GangChecker, WatchedJournal
-from rankwise.drivers.sim.cluster.host import SIGTERM, SimulatedHost, Witness
+from rankwise.drivers.sim.cluster.host import SIGTERM, SimulatedHost
 from rankwise.drivers.sim.cluster.store import SimulatedStore, StoreClient
+from rankwise.drivers.sim.cluster.worker import Witness
 from rankwise.drivers.stop_window import StopWindow
 from rankwise.ports.journal import Journal
 
@@ -133,7 +134,7 @@ class SimulatedNode:
         if not self.is_up:
             return
         self._forget_agent()
-        self.dispatch = None
+        self.dispatch = self.gang_checker = None
         self._witness.vanished(self)
         self.workers.end_life(kills=True)
 

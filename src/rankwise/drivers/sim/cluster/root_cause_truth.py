@@ -6,7 +6,8 @@ from dataclasses import replace
 from rankwise.base.failure import Failure, FailureCause
 from rankwise.base.units import MILLISECOND, Instant
 from rankwise.drivers.sim.cluster.clocks import SkewedClock
-from rankwise.drivers.sim.cluster.host import SIGTERM, Worker
+from rankwise.drivers.sim.cluster.host import SIGTERM
+from rankwise.drivers.sim.cluster.worker import Worker
 
 HEAD_START = 50 * MILLISECOND
 """How much earlier a death by signal counts: spelled again, so that a change is noticed."""

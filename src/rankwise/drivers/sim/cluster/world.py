@@ -22,7 +22,8 @@ from rankwise.core.rendezvous.layout import RunKeys
 from rankwise.core.rendezvous.records import Verdict
 from rankwise.core.rendezvous.vocabulary import World
 from rankwise.drivers.sim.agenda import Agenda, VirtualClock
-from rankwise.drivers.sim.cluster.checkers import ClusterChecker, RoundBook
+from rankwise.drivers.sim.cluster.books import RoundBook
+from rankwise.drivers.sim.cluster.checkers import ClusterChecker
 from rankwise.drivers.sim.cluster.clocks import SkewedClock
 from rankwise.drivers.sim.cluster.faults import (
     BlameWorker,
@@ -41,10 +42,10 @@ from rankwise.drivers.sim.cluster.faults import (
     SlowDisk,
     StartAgents,
 )
-from rankwise.drivers.sim.cluster.host import Worker
 from rankwise.drivers.sim.cluster.node import SimulatedNode
 from rankwise.drivers.sim.cluster.store import SimulatedStore
 from rankwise.drivers.sim.cluster.traffic import Traffic
+from rankwise.drivers.sim.cluster.worker import Worker
 from rankwise.drivers.sim.journal import MemoryJournal
 from rankwise.drivers.sim.streams import stream
 
@@ -179,8 +180,8 @@ class ClusterWorld:
     def _judge_end(self) -> None:
         if self.plan.is_alone:
             for node in self.nodes:
-                assert node.gang_checker is not None, "its agent has begun"
-                node.gang_checker.judge_end()
+                if node.gang_checker is not None:
+                    node.gang_checker.judge_end()
         else:
             self.checker.judge_end(self._clock.now(), self._unfinished())
 
