@@ -51,13 +51,13 @@ class Agenda:
         """When the next action happens; None when nothing is left to happen."""
         return self._entries[0][0] if self._entries else None
 
-    def at(
-        self, instant: Instant, action: Callable[[], None], *, is_deadline: bool = False
-    ) -> None:
+    def at(self, instant: Instant, action: Callable[[], None]) -> None:
         """Let `action` happen at `instant`, which must not have passed."""
-        assert instant >= self._clock.now(), "nothing can be made to happen in the past"
-        heappush(self._entries, (instant, is_deadline, self._sequence, action))
-        self._sequence += 1
+        self._enter(instant, action, is_deadline=False)
+
+    def at_deadline(self, instant: Instant, action: Callable[[], None]) -> None:
+        """The same, when all else of that instant has happened."""
+        self._enter(instant, action, is_deadline=True)
 
     def after(self, delay: Duration, action: Callable[[], None]) -> None:
         """Let `action` happen `delay` from now."""
@@ -68,3 +68,8 @@ class Agenda:
         instant, _, _, action = heappop(self._entries)
         self._clock.advance_to(instant)
         action()
+
+    def _enter(self, instant: Instant, action: Callable[[], None], *, is_deadline: bool) -> None:
+        assert instant >= self._clock.now(), "nothing can be made to happen in the past"
+        heappush(self._entries, (instant, is_deadline, self._sequence, action))
+        self._sequence += 1

@@ -55,7 +55,7 @@ def test_the_calendar_moves_with_the_clock() -> None:
 def test_a_deadline_passes_when_all_else_of_its_instant_has_happened() -> None:
     agenda = Agenda(VirtualClock())
     happened: list[str] = []
-    agenda.at(Instant(5), lambda: happened.append("deadline"), is_deadline=True)
+    agenda.at_deadline(Instant(5), lambda: happened.append("deadline"))
     agenda.at(Instant(5), lambda: happened.append("news"))
 
     agenda.run_next()

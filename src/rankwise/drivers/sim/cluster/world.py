@@ -425,7 +425,7 @@ class ClusterWorld:
     def _arm(self, node: SimulatedNode, deadline: Instant) -> None:
         self._timers[node.number] = deadline
         at = max(node.clock.truth_of(deadline), self._clock.now())
-        self._agenda.at(at, partial(self._ring, node, deadline), is_deadline=True)
+        self._agenda.at_deadline(at, partial(self._ring, node, deadline))
 
     def _ring(self, node: SimulatedNode, deadline: Instant) -> None:
         if self._timers.get(node.number) != deadline:
