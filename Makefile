@@ -118,8 +118,9 @@ bench: ## Run the benchmarks, each against its peer (several minutes; leave the 
 	done
 
 .PHONY: simulate
-simulate: ## Run SEEDS simulated clusters (20000: a night's worth); a failing seed is printed with its command
+simulate: ## Run SEEDS simulated clusters and nodes that are alone (20000: a night's worth); a failing seed is printed with its command
 	@$(SETUP) test
+	$(BIN)/rankwise sim cluster --alone --random --seeds $(SEEDS)
 	exec $(BIN)/rankwise sim cluster --random --seeds $(SEEDS)
 
 .PHONY: clean

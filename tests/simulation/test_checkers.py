@@ -25,10 +25,10 @@ from rankwise.core.gang.vocabulary import (
 )
 from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig
 from rankwise.core.rendezvous.vocabulary import GangEnded
-from rankwise.drivers.sim.checkers import InvariantBroken
-from rankwise.drivers.sim.plans import MakeAgent, random_plan
+from rankwise.drivers.sim.invariants import InvariantBroken
+from rankwise.drivers.sim.plans import random_plan
 from rankwise.drivers.sim.programs import Exits, Program, RunsForever
-from rankwise.drivers.sim.world import SimulatedWorld
+from rankwise.drivers.sim.world import MakeAgent, SimulatedWorld
 
 
 class LeavesOneBehind(Gang):
@@ -240,7 +240,7 @@ def maker_of(mutant: Mutant) -> MakeAgent:
 def test_what_is_broken_is_caught_by_some_seed(mutant: Mutant) -> None:
     def is_caught_by(seed: int) -> bool:
         try:
-            random_plan(seed).run(maker_of(mutant))
+            SimulatedWorld(seed, make_agent=maker_of(mutant)).run_plan(random_plan(seed))
         except InvariantBroken:
             return True
         return False

@@ -32,7 +32,6 @@ from rankwise.core.rendezvous.vocabulary import (
     Stimulus,
 )
 from rankwise.drivers import stop_window
-from rankwise.drivers.sim.cluster.checkers import InvariantBroken
 from rankwise.drivers.sim.cluster.faults import (
     Clocks,
     ClusterPlan,
@@ -46,6 +45,7 @@ from rankwise.drivers.sim.cluster.faults import (
 )
 from rankwise.drivers.sim.cluster.plans import random_plan
 from rankwise.drivers.sim.cluster.world import ClusterWorld
+from rankwise.drivers.sim.invariants import InvariantBroken
 
 SEEDS = 400
 

@@ -10,29 +10,37 @@ import subprocess
 import sys
 from collections import Counter
 
+import msgspec
 import pytest
 
 from rankwise.base.errors import SimulationError
 from rankwise.base.failure import FailureCause, OutcomeStatus
-from rankwise.base.units import Instant
+from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant
 from rankwise.core.agent.machine import Agent
 from rankwise.core.agent.replay import replay
-from rankwise.drivers.sim.checkers import InvariantBroken
-from rankwise.drivers.sim.plans import GangPlan, MakeAgent, random_plan
+from rankwise.core.gang.vocabulary import GangSpec
+from rankwise.drivers.sim.cluster.faults import AmongOthers, ClusterPlan, Preempt, StartAgents
+from rankwise.drivers.sim.cluster.plans import random_plan as random_cluster
+from rankwise.drivers.sim.cluster.world import ClusterWorld
+from rankwise.drivers.sim.invariants import InvariantBroken
+from rankwise.drivers.sim.plans import random_plan
+from rankwise.drivers.sim.programs import Program, RunsForever
 from rankwise.drivers.sim.replay import command_for
 from rankwise.drivers.sim.replay import main as replay_main
-from rankwise.drivers.sim.world import SimulatedRun
+from rankwise.drivers.sim.world import MakeAgent, SimulatedRun, SimulatedWorld
 
 SEED_COUNT = int(os.environ.get("RANKWISE_SEEDS", "3000"))
 FIRST_SEED = int(os.environ.get("RANKWISE_FIRST_SEED", "0"))
 SEEDS = range(FIRST_SEED, FIRST_SEED + SEED_COUNT)
 
+RUNS = Program(ending=RunsForever())
 DIGEST_PROGRAM = """
 import hashlib, sys
 from rankwise.drivers.sim.plans import random_plan
+from rankwise.drivers.sim.world import SimulatedWorld
 digest = hashlib.sha256()
 for seed in range(int(sys.argv[1])):
-    digest.update(random_plan(seed).run().journal)
+    digest.update(SimulatedWorld(seed).run_plan(random_plan(seed)).journal)
 print(digest.hexdigest())
 """
 
@@ -44,10 +52,10 @@ class Forgetful(Agent):
         """Order nothing."""
 
 
-def run_seed(seed: int, make_agent: MakeAgent = Agent) -> tuple[GangPlan, SimulatedRun]:
+def run_seed(seed: int, make_agent: MakeAgent = Agent) -> tuple[ClusterPlan, SimulatedRun]:
     plan = random_plan(seed)
     try:
-        return plan, plan.run(make_agent)
+        return plan, SimulatedWorld(seed, make_agent=make_agent).run_plan(plan)
     except (SimulationError, AssertionError) as error:
         error.add_note(f"replay it: {command_for(seed)}")
         raise
@@ -69,7 +77,7 @@ def test_every_invariant_holds_for_every_seed_and_the_seeds_see_it_all() -> None
     for seed in SEEDS:
         plan, run = run_seed(seed)
         outcome = run.outcome
-        seen[f"size {plan.spec.size}"] += 1
+        seen[f"size {plan.workers.per_node}"] += 1
         seen[outcome.status] += 1
         seen[f"attempts {outcome.attempts}"] += 1
         seen["survivors"] += bool(outcome.survivors)
@@ -82,13 +90,42 @@ def test_every_invariant_holds_for_every_seed_and_the_seeds_see_it_all() -> None
     assert not rare, f"the plans hardly ever lead to {rare}"
 
 
+@pytest.mark.parametrize(
+    ("milliseconds", "status"), [(100, OutcomeStatus.STOPPED), (900, OutcomeStatus.FAILED)]
+)
+def test_ranks_that_are_signalled_just_before_their_agent_are_stopped(
+    milliseconds: int, status: OutcomeStatus
+) -> None:
+    ahead = Duration(milliseconds * MILLISECOND)
+    signals = Preempt(at=Instant(5 * SECOND), node=0, ranks_before=ahead)
+
+    run = SimulatedWorld(happenings=(signals,)).run(GangSpec(size=3), [[RUNS] * 3])
+
+    assert run.outcome.status is status
+
+
+def test_a_node_that_is_alone_bears_what_happens_to_nodes_of_clusters() -> None:
+    for seed in SEEDS[:150]:
+        plan = random_plan(seed)
+        more = [
+            msgspec.structs.replace(
+                each, **dict.fromkeys({"node"} & set(each.__struct_fields__), 0)
+            )
+            for each in random_cluster(seed).happenings
+            if not isinstance(each, AmongOthers | StartAgents)
+        ]
+        both = tuple(sorted((*plan.happenings, *more), key=lambda happening: happening.at))
+
+        ClusterWorld(msgspec.structs.replace(plan, happenings=both), seed).run()
+
+
 def test_equal_seeds_give_equal_journals() -> None:
     for seed in range(100):
-        assert random_plan(seed).run().journal == random_plan(seed).run().journal
+        assert run_seed(seed)[1].journal == run_seed(seed)[1].journal
 
 
 def test_other_seeds_give_other_journals() -> None:
-    journals = {random_plan(seed).run().journal for seed in range(100)}
+    journals = {run_seed(seed)[1].journal for seed in range(100)}
 
     assert len(journals) == 100
 
@@ -97,7 +134,7 @@ def test_other_seeds_give_other_journals() -> None:
 def test_journals_do_not_depend_on_the_hash_seed_of_the_process(hash_seed: str) -> None:
     here = hashlib.sha256()
     for seed in range(100):
-        here.update(random_plan(seed).run().journal)
+        here.update(run_seed(seed)[1].journal)
 
     there = subprocess.run(
         [sys.executable, "-c", DIGEST_PROGRAM, "100"],
@@ -124,10 +161,10 @@ def test_that_command_tells_the_story_of_the_seed() -> None:
 
     assert replay.stdout.startswith("seed 17\nspec {")
     assert "0.000000 s  < started\n" in replay.stdout
-    assert replay.stdout.endswith(f"the run {random_plan(17).run().outcome.status}\n")
+    assert replay.stdout.endswith(f"the run {run_seed(17)[1].outcome.status}\n")
 
 
 def test_a_replay_can_print_the_bare_journal(capsys: pytest.CaptureFixture[str]) -> None:
     assert replay_main(["--seed", "17", "--journal"]) == 0
 
-    assert capsys.readouterr().out.encode() == random_plan(17).run().journal
+    assert capsys.readouterr().out.encode() == run_seed(17)[1].journal

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from rankwise.drivers.sim.cluster.faults import ClusterPlan
     from rankwise.drivers.sim.cluster.world import ClusterRun
 
+    PlanOf = Callable[[int], ClusterPlan]
+
 WHY_MAX = 60
 ROUNDS_SHOWN = 12
 
@@ -49,6 +51,12 @@ def _count(name: str, least: int, most: int | None = None, **attributes: Any) ->
     default="",
     help="The faults to simulate; docs/cluster-simulation.md describes the format.",
 )
+@click.option(
+    "--alone",
+    "is_alone",
+    is_flag=True,
+    help="One node without others and without a store, as of 'rankwise run' without --nnodes.",
+)
 @click.option("--random", "is_random", is_flag=True, help="Draw the whole plan from the seed.")
 @click.option(
     "--seed", metavar="N", type=int, default=0, help="Seed of everything random. [default: 0]"
@@ -64,6 +72,7 @@ def cluster(
     nproc_per_node: int | None,
     max_restarts: int | None,
     faults: str,
+    is_alone: bool,
     is_random: bool,
     seed: int,
     seeds: int,
@@ -103,20 +112,27 @@ def cluster(
             spares=spares,
             per_node=nproc_per_node,
             restarts_max=max_restarts,
+            is_alone=is_alone or None,
         )
+    plan_of = _drawn(is_alone=is_alone) if plan is None else lambda _: plan
     if plan_only:
-        click.echo(_shown_plan(plan or _drawn(seed)))
+        click.echo(_shown_plan(plan_of(seed)))
         return 0
-    again = _command(given, is_random=is_random)
+    again = _command(given, is_alone=is_alone, is_random=is_random)
     if seeds > 1:
-        return _run_many(plan, range(seed, seed + seeds), again)
-    return _run_one(plan or _drawn(seed), seed, journal, again)
+        return _run_many(plan_of, range(seed, seed + seeds), again)
+    return _run_one(plan_of(seed), seed, journal, again)
 
 
-def _drawn(seed: int) -> "ClusterPlan":
-    from rankwise.drivers.sim.cluster.plans import random_plan  # noqa: PLC0415  # not for --help
+def _drawn(*, is_alone: bool) -> "PlanOf":
+    """What draws the plan of a seed."""
+    if is_alone:
+        from rankwise.drivers.sim import plans as gangs  # noqa: PLC0415  # not for --help
 
-    return random_plan(seed)
+        return gangs.random_plan
+    from rankwise.drivers.sim.cluster import plans as clusters  # noqa: PLC0415  # likewise
+
+    return clusters.random_plan
 
 
 def _range(nnodes: str | None) -> tuple[int | None, int | None]:
@@ -128,13 +144,14 @@ def _range(nnodes: str | None) -> tuple[int | None, int | None]:
     return int(parts[0]), int(parts[-1])
 
 
-def _command(given: dict[str, str | int | None], *, is_random: bool) -> str:
+def _command(given: dict[str, str | int | None], *, is_alone: bool, is_random: bool) -> str:
     """The command of this run, but for its seed."""
     words = ["rankwise", "sim", "cluster"]
     for name, value in given.items():
         if value is not None:
             words += [name, str(value)]
-    return shlex.join([*words, "--random"] if is_random else words)
+    words += ["--alone"] * is_alone + ["--random"] * is_random
+    return shlex.join(words)
 
 
 def _run_one(plan: "ClusterPlan", seed: int, journal: str | None, again: str) -> int:
@@ -159,7 +176,7 @@ def _run_one(plan: "ClusterPlan", seed: int, journal: str | None, again: str) ->
     return 0
 
 
-def _run_many(plan: "ClusterPlan | None", seeds: range, again: str) -> int:
+def _run_many(plan_of: "PlanOf", seeds: range, again: str) -> int:
     from rankwise.drivers.sim.cluster.world import ClusterWorld  # noqa: PLC0415  # not for --help
 
     began = time.perf_counter()
@@ -167,7 +184,7 @@ def _run_many(plan: "ClusterPlan | None", seeds: range, again: str) -> int:
     broken = 0
     for seed in seeds:
         try:
-            run = ClusterWorld(plan or _drawn(seed), seed, keeps_journal=False).run()
+            run = ClusterWorld(plan_of(seed), seed, keeps_journal=False).run()
         except SimulationError as error:
             broken += 1
             click.echo(f"seed {seed}: {error}\nagain: {again} --seed {seed}", err=True)
@@ -199,12 +216,19 @@ def _summary(plan: "ClusterPlan", run: "ClusterRun", elapsed: float) -> str:
     config = plan.rendezvous
     verdict = run.verdict
     traffic = f"{format_bytes(run.traffic.bytes_total)} in {run.traffic.messages:,} messages"
+    who, rounds = f"of which {config.nodes_min} to {config.nodes_max} run", len(run.rounds)
+    if plan.is_alone:
+        who, rounds = "alone", max((end.rounds for end in run.finished.values()), default=0)
     lines = [
-        f"nodes             {plan.nodes}, of which {config.nodes_min} to {config.nodes_max} run",
+        f"nodes             {plan.nodes}, {who}",
         f"verdict           {_verdict(run)}",
-        f"rounds, restarts  {len(run.rounds)}, {0 if verdict is None else verdict.restarts}",
+        f"rounds, restarts  {rounds}, {0 if verdict is None else verdict.restarts}",
         f"virtual time      {run.ended_at / SECOND:.3f} s",
         f"real time         {elapsed:.2f} s for {run.steps:,} steps",
+    ]
+    if plan.is_alone:
+        return "\n".join(lines)
+    lines += [
         f"through the store {traffic}",
         "",
         f"{'round':>5} {'nodes':>6} {'began at':>10} {'all had ranks':>14} {'ended at':>10}  why",

@@ -12,7 +12,7 @@ A task whose input was not written because its producer failed is skipped. Submi
 because an earlier task has failed; `run` does, at the end.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -435,6 +435,3 @@ class Orchestrator:
             if not 0 <= worker < count:
                 raise IndexOutOfRange(f"there is no {kind} {worker}: there are {count}")
         return [base + worker for worker in workers]
-
-
-OrchestrationFunction = Callable[[Orchestrator, TaskArgs | None, Any], object]

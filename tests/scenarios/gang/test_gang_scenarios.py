@@ -27,7 +27,7 @@ from rankwise.base.failure import SIGNAL_NAMES
 from rankwise.base.units import SECOND, Duration, Instant, duration_from_seconds
 from rankwise.core.gang.vocabulary import GangSpec
 from rankwise.core.rendezvous.configuration import RestartPolicy
-from rankwise.drivers.sim.faults import Faults, StopOrder
+from rankwise.drivers.sim.cluster.faults import Happening, LoseGuardian, Preempt
 from rankwise.drivers.sim.programs import Dies, Ending, Exits, Program, Raises, RunsForever
 from rankwise.drivers.sim.story import story
 from rankwise.drivers.sim.world import SimulatedWorld
@@ -43,7 +43,7 @@ class Play:
     def __init__(self, commands: str) -> None:
         self.spec = GangSpec(size=1)
         self.policy = RestartPolicy()
-        self.faults = Faults()
+        self.happenings: tuple[Happening, ...] = ()
         self.programs: dict[tuple[int, int], Program] = {}
         for line in commands.splitlines():
             if line and not line.startswith("#"):
@@ -55,7 +55,8 @@ class Play:
             [self._program_of(local_rank, attempt) for local_rank in range(self.spec.size)]
             for attempt in attempts
         ]
-        return story(SimulatedWorld(faults=self.faults).run(self.spec, lives, self.policy).journal)
+        world = SimulatedWorld(happenings=self.happenings)
+        return story(world.run(self.spec, lives, self.policy).journal)
 
     def _program_of(self, local_rank: int, attempt: int) -> Program:
         for known in range(attempt, -1, -1):
@@ -77,11 +78,10 @@ class Play:
                 program = Program(ending=ending_of(ending, exit_takes), **fields(Program, options))
                 self.programs[int(local_rank), attempt] = program
             case ["stop", signal]:
-                stop = StopOrder(instant(options["at"]), SIGNALS[signal])
-                self.faults = msgspec.structs.replace(self.faults, stops=(*self.faults.stops, stop))
-            case ["guardian_lost"]:
                 at = instant(options["at"])
-                self.faults = msgspec.structs.replace(self.faults, guardian_lost_at=at)
+                self.happenings += (Preempt(at=at, node=0, signal=SIGNALS[signal]),)
+            case ["guardian_lost"]:
+                self.happenings += (LoseGuardian(at=instant(options["at"])),)
             case _:
                 raise AssertionError(f"no such command: {tokens}")
 

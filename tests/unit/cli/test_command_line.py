@@ -170,6 +170,29 @@ def test_a_shell_that_is_not_named_is_asked_for_in_one_line(
     )
 
 
+def test_nodes_that_are_alone_are_drawn_as_clusters_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["sim", "cluster", "--alone", "--random", "--seeds", "20"]) == 0
+
+    told = capsys.readouterr().out
+    assert told.startswith("20 clusters in ")
+    assert told.endswith("; 0 broken\n")
+
+    assert invoke(["sim", "cluster", "--alone", "--random", "--seed", "17"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == [
+        "nodes             1, alone",
+        "verdict           succeeded",
+        "rounds, restarts  3, 2",
+    ]
+    assert len(lines) == 5
+
+    assert invoke(["sim", "cluster", "--alone", "--nproc-per-node", "3", "--plan-only"]) == 0
+    assert '"is_alone": true' in capsys.readouterr().out
+
+    assert invoke(["sim", "cluster", "--alone", "--nodes", "3"]) == 2
+    assert "nodes is 3, expected 1 where is_alone is true" in capsys.readouterr().err
+
+
 def test_a_drawn_cluster_takes_no_sizes_and_names_those_given(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -1,7 +1,8 @@
 """What happens next in a simulated world, and what time it is there.
 
 Virtual time jumps from one entry to the next, so an hour costs as much as what happens in it.
-Entries of one instant happen in the order in which they were made.
+Entries of one instant happen in the order in which they were made; a deadline of that instant
+passes when all else has happened.
 """
 
 from collections.abc import Callable
@@ -55,7 +56,7 @@ class Agenda:
 
     def __init__(self, clock: MovableClock) -> None:
         self._clock = clock
-        self._entries: list[tuple[Instant, int, Callable[[], None]]] = []
+        self._entries: list[tuple[Instant, bool, int, Callable[[], None]]] = []
         self._sequence = 0
 
     def now(self) -> Instant:
@@ -69,9 +70,11 @@ class Agenda:
 
     def at(self, instant: Instant, action: Callable[[], None]) -> None:
         """Let `action` happen at `instant`, which must not have passed."""
-        assert instant >= self._clock.now(), "nothing can be made to happen in the past"
-        heappush(self._entries, (instant, self._sequence, action))
-        self._sequence += 1
+        self._enter(instant, action, is_deadline=False)
+
+    def at_deadline(self, instant: Instant, action: Callable[[], None]) -> None:
+        """The same, when all else of that instant has happened."""
+        self._enter(instant, action, is_deadline=True)
 
     def after(self, delay: Duration, action: Callable[[], None]) -> None:
         """Let `action` happen `delay` from now."""
@@ -79,6 +82,11 @@ class Agenda:
 
     def run_next(self) -> None:
         """Move the clock to the next action and let it happen."""
-        instant, _, action = heappop(self._entries)
+        instant, _, _, action = heappop(self._entries)
         self._clock.advance_to(instant)
         action()
+
+    def _enter(self, instant: Instant, action: Callable[[], None], *, is_deadline: bool) -> None:
+        assert instant >= self._clock.now(), "nothing can be made to happen in the past"
+        heappush(self._entries, (instant, is_deadline, self._sequence, action))
+        self._sequence += 1

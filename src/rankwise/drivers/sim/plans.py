@@ -5,53 +5,32 @@ come in pairs, deadlines are short enough to be missed, and rare things (a guard
 process stuck in the kernel, a sweep that never ends) are common enough to meet each other.
 """
 
-from collections.abc import Callable
 from random import Random
 
 import msgspec
 
 from rankwise.base.backoff import Backoff
 from rankwise.base.units import MICROSECOND, MILLISECOND, SECOND, ZERO, Duration, Instant
-from rankwise.core.agent.machine import Agent
-from rankwise.core.agent.vocabulary import AgentSpec
 from rankwise.core.gang.vocabulary import GangSpec
 from rankwise.core.rendezvous.configuration import RestartPolicy
-from rankwise.drivers.sim.faults import Accusation, Faults, StopOrder
+from rankwise.drivers.sim.cluster.faults import (
+    BlameWorker,
+    ClusterPlan,
+    Guardian,
+    Happening,
+    LoseGuardian,
+    Preempt,
+)
 from rankwise.drivers.sim.programs import Dies, Ending, Exits, Program, Raises, RunsForever
-from rankwise.drivers.sim.streams import stream
-from rankwise.drivers.sim.world import SimulatedRun, SimulatedWorld
+from rankwise.drivers.sim.streams import between, happens, stream
+from rankwise.drivers.sim.world import plan_of_gang
 
 SIZES = (1, 1, 2, 2, 2, 3, 3, 4, 4, 5, 8, 8, 16, 64)
 FATAL_SIGNALS = (4, 6, 7, 8, 9, 11, 13)
 STOP_SIGNALS = (15, 2, 1, 3, None)
 
 
-MakeAgent = Callable[[AgentSpec], Agent]
-
-
-class GangPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that decides a simulated run."""
-
-    seed: int
-    spec: GangSpec
-    policy: RestartPolicy
-    lives: tuple[tuple[Program, ...], ...]
-    faults: Faults
-
-    def run(self, make_agent: MakeAgent = Agent) -> SimulatedRun:
-        """Run it, checked after every step; see `SimulatedWorld.run` for what is raised."""
-        return self.run_in(self.world(make_agent))
-
-    def run_in(self, world: SimulatedWorld) -> SimulatedRun:
-        """The same in a world that is at hand."""
-        return world.run(self.spec, self.lives, self.policy)
-
-    def world(self, make_agent: MakeAgent = Agent) -> SimulatedWorld:
-        """The world in which it happens."""
-        return SimulatedWorld(self.seed, self.faults, make_agent)
-
-
-def random_plan(seed: int) -> GangPlan:
+def random_plan(seed: int) -> ClusterPlan:
     """The plan of a seed: the same in every process and on every machine."""
     spec = _random_spec(stream(seed, "spec"))
     policy = _random_policy(stream(seed, "policy"))
@@ -59,30 +38,29 @@ def random_plan(seed: int) -> GangPlan:
         _random_life(stream(seed, "life", attempt), spec)
         for attempt in range(policy.restarts_max + 1)
     )
-    faults = msgspec.structs.replace(
-        _random_faults(stream(seed, "faults")),
-        accusations=_random_accusations(stream(seed, "accusations"), spec),
-    )
-    return GangPlan(seed=seed, spec=spec, policy=policy, lives=lives, faults=faults)
+    guardian, happenings = _random_faults(stream(seed, "faults"))
+    happenings += _random_accusations(stream(seed, "accusations"), spec)
+    happenings += _random_signals(stream(seed, "signals"))
+    return plan_of_gang(spec, lives, policy, guardian, happenings)
 
 
 def _random_spec(chance: Random) -> GangSpec:
     return GangSpec(
         size=chance.choice(SIZES),
-        grace=_between(chance, SECOND, 10 * SECOND) if _happens(chance, 85) else ZERO,
-        hang_timeout=_between(chance, SECOND, 20 * SECOND) if _happens(chance, 30) else None,
-        spawn_timeout=_between(chance, SECOND, 10 * SECOND),
-        stacks_timeout=_between(chance, 100 * MILLISECOND, 2 * SECOND),
-        sweep_timeout=_between(chance, SECOND, 5 * SECOND),
-        exit_timeout=_between(chance, ZERO, 10 * SECOND),
+        grace=between(chance, SECOND, 10 * SECOND) if happens(chance, 85) else ZERO,
+        hang_timeout=between(chance, SECOND, 20 * SECOND) if happens(chance, 30) else None,
+        spawn_timeout=between(chance, SECOND, 10 * SECOND),
+        stacks_timeout=between(chance, 100 * MILLISECOND, 2 * SECOND),
+        sweep_timeout=between(chance, SECOND, 5 * SECOND),
+        exit_timeout=between(chance, ZERO, 10 * SECOND),
     )
 
 
 def _random_policy(chance: Random) -> RestartPolicy:
     return RestartPolicy(
         restarts_max=chance.choice((0, 0, 1, 2, 3)),
-        backoff=Backoff(initial=_between(chance, ZERO, 2 * SECOND), factor=chance.randint(1, 3)),
-        retries_startup_errors=_happens(chance, 50),
+        backoff=Backoff(initial=between(chance, ZERO, 2 * SECOND), factor=chance.randint(1, 3)),
+        retries_startup_errors=happens(chance, 50),
     )
 
 
@@ -91,27 +69,27 @@ def _random_life(chance: Random, spec: GangSpec) -> tuple[Program, ...]:
     size = spec.size
     workers = [_well_meaning(chance) for _ in range(size)]
     victims = chance.sample(range(size), min(size, chance.choice((0, 0, 1, 1, 2, size))))
-    is_cascade = _happens(chance, 60)
-    first_at = _between(chance, ZERO, 10 * SECOND)
+    is_cascade = happens(chance, 60)
+    first_at = between(chance, ZERO, 10 * SECOND)
     for rank in victims:
         # Down to some milliseconds before the first: a peer that sees its connection close may
         # raise before the death that closed it is seen.
-        since_first = _between(chance, -5 * MILLISECOND, 100 * MILLISECOND)
-        at = first_at + since_first if is_cascade else _between(chance, ZERO, 30 * SECOND)
+        since_first = between(chance, -5 * MILLISECOND, 100 * MILLISECOND)
+        at = first_at + since_first if is_cascade else between(chance, ZERO, 30 * SECOND)
         workers[rank] = msgspec.structs.replace(
             workers[rank], ending=_failing(chance), after=Duration(max(0, at))
         )
-    if spec.hang_timeout is not None and _happens(chance, 25):
+    if spec.hang_timeout is not None and happens(chance, 25):
         workers = [_falling_silent(chance, program, first_at) for program in workers]
     return tuple(_with_odd_habits(chance, program) for program in workers)
 
 
 def _well_meaning(chance: Random) -> Program:
     return Program(
-        ending=Exits() if _happens(chance, 90) else RunsForever(),
-        after=_between(chance, ZERO, 30 * SECOND),
-        progress_every=_between(chance, 10 * MILLISECOND, 2 * SECOND),
-        stop_takes=_between(chance, ZERO, 50 * MILLISECOND),
+        ending=Exits() if happens(chance, 90) else RunsForever(),
+        after=between(chance, ZERO, 30 * SECOND),
+        progress_every=between(chance, 10 * MILLISECOND, 2 * SECOND),
+        stop_takes=between(chance, ZERO, 50 * MILLISECOND),
     )
 
 
@@ -119,7 +97,7 @@ def _falling_silent(chance: Random, program: Program, silent_after: Duration) ->
     """Stuck in the collective that the others are stuck in, for ever or for a while."""
     return msgspec.structs.replace(
         program,
-        ending=RunsForever() if _happens(chance, 90) else program.ending,
+        ending=RunsForever() if happens(chance, 90) else program.ending,
         silent_after=silent_after,
     )
 
@@ -128,72 +106,77 @@ def _failing(chance: Random) -> Ending:
     endings: tuple[Ending, ...] = (
         Exits(chance.randint(1, 255)),
         Dies(chance.choice(FATAL_SIGNALS)),
-        Raises("loss is NaN", exit_takes=_between(chance, ZERO, 100 * MILLISECOND)),
+        Raises("loss is NaN", exit_takes=between(chance, ZERO, 100 * MILLISECOND)),
         Raises("connection closed by peer", exception="ConnectionResetError"),
-        Raises("a thread lives on", exit_takes=_between(chance, ZERO, 20 * SECOND)),
+        Raises("a thread lives on", exit_takes=between(chance, ZERO, 20 * SECOND)),
     )
     return chance.choice(endings)
 
 
 def _with_odd_habits(chance: Random, program: Program) -> Program:
     changes: dict[str, object] = {}
-    if _happens(chance, 8):
+    if happens(chance, 8):
         changes["stop_takes"] = None
-    if _happens(chance, 8):
-        changes["stop_takes"] = _between(chance, ZERO, 15 * SECOND)
-    if _happens(chance, 8):
+    if happens(chance, 8):
+        changes["stop_takes"] = between(chance, ZERO, 15 * SECOND)
+    if happens(chance, 8):
         changes["stop_code"] = chance.choice((0, 0, 1, 143))
-    if _happens(chance, 5):
+    if happens(chance, 5):
         changes["strays"] = chance.randint(1, 3)
-    if _happens(chance, 5):
-        changes["start_takes"] = _between(chance, ZERO, 4 * SECOND)
-    if _happens(chance, 8):
-        changes["silent_after"] = _between(chance, ZERO, 5 * SECOND)
-    if _happens(chance, 1):
-        changes["start_takes"] = _between(chance, ZERO, 20 * SECOND)
-    if _happens(chance, 1):
+    if happens(chance, 5):
+        changes["start_takes"] = between(chance, ZERO, 4 * SECOND)
+    if happens(chance, 8):
+        changes["silent_after"] = between(chance, ZERO, 5 * SECOND)
+    if happens(chance, 1):
+        changes["start_takes"] = between(chance, ZERO, 20 * SECOND)
+    if happens(chance, 1):
         changes["refusal"] = "no more processes are allowed"
-    if _happens(chance, 1):
-        changes["kill_takes"] = chance.choice((None, _between(chance, ZERO, 8 * SECOND)))
-    if _happens(chance, 1):
+    if happens(chance, 1):
+        changes["kill_takes"] = chance.choice((None, between(chance, ZERO, 8 * SECOND)))
+    if happens(chance, 1):
         changes["stray_kill_takes"] = None
     return msgspec.structs.replace(program, **changes) if changes else program
 
 
-def _random_faults(chance: Random) -> Faults:
-    latency_min = _between(chance, 10 * MICROSECOND, 1 * MILLISECOND)
+def _random_faults(chance: Random) -> tuple[Guardian, tuple[Happening, ...]]:
+    latency_min = between(chance, 10 * MICROSECOND, 1 * MILLISECOND)
     latency_max = chance.choice((latency_min, 20 * MILLISECOND, 200 * MILLISECOND))
-    stops = [_random_stop(chance, ZERO, 20 * SECOND)] if _happens(chance, 25) else []
-    if stops and _happens(chance, 50):
-        stops.append(_random_stop(chance, stops[0].at, stops[0].at + 5 * SECOND))
+    happenings: list[Happening] = []
+    if happens(chance, 25):
+        first = _random_stop(chance, ZERO, 20 * SECOND)
+        happenings.append(first)
+        if happens(chance, 50):
+            happenings.append(_random_stop(chance, first.at, first.at + 5 * SECOND))
     # Whatever runs for ever is stopped in the end, so that every plan has an outcome.
-    stops.append(StopOrder(Instant(600 * SECOND), 15))
-    return Faults(
+    happenings.append(Preempt(at=Instant(600 * SECOND), node=0))
+    guardian = Guardian(
         latency_min=latency_min,
         latency_max=Duration(latency_max),
-        sweep_takes=_between(chance, ZERO, (8 if _happens(chance, 3) else 1) * SECOND // 2),
-        stacks_take=_between(chance, ZERO, 3 * SECOND),
-        guardian_lost_at=(
-            Instant(_between(chance, ZERO, 20 * SECOND)) if _happens(chance, 6) else None
-        ),
-        stops=tuple(stops),
+        delays_orders=True,
+        sweep_takes=between(chance, ZERO, (8 if happens(chance, 3) else 1) * SECOND // 2),
+        stacks_take=between(chance, ZERO, 3 * SECOND),
+        describe_takes=ZERO,
     )
+    if happens(chance, 6):
+        happenings.append(LoseGuardian(at=Instant(between(chance, ZERO, 20 * SECOND))))
+    return guardian, tuple(happenings)
 
 
-def _random_accusations(chance: Random, spec: GangSpec) -> tuple[Accusation, ...]:
-    if not _happens(chance, 5):
+def _random_accusations(chance: Random, spec: GangSpec) -> tuple[BlameWorker, ...]:
+    if not happens(chance, 5):
         return ()
-    at = Instant(_between(chance, ZERO, 20 * SECOND))
-    return (Accusation(at, chance.randrange(spec.size)),)
+    at = Instant(between(chance, ZERO, 20 * SECOND))
+    return (BlameWorker(at=at, local_rank=chance.randrange(spec.size)),)
 
 
-def _random_stop(chance: Random, earliest: int, latest: int) -> StopOrder:
-    return StopOrder(Instant(_between(chance, earliest, latest)), chance.choice(STOP_SIGNALS))
+def _random_signals(chance: Random) -> tuple[Preempt, ...]:
+    """A scheduler signals every process of the node: the ranks sooner than the agent."""
+    if not happens(chance, 5):
+        return ()
+    at = Instant(between(chance, ZERO, 20 * SECOND))
+    return (Preempt(at=at, node=0, ranks_before=between(chance, ZERO, 600 * MILLISECOND)),)
 
 
-def _between(chance: Random, least: int, most: int) -> Duration:
-    return Duration(chance.randint(least, most))
-
-
-def _happens(chance: Random, percent: int) -> bool:
-    return chance.randrange(100) < percent
+def _random_stop(chance: Random, earliest: int, latest: int) -> Preempt:
+    at = Instant(between(chance, earliest, latest))
+    return Preempt(at=at, node=0, signal=chance.choice(STOP_SIGNALS))

@@ -38,7 +38,9 @@ class RunsForever(msgspec.Struct, frozen=True, tag=True):
 Ending = Exits | Dies | Raises | RunsForever
 
 
-class Program(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Program(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """What one worker does in one attempt.
 
     Attributes:

@@ -12,8 +12,10 @@ import msgspec
 
 from rankwise.base.errors import SimulationError
 from rankwise.base.failure import Outcome
-from rankwise.drivers.sim.plans import GangPlan, random_plan
+from rankwise.drivers.sim.cluster.faults import ClusterPlan
+from rankwise.drivers.sim.plans import random_plan
 from rankwise.drivers.sim.story import story
+from rankwise.drivers.sim.world import SimulatedWorld
 
 
 def command_for(seed: int) -> str:
@@ -32,21 +34,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--journal", action="store_true", help="print the journal as JSON lines, and nothing else"
     )
     options = parser.parse_args(arguments)
-    return _replay(random_plan(options.seed), journal_only=options.journal)
+    return _replay(options.seed, journal_only=options.journal)
 
 
-def _replay(plan: GangPlan, *, journal_only: bool) -> int:
-    world = plan.world()
+def _replay(seed: int, *, journal_only: bool) -> int:
+    plan, world = random_plan(seed), SimulatedWorld(seed)
     verdict: Outcome | SimulationError
     try:
-        verdict = plan.run_in(world).outcome
+        verdict = world.run_plan(plan).outcome
     except SimulationError as error:
         verdict = error
     journal = world.journal.lines()
     if journal_only:
         sys.stdout.write(journal.decode())
     else:
-        sys.stdout.write(f"{_describe(plan)}\n{story(journal)}\n")
+        sys.stdout.write(f"{_describe(seed, plan)}\n{story(journal)}\n")
         if isinstance(verdict, Outcome):
             sys.stdout.write(f"every invariant held; the run {verdict.status}\n")
     if isinstance(verdict, SimulationError):
@@ -55,25 +57,15 @@ def _replay(plan: GangPlan, *, journal_only: bool) -> int:
     return 0
 
 
-def _describe(plan: GangPlan) -> str:
+def _describe(seed: int, plan: ClusterPlan) -> str:
     """The plan, with of each program only what is unusual."""
-    lines = [f"seed {plan.seed}", f"spec {_json(plan.spec)}"]
-    lines += [f"policy {_json(plan.policy)}", f"faults {_json(plan.faults)}"]
-    for attempt, life in enumerate(plan.lives):
+    lines = [f"seed {seed}", f"spec {_json(plan.gang_spec)}"]
+    lines += [f"policy {_json(plan.rendezvous.policy)}", f"guardian {_json(plan.guardian)}"]
+    lines += [f"happening {_json(happening)}" for happening in plan.happenings]
+    for attempt, life in enumerate(plan.workers.lives):
         for local_rank, program in enumerate(life):
-            lines.append(f"attempt {attempt} worker {local_rank}: {_unusual(program)}")
+            lines.append(f"attempt {attempt} worker {local_rank}: {_json(program)}")
     return "\n".join(lines) + "\n"
-
-
-def _unusual(value: msgspec.Struct) -> str:
-    fields = msgspec.structs.fields(value)
-    return _json(
-        {
-            field.name: getattr(value, field.name)
-            for field in fields
-            if getattr(value, field.name) != field.default
-        }
-    )
 
 
 def _json(value: object) -> str:

@@ -36,8 +36,5 @@ def check_close(
     )
 
 
-NUMPY_TYPES = {"f16": np.float16, "f32": np.float32, "i32": np.int32, "i8": np.int8}
-"""Element types whose values numpy can hold; of bf16 it has float32."""
-
 TOLERANCES = {"f16": 2e-2, "bf16": 1e-1, "f32": 1e-4, "i32": 0.0, "i8": 0.0}
 """How far sums in another order may be off."""

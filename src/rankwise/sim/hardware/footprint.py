@@ -37,8 +37,3 @@ class Footprint:
             # Both rise from run to run, so what a run shares it shares with the one before it.
             np.maximum(begins[1:], ends[:-1], out=begins[1:])
         return begins, ends
-
-    def moved_bytes(self, address: int, burst: int) -> int:
-        """Bytes of all bursts that it touches."""
-        begins, ends = self.bursts(address, burst)
-        return int((ends - begins).sum())

@@ -50,3 +50,15 @@ def test_the_calendar_moves_with_the_clock() -> None:
     clock.advance_to(Instant(5))
 
     assert clock.wall_ns() - before == 5
+
+
+def test_a_deadline_passes_when_all_else_of_its_instant_has_happened() -> None:
+    agenda = Agenda(VirtualClock())
+    happened: list[str] = []
+    agenda.at_deadline(Instant(5), lambda: happened.append("deadline"))
+    agenda.at(Instant(5), lambda: happened.append("news"))
+
+    agenda.run_next()
+    agenda.run_next()
+
+    assert happened == ["news", "deadline"]

@@ -31,7 +31,8 @@ def target(address: int, shape: tuple[int, ...]) -> Target:
 
 def moved_bytes(aim: Target, access: Access, burst: int) -> int:
     lowest, footprint = footprint_of(aim, access)
-    return footprint.moved_bytes(lowest, burst)
+    begins, ends = footprint.bursts(lowest, burst)
+    return int((ends - begins).sum())
 
 
 @given(

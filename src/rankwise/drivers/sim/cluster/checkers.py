@@ -28,13 +28,11 @@ machines but the words in which they write.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import NoReturn
 
 import msgspec
 
-from rankwise.base.errors import SimulationError
 from rankwise.base.failure import FailureCause, OutcomeStatus
 from rankwise.base.keys import Change, Entry
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, between, format_duration
@@ -43,68 +41,20 @@ from rankwise.core.rendezvous.codec import decode_charter, decode_node, decode_r
 from rankwise.core.rendezvous.layout import RunKeys
 from rankwise.core.rendezvous.records import Charter, Departure, Phase, Round, Verdict
 from rankwise.core.rendezvous.vocabulary import RefusalKind, World
+from rankwise.drivers.sim.cluster.books import RoundBook, RunBook
 from rankwise.drivers.sim.cluster.faults import ClusterPlan
-from rankwise.drivers.sim.cluster.node import SimulatedNode, Worker
+from rankwise.drivers.sim.cluster.node import SimulatedNode
+from rankwise.drivers.sim.cluster.root_cause_truth import deaths_by_others, may_be_root
+from rankwise.drivers.sim.cluster.worker import Worker
+from rankwise.drivers.sim.invariants import InvariantBroken
 
-HEAD_START = 50 * MILLISECOND
-"""How much earlier a death by signal counts: spelled again, so that a change is noticed."""
-SELF_INFLICTED_SIGNALS = (6, 13)
-SIGTERM = 15
-
-
-class InvariantBroken(SimulationError):
-    """A cluster did what no cluster may do."""
-
-
-@dataclass(slots=True)
-class RoundBook:
-    """What is known about one round."""
-
-    record: Round
-    running_at: Instant
-    members: frozenset[str]
-    began: dict[str, Instant] = field(default_factory=dict)
-    """When each member's agent had its ranks, by node id."""
-    workers: list[Worker] = field(default_factory=list)
-    done: set[str] = field(default_factory=set)
-    """Members that have told that their workers had all succeeded."""
-    member_vanished: bool = False
-    """Whether the record of a member that was not done vanished before the next round began."""
-    has_leaver: bool = False
-    """Whether a member has told that it leaves, or that its workers are gone."""
-    had_newcomer: bool = False
-    """Whether a node that is no member was there while it ran."""
-    dissolved_at: Instant | None = None
-    ended_because: str = ""
-
-    @property
-    def all_began_at(self) -> Instant | None:
-        """When the last member had its ranks; None if not all of them ever had."""
-        if len(self.began) < len(self.record.members):
-            return None
-        return max(self.began.values())
-
-
-@dataclass(slots=True)
-class RunBook:
-    """What is known about one run: from one founder's charter to the next one's."""
-
-    number: int
-    charter: Charter
-    round: Round | None = None
-    """The round that lies in the store, or lay there last."""
-    rounds: dict[int, RoundBook] = field(default_factory=dict)
-    is_shown: bool = False
-    """Whether an agent has shown its verdict."""
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether it is over."""
-        return self.round is not None and self.round.phase is Phase.CLOSED
+CAUSES_OF_BLAME = (FailureCause.HUNG, FailureCause.OUT_OF_STEP)
+FAILURES_WITHOUT_A_WORKER = ("refuse-workers", "blame-worker", "lose-guardian")
+"""Faults of which no worker fails by itself, and which cost a restart all the same."""
 
 
 class ClusterChecker:
-    """Watches one cluster. Satisfies `Witness`.
+    """Watches one cluster.
 
     Args:
         plan: the faults of the cluster.
@@ -313,8 +263,8 @@ class ClusterChecker:
             failed = [worker for worker in last.workers if worker.failed_at is not None]
             if spent and not old.is_failure:
                 self._broken(f"round {new.number} spends a restart, and none had failed: {old.why}")
-            refused = self._happened("refuse-workers")
-            if spent and not failed and not refused:
+            failed_otherwise = any(self._happened(what) for what in FAILURES_WITHOUT_A_WORKER)
+            if spent and not failed and not failed_otherwise:
                 self._broken(f"round {new.number} spends a restart, and no worker had failed")
             if old.is_failure and not spent and not last.member_vanished:
                 self._broken(f"round {new.number} spends no restart after a failure: {old.why}")
@@ -365,9 +315,6 @@ class ClusterChecker:
         self._living_by_round[mine] -= 1
         if not self._living_by_round[mine]:
             del self._living_by_round[mine]
-
-    def vanished(self, node: SimulatedNode) -> None:
-        """A node's agent was killed."""
 
     def began(self, node: SimulatedNode, world: World) -> None:
         """A node's agent has begun a round."""
@@ -447,13 +394,16 @@ class ClusterChecker:
 
     def agent_finished(self, node: SimulatedNode, finished: FinishRun) -> None:
         """An agent has told what became of the run."""
-        if node.living:
-            self._broken(f"{node.node_id} ends, and its workers live: {sorted(node.living)}")
-        if any(worker.is_alive for worker in node.waiting.values()):
+        self.finished[node.node_id] = finished
+        if self._plan.is_alone:
+            return
+        if node.workers.living:
+            living = sorted(node.workers.living)
+            self._broken(f"{node.node_id} ends, and its workers live: {living}")
+        if any(worker.is_alive for worker in node.workers.waiting.values()):
             self._broken(f"{node.node_id} ends, and ranks wait there to be called again")
         if finished.verdict is None and finished.refusal is None and not finished.detail:
             self._broken(f"{node.node_id} ends and does not say why")
-        self.finished[node.node_id] = finished
         if finished.verdict is not None:
             self._judge_verdict(node, finished.verdict)
         refusal = finished.refusal
@@ -501,15 +451,19 @@ class ClusterChecker:
         assert root is not None, "looked at only when there is one"
         if root.cause is FailureCause.NOT_STARTED:
             return
+        if root.cause in CAUSES_OF_BLAME and self._happened("blame-worker"):
+            return
+        if root.cause is FailureCause.GUARDIAN_LOST and self._happened("lose-guardian"):
+            return
         culprits = [worker for worker in last.workers if worker.failed_at is not None]
         if any(worker.lost_peer for worker in culprits):
             # What they have lost may be a rank that a scheduler has signalled. It has not failed,
             # but explains what came after its death, where no agent had heard of a stop.
-            culprits += [_as_death(worker) for worker in last.workers if _is_struck(worker)]
+            culprits += deaths_by_others(last.workers)
         told = [worker for worker in culprits if worker.rank == root.rank]
         if not told:
             self._broken(f"the root cause is told to be {root}, and the truth is {culprits}")
-        if self._slack is not None and not _may_be_root(told[0], culprits, self._slack):
+        if self._slack is not None and not may_be_root(told[0], culprits, self._slack):
             self._broken(f"the root cause is told to be {root}, and the truth is {culprits}")
 
     @property
@@ -519,7 +473,9 @@ class ClusterChecker:
         if self._is_harsh or self._happened("kill-agent") or self._plan.closers_die:
             return None
         # A commit and the watch that tells it, after whatever commit was under way before.
-        return 6 * network.latency_max + 10 * MILLISECOND
+        # Before it, the news of a death have travelled on the node.
+        news = self._plan.guardian.latency_max - self._plan.guardian.latency_min
+        return 6 * network.latency_max + news + 10 * MILLISECOND
 
     @property
     def _is_harsh(self) -> bool:
@@ -560,40 +516,3 @@ class ClusterChecker:
 
     def _broken(self, what: str) -> NoReturn:
         raise InvariantBroken(f"at {self._now() / SECOND:.6f} s: {what}")
-
-
-def _is_struck(worker: Worker) -> bool:
-    """Whether it died of a signal of somebody else than its agent."""
-    return worker.was_signalled and worker.failed_at is None and worker.ended_at is not None
-
-
-def _as_death(worker: Worker) -> Worker:
-    return replace(worker, failed_at=worker.ended_at, died_by=SIGTERM)
-
-
-def _may_be_root(told: Worker, culprits: Iterable[Worker], slack: int) -> bool:
-    """Whether this failure explains the others, where times are known up to `slack`.
-
-    It is the earliest; or a violent death that was seen soon after the earliest, if that may be its
-    consequence; but it is not the consequence of such a death.
-    """
-    times = {worker: worker.failed_at or Instant(0) for worker in culprits}
-    earliest = min(times.values())
-    first = [worker for worker, at in times.items() if at <= earliest + slack]
-    if _is_violent(told):
-        seen_soon = times[told] - earliest < HEAD_START + slack
-        return told in first or (seen_soon and any(map(_may_be_consequence, first)))
-    deaths = [
-        worker
-        for worker, at in times.items()
-        if _is_violent(worker) and at - earliest < HEAD_START - slack
-    ]
-    return told in first and not (deaths and all(map(_may_be_consequence, first)))
-
-
-def _is_violent(worker: Worker) -> bool:
-    return worker.died_by is not None and worker.died_by not in SELF_INFLICTED_SIGNALS
-
-
-def _may_be_consequence(worker: Worker) -> bool:
-    return worker.lost_peer or worker.died_by in SELF_INFLICTED_SIGNALS

@@ -1,7 +1,8 @@
 """What a simulated cluster is, and its faults: values, written as YAML or drawn from a seed.
 
 Nodes are counted from 0; the machine of node 3 is `h3`. A node may live several times: each agent
-that starts there is a new one, with an id of its own.
+that starts there is a new one, with an id of its own. A node that `is_alone` is a cluster of one,
+whose agent meets nobody and needs no store.
 """
 
 from typing import Any
@@ -10,7 +11,9 @@ import msgspec
 
 from rankwise.base.units import MICROSECOND, MILLISECOND, SECOND, ZERO, Duration, Instant
 from rankwise.core.agent.machine import Phase
+from rankwise.core.gang.vocabulary import GangSpec
 from rankwise.core.rendezvous.configuration import RendezvousConfig
+from rankwise.drivers.sim.programs import Program
 
 
 class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -31,11 +34,7 @@ class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     until: Instant | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.latency_min <= self.latency_max:
-            raise ValueError(
-                f"latency_min is {self.latency_min} ns and latency_max {self.latency_max} ns, "
-                "expected 0 < latency_min <= latency_max"
-            )
+        _check_latency(self.latency_min, self.latency_max)
         for name in ("loss", "duplicates"):
             if not 0 <= getattr(self, name) < 10_000:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected 0 to 9,999")
@@ -48,11 +47,44 @@ class Clocks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     drift_ppm_max: int = 100
 
 
+class Guardian(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What stands between each agent and its workers, and how slow and unordered that is.
+
+    Attributes:
+        latency_min, latency_max: what news take. News of one worker stay in order, as its pipe and
+            its parent keep them; news of different workers overtake each other.
+        delays_orders: whether orders travel as slowly as news. They stay in order.
+        sweep_takes: how long it takes to sweep; None for as long as the killing may take.
+        stacks_take: how long the workers take to print their stacks.
+        describe_takes: how long finding out more about failures takes; 0 for no time.
+    """
+
+    latency_min: Duration = Duration(200 * MICROSECOND)
+    latency_max: Duration = Duration(200 * MICROSECOND)
+    delays_orders: bool = False
+    sweep_takes: Duration | None = None
+    stacks_take: Duration = Duration(10 * MILLISECOND)
+    describe_takes: Duration = Duration(200 * MICROSECOND)
+
+    def __post_init__(self) -> None:
+        _check_latency(self.latency_min, self.latency_max)
+
+
+def _check_latency(least: Duration, most: Duration) -> None:
+    if not 0 < least <= most:
+        raise ValueError(
+            f"latency_min is {least} ns and latency_max {most} ns, "
+            "expected 0 < latency_min <= latency_max"
+        )
+
+
 class Workers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the workers do in every round.
 
     Attributes:
         per_node: how many there are on each node.
+        lives: for each round the programs of a node's workers, by local rank; the last round's
+            repeat. They replace `work`, `start_takes` and `stop_takes`; their durations are exact.
         work: how long a round must run undisturbed to succeed.
         uneven: how much longer it takes at most on some.
         prepare_takes: how long a node takes at most to get ready for a round; 0 for no time.
@@ -69,6 +101,7 @@ class Workers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """
 
     per_node: int = 1
+    lives: tuple[tuple[Program, ...], ...] = ()
     work: Duration = Duration(20 * SECOND)
     uneven: Duration = ZERO
     prepare_takes: Duration = ZERO
@@ -85,6 +118,12 @@ class Workers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def __post_init__(self) -> None:
         if self.per_node < 1:
             raise ValueError(f"per_node is {self.per_node}, expected at least one worker")
+        for number, life in enumerate(self.lives):
+            if len(life) != self.per_node:
+                raise ValueError(
+                    f"lives[{number}] has {len(life)} programs, expected one for each of "
+                    f"{self.per_node} workers"
+                )
 
 
 class KillAgent(msgspec.Struct, frozen=True, kw_only=True, tag="kill-agent", tag_field="what"):
@@ -116,8 +155,27 @@ class RefuseWorkers(
     lasts: Duration
 
 
+class LoseGuardian(
+    msgspec.Struct, frozen=True, kw_only=True, tag="lose-guardian", tag_field="what"
+):
+    """The guardian of the node's workers is killed, and its workers with it."""
+
+    at: Instant
+    node: int = 0
+
+
+class BlameWorker(msgspec.Struct, frozen=True, kw_only=True, tag="blame-worker", tag_field="what"):
+    """Somebody has found out that a worker keeps the others waiting in a collective."""
+
+    at: Instant
+    node: int = 0
+    local_rank: int = 0
+
+
 class Preempt(msgspec.Struct, frozen=True, kw_only=True, tag="preempt", tag_field="what"):
     """SIGTERM to the agent; a second one follows when `again_after` is given.
+
+    Without a `signal` it is the program that asks for the end.
 
     With a `phase` it comes when the agent is in that phase for the first time since `at`. With
     `ranks_before` the node's ranks get it, too, so much earlier, as of a scheduler that signals
@@ -126,7 +184,7 @@ class Preempt(msgspec.Struct, frozen=True, kw_only=True, tag="preempt", tag_fiel
 
     at: Instant
     node: int
-    signal: int = 15
+    signal: int | None = 15
     phase: Phase | None = None
     again_after: Duration | None = None
     ranks_before: Duration | None = None
@@ -195,6 +253,8 @@ Happening = (
     KillAgent
     | FailWorker
     | RefuseWorkers
+    | LoseGuardian
+    | BlameWorker
     | Preempt
     | Leave
     | Partition
@@ -205,6 +265,8 @@ Happening = (
     | StartAgents
 )
 
+AmongOthers = Leave | Partition | CrashStore | LoseStore | SlowDisk | CompactStore
+
 
 class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that decides a simulated run but its seed.
@@ -213,11 +275,13 @@ class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         nodes: how many machines there are.
         rendezvous: what every agent is configured with.
         workers: what they do.
-        network, clocks: how bad they are.
+        guardian, network, clocks: how bad they are.
         joins_within: agents start at moments spread over this.
         late: nodes that start at another moment.
         happenings: the faults of the cluster.
         grace: of every gang.
+        gang: of every node, where more than its grace and its size is to be said.
+        is_alone: whether there is one node, which meets nobody and has no store.
         leaves_alone: what SIGTERM means to an agent (see `AgentSpec`).
         closers_die: of 100 leaders that write how the run ended, how many are killed before they
             can hear that it is written.
@@ -227,12 +291,15 @@ class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     nodes: int
     rendezvous: RendezvousConfig
     workers: Workers = Workers()
+    guardian: Guardian = Guardian()
     network: Network = Network()
     clocks: Clocks = Clocks()
     joins_within: Duration = Duration(1 * SECOND)
     late: dict[int, Instant] = {}
     happenings: tuple[Happening, ...] = ()
     grace: Duration = Duration(5 * SECOND)
+    gang: GangSpec | None = None
+    is_alone: bool = False
     leaves_alone: bool = False
     closers_die: int = 0
     time_limit: Duration | None = None
@@ -240,6 +307,13 @@ class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def __post_init__(self) -> None:
         if self.nodes < 1:
             raise ValueError(f"nodes is {self.nodes}, expected at least one")
+        if self.is_alone:
+            self._check_alone()
+        if self.gang_spec.size != self.workers.per_node:
+            raise ValueError(
+                f"gang.size is {self.gang_spec.size} and workers.per_node "
+                f"{self.workers.per_node}, expected the same"
+            )
         for happening in self.happenings:
             named = getattr(happening, "nodes", (getattr(happening, "node", 0),))
             for node in named:
@@ -248,6 +322,34 @@ class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                         f"{type(happening).__name__} names node {node}, and there are nodes 0 to "
                         f"{self.nodes - 1}"
                     )
+
+    def _check_alone(self) -> None:
+        if self.nodes > 1:
+            raise ValueError(f"nodes is {self.nodes}, expected 1 where is_alone is true")
+        for name, expected in (("nodes_min", 1), ("nodes_max", 1), ("spares", 0)):
+            value = getattr(self.rendezvous, name)
+            if value != expected:
+                raise ValueError(
+                    f"rendezvous.{name} is {value}, expected {expected} where is_alone is true"
+                )
+        for name in ("recovers", "leaves_when_done"):
+            value = getattr(self.workers, name)
+            if value:
+                raise ValueError(
+                    f"workers.{name} is {value}, expected 0 where is_alone is true: what is "
+                    "checked there knows nothing of it"
+                )
+        among_others = [each for each in self.happenings if isinstance(each, AmongOthers)]
+        if among_others:
+            raise ValueError(
+                f"{type(among_others[0]).__name__} is about a store or other nodes, and a node "
+                "that is alone has neither"
+            )
+
+    @property
+    def gang_spec(self) -> GangSpec:
+        """The gang of every node."""
+        return self.gang or GangSpec(size=self.workers.per_node, grace=self.grace)
 
     @property
     def last_happening(self) -> Instant:
@@ -273,7 +375,7 @@ class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         one_round = (
             self.workers.work
             + self.workers.uneven
-            + self.grace
+            + self.gang_spec.grace
             + config.settle_delay
             + 4 * config.lease_ttl
         )

@@ -5,12 +5,13 @@ bare number would be one of nanoseconds, which is never meant, and is refused.
 """
 
 import re
-from typing import Any
+from functools import cache
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 
 from rankwise.base.errors import ConfigError
-from rankwise.base.units import MICROSECOND, MILLISECOND, SECOND
+from rankwise.base.units import MICROSECOND, MILLISECOND, SECOND, Duration, Instant
 from rankwise.drivers.sim.cluster.faults import ClusterPlan
 
 UNITS = {
@@ -22,17 +23,6 @@ UNITS = {
     "h": 3600 * SECOND,
 }
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ns|us|ms|s|min|h)")
-_TIMES = frozenset(
-    {
-        "again_after", "announce_every", "at", "back_after", "close_timeout", "fence", "grace",
-        "initial", "join_timeout", "joins_within", "last_call", "last_call_min", "lasts", "late",
-        "latency_max", "latency_min", "lease_ttl", "longest", "offset_max", "prepare_takes",
-        "progress_after", "rejoin_timeout", "request_timeout", "retry_pause", "run_ttl",
-        "settle_delay",
-        "start_takes", "stop_takes", "takes", "time_limit", "uneven", "until", "work",
-    }
-)  # fmt: skip
-"""Fields that hold a duration, or an instant counted from the beginning."""
 
 
 def load_plan(path: str, **overrides: Any) -> ClusterPlan:
@@ -50,7 +40,9 @@ def load_plan(path: str, **overrides: Any) -> ClusterPlan:
     given = {name: value for name, value in overrides.items() if value is not None}
     if "nodes" in given:
         tree["nodes"] = given["nodes"]
-    tree.setdefault("nodes", 8)
+    if "is_alone" in given:
+        tree["is_alone"] = given["is_alone"]
+    tree.setdefault("nodes", 1 if tree.get("is_alone") else 8)
     rendezvous = tree.setdefault("rendezvous", {})
     workers = tree.setdefault("workers", {})
     for name in ("nodes_min", "nodes_max", "spares"):
@@ -62,6 +54,11 @@ def load_plan(path: str, **overrides: Any) -> ClusterPlan:
         rendezvous.setdefault("policy", {})["restarts_max"] = given["restarts_max"]
     if "per_node" in given:
         workers["per_node"] = given["per_node"]
+    lives = workers.get("lives")
+    if isinstance(lives, list) and lives and isinstance(lives[0], list):
+        workers.setdefault("per_node", len(lives[0]))
+    if "gang" in tree:
+        tree["gang"].setdefault("size", workers.get("per_node", 1))
     name = path or "the options"
     try:
         plan = msgspec.convert(_in_nanoseconds(tree, path), ClusterPlan)
@@ -103,7 +100,7 @@ def read_tree(path: str) -> dict[str, Any]:
         return {}
     if not isinstance(tree, dict):
         raise ConfigError(f"the plan {path} is a {type(tree).__name__}, expected fields")
-    for name in ("rendezvous", "workers"):
+    for name in ("rendezvous", "workers", "gang"):
         if not isinstance(tree.get(name, {}), dict):
             raise ConfigError(f"{path}: {name} is {tree[name]!r}, expected fields")
     return tree
@@ -118,7 +115,7 @@ def _in_nanoseconds(value: Any, path: str, name: str = "") -> Any:
         }
     if isinstance(value, list):
         return [_in_nanoseconds(each, path, name) for each in value]
-    if name not in _TIMES or value is None:
+    if name not in _time_fields() or value is None:
         return value
     duration = parse_duration(value) if isinstance(value, str) else 0 if value == 0 else None
     if duration is None:
@@ -126,3 +123,26 @@ def _in_nanoseconds(value: Any, path: str, name: str = "") -> Any:
             f"{path}: {name} is {value!r}, expected a duration with its unit, as 5 s or 200 ms"
         )
     return duration
+
+
+@cache
+def _time_fields() -> frozenset[str]:
+    """Names of the fields of a plan that hold a duration, or an instant from the beginning."""
+    names: set[str] = set()
+    seen: set[Any] = set()
+    waiting: list[Any] = [ClusterPlan]
+    while waiting:
+        kind = waiting.pop()
+        waiting += get_args(kind)
+        if kind in seen or not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
+            continue
+        seen.add(kind)
+        for name, of in get_type_hints(kind).items():
+            waiting.append(of)
+            if _is_time(of):
+                names.add(name)
+    return frozenset(names)
+
+
+def _is_time(kind: Any) -> bool:
+    return kind in (Duration, Instant) or any(_is_time(each) for each in get_args(kind))

@@ -14,14 +14,17 @@ from rankwise.base.units import MICROSECOND, MILLISECOND, SECOND, ZERO, Duration
 from rankwise.core.agent.machine import Phase
 from rankwise.core.rendezvous.configuration import RendezvousConfig, RestartPolicy
 from rankwise.drivers.sim.cluster.faults import (
+    BlameWorker,
     Clocks,
     ClusterPlan,
     CompactStore,
     CrashStore,
     FailWorker,
+    Guardian,
     Happening,
     KillAgent,
     Leave,
+    LoseGuardian,
     LoseStore,
     Network,
     Partition,
@@ -31,7 +34,7 @@ from rankwise.drivers.sim.cluster.faults import (
     StartAgents,
     Workers,
 )
-from rankwise.drivers.sim.streams import stream
+from rankwise.drivers.sim.streams import between, happens, stream
 
 SIZES = (1, 2, 2, 3, 3, 4, 5, 6, 8, 8, 12, 16)
 SIGNALS = (6, 7, 9, 11, 13)
@@ -46,6 +49,7 @@ def random_plan(seed: int) -> ClusterPlan:
     rendezvous = _random_rendezvous(chance, nodes)
     happenings = _random_happenings(stream(seed, "happenings"), nodes)
     happenings = _with_stops(happenings, stream(seed, "stops"), nodes)
+    happenings = _with_trouble_on_nodes(happenings, stream(seed, "trouble on nodes"), nodes)
     rendezvous, happenings = _with_its_store_in_an_agent(
         rendezvous, happenings, stream(seed, "store"), nodes
     )
@@ -55,30 +59,31 @@ def random_plan(seed: int) -> ClusterPlan:
         workers=_with_recovery(
             _random_workers(chance, stream(seed, "endings")), stream(seed, "recovery")
         ),
+        guardian=_random_guardian(stream(seed, "guardian")),
         network=_random_network(chance),
         clocks=Clocks(drift_ppm_max=chance.choice((0, 100, 1000))),
-        joins_within=_between(chance, ZERO, 3 * SECOND),
+        joins_within=between(chance, ZERO, 3 * SECOND),
         late={
-            node: Instant(_between(chance, ZERO, HAPPENINGS_END))
+            node: Instant(between(chance, ZERO, HAPPENINGS_END))
             for node in range(nodes)
-            if _happens(chance, 10)
+            if happens(chance, 10)
         },
         happenings=happenings,
-        grace=_between(chance, ZERO, 3 * SECOND),
-        leaves_alone=_happens(chance, 20),
+        grace=between(chance, ZERO, 3 * SECOND),
+        leaves_alone=happens(chance, 20),
     )
-    return _with_succession(plan, following) if _happens(following, 60) else plan
+    return _with_succession(plan, following) if happens(following, 60) else plan
 
 
 def _with_succession(plan: ClusterPlan, chance: Random) -> ClusterPlan:
     """The same, but that the job is begun again under its id, and the store forgets it some day."""
     lease_ttl = plan.rendezvous.lease_ttl
-    ttls = (None, _between(chance, 5 * lease_ttl, 120 * SECOND), Duration(7200 * SECOND))
+    ttls = (None, between(chance, 5 * lease_ttl, 120 * SECOND), Duration(7200 * SECOND))
     starts = [_random_start(chance, plan) for _ in range(chance.choice((0, 1, 1, 2, 4)))]
     return msgspec.structs.replace(
         plan,
         rendezvous=msgspec.structs.replace(
-            plan.rendezvous, replaces_ended=_happens(chance, 85), run_ttl=chance.choice(ttls)
+            plan.rendezvous, replaces_ended=happens(chance, 85), run_ttl=chance.choice(ttls)
         ),
         happenings=tuple(sorted((*plan.happenings, *starts), key=lambda each: each.at)),
         closers_die=chance.choice((0, 0, 50, 100)),
@@ -87,20 +92,20 @@ def _with_succession(plan: ClusterPlan, chance: Random) -> ClusterPlan:
 
 def _random_start(chance: Random, plan: ClusterPlan) -> StartAgents:
     some = chance.sample(range(plan.nodes), chance.randint(1, plan.nodes))
-    if _happens(chance, 50):
+    if happens(chance, 50):
         some = list(range(plan.nodes))
     wishes = (None, None, plan.rendezvous.policy.restarts_max + 1)
     return StartAgents(
         program=chance.choice(("", "", "foreign")),
-        at=Instant(_between(chance, ZERO, STARTS_END)),
+        at=Instant(between(chance, ZERO, STARTS_END)),
         nodes=tuple(some),
         restarts_max=chance.choice(wishes),
     )
 
 
 def _random_rendezvous(chance: Random, nodes: int) -> RendezvousConfig:
-    is_static = _happens(chance, 12)
-    nodes_min = nodes if is_static or _happens(chance, 30) else chance.randint(1, nodes)
+    is_static = happens(chance, 12)
+    nodes_min = nodes if is_static or happens(chance, 30) else chance.randint(1, nodes)
     nodes_max = nodes if is_static else chance.randint(nodes_min, nodes)
     spares = 0 if is_static else chance.choice((0, 0, 0, 1, 2))
     return RendezvousConfig(
@@ -110,41 +115,41 @@ def _random_rendezvous(chance: Random, nodes: int) -> RendezvousConfig:
         is_static=is_static,
         policy=RestartPolicy(
             restarts_max=chance.choice((0, 1, 2, 3, 10)),
-            backoff=Backoff(initial=_between(chance, ZERO, 2 * SECOND)),
-            final_exceptions=("ValueError",) if _happens(chance, 50) else (),
-            final_exit_codes=(17,) if _happens(chance, 50) else (),
-            retries_startup_errors=_happens(chance, 50),
+            backoff=Backoff(initial=between(chance, ZERO, 2 * SECOND)),
+            final_exceptions=("ValueError",) if happens(chance, 50) else (),
+            final_exit_codes=(17,) if happens(chance, 50) else (),
+            retries_startup_errors=happens(chance, 50),
             fruitless_max=chance.choice((None, None, 3)),
             strikes_max=chance.choice((None, None, 2)),
         ),
-        last_call=_between(chance, ZERO, 5 * SECOND),
-        last_call_min=_between(chance, ZERO, SECOND),
-        settle_delay=_between(chance, ZERO, 3 * SECOND),
-        join_timeout=_between(chance, 15 * SECOND, 60 * SECOND),
-        close_timeout=_between(chance, 5 * SECOND, 20 * SECOND),
-        lease_ttl=_between(chance, 2 * SECOND, 6 * SECOND),
-        request_timeout=_between(chance, 300 * MILLISECOND, SECOND),
+        last_call=between(chance, ZERO, 5 * SECOND),
+        last_call_min=between(chance, ZERO, SECOND),
+        settle_delay=between(chance, ZERO, 3 * SECOND),
+        join_timeout=between(chance, 15 * SECOND, 60 * SECOND),
+        close_timeout=between(chance, 5 * SECOND, 20 * SECOND),
+        lease_ttl=between(chance, 2 * SECOND, 6 * SECOND),
+        request_timeout=between(chance, 300 * MILLISECOND, SECOND),
     )
 
 
 def _random_workers(chance: Random, endings: Random) -> Workers:
     workers = Workers(
         per_node=chance.choice((1, 1, 2, 3)),
-        work=_between(chance, SECOND, 20 * SECOND),
-        uneven=_between(chance, ZERO, 3 * SECOND),
+        work=between(chance, SECOND, 20 * SECOND),
+        uneven=between(chance, ZERO, 3 * SECOND),
         prepare_takes=chance.choice((ZERO, Duration(MILLISECOND), Duration(2 * SECOND))),
-        start_takes=_between(chance, ZERO, 500 * MILLISECOND),
-        stop_takes=_between(chance, ZERO, 500 * MILLISECOND),
+        start_takes=between(chance, ZERO, 500 * MILLISECOND),
+        stop_takes=between(chance, ZERO, 500 * MILLISECOND),
         stubborn=chance.choice((0, 0, 10, 50)),
         cascade=chance.choice((0, 50, 100)),
-        asks_to_stop=_happens(chance, 40),
+        asks_to_stop=happens(chance, 40),
     )
-    if not _happens(endings, 40):
+    if not happens(endings, 40):
         return workers
     # A job whose nodes finish at very different times, and do not all wait for one another.
     return msgspec.structs.replace(
         workers,
-        uneven=_between(endings, SECOND, 40 * SECOND),
+        uneven=between(endings, SECOND, 40 * SECOND),
         leaves_when_done=endings.choice((0, 0, 30, 100)),
         dies_when_done=endings.choice((0, 0, 10, 50)),
     )
@@ -152,7 +157,7 @@ def _random_workers(chance: Random, endings: Random) -> Workers:
 
 def _with_recovery(workers: Workers, chance: Random) -> Workers:
     """The same, but that some of them can be called again."""
-    if not _happens(chance, 40):
+    if not happens(chance, 40):
         return workers
     return msgspec.structs.replace(
         workers, recovers=chance.choice((50, 100, 100)), stuck=chance.choice((0, 0, 0, 20))
@@ -160,7 +165,7 @@ def _with_recovery(workers: Workers, chance: Random) -> Workers:
 
 
 def _random_network(chance: Random) -> Network:
-    least = _between(chance, 50 * MICROSECOND, 2 * MILLISECOND)
+    least = between(chance, 50 * MICROSECOND, 2 * MILLISECOND)
     return Network(
         latency_min=least,
         latency_max=Duration(least + chance.choice((0, 5, 50, 300)) * MILLISECOND),
@@ -183,53 +188,72 @@ def _with_stops(
     phases = (Phase.PREPARING, Phase.WAITING, Phase.RUNNING, Phase.ENDED, Phase.LEAVING)
     stops = [
         Preempt(
-            at=Instant(_between(chance, ZERO, HAPPENINGS_END)),
+            at=Instant(between(chance, ZERO, HAPPENINGS_END)),
             node=chance.randrange(nodes),
             phase=chance.choice(phases),
         )
         for _ in range(chance.choice((0, 0, 0, 0, 1, 2)))
     ]
-    if _happens(chance, 15):  # a scheduler signals every process of every node
-        at = _between(chance, ZERO, HAPPENINGS_END)
+    if happens(chance, 15):  # a scheduler signals every process of every node
+        at = between(chance, ZERO, HAPPENINGS_END)
         stops += [
             Preempt(
-                at=Instant(at + _between(chance, ZERO, 100 * MILLISECOND)),
+                at=Instant(at + between(chance, ZERO, 100 * MILLISECOND)),
                 node=node,
-                ranks_before=_between(chance, ZERO, 200 * MILLISECOND),
+                ranks_before=between(chance, ZERO, 200 * MILLISECOND),
             )
             for node in range(nodes)
         ]
     return tuple(sorted((*happenings, *stops), key=lambda happening: happening.at))
 
 
+def _with_trouble_on_nodes(
+    happenings: tuple[Happening, ...], chance: Random, nodes: int
+) -> tuple[Happening, ...]:
+    """The same, and on some nodes the guardian is lost or a worker is blamed."""
+    trouble: list[Happening] = []
+    for kind in (LoseGuardian, BlameWorker):
+        if happens(chance, 10):
+            at = Instant(between(chance, ZERO, HAPPENINGS_END))
+            trouble.append(kind(at=at, node=chance.randrange(nodes)))
+    return tuple(sorted((*happenings, *trouble), key=lambda happening: happening.at))
+
+
+def _random_guardian(chance: Random) -> Guardian:
+    if not happens(chance, 20):
+        return Guardian()
+    latency_max = Duration(chance.choice((1, 5, 20)) * MILLISECOND)
+    return Guardian(latency_max=latency_max, delays_orders=happens(chance, 50))
+
+
 def _with_its_store_in_an_agent(
     rendezvous: RendezvousConfig, happenings: tuple[Happening, ...], chance: Random, nodes: int
 ) -> tuple[RendezvousConfig, tuple[Happening, ...]]:
     """The same where an agent serves the store, as in some clusters; its machine may be lost."""
-    if not _happens(chance, 20):
+    if not happens(chance, 20):
         return rendezvous, happenings
     rendezvous = msgspec.structs.replace(rendezvous, ends_with_store=True)
-    if _happens(chance, 60):
-        at = Instant(_between(chance, ZERO, HAPPENINGS_END))
+    if happens(chance, 60):
+        at = Instant(between(chance, ZERO, HAPPENINGS_END))
         loss = LoseStore(at=at, node=chance.randrange(nodes))
         happenings = tuple(sorted((*happenings, loss), key=lambda happening: happening.at))
     return rendezvous, happenings
 
 
 def _random_happening(chance: Random, nodes: int) -> Happening:
-    at = Instant(_between(chance, ZERO, HAPPENINGS_END))
+    at = Instant(between(chance, ZERO, HAPPENINGS_END))
     node = chance.randrange(nodes)
-    lasts = _between(chance, 100 * MILLISECOND, 12 * SECOND)
+    lasts = between(chance, 100 * MILLISECOND, 12 * SECOND)
     match chance.randrange(16):
         case 0 | 1 | 2:
-            back = _between(chance, ZERO, 10 * SECOND) if _happens(chance, 80) else None
+            back = between(chance, ZERO, 10 * SECOND) if happens(chance, 80) else None
             return KillAgent(at=at, node=node, back_after=back)
         case 3 | 4 | 5 | 6:
             return _random_failure(chance, at, node)
         case 7:
             return RefuseWorkers(at=at, node=node, lasts=lasts)
         case 8:
-            again = _between(chance, ZERO, 3 * SECOND) if _happens(chance, 40) else None
+            again = between(chance, ZERO, 3 * SECOND) if happens(chance, 40) else None
             return Preempt(at=at, node=node, again_after=again)
         case 9:
             return Leave(at=at, node=node)
@@ -237,9 +261,9 @@ def _random_happening(chance: Random, nodes: int) -> Happening:
             some = chance.sample(range(nodes), chance.randint(1, nodes))
             return Partition(at=at, nodes=tuple(some), lasts=lasts)
         case 12 | 13:
-            return CrashStore(at=at, lasts=lasts, forgets=_happens(chance, 15))
+            return CrashStore(at=at, lasts=lasts, forgets=happens(chance, 15))
         case 14:
-            takes = _between(chance, MILLISECOND, 400 * MILLISECOND)
+            takes = between(chance, MILLISECOND, 400 * MILLISECOND)
             return SlowDisk(at=at, lasts=lasts, takes=takes)
         case _:
             return CompactStore(at=at)
@@ -256,11 +280,3 @@ def _random_failure(chance: Random, at: Instant, node: int) -> FailWorker:
         case _:
             exception = chance.choice(("RuntimeError", "ValueError"))
             return FailWorker(at=at, node=node, local_rank=local_rank, raises=exception)
-
-
-def _between(chance: Random, least: int, most: int) -> Duration:
-    return Duration(chance.randint(least, most))
-
-
-def _happens(chance: Random, percent: int) -> bool:
-    return chance.randrange(100) < percent

@@ -1,8 +1,8 @@
-"""A simulated cluster from its first agent to its last: virtual time, and a checker that watches.
+"""A simulated cluster from its first agent to its last: virtual time, and checkers that watch.
 
 The agents, their dispatch and the store's keyspace are those of a real cluster. The world gives
 them wrong clocks, a bad network and virtual workers, lets happen what the plan says, and goes on
-until every agent has told what became of the run.
+until every agent has told what became of the run. A node that is alone is a cluster of one.
 """
 
 from collections.abc import Callable
@@ -14,17 +14,19 @@ import msgspec
 from rankwise.base.errors import SimulationError
 from rankwise.base.keys import Revision
 from rankwise.base.units import SECOND, ZERO, Duration, Instant, after
+from rankwise.core.agent.alone import spec_alone
 from rankwise.core.agent.machine import Agent
 from rankwise.core.agent.vocabulary import AgentSpec, FinishRun
-from rankwise.core.gang.vocabulary import GangSpec
 from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig
 from rankwise.core.rendezvous.layout import RunKeys
 from rankwise.core.rendezvous.records import Verdict
 from rankwise.core.rendezvous.vocabulary import World
 from rankwise.drivers.sim.agenda import Agenda, VirtualClock
-from rankwise.drivers.sim.cluster.checkers import ClusterChecker, RoundBook
+from rankwise.drivers.sim.cluster.books import RoundBook
+from rankwise.drivers.sim.cluster.checkers import ClusterChecker
 from rankwise.drivers.sim.cluster.clocks import SkewedClock
 from rankwise.drivers.sim.cluster.faults import (
+    BlameWorker,
     ClusterPlan,
     CompactStore,
     CrashStore,
@@ -32,6 +34,7 @@ from rankwise.drivers.sim.cluster.faults import (
     Happening,
     KillAgent,
     Leave,
+    LoseGuardian,
     LoseStore,
     Partition,
     Preempt,
@@ -39,9 +42,10 @@ from rankwise.drivers.sim.cluster.faults import (
     SlowDisk,
     StartAgents,
 )
-from rankwise.drivers.sim.cluster.node import SimulatedNode, Worker
+from rankwise.drivers.sim.cluster.node import SimulatedNode
 from rankwise.drivers.sim.cluster.store import SimulatedStore
 from rankwise.drivers.sim.cluster.traffic import Traffic
+from rankwise.drivers.sim.cluster.worker import Worker
 from rankwise.drivers.sim.journal import MemoryJournal
 from rankwise.drivers.sim.streams import stream
 
@@ -62,6 +66,7 @@ class ClusterRun:
         rounds: the books of all rounds that ran, by number.
         traffic: what went through the store.
         steps: how many things happened.
+        left_behind: processes that were alive when their agents had ended (pids).
     """
 
     verdict: Verdict | None
@@ -70,6 +75,7 @@ class ClusterRun:
     rounds: dict[int, RoundBook]
     traffic: Traffic
     steps: int
+    left_behind: tuple[int, ...]
 
 
 class ClusterWorld:
@@ -115,11 +121,13 @@ class ClusterWorld:
         self._closings_seen = 0
         self._cuts: dict[int, int] = {}
         self._is_store_lost = False
+        self._left_behind: list[int] = []
         self._preempted_later: dict[int, Preempt] = {}
         clock_chance = stream(seed, "clocks")
         self.nodes = [
             SimulatedNode(
                 number=number,
+                plan=plan,
                 agenda=self._agenda,
                 clock=SkewedClock(
                     self._clock,
@@ -127,7 +135,6 @@ class ClusterWorld:
                     clock_chance.randint(-plan.clocks.drift_ppm_max, plan.clocks.drift_ppm_max),
                 ),
                 store=self.store,
-                workers=plan.workers,
                 spec_of=self._spec_of,
                 make_agent=make_agent,
                 journal=self.journal if keeps_journal else None,
@@ -148,8 +155,8 @@ class ClusterWorld:
         limit = after(self.plan.last_happening, self.plan.patience)
         while self._starts_pending or self._up:
             following = self._agenda.next_instant
-            if following is None or following > limit:
-                self.checker.judge_end(self._clock.now(), self._unfinished())
+            if following is None or (following > limit and not self.plan.is_alone):
+                self._judge_end()
                 break
             self._agenda.run_next()
             self._steps += 1
@@ -157,7 +164,7 @@ class ClusterWorld:
                 raise SimulationError(f"no end after {STEPS_MAX} steps: {self._unfinished()[:8]}")
         ended_at = self._clock.now()
         self._hear_out()
-        self.checker.judge_end(self._clock.now(), self._unfinished())
+        self._judge_end()
         self._let_leases_end()
         verdicts = [finish.verdict for finish in self.checker.finished.values()]
         return ClusterRun(
@@ -167,7 +174,16 @@ class ClusterWorld:
             rounds=self.checker.books,
             traffic=self.store.traffic,
             steps=self._steps,
+            left_behind=tuple(self._left_behind),
         )
+
+    def _judge_end(self) -> None:
+        if self.plan.is_alone:
+            for node in self.nodes:
+                if node.gang_checker is not None:
+                    node.gang_checker.judge_end()
+        else:
+            self.checker.judge_end(self._clock.now(), self._unfinished())
 
     def _unfinished(self) -> list[str]:
         return [
@@ -179,13 +195,15 @@ class ClusterWorld:
     def _hear_out(self) -> None:
         """Let killed workers die, for a while; leases may go on ending for ever."""
         limit = after(self._clock.now(), Duration(SECOND))
-        while self._agenda.next_instant is not None and self._agenda.next_instant <= limit:
+        while (following := self._agenda.next_instant) is not None:
+            if following > limit and not self.plan.is_alone:
+                break
             self._agenda.run_next()
 
     def _let_leases_end(self) -> None:
         """Wait until the store must have forgotten the run, if it ever does."""
         run_ttl = self.plan.rendezvous.run_ttl
-        if run_ttl is None:
+        if run_ttl is None or self.plan.is_alone:
             return
         limit = after(self._clock.now(), Duration(run_ttl + self.plan.rendezvous.lease_ttl))
         while self._agenda.next_instant is not None and self._agenda.next_instant <= limit:
@@ -194,6 +212,8 @@ class ClusterWorld:
 
     def _spec_of(self, number: int, node_id: str) -> AgentSpec:
         plan = self.plan
+        if plan.is_alone:
+            return spec_alone(plan.gang_spec, plan.rendezvous.policy)
         static = plan.rendezvous.is_static
         return AgentSpec(
             run_id=RUN_ID,
@@ -206,7 +226,7 @@ class ClusterWorld:
                 topology=f"rack{number // 16}",
                 seat=number if static else None,
             ),
-            gang=GangSpec(size=plan.workers.per_node, grace=plan.grace),
+            gang=plan.gang_spec,
             leaves_alone=plan.leaves_alone,
         )
 
@@ -253,10 +273,14 @@ class ClusterWorld:
             case KillAgent():
                 self._kill_agent(self.nodes[happening.node], happening.back_after)
             case FailWorker():
-                self.nodes[happening.node].fail_worker(happening)
+                self.nodes[happening.node].workers.fail_worker(happening)
+            case LoseGuardian():
+                self.nodes[happening.node].workers.lose_guardian()
+            case BlameWorker():
+                self.nodes[happening.node].workers.blame(happening.local_rank)
             case RefuseWorkers():
                 node = self.nodes[happening.node]
-                node.refuses_until = after(self._clock.now(), happening.lasts)
+                node.workers.refuses_until = after(self._clock.now(), happening.lasts)
             case Preempt():
                 self._preempt(self.nodes[happening.node], happening)
             case Leave():
@@ -298,17 +322,16 @@ class ClusterWorld:
             self._preempted_later[node.number] = preempt
             return
         self._preempted_later.pop(node.number, None)
-        if not node.is_up:
+        if node.dispatch is None:
             return
         if preempt.ranks_before is not None:
-            node.signal_ranks()
+            node.workers.signal_ranks()
             only_agent = msgspec.structs.replace(preempt, phase=None, ranks_before=None)
             self._agenda.after(preempt.ranks_before, partial(self._preempt, node, only_agent))
             return
-        patience = self.checker.stop_patience
-        self._agenda.after(
-            patience, partial(self.checker.judge_stop, node, node.node_id, self._clock.now())
-        )
+        if not self.plan.is_alone:  # of one that is alone, the gang's deadlines say more
+            judge = partial(self.checker.judge_stop, node, node.node_id, self._clock.now())
+            self._agenda.after(self.checker.stop_patience, judge)
         if preempt.again_after is not None:
             self._agenda.after(preempt.again_after, partial(self._ask_again, node, node.lives))
         node.ask_to_stop(preempt.signal)
@@ -381,8 +404,11 @@ class ClusterWorld:
         agent = node.agent
         if agent is None or not node.is_up:
             return
+        if node.gang_checker is not None:
+            node.gang_checker.after_step(node.clock.now())
         if agent.finished is not None:
             self.checker.agent_finished(node, agent.finished)
+            self._left_behind += [process.pid for process in node.workers.processes()]
             node.end_agent()
             self._up.discard(node.number)
             return
@@ -399,7 +425,7 @@ class ClusterWorld:
     def _arm(self, node: SimulatedNode, deadline: Instant) -> None:
         self._timers[node.number] = deadline
         at = max(node.clock.truth_of(deadline), self._clock.now())
-        self._agenda.at(at, partial(self._ring, node, deadline))
+        self._agenda.at_deadline(at, partial(self._ring, node, deadline))
 
     def _ring(self, node: SimulatedNode, deadline: Instant) -> None:
         if self._timers.get(node.number) != deadline:
@@ -418,26 +444,28 @@ class ClusterWorld:
 
     def born(self, worker: Worker) -> None:
         """A worker has come into being."""
-        self.checker.born(worker)
+        if not self.plan.is_alone:
+            self.checker.born(worker)
 
     def ended(self, worker: Worker) -> None:
         """A worker has ended: its peers' connections to it close."""
-        self.checker.ended(worker)
+        if not self.plan.is_alone:
+            self.checker.ended(worker)
         if self.plan.workers.cascade and not worker.succeeded:
             self._let_peers_notice(worker.node, worker.round)
 
     def vanished(self, node: SimulatedNode) -> None:
         """A node's agent was killed."""
         self._up.discard(node.number)
-        self.checker.vanished(node)
 
     def began(self, node: SimulatedNode, world: World) -> None:
         """A node's agent has begun a round."""
-        self.checker.began(node, world)
+        if not self.plan.is_alone:
+            self.checker.began(node, world)
 
     def _let_peers_notice(self, node: SimulatedNode, round_number: int) -> None:
         chance = stream(self.seed, "cascade", node.number, self._steps)
         for peer in self.nodes:
-            if peer is not node and peer.living:
+            if peer is not node and peer.workers.living:
                 delay = Duration(int(chance.random() * PEERS_NOTICE))
-                self._agenda.after(delay, partial(peer.hear_of_vanished_peer, round_number))
+                self._agenda.after(delay, partial(peer.workers.hear_of_vanished_peer, round_number))

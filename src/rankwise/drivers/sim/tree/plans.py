@@ -11,7 +11,7 @@ import msgspec
 from rankwise.base.units import MICROSECOND, Duration
 from rankwise.core.tree.heap import ALIGNMENT
 from rankwise.core.tree.vocabulary import HOST, Access, GraphSpec, Pool
-from rankwise.drivers.sim.streams import stream
+from rankwise.drivers.sim.streams import happens, stream
 
 CELL_BYTES = 8
 CELL_COUNT = 24
@@ -112,16 +112,16 @@ def random_plan(seed: int) -> TreePlan:
     return TreePlan(
         seed=seed,
         spec=spec,
-        replaceable=tuple(pool is Pool.SUB or _happens(chance, 30) for pool in pools),
+        replaceable=tuple(pool is Pool.SUB or happens(chance, 30) for pool in pools),
         runs=runs,
         deaths=_random_deaths(chance, len(pools)),
-        abandoned_after=chance.randrange(len(runs[-1]) + 1) if _happens(chance, 10) else None,
+        abandoned_after=chance.randrange(len(runs[-1]) + 1) if happens(chance, 10) else None,
         latency=Duration(chance.choice((1, 10, 200)) * MICROSECOND),
     )
 
 
 def _random_deaths(chance: Random, child_count: int) -> tuple[Death, ...]:
-    if _happens(chance, 50):
+    if happens(chance, 50):
         return ()
     return tuple(
         Death(
@@ -136,7 +136,7 @@ def _random_deaths(chance: Random, child_count: int) -> tuple[Death, ...]:
 
 def _random_run(chance: Random, spec: GraphSpec) -> tuple[Step, ...]:
     failing = chance.choice((0, 0, 3, 10))
-    is_narrow = _happens(chance, 30)
+    is_narrow = happens(chance, 30)
     steps: list[Step] = []
     depth = 0
     for _ in range(chance.choice((1, 5, 20, 60))):
@@ -163,7 +163,7 @@ def _random_task(chance: Random, spec: GraphSpec, failing: int, *, is_narrow: bo
     own = [index for index, other in enumerate(spec.pools) if other is pool]
     width = min(chance.choice((1, 1, 1, 1, 2, 3)), len(own), spec.ring_depth)
     children: list[int | None] = [None] * width
-    if _happens(chance, 20):
+    if happens(chance, 20):
         children = list(chance.sample(own, width))
     return PlannedTask(
         pool=pool,
@@ -176,7 +176,7 @@ def _random_task(chance: Random, spec: GraphSpec, failing: int, *, is_narrow: bo
         takes=tuple(
             Duration(chance.choice((1, 1, 3, 10, 100)) * MICROSECOND) for _ in range(width)
         ),
-        raises=_happens(chance, failing),
+        raises=happens(chance, failing),
     )
 
 
@@ -188,7 +188,3 @@ def _random_access(chance: Random, *, is_narrow: bool) -> Access:
     reads, writes = chance.choice(((True, False), (False, True), (True, True)))
     space = chance.choice((HOST, HOST, HOST, 0))
     return Access(space, first * CELL_BYTES, (first + count) * CELL_BYTES, reads, writes)
-
-
-def _happens(chance: Random, percent: int) -> bool:
-    return chance.randrange(100) < percent

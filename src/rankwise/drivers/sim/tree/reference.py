@@ -7,15 +7,11 @@ with values that are known.
 
 from collections.abc import Mapping, Sequence
 
-from rankwise.base.errors import SimulationError
 from rankwise.core.tree.vocabulary import Access, Drained, EndCause
+from rankwise.drivers.sim.invariants import InvariantBroken
 from rankwise.drivers.sim.tree.memory import Cell, Cells, cells_of
 
 UNFORESEEABLE = (EndCause.DIED, EndCause.LOST, EndCause.CANCELLED)
-
-
-class TreeInvariantBroken(SimulationError):
-    """A task graph did what no task graph may do."""
 
 
 class SubmittedTask:
@@ -48,19 +44,19 @@ def judge(tasks: Sequence[SubmittedTask], cells: Cells, drained: Drained) -> dic
         The cells whose value is certain, with their values.
 
     Raises:
-        TreeInvariantBroken: a task ran twice, or not although it should, or saw wrong values.
+        InvariantBroken: a task ran twice, or not although it should, or saw wrong values.
     """
     if drained.task_count != len(tasks):
-        raise TreeInvariantBroken(f"{drained.task_count} tasks are told of {len(tasks)}")
+        raise InvariantBroken(f"{drained.task_count} tasks are told of {len(tasks)}")
     causes = {unfinished.number: unfinished.cause for unfinished in drained.unfinished}
     if len(causes) != len(drained.unfinished):
-        raise TreeInvariantBroken("a task is told twice")
+        raise InvariantBroken("a task is told twice")
     reference, tainted = _run_in_order(tasks, causes)
     for task in tasks:
         _judge_count(task, causes.get(task.number))
     for cell, value in reference.values.items():
         if cell not in tainted and cells.values.get(cell, 0) != value:
-            raise TreeInvariantBroken(f"cell {cell} has another value than it should")
+            raise InvariantBroken(f"cell {cell} has another value than it should")
     return {cell: value for cell, value in cells.values.items() if cell not in tainted}
 
 
@@ -80,13 +76,13 @@ def _run_in_order(
         elif task.raises:
             expected = EndCause.RAISED
         if told is not expected:
-            raise TreeInvariantBroken(f"task {task.number} is told {told}, expected {expected}")
+            raise InvariantBroken(f"task {task.number} is told {told}, expected {expected}")
         if expected is not None:
             tainted.update(writes)
             continue
         seen = cells.read(task.accesses)
         if seen != task.seen:
-            raise TreeInvariantBroken(f"task {task.number} saw what it should not have seen")
+            raise InvariantBroken(f"task {task.number} saw what it should not have seen")
         cells.write(task.accesses, task.number, seen)
         tainted.difference_update(writes)
     return cells, tainted
@@ -103,7 +99,7 @@ def _judge_count(task: SubmittedTask, cause: EndCause | None) -> None:
         case _:
             is_right = task.begun <= task.width
     if not is_right:
-        raise TreeInvariantBroken(
+        raise InvariantBroken(
             f"task {task.number} began {task.begun} and ended {task.ended} of {task.width} times, "
             f"and is told {cause or 'completed'}"
         )

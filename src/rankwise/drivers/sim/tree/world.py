@@ -33,6 +33,7 @@ from rankwise.core.tree.vocabulary import (
 )
 from rankwise.drivers.feed import Door
 from rankwise.drivers.sim.agenda import Agenda, VirtualClock
+from rankwise.drivers.sim.invariants import InvariantBroken
 from rankwise.drivers.sim.journal import MemoryJournal
 from rankwise.drivers.sim.streams import stream
 from rankwise.drivers.sim.tree.children import Meeting, SimulatedChild, Surroundings, Work
@@ -47,7 +48,7 @@ from rankwise.drivers.sim.tree.plans import (
     Think,
     TreePlan,
 )
-from rankwise.drivers.sim.tree.reference import SubmittedTask, TreeInvariantBroken, judge
+from rankwise.drivers.sim.tree.reference import SubmittedTask, judge
 
 FIRST_ALLOCATION = 1000
 
@@ -103,7 +104,7 @@ class TreeWorld:
         """Live through all runs of the plan.
 
         Raises:
-            TreeInvariantBroken: the graph did what no graph may do.
+            InvariantBroken: the graph did what no graph may do.
             Deadlock: nothing is left to happen, but somebody waits.
         """
         for number, steps in enumerate(self._plan.runs):
@@ -113,7 +114,7 @@ class TreeWorld:
             self._agenda.run_next()
             self._hear_all()
         if len(self.outcomes) != len(self._plan.runs):
-            raise TreeInvariantBroken("a run ended twice")
+            raise InvariantBroken("a run ended twice")
 
     def _run_once(self, steps: tuple[Step, ...], abandoned_after: int | None) -> None:
         self._tasks, self._slabs = [], []
@@ -177,7 +178,7 @@ class TreeWorld:
         end = granted.address + granted.size_bytes
         for other in self._living.values():
             if granted.address < other.address + other.size_bytes and other.address < end:
-                raise TreeInvariantBroken(f"{granted} was given out while {other} was in use")
+                raise InvariantBroken(f"{granted} was given out while {other} was in use")
         self._living[granted.address] = granted
         self._spaces[granted.address] = FIRST_ALLOCATION + self._grant_count
         self._grant_count += 1
@@ -252,7 +253,7 @@ class TreeWorld:
         for child in self._children:
             task = child.present if child.is_alive else None
             if task is not None and any(access.space == space for access in task.accesses):
-                raise TreeInvariantBroken(f"{discard} came while task {task.number} used it")
+                raise InvariantBroken(f"{discard} came while task {task.number} used it")
 
     def _child_died(self, death: ChildDied) -> None:
         self._agenda.after(self._plan.latency, partial(self._pipe.append, death))

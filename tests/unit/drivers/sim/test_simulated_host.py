@@ -1,13 +1,14 @@
-"""The simulated process host: virtual processes act as their programs say."""
+"""The simulated host: virtual processes act as their programs say."""
 
 from random import Random
 
 import pytest
 
 from rankwise.base.failure import ExitStatus
-from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant
+from rankwise.base.units import MILLISECOND, SECOND, ZERO, Duration, Instant
 from rankwise.core.agent.vocabulary import Stimulus
 from rankwise.core.gang.vocabulary import (
+    GangSpec,
     GuardianLost,
     ProgressLooked,
     Swept,
@@ -16,30 +17,54 @@ from rankwise.core.gang.vocabulary import (
     WorkerReported,
     WorkerSpawned,
 )
+from rankwise.core.rendezvous.vocabulary import World
 from rankwise.drivers.sim.agenda import Agenda, VirtualClock
-from rankwise.drivers.sim.faults import Faults
-from rankwise.drivers.sim.processes import SimulatedProcessHost
+from rankwise.drivers.sim.cluster.clocks import SkewedClock
+from rankwise.drivers.sim.cluster.faults import Guardian
+from rankwise.drivers.sim.cluster.host import SimulatedHost
+from rankwise.drivers.sim.cluster.world import ClusterWorld
 from rankwise.drivers.sim.programs import Dies, Exits, Program, Raises, RunsForever
+from rankwise.drivers.sim.world import PROMPT, plan_of_gang
 
 SIGTERM, SIGKILL, SIGSEGV = 15, 9, 11
 RUNS = Program(ending=RunsForever())
+ALONE = World(
+    round=0,
+    node_rank=0,
+    members=("0",),
+    first_rank=0,
+    slots=1,
+    size=1,
+    master_address="localhost",
+    master_port=29500,
+    restarts=0,
+)
 
 
 class Stage:
-    """A host alone, without a gang."""
+    """A host alone, without an agent."""
 
-    def __init__(self, *programs: Program, faults: Faults | None = None, seed: int = 0) -> None:
+    def __init__(self, *programs: Program, guardian: Guardian = PROMPT) -> None:
         self.clock = VirtualClock()
         self.agenda = Agenda(self.clock)
         self.heard: list[Stimulus] = []
-        self.host = SimulatedProcessHost(
+        plan = plan_of_gang(GangSpec(size=len(programs)), [programs], guardian=guardian)
+        world = ClusterWorld(plan, 0)
+        self.host = SimulatedHost(
+            world.nodes[0],
             agenda=self.agenda,
-            clock=self.clock,
-            lives=[programs],
-            faults=faults or Faults(),
-            chance=Random(seed),
+            clock=SkewedClock(self.clock, ZERO, 0),
+            habits=plan.workers,
+            guardian=guardian,
+            chance=Random(0),
             deliver=self.heard.append,
+            witness=world,
         )
+        self.host.begin_attempt(ALONE)
+
+    def living(self) -> list[int]:
+        """The pids of all processes that are alive."""
+        return [process.pid for process in self.host.processes()]
 
     def run(self) -> list[Stimulus]:
         """Let everything happen; return what was heard since the last time."""
@@ -50,8 +75,8 @@ class Stage:
         return heard
 
 
-def spawned(*programs: Program, faults: Faults | None = None) -> Stage:
-    stage = Stage(*programs, faults=faults)
+def spawned(*programs: Program) -> Stage:
+    stage = Stage(*programs)
     for local_rank in range(len(programs)):
         stage.host.spawn(local_rank, 0)
     stage.run()
@@ -91,7 +116,7 @@ def test_a_worker_that_is_refused_never_lives() -> None:
     stage.host.spawn(0, 0)
 
     assert stage.run() == [WorkerRefused(0, 0, "no memory")]
-    assert stage.host.living() == ()
+    assert stage.living() == []
 
 
 @pytest.mark.parametrize(
@@ -113,7 +138,7 @@ def test_signals_do_what_the_program_lets_them_do(
     stage.host.signal(0, 0, signal)
 
     assert codes(stage.run()) == expected
-    assert len(stage.host.living()) == (0 if expected else 1)
+    assert len(stage.living()) == (0 if expected else 1)
 
 
 def test_a_signal_to_one_that_is_gone_or_never_was_goes_to_nobody() -> None:
@@ -127,12 +152,12 @@ def test_a_signal_to_one_that_is_gone_or_never_was_goes_to_nobody() -> None:
 
 def test_a_sweep_ends_strays_and_tells_who_survives() -> None:
     stage = spawned(Program(strays=2), Program(strays=1, stray_kill_takes=None))
-    assert [process.is_stray for process in stage.host.living()] == [True] * 3
+    assert [process.is_stray for process in stage.host.processes()] == [True] * 3
 
     stage.host.sweep(0)
 
-    (survivor,) = {process.pid for process in stage.host.living() if process.kill_takes != 0}
-    assert stage.run() == [Swept(0, (survivor,))]
+    assert stage.run() == [Swept(0, tuple(stage.living()))]
+    assert len(stage.living()) == 1
 
 
 def test_a_sweep_prevents_what_was_yet_to_come_up() -> None:
@@ -142,7 +167,7 @@ def test_a_sweep_prevents_what_was_yet_to_come_up() -> None:
     stage.host.sweep(0)
 
     assert stage.run() == [Swept(0)]
-    assert stage.host.living() == ()
+    assert stage.living() == []
 
 
 def test_progress_is_the_latest_sign_of_life_of_anybody() -> None:
@@ -167,13 +192,13 @@ def test_a_lost_guardian_takes_everybody_along_in_silence() -> None:
     stage.host.sweep(0)
 
     assert stage.run() == [GuardianLost("the guardian was killed")]
-    assert stage.host.living() == ()
+    assert stage.living() == []
 
 
 def test_news_of_one_worker_keep_their_order_and_those_of_different_ones_do_not() -> None:
-    unordered = Faults(latency_min=Duration(1), latency_max=Duration(SECOND))
+    unordered = Guardian(latency_min=Duration(1), latency_max=Duration(SECOND), delays_orders=True)
     raising = Program(ending=Raises("no"))
-    stage = Stage(*[raising] * 20, faults=unordered)
+    stage = Stage(*[raising] * 20, guardian=unordered)
     for local_rank in range(20):
         stage.host.spawn(local_rank, 0)
 
@@ -194,4 +219,4 @@ def test_news_of_one_worker_keep_their_order_and_those_of_different_ones_do_not(
 @pytest.mark.parametrize(("least", "most"), [(0, 5), (5, 4)])
 def test_latencies_that_cannot_be_are_refused(least: int, most: int) -> None:
     with pytest.raises(ValueError, match=f"latency_min is {least} ns"):
-        Faults(latency_min=Duration(least), latency_max=Duration(most))
+        Guardian(latency_min=Duration(least), latency_max=Duration(most))

@@ -1,4 +1,4 @@
-"""What must be true of every node that is alone, checked after every step of a simulated one.
+"""What must be true of every node that is alone, checked after every step of its agent.
 
 The checker sits where the journal sits, so it hears every stimulus and effect, and it may look at
 the truth about the processes, which the machine cannot. It keeps books of its own and shares no
@@ -38,8 +38,10 @@ from rankwise.core.gang.vocabulary import (
     WorkerReported,
     WorkerSpawned,
 )
-from rankwise.drivers.sim.processes import SIGKILL, SimulatedProcessHost
-from rankwise.drivers.sim.root_cause_truth import root_cause_is_true
+from rankwise.drivers.sim.cluster.host import SIGKILL, SimulatedHost
+from rankwise.drivers.sim.cluster.root_cause_truth import root_cause_is_true
+from rankwise.drivers.sim.invariants import InvariantBroken
+from rankwise.ports.journal import Journal
 
 FAR_AWAY = Instant(1 << 62)
 
@@ -47,10 +49,6 @@ FAR_AWAY = Instant(1 << 62)
 def just_before(now: Instant) -> Instant:
     """The latest deadline that must have been met: one of this very instant may still be."""
     return Instant(now - 1)
-
-
-class InvariantBroken(SimulationError):
-    """An agent did what no agent may do."""
 
 
 @dataclass(slots=True)
@@ -87,7 +85,7 @@ class GangChecker:
         InvariantBroken: as soon as something is wrong.
     """
 
-    def __init__(self, agent: Agent, host: SimulatedProcessHost) -> None:
+    def __init__(self, agent: Agent, host: SimulatedHost) -> None:
         self._spec = agent.spec.gang
         self._policy = agent.spec.rendezvous.policy
         self._agent = agent
@@ -173,12 +171,15 @@ class GangChecker:
         if now > after(book.kill_allowed_at, self._spec.sweep_timeout):
             self._broken("workers were killed long ago, and are neither ended nor given up")
 
-    def judge_stillness(self, *, may_wait: bool) -> NoReturn:
-        """Nothing will ever happen again: the gang must not have been waiting for it.
+    def judge_end(self) -> None:
+        """Nothing will ever happen again: the agent must have finished.
 
-        Args:
-            may_wait: whether there are processes whose end it may rightly wait for.
+        Raises:
+            SimulationError: it rightly waits for workers that never end.
         """
+        if self._outcome is not None:
+            return
+        may_wait = bool(self._host.processes())
         if may_wait and self._attempts and self._attempts[-1].ending_since is None:
             raise SimulationError(
                 "this world never ends: its workers run for ever, and its plan stops none",
@@ -283,7 +284,7 @@ class GangChecker:
         swept = self._attempts[-1].swept
         if swept is None or swept.survivors:
             self._broken(f"attempt {attempt} begins, and the one before is not swept: {swept}")
-        living = [process.pid for process in self._host.living()]
+        living = [process.pid for process in self._host.processes()]
         if living:
             self._broken(f"attempt {attempt} begins while processes {living} are alive")
 
@@ -315,7 +316,7 @@ class GangChecker:
         asked_at = self._asked_for_progress_at
         lively = [
             process.local_rank
-            for process in self._host.living()
+            for process in self._host.processes()
             if not process.is_stray and after(process.last_progress(asked_at), patience) > now
         ]
         if lively:
@@ -361,7 +362,8 @@ class GangChecker:
         root = told.failures[0]
         problem = root_cause_is_true(
             root,
-            [self._host.worker(rank, root.attempt) for rank in sorted(book.born)],
+            [self._host.workers[root.attempt, rank] for rank in sorted(book.born)],
+            clock=self._host.clock,
             heard_until=book.ending_since,
         )
         if problem:
@@ -412,9 +414,29 @@ class GangChecker:
     def _judge_survivors(self, book: AttemptBook, outcome: Outcome) -> None:
         if self._guardian_lost or book.swept is None:
             return  # who lives on cannot be known; the agent's own end takes care of the rest
-        nameless = [p.pid for p in self._host.living() if p.pid not in outcome.survivors]
+        nameless = [p.pid for p in self._host.processes() if p.pid not in outcome.survivors]
         if nameless:
             self._broken(f"processes {nameless} live on, and the outcome does not name them")
 
     def _broken(self, what: str) -> NoReturn:
         raise InvariantBroken(what)
+
+
+class WatchedJournal:
+    """Writes everything into a journal, if there is one, then shows it to the checker."""
+
+    def __init__(self, journal: Journal | None, checker: GangChecker) -> None:
+        self._journal = journal
+        self._checker = checker
+
+    def stimulus(self, machine: str, number: int, stimulus: Any, now: Instant) -> None:
+        """The machine is about to be told something."""
+        if self._journal is not None:
+            self._journal.stimulus(machine, number, stimulus, now)
+        self._checker.stimulus(stimulus, now)
+
+    def effect(self, machine: str, cause: int, effect: Any, now: Instant) -> None:
+        """It has ordered something."""
+        if self._journal is not None:
+            self._journal.effect(machine, cause, effect, now)
+        self._checker.effect(effect, now)

@@ -1,0 +1,86 @@
+"""Compares the root cause that is told with what the processes truly did."""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+
+from rankwise.base.failure import Failure, FailureCause
+from rankwise.base.units import MILLISECOND, Instant
+from rankwise.drivers.sim.cluster.clocks import SkewedClock
+from rankwise.drivers.sim.cluster.host import SIGTERM
+from rankwise.drivers.sim.cluster.worker import Worker
+
+HEAD_START = 50 * MILLISECOND
+"""How much earlier a death by signal counts: spelled again, so that a change is noticed."""
+
+
+def root_cause_is_true(
+    root: Failure,
+    workers: Sequence[Worker],
+    *,
+    clock: SkewedClock,
+    heard_until: Instant | None,
+) -> str:
+    """What is wrong with the root cause that a gang tells; empty if it is the truth.
+
+    Args:
+        root: the first failure that the gang tells of.
+        workers: the workers of its attempt.
+        clock: the node's.
+        heard_until: when the attempt began to end; what failed later explains nothing.
+    """
+    culprits = [
+        worker
+        for worker in (*workers, *deaths_by_others(workers))
+        if worker.failed_at is not None
+        and (heard_until is None or clock.shown_at(worker.failed_at) <= heard_until)
+    ]
+    first = min(culprits, key=_order, default=None)
+    match root.cause:
+        case FailureCause.HUNG | FailureCause.OUT_OF_STEP:
+            return ""
+        case FailureCause.NOT_STARTED:
+            if first is not None and clock.shown_at(_order(first)[0]) < root.at:
+                return f"worker {first.local_rank} failed before {root} did not start"
+            return ""
+        case FailureCause.RAISED | FailureCause.EXITED | FailureCause.SIGNALED:
+            told = [worker for worker in culprits if worker.local_rank == root.local_rank]
+            if not told or not may_be_root(told[0], culprits, 0):
+                return f"the root cause is told to be {root}, and the truth is {culprits}"
+            return ""
+        case FailureCause.STOPPED | FailureCause.GUARDIAN_LOST:
+            return f"the root cause is told to be {root}, which explains nothing"
+
+
+def may_be_root(told: Worker, culprits: Collection[Worker], slack: int) -> bool:
+    """Whether this failure explains the others, where times are known up to `slack`.
+
+    It is the earliest; or a violent death that was seen soon after the earliest, if that may be its
+    consequence; but it is not the consequence of such a death. Where times are known exactly, it is
+    the first of these, and of one instant the one of the lowest rank.
+    """
+    in_order = sorted(culprits, key=_order)
+    times = {worker: _order(worker)[0] for worker in in_order}
+    earliest = times[in_order[0]]
+    first = [worker for worker in in_order if times[worker] <= earliest + slack]
+    deaths = [worker for worker in in_order if worker.is_violent]
+    if not slack:
+        first, deaths = first[:1], deaths[:1]
+    if told.is_violent:
+        seen_soon = told in deaths and times[told] - earliest < HEAD_START + slack
+        return told in first or (seen_soon and any(each.may_be_consequence for each in first))
+    seen_before = any(times[death] - earliest < HEAD_START - slack for death in deaths)
+    return told in first and not (seen_before and all(each.may_be_consequence for each in first))
+
+
+def _order(worker: Worker) -> tuple[Instant, int]:
+    assert worker.failed_at is not None, "it has failed"
+    return worker.failed_at, worker.rank
+
+
+def deaths_by_others(workers: Iterable[Worker]) -> list[Worker]:
+    """Workers that have died of a signal of somebody else than their agent, as failed by it."""
+    return [
+        replace(worker, failed_at=worker.ended_at, died_by=SIGTERM)
+        for worker in workers
+        if worker.was_signalled and worker.failed_at is None and worker.ended_at is not None
+    ]
