@@ -129,6 +129,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[str, ...]
     hang_timeout: Duration | None
     timeout: Duration | None
+    on_failure: str | None
     no_ledger: bool
     restart_backoff: Duration | None
     log_prefix: str | None
@@ -201,6 +202,7 @@ def job_from(options: RunOptions, environ: Mapping[str, str]) -> Job:
         master_addr=master.host,
         master_port=master.port,
         logs=_logs(options, size),
+        on_failure=options.on_failure or None,
         timeout=_more_than_nothing(options, "timeout", options.timeout),
         signals=_signals(options),
         virtual_local_rank=options.virtual_local_rank,

@@ -266,6 +266,17 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         "count it as a failure.",
     ),
     _value(
+        "--on-failure",
+        group=FAILURES,
+        metavar="COMMAND",
+        default=None,
+        default_shown="none",
+        is_torchrun=False,
+        help="A shell command to run when ranks have failed, also before a restart, with the "
+        "failures and the report as JSON on its stdin. Of several nodes the one with the root "
+        "cause runs it.",
+    ),
+    _value(
         "--timeout",
         group=FAILURES,
         metavar="SECONDS",

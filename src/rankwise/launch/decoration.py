@@ -20,6 +20,7 @@ from rankwise.launch.log_layout import Destinations
 from rankwise.launch.planning import JobPlanner
 
 SIGKILL, SIGXCPU = 9, 24
+STDOUT_LINES = 10
 TAIL_LINES = 60
 """More than the twenty that are shown: a traceback that is told anyway is taken out of them."""
 
@@ -101,6 +102,7 @@ class FailureDecorator:
             stacks=self._stacks_of(failure, link),
             waits_for=self._waits.get(rank, "") if is_hung else "",
             stderr_tail=() if link is None else link.stderr.tail.lines(TAIL_LINES),
+            stdout_tail=() if link is None else link.stdout.tail.lines(STDOUT_LINES),
             log_paths=_log_paths(rank, destinations),
             error_file=error_file if error is not None and self._keeps_files else "",
         )

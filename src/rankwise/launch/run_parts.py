@@ -10,6 +10,7 @@ from rankwise.launch.decoration import FailureDecorator
 from rankwise.launch.job import Job
 from rankwise.launch.notices import Say
 from rankwise.launch.planning import JobPlanner
+from rankwise.launch.run_history import RunHistory
 from rankwise.ports.clock import Clock
 from rankwise.ports.journal import Journal
 
@@ -21,6 +22,7 @@ class RunParts(msgspec.Struct, kw_only=True):
         job: what is run.
         stack: takes down, in reverse order, what is put onto it.
         clock, reactor, host, planner, decorator, journal: the parts.
+        history: remembers the attempts.
         say: tells the user a sentence on stderr, or a machine an object.
     """
 
@@ -32,4 +34,5 @@ class RunParts(msgspec.Struct, kw_only=True):
     planner: JobPlanner
     decorator: FailureDecorator
     journal: Journal | None
+    history: RunHistory
     say: Say

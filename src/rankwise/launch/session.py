@@ -38,11 +38,13 @@ from rankwise.launch.master_port import ReservedPort
 from rankwise.launch.notices import notice
 from rankwise.launch.planning import JobPlanner
 from rankwise.launch.private_places import new_private_path, remove_tree
+from rankwise.launch.run_history import RunHistory
 from rankwise.launch.run_parts import RunParts
 from rankwise.launch.world import World
 
 if TYPE_CHECKING:
     from rankwise.launch.call_watch import CallWatch
+    from rankwise.launch.failure_command import FailureCommand
 
 SIGTERM = 15
 STRAY_PATIENCE = Duration(1 * SECOND)
@@ -66,6 +68,7 @@ class Session:
         started: one that was started for this run; it ends with it.
         clock: tells the time to all parts.
         on_begun: is called once every worker's process has been made.
+        failure_command: is told of attempts that fail.
 
     Attributes:
         caught_signal: the signal to this process that has stopped the run, if one did.
@@ -87,6 +90,7 @@ class Session:
         started: Hosting | None,
         clock: SystemClock,
         on_begun: Callable[[], None],
+        failure_command: "FailureCommand | None" = None,
     ) -> None:
         self.caught_signal: int | None = None
         self.late_signals: list[int] = []
@@ -163,6 +167,7 @@ class Session:
                 planner=self._planner,
                 decorator=self._decorator,
                 journal=open_journal(job, places, self._complaints, stack, clock),
+                history=RunHistory(clock.wall_ns, failure_command),
                 say=self._say,
             ),
         )
@@ -212,6 +217,12 @@ class Session:
         if self._signals is not None:
             self._signals.leave(end_well)
         return True
+
+    def has_root_cause(self, outcome: Outcome) -> bool:
+        """Whether the run failed because of this node; the first node answers where none did."""
+        world, failures = self._planner.world, outcome.failures
+        ranks = range(world.first_rank, world.first_rank + self._job.gang.size)
+        return failures[0].rank in ranks if failures else world.node_rank == 0
 
     def pids(self) -> dict[int, int]:
         """The processes of the present attempt; callable from any thread."""

@@ -26,6 +26,7 @@ from rankwise.launch.notices import notice
 from rankwise.launch.session import Session
 
 if TYPE_CHECKING:
+    from rankwise.launch.failure_command import FailureCommand
     from rankwise.launch.outcomes import FinishedRun
 
 
@@ -69,6 +70,7 @@ class Supervision:
         self._session: Session | None = None
         self._early_stops: list[int | None] = []
         self._lock = threading.Lock()
+        self._failure_command = None if job.on_failure is None else _failure_command(job)
 
     @property
     def size(self) -> int:
@@ -136,6 +138,7 @@ class Supervision:
                 started=self._started,
                 clock=self._clock,
                 on_begun=self._begun.set,
+                failure_command=self._failure_command,
             )
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
@@ -173,6 +176,29 @@ class Supervision:
             raise self._error
         return self._outcome
 
+    def run_failure_command(self) -> None:
+        """Run the user's command about a run that has failed, on the node where it did, and wait.
+
+        That of an earlier attempt is waited for in any case.
+        """
+        command, outcome, session = self._failure_command, self._outcome, self._session
+        if command is None or outcome is None or session is None:
+            return
+        if outcome.status is not OutcomeStatus.FAILED or not session.has_root_cause(outcome):
+            command.wait()
+            return
+        from rankwise.launch.failure_command import tell_of_end  # noqa: PLC0415  # rare
+        from rankwise.launch.outcomes import report_of  # noqa: PLC0415  # the same
+
+        tell_of_end(
+            command,
+            outcome.failures,
+            report_of(outcome, self),
+            message="" if outcome.failures else outcome.detail,
+            attempts=outcome.attempts,
+            logs=self.places.directory if self.places.keep else None,
+        )
+
     def stop(self, signum: int | None = None) -> None:
         """Ask the gang to end, from any thread; asking twice kills it."""
         number = None if signum is None else int(signum)  # no enum on the wire
@@ -188,6 +214,12 @@ class Supervision:
             self.run()
         except BaseException as error:  # noqa: BLE001  # raised again by `wait`
             self._error = error
+
+
+def _failure_command(job: Job) -> "FailureCommand":
+    from rankwise.launch.failure_command import FailureCommand  # noqa: PLC0415  # rare
+
+    return FailureCommand(job, job.on_failure or "")
 
 
 def supervise(
@@ -213,6 +245,7 @@ def supervise(
     outcome = supervision.run()
     if job.console:
         tell(outcome, supervision)
+    supervision.run_failure_command()
     return outcome
 
 

@@ -28,7 +28,7 @@ from rankwise.base.failure import (
 from rankwise.base.units import SECOND, Duration, format_duration
 from rankwise.core.agent.alone import spec_alone
 from rankwise.core.agent.machine import Agent
-from rankwise.core.agent.vocabulary import Stimulus
+from rankwise.core.agent.vocabulary import Announcement, Stimulus
 from rankwise.core.gang.state import Phase
 from rankwise.core.gang.vocabulary import StopRequested
 from rankwise.drivers.agent_dispatch import AgentDispatch
@@ -38,12 +38,13 @@ from rankwise.launch.announcements import time_limit_line
 from rankwise.launch.cluster.console_announcements import ConsoleAnnouncements
 from rankwise.launch.cluster.plan import plan_of
 from rankwise.launch.commands import ensure_open_files
-from rankwise.launch.job import Executable, Job
+from rankwise.launch.job import Executable, Job, Streams
 from rankwise.launch.journal_file import open_journal
 from rankwise.launch.log_layout import LogLayout
 from rankwise.launch.notices import notice
 from rankwise.launch.on_sim.output import Console, Output, write_all
 from rankwise.launch.on_sim.ranks import SimulatedRanks, VirtualClock
+from rankwise.launch.run_history import RunHistory
 from rankwise.sim.rehearsal.faults import Fault, Faults
 from rankwise.sim.rehearsal.places import places_of
 from rankwise.sim.rehearsal.scheduler import NOTICE_S, Rank
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
 HANG_TIMEOUT = Duration(1)
 """Of virtual time: a world at rest is found hanging at once. Only then is it asked."""
 _STDERR_LINES = 60
+_STDOUT_LINES = 10
 _DESCRIPTORS_PER_RANK = 2
 _OTHER_DESCRIPTORS = 64
 
@@ -190,13 +192,20 @@ class Rehearsal:
         self.places.prepare(0)
         gang = msgspec.structs.replace(self.job.gang, size=self.size, hang_timeout=HANG_TIMEOUT)
         plan = plan_of(self.job)
+        announcements = ConsoleAnnouncements(self.job, plan, self._say)
+        history = RunHistory(clock.wall_ns)
+
+        def announce(announcement: Announcement) -> None:
+            announcements.tell(announcement)
+            history.note(announcement)
+
         agent = Agent(spec_alone(gang, plan.rendezvous.policy, run_id=self.job.run_id))
         dispatch = AgentDispatch(
             agent,
             host=ranks,
             clock=clock,
             journal=open_journal(self.job, self.places, complaints, stack, clock),
-            on_announcement=ConsoleAnnouncements(self.job, plan, self._say).tell,
+            on_announcement=announce,
         )
         with self._signals_caught(world), self._time_limited():
             dispatch.start()
@@ -209,6 +218,7 @@ class Rehearsal:
         failures = tuple(self._describe(each, ranks, output) for each in outcome.failures)
         return msgspec.structs.replace(
             outcome,
+            earlier=history.earlier,
             failures=tuple(
                 msgspec.structs.replace(each, local_rank=ranks.local_rank(each.rank))
                 for each in failures
@@ -329,7 +339,8 @@ class Rehearsal:
             signal_sender=self._sender_of_signal(failure),
             stacks=ranks.stacks.get(rank, "") if is_hung else "",
             waits_for=ranks.waits.get(rank, "") if is_hung else "",
-            stderr_tail=output.stderr_tail(rank, _STDERR_LINES),
+            stderr_tail=output.tail(rank, Streams.ERR, _STDERR_LINES),
+            stdout_tail=output.tail(rank, Streams.OUT, _STDOUT_LINES),
             log_paths=tuple(filter(None, paths)),
             error_file=error_file if failure.error and self.places.keep else "",
         )
