@@ -203,6 +203,10 @@ class Session:
             # It came when all ranks had ended, before the gang knew that it had succeeded.
             self._is_interrupted = True
             self.late_signals.append(self.caught_signal)
+        if outcome.status is OutcomeStatus.SUCCEEDED and self._host.left_behind:
+            from rankwise.launch.announcements import left_behind_line  # noqa: PLC0415  # rare
+
+            self._say(left_behind_line(self._host.left_behind), "left-behind")
         self._read_to_the_end(outcome)
         return self._decorator.decorate_outcome(outcome)
 
