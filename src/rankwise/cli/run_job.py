@@ -133,6 +133,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     no_ledger: bool
     restart_backoff: Duration | None
     log_prefix: str | None
+    log_size: int | None
     no_prefix: bool
     quiet: bool
     log_format: str
@@ -368,6 +369,7 @@ def _logs(options: RunOptions, size: int) -> LogPlan:
         stdout_filters=tuple(filter(None, options.duplicate_stdout_filters)),
         stderr_filters=tuple(filter(None, options.duplicate_stderr_filters)),
         prefix_template="" if options.no_prefix else options.log_prefix,
+        file_bytes_max=options.log_size,
         log_specs=None if options.logs_specs == "default" else options.logs_specs,
     )
     if problems := log_plan_problems(plan, size=size, label=options.label):

@@ -112,6 +112,8 @@ class LogPlan(msgspec.Struct, frozen=True, kw_only=True):
             `${date}`, `${time}`; None means `[${role_name}${local_rank}]:`, and the empty string no
             prefix.
         tee_prefixes: what stands before the tee'd lines of single local ranks instead.
+        file_bytes_max: how long a log file of a rank may get before it is put aside as `NAME.1` and
+            another one is begun; None for as long as it gets.
         log_specs: name of a plug-in of the entry-point group `torchrun.logs_specs` that decides
             about files instead (loaded by the command line); None means rankwise's own layout.
     """
@@ -124,6 +126,7 @@ class LogPlan(msgspec.Struct, frozen=True, kw_only=True):
     stderr_filters: tuple[str, ...] = ()
     prefix_template: str | None = None
     tee_prefixes: Mapping[int, str] = {}
+    file_bytes_max: int | None = None
     log_specs: str | None = None
 
 
