@@ -125,6 +125,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     waits_for: str = ""
     """What it waited for when it was found hanging, where that can be known."""
     stderr_tail: tuple[str, ...] = ()
+    stdout_tail: tuple[str, ...] = ()
     log_paths: tuple[str, ...] = ()
     error_file: str = ""
 
@@ -158,6 +159,20 @@ class Absence(StrEnum):
     """The run succeeded before there was a seat for it, and it was not meant for a spare."""
 
 
+class EarlierAttempt(msgspec.Struct, frozen=True):
+    """An attempt that another one has followed.
+
+    Attributes:
+        number: which it was, from 0; among several nodes that of the round.
+        wall_ns: when it was over, as nanoseconds since 1970.
+        why: it ended, in a sentence.
+    """
+
+    number: int
+    wall_ns: int
+    why: str
+
+
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """What became of a gang.
 
@@ -170,6 +185,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         detail: one sentence more: why restarts that were left were not used.
         size: how many workers the job had on all nodes; None where this node is the only one.
         failed: how many of them failed by themselves; None where `failures` has them all.
+        earlier: the attempts before the last one.
         absence: why no worker of this node ever ran, though nothing failed on it; None elsewhere.
         lateness: a sentence on the rank that made the others wait in collectives; empty where none
             did so for a notable part of the run.
@@ -183,5 +199,6 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
     size: int | None = None
     failed: int | None = None
+    earlier: tuple[EarlierAttempt, ...] = ()
     absence: Absence | None = None
     lateness: str = ""

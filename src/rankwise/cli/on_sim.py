@@ -38,6 +38,8 @@ _MEANINGLESS = {
     "node_check": "simulated nodes are always fit",
     "health_port": "it is over before anybody could ask",
     "retry_startup_errors": "simulated ranks always start",
+    "log_size": "their log files are written in full",
+    "on_failure": "who simulates is there to read the report",
     "ray_resources": "it is for --on ray",
 }
 _PREFIX_OF_RANKS = "[${role_name}${rank}]:"

@@ -17,6 +17,9 @@ from rankwise.cli.spelling import Flag
 
 _UNITS = {"ms": MILLISECOND, "": SECOND, "s": SECOND, "m": 60 * SECOND, "h": 3600 * SECOND}
 _DURATION = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*(ms|s|m|h|)\s*")
+_SIZE_UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+_SIZE = re.compile(r"\s*(\d{1,15})\s*([KMGT]?)(?:I?B)?\s*")
+_SIZE_MIN = 4 << 10
 _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 PRESETS = ("default", "torus16", "pod64", "switch8")
@@ -103,6 +106,24 @@ class DurationType(click.ParamType):  # type: ignore[type-arg]  # not generic be
         return Duration(round(nanoseconds))
 
 
+class SizeType(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.4
+    """An amount of bytes such as `500000`, `64K`, `100M`, `2G`: powers of 1024, at least 4K."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Read the text into bytes."""
+        if not isinstance(value, str):
+            return int(value)
+        found = _SIZE.fullmatch(value.upper())
+        size = int(found[1]) << _SIZE_UNITS[found[2]] if found else 0
+        if size < _SIZE_MIN:
+            self.fail(
+                f"{value!r} is not a size, expected 4K or more, such as 64K, 100M, 2G", param, ctx
+            )
+        return size
+
+
 class CommaListType(click.ParamType):  # type: ignore[type-arg]  # the same
     """Words between commas; two commas stand for one that belongs to a word, as in torchrun."""
 
@@ -155,6 +176,7 @@ class ElsewhereType(click.ParamType):  # type: ignore[type-arg]  # the same
 DURATION = DurationType()
 ELSEWHERE = ElsewhereType()
 COMMA_LIST = CommaListType()
+SIZE = SizeType()
 
 
 def values_from(

@@ -129,9 +129,11 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[str, ...]
     hang_timeout: Duration | None
     timeout: Duration | None
+    on_failure: str | None
     no_ledger: bool
     restart_backoff: Duration | None
     log_prefix: str | None
+    log_size: int | None
     no_prefix: bool
     quiet: bool
     log_format: str
@@ -201,6 +203,7 @@ def job_from(options: RunOptions, environ: Mapping[str, str]) -> Job:
         master_addr=master.host,
         master_port=master.port,
         logs=_logs(options, size),
+        on_failure=options.on_failure or None,
         timeout=_more_than_nothing(options, "timeout", options.timeout),
         signals=_signals(options),
         virtual_local_rank=options.virtual_local_rank,
@@ -366,6 +369,7 @@ def _logs(options: RunOptions, size: int) -> LogPlan:
         stdout_filters=tuple(filter(None, options.duplicate_stdout_filters)),
         stderr_filters=tuple(filter(None, options.duplicate_stderr_filters)),
         prefix_template="" if options.no_prefix else options.log_prefix,
+        file_bytes_max=options.log_size,
         log_specs=None if options.logs_specs == "default" else options.logs_specs,
     )
     if problems := log_plan_problems(plan, size=size, label=options.label):

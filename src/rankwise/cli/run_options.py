@@ -13,6 +13,7 @@ from rankwise.cli.options import (
     DURATION,
     ELSEWHERE,
     PRESETS_IN_WORDS,
+    SIZE,
     OptionWithVariable,
     complete_directory,
 )
@@ -128,6 +129,17 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         metavar="STREAMS",
         default="0",
         help="Write streams to files and to the console; values as for --redirects.",
+    ),
+    _value(
+        "--log-size",
+        group=LOGS,
+        metavar="SIZE",
+        type=SIZE,
+        default=None,
+        default_shown="no limit",
+        is_torchrun=False,
+        help="Limit of a rank's log file (64K, 100M, 2G): a full one is renamed, stdout.log to "
+        "stdout.log.1, in place of the one before, and another is begun.",
     ),
     _value(
         "--local-ranks-filter",
@@ -266,6 +278,17 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         "count it as a failure. Progress is: another collective call, section or step; and outside "
         "of a call, to compute, read or write, also in threads and child processes. Output is "
         "none.",
+    ),
+    _value(
+        "--on-failure",
+        group=FAILURES,
+        metavar="COMMAND",
+        default=None,
+        default_shown="none",
+        is_torchrun=False,
+        help="A shell command to run when ranks have failed, also before a restart, with the "
+        "failures and the report as JSON on its stdin. Of several nodes the one with the root "
+        "cause runs it.",
     ),
     _value(
         "--timeout",

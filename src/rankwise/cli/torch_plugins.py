@@ -61,6 +61,12 @@ def launch_with_handler(options: "RunOptions") -> int:
     )
     from rankwise.compat.torch.run import run  # noqa: PLC0415  # all three pay for much
 
+    for name in ("timeout", "on_failure"):
+        if name in options.origins:
+            raise ConfigError(
+                f"{options.label(name)} is not known to agents that meet by a plug-in",
+                hint="choose another --rdzv-backend",
+            )
     args = argparse.Namespace(**msgspec.structs.asdict(options))
     grace = options.shutdown_timeout
     args.shutdown_timeout = None if grace is None else grace // SECOND

@@ -8,6 +8,11 @@ from rankwise.core.agent.vocabulary import AnnounceRestart
 from rankwise.core.gang.vocabulary import AnnounceKill, AnnounceStuck
 from rankwise.launch.failure_report import one_line
 from rankwise.launch.failure_report.stacks import fatal_lines
+from rankwise.launch.failure_report.text import printable
+
+_OUR_PROGRAMS = "rankwise/drivers/real/"
+LEFT_BEHIND_SHOWN = 3
+"""How many processes a line names."""
 
 
 def restart_line(
@@ -52,6 +57,23 @@ def stuck_line(announcement: AnnounceStuck) -> str:
     ranks = announcement.local_ranks
     who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
     return f"{who} did not leave what recover runs in time: killed, to be started anew"
+
+
+def left_behind_line(killed: Mapping[int, str]) -> str:
+    """Say that ranks have ended well and left processes running, which were killed."""
+    named = [f"{_process_in_words(words)} (pid {pid})" for pid, words in killed.items()]
+    more = f" and {len(named) - LEFT_BEHIND_SHOWN} more" if len(named) > LEFT_BEHIND_SHOWN else ""
+    what = "a process that a rank" if len(named) == 1 else f"{len(named)} processes that ranks"
+    was = "was" if len(named) == 1 else "were"
+    return (
+        f"{what} had left running {was} killed: {', '.join(named[:LEFT_BEHIND_SHOWN])}{more}; "
+        "a rank has to wait for what is to be finished"
+    )
+
+
+def _process_in_words(words: str) -> str:
+    """A command line; that of a process that a rank has forked is the rank's own, and ours."""
+    return "a fork of a rank" if _OUR_PROGRAMS in words else printable(words, 80)
 
 
 def stopping_line(signum: int, ranks_left: int, rest: Duration) -> str:

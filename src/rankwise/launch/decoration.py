@@ -5,6 +5,7 @@ kernel's OOM killer was at work and what the clock on the wall said is looked up
 moment when a failure is about to be told to somebody.
 """
 
+import re
 import resource
 import socket
 from collections.abc import Mapping
@@ -20,6 +21,8 @@ from rankwise.launch.log_layout import Destinations
 from rankwise.launch.planning import JobPlanner
 
 SIGKILL, SIGXCPU = 9, 24
+STDOUT_LINES = 10
+_LOADER_KILLED = re.compile(r"DataLoader worker \(pid.{0,40}\) is killed by signal: Killed")
 TAIL_LINES = 60
 """More than the twenty that are shown: a traceback that is told anyway is taken out of them."""
 
@@ -101,6 +104,7 @@ class FailureDecorator:
             stacks=self._stacks_of(failure, link),
             waits_for=self._waits.get(rank, "") if is_hung else "",
             stderr_tail=() if link is None else link.stderr.tail.lines(TAIL_LINES),
+            stdout_tail=() if link is None else link.stdout.tail.lines(STDOUT_LINES),
             log_paths=_log_paths(rank, destinations),
             error_file=error_file if error is not None and self._keeps_files else "",
         )
@@ -116,11 +120,25 @@ class FailureDecorator:
         return failure.detail
 
     def _memory_verdict(self, failure: Failure) -> tuple[bool | None, str]:
+        if lost_loader(failure):
+            verdict = self._oom.verdict()
+            return (True, verdict.evidence) if verdict.was_oom else (None, "")
         was_killed = failure.exit is not None and failure.exit.signal_number == SIGKILL
         if failure.cause is not FailureCause.SIGNALED or not was_killed:
             return None, ""
         verdict = self._oom.verdict()
         return verdict.was_oom, verdict.evidence
+
+
+def lost_loader(failure: Failure) -> bool:
+    """Whether it raised since a data loader's worker of its own was killed, as by lack of memory.
+
+    torch says so in an exception, or in the one from which that was raised.
+    """
+    error = failure.error
+    if failure.cause is not FailureCause.RAISED or error is None:
+        return False
+    return bool(_LOADER_KILLED.search(error.message) or _LOADER_KILLED.search(error.traceback))
 
 
 def _cpu_limit(failure: Failure) -> int | None:

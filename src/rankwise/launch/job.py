@@ -112,6 +112,8 @@ class LogPlan(msgspec.Struct, frozen=True, kw_only=True):
             `${date}`, `${time}`; None means `[${role_name}${local_rank}]:`, and the empty string no
             prefix.
         tee_prefixes: what stands before the tee'd lines of single local ranks instead.
+        file_bytes_max: how long a log file of a rank may get before it is put aside as `NAME.1` and
+            another one is begun; None for as long as it gets.
         log_specs: name of a plug-in of the entry-point group `torchrun.logs_specs` that decides
             about files instead (loaded by the command line); None means rankwise's own layout.
     """
@@ -124,6 +126,7 @@ class LogPlan(msgspec.Struct, frozen=True, kw_only=True):
     stderr_filters: tuple[str, ...] = ()
     prefix_template: str | None = None
     tee_prefixes: Mapping[int, str] = {}
+    file_bytes_max: int | None = None
     log_specs: str | None = None
 
 
@@ -147,6 +150,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             variables; otherwise `environment_by_rank` says whatever they are to know.
         master_addr, master_port: where rank 0 listens; None reserves a free port.
         logs: where output goes.
+        on_failure: a command for the shell that is told of failures, see `launch.failure_command`.
         timeout: how long the whole run may take, restarts included; None: as long as it takes.
         signals: signal numbers that end the run gracefully.
         virtual_local_rank: every worker sees LOCAL_RANK=0 and one device.
@@ -171,6 +175,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     master_addr: str = "127.0.0.1"
     master_port: int | None = None
     logs: LogPlan = LogPlan()
+    on_failure: str | None = None
     timeout: Duration | None = None
     signals: tuple[int, ...] = (15, 2, 1, 3)
     virtual_local_rank: bool = False

@@ -27,10 +27,15 @@ def notice(job: Job, message: str, event: str = "notice", **fields: Any) -> str:
     """A notice of a run as it is written, with its newline."""
     if job.log_format != "json":
         return f"{notice_stamp(job.logs)}rankwise: {message}\n"
+    return msgspec.json.encode(line_for_machines(job, message, event, **fields)).decode() + "\n"
+
+
+def line_for_machines(job: Job, message: str, event: str, **fields: Any) -> dict[str, Any]:
+    """A notice as an object; fields that are None are left out."""
     import socket  # noqa: PLC0415  # only for machines
     from datetime import UTC, datetime  # noqa: PLC0415  # the same
 
-    line = {
+    return {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "event": event,
         "run": job.run_id,
@@ -38,7 +43,6 @@ def notice(job: Job, message: str, event: str = "notice", **fields: Any) -> str:
         **{name: value for name, value in fields.items() if value is not None},
         "message": message,
     }
-    return msgspec.json.encode(line).decode() + "\n"
 
 
 def fields_of(failure: Failure) -> dict[str, Any]:

@@ -120,8 +120,7 @@ def workers_failed(outcome: Outcome, supervision: FinishedRun) -> WorkersFailed:
     if not outcome.failures:  # no worker failed: its node could not take part, or not go on
         return WorkersFailed(outcome.detail, ())
     root = outcome.failures[0]
-    report = compose_report(outcome, report_context(supervision))
-    failed = WorkersFailed(plain_text(report), outcome.failures, exceptions)
+    failed = WorkersFailed(report_of(outcome, supervision), outcome.failures, exceptions)
     for failure in outcome.failures:
         exception = exceptions.get(failure.rank)
         if exception is not None and failure.error is not None:
@@ -133,6 +132,11 @@ def workers_failed(outcome: Outcome, supervision: FinishedRun) -> WorkersFailed:
         (exceptions[each.rank] for each in told if each.rank in exceptions), None
     )
     return failed
+
+
+def report_of(outcome: Outcome, supervision: FinishedRun) -> str:
+    """The failure report as text."""
+    return plain_text(compose_report(outcome, report_context(supervision)))
 
 
 def report_context(supervision: FinishedRun) -> ReportContext:

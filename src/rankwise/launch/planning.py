@@ -260,7 +260,7 @@ class JobPlanner:
             self.destinations.stdouts if stream is Streams.OUT else self.destinations.stderrs
         ).get(local_rank)
         if path:
-            sinks.append(LogFile(path, self._complaints))
+            sinks.append(LogFile(path, self._complaints, self._job.logs.file_bytes_max))
         if stream & console_streams(self._job.logs, local_rank):
             sinks.append(self._make_channel(local_rank, stream))
         return WorkerStream(StreamPump(fd, sinks), tail)

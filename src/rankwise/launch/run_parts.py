@@ -12,6 +12,7 @@ from rankwise.launch.decoration import FailureDecorator
 from rankwise.launch.job import Job
 from rankwise.launch.notices import Say
 from rankwise.launch.planning import JobPlanner
+from rankwise.launch.run_history import RunHistory
 from rankwise.ports.clock import Clock
 from rankwise.ports.journal import Journal
 
@@ -27,6 +28,7 @@ class RunParts(msgspec.Struct, kw_only=True):
         stack: takes down, in reverse order, what is put onto it.
         clock, reactor, host, planner, decorator, journal: the parts.
         delays: tells what each rank has cost the others by coming late to collectives.
+        history: remembers the attempts.
         say: tells the user a sentence on stderr, or a machine an object.
     """
 
@@ -39,4 +41,5 @@ class RunParts(msgspec.Struct, kw_only=True):
     decorator: FailureDecorator
     journal: Journal | None
     delays: Callable[[], "tuple[Delay, ...]"]
+    history: RunHistory
     say: Say

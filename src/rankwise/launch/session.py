@@ -39,6 +39,7 @@ from rankwise.launch.master_port import ReservedPort
 from rankwise.launch.notices import notice
 from rankwise.launch.planning import JobPlanner
 from rankwise.launch.private_places import new_private_path, remove_tree
+from rankwise.launch.run_history import RunHistory
 from rankwise.launch.run_parts import RunParts
 from rankwise.launch.world import World
 
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from rankwise.core.ledger import Delay
     from rankwise.launch.call_watch import CallWatch
     from rankwise.launch.control.server import Reply
+    from rankwise.launch.failure_command import FailureCommand
     from rankwise.launch.hang_watch import HangWatch
 
 SIGTERM = 15
@@ -70,6 +72,7 @@ class Session:
         started: one that was started for this run; it ends with it.
         clock: tells the time to all parts.
         on_begun: is called once every worker's process has been made.
+        failure_command: is told of attempts that fail.
 
     Attributes:
         caught_signal: the signal to this process that has stopped the run, if one did.
@@ -91,6 +94,7 @@ class Session:
         started: Hosting | None,
         clock: SystemClock,
         on_begun: Callable[[], None],
+        failure_command: "FailureCommand | None" = None,
     ) -> None:
         self.caught_signal: int | None = None
         self.late_signals: list[int] = []
@@ -169,6 +173,7 @@ class Session:
                 decorator=self._decorator,
                 journal=open_journal(job, places, self._complaints, stack, clock),
                 delays=self._delays,
+                history=RunHistory(clock.wall_ns, failure_command),
                 say=self._say,
             ),
         )
@@ -205,6 +210,10 @@ class Session:
             # It came when all ranks had ended, before the gang knew that it had succeeded.
             self._is_interrupted = True
             self.late_signals.append(self.caught_signal)
+        if outcome.status is OutcomeStatus.SUCCEEDED and self._host.left_behind:
+            from rankwise.launch.announcements import left_behind_line  # noqa: PLC0415  # rare
+
+            self._say(left_behind_line(self._host.left_behind), "left-behind")
         lateness = self._lateness()
         self._read_to_the_end(outcome, lateness)
         return self._decorator.decorate_outcome(outcome, "" if lateness is None else lateness[1])
@@ -220,6 +229,12 @@ class Session:
         if self._signals is not None:
             self._signals.leave(end_well)
         return True
+
+    def has_root_cause(self, outcome: Outcome) -> bool:
+        """Whether the run failed because of this node; the first node answers where none did."""
+        world, failures = self._planner.world, outcome.failures
+        ranks = range(world.first_rank, world.first_rank + self._job.gang.size)
+        return failures[0].rank in ranks if failures else world.node_rank == 0
 
     def pids(self) -> dict[int, int]:
         """The processes of the present attempt; callable from any thread."""

@@ -30,6 +30,7 @@ from rankwise.launch.notices import notice
 from rankwise.launch.session import Session
 
 if TYPE_CHECKING:
+    from rankwise.launch.failure_command import FailureCommand
     from rankwise.launch.outcomes import FinishedRun
 
 
@@ -75,6 +76,7 @@ class Supervision:
         self._bells: list[Bell] = []
         """Of the threads that wait for an event of the run."""
         self._lock = threading.Lock()
+        self._failure_command = None if job.on_failure is None else _failure_command(job)
 
     @property
     def size(self) -> int:
@@ -142,6 +144,7 @@ class Supervision:
                 started=self._started,
                 clock=self._clock,
                 on_begun=partial(self._tell, self._begun),
+                failure_command=self._failure_command,
             )
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
@@ -206,6 +209,29 @@ class Supervision:
             for bell in self._bells:
                 bell.ring()
 
+    def run_failure_command(self) -> None:
+        """Run the user's command about a run that has failed, on the node where it did, and wait.
+
+        That of an earlier attempt is waited for in any case.
+        """
+        command, outcome, session = self._failure_command, self._outcome, self._session
+        if command is None or outcome is None or session is None:
+            return
+        if outcome.status is not OutcomeStatus.FAILED or not session.has_root_cause(outcome):
+            command.wait()
+            return
+        from rankwise.launch.failure_command import tell_of_end  # noqa: PLC0415  # rare
+        from rankwise.launch.outcomes import report_of  # noqa: PLC0415  # the same
+
+        tell_of_end(
+            command,
+            outcome.failures,
+            report_of(outcome, self),
+            message="" if outcome.failures else outcome.detail,
+            attempts=outcome.attempts,
+            logs=self.places.directory if self.places.keep else None,
+        )
+
     def stop(self, signum: int | None = None) -> None:
         """Ask the gang to end, from any thread; asking twice kills it."""
         number = None if signum is None else int(signum)  # no enum on the wire
@@ -221,6 +247,12 @@ class Supervision:
             self.run()
         except BaseException as error:  # noqa: BLE001  # raised again by `wait`
             self._error = error
+
+
+def _failure_command(job: Job) -> "FailureCommand":
+    from rankwise.launch.failure_command import FailureCommand  # noqa: PLC0415  # rare
+
+    return FailureCommand(job, job.on_failure or "")
 
 
 def supervise(
@@ -246,6 +278,7 @@ def supervise(
     outcome = supervision.run()
     if job.console:
         tell(outcome, supervision)
+    supervision.run_failure_command()
     return outcome
 
 

@@ -43,6 +43,28 @@ time.sleep(1000)
     assert "3 of 3 ranks failed" not in done.stderr
 
 
+def test_ranks_that_are_interrupted_together_take_a_line_each(tmp_path: Path) -> None:
+    script = write_program(
+        tmp_path,
+        """
+import signal
+def waits():
+    print("waits", flush=True)
+    signal.pause()
+waits()
+""",
+    )
+    with start("run", "--nproc-per-node=2", "--no-prefix", script) as running:
+        running.wait_for("waits", count=2)
+
+        running.signal(signal.SIGINT)
+        done = running.finish()
+
+    assert done.code == 128 + signal.SIGINT
+    interrupted = [line for line in done.stderr.splitlines() if not line.startswith("rankwise")]
+    assert interrupted == [f"KeyboardInterrupt in waits, {script}:5"] * 2
+
+
 def test_a_program_that_cannot_be_started_is_told(tmp_path: Path) -> None:
     program = write_program(tmp_path, "#!/no/such/interpreter\n", "program")
     program.chmod(0o755)

@@ -16,6 +16,7 @@ from running import (
     Deaths,
     Running,
     numbers_after,
+    run,
     start,
     start_program,
     write_program,
@@ -208,6 +209,25 @@ def test_when_a_second_interrupt_says_now(tmp_path: Path) -> None:
     assert done.code == 128 + signal.SIGINT
     assert "did not end within" not in done.stderr
     assert "rankwise: ranks 0, 1 are killed immediately" in done.stderr
+
+
+def test_when_all_ranks_have_ended_well_which_is_told(tmp_path: Path) -> None:
+    script = write_program(
+        tmp_path,
+        """
+import subprocess
+for seconds in ("1000", "2000"):
+    subprocess.Popen(["sleep", seconds], start_new_session=seconds == "2000")
+""",
+    )
+
+    done = run("run", script)
+
+    assert done.code == 0
+    (line,) = [line for line in done.stderr.splitlines() if "left running" in line]
+    assert line.startswith("rankwise: 2 processes that ranks had left running were killed: sleep ")
+    assert {word for word in line.split() if word.endswith("000")} == {"1000", "2000"}
+    assert "a rank has to wait for what is to be finished" in line
 
 
 @pytest.mark.parametrize("stubborn", [False, True])

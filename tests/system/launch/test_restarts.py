@@ -52,7 +52,8 @@ def test_when_restarts_are_used_up_the_last_attempts_root_cause_is_told(tmp_path
     assert done.code == 1
     report = done.stderr.partition("(restart 1 of 1)")[2]
     assert "ValueError: attempt 1 fails" in report
-    assert "attempt 0 fails" not in report
+    assert report.count("attempt 0 fails") == 1
+    assert "rank 1 failed (ValueError: attempt 0 fails)\n" in report  # in one line
     assert "attempt_1/1/stderr.log" in report
     (run_directory,) = (tmp_path / "logs").iterdir()
     for attempt in (0, 1):

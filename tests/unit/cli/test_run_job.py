@@ -63,6 +63,7 @@ def test_without_options_one_worker_runs_the_script(folder: Path) -> None:
 def test_options_reach_the_job(folder: Path) -> None:
     job = job_of(
         "--nproc_per_node 3 --max-restarts 2 --shutdown-timeout 5 --hang-timeout 2m --timeout 8h "
+        "--log-size 2M "
         "--restart-backoff 500ms --role trainer --log-dir logs -r 0:1,2:3 -t 1 "
         "--local-ranks-filter 0,2 --duplicate-stdout-filters a,,b,c --rdzv-id nightly "
         "--start-method forkserver --preload json,email.mime --signals-to-handle SIGTERM,SIGUSR1 "
@@ -80,6 +81,7 @@ def test_options_reach_the_job(folder: Path) -> None:
     assert job.logs.directory == "logs"
     assert job.logs.redirects == {0: Streams.OUT, 2: Streams.BOTH}
     assert job.logs.tee == Streams.OUT
+    assert job.logs.file_bytes_max == 2 << 20
     assert job.logs.console_ranks == frozenset({0, 2})
     assert job.logs.stdout_filters == ("a,b", "c")
     assert job.logs.prefix_template == "${rank}>"
@@ -384,6 +386,9 @@ def test_a_static_endpoint_is_the_master(
         ("--max-restarts -1 train.py", "--max-restarts is -1, expected 0 or more"),
         ("--max-restarts x train.py", "'x' is not a valid integer"),
         ("--hang-timeout 0 train.py", "--hang-timeout is 0, expected more than 0 seconds"),
+        ("--timeout 0 train.py", "--timeout is 0, expected more than 0 seconds"),
+        ("--log-size 1K train.py", "'1K' is not a size, expected 4K or more, such as 64K, 100M"),
+        ("--log-size big train.py", "'big' is not a size"),
         ("--hang-timeout 5d train.py", "'5d' is not a time, expected seconds or 500ms, 30s"),
         (
             "--hang-timeout 99999999999999h train.py",

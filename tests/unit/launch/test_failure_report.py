@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from rankwise.base.failure import (
+    EarlierAttempt,
     ErrorRecord,
     ExitStatus,
     Failure,
@@ -346,3 +347,40 @@ def test_a_worker_that_raised_and_had_to_be_ended_is_told_as_such() -> None:
     text = plain_text(compose_report(outcome, CONTEXT))
 
     assert re.search(r"ended: +signal 15: SIGTERM .*: it had not ended 10 s after its exc", text)
+
+
+def test_attempts_before_the_last_one_are_told_and_those_alike_in_a_row_once() -> None:
+    second = 1_000_000_000
+    why = ["rank 1 failed", "rank 1 failed", "rank 0 hung", *(f"reason {n}" for n in range(7))]
+    outcome = Outcome(
+        status=OutcomeStatus.FAILED,
+        attempts=11,
+        failures=(raised(0),),
+        earlier=tuple(EarlierAttempt(n, n * 60 * second, text) for n, text in enumerate(why)),
+    )
+
+    told = compose_report(outcome, CONTEXT).notes
+
+    assert told[:3] == (
+        "2 earlier attempts are in the journal, if there is one",
+        "attempt 3, until 1970-01-01 00:02:00: rank 0 hung",
+        "attempt 4, until 1970-01-01 00:03:00: reason 0",
+    )
+    few = compose_report(replace(outcome, earlier=outcome.earlier[:3]), CONTEXT).notes
+    assert few == (
+        "attempts 1-2, until 1970-01-01 00:00:00 to 1970-01-01 00:01:00: rank 1 failed",
+        "attempt 3, until 1970-01-01 00:02:00: rank 0 hung",
+    )
+
+
+def test_the_last_lines_of_stdout_come_before_those_of_stderr() -> None:
+    lines = tuple(f"step {n}" for n in range(9))
+    failure = replace(raised(0), stdout_tail=(*lines, ""), stderr_tail=("a warning",))
+    report = compose_report(
+        Outcome(status=OutcomeStatus.FAILED, attempts=1, failures=(failure,)), CONTEXT
+    )
+
+    assert report.root_cause is not None
+    first, second, _ = report.root_cause.blocks
+    assert (first.title, first.lines) == ("last 5 lines of stdout", lines[-5:])
+    assert (second.title, second.lines) == ("last line of stderr", ("a warning",))

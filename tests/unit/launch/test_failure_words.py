@@ -22,6 +22,20 @@ from rankwise.launch.failure_report.text import (
     shorten_lines,
 )
 
+CHAINED = """\
+Traceback (most recent call last):
+  File "load.py", line 3, in read
+    raise OSError("corrupt record 17\\nmore")
+OSError: corrupt record 17
+more
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "train.py", line 7, in <module>
+    raise RuntimeError("cannot load") from error
+{}
+"""
 OUT_OF_PROCESSES = "[Errno 11] Resource temporarily unavailable"
 
 
@@ -119,6 +133,27 @@ def test_ranks_are_listed_in_ranges(ranks: list[int], words: str) -> None:
         (
             failure(FailureCause.RAISED, 1, raised=error("ValueError", "bad shape")),
             "rank 2 failed (ValueError: bad shape)",
+        ),
+        (
+            failure(
+                FailureCause.RAISED,
+                1,
+                raised=error("RuntimeError", "cannot load", CHAINED.format("RuntimeError: …")),
+            ),
+            "rank 2 failed (RuntimeError: cannot load (because of OSError: corrupt record 17 ...))",
+        ),
+        (
+            failure(
+                FailureCause.RAISED,
+                1,
+                raised=error("RuntimeError", "it is killed by signal: Killed."),
+                out_of_memory=True,
+                detail="a limit of 4 GiB",
+            ),
+            (
+                "rank 2 failed (RuntimeError: it is killed by signal: Killed.): the kernel's OOM "
+                "killer did it (a limit of 4 GiB)"
+            ),
         ),
         (
             failure(FailureCause.RAISED, 1, raised=error("__main__.Odd", " \n")),

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from rankwise.base.failure import Failure, FailureCause
 from rankwise.base.root_cause import root_cause_first
-from rankwise.base.units import Instant, between, format_duration
+from rankwise.base.units import Duration, Instant, between, format_duration
 from rankwise.core.gang.state import WorkerLife
 from rankwise.core.gang.vocabulary import GangSpec
 
@@ -83,15 +83,17 @@ def _detail_of(worker: WorkerLife, spec: GangSpec, orders: StopOrders) -> str:
     if worker.hung_at is not None and spec.hang_timeout is not None:
         return f"no progress for {format_duration(spec.hang_timeout)}"
     if worker.is_ended_by_us:
-        return _how_we_killed_it(worker, orders)
+        return _how_we_killed_it(worker, orders, spec.grace)
     return worker.refusal or worker.lost or ""
 
 
-def _how_we_killed_it(worker: WorkerLife, orders: StopOrders) -> str:
+def _how_we_killed_it(worker: WorkerLife, orders: StopOrders, grace: Duration) -> str:
     was_killed = worker.exit is not None and worker.exit.signal_number == SIGKILL
     if not was_killed or orders.stopped_at is None or orders.killed_at is None:
         return ""
     patience = between(orders.stopped_at, orders.killed_at)
     if patience == 0:
         return "it got no time to end"
+    if patience < grace:  # somebody would not wait
+        return f"it was given only {format_duration(patience)} to end"
     return f"it did not end within {format_duration(patience)} of being told to stop"

@@ -229,6 +229,8 @@ class RealProcessHost:
     ) -> None:
         self.has_survivors = False
         """Whether a process that nobody can kill, or find, may hold a pipe open for ever."""
+        self.left_behind: Mapping[int, str] = {}
+        """What the last sweep has found alive, and killed: command lines by pid."""
         self._reactor = reactor
         self._clock = clock
         self._guardian = guardian
@@ -383,12 +385,13 @@ class RealProcessHost:
             self._deliver(WorkerExited(link.local_rank, link.attempt, ExitStatus(code), ended_at))
             self._tell_peers(link, has_failed=code != 0)
 
-    def on_swept(self, token: int, survivors: tuple[int, ...]) -> None:
+    def on_swept(self, token: int, survivors: tuple[int, ...], killed: Mapping[int, str]) -> None:
         """Nothing is left of an attempt, but perhaps for processes stuck in the kernel."""
         attempt, spares = self._sweeps.pop(token, (None, ()))
         if attempt is None:
             return
         self.has_survivors = bool(survivors)
+        self.left_behind = killed
         # All that could write are dead: this is all, and the next attempt begins with nothing old.
         spared = {self._current[local_rank].number for local_rank in spares}
         for link in [link for link in self._links.values() if link.number not in spared]:

@@ -14,7 +14,7 @@ import msgspec
 from rankwise.base.failure import Absence, Outcome, OutcomeStatus
 from rankwise.base.units import SECOND, Duration, Instant, after
 from rankwise.core.agent.machine import Agent
-from rankwise.core.agent.vocabulary import AgentSpec, FinishRun, Stimulus
+from rankwise.core.agent.vocabulary import AgentSpec, Announcement, FinishRun, Stimulus
 from rankwise.core.gang.machine import Gang
 from rankwise.core.gang.state import Phase as GangPhase
 from rankwise.core.gang.vocabulary import Stimulus as GangStimulus
@@ -68,7 +68,7 @@ class AgentRunner:
             ask_store=None if plan.is_alone else self._meet(plan, parts),
             clock=parts.clock,
             journal=parts.journal,
-            on_announcement=self._announcements.tell,
+            on_announcement=self._announce,
         )
         self._outcome: Outcome | None = None
 
@@ -83,12 +83,18 @@ class AgentRunner:
             # Of one node, its own failures tell how many there were.
             size = None if self._agent.spec.is_alone else self._host.world_size
             outcome = finished.as_outcome(size)
-            self._outcome = msgspec.structs.replace(outcome, absence=self._absence(finished))
+            self._outcome = msgspec.structs.replace(
+                outcome, absence=self._absence(finished), earlier=self._parts.history.earlier
+            )
             was_late = self._was_late(finished)
             if was_late and not self._agent.spec.is_alone:
                 assert finished.verdict is not None, "asked just above"
                 self._announcements.tell_too_late(finished.verdict)
         return self._outcome
+
+    def _announce(self, announcement: Announcement) -> None:
+        self._announcements.tell(announcement)
+        self._parts.history.note(announcement)
 
     def _was_late(self, finished: FinishRun) -> bool:
         """Whether a run had ended before this node came, which has not ended it itself."""

@@ -153,7 +153,10 @@ class RealNodeHost:
 
     def describe_failures(self, number: int, failures: tuple[Failure, ...]) -> None:
         """Find out what only the world knows."""
-        self._deliver(FailuresDescribed(number, self._parts.decorator.decorate(failures)))
+        described = self._parts.decorator.decorate(failures)
+        if not self._plan.is_alone:  # who is alone is told by what it announces
+            self._parts.history.on_failures(described)
+        self._deliver(FailuresDescribed(number, described))
 
     def on_gang_stimulus(self, stimulus: GangStimulus) -> None:
         """Pass on what the process host tells, after what has to come before it."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from rankwise.base.failure import (
     TIME_LIMIT_SIGNAL,
+    EarlierAttempt,
     Failure,
     FailureCause,
     Outcome,
@@ -47,7 +48,9 @@ from rankwise.launch.failure_report.words import (
 )
 
 OTHERS_SHOWN_MAX = 8
+EARLIER_SHOWN_MAX = 8
 STDERR_LINES_MAX = 20
+STDOUT_LINES_MAX = 5
 
 _SIGTERM, _SIGKILL = 15, 9
 _PATH_LENGTH_MAX = 4_096
@@ -70,6 +73,7 @@ def compose_report(outcome: Outcome, context: ReportContext) -> FailureReport:
     return FailureReport(
         summary=_summary(outcome, context),
         notes=(
+            *_notes_on_earlier(outcome.earlier, context.timezone),
             *_notes_on_failed(root, failed),
             *_notes_on_stopped(stopped, _signal_of_ranks(outcome)),
             *_notes_on_end(outcome),
@@ -99,6 +103,31 @@ def _summary(outcome: Outcome, context: ReportContext) -> str:
     if outcome.attempts > 1:
         text += f" in attempt {outcome.attempts} of {max(context.attempts_max, outcome.attempts)}"
     return f"{text} (run {printable(context.run_id)})" if context.run_id else text
+
+
+def _notes_on_earlier(earlier: Sequence[EarlierAttempt], timezone: dt.tzinfo | None) -> list[str]:
+    """Why each attempt before the last one ended: those that ended alike in a row together."""
+    groups: list[list[EarlierAttempt]] = []
+    for attempt in earlier:
+        if groups and groups[-1][0].why == attempt.why:
+            groups[-1].append(attempt)
+        else:
+            groups.append([attempt])
+    hidden = len(groups) - EARLIER_SHOWN_MAX
+    notes = [_note_on_alike(group, timezone) for group in groups[max(hidden, 0) :]]
+    if hidden > 0:
+        count = sum(map(len, groups[:hidden]))
+        notes.insert(0, f"{count} earlier attempts are in the journal, if there is one")
+    return notes
+
+
+def _note_on_alike(group: Sequence[EarlierAttempt], timezone: dt.tzinfo | None) -> str:
+    first, last = group[0], group[-1]
+    since, until = (_moment(attempt.wall_ns, timezone)[:19] for attempt in (first, last))
+    why = first_line(first.why)
+    if first is last:
+        return f"attempt {first.number + 1}, until {since}: {why}"
+    return f"attempts {first.number + 1}-{last.number + 1}, until {since} to {until}: {why}"
 
 
 def _notes_on_failed(root: Failure | None, failed: Sequence[Failure]) -> list[str]:
@@ -258,8 +287,10 @@ def _fields(root: Failure, failures: Sequence[Failure], context: ReportContext) 
 def _time_of_day(failure: Failure, timezone: dt.tzinfo | None) -> str:
     """`2026-11-21 03:14:15.926 +01:00`: what the user's clock showed, unambiguous elsewhere."""
     wall_ns = failure.wall_ns or (failure.error.wall_ns if failure.error is not None else 0)
-    if not wall_ns:
-        return ""
+    return _moment(wall_ns, timezone) if wall_ns else ""
+
+
+def _moment(wall_ns: int, timezone: dt.tzinfo | None) -> str:
     seconds, nanoseconds = divmod(wall_ns, 1_000_000_000)
     try:
         utc = dt.datetime.fromtimestamp(seconds, tz=dt.UTC)
@@ -274,7 +305,10 @@ def _time_of_day(failure: Failure, timezone: dt.tzinfo | None) -> str:
 def _blocks_of(root: Failure) -> list[Block]:
     """What the worker said, in the order in which it did: last of all what it died of."""
     traceback = root.error.traceback if root.error is not None else ""
-    blocks = _block_of_stderr(root.stderr_tail, traceback)
+    blocks = [
+        *_block_of_stream("stdout", root.stdout_tail, "", STDOUT_LINES_MAX),
+        *_block_of_stream("stderr", root.stderr_tail, traceback, STDERR_LINES_MAX),
+    ]
     if root.stacks and root.cause is FailureCause.OUT_OF_STEP:
         if place_in_program(root.stacks) and not traceback:
             blocks.append(Block("where it is, innermost call first", innermost_frames(root.stacks)))
@@ -287,15 +321,15 @@ def _blocks_of(root: Failure) -> list[Block]:
     return blocks
 
 
-def _block_of_stderr(tail: Sequence[str], traceback: str) -> list[Block]:
+def _block_of_stream(name: str, tail: Sequence[str], traceback: str, lines_max: int) -> list[Block]:
     lines = without_traceback([as_on_terminal(line) for line in tail], traceback)
     while lines and not lines[-1]:
         lines.pop()
     if not lines:
         return []
-    shown = lines[-STDERR_LINES_MAX:]
+    shown = lines[-lines_max:]
     count = f"last {len(shown)} lines" if len(shown) > 1 else "last line"
-    return [Block(f"{count} of stderr", tuple(shown))]
+    return [Block(f"{count} of {name}", tuple(shown))]
 
 
 def _blocks_of_hung(hung: Sequence[Failure]) -> list[Block]:

@@ -1,5 +1,7 @@
 """How failures are said: signals, exit codes, ranks, and the one sentence that tells a failure."""
 
+import re
+
 from rankwise.base.failure import SIGNAL_NAMES, ErrorRecord, ExitStatus, Failure, FailureCause
 from rankwise.launch.failure_report.stacks import place_in_program
 from rankwise.launch.failure_report.text import first_line, printable
@@ -29,6 +31,8 @@ _EXIT_CODES = {
 }
 
 _SIGKILL = 9
+_CAUSED = "\nThe above exception was the direct cause of the following exception:\n"
+_AFTER_FRAMES = re.compile(r"^  .*\n(?=\S)", re.MULTILINE)
 
 
 def signal_name(number: int) -> str:
@@ -79,7 +83,17 @@ def error_in_words(error: ErrorRecord) -> str:
     lines = traceback.splitlines() if is_carried else []
     if raised := next((line for line in lines if line.strip() and not line[0].isspace()), ""):
         message += f" {first_line(raised)}"
-    return f"{name}: {message}" if message else name
+    told = f"{name}: {message}" if message else name
+    cause = _first_cause(error.traceback)
+    return f"{told} (because of {cause})" if cause and cause not in told else told
+
+
+def _first_cause(traceback: str) -> str:
+    """The exception that others were raised `from`, the first of them: `OSError: no record 17`."""
+    chain, is_caused, _ = traceback.partition(_CAUSED)
+    # What follows the last frame begins with the exception, and may have several lines.
+    raised = _AFTER_FRAMES.split(chain)[-1] if is_caused else ""
+    return first_line(raised.strip())
 
 
 def headline(failure: Failure) -> str:
@@ -89,7 +103,7 @@ def headline(failure: Failure) -> str:
     match failure.cause:
         case FailureCause.RAISED:
             told = f": {error_in_words(failure.error)}" if failure.error else because
-            return f"{who} failed{told}"
+            return f"{who} failed{told}{_oom_in_words(failure)}"
         case FailureCause.EXITED:
             return f"{who} {_exited_in_words(failure.exit)}{because}"
         case FailureCause.SIGNALED:
@@ -110,10 +124,18 @@ def headline(failure: Failure) -> str:
             return f"{detail or 'the guardian has died'}; {fate}"
 
 
+def _oom_in_words(failure: Failure) -> str:
+    """Of a rank that raised: what it has lost to the kernel's OOM killer."""
+    if not failure.out_of_memory:
+        return ""
+    return f": the kernel's OOM killer did it ({first_line(failure.detail)})"
+
+
 def one_line(failure: Failure) -> str:
     """The failure in a short line for notices: `rank 2 failed (ValueError: bad shape)`."""
     if failure.cause is FailureCause.RAISED and failure.error is not None:
-        return printable(f"rank {rank_of(failure)} failed ({error_in_words(failure.error)})", 300)
+        told = f"rank {rank_of(failure)} failed ({error_in_words(failure.error)})"
+        return printable(f"{told}{_oom_in_words(failure)}", 300)
     return printable(headline(failure), 300)
 
 

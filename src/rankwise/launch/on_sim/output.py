@@ -179,10 +179,10 @@ class Output:
         for stream in (Streams.OUT, Streams.ERR):
             self._streams[rank, stream].close()
 
-    def stderr_tail(self, rank: int, count: int) -> tuple[str, ...]:
-        """What a rank last wrote to stderr."""
-        stream = self._streams.get((rank, Streams.ERR))
-        return () if stream is None else stream.tail.lines(count)
+    def tail(self, rank: int, stream: Streams, count: int) -> tuple[str, ...]:
+        """What a rank last wrote to a stream."""
+        found = self._streams.get((rank, stream))
+        return () if found is None else found.tail.lines(count)
 
     def end_attempt(self) -> None:
         """Close the files."""

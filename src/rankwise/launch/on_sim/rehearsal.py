@@ -26,13 +26,14 @@ from rankwise.base.failure import (
     OutcomeStatus,
 )
 from rankwise.base.units import SECOND, Duration, format_duration
+from rankwise.core.agent.vocabulary import Announcement
 from rankwise.core.rendezvous.configuration import RendezvousConfig
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.logs.file import DiskComplaints
 from rankwise.launch.announcements import time_limit_line
 from rankwise.launch.cluster.plan import plan_of
 from rankwise.launch.commands import ensure_open_files
-from rankwise.launch.job import Executable, Job
+from rankwise.launch.job import Executable, Job, Streams
 from rankwise.launch.journal_file import open_journal
 from rankwise.launch.log_layout import LogLayout
 from rankwise.launch.notices import notice
@@ -40,6 +41,7 @@ from rankwise.launch.on_sim.announcements import NodesAnnouncements
 from rankwise.launch.on_sim.nodes import Setting, SimulatedNodes
 from rankwise.launch.on_sim.output import Console, Output, write_all
 from rankwise.launch.on_sim.ranks import RankRecords, VirtualClock
+from rankwise.launch.run_history import RunHistory
 from rankwise.sim.rehearsal.faults import Fault, FaultOfNode, Faults
 from rankwise.sim.rehearsal.places import places_of
 from rankwise.sim.rehearsal.scheduler import NOTICE_S, Rank
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from rankwise.sim.prediction import Prediction
 
 _STDERR_LINES = 60
+_STDOUT_LINES = 10
 _DESCRIPTORS_PER_RANK = 2
 _OTHER_DESCRIPTORS = 64
 
@@ -179,6 +182,15 @@ class Rehearsal:
         self.places.prepare(0)
         records = RankRecords(self.job, world, output, self.places)
         plan = plan_of(self.job)
+        announcements = NodesAnnouncements(
+            self.job, plan, self._say, is_alone=self._rendezvous is None
+        )
+        history = RunHistory(clock.wall_ns)
+
+        def announce(host: str, announcement: Announcement) -> None:
+            announcements.tell(host, announcement)
+            history.note(announcement)
+
         host = socket.gethostname()
         setting = Setting(
             job=self.job,
@@ -187,9 +199,7 @@ class Rehearsal:
             clock=clock,
             journal=open_journal(self.job, self.places, complaints, stack, clock),
             describe=lambda failure, host: self._describe(failure, host, records, output),
-            announce=NodesAnnouncements(
-                self.job, plan, self._say, is_alone=self._rendezvous is None
-            ).tell,
+            announce=announce,
         )
         nodes = SimulatedNodes(
             setting,
@@ -210,6 +220,7 @@ class Rehearsal:
             self._say(remark)
         return msgspec.structs.replace(
             outcome,
+            earlier=history.earlier,
             failures=tuple(
                 msgspec.structs.replace(each, local_rank=records.local_rank(each.rank))
                 for each in outcome.failures
@@ -317,7 +328,8 @@ class Rehearsal:
             signal_sender=self._sender_of_signal(failure),
             stacks=records.stacks.get(rank, "") if is_hung else "",
             waits_for=records.waits.get(rank, "") if is_hung else "",
-            stderr_tail=output.stderr_tail(rank, _STDERR_LINES),
+            stderr_tail=output.tail(rank, Streams.ERR, _STDERR_LINES),
+            stdout_tail=output.tail(rank, Streams.OUT, _STDOUT_LINES),
             log_paths=tuple(filter(None, paths)),
             error_file=error_file if failure.error and self.places.keep else "",
         )

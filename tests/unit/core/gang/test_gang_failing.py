@@ -150,6 +150,18 @@ def test_a_kill_tells_how_long_the_worker_had() -> None:
     assert killed.detail == "it did not end within 30 s of being told to stop"
 
 
+def test_a_worker_that_was_killed_before_its_grace_was_over_is_not_said_to_be_late() -> None:
+    gang = running_gang(grace=Duration(30 * SECOND))
+    gang.handle(exited(1, 1, at=100), Instant(100))
+    gang.handle(StopRequested(2), Instant(100))
+    gang.handle(StopRequested(2), Instant(100 + 2 * SECOND))
+    gang.handle(exited(0, -9, at=100 + 3 * SECOND), Instant(100 + 3 * SECOND))
+    gang.handle(Swept(0), Instant(100 + 4 * SECOND))
+
+    _, killed = outcome_of(gang).failures
+    assert killed.detail == "it was given only 2 s to end"
+
+
 def test_a_report_alone_changes_nothing_yet() -> None:
     gang = running_gang()
 

@@ -55,8 +55,11 @@ class HostingListener(Protocol):
         """A process has ended; `code` is minus the signal if one killed it."""
         ...
 
-    def on_swept(self, token: int, survivors: tuple[int, ...]) -> None:
-        """Nothing is left of what was to be swept, but for the survivors."""
+    def on_swept(self, token: int, survivors: tuple[int, ...], killed: Mapping[int, str]) -> None:
+        """Nothing is left of what was to be swept, but for the survivors.
+
+        `killed` were alive: their command lines by pid.
+        """
         ...
 
     def on_ready(self, details: Mapping[str, Any]) -> None:
@@ -268,8 +271,8 @@ class Connection:
                 listener.on_refused(worker, reason)
             case ("exited", int(worker), int(code), int(at)):
                 listener.on_exited(worker, code, Instant(at))
-            case ("swept", int(token), survivors):
-                listener.on_swept(token, tuple(survivors))
+            case ("swept", int(token), survivors, killed):
+                listener.on_swept(token, tuple(survivors), dict(killed))
             case ("ready", int(), dict() as details):
                 listener.on_ready(details)
             case _:

@@ -53,12 +53,14 @@ def kill_descendants(
     spared: "Collection[int]" = (),
     spared_trees: "Collection[int]" = (),
     awaited: "Collection[int]" = (),
+    killed: "dict[int, str] | None" = None,
 ) -> list[int]:
     """Kill all descendants of this process and wait until they are dead.
 
     Children are reaped, but for those `awaited` by somebody else; nobody else must reap meanwhile.
     `spared` processes are left alone, but their descendants are not. Leaders of sessions among
     `spared_trees` are left alone with their descendants, and with orphans of their sessions.
+    `killed` is filled with the command lines of those that were found alive, by pid.
     Returns the pids of those that are still alive after `patience_ns`, or cannot be killed.
     """
     began = time.monotonic_ns()
@@ -76,6 +78,8 @@ def kill_descendants(
         )
         for group in look.groups:
             _kill_group(group)
+        if killed is not None:
+            killed.update(look.killed)
         reaped = _reap(look.dead - set(awaited))
         left = look.dead - reaped
         left_alone = look.trackers | look.newcomers
@@ -114,6 +118,7 @@ class _Look:
         groups: the process groups of all of them, none of which is that of a spared one.
         trackers: the resource trackers among the living, which have been left alone.
         newcomers: those among the living who have no command line; the same.
+        killed: the command lines of those that were killed.
         dying: pidfds of those that were killed, or of some of them.
     """
 
@@ -131,6 +136,7 @@ class _Look:
         self.groups: set[int] = set()
         self.trackers: set[int] = set()
         self.newcomers: set[int] = set()
+        self.killed: dict[int, str] = {}
         self.dying: list[int] = []
         self._myself = os.getpid()
         self._spared = spared
@@ -181,6 +187,7 @@ class _Look:
             else:
                 self.groups.add(group)
                 if pid not in self._immune:
+                    self.killed[pid] = _words(command_line)
                     self._kill(pid, parent)
 
     def _kill(self, pid: int, parent: int) -> None:
@@ -233,6 +240,11 @@ def _command_line(pid: int) -> bytes | None:
         return None
     finally:
         os.close(fd)
+
+
+def _words(command_line: bytes | None) -> str:
+    """Return a command line for people."""
+    return (command_line or b"?").rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
 
 
 def _kill_group(group: int) -> None:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from rankwise.drivers.real.hosting.spawn_loop import Order
     from rankwise.drivers.real.hosting.wire import Message
 
+_KILLED_MAX, _WORDS_MAX = 1_000, 200
+"""How many of those that a sweep has killed are told of, and how much of their command lines."""
 SWEEP_PATIENCE_NS = 5_000_000_000
 """How long a sweep tries to kill what does not die; only the kernel can keep a process so long."""
 _FILES_NEEDED = 8
@@ -77,15 +79,21 @@ class Guardian:
         execute(order["argv"], environment)
 
     def _sweep(self, token: object, spared_trees: "Sequence[int]" = ()) -> "Message":
-        return ("swept", token, self._kill_workers(spared_trees))
+        killed: dict[int, str] = {}
+        survivors = self._kill_workers(spared_trees, killed)
+        shown = [(pid, words[:_WORDS_MAX]) for pid, words in sorted(killed.items())]
+        return ("swept", token, survivors, shown[:_KILLED_MAX])
 
-    def _kill_workers(self, spared_trees: "Sequence[int]" = ()) -> list[int]:
+    def _kill_workers(
+        self, spared_trees: "Sequence[int]" = (), killed: "dict[int, str] | None" = None
+    ) -> list[int]:
         """Kill all descendants that are not kept; return those that could not be killed."""
         return kill_descendants(
             SWEEP_PATIENCE_NS,
             spared=[self._loop.workers[worker] for worker in self._loop.kept],
             spared_trees=spared_trees,
             awaited=self._loop.workers.values(),
+            killed=killed,
         )
 
     def _fence(self, instant_ns: int | None) -> None:

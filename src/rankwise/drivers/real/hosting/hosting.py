@@ -296,12 +296,12 @@ class _GuardianListener:
         elif worker > SERVER_NUMBER and self._hosting.gang is not None:
             self._hosting.gang.on_exited(worker, code, at)
 
-    def on_swept(self, token: int, survivors: tuple[int, ...]) -> None:
+    def on_swept(self, token: int, survivors: tuple[int, ...], killed: Mapping[int, str]) -> None:
         self._hosting.note_sweep(token)
         if token == LOSS_TOKEN:
             self._hosting.conclude_loss("the fork server has ended")
         elif self._hosting.gang is not None:
-            self._hosting.gang.on_swept(token, survivors)
+            self._hosting.gang.on_swept(token, survivors, killed)
 
     def on_ready(self, details: Mapping[str, Any]) -> None:
         """Nobody waits for the guardian: orders queue in its socket."""
@@ -331,7 +331,7 @@ class _ServerListener:
         if self._hosting.gang is not None:
             self._hosting.gang.on_exited(worker, code, at)
 
-    def on_swept(self, token: int, survivors: tuple[int, ...]) -> None:
+    def on_swept(self, token: int, survivors: tuple[int, ...], killed: Mapping[int, str]) -> None:
         """Only guardians sweep."""
 
     def on_ready(self, details: Mapping[str, Any]) -> None:

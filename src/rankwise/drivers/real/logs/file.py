@@ -7,6 +7,10 @@ the refusal is told once per disk, and what does not fit is counted and dropped.
 Once a second, with the next chunk, writing is tried again. It resumes at the beginning of a line,
 behind a line that says how much is missing, so that every line of the file is whole but for the
 one at which the disk filled up.
+
+A file with a limit is renamed to `NAME.1` when it has reached it, in place of the one before, and
+begins anew: the last one or two limits' worth of the stream are there. It is cut between lines,
+unless a line is as long as the limit.
 """
 
 import os
@@ -59,12 +63,20 @@ class DiskComplaints:
 
 
 class LogFile:
-    """A sink that appends to a file. Failing to open it counts like a disk that is full."""
+    """A sink that appends to a file. Failing to open it counts like a disk that is full.
+
+    Args:
+        path: the file.
+        complaints: is told of what the disk refuses.
+        bytes_max: how long it may get before another one is begun; None for as long as it gets.
+    """
 
     is_congested = False
 
-    def __init__(self, path: str, complaints: DiskComplaints) -> None:
+    def __init__(self, path: str, complaints: DiskComplaints, bytes_max: int | None = None) -> None:
         self.path = path
+        self._bytes_max = bytes_max
+        self._bytes = 0
         self.lost_bytes = 0
         """Bytes of the stream that are not in the file."""
         self._complaints = complaints
@@ -125,10 +137,29 @@ class LogFile:
             self._refuse(error, now)
         if written:
             self._is_torn = data[written - 1] != ord("\n")
+            self._bytes += written
         if written >= note_bytes:
             self._gap_bytes = 0
         if written < len(data):
             self._lose(memoryview(data)[max(written, note_bytes) :])
+        elif self._bytes_max is not None and self._bytes >= self._bytes_max:
+            self._begin_anew(self._bytes_max, now)
+
+    def _begin_anew(self, bytes_max: int, now: Instant) -> None:
+        """Put the file, which is full, aside for a new one, at the end of a line."""
+        if self._is_torn and self._bytes < 2 * bytes_max:
+            return
+        try:
+            os.rename(self.path, f"{self.path}.1")
+        except OSError:
+            self._bytes_max = None  # better a long file than a lost one
+            return
+        try:
+            os.close(self._fd)
+            self._fd, self._bytes = -1, 0
+            self._open(os.O_TRUNC)
+        except OSError as error:
+            self._refuse(error, now)
 
     def _refuse(self, error: OSError, now: Instant) -> None:
         self._refused_at = now

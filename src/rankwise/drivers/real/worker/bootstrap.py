@@ -571,9 +571,27 @@ def _hook_without_our_frames(hook: "Callable[..., Any]") -> "Callable[..., Any]"
     ) -> None:
         sys.excepthook = hook
         sys.last_traceback = error.__traceback__ = without_our_frames(traceback)
-        hook(kind, error, error.__traceback__)
+        is_told_briefly = hook is sys.__excepthook__ and _is_one_of_many() and not error.args
+        if kind is KeyboardInterrupt and is_told_briefly:
+            print(_interrupt_in_a_line(error), file=sys.stderr)  # noqa: T201
+        else:
+            hook(kind, error, error.__traceback__)
 
     return excepthook
+
+
+def _is_one_of_many() -> bool:
+    return os.environ.get("LOCAL_WORLD_SIZE", "1") != "1"
+
+
+def _interrupt_in_a_line(error: BaseException) -> str:
+    """Where Ctrl-C met this rank: the tracebacks of sixteen ranks would fill three screens."""
+    place, traceback = "", error.__traceback__
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        place = f" in {code.co_name}, {code.co_filename}:{traceback.tb_lineno}"
+        traceback = traceback.tb_next
+    return f"KeyboardInterrupt{place}"
 
 
 def _show(error: BaseException) -> None:

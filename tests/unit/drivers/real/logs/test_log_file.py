@@ -147,3 +147,34 @@ def test_a_loss_at_the_end_is_noted_in_the_file(tmp_path: Path) -> None:
     file.end(START)
 
     assert path.read_bytes() == b"one\ntw\n[rankwise: 2 bytes are missing here: File too large]\n"
+
+
+def test_a_file_that_is_full_is_put_aside_at_the_end_of_a_line(tmp_path: Path) -> None:
+    path, older, said = tmp_path / "stdout.log", tmp_path / "stdout.log.1", list[str]()
+    file = LogFile(str(path), DiskComplaints(said.append), bytes_max=10)
+
+    file.take(b"one\ntwo\nthr", START)
+    assert not older.exists()  # the line goes on
+    file.take(b"ee\n", START)
+    assert (older.read_bytes(), path.read_bytes()) == (b"one\ntwo\nthree\n", b"")
+    file.take(b"four\n", START)
+    assert path.read_bytes() == b"four\n"
+    file.take(b"x" * 20, START)  # no line may be so long
+    assert (older.read_bytes(), path.read_bytes()) == (b"four\n" + b"x" * 20, b"")
+    file.end(START)
+
+    assert said == []
+    assert file.lost_bytes == 0
+
+
+def test_a_full_file_that_cannot_be_put_aside_goes_on(tmp_path: Path) -> None:
+    path, said = tmp_path / "stdout.log", list[str]()
+    file = LogFile(str(path), DiskComplaints(said.append), bytes_max=4)
+    (tmp_path / "stdout.log.1").mkdir()
+
+    file.take(b"first\n", START)
+    file.take(b"second\n", START)
+    file.end(START)
+
+    assert path.read_bytes() == b"first\nsecond\n"
+    assert said == []

@@ -1,0 +1,91 @@
+"""`--on-failure CMD`: the user's own way to be told that ranks have failed.
+
+The command is run by a shell, with one JSON object on its standard input:
+
+- `event`: `restart` when another attempt follows, `failure` when the run is over;
+- `time` (UTC), `run`, `node` (this host), `message`: what has happened, in a sentence;
+- `failures`: one object per rank, the root cause first, with `rank`, `attempt`, `cause`, `host`,
+  `pid`, `exit_code`, `error`, `traceback`, `logs`; a hang has the cause `hung`;
+- of a restart on one node `restarts_left`; of a failure `attempts`, and the text of the `report`;
+- `logs`: the run's log directory, if it is kept.
+
+A run never waits for it in the middle, and for a minute at its end: the command has that long, then
+it is killed. What it writes goes to stderr. It changes neither the outcome nor the exit code.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from rankwise.base.failure import Failure
+from rankwise.launch.failure_report import one_line
+from rankwise.launch.job import Job
+from rankwise.launch.notices import fields_of, line_for_machines, notice
+
+PATIENCE_S = 60.0
+_STDERR = 2
+
+
+class FailureCommand:
+    """Runs the command of one run."""
+
+    def __init__(self, job: Job, command: str) -> None:
+        self._job = job
+        self._command = command
+        self._threads: list[threading.Thread] = []
+
+    def start(self, event: str, failures: Sequence[Failure], **fields: Any) -> None:
+        """Run it for an event; returns at once."""
+        told = [fields_of(failure) for failure in failures]
+        message = fields.pop("message", "") or (one_line(failures[0]) if failures else "")
+        line = line_for_machines(self._job, message, event, failures=told, **fields)
+        thread = threading.Thread(target=self._run, args=(msgspec.json.encode(line),), daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def wait(self) -> None:
+        """Wait until all that were started have ended, or were killed."""
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self, told: bytes) -> None:
+        process = subprocess.Popen(  # noqa: S602  # the user's words for the user's shell
+            self._command,
+            shell=True,
+            stdin=subprocess.PIPE,
+            stdout=_STDERR,
+            start_new_session=True,  # Ctrl-C is for the run
+        )
+        trouble = ""
+        try:
+            process.communicate(told + b"\n", timeout=PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            trouble = f"did not end within {PATIENCE_S:g} s: killed"
+        else:
+            if process.returncode:
+                trouble = f"ended with {process.returncode}"
+        if trouble and self._job.console:
+            with suppress(OSError):
+                line = notice(self._job, f"the command of --on-failure {trouble}")
+                os.write(_STDERR, line.encode("utf-8", "replace"))
+
+
+def tell_of_end(
+    command: FailureCommand, failures: Sequence[Failure], report: str, **fields: Any
+) -> None:
+    """Run it for the end of a run, and wait; Ctrl-C ends the waiting."""
+    command.start("failure", failures, report=report, **fields)
+    try:
+        command.wait()
+    except KeyboardInterrupt:
+        sys.stderr.write("\n")

@@ -1,0 +1,60 @@
+"""What became of the attempts before the last one, for the report at the end."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from rankwise.base.failure import EarlierAttempt, Failure, FailureCause
+from rankwise.core.agent.vocabulary import Announcement, AnnounceRestart, AnnounceRound
+
+if TYPE_CHECKING:
+    from rankwise.launch.failure_command import FailureCommand
+
+
+class RunHistory:
+    """Remembers why each attempt ended, from what people are told of it.
+
+    Args:
+        wall_ns: the calendar.
+        command: is told when an attempt has failed and another one follows.
+    """
+
+    def __init__(self, wall_ns: Callable[[], int], command: "FailureCommand | None" = None) -> None:
+        self._wall_ns = wall_ns
+        self._command = command
+        self._own_failures: tuple[Failure, ...] = ()
+        self._earlier: list[EarlierAttempt] = []
+
+    @property
+    def earlier(self) -> tuple[EarlierAttempt, ...]:
+        """All attempts but the last one, in their order."""
+        return tuple(self._earlier)
+
+    def on_failures(self, failures: tuple[Failure, ...]) -> None:
+        """Ranks of this node, among several, have failed: whether a round follows is not known."""
+        self._own_failures = tuple(
+            failure for failure in failures if failure.cause is not FailureCause.STOPPED
+        )
+
+    def note(self, announcement: Announcement) -> None:
+        """Take note of an attempt that is over."""
+        match announcement:
+            case AnnounceRestart():
+                from rankwise.launch.failure_report import one_line  # noqa: PLC0415  # rare
+
+                failures = announcement.failures
+                self._add(announcement.attempt, one_line(failures[0]))
+                if self._command is not None:
+                    left = announcement.restarts_left
+                    self._command.start("restart", failures, restarts_left=left)
+            case AnnounceRound(world) if world.why:
+                self._add(world.round - 1, world.why)
+                if self._command is not None and self._own_failures:
+                    self._command.start("restart", self._own_failures)
+                self._own_failures = ()
+            case _:
+                pass
+
+    def _add(self, number: int, why: str) -> None:
+        # Agents of simulated nodes, which share one history, all announce the same round.
+        if all(attempt.number != number for attempt in self._earlier):
+            self._earlier.append(EarlierAttempt(number, self._wall_ns(), why))

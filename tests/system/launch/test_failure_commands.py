@@ -1,0 +1,52 @@
+"""`--on-failure` tells somebody of every failure, and a run never waits for it in the middle."""
+
+import json
+from pathlib import Path
+
+import pytest
+from running import run, write_program
+
+pytestmark = pytest.mark.system
+
+FAILS = """
+import os, sys
+print("epoch", os.environ["TORCHELASTIC_RESTART_COUNT"], flush=True)
+sys.exit(7)
+"""
+
+
+def test_a_command_is_told_of_each_failure(tmp_path: Path) -> None:
+    script = write_program(tmp_path, FAILS)
+    told = tmp_path / "told"
+
+    command = f"cat >>{told}; exit 3"
+    done = run("run", "--rdzv-id=night", "--max-restarts=1", "--on-failure", command, script)
+
+    assert done.code == 7
+    assert done.stderr.count("rankwise: the command of --on-failure ended with 3") == 2
+    restart, failure = map(json.loads, told.read_text().splitlines())
+    assert restart["event"] == "restart"
+    assert restart["restarts_left"] == 0
+    assert failure["event"] == "failure"
+    assert failure["attempts"] == 2
+    for line in (restart, failure):
+        assert line["run"] == "night"
+        assert line["message"] == "rank 0 exited with code 7"
+        assert [(each["rank"], each["exit_code"]) for each in line["failures"]] == [(0, 7)]
+    # The report that the user is shown is the one that is sent, but for the time that it took.
+    assert "root cause: rank 0 exited with code 7" in failure["report"]
+    assert "attempt 1, until 20" in failure["report"]
+    assert failure["report"].endswith("  last line of stdout:\n    epoch 1")
+    assert all(line in done.stderr for line in failure["report"].splitlines()[1:])
+
+
+def test_a_success_is_no_failure_and_simulated_ranks_are_refused(tmp_path: Path) -> None:
+    script = write_program(tmp_path, "")
+    told = tmp_path / "told"
+
+    assert run("run", "--on-failure", f"touch {told}", script).code == 0
+    refused = run("run", "--on=sim", "--on-failure", f"touch {told}", script)
+
+    assert refused.code == 2
+    assert "--on-failure has no meaning with --on sim" in refused.stderr
+    assert not told.exists()
