@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -12,7 +13,7 @@ from rankwise.core.ledger import Arrival, Fate, Stage
 from rankwise.drivers.real import segments
 from rankwise.drivers.real.call_rings import ArrivalReader, calls_begun, read_book
 from rankwise.drivers.real.segments import Segment
-from rankwise.drivers.real.worker import call_ring
+from rankwise.drivers.real.worker import call_ring, torch_calls
 from rankwise.drivers.real.worker.call_ring import (
     DONE,
     ENTRIES,
@@ -276,3 +277,22 @@ def test_the_writer_needs_nothing_of_rankwise() -> None:
     )
 
     assert done.stdout == "None\n"
+
+
+def test_a_torch_that_lacks_what_is_needed_is_told_of_and_left_alone() -> None:
+    class World:
+        default_pg = pg_names = None
+
+    module = ModuleType("torch.distributed.distributed_c10d")
+    for name in torch_calls.NAMES_NEEDED:
+        setattr(module, name, print)
+    setattr(module, "_world", World())  # noqa: B010  # a module has no such attribute
+    told: list[str] = []
+    reporter = SimpleNamespace(tell_ledger_is_off=told.append)
+
+    torch_calls.enter_calls(module, call_ring, reporter)
+    delattr(module, "barrier")
+    torch_calls.enter_calls(module, call_ring, reporter)
+
+    assert told == ["has no _world.pg_group_ranks", "has no distributed_c10d.barrier"]
+    assert module.all_reduce is print

@@ -6,6 +6,7 @@ Each check looks at one thing and says what was found and, where something is am
 
 import ctypes
 import os
+import re
 import resource
 import signal
 import socket
@@ -178,13 +179,32 @@ def check_stacks_signal() -> Finding:
 
 
 def check_torch() -> Finding:
-    """Torch is optional; its version is known without importing it."""
-    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415  # slow
+    """Torch is optional; its version, and what the ledger needs of it, are known without import."""
+    from importlib.metadata import PackageNotFoundError, distribution  # noqa: PLC0415  # slow
 
     try:
-        return Finding("torch", Verdict.OK, version("torch"))
+        torch = distribution("torch")
     except PackageNotFoundError:
         return Finding("torch", Verdict.OK, "not installed; only torch programs need it")
+    source = Path(str(torch.locate_file("torch/distributed/distributed_c10d.py")))
+    missing = _missing_for_ledger(source)
+    if missing:
+        text = f"{torch.version}; the ledger of collectives will be off: {source} has no {missing}"
+        return Finding("torch", Verdict.WARNING, text)
+    return Finding("torch", Verdict.OK, torch.version)
+
+
+def _missing_for_ledger(source: Path) -> str:
+    """What the module of torch that the ledger enters its calls in does not define, with commas."""
+    from rankwise.drivers.real.worker import torch_calls  # noqa: PLC0415  # rare
+
+    try:
+        text = source.read_text("utf-8", "replace")
+    except OSError:  # imported from elsewhere: the run will tell
+        return ""
+    names = (*torch_calls.NAMES_NEEDED, *torch_calls.WORLD_NAMES_NEEDED)
+    defined = re.compile(r"^ *(?:def )?(\w+)(?:\(|:| *=)", re.MULTILINE)
+    return ", ".join(sorted(set(names) - set(defined.findall(text))))
 
 
 def check_terminal() -> Finding:

@@ -6,19 +6,28 @@ A look reads a word of each book. Only where a rank has begun no call since the 
 are read, and a verdict counts when two looks running have come to it: no healthy run is ended by
 what was read while it moved.
 
+What C++ calls by itself is in no book, but in torch's flight recorder, which costs a rank 20 ms to
+read. So ranks are *asked* only where there may be trouble: a rank has stood in a call for a second,
+none has begun one for `QUIET`, or one has told of an exception that may be another's doing. Pauses
+between questions double. After an exception the gang's news are held back until the answers
+are there, since the first exit would have all others stopped, who could not answer any more.
+Where ranks have answered, their recorders tell who is absent before the books do: by those alone,
+ranks that wait in C++ for another seem to be missing.
+
 Who is merely late is accused only when an exception tells that patience is over. What lateness has
 cost is summed up by the way: each look takes in the calls that are new, of many the latest, so that
 a look costs a millisecond whatever the ranks do.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 import msgspec
 
 from rankwise.base.failure import ErrorRecord
 from rankwise.base.root_cause import tells_of_lost_peer
-from rankwise.base.units import MILLISECOND, Duration, after, between
+from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after, between
 from rankwise.core.gang.vocabulary import RanksBlamed
 from rankwise.core.ledger import (
     Book,
@@ -34,12 +43,21 @@ from rankwise.core.ledger import (
 from rankwise.drivers.real.call_rings import ArrivalReader, calls_begun, read_book
 from rankwise.drivers.real.process_host import RealProcessHost
 from rankwise.drivers.real.reactor import Reactor
+from rankwise.drivers.real.recorded_books import recorded_book
+from rankwise.drivers.real.report_pipe import Recorded
 from rankwise.launch.planning import JobPlanner
+from rankwise.launch.recorder_questions import RecorderQuestions
 from rankwise.ports.clock import Clock
 
 INTERVAL = Duration(500 * MILLISECOND)
 _ARRIVALS_MAX, _ARRIVALS_MIN = 1024, 16
 """How many calls a look takes in: of all ranks together, and of each at least."""
+STANDING = Duration(1 * SECOND)
+QUIET = Duration(10 * SECOND)
+"""Ranks are asked when one has stood in a call for so long, or none has begun one."""
+_PAUSE_MAX = Duration(60 * SECOND)
+ANSWER_PATIENCE = Duration(500 * MILLISECOND)
+"""How long answers are awaited after an exception: a rank may hold the interpreter."""
 _TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
 _OURS = "rankwise.base.errors.Collective"
 
@@ -53,6 +71,7 @@ class CallWatch:
         reactor: wakes for the next look.
         clock: tells for how long a rank has stood in a call.
         blame: is told who is to blame.
+        hang_timeout: after which the run counts as hung, so that ranks are asked before.
     """
 
     def __init__(
@@ -61,7 +80,9 @@ class CallWatch:
         planner: JobPlanner,
         reactor: Reactor,
         clock: Clock,
+        *,
         blame: Callable[[RanksBlamed], None],
+        hang_timeout: Duration | None,
     ) -> None:
         self._host = host
         self._planner = planner
@@ -71,7 +92,13 @@ class CallWatch:
         self._looks_at: int | None = None
         self._begun: dict[int, int] = {}
         self._suspicion = ""
-        self._began_at = clock.now()
+        self._began_at = self._still_since = clock.now()
+        self._quiet = QUIET if hang_timeout is None else min(QUIET, Duration(hang_timeout // 3))
+        self._pause_max = min(_PAUSE_MAX, Duration(2 * self._quiet))
+        self._questions = RecorderQuestions(host)
+        self._asked_at: Instant | None = None
+        self._pause: Duration | None = None
+        self._is_holding = self._has_held = False
         self._lateness = Lateness(())
         self._readers: dict[int, ArrivalReader] = {}
 
@@ -82,29 +109,47 @@ class CallWatch:
         is_looking = self._looks_at is not None
         self._looks_at = self._attempt
         self._begun, self._suspicion = {}, ""
+        self._questions = RecorderQuestions(self._host)
+        self._has_held = False
         self._begin_lateness()
         if not is_looking:
             self._look_later()
 
-    def on_error(self, local_rank: int, error: ErrorRecord) -> None:
-        """A rank dies of this exception: tell who is to blame, if it is another one."""
-        if not _may_be_of_others(error):
-            return
-        books = self._books()
-        rank = self._planner.world.rank(local_rank)
-        book = next((each for each in books if each.rank == rank), None)
-        if book is None or not book.standing:
-            return
-        verdict = find_verdict(books, patience_is_over=_tells_of_time(error))
-        if verdict is not None:
-            self._accuse(verdict)
+    def on_error(self, local_rank: int, error: ErrorRecord, on_answers: Callable[[], None]) -> bool:
+        """A rank dies of this exception: tell who is to blame, if it is another one.
+
+        Returns:
+            Whether that can be told only when others have answered, until `on_answers` is called.
+        """
+        if not _may_be_of_others(error) or self._is_holding:
+            return False
+        judge = partial(self._judge_error, local_rank, patience_is_over=_tells_of_time(error))
+
+        def end() -> None:
+            if self._is_holding:
+                self._is_holding = False
+                judge()
+                on_answers()
+
+        if self._has_held or not self._questions.ask(end):
+            judge()
+            return False
+        self._has_held = self._is_holding = True
+        self._reactor.call_at(after(self._clock.now(), ANSWER_PATIENCE), end)
+        return True
+
+    def on_recorded(self, local_rank: int, recorded: Recorded) -> None:
+        """A rank tells what torch's recorder has."""
+        self._questions.on_recorded(local_rank, recorded)
 
     def explain_hang(self) -> tuple[str, Mapping[int, str]]:
         """Who is to blame for a hang, if that can be told; and what each rank waits for."""
-        books = {book.rank: book for book in self._books()}
-        verdict = find_verdict(books.values(), patience_is_over=True)
+        seen = {book.rank: book for book in self._books()}
+        recorded = {book.rank: book for book in self._recorded_books(seen.values())}
+        verdict = self._verdict(seen.values(), patience_is_over=True)
         told = {
             self._planner.world.local_rank(rank): wait_in_words(wait, books[rank])
+            for books in (recorded, seen)
             for rank, wait in waits_of(books.values()).items()
         }
         return "" if verdict is None else verdict.text, told
@@ -135,6 +180,7 @@ class CallWatch:
             return
         self._see_arrivals()
         verdict = self._certain_verdict() if self._is_somebody_standing() else None
+        self._suspect()
         text = "" if verdict is None or not verdict.is_certain else verdict.text
         if verdict is not None and text and text == self._suspicion:
             self._accuse(verdict)
@@ -173,6 +219,9 @@ class CallWatch:
         alive = [rank for rank, link in self._host.links.items() if not link.is_over]
         begun = {rank: calls_begun(segment, rank) for rank in alive}
         last, self._begun = self._begun, begun
+        if last != begun:
+            self._still_since = self._clock.now()
+            self._asked_at, self._pause = None, None
         return any(count and last.get(rank) == count for rank, count in begun.items())
 
     def _certain_verdict(self) -> Verdict | None:
@@ -186,6 +235,64 @@ class CallWatch:
         if book.fate is Fate.LEFT and self._host.links[local_rank].exit_code != 0:
             return msgspec.structs.replace(book, fate=Fate.LIVES)
         return book
+
+    def _suspect(self) -> None:
+        """Ask the ranks what C++ has called, if they may be in trouble, and judge their answers."""
+        now = self._clock.now()
+        if self._is_holding or between(self._still_since, now) < min(STANDING, self._quiet):
+            return
+        stands = any(book.standing for book in self._books())
+        pause = self._pause or (min(STANDING, self._quiet) if stands else self._quiet)
+        since = self._still_since if self._asked_at is None else self._asked_at
+        if now >= after(since, pause) and self._questions.ask(self._judge_answers):
+            self._asked_at, self._pause = now, min(Duration(2 * pause), self._pause_max)
+
+    def _judge_answers(self) -> None:
+        books = [self._without_haste(book) for book in self._books()]
+        recorded = self._recorded_books(books)
+        verdict = find_verdict(recorded, patience_is_over=False, issued_is_waiting=True)
+        if verdict is not None and verdict.is_certain:
+            self._accuse(verdict)
+
+    def _judge_error(self, local_rank: int, patience_is_over: bool) -> None:  # by `partial`
+        books = self._books()
+        rank = self._planner.world.rank(local_rank)
+        known = [*books, *self._recorded_books(books)]
+        if not any(book.standing for book in known if book.rank == rank):
+            return
+        verdict = self._verdict(books, patience_is_over=patience_is_over)
+        if verdict is not None:
+            self._accuse(verdict)
+
+    def _verdict(self, seen: Iterable[Book], *, patience_is_over: bool) -> Verdict | None:
+        """Who is to blame: surely by the books; else by recorders; else perhaps by the books."""
+        seen = list(seen)
+        by_books = find_verdict(seen, patience_is_over=patience_is_over)
+        if by_books is not None and by_books.is_certain:
+            return by_books
+        recorded = self._recorded_books(seen)
+        verdict = find_verdict(recorded, patience_is_over=patience_is_over, issued_is_waiting=True)
+        if (
+            verdict is None
+            and by_books is not None
+            and not (waits_of(recorded).keys() & {*by_books.blamed})
+        ):
+            return by_books
+        return verdict  # none, if those that are absent by the books wait in what C++ has called
+
+    def _recorded_books(self, seen: Iterable[Book]) -> list[Book]:
+        """What ranks have told of their recorders since the present trouble began."""
+        local_rank_of, ranks = self._planner.world.local_rank, frozenset(self._lateness.ranks)
+        told = (
+            (
+                book,
+                self._questions.told_by(local_rank_of(book.rank), is_alive=book.fate is Fate.LIVES),
+            )
+            for book in seen
+        )
+        return [
+            recorded_book(recorded, book, ranks) for book, recorded in told if recorded is not None
+        ]
 
     def _accuse(self, verdict: Verdict) -> None:
         world = self._planner.world

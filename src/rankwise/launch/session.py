@@ -45,6 +45,7 @@ from rankwise.launch.world import World
 
 if TYPE_CHECKING:
     from rankwise.core.ledger import Delay
+    from rankwise.drivers.real.report_pipe import Recorded
     from rankwise.launch.call_watch import CallWatch
     from rankwise.launch.control.server import Reply
     from rankwise.launch.failure_command import FailureCommand
@@ -102,6 +103,9 @@ class Session:
         self._places = places
         self._clock = clock
         self._on_begun: Callable[[], None] | None = on_begun
+        self._held: list[Stimulus] | None = None
+        """What is heard of the gang while it is found out who is to blame for a failure."""
+        self._is_ledger_off = False
         self._is_interrupted = False
         self._is_cut_short = False
         self._signals_caught = 0
@@ -145,6 +149,8 @@ class Session:
             last_progress=self._last_progress,
             on_hang=self._on_hang,
             on_calls=self._on_calls,
+            on_ledger_off=self._on_ledger_off,
+            on_recorded=self._on_recorded,
             on_preload_failure=self._on_preload_failure,
             abandon_spawns=partial(self._abandon_spawns, hosting),
             renew_spawner=hosting.replace_server,
@@ -385,11 +391,38 @@ class Session:
             stack.callback(self.reactor.unwatch_readable, control.fileno())
 
     def _deliver(self, stimulus: Stimulus) -> None:
+        if self._held is not None:
+            self._held.append(stimulus)
+            return
         self._dispatch.deliver(stimulus)
         if isinstance(stimulus, WorkerSpawned) and self._job.gang.hang_timeout is not None:
             self._hang_watch.begin()
-        if isinstance(stimulus, WorkerReported) and self._dispatch.outcome is None:
-            self._call_watch.on_error(stimulus.local_rank, stimulus.error)
+        gang = self._dispatch.gang
+        is_running = gang is not None and gang.phase is Phase.RUNNING
+        if isinstance(stimulus, WorkerReported) and is_running:
+            rank, error = stimulus.local_rank, stimulus.error
+            if self._call_watch.on_error(rank, error, self._let_go):
+                self._held = []
+
+    def _let_go(self) -> None:
+        """It is known who is to blame, or never will be: go on."""
+        held, self._held = self._held or [], None
+        for stimulus in held:
+            self._deliver(stimulus)
+
+    def _on_ledger_off(self, why: str) -> None:
+        """A rank cannot enter its calls: say so, for the first one."""
+        if not self._is_ledger_off:
+            self._is_ledger_off = True
+            self._say(
+                f"the ledger of collectives is off: {why}; a report may blame a rank that only "
+                "waited for another",
+                "no-ledger",
+            )
+
+    def _on_recorded(self, local_rank: int, recorded: "Recorded") -> None:
+        """A rank has told what torch's flight recorder has."""
+        self._call_watch.on_recorded(local_rank, recorded)
 
     def _on_calls(self) -> None:
         """A rank enters its calls."""
@@ -401,7 +434,12 @@ class Session:
         from rankwise.launch.call_watch import CallWatch  # noqa: PLC0415  # rare
 
         return CallWatch(
-            self._host, self._planner, self.reactor, self._clock, self._dispatch.deliver
+            self._host,
+            self._planner,
+            self.reactor,
+            self._clock,
+            blame=self._dispatch.deliver,
+            hang_timeout=self._job.gang.hang_timeout,
         )
 
     def _lateness(self) -> "tuple[Delay, str] | None":

@@ -23,11 +23,23 @@ x = numpy.ones(4096, numpy.float32)
 """,
     "torch": """
 import datetime, time, torch, torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=TIMEOUT))
 rank = dist.get_rank()
 x = torch.ones(4096)
 """,
 }
+BREATHING = "torch that shows signs of life while it is imported"
+PREAMBLES[BREATHING] = f"""
+import threading
+is_up = threading.Event()
+def breathe():
+    while not is_up.wait(0.2):
+        print("importing", flush=True)
+threading.Thread(target=breathe).start()
+{PREAMBLES["torch"]}
+is_up.set()
+"""
 LATE = """
 def load():
     time.sleep(600)
@@ -49,6 +61,7 @@ else:
     dist.all_reduce(x)
 """
 LIBRARIES = ["numpy", "torch"]
+IMPORTED_ONCE = ("--start-method=forkserver", "--preload=torch.distributed")
 
 
 def run_program(
@@ -59,8 +72,10 @@ def run_program(
     nprocs: int = 3,
     timeout_s: int = 600,
 ) -> Finished:
-    if library == "torch":
+    if library != "numpy":
         pytest.importorskip("torch")
+    if library == "torch":
+        options = (*IMPORTED_ONCE, *options)
     source = PREAMBLES[library].replace("TIMEOUT", str(timeout_s)) + program
     return run(
         "run", "--standalone", f"--nproc-per-node={nprocs}", *options,
@@ -165,7 +180,7 @@ for step in range(4):
     assert root_cause_in(done).startswith("rank 1 has not come to all_reduce #4 ")
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("library", ["numpy", BREATHING])
 def test_a_hang_tells_who_waits_in_which_call_for_whom(library: str, tmp_path: Path) -> None:
     program = """
 import queue
@@ -225,6 +240,96 @@ print("sum", x[0].item() if rank == 0 else "")
     done = run_program(tmp_path, "torch", program, "--max-restarts=1", nprocs=2)
 
     assert "rank 1 was done after all_reduce #5 " in done.stderr
+    assert done.code == 0, done.stderr
+
+
+def test_a_rank_that_skips_a_call_of_cpp_and_waits_in_another_is_to_blame_not_the_others(
+    tmp_path: Path,
+) -> None:
+    program = """
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+for step in range(3):
+    loss = model(torch.ones(1, 2)).sum()
+    if step == 2 and rank == 0:
+        dist.barrier()
+    loss.backward()
+"""
+
+    done = run_program(tmp_path, "torch", program)
+
+    line = line_of(program, "dist.barrier", "torch")
+    assert done.code == 1
+    assert re.fullmatch(
+        rf"call #\d+: rank 0 called barrier \(train.py:{line}\), "
+        r"ranks 1-2 called all_reduce of \(6,\) float32 \(begun by C\+\+\)",
+        root_cause_in(done),
+    )
+
+
+def test_a_time_out_in_cpp_is_the_fault_of_the_rank_that_has_not_come(tmp_path: Path) -> None:
+    program = """
+for step in range(4):
+    if step == 3 and rank == 1:
+        time.sleep(600)
+    functional.all_reduce(x, "sum", dist.group.WORLD).sum()
+"""
+
+    done = run_program(tmp_path, "torch", program, timeout_s=3)
+
+    sleep = line_of(program, "time.sleep", "torch")
+    assert root_cause_in(done) == (
+        "rank 1 has not come to all_reduce #4 of (4096,) float32 (begun by C++), "
+        f"in which ranks 0, 2 wait: it is at train.py:{sleep}"
+    )
+
+
+@pytest.mark.parametrize("ending", ["", "dist.destroy_process_group()"])
+def test_a_lost_connection_in_cpp_is_the_fault_of_the_rank_that_was_done_too_early(
+    ending: str, tmp_path: Path
+) -> None:
+    program = f"""
+for step in range(4 - (rank == 1)):
+    functional.all_reduce(x, "sum", dist.group.WORLD).sum()
+{ending}
+"""
+
+    done = run_program(tmp_path, "torch", program)
+
+    where = "of (4096,) float32 (begun by C++)"
+    assert root_cause_in(done).startswith(f"rank 1 was done after all_reduce #3 {where}, while ")
+    assert root_cause_in(done).endswith(f" in all_reduce #4 {where}")
+
+
+def test_a_hang_in_cpp_tells_who_waits_in_which_call_for_whom(tmp_path: Path) -> None:
+    program = """
+import queue
+if rank == 2:
+    queue.Queue().get()
+functional.all_reduce(x, "sum", dist.group.WORLD).sum()
+"""
+
+    done = run_program(tmp_path, BREATHING, program, "--hang-timeout=3s")
+
+    assert done.code == 124
+    assert root_cause_in(done) == (
+        "the gang hung: no sign of life for 3 s; rank 2 has not come to "
+        "all_reduce #1 of (4096,) float32 (begun by C++), in which ranks 0-1 wait"
+    )
+
+
+def test_a_healthy_program_that_stands_still_for_long_is_asked_and_goes_on(tmp_path: Path) -> None:
+    program = """
+import threading, _thread
+functional.all_reduce(x, "sum", dist.group.WORLD).sum()
+if rank == 0:
+    time.sleep(3)  # saves a checkpoint: the others are waiting
+dist.barrier()
+assert threading.active_count() == 1, threading.enumerate()
+dist.destroy_process_group()
+"""
+
+    done = run_program(tmp_path, "torch", program)
+
     assert done.code == 0, done.stderr
 
 
@@ -295,12 +400,8 @@ def test_every_call_of_a_healthy_program_is_entered_with_its_line(tmp_path: Path
     ], done.stdout
 
 
-def test_ranks_that_a_server_forks_after_it_has_imported_torch_have_books_too(
-    tmp_path: Path,
-) -> None:
-    options = ("--start-method=forkserver", "--preload=torch.distributed")
-
-    done = run_program(tmp_path, "torch", EARLY, *options)
+def test_ranks_that_import_torch_themselves_have_books_too(tmp_path: Path) -> None:
+    done = run_program(tmp_path, BREATHING, EARLY)
 
     assert root_cause_in(done).startswith("rank 1 was done after all_reduce #200 "), done.stderr
 
@@ -354,3 +455,46 @@ for step in range(100):
 
     assert done.code == 0
     assert "came last" not in done.stderr
+
+
+def unknown_torch(folder: Path) -> None:
+    """A stand-in for such a release: the real ones that are unknown are yet to come."""
+    package = folder / "torch" / "distributed"
+    package.mkdir(parents=True)
+    (folder / "torch" / "__init__.py").write_text("__version__ = '9.1'\n")
+    (package / "__init__.py").write_text("from .distributed_c10d import all_reduce\n")
+    (package / "distributed_c10d.py").write_text("def all_reduce(tensor): return tensor\n")
+    (folder / "torch-9.1.dist-info").mkdir()
+    about = "Metadata-Version: 2.1\nName: torch\nVersion: 9.1\n"
+    (folder / "torch-9.1.dist-info" / "METADATA").write_text(about)
+
+
+def test_doctor_tells_of_a_torch_that_the_ledger_does_not_know(tmp_path: Path) -> None:
+    unknown_torch(tmp_path)
+
+    done = run("doctor", environment={"PYTHONPATH": str(tmp_path)})
+
+    source = tmp_path / "torch" / "distributed" / "distributed_c10d.py"
+    assert (
+        f"9.1; the ledger of collectives will be off: {source} has no _world, barrier, broadcast, "
+        "default_pg, get_rank, pg_group_ranks, pg_names\n"
+    ) in done.stdout
+
+
+def test_a_torch_that_the_ledger_does_not_know_is_told_of_once(tmp_path: Path) -> None:
+    unknown_torch(tmp_path)
+    program = "import torch.distributed as dist\nassert dist.all_reduce(3) == 3\n"
+
+    done = run(
+        "run", "--standalone", "--nproc-per-node=2",
+        write_program(tmp_path, program, "train.py"),
+    )  # fmt: skip
+
+    assert done.code == 0, done.stderr
+    line = (
+        "rankwise: the ledger of collectives is off: torch 9.1 has no distributed_c10d._world, "
+        "distributed_c10d.get_rank, distributed_c10d.broadcast, distributed_c10d.barrier; "
+        "a report may blame a rank that only waited for another\n"
+    )
+    assert done.stderr.count(line) == 1
+    assert done.stderr.count("ledger") == 1

@@ -67,12 +67,16 @@ def waits_of(books: Iterable[Book]) -> dict[int, Wait]:
     return waits
 
 
-def find_verdict(books: Iterable[Book], *, patience_is_over: bool) -> Verdict | None:
+def find_verdict(
+    books: Iterable[Book], *, patience_is_over: bool, issued_is_waiting: bool = False
+) -> Verdict | None:
     """Tell who is to blame that ranks wait; None where nobody can be told, or nobody is.
 
     Args:
         books: those of all ranks that are known, read at one moment.
         patience_is_over: whether ranks have waited for so long that who is merely late is to blame.
+        issued_is_waiting: whether a rank that stands in a call may yet do something else, since
+            somebody else carries the call out. A circle is none then.
     """
     by_rank = {book.rank: book for book in books}
     waits = waits_of(by_rank.values())
@@ -94,7 +98,7 @@ def find_verdict(books: Iterable[Book], *, patience_is_over: bool) -> Verdict | 
         absent = tuple(rank for rank in wait.awaited if rank in ends)
         text = words.absence_in_words(absent, wait, waiting, by_rank[wait.rank])
         return Verdict(blamed=absent, text=text, is_certain=False, waiting=waiting)
-    if circle := _circle(waits):
+    if not issued_is_waiting and (circle := _circle(waits)):
         blamed = tuple(sorted(wait.rank for wait in circle))
         text = words.circle_in_words(circle, by_rank)
         return Verdict(blamed=blamed, text=text, is_certain=True, waiting=blamed)

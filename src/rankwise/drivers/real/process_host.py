@@ -56,7 +56,10 @@ from rankwise.drivers.real.recall_line import (
 from rankwise.drivers.real.report_pipe import (
     CallsBegin,
     ErrorReported,
+    LedgerOff,
     Ready,
+    Recorded,
+    RecorderReady,
     ReportPipe,
     WorkerReport,
 )
@@ -158,6 +161,8 @@ class WorkerLink(msgspec.Struct):
     pid: int | None = None
     process: WorkerProcess | None = None
     is_ready: bool = False
+    has_recorder: bool = False
+    """Whether it can be asked for what torch has recorded."""
     end_seen_at: Instant | None = None
     """When we saw by ourselves that its process had ended."""
     is_over: bool = False
@@ -205,6 +210,8 @@ class RealProcessHost:
         last_progress: tells when any worker last made progress.
         on_hang: is shown where every rank stands, before the gang hears that it was looked at.
         on_calls: is told that a rank enters its calls in its book from now on.
+        on_ledger_off: is told why a rank cannot enter its calls.
+        on_recorded: is told what the recorder of torch has in a worker, by its local rank.
         on_preload_failure: is told of a module that a fork server could not import, and why.
         abandon_spawns: takes back orders for workers that have not been made yet.
         renew_spawner: makes a spawner that was lost by that as good as new, before the next order.
@@ -223,6 +230,8 @@ class RealProcessHost:
         last_progress: Callable[[], Instant],
         on_hang: Callable[[dict[int, str]], None],
         on_calls: Callable[[], None],
+        on_ledger_off: Callable[[str], None],
+        on_recorded: Callable[[int, Recorded], None],
         on_preload_failure: Callable[[str, str], None],
         abandon_spawns: Callable[[], None],
         renew_spawner: Callable[[], None],
@@ -241,6 +250,8 @@ class RealProcessHost:
         self._last_progress = last_progress
         self._on_hang = on_hang
         self._on_calls = on_calls
+        self._on_ledger_off = on_ledger_off
+        self._on_recorded = on_recorded
         self._on_preload_failure = on_preload_failure
         self._abandon_spawns = abandon_spawns
         self._renew_spawner = renew_spawner
@@ -285,6 +296,20 @@ class RealProcessHost:
     def look_for_progress(self, attempt: int) -> None:
         """Find out when a worker last made progress; see ports.processes."""
         self._deliver(ProgressLooked(attempt, self._last_progress()))
+
+    def ask_recorders(self, ask: int) -> frozenset[int]:
+        """Ask workers for what torch has recorded; those of them that can be asked, by local rank.
+
+        The answers have that number, from 0 to 255. A worker that holds the interpreter in C has
+        none.
+        """
+        asked = set()
+        for local_rank, link in self._current.items():
+            if link.has_recorder and not link.is_over and link.report_fd >= 0:
+                with suppress(OSError):  # it has died, or left many questions unread
+                    os.write(link.report_fd, bytes([ask]))
+                    asked.add(local_rank)
+        return frozenset(asked)
 
     def dump_stacks(self, attempt: int) -> None:
         """Make every living worker print its stacks; see ports.processes."""
@@ -429,7 +454,9 @@ class RealProcessHost:
             descriptors = {1: stdout_end, 2: stderr_end, **plan.descriptors}
             report_fd = result_fd = -1
             if plan.reports:
-                report_fd, descriptors["RANKWISE_REPORT_FD"] = keep_one_end(os.pipe2(os.O_CLOEXEC))
+                ours, its = socket.socketpair()  # the agent asks on it, too
+                ends = keep_one_end((ours.detach(), its.detach()))
+                report_fd, descriptors["RANKWISE_REPORT_FD"] = ends
                 os.set_blocking(report_fd, False)
             if plan.returns:
                 result_fd, descriptors["RANKWISE_RESULT_FD"] = keep_one_end(os.pipe2(os.O_CLOEXEC))
@@ -550,6 +577,8 @@ class RealProcessHost:
             data = os.read(link.report_fd, PIPE_CHUNK_BYTES)
         except BlockingIOError:
             return False
+        except ConnectionResetError:
+            data = b""  # it has died with a question unread
         if not data:
             self._close_report(link)
             self._on_records(link, link.reports.finish())
@@ -566,6 +595,12 @@ class RealProcessHost:
                     link.is_ready = True
                 case CallsBegin():
                     self._on_calls()
+                case LedgerOff():
+                    self._on_ledger_off(record.why)
+                case RecorderReady():
+                    link.has_recorder = True
+                case Recorded():
+                    self._on_recorded(link.local_rank, record)
                 case ErrorReported():
                     link.error = link.error or record.error
                     self._deliver(WorkerReported(link.local_rank, link.attempt, record.error))

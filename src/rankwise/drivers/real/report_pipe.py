@@ -30,13 +30,50 @@ class CallsBegin(msgspec.Struct, frozen=True, tag_field="kind", tag="calls"):
     """The worker enters its calls in its book from now on."""
 
 
+class LedgerOff(msgspec.Struct, frozen=True, tag_field="kind", tag="no-ledger"):
+    """The worker cannot enter its calls of torch.distributed, for that reason."""
+
+    why: str
+
+
+class RecorderReady(msgspec.Struct, frozen=True, tag_field="kind", tag="recorder"):
+    """The worker can be asked for what torch's flight recorder has."""
+
+
+class RecordedCall(msgspec.Struct, frozen=True):
+    """A call that torch has recorded; `begun_at` is of the monotonic clock."""
+
+    begun_at: int
+    number: int
+    operation: str
+    of: str
+    match: int
+    is_over: bool
+
+
+class RecordedGroup(msgspec.Struct, frozen=True):
+    """The latest calls of a process group, in their order."""
+
+    name: str
+    label: str
+    members: tuple[int, ...]
+    calls: tuple[RecordedCall, ...]
+
+
+class Recorded(msgspec.Struct, frozen=True, tag_field="kind", tag="recorded"):
+    """What torch's flight recorder has; `ask` is the question's number, -1 of a dying worker."""
+
+    ask: int
+    groups: tuple[RecordedGroup, ...]
+
+
 class ErrorReported(msgspec.Struct, frozen=True):
     """The worker is about to die of an exception."""
 
     error: ErrorRecord
 
 
-WorkerReport = Ready | CallsBegin | ErrorReported
+WorkerReport = Ready | CallsBegin | LedgerOff | RecorderReady | Recorded | ErrorReported
 
 
 class _ErrorLine(msgspec.Struct, frozen=True, tag_field="kind", tag="error"):
@@ -49,9 +86,8 @@ class _ErrorLine(msgspec.Struct, frozen=True, tag_field="kind", tag="error"):
     wall_ns: int
 
 
-_decoder: msgspec.json.Decoder[Ready | CallsBegin | _ErrorLine] = msgspec.json.Decoder(
-    Ready | CallsBegin | _ErrorLine
-)
+_Line = Ready | CallsBegin | LedgerOff | RecorderReady | Recorded | _ErrorLine
+_decoder: msgspec.json.Decoder[_Line] = msgspec.json.Decoder(_Line)
 
 
 class ReportPipe:
@@ -201,7 +237,7 @@ def _text_after_cut(record: bytes) -> bytes:
 
 
 def _read_record(record: bytes) -> WorkerReport | None:
-    line: Ready | CallsBegin | _ErrorLine | None
+    line: _Line | None
     try:
         line = _decoder.decode(record)
     except msgspec.DecodeError:
@@ -219,7 +255,7 @@ def _read_record(record: bytes) -> WorkerReport | None:
     )
 
 
-def _read_lenient(record: bytes) -> Ready | CallsBegin | _ErrorLine | None:
+def _read_lenient(record: bytes) -> Ready | _ErrorLine | None:
     """Read what only the standard library accepts: half surrogates, as in names of odd files."""
     import json  # noqa: PLC0415  # needed for nearly no run
 

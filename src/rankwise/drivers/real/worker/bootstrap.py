@@ -23,6 +23,7 @@ program: it imports what is in memory anyway, and what a failure needs only when
 
 import _frozen_importlib_external as _files
 import _signal  # type: ignore[import-not-found]  # the core of `signal`, without its enums
+import _thread
 import builtins
 import faulthandler
 import gc
@@ -85,6 +86,8 @@ class Reporter:
         self._fd = report_fd
         self._pid = os.getpid()
         self._reported: BaseException | None = None
+        self._lock = _thread.allocate_lock()
+        self._recorded: Callable[[], str] | None = None
 
     def announce(self) -> None:
         """Send stacks to the report pipe from now on, and say so."""
@@ -100,6 +103,42 @@ class Reporter:
         """Say that this rank enters its calls in its book from now on."""
         if self._fd is not None and os.getpid() == self._pid:
             self._write('{"kind": "calls"}')
+
+    def tell_ledger_is_off(self, why: str) -> None:
+        """Say that this rank cannot enter its calls of torch.distributed."""
+        if self._fd is not None and os.getpid() == self._pid:
+            self._write(f'{{"kind": "no-ledger", "why": {quoted(why)}}}')
+
+    def answer_for_recorder(self, recorded: "Callable[[], str]") -> None:
+        """From now on send what that returns whenever the agent asks, in a thread that else sleeps.
+
+        It is no thread of `threading`, so that the program finds none that it has not begun.
+        """
+        if self._fd is None or os.getpid() != self._pid or self._recorded is not None:
+            return
+        self._recorded = recorded
+        self._write('{"kind": "recorder"}')
+        _thread.start_new_thread(self._answer, (self._fd, recorded))
+
+    def _answer(self, fd: int, recorded: "Callable[[], str]") -> None:
+        try:
+            while question := os.read(fd, 1):
+                self._tell_recorded(question[0], recorded)
+        except OSError:
+            pass  # nobody asks on such a descriptor
+
+    def _tell_recorded(self, ask: int, recorded: "Callable[[], str]") -> None:
+        try:
+            groups = recorded()
+        except Exception:  # noqa: BLE001 - a torch whose recorder we do not know
+            groups = "[]"
+        if ask >= 0 or groups != "[]":
+            self._write(f'{{"kind": "recorded", "ask": {ask}, "groups": {groups}}}')
+
+    def tell_last_recorded(self) -> None:
+        """Send, unasked, what the recorder has: nobody may be here to answer later."""
+        if self._recorded is not None and os.getpid() == self._pid:
+            self._tell_recorded(-1, self._recorded)
 
     def report(self, error: BaseException) -> None:
         """Tell of an exception that nobody has caught; of the same one only once.
@@ -121,6 +160,7 @@ class Reporter:
         message = _cut(_text_of(error), _MESSAGE_CHARACTERS_MAX)
         traceback = _cut(_format(error), _TRACEBACK_CHARACTERS_MAX)
         if self._fd is not None:
+            self.tell_last_recorded()
             self._write(
                 f'{{"kind": "error", "type": {quoted(_name_of(type(error)))}, '
                 f'"message": {quoted(message)}, "traceback": {quoted(traceback)}, '
@@ -134,8 +174,9 @@ class Reporter:
     def _write(self, record: str) -> None:
         rest = f"{_RECORD_START}{record}\n".encode("ascii")
         try:
-            while rest:
-                rest = rest[os.write(self._fd, rest) :]  # type: ignore[arg-type]  # asked before
+            with self._lock:
+                while rest:
+                    rest = rest[os.write(self._fd, rest) :]  # type: ignore[arg-type]  # asked before
         except OSError:
             pass  # the agent has died, and its guardian is about to end this worker as well
 
@@ -210,6 +251,8 @@ def run(
     """
     reporter = reporter or Reporter(descriptors.get(REPORT_VARIABLE))
     _call_finder.reporter = reporter
+    if _call_finder.why_off:
+        reporter.tell_ledger_is_off(_call_finder.why_off)
     watch_torch()
     if _CALL_RING in sys.modules:  # in a fork of a server that has imported torch
         sys.modules[_CALL_RING].ring_of_process()
@@ -249,6 +292,7 @@ def _enter_end_of_calls() -> None:
     ring = sys.modules.get(_CALL_RING)
     if ring is not None:
         ring.be_done()
+        _call_finder.tell_last_recorded()
 
 
 class _CallFinder:
@@ -258,18 +302,21 @@ class _CallFinder:
     """
 
     reporter: "Reporter | None" = None
+    why_off: str = ""
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
         """Answer for two names only, and for torch's once."""
-        if name == _C10D:
-            sys.meta_path.remove(self)
-        elif name != _CALL_RING:
+        if name not in (_C10D, _CALL_RING):
             return None
+        sys.meta_path.remove(self)  # another finder may ask all others, as we do
+        spec: Any = None
         for finder in list(sys.meta_path):
-            spec = None if finder is self else finder.find_spec(name, path, target)
+            spec = finder.find_spec(name, path, target)
             if spec is not None:
                 break
-        else:
+        if name != _C10D:
+            sys.meta_path.insert(0, self)
+        if spec is None:
             return None
         loader: Any = spec.loader
         execute = getattr(loader, "exec_module", None)
@@ -291,13 +338,30 @@ class _CallFinder:
             sys.modules.setdefault(_CALL_RING, ring)
             ring = sys.modules[_CALL_RING]
             ring.tell_when_begun(self._tell)
-            _worker_module("torch_calls").enter_calls(module, ring)
-        except Exception:  # noqa: BLE001, S110 - a torch that we do not know: the program goes on
-            pass
+            _worker_module("torch_calls").enter_calls(module, ring, self)
+        except Exception as error:  # noqa: BLE001 - a torch that we do not know: the program goes on
+            self.tell_ledger_is_off(f"is unknown to rankwise ({type(error).__name__}: {error})")
 
     def _tell(self) -> None:
         if self.reporter is not None:
             self.reporter.tell_calls_begin()
+
+    def answer_for_recorder(self, recorded: "Callable[[], str]") -> None:
+        """Let the reporter of the process, which may be a fork, do that."""
+        if self.reporter is not None:
+            self.reporter.answer_for_recorder(recorded)
+
+    def tell_ledger_is_off(self, why: str) -> None:
+        """The same, at once or once there is one: a server may import torch for its forks."""
+        torch = sys.modules.get("torch")
+        self.why_off = f"torch {getattr(torch, '__version__', '')} {why}"
+        if self.reporter is not None:
+            self.reporter.tell_ledger_is_off(self.why_off)
+
+    def tell_last_recorded(self) -> None:
+        """The same."""
+        if self.reporter is not None:
+            self.reporter.tell_last_recorded()
 
 
 _call_finder = _CallFinder()

@@ -3,11 +3,12 @@
 The boot code calls `enter_calls` when `torch.distributed.distributed_c10d` has been imported, and
 before `torch.distributed` takes its names from there. Each function that begins a collective is
 replaced by one that enters the call, with its line in the program, calls the function, and enters
-how it has ended. What C++ begins by itself (DDP's reducer, functional collectives) is not seen.
+how it has ended. What C++ begins by itself (DDP's reducer, functional collectives) is not seen, but
+torch's flight recorder has it: `recorded_groups` tells of that when somebody asks.
 
-All that is private to torch is used in `_Groups`, and what it lacks is left out: calls of groups
-that cannot be told apart are not entered. Names and places of arguments are read from the functions
-themselves, so that releases of torch may differ in them.
+All that is private to torch is used in `_Groups` and `recorded_groups`, and `missing_names` tells
+what a release of torch lacks of it: then nothing is entered, and the user is told so. Names and
+places of arguments are read from the functions themselves, so that releases may differ in them.
 
 Loaded as `call_ring` is, and from Python 3.9 on.
 """
@@ -15,6 +16,7 @@ Loaded as `call_ring` is, and from Python 3.9 on.
 import functools
 import os
 import sys
+import time
 import zlib
 
 TYPE_CHECKING = False  # as in `call_ring`
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 
     from rankwise.drivers.real.worker.call_ring import RingGroup
 
+NAMES_NEEDED = ("_world", "get_rank", "all_reduce", "broadcast", "barrier")
+WORLD_NAMES_NEEDED = ("default_pg", "pg_group_ranks", "pg_names")
+"""Of `distributed_c10d` and of its `_world`."""
 _KNOWN_MAX = 1024
 _NOWHERE = 1 << 20
 _LINE_IN_KEY = 4
@@ -63,8 +68,38 @@ _TENSORS = ("tensor", "input", "input_tensor", "output", "input_list", "input_te
 _ROOTS = (("src", "from"), ("dst", "to"), ("group_src", "from"), ("group_dst", "to"))
 
 
-def enter_calls(c10d: "ModuleType", ring_module: "ModuleType") -> None:
-    """Let calls of this module's functions be entered."""
+_OPERATIONS_OF_RECORDER = {
+    "_all_gather_base": "all_gather_into_tensor",
+    "_allgather_base": "all_gather_into_tensor",
+    "_reduce_scatter_base": "reduce_scatter_tensor",
+    "all_to_all": "all_to_all_single",
+}
+_TYPES_OF_RECORDER = {
+    "Float": "float32",
+    "Double": "float64",
+    "Half": "float16",
+    "BFloat16": "bfloat16",
+    "Long": "int64",
+    "Int": "int32",
+    "Short": "int16",
+    "Char": "int8",
+    "Byte": "uint8",
+    "Bool": "bool",
+}
+_RECORDED_MAX = 8
+"""Of so many calls of a group the recorder's entries are told."""
+
+
+def enter_calls(c10d: "ModuleType", ring_module: "ModuleType", reporter: "Any") -> None:
+    """Let calls of this module's functions be entered.
+
+    `reporter` is told of the recorder once there is a process group, and when these are destroyed.
+    It is also told why calls cannot be entered, where torch is another than we know.
+    """
+    missing = missing_names(c10d)
+    if missing:
+        reporter.tell_ledger_is_off(f"has no {', '.join(missing)}")
+        return
     ring_module.ring_of_process()  # a rank without a call yet has come to none
     groups = _Groups(c10d, ring_module)
     for name in _COLLECTIVES:
@@ -76,9 +111,94 @@ def enter_calls(c10d: "ModuleType", ring_module: "ModuleType") -> None:
         function = getattr(c10d, name, None)
         if function is not None:
             setattr(c10d, name, _Entered(name, function, groups, way).wrapper())
+    init = getattr(c10d, "init_process_group", None)
+    if init is not None:
+
+        @functools.wraps(init)
+        def init_process_group(*args: "Any", **kwargs: "Any") -> None:
+            init(*args, **kwargs)
+            reporter.answer_for_recorder(lambda: recorded_groups(c10d))
+
+        setattr(c10d, "init_process_group", init_process_group)  # noqa: B010 - as above
     destroy = getattr(c10d, "destroy_process_group", None)
     if destroy is not None:
-        setattr(c10d, "destroy_process_group", groups.forgetting(destroy))  # noqa: B010 - as above
+        setattr(c10d, "destroy_process_group", groups.forgetting(destroy, reporter))  # noqa: B010 - as above
+
+
+def missing_names(c10d: "ModuleType") -> "list[str]":
+    """Return what this module has not of what is needed."""
+    missing = [f"distributed_c10d.{name}" for name in NAMES_NEEDED if not hasattr(c10d, name)]
+    world = type(getattr(c10d, "_world", None))
+    if not missing:
+        missing = [f"_world.{name}" for name in WORLD_NAMES_NEEDED if not hasattr(world, name)]
+    return missing
+
+
+def recorded_groups(c10d: "ModuleType") -> str:
+    """Return the JSON of what torch's flight recorder has of each group, its latest calls.
+
+    It takes 20 ms for the 2,000 calls that torch records by default, during which this process
+    computes nothing else.
+    """
+    import json  # noqa: PLC0415 - rarely needed
+
+    import torch  # noqa: PLC0415 - it is in memory, and is not when this file is loaded
+
+    world = c10d._world  # noqa: SLF001 - as above
+    groups = {str(world.pg_names[group]): group for group in world.pg_names}
+    if not groups:
+        return "[]"
+    trace = json.loads(torch._C._distributed_c10d._dump_fr_trace_json())  # noqa: SLF001 - no public name
+    calls: dict[str, dict[int, Any]] = {}
+    for entry in trace["entries"]:
+        name, number = entry["process_group"][0], entry["collective_seq_id"]
+        if entry["is_p2p"] or name not in groups:
+            continue
+        known = calls.setdefault(name, {})
+        if known and number < max(known):  # an earlier group had the name
+            known.clear()
+        if number in known:  # one of several that are one call
+            continue
+        known[number] = entry
+        if len(known) > _RECORDED_MAX:
+            del known[min(known)]
+    # Of several, as this thread may have to wait between the two clocks.
+    wall_offset = min(-time.monotonic_ns() + time.time_ns() for _ in range(5))
+    told = []
+    for name, known in calls.items():
+        members = tuple(world.pg_group_ranks[groups[name]])
+        is_all = groups[name] is world.default_pg
+        told.append(
+            {
+                "name": name,
+                "label": "" if is_all else _label(groups[name], members),
+                "members": members,
+                "calls": [_recorded_call(entry, wall_offset) for entry in known.values()],
+            }
+        )
+    return json.dumps(told)
+
+
+def _recorded_call(entry: "Any", wall_offset: int) -> "dict[str, Any]":
+    operation = entry["profiling_name"].rpartition(":")[2]
+    operation = _OPERATIONS_OF_RECORDER.get(operation, operation)
+    sizes = entry["input_sizes"] or entry["output_sizes"]
+    dtypes = entry["input_dtypes"] or entry["output_dtypes"]
+    dtype = _TYPES_OF_RECORDER.get(dtypes[0], dtypes[0]) if dtypes else ""
+    match = [operation, dtype]
+    if operation in _OF_ONE_SIZE and sizes:
+        elements = 1
+        for size in sizes[0]:
+            elements *= size
+        match.append(str(elements))
+    return {
+        "begun_at": entry["time_created_ns"] - wall_offset,
+        "number": entry["collective_seq_id"],
+        "operation": operation,
+        "of": f"{tuple(sizes[0])} {dtype}" if sizes and dtypes else "",
+        "match": zlib.crc32("|".join(match).encode()),
+        "is_over": entry["retired"],
+    }
 
 
 class _Groups:
@@ -112,7 +232,7 @@ class _Groups:
         ranks = world.pg_group_ranks[group or world.default_pg]
         return int(next(rank for rank, member in ranks.items() if member == place))
 
-    def forgetting(self, destroy: "Callable[..., Any]") -> "Callable[..., Any]":
+    def forgetting(self, destroy: "Callable[..., Any]", reporter: "Any") -> "Callable[..., Any]":
         """Return torch's function that destroys groups, as one that lets us know."""
 
         @functools.wraps(destroy)
@@ -123,6 +243,7 @@ class _Groups:
                     self._generation += 1
                     self._known = {}
                     self.ring_module.be_done()
+                    reporter.tell_last_recorded()
                 else:
                     self._known.pop(group, None)
             except Exception:  # noqa: BLE001, S110 - as above; groups are then kept for longer

@@ -1,0 +1,80 @@
+"""What torch's flight recorder tells of a rank, as a book of the ledger.
+
+The recorder has every collective, also those that C++ begins by itself, but neither lines nor
+reductions nor roots: a call that the rank has entered in its own book too is told as it is there.
+The numbers are torch's, which count all calls of a group.
+"""
+
+from collections.abc import Collection
+
+from rankwise.base.units import MICROSECOND, Instant
+from rankwise.core.ledger import Book, Call, Fate, Group, Stage
+from rankwise.drivers.real.report_pipe import Recorded, RecordedCall, RecordedGroup
+
+FROM_CPP = "begun by C++"
+_SLACK = 20 * MICROSECOND
+"""Torch records by the other clock."""
+
+
+def recorded_book(recorded: Recorded, seen: Book, ranks: Collection[int]) -> Book:
+    """The book of a rank by the recorder.
+
+    Args:
+        recorded: what it has.
+        seen: what the rank has entered itself; its fate is the rank's.
+        ranks: those of this node.
+    """
+    entries = sorted(
+        ((call, group) for group in recorded.groups for call in group.calls),
+        key=lambda entry: entry[0].begun_at,
+    )
+    # It stands in the first that is not over. Later ones are issued.
+    first = next((call.begun_at for call, _ in entries if not call.is_over), None)
+    if first is None and seen.fate is Fate.RAISED and entries:
+        first = entries[-1][0].begun_at
+    return Book(
+        rank=seen.rank,
+        groups={
+            group.name: Group(
+                label=group.label,
+                size=len(group.members),
+                members=tuple(rank for rank in group.members if rank in ranks),
+            )
+            for group in recorded.groups
+        },
+        counts={group.name: group.calls[-1].number for group in recorded.groups if group.calls},
+        calls=tuple(_call(call, group, seen, first) for call, group in entries),
+        fate=seen.fate,
+    )
+
+
+def _call(call: RecordedCall, group: RecordedGroup, seen: Book, first: int | None) -> Call:
+    stage = Stage.DONE if call.is_over else Stage.ISSUED
+    if call.begun_at == first:
+        stage = Stage.FAILED if call.is_over else Stage.WAITING
+    entered = _entered(call, group, seen)
+    of = f" of {call.of}" if call.of else ""
+    return Call(
+        group=group.name,
+        number=call.number,
+        text=f"{call.operation} #?{of}" if entered is None else entered.text,
+        match=call.match,
+        place=FROM_CPP if entered is None else entered.place,
+        begun_at=Instant(call.begun_at),
+        stage=stage,
+    )
+
+
+def _entered(call: RecordedCall, group: RecordedGroup, seen: Book) -> Call | None:
+    """The rank's own entry of a call: torch has recorded it between that entry's begin and end."""
+    return next(
+        (
+            entered
+            for entered in reversed(seen.calls)
+            if entered.group.rpartition(" ")[2] == group.name
+            and entered.begun_at - _SLACK <= call.begun_at
+            and (not entered.ended_at or call.begun_at <= entered.ended_at + _SLACK)
+            and entered.text.partition(" ")[0] == call.operation
+        ),
+        None,
+    )

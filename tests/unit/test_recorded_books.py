@@ -1,0 +1,118 @@
+"""What torch's flight recorder tells, as books on which verdicts are found."""
+
+import msgspec
+
+from rankwise.base.units import Instant
+from rankwise.core.ledger import Book, Call, Fate, Group, Stage, find_verdict
+from rankwise.drivers.real.recorded_books import FROM_CPP, recorded_book
+from rankwise.drivers.real.report_pipe import Recorded, RecordedCall, RecordedGroup
+
+RANKS = (0, 1, 2)
+SECOND = 1_000_000_000
+
+
+def recorded(*calls: RecordedCall, name: str = "0") -> Recorded:
+    return Recorded(1, (RecordedGroup(name, "", RANKS, calls),))
+
+
+def call(number: int, operation: str = "all_reduce", *, is_over: bool = True) -> RecordedCall:
+    return RecordedCall(number * SECOND, number, operation, "(4,) float32", len(operation), is_over)
+
+
+def seen(rank: int, *calls: Call, fate: Fate = Fate.LIVES) -> Book:
+    groups = {"torch 0 0": Group(size=3, members=RANKS)}
+    return Book(rank=rank, groups=groups, calls=calls, fate=fate)
+
+
+def entered(begun_s: float, ended_s: float, stage: Stage = Stage.DONE) -> Call:
+    return Call(
+        group="torch 0 0",
+        number=1,
+        text="all_reduce #? (max) of (4,) float32",
+        place="train.py:88",
+        begun_at=Instant(round(begun_s * SECOND)),
+        ended_at=Instant(round(ended_s * SECOND)),
+        stage=stage,
+    )
+
+
+def test_a_rank_stands_in_the_first_call_that_is_not_over() -> None:
+    calls = (call(1), call(2, is_over=False), call(3, is_over=False))
+
+    book = recorded_book(recorded(*calls), seen(0), RANKS)
+
+    assert [each.stage for each in book.calls] == [Stage.DONE, Stage.WAITING, Stage.ISSUED]
+    assert book.counts == {"0": 3}
+    assert [each.number for each in book.standing] == [2]
+
+
+def test_an_exception_is_about_the_latest_call_if_all_are_over() -> None:
+    book = recorded_book(recorded(call(1), call(2)), seen(0, fate=Fate.RAISED), RANKS)
+
+    assert [each.number for each in book.standing] == [2]
+
+
+def test_a_call_that_the_rank_has_entered_itself_is_told_with_its_line() -> None:
+    own = seen(0, entered(0.5, 1.5), entered(2.5, 0, Stage.WAITING))
+    calls = recorded(call(1), call(2), call(3, is_over=False))
+
+    book = recorded_book(calls, own, RANKS)
+
+    assert [each.place for each in book.calls] == ["train.py:88", FROM_CPP, "train.py:88"]
+    assert [each.text for each in book.calls] == [
+        "all_reduce #? (max) of (4,) float32",
+        "all_reduce #? of (4,) float32",
+        "all_reduce #? (max) of (4,) float32",
+    ]
+
+
+def test_calls_of_another_group_or_operation_lend_nothing() -> None:
+    own = seen(0, entered(0.5, 1.5))
+
+    other_group = recorded_book(recorded(call(1), name="7"), own, RANKS)
+    other_operation = recorded_book(recorded(call(1, "broadcast")), own, RANKS)
+
+    assert [each.place for each in other_group.calls] == [FROM_CPP]
+    assert [each.place for each in other_operation.calls] == [FROM_CPP]
+
+
+def test_members_on_other_nodes_are_unknown() -> None:
+    book = recorded_book(recorded(call(1)), seen(0), (0, 1))
+
+    assert (book.groups["0"].size, book.groups["0"].members) == (3, (0, 1))
+
+
+def test_the_rank_that_called_something_else_is_to_blame_not_those_that_wait_in_cpp() -> None:
+    waiting = recorded(call(1), call(2, is_over=False))
+    books = [
+        recorded_book(recorded(call(1), call(2, "barrier", is_over=False)), seen(0), RANKS),
+        *(recorded_book(waiting, seen(rank), RANKS) for rank in (1, 2)),
+    ]
+
+    verdict = find_verdict(books, patience_is_over=False, issued_is_waiting=True)
+
+    assert verdict is not None
+    assert (verdict.blamed, verdict.is_certain) == ((0,), True)
+
+
+def test_a_circle_of_issued_calls_is_none() -> None:
+    """Each has issued a call of a group to which the other has yet to come, and goes on."""
+    groups = (("0", 0), ("1", 1))
+    books = []
+    for name, rank in groups:
+        other = RecordedGroup("1" if name == "0" else "0", "", RANKS, ())
+        issued = RecordedGroup(name, "", RANKS, (call(1, is_over=False),))
+        book = recorded_book(Recorded(1, (issued, other)), seen(rank), (0, 1))
+        books.append(book)
+
+    assert find_verdict(books, patience_is_over=True, issued_is_waiting=True) is None
+    circle = find_verdict(books, patience_is_over=True)
+    assert circle is not None
+    assert circle.blamed == (0, 1)
+
+
+def test_what_a_worker_sends_is_read_as_it_was_sent() -> None:
+    record = recorded(call(1))
+    line = msgspec.json.decode(msgspec.json.encode(record), type=Recorded)
+
+    assert line == record
