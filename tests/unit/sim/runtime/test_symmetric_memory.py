@@ -1,0 +1,271 @@
+"""Symmetric memory: ranks share buffers, and their kernels talk through them."""
+
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rankwise.sim.triton.language as tl
+from rankwise.base.errors import LocalProtocolError
+from rankwise.sim import GraphEngine, RuntimeContext, SpawnException, triton
+from rankwise.sim.runtime.multiprocessing import RanksStuck
+from rankwise.sim.triton import distributed as dl
+
+EXAMPLE = runpy.run_path(str(Path(__file__).parents[4] / "examples/kernels_that_talk.py"))
+SOURCE = Path(__file__).read_text(encoding="utf-8").splitlines()
+
+
+def line(mark: str) -> str:
+    """The line of this file that ends with a comment."""
+    (number,) = [at for at, text in enumerate(SOURCE, 1) if text.endswith(f"# {mark}")]
+    return f"{__file__}:{number}"
+
+
+def on_ranks(
+    worker: Callable[[int, Any], object], ranks: int = 2, *, data: bool = True, **options: Any
+) -> RuntimeContext:
+    with RuntimeContext(GraphEngine("default", enable_data=data), ccl={}, **options) as torch:
+        torch.multiprocessing.spawn(worker, args=(torch,), nprocs=ranks)
+        return torch
+
+
+def shared(torch: Any, *shape: int, dtype: str = "f32", name: str = "x") -> Any:
+    tensor = torch.distributed._symmetric_memory.empty(*shape, dtype=dtype, name=name)
+    return tensor, torch.distributed._symmetric_memory.rendezvous(tensor)
+
+
+@triton.jit
+def produce(x: Any, flag: Any, B: tl.constexpr, SIGNALS: tl.constexpr) -> None:
+    peer = 1 - dl.rank()
+    tl.store(dl.symm_at(x, peer) + tl.arange(0, B), tl.arange(0, B) + 1.0)  # stores
+    if SIGNALS:
+        dl.notify(flag, peer, signal=7)
+
+
+@triton.jit
+def consume(x: Any, flag: Any, out: Any, B: tl.constexpr, WAITS: tl.constexpr) -> None:
+    if WAITS:
+        dl.signal_wait_until(flag, dl.CMP_EQ, 7)  # waits
+    tl.store(out + tl.arange(0, B), tl.load(x + tl.arange(0, B)) * 2)  # loads
+
+
+def pair(
+    out: list[Any], *, signals: bool = True, waits: bool = True, late: bool = False
+) -> Callable[[int, Any], None]:
+    """Rank 0 stores to rank 1, which waits for that, and loads."""
+
+    def worker(rank: int, torch: Any) -> None:
+        x, _ = shared(torch, 64)
+        flag, _ = shared(torch, 1, dtype="u32", name="flag")
+        result = torch.zeros(64)
+        if rank == 0:
+            if late:
+                torch.zeros(8).numpy()
+            produce[(1,)](x, flag, B=64, SIGNALS=signals)
+        else:
+            consume[(1,)](x, flag, result, B=64, WAITS=waits)
+            out.append(result.numpy())
+
+    return worker
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_store_to_a_peer_is_seen_after_its_signal_whoever_launches_first(late: bool) -> None:
+    out: list[Any] = []
+
+    on_ranks(pair(out, late=late), detect_races=True)
+
+    np.testing.assert_array_equal(out[0], 2 * (np.arange(64) + 1))
+
+
+def test_a_missing_wait_is_a_race_that_is_told_with_both_lines() -> None:
+    with pytest.raises(SpawnException) as caught:
+        on_ranks(pair([], waits=False), detect_races=True)
+
+    (race,) = caught.value.errors.values()
+    assert isinstance(race, triton.DataRace)
+    one, other = line("stores"), line("loads")
+    loads = (
+        f'kernel "consume" ({other}): load of element 0 of buffer "x" by program (0, 0, 0) of rank'
+        f" 1 races with program (0, 0, 0) of rank 0, which stored it at {one}"
+    )
+    stores = (
+        f'kernel "produce" ({one}): store of element 0 of buffer "x of rank 1" by program (0, 0, 0)'
+        f" of rank 0 races with program (0, 0, 0) of rank 1, which loaded it at {other}"
+    )
+    assert loads in str(race) or stores in str(race)
+
+
+def test_a_missing_signal_is_a_deadlock_that_names_signal_value_and_line() -> None:
+    with pytest.raises(RanksStuck) as caught:
+        on_ranks(pair([], signals=False))
+
+    text = str(caught.value)
+    assert "consume[0] on sip1.cube0.pe0 waits for signal flag[0] of rank 1 at 0x" in text
+    assert " to be == 7: it holds 0, and no program has set it since" in text
+    assert f" at {line('waits')} in consume" in text
+
+
+@triton.jit
+def atomic_flag(x: Any, flag: Any, out: Any, SCOPE: tl.constexpr, SEM: tl.constexpr) -> None:
+    if dl.rank() == 0:
+        tl.store(dl.symm_at(x, 1), 3.0)
+        tl.atomic_xchg(dl.symm_at(flag, 1), 1, sem=SEM, scope=SCOPE)
+    else:
+        while tl.atomic_cas(flag, 1, 1, sem="acquire", scope=SCOPE) == 0:
+            pass
+        tl.store(out, tl.load(x))
+
+
+@pytest.mark.parametrize(
+    ("scope", "sem", "is_race"),
+    [("sys", "release", False), ("gpu", "release", True), ("sys", "relaxed", True)],
+)
+def test_atomics_order_ranks_if_they_release_for_the_whole_system(
+    scope: str, sem: str, is_race: bool
+) -> None:
+    out: list[float] = []
+
+    def worker(rank: int, torch: Any) -> None:
+        x, _ = shared(torch, 1)
+        flag, _ = shared(torch, 1, dtype="u32", name="flag")
+        result = torch.zeros(1)
+        atomic_flag[(1,)](x, flag, result, SCOPE=scope, SEM=sem)
+        if rank == 1:
+            out.append(result.item())
+
+    if is_race:
+        with pytest.raises(SpawnException, match="races with"):
+            on_ranks(worker, detect_races=True)
+    else:
+        on_ranks(worker, detect_races=True)
+        assert out == [3.0]
+
+
+def test_signals_of_the_host_order_streams_of_ranks() -> None:
+    got: dict[Any, Any] = {}
+
+    def worker(rank: int, torch: Any) -> None:
+        symm_mem = torch.distributed._symmetric_memory
+        x, handle = shared(torch, 4)
+        if rank == 0:
+            symm_mem.put_signal(torch.tensor([1.0, 2.0, 3.0, 4.0]), handle, 1)
+        else:
+            symm_mem.wait_signal(handle, 0)
+            got["x"] = x.tolist()
+        handle.barrier(channel=2)
+        got[rank] = handle.get_buffer(1, (2,), "f32", 2).tolist()
+
+    on_ranks(worker, detect_races=True)
+
+    assert got == {"x": [1, 2, 3, 4], 0: [3, 4], 1: [3, 4]}
+
+
+@triton.jit
+def through_tables(table: Any, out: Any, peer: int) -> None:
+    theirs = tl.load(table + peer).to(tl.pointer_type(tl.float32))
+    tl.store(out + tl.arange(0, 4), tl.load(theirs + tl.arange(0, 4)))
+    tl.atomic_add(theirs, 10.0, sem="relaxed", scope="sys")
+
+
+def test_addresses_of_peers_can_be_loaded_from_a_table() -> None:
+    got = {}
+
+    def worker(rank: int, torch: Any) -> None:
+        x, handle = shared(torch, 4)
+        x.copy_(np.arange(4) + 100 * rank)
+        table, out = torch.tensor(np.array(handle.buffer_ptrs)), torch.empty(4)
+        torch.distributed.barrier()
+        through_tables[(1,)](table, out, 1 - rank)
+        torch.distributed.barrier()
+        got[rank] = out.tolist(), x.tolist()
+
+    on_ranks(worker)
+
+    assert got == {
+        0: ([100, 101, 102, 103], [10, 1, 2, 3]),
+        1: ([0, 1, 2, 3], [110, 101, 102, 103]),
+    }
+
+
+def test_a_remote_load_takes_the_time_of_the_links() -> None:
+    times: dict[int, int] = {}
+
+    @triton.jit
+    def load(x: Any, out: Any, peer: int, B: tl.constexpr) -> None:
+        there = dl.symm_at(x, peer)
+        tl.store(out + tl.arange(0, B), tl.load(there + tl.arange(0, B)))
+
+    def worker(rank: int, torch: Any) -> None:
+        x, _ = shared(torch, 16_384)
+        out = torch.empty(16_384)
+        for peer in (0, 1, 2):
+            start = torch.now
+            if rank == 0:
+                load[(1,)](x, out, peer, B=16_384)
+            times[peer] = times.get(peer, 0) + torch.now - start
+
+    on_ranks(worker, ranks=4)
+
+    # 64 KiB over a link of 50 GB/s and 500 ns; rank 2 is one link further away. Elsewhere they come
+    # from many channels at once, at the 128 GB/s of the DMA engine.
+    extra = 65_536 / 50e9 * 1e12 - 65_536 / 128e9 * 1e12 + 500_000
+    assert times[1] - times[0] == pytest.approx(extra, rel=0.1)
+    assert times[2] - times[1] == pytest.approx(500_000, rel=0.05)
+
+
+def test_what_cannot_be_shared_is_refused() -> None:
+    def plain(rank: int, torch: Any) -> None:
+        torch.distributed._symmetric_memory.rendezvous(torch.zeros(4))
+
+    def different(rank: int, torch: Any) -> None:
+        shared(torch, 4 + rank)
+
+    def beyond(rank: int, torch: Any) -> None:
+        _, handle = shared(torch, 4)
+        handle.get_buffer(1, (4,), "f32", 1)
+
+    def channel(rank: int, torch: Any) -> None:
+        shared(torch, 4)[1].barrier(channel=5_000)
+
+    for worker, message in (
+        (plain, "not symmetric memory"),
+        (different, r"rank 1 of the group has \(5,\) f32, and rank 0 has \(4,\) f32"),
+        (beyond, "end at byte 20, and it has 16"),
+        (channel, "channel 5000: the signal pad of 9216 bytes has channels 0 to 1151 for 2 ranks"),
+    ):
+        with pytest.raises(SpawnException, match=message) as caught:
+            on_ranks(worker)
+        assert all(isinstance(each, LocalProtocolError) for each in caught.value.errors.values())
+
+
+@triton.jit
+def lonely(x: Any) -> None:
+    dl.notify(x, 0)
+
+
+def test_an_ordinary_launch_has_no_peers() -> None:
+    with pytest.raises(triton.Unsupported, match="notify needs ranks on a simulated machine"):
+        lonely[(1,)](np.zeros(1, np.int32))
+
+
+SMALL: dict[str, dict[str, int]] = {
+    "one-shot all-reduce": {"n": 512, "programs": 2},
+    "two-shot all-reduce": {"n": 2_048, "programs": 4},
+    "all-gather + matmul": {"m": 128, "n": 64, "k": 64, "tile": 32},
+    "matmul + reduce-scatter": {"m": 128, "n": 64, "k": 32, "tile": 32},
+    "all-to-all for experts": {"tokens": 16, "hidden": 32, "blocks": 2},
+    "ring attention": {"s": 64, "d": 32, "tile": 32},
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLE["CASES"])
+def test_fused_kernels_give_the_numbers_of_numpy_and_race_with_nobody(name: str) -> None:
+    def case(at: Any) -> Any:
+        return EXAMPLE["CASES"][name](at, **SMALL[name])
+
+    with RuntimeContext(GraphEngine("default"), ccl={}, detect_races=True) as torch:
+        EXAMPLE["compare"](torch, case, 4)
