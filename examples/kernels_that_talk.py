@@ -143,23 +143,19 @@ def experts_kernel(
     x: Any, w: Any, y: Any, inbox: Any, flags: Any, H: tl.constexpr, TOKENS: tl.constexpr,
     BLOCKS: tl.constexpr, RANKS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Dispatch, expert and combine: a block of tokens for each rank, which sends it back."""
-    me, block = dl.rank(), tl.program_id(0)
+    """Dispatch, expert and combine: a block of tokens to a rank, and one from it and back."""
+    me, other, block = dl.rank(), tl.program_id(0) // BLOCKS, tl.program_id(0) % BLOCKS
+    mine, theirs = me * BLOCKS + block, other * BLOCKS + block
     size: tl.constexpr = TOKENS * H
-    there, back = flags + block * 2 * RANKS, flags + block * 2 * RANKS + RANKS
-    for step in range(RANKS):
-        expert = (me + step) % RANKS
-        dl.putmem_signal_block(
-            inbox + (me * BLOCKS + block) * size, x + (expert * BLOCKS + block) * size, size * 2,
-            there + me, 1, dl.SIGNAL_SET, expert,
-        )  # fmt: skip
-    for step in range(RANKS):
-        source = (me + RANKS - step) % RANKS
-        dl.signal_wait_until(there + source, dl.CMP_EQ, 1)
-        found = _expert(inbox, w, source * BLOCKS + block, H, TOKENS)
-        tl.store(_tile(dl.symm_at(y, source), me * BLOCKS + block, 0, H, TOKENS, H), found)
-        dl.notify(back + me, source, signal=1)
-    dl.wait(back, RANKS, scope="sys", semantic="acquire", waitValue=1)
+    back = flags + RANKS * BLOCKS
+    dl.putmem_signal_block(
+        inbox + mine * size, x + theirs * size, size * 2, flags + mine, 1, dl.SIGNAL_SET, other
+    )
+    dl.signal_wait_until(flags + theirs, dl.CMP_EQ, 1)
+    found = _expert(inbox, w, theirs, H, TOKENS)
+    tl.store(_tile(dl.symm_at(y, other), mine, 0, H, TOKENS, H), found)
+    dl.notify(back + mine, other, signal=1)
+    dl.signal_wait_until(back + theirs, dl.CMP_EQ, 1)
 
 
 @triton.jit
@@ -346,7 +342,7 @@ def experts(
     inbox, y = at.shared(*shape, name="inbox"), at.shared(*shape, name="y")
     flags = at.flags(blocks * 2 * at.ranks)
     fused = at.microseconds(
-        lambda: experts_kernel[(blocks,)](
+        lambda: experts_kernel[(at.ranks * blocks,)](
             x, w, y, inbox, flags, H=hidden, TOKENS=tokens, BLOCKS=blocks, RANKS=at.ranks
         )
     )

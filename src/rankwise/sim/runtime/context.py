@@ -464,7 +464,7 @@ class RuntimeContext:
                     f"{argument.name} is on {argument.device}, and the kernel would run on"
                     f" {device}",
                     hint="each rank makes its own tensors; move values with copy_, or with"
-                    " torch.distributed; what kernels shall reach is made by symm_mem.empty",
+                    " torch.distributed; symm_mem.empty makes memory that kernels of all ranks use",
                 )
         elif isinstance(argument, np.ndarray):
             raise LocalProtocolError(

@@ -13,6 +13,7 @@ from rankwise.base.errors import LocalProtocolError
 from rankwise.sim import GraphEngine, RuntimeContext, SpawnException, triton
 from rankwise.sim.runtime.multiprocessing import RanksStuck
 from rankwise.sim.triton import distributed as dl
+from rankwise.sim.triton import iris
 
 EXAMPLE = runpy.run_path(str(Path(__file__).parents[4] / "examples/kernels_that_talk.py"))
 SOURCE = Path(__file__).read_text(encoding="utf-8").splitlines()
@@ -269,3 +270,117 @@ def test_fused_kernels_give_the_numbers_of_numpy_and_race_with_nobody(name: str)
 
     with RuntimeContext(GraphEngine("default"), ccl={}, detect_races=True) as torch:
         EXAMPLE["compare"](torch, case, 4)
+
+
+def test_puts_are_under_way_while_the_same_pe_multiplies() -> None:
+    def case(at: Any) -> Any:
+        return EXAMPLE["gather_matmul"](at, m=256, n=64, k=128, tile=64)
+
+    with RuntimeContext(GraphEngine("default", enable_data=False), ccl={}) as torch:
+        fused, steps = EXAMPLE["compare"](torch, case, 4)
+        log = [each for each in torch.engine.op_log if each.place == "sip0.cube0.pe0"]
+
+    puts = [each for each in log if each.name == "gather_matmul_kernel.put"]
+    first, *_, last = (each for each in log if each.name == "gather_matmul_kernel.dot")
+    assert len(puts) == 3
+    assert all(put.start < last.end and first.start < put.end for put in puts)
+    assert fused < steps
+
+
+@triton.jit
+def in_the_words_of_iris(x: Any, flag: Any, out: Any) -> None:
+    me = dl.rank()
+    i, peer = tl.arange(0, 4), 1 - me
+    iris.put(x + 4 + i, x + i, me, peer, None)
+    iris.store(x + 8, 40.0 + me, me, peer, None)
+    iris.atomic_add(flag, 1, me, peer, None, sem="release", scope="sys")
+    while tl.atomic_cas(flag, 1, 1, sem="acquire", scope="sys") == 0:
+        pass
+    tl.store(out + i, tl.load(x + i))
+    iris.get(x + 8, out + 4, me, peer, None)
+    tl.store(out + 5, iris.load(x + 4, me, peer, None, mask=None))
+
+
+def test_the_words_of_iris_reach_the_rank_that_they_name() -> None:
+    got: dict[int, Any] = {}
+
+    def worker(rank: int, torch: Any) -> None:
+        x, _ = shared(torch, 9)
+        flag, _ = shared(torch, 1, dtype="i32", name="flag")
+        x.copy_(np.array([0, 0, 0, 0, 1, 2, 3, 4, 0]) * (rank + 1))
+        out = torch.empty(6)
+        in_the_words_of_iris[(1,)](x, flag, out)
+        got[rank] = out.tolist()
+
+    on_ranks(worker, detect_races=True)
+
+    assert got == {0: [2, 4, 6, 8, 40, 2], 1: [1, 2, 3, 4, 41, 1]}
+
+
+@triton.jit
+def bulk(x: Any, flag: Any, N: tl.constexpr) -> None:
+    if dl.my_pe() == 0:
+        dl.put(x + 2, x, N, 1)
+        dl.signal_op(flag, 5, dl.SIGNAL_ADD, 1)
+        dl.signal_wait_until(flag, dl.CMP_GE, 1)
+        dl.get(x, x + 3, 1, 1)
+        dl.get_nbi(x + 1, x + 4, 1, 1)
+        dl.quiet()
+    else:
+        dl.signal_wait_until(flag, dl.CMP_GT, 4)
+        tl.store(x + 3, tl.load(x + 2) + 70.0)
+        dl.notify(flag, 0, signal=1, sig_op="add")
+
+
+def test_bulk_copies_and_counting_signals() -> None:
+    got: dict[int, Any] = {}
+
+    def worker(rank: int, torch: Any) -> None:
+        x, _ = shared(torch, 5)
+        flag, _ = shared(torch, 1, dtype="u64", name="flag")
+        x.copy_(np.array([7, 8, 9, 10, 11]) * (1 - rank))
+        bulk[(1,)](x, flag, N=3)
+        got[rank] = x.tolist()
+
+    on_ranks(worker, detect_races=True)
+
+    assert got == {0: [77, 9, 9, 10, 11], 1: [0, 0, 7, 77, 9]}
+
+
+@triton.jit
+def wrong(x: Any, flag: Any, HOW: tl.constexpr) -> None:
+    if HOW == "rank":
+        dl.notify(flag, 2)
+    if HOW == "private":
+        dl.symm_at(x, 1)
+    if HOW == "operation":
+        dl.notify(flag, 1, sig_op="mul")
+    if HOW == "semantic":
+        dl.wait(flag, 1, semantic="relaxed")
+    if HOW == "size":
+        dl.put(flag, flag, 5, 1)
+    if HOW == "beyond":
+        dl.wait(flag + 4, 1)
+    if HOW == "compare":
+        dl.signal_wait_until(flag, 9, 1)
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("rank", '"flag" at rank 2: flag has no part at rank 2: its group has 2 ranks'),
+        ("private", '"x" at rank 1: address 0x.* is not in symmetric memory'),
+        ("operation", "notify has sig_op='mul': it is 'set' or 'add'"),
+        ("semantic", "wait has semantic='relaxed': it is 'acquire' or 'acq_rel'"),
+        ("size", 'put of 20 bytes: buffer "flag" has 16 from element 0 on'),
+        ("beyond", 'wait: element 4 is outside of buffer "flag", which has 4 elements of uint32'),
+        ("compare", "signal_wait_until has cmp=9"),
+    ],
+)
+def test_misuse_in_a_kernel_is_told_with_what_was_expected(how: str, message: str) -> None:
+    def worker(rank: int, torch: Any) -> None:
+        flag, _ = shared(torch, 4, dtype="u32", name="flag")
+        wrong[(1,)](torch.zeros(4, name="x"), flag, HOW=how)
+
+    with pytest.raises(SpawnException, match=message):
+        on_ranks(worker)
