@@ -201,7 +201,7 @@ def _peers(name: str) -> tuple[Execution, LaunchPeers]:
     if peers is None:
         raise Unsupported(
             f"{place()}: {name} needs ranks on a simulated machine: this launch has none",
-            hint="launch the kernel from a rank of RuntimeContext",
+            hint="launch it from a rank of RuntimeContext; an autotuner tries it without peers",
         )
     assert isinstance(peers, LaunchPeers)
     return execution, peers

@@ -214,7 +214,8 @@ class _Launching:
         given = {name: self._argument(name, value) for name, value in given.items()}
         sizes = grid_sizes(grid, given)
         stages = _stages_of(function, meta)
-        if not self._env.enable_data:
+        # What is repeated is not looked at, so that its races would be missed.
+        if not self._env.enable_data and self._shared.races is None:
             recordings = self._shared.recordings.find(
                 key_of(function, given, sizes, stages),
                 lambda: self._recorded(function, given, sizes, stages),
@@ -227,7 +228,8 @@ class _Launching:
         self._memory = launch.memory
         launch.memory.setters = self._shared.setters
         launch.memory.elsewhere = self._peers.behind
-        launch.peers = self._peers
+        # A trial of a configuration runs alone: nobody would answer.
+        launch.peers = None if self._stands_for is not None else self._peers
         count = sizes[0] * sizes[1] * sizes[2]
         # A collective brings queues of its own, and a workspace that nobody else sees.
         if self._shared.races is not None and self._env.queues is None:
@@ -390,7 +392,13 @@ class _Launching:
 
     def _taken_in(self, buffer: Buffer) -> Buffer:
         """A buffer that no argument has named."""
-        return self._buffers.setdefault(buffer.name, buffer)
+        known = self._buffers.get(buffer.name)
+        if known is not None and (known.address, known.dtype) == (buffer.address, buffer.dtype):
+            return known
+        if known is not None:
+            buffer.name = f"{buffer.name} at {buffer.address:#x}"
+        self._buffers[buffer.name] = buffer
+        return buffer
 
     def _buffer(self, name: str, address: int, named: Any, elements: int | None) -> Buffer:
         type_ = named if isinstance(named, dtype) else dtype_named(str(named))

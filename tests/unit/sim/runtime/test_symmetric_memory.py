@@ -384,3 +384,53 @@ def test_misuse_in_a_kernel_is_told_with_what_was_expected(how: str, message: st
 
     with pytest.raises(SpawnException, match=message):
         on_ranks(worker)
+
+
+@triton.autotune([triton.Config({"B": 1}), triton.Config({"B": 2})], key=[])
+@triton.jit
+def tuned(flag: Any, B: tl.constexpr) -> None:
+    dl.notify(flag, B - 1)
+
+
+def test_an_autotuner_says_that_it_tries_kernels_without_peers() -> None:
+    def worker(rank: int, torch: Any) -> None:
+        tuned[(1,)](shared(torch, 4, dtype="u32")[0])
+
+    with pytest.raises(SpawnException, match="an autotuner tries it without peers"):
+        on_ranks(worker)
+
+
+def test_a_rank_that_has_returned_is_told_beside_the_signal_that_it_never_sent() -> None:
+    def worker(rank: int, torch: Any) -> None:
+        x, _ = shared(torch, 64)
+        flag, _ = shared(torch, 1, dtype="u32", name="flag")
+        if rank == 1:
+            consume[(1,)](x, flag, torch.zeros(64), B=64, WAITS=True)
+
+    with pytest.raises(RanksStuck) as caught:
+        on_ranks(worker)
+
+    assert "rank 0 has returned" in str(caught.value)
+    assert "signal flag[0] of rank 1" in str(caught.value)
+
+
+@triton.jit
+def two_views(whole: Any, part: Any, out: Any) -> None:
+    tl.store(out, tl.load(dl.symm_at(whole, 1) + 2))
+    tl.store(out + 1, tl.load(dl.symm_at(part, 1)))
+
+
+def test_views_of_one_allocation_are_told_apart_at_a_peer() -> None:
+    got = {}
+
+    def worker(rank: int, torch: Any) -> None:
+        x, handle = shared(torch, 4)
+        x.copy_(np.arange(4) + 10 * rank)
+        out = torch.empty(2)
+        torch.distributed.barrier()
+        two_views[(1,)](x, handle.get_buffer(rank, (2,), "f32", 2), out)
+        got[rank] = out.tolist()
+
+    on_ranks(worker)
+
+    assert got == {0: [12, 12], 1: [12, 12]}
