@@ -11,7 +11,7 @@ import math
 import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
@@ -80,6 +80,7 @@ class RuntimeContext:
     Attributes:
         distributed: the collectives.
         multiprocessing: `spawn`.
+        ops: `ops.symm_mem`, the collectives on symmetric memory.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class RuntimeContext:
         self.tensor, self.from_numpy = creation.tensor, creation.from_numpy
         self.manual_seed = creation.manual_seed
         self.distributed = Distributed(self)
+        self.ops = SimpleNamespace(symm_mem=self.distributed.symmetric_operations)
         self.multiprocessing = Multiprocessing(self)
         self.float16, self.bfloat16, self.float32 = "f16", "bf16", "f32"
         self.int8, self.int32, self.int64 = "i8", "i32", "i64"

@@ -20,7 +20,7 @@ from rankwise.sim.kernel import Rank
 from rankwise.sim.runtime.gatherings import Gatherings, Tensors
 from rankwise.sim.runtime.meetings import Work
 from rankwise.sim.runtime.process_groups import GroupRegistry, ProcessGroup
-from rankwise.sim.runtime.symmetric_memory import SymmetricMemoryModule
+from rankwise.sim.runtime.symmetric_memory import SymmetricMemoryModule, SymmetricMemoryOperations
 from rankwise.sim.runtime.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class Distributed:
         self._groups = GroupRegistry(self)
         self.gatherings = Gatherings(context)
         self._symmetric_memory = SymmetricMemoryModule(context)
+        self.symmetric_operations = SymmetricMemoryOperations(context, self._symmetric_memory)
 
     def begin_ranks(self, ranks: Sequence[Rank]) -> None:
         """Bind greenlets to their ranks."""

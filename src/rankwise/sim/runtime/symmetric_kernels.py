@@ -39,6 +39,52 @@ def barrier_kernel(pad, channel, rank, size):
 
 
 @jit
+def one_shot_kernel(x, out, n, pad, me, SIZE: tl.constexpr, B: tl.constexpr):
+    """Add up the parts of all ranks; every rank does it for itself."""
+    part = tl.program_id(0)
+    _meet(pad + 2 * part * SIZE, me, SIZE)
+    places = part * B + tl.arange(0, B)
+    tl.store(out + places, _sum(x, places, n, me, SIZE, B), mask=places < n)
+    _meet(pad + (2 * part + 1) * SIZE, me, SIZE)
+
+
+@jit
+def two_shot_kernel(x, n, share, pad, me, SIZE: tl.constexpr, B: tl.constexpr):
+    """Add up one rank's share of the elements, and store the sums to all, in place."""
+    part = tl.program_id(0)
+    _meet(pad + 2 * part * SIZE, me, SIZE)
+    end = tl.minimum((me + 1) * share, n)
+    places = me * share + part * B + tl.arange(0, B)
+    total = _sum(x, places, end, me, SIZE, B)
+    for step in range(SIZE):
+        tl.store(dl.symm_at(x, (me + step) % SIZE) + places, total, mask=places < end)
+    _meet(pad + (2 * part + 1) * SIZE, me, SIZE)
+
+
+@jit
+def _sum(x, places, end, me, SIZE: tl.constexpr, B: tl.constexpr):
+    total = tl.zeros((B,), tl.float32)
+    for step in range(SIZE):
+        there = dl.symm_at(x, (me + step) % SIZE)
+        total += tl.load(there + places, mask=places < end, other=0).to(tl.float32)
+    return total
+
+
+@jit
+def _meet(words, me, SIZE: tl.constexpr):
+    """Signal all ranks, and wait for all.
+
+    Two such words in turn are never set before their time:
+    who sets the first one again knows that all have taken the second, and so the first before.
+    """
+    for peer in range(SIZE):
+        dl.notify(words + me, peer, signal=1)
+    dl.wait(words, SIZE, scope="sys", semantic="acquire", waitValue=1)
+    for peer in range(SIZE):
+        tl.store(words + peer, 0)
+
+
+@jit
 def _put_signal(pad, channel, rank, size, peer):
     there = dl.symm_at(pad, peer) + channel * size + rank
     dl.quiet()

@@ -149,6 +149,69 @@ class SymmetricMemory:
             )
 
 
+class SymmetricMemoryOperations:
+    """`torch.ops.symm_mem`: collectives as one kernel each, on memory that has been shared."""
+
+    def __init__(self, context: "RuntimeContext", module: "SymmetricMemoryModule") -> None:
+        # Weak, so that a context is freed with its last reference, not at the next collection.
+        self._context: RuntimeContext = weakref.proxy(context)
+        self._module = module
+
+    def one_shot_all_reduce(
+        self,
+        input: Tensor,  # noqa: A002 (torch's name)
+        reduce_op: str = "sum",
+        group_name: Any = None,
+    ) -> Tensor:
+        """The sum over all ranks, for few elements: every rank loads all, and adds."""
+        del group_name
+        handle = self._checked("one_shot_all_reduce", input, reduce_op)
+        out = self._context.empty(*input.shape, dtype=input.kind)
+        block = _block_for(input.numel())
+        self._context.launch(
+            kernels.one_shot_kernel, -(-input.numel() // block), input, out, input.numel(),
+            handle.get_signal_pad(handle.rank), handle.rank, SIZE=handle.world_size, B=block,
+        )  # fmt: skip
+        return out
+
+    def two_shot_all_reduce_(
+        self,
+        input: Tensor,  # noqa: A002 (torch's name)
+        reduce_op: str = "sum",
+        group_name: Any = None,
+    ) -> Tensor:
+        """The sum over all ranks, in place, for many: every rank adds its share, and sends it."""
+        del group_name
+        handle = self._checked("two_shot_all_reduce_", input, reduce_op)
+        share = -(-input.numel() // handle.world_size)
+        block = _block_for(share)
+        self._context.launch(
+            kernels.two_shot_kernel, -(-share // block), input, input.numel(), share,
+            handle.get_signal_pad(handle.rank), handle.rank, SIZE=handle.world_size, B=block,
+        )  # fmt: skip
+        return input
+
+    def _checked(self, name: str, tensor: Tensor, reduce_op: str) -> SymmetricMemory:
+        if reduce_op != "sum":
+            raise LocalProtocolError(f"{name} has reduce_op={reduce_op!r}; it can do 'sum'")
+        handle = self._module.handle_of(tensor)
+        if handle is None:
+            raise LocalProtocolError(
+                f"{name} of {tensor.name}, which is not shared",
+                hint="allocate it with symm_mem.empty, and call symm_mem.rendezvous on every rank",
+            )
+        return handle
+
+
+_PROGRAMS_MAX = 64
+_BLOCK_MIN = 256
+
+
+def _block_for(elements: int) -> int:
+    """Elements of one program, a power of two, so that there are not too many programs."""
+    return max(_BLOCK_MIN, 1 << (-(-elements // _PROGRAMS_MAX) - 1).bit_length())
+
+
 class SymmetricMemoryModule:
     """The functions of torch's module."""
 
@@ -157,6 +220,7 @@ class SymmetricMemoryModule:
         self._context: RuntimeContext = weakref.proxy(context)
         self._pad_bytes = _SIGNAL_PAD_BYTES
         self._own: dict[int, Tensor] = {}
+        self._handles: dict[int, SymmetricMemory] = {}
         self._arrived: dict[tuple[str, int], dict[int, tuple[Tensor, Tensor]]] = {}
         self._counts: dict[tuple[str, int], int] = {}
 
@@ -232,7 +296,12 @@ class SymmetricMemoryModule:
         # All ranks say the same, so that it does not matter who does it first.
         for parts in (buffers, pads):
             self._share(parts, group)
-        return SymmetricMemory(context, own, buffers, pads)
+        handle = self._handles[tensor.address] = SymmetricMemory(context, own, buffers, pads)
+        return handle
+
+    def handle_of(self, tensor: Tensor) -> SymmetricMemory | None:
+        """What `rendezvous` has given for a tensor; None if it is not shared."""
+        return self._handles.get(tensor.address)
 
     def _check_alike(self, buffers: Sequence[Tensor]) -> None:
         first = buffers[0]

@@ -434,3 +434,26 @@ def test_views_of_one_allocation_are_told_apart_at_a_peer() -> None:
     on_ranks(worker)
 
     assert got == {0: [12, 12], 1: [12, 12]}
+
+
+@pytest.mark.parametrize(("ranks", "n", "kind"), [(4, 1_000, "f32"), (3, 513, "f16")])
+def test_all_reduces_of_torchs_operations_can_follow_each_other(
+    ranks: int, n: int, kind: str
+) -> None:
+    got: dict[int, Any] = {}
+
+    def worker(rank: int, torch: Any) -> None:
+        x, _ = shared(torch, n, dtype=kind)
+        x.copy_(np.arange(n) % 7 + rank)
+        ops = torch.ops.symm_mem
+        once = ops.one_shot_all_reduce(x, "sum", "world")
+        ops.two_shot_all_reduce_(x, "sum", "world")
+        got[rank] = once.numpy(), x.numpy(), ops.one_shot_all_reduce(x).numpy()
+
+    on_ranks(worker, ranks=ranks, detect_races=True)
+
+    total = ranks * (np.arange(n) % 7) + sum(range(ranks))
+    for once, in_place, twice in got.values():
+        np.testing.assert_array_equal(once, total)
+        np.testing.assert_array_equal(in_place, total)
+        np.testing.assert_array_equal(twice, ranks * total)
