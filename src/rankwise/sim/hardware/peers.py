@@ -17,13 +17,11 @@ class Shared(NamedTuple):
         name: how messages call it.
         bases: where it begins, by rank of the group.
         size: how many bytes each rank has of it.
-        ranks: the ranks of the group among all ranks.
     """
 
     name: str
     bases: tuple[int, ...]
     size: int
-    ranks: tuple[int, ...]
 
 
 class Peers:

@@ -295,7 +295,7 @@ class SymmetricMemoryModule:
         self._check_alike(buffers)
         # All ranks say the same, so that it does not matter who does it first.
         for parts in (buffers, pads):
-            self._share(parts, group)
+            self._share(parts)
         handle = self._handles[tensor.address] = SymmetricMemory(context, own, buffers, pads)
         return handle
 
@@ -313,7 +313,7 @@ class SymmetricMemoryModule:
                     hint="every rank allocates the same",
                 )
 
-    def _share(self, parts: Sequence[Tensor], group: ProcessGroup) -> None:
+    def _share(self, parts: Sequence[Tensor]) -> None:
         engine = self._context.engine
         sips = frozenset(part.device.sip for part in parts)
         for part in parts:
@@ -321,4 +321,4 @@ class SymmetricMemoryModule:
             if not part.kind.is_floating():
                 engine.space(part.device.sip).mapping_at(part.address).keep_data()
         bases = tuple(part.address for part in parts)
-        engine.peers.share(Shared(parts[0].name, bases, parts[0].nbytes, group.ranks))
+        engine.peers.share(Shared(parts[0].name, bases, parts[0].nbytes))

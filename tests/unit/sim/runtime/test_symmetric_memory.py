@@ -43,7 +43,7 @@ def produce(x: Any, flag: Any, B: tl.constexpr, SIGNALS: tl.constexpr) -> None:
     peer = 1 - dl.rank()
     tl.store(dl.symm_at(x, peer) + tl.arange(0, B), tl.arange(0, B) + 1.0)  # stores
     if SIGNALS:
-        dl.notify(flag, peer, signal=7)
+        dl.notify(flag, peer, signal=SIGNALS)  # signals
 
 
 @triton.jit
@@ -54,7 +54,7 @@ def consume(x: Any, flag: Any, out: Any, B: tl.constexpr, WAITS: tl.constexpr) -
 
 
 def pair(
-    out: list[Any], *, signals: bool = True, waits: bool = True, late: bool = False
+    out: list[Any], *, signals: int = 7, waits: bool = True, late: bool = False
 ) -> Callable[[int, Any], None]:
     """Rank 0 stores to rank 1, which waits for that, and loads."""
 
@@ -102,12 +102,20 @@ def test_a_missing_wait_is_a_race_that_is_told_with_both_lines() -> None:
 
 def test_a_missing_signal_is_a_deadlock_that_names_signal_value_and_line() -> None:
     with pytest.raises(RanksStuck) as caught:
-        on_ranks(pair([], signals=False))
+        on_ranks(pair([], signals=0))
 
     text = str(caught.value)
     assert "consume[0] on sip1.cube0.pe0 waits for signal flag[0] of rank 1 at 0x" in text
     assert " to be == 7: it holds 0, and no program has set it since" in text
     assert f" at {line('waits')} in consume" in text
+
+
+def test_a_signal_of_another_value_is_told_with_who_has_set_it_where() -> None:
+    with pytest.raises(RanksStuck) as caught:
+        on_ranks(pair([], signals=6))
+
+    setter = f"it holds 6, set by produce[0] on sip0.cube0.pe0 at {line('signals')} since"
+    assert setter in str(caught.value)
 
 
 @triton.jit
