@@ -19,7 +19,14 @@ from rankwise.sim.hardware.op_log import Operation
 ENOUGH = 0.9
 """From this share of the bound on, nothing is named."""
 
-_ENGINES = {"dot": "GEMM", "math": "math", "load": "DMA", "store": "DMA", "atomic": "DMA"}
+_ENGINES = {
+    "dot": "GEMM",
+    "math": "math",
+    "load": "DMA",
+    "store": "DMA",
+    "atomic": "DMA",
+    "copy": "DMA",
+}
 _TAIL, _START = "wave tail", "start-up latency"
 
 

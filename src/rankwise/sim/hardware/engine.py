@@ -28,6 +28,7 @@ from rankwise.sim.hardware.environment import DealtPes, KernelEnvironment
 from rankwise.sim.hardware.machine import Machine, Memory
 from rankwise.sim.hardware.memory import AddressSpace, BadAddress, Bytes, as_bytes
 from rankwise.sim.hardware.op_log import Operand, OpLog
+from rankwise.sim.hardware.peers import Peers
 from rankwise.sim.hardware.quantities import exact_picoseconds, picoseconds
 from rankwise.sim.hardware.topology import Topology, load_topology
 from rankwise.sim.kernel import Event, Line, Simulator, Steps, all_of, users_line
@@ -42,6 +43,9 @@ class GraphEngine:
         replayable: let the op log keep what `op_log.replay()` needs.
         time_limit: the last instant, in picoseconds, that may be reached.
         wall_limit_s: how many seconds of real time one wait may take.
+
+    Attributes:
+        peers: the memory that devices share with each other.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class GraphEngine:
         )
         self.machine = Machine(self.simulator, self.topology)
         self.op_log = OpLog(keeps_data=replayable and enable_data)
+        self.peers = Peers()
         self._spaces: dict[int, AddressSpace] = {}
         self._last_of_stream: dict[tuple[int, int], Event] = {}
         self._command_count = 0

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from rankwise.sim.hardware.footprint import Footprint
-from rankwise.sim.hardware.memory import AddressSpace, Mapping
+from rankwise.sim.hardware.memory import AddressSpace, Mapping, sip_of
 from rankwise.sim.hardware.op_log import OpLog
 from rankwise.sim.kernel import Event, Simulator
 
 if TYPE_CHECKING:
     from rankwise.sim.hardware.engine import GraphEngine
-    from rankwise.sim.hardware.machine import Machine, Pe, Sip
+    from rankwise.sim.hardware.machine import Machine, Memory, Pe, Sip
 
 
 class KernelEnvironment:
@@ -68,9 +68,15 @@ class KernelEnvironment:
         """What deadlock reports call a program of a kernel."""
         return f"{kernel}[{program}] on {self.pe_of(program).name}"
 
+    def space_around(self, address: int) -> AddressSpace:
+        """The virtual addresses among which one is: this SIP's, or those of a peer."""
+        home = sip_of(address)
+        is_own = home == self.sip or not home < self.engine.topology.sip_count
+        return self.space if is_own or address in self.space else self.engine.space(home)
+
     def mapping_at(self, address: int) -> Mapping:
         """The mapping that an address lies in; raises `BadAddress` if there is none."""
-        return self.space.mapping_at(address)
+        return self.space_around(address).mapping_at(address)
 
     def program_ended(self, dma_waited: int) -> None:
         """Hear that a program has ended, and for how long it waited for loads and stores."""
@@ -83,9 +89,20 @@ class KernelEnvironment:
         """Begin the DMA from the TCM of a PE to a range of addresses. Time only."""
         return self._start_dma(pe, address, size, is_load=False)
 
+    def start_copy(self, pe: "Pe", source: int, target: int, size: int) -> Event:
+        """Begin to move bytes from memory to memory with the DMA engine of a PE. Time only."""
+        ways: dict[tuple[Memory, Memory], int] = {}
+        spaces = self.space_around(source), self.space_around(target)
+        position = 0
+        for memory, count in spaces[0].stretches(source, size):
+            for other, part in spaces[1].stretches(target + position, count):
+                ways[memory, other] = ways.get((memory, other), 0) + part
+                position += part
+        return pe.start_copies(list(ways.items()))
+
     def _start_dma(self, pe: "Pe", address: int, size: int | Footprint, *, is_load: bool) -> Event:
         if isinstance(size, int):
-            shares = self.space.shares(address, size)
+            shares = self.space_around(address).shares(address, size)
         else:
             burst = self.engine.topology.machine.cube.hbm.burst_bytes
             shares = self.mapping_at(address).shares(*size.bursts(address, burst))

@@ -137,6 +137,15 @@ class Pe:
             for path, size in paths
         ])  # fmt: skip
 
+    def start_copies(self, ways: list[tuple[tuple[Memory, Memory], int]]) -> Event:
+        """Begin one DMA from memories to memories: how many bytes from which to which."""
+        return all_of([
+            self.machine.start_flow(
+                self._dma_path(*ends), size, name=self._dma_name, is_alone=len(ways) == 1
+            )
+            for ends, size in ways
+        ])  # fmt: skip
+
     def _drawn_together(self, shares: list[tuple[Memory, int]]) -> list[tuple[Memory, int]]:
         total = sum(size for _, size in shares)
         flows = -(-total // self.machine.topology.machine.system.chunk_bytes)

@@ -1,9 +1,9 @@
 """Virtual address spaces: where a SIP's addresses lie, and the bytes behind them.
 
-Every SIP has one. `map` gives a range of addresses a place in an HBM channel, or several, against
-the channels' capacity; unwritten memory reads as zero, without a byte being stored
-for it until the first write. Addresses outside of every mapping are an error that names the nearest
-one.
+Every SIP has one, and no two have an address in common, so that a pointer to a peer's memory is a
+pointer like any other. `map` gives a range of addresses a place in an HBM channel, or several,
+against the channels' capacity; unwritten memory reads as zero, without a byte being stored for it
+until the first write. Addresses outside of every mapping are an error that names the nearest one.
 
 With data off, only the places are kept.
 """
@@ -24,6 +24,13 @@ Bytes = npt.NDArray[np.uint8]
 PAGE_BYTES = 4_096
 FIRST_ADDRESS = 0x1000_0000
 """Not zero, so that a null pointer is never valid."""
+SIP_STRIDE = 1 << 44
+"""The addresses of a SIP begin so far behind those of the one before: an address names its SIP."""
+
+
+def sip_of(address: int) -> int:
+    """The SIP that an address lies on."""
+    return address // SIP_STRIDE
 
 
 class MemoryExhausted(SimulationError):
@@ -63,6 +70,10 @@ class Mapping:
                 raise SimulationError("this engine keeps no data", hint="enable_data=True does")
             self._data = np.zeros(self.size, np.uint8)
         return self._data
+
+    def keep_data(self) -> None:
+        """Keep the bytes even where the engine keeps none: programs wait for them."""
+        self.has_data = True
 
     def lie_in(self, data: Bytes) -> None:
         """Let its bytes be these, which others see too: memory that processes share."""
@@ -106,7 +117,7 @@ class AddressSpace:
         self._starts: list[int] = []
         self._mappings: dict[int, Mapping] = {}
         self._used: dict[Memory, int] = {}
-        self._next_address = FIRST_ADDRESS
+        self._next_address = sip * SIP_STRIDE + FIRST_ADDRESS
 
     def reserve(self, size: int) -> int:
         """Take a range of unused addresses; it still has to be mapped."""
@@ -178,6 +189,10 @@ class AddressSpace:
     def used(self, memory: Memory) -> int:
         """How many bytes of a memory are mapped."""
         return self._used.get(memory, 0)
+
+    def __contains__(self, address: int) -> bool:
+        place = bisect_right(self._starts, address)
+        return bool(place) and address < self._mappings[self._starts[place - 1]].end
 
     def mapping_at(self, address: int) -> Mapping:
         """The mapping that an address lies in."""

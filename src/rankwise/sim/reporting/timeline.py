@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from rankwise.sim.hardware.op_log import Operation, OpLog
 from rankwise.sim.hardware.topology import Topology
 
-_DMA = frozenset({"load", "store", "atomic"})
+_DMA = frozenset({"load", "store", "atomic", "copy"})
 _HOST = frozenset({"MmuMap", "MmuUnmap", "MemoryWrite", "MemoryRead", "Copy"})
 ENGINES = ("host", "commands", "kernels", "waiting", "collectives", "dma", "gemm", "math")
 """In the order in which they are shown."""

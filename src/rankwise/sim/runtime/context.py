@@ -11,7 +11,7 @@ import math
 import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
@@ -38,7 +38,13 @@ from rankwise.sim.runtime.tensor import Tensor
 from rankwise.sim.triton.dtypes import dtype
 from rankwise.sim.triton.host import TensorDescriptor
 from rankwise.sim.triton.jit import grid_sizes
-from rankwise.sim.triton.kernel_runner import KernelRunner, chosen, unread_messages
+from rankwise.sim.triton.kernel_runner import (
+    KernelRunner,
+    chosen,
+    unread_messages,
+    watch_races,
+)
+from rankwise.sim.triton.peers import Place
 
 _UNREAD_TOLD = 8
 _OPEN: "list[weakref.ref[RuntimeContext]]" = []
@@ -68,10 +74,13 @@ class RuntimeContext:
         ccl: the configuration of collectives, a file or a mapping; `ccl.yaml` of the working
             directory if there is one, unless given.
         seed: what `rand` and `randn` draw from.
+        detect_races: report two programs, of any rank, that use an element unordered, one of them
+            writing; costs time, and every launch runs program by program.
 
     Attributes:
         distributed: the collectives.
         multiprocessing: `spawn`.
+        ops: `ops.symm_mem`, the collectives on symmetric memory.
     """
 
     def __init__(
@@ -83,6 +92,7 @@ class RuntimeContext:
         *,
         ccl: Any = None,
         seed: int = 0,
+        detect_races: bool = False,
     ) -> None:
         if not isinstance(engine, GraphEngine):
             raise ConfigError(
@@ -97,6 +107,7 @@ class RuntimeContext:
         )
         check_sizes_against(self.ccl, engine.topology.machine.pe.tcm.capacity)
         self.world_size = 1
+        self.races = watch_races(engine.machine) if detect_races else None
         self._completed: set[Any] = set()
         self._failures: dict[Any, BaseException] = {}
         self._given_up: set[Handle] = set()
@@ -115,6 +126,7 @@ class RuntimeContext:
         self.tensor, self.from_numpy = creation.tensor, creation.from_numpy
         self.manual_seed = creation.manual_seed
         self.distributed = Distributed(self)
+        self.ops = SimpleNamespace(symm_mem=self.distributed.symmetric_operations)
         self.multiprocessing = Multiprocessing(self)
         self.float16, self.bfloat16, self.float32 = "f16", "bf16", "f32"
         self.int8, self.int32, self.int64 = "i8", "i32", "i64"
@@ -196,15 +208,19 @@ class RuntimeContext:
 
         A failure of the command is kept for those who wait for it.
         """
+        try:
+            self._carry_through(handle)
+        except Deadlock:
+            self.give_up()
+            raise
+
+    def _carry_through(self, handle: Any) -> None:
         if handle in self._completed:
             return
         try:
             self.engine.wait(handle)
-        except TimeLimit:
-            raise  # it ends the run, and is no failure of the command
-        except Deadlock:
-            self.give_up()
-            raise
+        except (TimeLimit, Deadlock):
+            raise  # it ends the run, or may yet be resolved, and is no failure of the command
         except Exception as failure:
             if not getattr(handle, "is_done", False):
                 raise
@@ -234,12 +250,42 @@ class RuntimeContext:
             raise LocalProtocolError("only a rank can yield to other ranks")
         parent.switch()
 
-    def drain_waits(self) -> None:
-        """Complete all deferred waits; only where the simulation is driven from."""
-        while self._pending_worker_waits:
-            for handle in list(self._pending_worker_waits):
-                self.complete(handle)
-                self._pending_worker_waits.remove(handle)
+    def drain_waits(self, *, with_collectives: bool = False) -> None:
+        """Complete all deferred waits; only where the simulation is driven from.
+
+        A wait that is stuck stays deferred if another one has been completed: the rank that goes on
+        may submit what it takes, the kernel that sends a signal for instance.
+
+        Args:
+            with_collectives: complete those that ranks wait for, too.
+
+        Raises:
+            Deadlock: all that are left are stuck.
+        """
+        waits, collectives = self._pending_worker_waits, self._pending_collectives
+        while handles := [*waits, *(collectives if with_collectives else ())]:
+            stuck: Deadlock | None = None
+            completed = 0
+            for handle in handles:
+                if stuck is not None and not handle.is_done:
+                    continue
+                try:
+                    self._carry_through(handle)  # which takes a collective off its list
+                except Deadlock as deadlock:
+                    stuck = deadlock
+                    continue
+                if handle in waits:
+                    waits.remove(handle)
+                completed += 1
+            if stuck is not None:
+                if completed:
+                    return
+                self.give_up()
+                raise stuck
+
+    def is_stuck(self, rank: int) -> bool:
+        """Whether a rank waits for what could not be completed yet."""
+        return self._awaited.get(rank) in self._pending_worker_waits
 
     def drain_for_host_read(self) -> None:
         """Begin the barrier of a host read: no deferred wait is left when the host sees the value.
@@ -398,7 +444,7 @@ class RuntimeContext:
         command = KernelLaunch(
             sip=sip,
             stream=stream.number,
-            runner=KernelRunner(meta, shape),
+            runner=KernelRunner(meta, shape, place=Place(self.rank, self.world_size)),
             kernel_fn=function,
             kernel_args=args,
             num_programs=math.prod(shape),
@@ -415,12 +461,12 @@ class RuntimeContext:
             argument = argument.base
         if isinstance(argument, Tensor):
             argument.check_usable(self)
-            if argument.device.sip != device.sip:
+            if not argument.is_within_reach_of(device.sip):
                 raise LocalProtocolError(
                     f"{argument.name} is on {argument.device}, and the kernel would run on"
                     f" {device}",
                     hint="each rank makes its own tensors; move values with copy_, or with"
-                    " torch.distributed",
+                    " torch.distributed; symm_mem.empty makes memory that kernels of all ranks use",
                 )
         elif isinstance(argument, np.ndarray):
             raise LocalProtocolError(

@@ -20,6 +20,7 @@ from rankwise.sim.kernel import Rank
 from rankwise.sim.runtime.gatherings import Gatherings, Tensors
 from rankwise.sim.runtime.meetings import Work
 from rankwise.sim.runtime.process_groups import GroupRegistry, ProcessGroup
+from rankwise.sim.runtime.symmetric_memory import SymmetricMemoryModule, SymmetricMemoryOperations
 from rankwise.sim.runtime.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ class Distributed:
         self._is_initialized: set[int] = set()
         self._groups = GroupRegistry(self)
         self.gatherings = Gatherings(context)
+        self._symmetric_memory = SymmetricMemoryModule(context)
+        self.symmetric_operations = SymmetricMemoryOperations(context, self._symmetric_memory)
 
     def begin_ranks(self, ranks: Sequence[Rank]) -> None:
         """Bind greenlets to their ranks."""
@@ -58,6 +61,7 @@ class Distributed:
         self._rank_by_greenlet.clear()
         self._is_initialized.clear()
         self._groups.clear()
+        self._symmetric_memory.clear()
         self.gatherings.clear()
 
     def init_process_group(

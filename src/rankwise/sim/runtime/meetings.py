@@ -180,7 +180,7 @@ class Collective:
         self._prepare(algorithm, asked)
         self._operands: list[Array | None] = [None] * len(calls)
         self._results: list[Array | None] = [None] * len(calls)
-        self._started = 0
+        self._started = self._begun = 0
         self._all_started: Event = context.engine.simulator.event("all ranks of the collective")
 
     def _planned(self, algorithm: Algorithm, asked: Signature) -> Plan:
@@ -252,6 +252,10 @@ class Collective:
 
     def _run_rank(self, index: int, env: KernelEnvironment) -> Steps:
         call, start = self._calls[index], env.simulator.now
+        if self._context.races is not None:
+            self._begun += 1
+            if self._begun == len(self._calls):
+                self._context.races.meet(each.rank for each in self._calls)
         run = self._run_as_data if self._kernels is None else self._run_as_kernel
         yield from run(index, env)
         if env.enable_data and call.results:

@@ -1,8 +1,9 @@
 """`spawn`: ranks as greenlets, scheduled in rounds.
 
 In each round every live rank runs, in the order of the ranks, to its next wait; then all deferred
-waits and all collectives that are complete are drained; then the next round begins. The simulation
-only moves in the drain, so all ranks have submitted what they can before any time passes.
+waits and all collectives that are complete are drained; then the next round begins. Who waits for
+what only another rank can bring, a signal for instance, is left out meanwhile. The simulation only
+moves in the drain, so all ranks have submitted what they can before any time passes.
 
 The signature is PyTorch's. There is no isolation: ranks share one process and its modules, and a
 rank must not block on anything but the simulation.
@@ -76,11 +77,8 @@ class RanksStuck(SpawnException, Deadlock):
 
 
 def _drain_pending(ctx: "RuntimeContext") -> None:
-    """Complete all deferred waits, then all pending collectives, until both lists are empty."""
-    while ctx._pending_worker_waits or ctx._pending_collectives:  # noqa: SLF001 (one part in files)
-        ctx.drain_waits()
-        for handle in list(ctx._pending_collectives):  # noqa: SLF001
-            ctx.complete(handle)  # which takes it off the list
+    """Complete all deferred waits and all pending collectives, but those that are stuck so far."""
+    ctx.drain_waits(with_collectives=True)
 
 
 class SpawnContext:
@@ -195,6 +193,8 @@ class _Schedule:
         try:
             context.device_of(0)  # refuses more ranks than there is room for, before any runs
             distributed.begin_ranks(self._ranks)
+            if context.races is not None:
+                context.races.meet(range(len(self._ranks)))
             self._run_rounds()
         finally:
             self._end_ranks()
@@ -210,7 +210,7 @@ class _Schedule:
     def _run_rounds(self) -> None:
         live = self._ranks
         while live and not self._errors:
-            order = list(live)
+            order = [rank for rank in live if not self._context.is_stuck(rank.rank)]
             if self._order is not None:
                 self._order.shuffle(order)
             for rank in order:

@@ -65,6 +65,7 @@ class _Memory:
 
     def __init__(self) -> None:
         self.is_freed = False
+        self.sips: frozenset[int] = frozenset()
 
 
 class Tensor(Operators):
@@ -194,6 +195,20 @@ class Tensor(Operators):
         """A new tensor on the same device, for what is calculated from this one."""
         self.check_alive()
         return self._context.allocate(shape, kind, None, None, self.device)
+
+    def share_with(self, sips: frozenset[int]) -> None:
+        """Let kernels on these devices use its memory as their own (`symmetric_memory`)."""
+        self._memory.sips = sips
+
+    def is_within_reach_of(self, sip: int) -> bool:
+        """Whether kernels on a device may use its memory."""
+        return sip == self.device.sip or sip in self._memory.sips
+
+    def seen_as(self, shape: tuple[int, ...], kind: Kind, first: int, name: str) -> "Tensor":
+        """Some of the same memory, from a byte on, with another shape and type."""
+        view = self._alias(shape)
+        view.kind, view.address, view.name = kind, self.address + first, name
+        return view
 
     def _alias(self, shape: tuple[int, ...]) -> "Tensor":
         return Tensor(
@@ -330,6 +345,7 @@ class Tensor(Operators):
         self._memory.is_freed = True
         if self.nbytes:
             context = self._context
+            context.engine.peers.forget(self.address)
             context.submit(
                 MmuUnmap(
                     sip=self.device.sip,

@@ -78,7 +78,7 @@ def atomic(
     before = np.zeros(size * pointer.numel, element.compute)
     before[chosen] = _combined(execution, flat, element, where, operands, _COMBINE[name])
     result = tensor(before.reshape(size, *pointer.shape), element, pointer.shape)
-    _conclude(execution, target, access, result, (pointer, value, mask))
+    _conclude(execution, target, access, result, (pointer, value, mask), (sem, scope))
     return result
 
 
@@ -114,7 +114,7 @@ def compare_and_swap(
                 execution.launch.memory.changes += 1
             flat[where] = new[at]
     result = tensor(element.decode(before).reshape(index.shape), element, pointer.shape)
-    _conclude(execution, target, access, result, (pointer, expected, value))
+    _conclude(execution, target, access, result, (pointer, expected, value), (sem, scope))
     return result
 
 
@@ -223,6 +223,7 @@ def _conclude(
     access: Scattered,
     result: tensor,
     operands: tuple[Any, ...],
+    order: tuple[str | None, str | None],
 ) -> None:
     launch = execution.launch
     pointer = operands[0]
@@ -231,7 +232,7 @@ def _conclude(
     if (execution.interleaves or is_swap) and result.numel == 1 and access.touched:
         _note_setters(execution, target, access, result)
     if launch.races is not None:
-        launch.races.on_atomic(execution, target, pointer)
+        launch.races.on_atomic(execution, target, pointer, *order)
     if execution.observer is not None:
         lowest, footprint = target.buffer.address, None
         if access.touched:

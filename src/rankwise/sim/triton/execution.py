@@ -27,7 +27,7 @@ from rankwise.sim.triton.words import Change, ProgramName, Word
 
 if TYPE_CHECKING:
     from rankwise.sim.triton.memory import Buffer, Memory
-    from rankwise.sim.triton.races import RaceDetector
+    from rankwise.sim.triton.races import LaunchRaces
 
 
 class KernelError(SimulationError):
@@ -159,6 +159,8 @@ class Launch:
         may_spin_wait: whether its programs wait in a loop for memory to change, so that looking at
             memory twice and seeing the same may be waiting.
         stages: how many turns of a loop may be under way; as many as fit elsewhere if None.
+        channels: the queues to other processing elements; None where there are none.
+        peers: other ranks' memory and signals (`peers.LaunchPeers`); None where there are none.
         knows_addresses: whether a program has seen a pointer as a number.
     """
 
@@ -169,7 +171,7 @@ class Launch:
         memory: "Memory",
         *,
         observer: Observer | None = None,
-        races: "RaceDetector | None" = None,
+        races: "LaunchRaces | None" = None,
         computes: bool = True,
         prints: Callable[[str], None] | None = None,
     ) -> None:
@@ -182,6 +184,7 @@ class Launch:
         self.prints = print if prints is None else prints
         self.largest_block = 1
         self.channels: Any = None
+        self.peers: Any = None
         self.may_spin_wait = False
         self.stages: int | None = None
         self.knows_addresses = False
@@ -199,7 +202,7 @@ class Execution:
         launch: Launch,
         programs: Array,
         *,
-        wait: Callable[[Change], None] | None = None,
+        wait: Callable[[object], None] | None = None,
         name: str | None = None,
     ) -> None:
         self.launch = launch

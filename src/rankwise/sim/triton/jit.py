@@ -314,7 +314,7 @@ class JITFunction(KernelInterface):
             for name, value in given.items()
         }
         memory = Memory(arguments.buffers, tensor_around)
-        races = RaceDetector(grid[0] * grid[1] * grid[2]) if self.detect_races else None
+        races = RaceDetector().launch(grid[0] * grid[1] * grid[2]) if self.detect_races else None
         launch = Launch(self.__name__, grid, memory, observer=self.observer, races=races)
         _Generation.number += 1
         return launch, lambda: self.kernel_function(**seen)

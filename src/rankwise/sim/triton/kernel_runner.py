@@ -10,7 +10,6 @@ kernel on the machine. If none can come, the simulation itself finds the deadloc
 line.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import partial
@@ -41,11 +40,13 @@ from rankwise.sim.triton.execution import ACTIVE, Execution, Launch, Operation
 from rankwise.sim.triton.host import TensorDescriptor
 from rankwise.sim.triton.jit import JITFunction, grid_sizes
 from rankwise.sim.triton.memory import Buffer, Memory
+from rankwise.sim.triton.peers import LaunchPeers, Place
 from rankwise.sim.triton.queues import LaunchQueues, PeQueues, ProgramQueues
+from rankwise.sim.triton.races import LaunchRaces, RaceDetector
 from rankwise.sim.triton.recording import Recording, Recordings, Step, key_of, recorded
 from rankwise.sim.triton.timing import ProgramClock
 from rankwise.sim.triton.tuning import Autotuner, Config, Heuristics
-from rankwise.sim.triton.words import Change, Setters
+from rankwise.sim.triton.words import Setters
 
 if TYPE_CHECKING:
     from greenlet import greenlet
@@ -75,10 +76,11 @@ class _SharedState:
     def __init__(self, machine: "Machine") -> None:
         self.queues = PeQueues(machine)
         self.recordings = Recordings()
-        self.setters: defaultdict[int, Setters] = defaultdict(Setters)
+        self.setters = Setters()
+        self.races: RaceDetector | None = None
         self._awaited: list[Event] = []
 
-    def next_change(self, simulator: Simulator, change: Change) -> Event:
+    def next_change(self, simulator: Simulator, change: object) -> Event:
         """The event of the next change of memory, which may be the one that is waited for."""
         event = Event(simulator, change)
         self._awaited.append(event)
@@ -92,6 +94,20 @@ class _SharedState:
 
 
 _SHARED: "WeakKeyDictionary[Machine, _SharedState]" = WeakKeyDictionary()
+
+
+def _shared_state(machine: "Machine") -> _SharedState:
+    shared = _SHARED.get(machine)
+    if shared is None:
+        shared = _SHARED[machine] = _SharedState(machine)
+    return shared
+
+
+def watch_races(machine: "Machine") -> RaceDetector:
+    """Watch all launches on a machine from now on, also for races between ranks."""
+    shared = _shared_state(machine)
+    shared.races = shared.races or RaceDetector()
+    return shared.races
 
 
 def unread_messages(machine: "Machine") -> list[str]:
@@ -109,6 +125,7 @@ class KernelRunner:
             `num_programs` if None.
         ahead: how many operations a program may run ahead of simulated time.
         stands_for: the launch that this one is a trial of, whose whole numbers it sees.
+        place: the rank that launches, among so many.
 
     Attributes:
         _parent: the greenlet above all kernels of the latest launch: the main one.
@@ -121,12 +138,14 @@ class KernelRunner:
         *,
         ahead: int = 16,
         stands_for: KernelEnvironment | None = None,
+        place: Place = Place(0, 1),  # noqa: B008  # it never changes
     ) -> None:
         self._parent: greenlet | None = None
         self.meta = dict(meta or {})
         self.grid = grid
         self.ahead = ahead
         self.stands_for = stands_for
+        self.place = place
 
     def run(
         self,
@@ -142,7 +161,7 @@ class KernelRunner:
         """
         self._parent = main_greenlet()
         yield 0
-        launching = _Launching(env, self.ahead, self.stands_for)
+        launching = _Launching(env, self.ahead, self.stands_for, self.place)
         grid: Any = self.grid or num_programs
         processes = launching.start(kernel_fn, kernel_args, dict(self.meta), grid)
         if processes:
@@ -151,7 +170,7 @@ class KernelRunner:
             except BaseException as exception:
                 _end(processes, exception)
                 raise
-        launching.log_results()
+        launching.end()
 
 
 def _end(processes: list[Process], cause: BaseException) -> None:
@@ -166,7 +185,11 @@ class _Launching:
     """One launch on a simulated machine."""
 
     def __init__(
-        self, env: KernelEnvironment, ahead: int, stands_for: KernelEnvironment | None
+        self,
+        env: KernelEnvironment,
+        ahead: int,
+        stands_for: KernelEnvironment | None,
+        place: Place,
     ) -> None:
         self._env = env
         self._ahead = ahead
@@ -177,11 +200,10 @@ class _Launching:
         self._behind: dict[str, Buffer] = {}
         """By parameter, where `_buffers` is by name."""
         self._memory: Memory | None = None
+        self._races: LaunchRaces | None = None
         self._changes_announced = 0
-        shared = _SHARED.get(env.machine)
-        if shared is None:
-            shared = _SHARED[env.machine] = _SharedState(env.machine)
-        self._shared = shared
+        shared = self._shared = _shared_state(env.machine)
+        self._peers = LaunchPeers(env, place, shared.setters, shared.memory_changed, self._taken_in)
 
     def start(
         self, kernel_fn: Any, kernel_args: Sequence[Any], meta: dict[str, Any], grid: Any
@@ -192,7 +214,8 @@ class _Launching:
         given = {name: self._argument(name, value) for name, value in given.items()}
         sizes = grid_sizes(grid, given)
         stages = _stages_of(function, meta)
-        if not self._env.enable_data:
+        # What is repeated is not looked at, so that its races would be missed.
+        if not self._env.enable_data and self._shared.races is None:
             recordings = self._shared.recordings.find(
                 key_of(function, given, sizes, stages),
                 lambda: self._recorded(function, given, sizes, stages),
@@ -203,8 +226,15 @@ class _Launching:
         launch.computes = self._env.enable_data
         launch.stages = stages
         self._memory = launch.memory
-        launch.memory.setters = self._shared.setters[self._env.sip]
+        launch.memory.setters = self._shared.setters
+        launch.memory.elsewhere = self._peers.behind
+        # A trial of a configuration runs alone: nobody would answer.
+        launch.peers = None if self._stands_for is not None else self._peers
         count = sizes[0] * sizes[1] * sizes[2]
+        # A collective brings queues of its own, and a workspace that nobody else sees.
+        if self._shared.races is not None and self._env.queues is None:
+            launch.races = self._shared.races.launch(count, self._peers.rank, self._run_of)
+        self._races = launch.races
         queues = self._env.queues or LaunchQueues(
             self._shared.queues, self._env.machine, self._env.pe_of, count
         )
@@ -278,15 +308,16 @@ class _Launching:
 
         return ProgramClock(self._simulator, pe, start_dma, wait, self._log, self._ahead)
 
-    def _wait_for_change(self, change: Change) -> None:
+    def _wait_for_change(self, change: object) -> None:
         execution = ACTIVE.execution
         assert execution is not None, "only a running program waits"
         _wait_for(execution, self._shared.next_change(self._simulator, change))
 
     def _log(self, operation: Operation, place: str, start: int, end: int) -> None:
         env = self._env
-        at = (Operand("hbm", f"sip{env.sip}", operation.address, operation.size_bytes),)
-        writes = operation.kind in ("store", "atomic")
+        home = env.space_around(operation.address).sip
+        at = (Operand("hbm", f"sip{home}", operation.address, operation.size_bytes),)
+        writes = operation.kind in ("store", "atomic", "copy")
         reads = operation.kind in ("load", "atomic")
         m, n, k = operation.shape or (0, 0, 0)
         env.op_log.append(
@@ -311,6 +342,16 @@ class _Launching:
             self._changes_announced = self._memory.changes
             self._shared.memory_changed()
 
+    def end(self) -> None:
+        """All programs have come to their end."""
+        if self._races is not None:
+            self._races.ended()
+        self.log_results()
+
+    def _run_of(self, buffer: Buffer) -> tuple[int, int]:
+        mapping = self._env.mapping_at(buffer.address)
+        return mapping.start, mapping.size
+
     def log_results(self) -> None:
         """Give the op log the bytes of what the kernel has stored, for its replay."""
         env = self._env
@@ -318,14 +359,15 @@ class _Launching:
             return
         for name, buffer in self._stored.items():
             content = buffer.flat.view(np.uint8).copy()
+            home = f"sip{env.space_around(buffer.address).sip}"
             env.op_log.append(
                 "result",
                 f"{env.name}.{name}",
-                f"sip{env.sip}",
+                home,
                 self._simulator.now,
                 self._simulator.now,
                 size=buffer.size_bytes,
-                writes=(Operand("hbm", f"sip{env.sip}", buffer.address, buffer.size_bytes),),
+                writes=(Operand("hbm", home, buffer.address, buffer.size_bytes),),
                 compute=partial(_constant, content),
             )
 
@@ -348,6 +390,16 @@ class _Launching:
         self._buffers[buffer.name] = self._behind[name] = buffer
         return buffer
 
+    def _taken_in(self, buffer: Buffer) -> Buffer:
+        """A buffer that no argument has named."""
+        known = self._buffers.get(buffer.name)
+        if known is not None and (known.address, known.dtype) == (buffer.address, buffer.dtype):
+            return known
+        if known is not None:
+            buffer.name = f"{buffer.name} at {buffer.address:#x}"
+        self._buffers[buffer.name] = buffer
+        return buffer
+
     def _buffer(self, name: str, address: int, named: Any, elements: int | None) -> Buffer:
         type_ = named if isinstance(named, dtype) else dtype_named(str(named))
         mapping = self._env.mapping_at(address)
@@ -362,7 +414,7 @@ class _Launching:
             start = address - mapping.start
             flat = mapping.data[start : start + size].view(type_.storage)
         elif self._stands_for is not None and not type_.is_floating():
-            flat = self._stands_for.space.read(address, size).view(type_.storage)
+            flat = self._stands_for.space_around(address).read(address, size).view(type_.storage)
         else:
             # Never touched, so it takes no memory: it only has the right size.
             flat = np.zeros(size // type_.itemsize, type_.storage)
@@ -435,12 +487,15 @@ def _time_alone(
     if config.pre_hook is not None:
         config.pre_hook(given)
     engine = GraphEngine(env.engine.topology, enable_data=False)
-    sip = engine.machine.sip(env.sip)
-    space = engine.space(env.sip)
+    machine = engine.machine
     for mapping in dict.fromkeys(map(env.mapping_at, _addresses_of((*args, *meta.values())))):
-        space.map_like(mapping, lambda memory: sip.cube(memory.cube).hbm(memory.pe))
+        engine.space(mapping.places.memories[0].sip).map_like(
+            mapping, lambda memory: machine.sip(memory.sip).cube(memory.cube).hbm(memory.pe)
+        )
     assert isinstance(env.pes, DealtPes), "an engine deals the PEs of its launches"
-    trial = KernelEnvironment(engine, env.sip, env.pes.on(sip), env.name, env.extra)
+    trial = KernelEnvironment(
+        engine, env.sip, env.pes.on(machine.sip(env.sip)), env.name, env.extra
+    )
     outer = ACTIVE.execution
     try:
         runner = KernelRunner({**meta, **config.all_kwargs()}, grid, stands_for=env)

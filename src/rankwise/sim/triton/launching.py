@@ -29,7 +29,6 @@ from rankwise.sim.triton.execution import (
     Launch,
     MustInterleave,
 )
-from rankwise.sim.triton.words import Change
 
 _GROUP_ELEMENTS = 1 << 18
 """Elements of the largest block over a group: a megabyte of fp32, which a cache holds."""
@@ -91,7 +90,7 @@ class _Program:
 
     def __init__(self, launch: Launch, number: int, body: Callable[[], object]) -> None:
         self.execution = Execution(launch, np.array([number], np.int64), wait=self.wait)
-        self.awaited: Change | None = None
+        self.awaited: object = None
         self.greenlet = greenlet(self._run)
         self._body = body
 
@@ -99,7 +98,7 @@ class _Program:
         with np.errstate(all="ignore"):
             self._body()
 
-    def wait(self, change: Change) -> None:
+    def wait(self, change: object) -> None:
         """Let the others go on."""
         self.awaited = change
         parent = self.greenlet.parent

@@ -59,6 +59,12 @@ class Buffer:
             self._views[type_.storage.char] = found
         return found
 
+    def bytes_at(self, address: int, size: int) -> Array:
+        """So many of its bytes, from an address on."""
+        start = address - self.address
+        view: Array = self.flat.view(np.uint8)[start : start + size]
+        return view
+
     def __repr__(self) -> str:
         return f'"{self.name}" ({self.flat.size} elements of {self.dtype})'
 
@@ -74,12 +80,13 @@ class Memory:
         changes: counts stores and atomics that changed something, so that who waits for a change
             can be told from who waits in vain.
         setters: who has set which word last.
+        elsewhere: finds a buffer by an address in it.
     """
 
     def __init__(
         self, buffers: list[Buffer], elsewhere: Callable[[int], Buffer | None] | None = None
     ) -> None:
-        self._elsewhere = elsewhere
+        self.elsewhere = elsewhere
         self.changes = 0
         self.setters = Setters()
         self._take(buffers)
@@ -101,7 +108,7 @@ class Memory:
             buffer = self._buffers[at]
             if address < buffer.address + buffer.size_bytes:
                 return buffer
-        found = self._elsewhere(address) if self._elsewhere is not None else None
+        found = self.elsewhere(address) if self.elsewhere is not None else None
         if found is not None:
             self._take([*self._buffers, found])
         return found

@@ -125,7 +125,9 @@ class ProgramQueues:
         sizes = [queue.slot_bytes] * (size // queue.slot_bytes)
         if size % queue.slot_bytes:
             sizes.append(size % queue.slot_bytes)
-        content = (block.dtype, block.shape, block.data.copy())
+        races = execution.launch.races if releases else None
+        known = None if races is None else races.snapshot(execution)
+        content = (block.dtype, block.shape, block.data.copy(), known)
         clock = execution.observer
         assert isinstance(clock, ProgramClock), "a kernel with queues runs in simulated time"
         where = where_of(kernel_frames())
@@ -145,7 +147,9 @@ class ProgramQueues:
             assert isinstance(slot, Slot)
             content = slot.payload
             queue.free()
-        sent_type, sent_shape, data = content
+        sent_type, sent_shape, data, known = content
+        if execution.launch.races is not None and known is not None:
+            execution.launch.races.take_over(execution, known)
         if sent_type != type_ or sent_shape != shape:
             raise KernelValueError(
                 f"{place()}: recv of shape {list(shape)} {type_} on {queue.name} got a block of "

@@ -1,127 +1,286 @@
 """The race detector: which program used which element last, and whether that was ordered.
 
 Every program has a vector clock: how much of each program's work it knows to have happened. An
-atomic operation publishes the clock of the program that makes it at that address, and takes over
-what others have published there. A store is a race if the last store to, or load from, one of its
-elements is not known to its program; a load, if the last store is not. Of the loads of an element
-only the latest is remembered, so that a race between a store and an earlier load may be missed;
-what is reported is one.
+atomic operation that releases publishes the clock of its program at that address, and one that
+acquires takes over what others have published there; signals and waits do the same. A store is a
+race if the last store to, or load from, one of its elements is not known to its program; a load, if
+the last store is not. Of the loads of an element only the latest is remembered, so that a race
+between a store and an earlier load may be missed; what is reported is one.
+
+Launches on a simulated machine may share a detector. A launch knows what earlier launches of its
+rank have done, and those of other ranks up to the latest collective that both were in. Among ranks
+an atomic orders only with `scope="sys"`.
 """
 
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
 
 from rankwise.sim.triton.dtypes import Array
-from rankwise.sim.triton.execution import DataRace, Execution, kernel_frames, place
+from rankwise.sim.triton.execution import DataRace, Execution, line_of_kernel, place
 from rankwise.sim.triton.memory import Buffer, Target
 from rankwise.sim.triton.tensor import tensor
+from rankwise.sim.triton.words import Word
+
+RunOf = Callable[[Buffer], tuple[int, int]]
+"""The memory that a buffer is part of: where it begins, and how many bytes it has."""
+
+
+class _Uses(NamedTuple):
+    """For each byte of memory: who used it last in one way, when, and how that is told."""
+
+    who: Array
+    when: Array
+    told: Array
 
 
 class _Shadow(NamedTuple):
-    """For each byte of a buffer: who stored and who loaded it last, when, and at which line."""
+    """For each byte of memory: the last store and the last load."""
 
-    writer: Array
-    written: Array
-    write_line: Array
-    reader: Array
-    read: Array
-    read_line: Array
+    stores: _Uses
+    loads: _Uses
+
+
+class _Published(NamedTuple):
+    clock: Array
+    rank: int
+    is_for_system: bool
+
+
+def _whole(buffer: Buffer) -> tuple[int, int]:
+    return buffer.address, buffer.size_bytes
 
 
 class RaceDetector:
-    """Watches one launch, whose programs run one by one."""
+    """Watches launches whose programs run one by one."""
 
-    def __init__(self, program_count: int) -> None:
-        self._clocks = np.zeros((program_count, program_count), np.int64)
-        np.fill_diagonal(self._clocks, 1)
-        self._published: dict[int, Array] = {}
+    def __init__(self) -> None:
+        self.clocks = np.zeros((0, 0), np.int64)
+        self._free: list[int] = []
+        self._of_ranks: dict[int, Array] = {}
+        self._published: dict[int, _Published] = {}
         self._shadows: dict[int, _Shadow] = {}
+        self._told: dict[str, int] = {}
+
+    def launch(self, program_count: int, rank: int = 0, run_of: RunOf = _whole) -> "LaunchRaces":
+        """Watch a launch of a rank; it knows what that rank knows."""
+        if len(self._free) < program_count:
+            self._grow(program_count - len(self._free))
+        slots, self._free = self._free[:program_count], self._free[program_count:]
+        known = self._of_rank(rank)
+        for slot in slots:
+            # Never less than before: its number stood for an earlier program until now.
+            own = self.clocks[slot, slot]
+            self.clocks[slot] = known
+            self.clocks[slot, slot] = own + 1
+        return LaunchRaces(self, slots, rank, run_of)
+
+    def _grow(self, count: int) -> None:
+        size = len(self.clocks)
+        self._free += range(size, size + count)
+        self.clocks = np.pad(self.clocks, ((0, count), (0, count)))
+
+    def _of_rank(self, rank: int) -> Array:
+        known = self._of_ranks.get(rank, np.zeros(0, np.int64))
+        return np.pad(known, (0, len(self.clocks) - len(known)))
+
+    def ended(self, rank: int, slots: list[int]) -> None:
+        """Let a rank know what the programs of a launch have done and known."""
+        known = self.clocks[slots].max(axis=0, initial=0)
+        self._of_ranks[rank] = np.maximum(self._of_rank(rank), known)
+        self._free += slots
+
+    def meet(self, ranks: Iterable[int]) -> None:
+        """Let ranks know what each of them knows: they have been in a collective together."""
+        members = list(ranks)
+        known = np.max([self._of_rank(rank) for rank in members], axis=0)
+        for rank in members:
+            self._of_ranks[rank] = known
+
+    def publish(self, address: int, published: _Published) -> None:
+        """Let who acquires at an address know a clock, and what was published there before."""
+        before = self._published.get(address)
+        if before is not None:
+            clock = _joined(before.clock, published.clock)
+            for_system = published.is_for_system and (
+                before.is_for_system or before.rank == published.rank
+            )
+            published = _Published(clock, published.rank, for_system)
+        self._published[address] = published
+
+    def published(self, address: int, rank: int, *, is_for_system: bool) -> Array | None:
+        """What a program of a rank takes over when it acquires at an address."""
+        found = self._published.get(address)
+        if found is None or not (found.rank == rank or (found.is_for_system and is_for_system)):
+            return None
+        return found.clock
+
+    def shadow_of(self, start: int, size: int) -> _Shadow:
+        """Who used the bytes of some memory."""
+        found = self._shadows.get(start)
+        if found is None or len(found.stores.who) < size:
+            stores, loads = (
+                _Uses(
+                    np.full(size, -1, np.int32), np.zeros(size, np.int64), np.zeros(size, np.int32)
+                )
+                for _ in range(2)
+            )
+            found = self._shadows[start] = _Shadow(stores, loads)
+        return found
+
+    def number_of(self, told: str) -> int:
+        """A number for how a use is told."""
+        return self._told.setdefault(told, len(self._told))
+
+    def told(self, number: int) -> str:
+        """How a use is told."""
+        return list(self._told)[number]
+
+
+def _joined(one: Array, other: Array) -> Array:
+    if len(one) < len(other):
+        one, other = other, one
+    joined = one.copy()
+    np.maximum(joined[: len(other)], other, out=joined[: len(other)])
+    return joined
+
+
+class LaunchRaces:
+    """The detector as one launch sees it."""
+
+    def __init__(self, detector: RaceDetector, slots: list[int], rank: int, run_of: RunOf) -> None:
+        self._detector = detector
+        self._slots = slots
+        self._rank = rank
+        self._run_of = run_of
+
+    def ended(self) -> None:
+        """Hear that all programs have come to their end."""
+        self._detector.ended(self._rank, self._slots)
 
     def on_load(
         self, execution: Execution, target: Target, pointer: tensor, mask: tensor | None
     ) -> None:
         """Check a load, and remember it."""
-        me, addresses = self._touched(execution, target, pointer, mask)
-        shadow = self._shadow_of(target.buffer)
-        self._check(execution, target, addresses, shadow.writer, shadow.written, shadow.write_line)
-        shadow.reader[addresses] = me
-        shadow.read[addresses] = self._clocks[me, me]
-        shadow.read_line[addresses] = _line()
+        self._use(execution, target, _touched(target, pointer, mask), is_store=False)
 
     def on_store(
         self, execution: Execution, target: Target, pointer: tensor, mask: tensor | None
     ) -> None:
         """Check a store, and remember it."""
-        me, addresses = self._touched(execution, target, pointer, mask)
-        shadow = self._shadow_of(target.buffer)
-        self._check(execution, target, addresses, shadow.writer, shadow.written, shadow.write_line)
-        self._check(execution, target, addresses, shadow.reader, shadow.read, shadow.read_line)
-        shadow.writer[addresses] = me
-        shadow.written[addresses] = self._clocks[me, me]
-        shadow.write_line[addresses] = _line()
+        self._use(execution, target, _touched(target, pointer, mask), is_store=True)
 
-    def on_atomic(self, execution: Execution, target: Target, pointer: tensor) -> None:
-        """Order the program after those that were at these addresses, and publish its work."""
-        me = int(execution.programs[0])
-        clock = self._clocks[me]
-        for index in np.unique(pointer.data).tolist():
-            address = target.buffer.address + index * target.element.itemsize
-            known = self._published.get(address)
-            if known is not None:
-                np.maximum(clock, known, out=clock)
-            self._published[address] = clock.copy()
-        clock[me] += 1
+    def touch(self, execution: Execution, first: Word, size: int, *, is_store: bool) -> None:
+        """Check a copy's use of consecutive bytes, and remember it."""
+        start = first.position * first.element.itemsize
+        target = Target("store" if is_store else "load", first.buffer, first.element, ())
+        self._use(execution, target, np.arange(start, start + size), is_store=is_store)
 
-    def _touched(
-        self, execution: Execution, target: Target, pointer: tensor, mask: tensor | None
-    ) -> tuple[int, Array]:
-        index = pointer.data
-        if mask is not None:
-            index = np.broadcast_to(index, mask.data.shape)[mask.data]
-        size = target.element.itemsize
-        start = index.reshape(-1) * size
-        offsets = (start[:, None] + np.arange(size)).reshape(-1)
-        return int(execution.programs[0]), offsets
-
-    def _shadow_of(self, buffer: Buffer) -> _Shadow:
-        found = self._shadows.get(buffer.address)
-        if found is None or len(found.writer) < buffer.size_bytes:
-            size = buffer.size_bytes
-            found = _Shadow(
-                np.full(size, -1, np.int32), np.zeros(size, np.int64), np.zeros(size, np.int32),
-                np.full(size, -1, np.int32), np.zeros(size, np.int64), np.zeros(size, np.int32),
-            )  # fmt: skip
-            self._shadows[buffer.address] = found
-        return found
-
-    def _check(
+    def on_atomic(
         self,
         execution: Execution,
         target: Target,
-        addresses: Array,
-        who: Array,
-        when: Array,
-        line: Array,
+        pointer: tensor,
+        sem: str | None,
+        scope: str | None,
     ) -> None:
-        me = int(execution.programs[0])
-        others = who[addresses]
+        """Order the program after those that released at these addresses, and publish its work."""
+        me, is_for_system = self._slot(execution), scope == "sys"
+        for index in np.unique(pointer.data).tolist():
+            address = target.buffer.address + index * target.element.itemsize
+            if sem in {None, "acq_rel", "acquire"}:
+                self._take_over(me, address, is_for_system=is_for_system)
+            if sem in {None, "acq_rel", "release"}:
+                self._detector.publish(
+                    address, _Published(self._clock(me).copy(), self._rank, is_for_system)
+                )
+        self._clock(me)[me] += 1
+
+    def acquire(self, execution: Execution, word: Word) -> None:
+        """Order the program after those that have set a signal."""
+        self._take_over(self._slot(execution), word.address, is_for_system=True)
+
+    def take_over(self, execution: Execution, known: Array) -> None:
+        """Order the program after who has sent it a message."""
+        self._join(self._slot(execution), known)
+
+    def snapshot(self, execution: Execution) -> Array:
+        """What a program has done and known up to now, for a signal that it begins to set."""
+        me = self._slot(execution)
+        known = self._clock(me).copy()
+        self._clock(me)[me] += 1
+        return known
+
+    def publish(self, word: Word, known: Array) -> None:
+        """Let who waits for a signal know what was known where it was set."""
+        self._detector.publish(word.address, _Published(known, self._rank, is_for_system=True))
+
+    def _slot(self, execution: Execution) -> int:
+        return self._slots[int(execution.programs[0])]
+
+    def _clock(self, slot: int) -> Array:
+        clock: Array = self._detector.clocks[slot]
+        return clock
+
+    def _take_over(self, me: int, address: int, *, is_for_system: bool) -> None:
+        known = self._detector.published(address, self._rank, is_for_system=is_for_system)
+        if known is not None:
+            self._join(me, known)
+
+    def _join(self, me: int, known: Array) -> None:
+        mine = self._clock(me)[: len(known)]
+        np.maximum(mine, known, out=mine)
+
+    def _use(self, execution: Execution, target: Target, offsets: Array, *, is_store: bool) -> None:
+        me = self._slot(execution)
+        start, size = self._run_of(target.buffer)
+        addresses = offsets + (target.buffer.address - start)
+        shadow = self._detector.shadow_of(start, size)
+        self._check(execution, target, addresses, offsets, shadow.stores)
+        if is_store:
+            self._check(execution, target, addresses, offsets, shadow.loads)
+        uses = shadow.stores if is_store else shadow.loads
+        uses.who[addresses] = me
+        uses.when[addresses] = self._clock(me)[me]
+        uses.told[addresses] = self._detector.number_of(
+            f"{self._program(execution)}, which {'stored' if is_store else 'loaded'} it at"
+            f" {line_of_kernel()}"
+        )
+
+    def _program(self, execution: Execution) -> str:
+        return f"program {execution.coordinates(0)}" + (
+            f" of rank {self._rank}" if execution.launch.peers is not None else ""
+        )
+
+    def _check(
+        self, execution: Execution, target: Target, addresses: Array, offsets: Array, uses: _Uses
+    ) -> None:
+        me = self._slot(execution)
+        others = uses.who[addresses]
         unknown = (others >= 0) & (others != me)
-        unknown &= when[addresses] > self._clocks[me][np.maximum(others, 0)]
+        unknown &= uses.when[addresses] > self._clock(me)[np.maximum(others, 0)]
         if not unknown.any():
             return
-        at = int(addresses[np.flatnonzero(unknown)[0]])
-        other = int(who[at])
-        width, height, _depth = execution.launch.grid
-        their_id = (other % width, other // width % height, other // (width * height))
+        at = int(np.flatnonzero(unknown)[0])
+        element = int(offsets[at]) // target.element.itemsize
+        among_ranks = execution.launch.peers is not None
         raise DataRace(
-            f"{place()}: {target.action} of element {at // target.element.itemsize} of buffer "
-            f'"{target.buffer.name}" by program {execution.coordinates(0)} races with program '
-            f"{their_id}, which used it at line {int(line[at])}",
-            hint="order them with an atomic, or give each program elements of its own",
+            f'{place()}: {target.action} of element {element} of buffer "{target.buffer.name}" by'
+            f" {self._program(execution)} races with"
+            f" {self._detector.told(int(uses.told[addresses[at]]))}",
+            hint="let one signal the other, which waits for it; between ranks an atomic orders"
+            ' only with scope="sys"'
+            if among_ranks
+            else "order them with an atomic, or give each program elements of its own",
         )
 
 
-def _line() -> int:
-    innermost = next(iter(kernel_frames()), None)
-    return 0 if innermost is None else innermost.f_lineno
+def _touched(target: Target, pointer: tensor, mask: tensor | None) -> Array:
+    index = pointer.data
+    if mask is not None:
+        index = np.broadcast_to(index, mask.data.shape)[mask.data]
+    size = target.element.itemsize
+    start = index.reshape(-1) * size
+    offsets: Array = (start[:, None] + np.arange(size)).reshape(-1)
+    return offsets

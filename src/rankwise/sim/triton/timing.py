@@ -92,9 +92,12 @@ class ProgramClock:
         self._log = log
         self._ahead = ahead
         self._under_way: deque[Event] = deque()
+        self._aside: list[Event] = []
+        """Signals, and copies from memory to memory: they take no scratch memory."""
         self._begun = 0
         self.dma_waited = 0
         self._stores: list[Event] = []
+        self._copies: list[Event] = []
         self._loads: list[Event] = []
         self._last_message: dict[str, Event] = {}
 
@@ -126,14 +129,57 @@ class ProgramClock:
         self._make_room()
         before = _flattened(after)
         if releases:
-            before += self._stores
+            before += [*self._stores, *self._copies]
         if way in self._last_message:
             before.append(self._last_message[way])
-        self._begun += 1
         work = self._simulator.process(
             self._after(before, steps), f"send on {way} by {self._pe.name}", locate=locate
         )
         self._last_message[way] = work
+        self._keep(work)
+
+    def release(
+        self, operation: Operation, take_effect: Callable[[], None], locate: Callable[[], str]
+    ) -> None:
+        """Begin to store a word that tells others of the stores before it, after which it comes."""
+        name = f"{operation.name} on {operation.buffer} by {self._pe.name}"
+        steps = self._after([*self._stores, *self._copies], self._released(operation, take_effect))
+        self._aside.append(self._simulator.process(steps, name, locate=locate))
+
+    def _released(self, operation: Operation, take_effect: Callable[[], None]) -> Steps:
+        yield from self._carry_out(operation, [])
+        take_effect()
+
+    def complete(self, operation: Operation) -> None:
+        """Do an operation, and wait for it alone: what was begun before goes on."""
+        self.wait_for(self._begin(operation, []))
+
+    def copy(self, operation: Operation, start: Callable[[], Event]) -> Event:
+        """Begin to move bytes from memory to memory, after the stores that it may read."""
+        name = f"{operation.name} to {operation.buffer} by {self._pe.name}"
+        before = [event for event in self._stores if not event.is_done]
+        work = self._simulator.process(self._copied(operation, start, before), name)
+        self._aside.append(work)
+        self._copies = [event for event in self._copies if not event.is_done]
+        self._copies.append(work)
+        return work
+
+    def _copied(
+        self, operation: Operation, start: Callable[[], Event], before: list[Event]
+    ) -> Steps:
+        if before:
+            yield all_of(before)
+        since = self._simulator.now
+        yield start()
+        self._log(operation, self._pe.name, since, self._simulator.now)
+
+    def wait_for(self, event: Event) -> None:
+        """Let the program go on when something that it has begun is done."""
+        if not event.is_done:
+            self._wait(event)
+
+    def _keep(self, work: Event) -> None:
+        self._begun += 1
         self._under_way.append(work)
 
     def _make_room(self) -> None:
@@ -186,16 +232,16 @@ class ProgramClock:
 
     def _pending(self) -> list[Event]:
         """What is still under way, which nobody has to remember from now on."""
-        pending = [event for event in self._under_way if not event.is_done]
+        pending = [event for event in (*self._under_way, *self._aside) if not event.is_done]
         self._under_way.clear()
+        self._aside.clear()
         return pending
 
     def _begin(self, operation: Operation, after: list[Event]) -> Event:
         before = [event for event in after if not event.is_done]
         name = f"{operation.name} on {self._pe.name}"
-        self._begun += 1
         work = self._simulator.process(self._carry_out(operation, before), name)
-        self._under_way.append(work)
+        self._keep(work)
         if operation.kind in {"store", "atomic"}:
             self._stores = [event for event in self._stores if not event.is_done]
             self._stores.append(work)

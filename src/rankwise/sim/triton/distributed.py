@@ -1,0 +1,294 @@
+"""Kernels that talk: peers' memory and signals, from inside a kernel.
+
+The names are those of Triton-distributed's `language` (`rank`, `symm_at`, `wait`, `notify`, ...)
+and of NVSHMEM's device functions (`put`, `putmem_signal_block`, `signal_wait_until`, ...). A
+pointer to symmetric memory becomes a pointer to a peer's with `symm_at`; loads, stores and atomics
+go through it as through any other.
+
+Every signal is a release: all that its program has stored before is in memory when it arrives.
+Every wait is an acquire: what the program loads afterwards, it sees as of then. The scopes and
+semantics that calls name are checked, and change nothing beyond that.
+"""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from rankwise.sim.triton.access import element_of
+from rankwise.sim.triton.arithmetic import in_type
+from rankwise.sim.triton.constants import constexpr, plain
+from rankwise.sim.triton.dtypes import int32
+from rankwise.sim.triton.execution import (
+    Execution,
+    KernelTypeError,
+    KernelValueError,
+    MustInterleave,
+    Unsupported,
+    active,
+    place,
+)
+from rankwise.sim.triton.peers import Condition, LaunchPeers
+from rankwise.sim.triton.tensor import scalar, tensor
+from rankwise.sim.triton.words import Word
+
+_COMPARISONS: dict[int, tuple[str, Callable[[Any, Any], Any]]] = {
+    0: ("==", operator.eq),
+    1: ("!=", operator.ne),
+    2: (">", operator.gt),
+    3: (">=", operator.ge),
+    4: ("<", operator.lt),
+    5: ("<=", operator.le),
+}
+CMP_EQ, CMP_NE, CMP_GT, CMP_GE, CMP_LT, CMP_LE = (constexpr(number) for number in range(6))
+"""How `signal_wait_until` compares, numbered as in torch's NVSHMEM module."""
+SIGNAL_SET, SIGNAL_ADD = constexpr(0), constexpr(5)
+"""What `signal_op` does to the word."""
+
+_CHANGES: dict[Any, Callable[[Any, Any], Any]] = {
+    "set": lambda _old, new: new,
+    "add": operator.add,
+}
+_CHANGES[0], _CHANGES[5] = _CHANGES["set"], _CHANGES["add"]
+
+
+def rank(axis: Any = -1) -> tensor:
+    """The rank whose launch this is."""
+    del axis
+    return scalar(_peers("rank")[1].rank, int32)
+
+
+def num_ranks(axis: Any = -1) -> tensor:
+    """How many ranks there are."""
+    del axis
+    return scalar(_peers("num_ranks")[1].size, int32)
+
+
+def symm_at(ptr: Any, rank: Any) -> tensor:
+    """The pointer to a peer's memory that corresponds to one here; `rank` counts in the group."""
+    execution, peers = _peers("symm_at")
+    element_of(ptr)
+    whose = _number(rank, "symm_at")
+    if ptr.buffer is not None:
+        return tensor(
+            None if ptr.affine is not None else ptr.data, ptr.dtype, ptr.shape,
+            affine=ptr.affine, box=ptr.box, buffer=peers.twin(ptr.buffer, whose), token=ptr.token,
+        )  # fmt: skip
+    word = _word_at(execution, ptr, "symm_at")
+    there = peers.twin(word.buffer, whose)
+    return tensor(
+        ptr.data + (there.address - word.buffer.address), ptr.dtype, ptr.shape, token=ptr.token
+    )
+
+
+def notify(
+    ptr: Any, rank: Any, signal: Any = 1, sig_op: Any = "set", comm_scope: Any = "inter_node"
+) -> None:
+    """Set a signal at a peer, or add to it, after all that this program has stored before."""
+    if plain(comm_scope) not in {"gpu", "intra_node", "inter_node"}:
+        raise KernelValueError(
+            f"{place()}: notify has comm_scope={comm_scope!r}: it is 'gpu', 'intra_node' or"
+            " 'inter_node'"
+        )
+    _signal("notify", ptr, rank, signal, sig_op)
+
+
+def wait(
+    barrierPtrs: Any,  # noqa: N803  # Triton-distributed's name
+    numBarriers: Any,  # noqa: N803
+    scope: Any = "gpu",
+    semantic: Any = "acquire",
+    waitValue: Any = 1,  # noqa: N803
+) -> tensor:
+    """Wait until consecutive signals all have a value; the result is for `consume_token`."""
+    if plain(scope) not in {"gpu", "sys"}:
+        raise KernelValueError(f"{place()}: wait has scope={scope!r}: it is 'gpu' or 'sys'")
+    if plain(semantic) not in {"acquire", "acq_rel"}:
+        raise KernelValueError(
+            f"{place()}: wait has semantic={semantic!r}: it is 'acquire' or 'acq_rel'",
+            hint="what is loaded after a wait that does not acquire may be older than the signal",
+        )
+    for index in range(_number(numBarriers, "wait")):
+        _wait("wait", barrierPtrs, 0, waitValue, index)
+    return scalar(0, int32)
+
+
+def consume_token(value: Any, token: Any) -> Any:
+    """A value that is only used after the wait that gave the token; here waits order all."""
+    del token
+    return value
+
+
+def my_pe() -> tensor:
+    """NVSHMEM's name of `rank`."""
+    return rank()
+
+
+def n_pes() -> tensor:
+    """NVSHMEM's name of `num_ranks`."""
+    return num_ranks()
+
+
+def remote_ptr(local_ptr: Any, pe: Any) -> tensor:
+    """NVSHMEM's name of `symm_at`."""
+    return symm_at(local_ptr, pe)
+
+
+def signal_op(sig_addr: Any, signal: Any, sig_op: Any, pe: Any) -> None:
+    """Set a signal at a peer, or add to it, after all that this program has stored before."""
+    _signal("signal_op", sig_addr, pe, signal, sig_op)
+
+
+def signal_wait_until(signal: Any, cmp: Any, cmp_val: Any) -> None:
+    """Wait until a signal here compares as it should: `CMP_EQ`, `CMP_GE`, ..."""
+    _wait("signal_wait_until", signal, _number(cmp, "signal_wait_until"), cmp_val, 0)
+
+
+wait_until = signal_wait_until
+
+
+def put(dest: Any, source: Any, nelems: Any, pe: Any) -> None:
+    """Copy elements from here to a peer; complete after `quiet`, or at a signal that follows."""
+    _copy("put", source, symm_at(dest, pe), _bytes_of("put", dest, source, nelems), waits=False)
+
+
+def get(dest: Any, source: Any, nelems: Any, pe: Any) -> None:
+    """Copy elements from a peer to here, and wait until they have come."""
+    _copy("get", symm_at(source, pe), dest, _bytes_of("get", dest, source, nelems), waits=True)
+
+
+def get_nbi(dest: Any, source: Any, nelems: Any, pe: Any) -> None:
+    """Begin to copy elements from a peer to here; they have come after `quiet`."""
+    _copy("get_nbi", symm_at(source, pe), dest, _bytes_of("get", dest, source, nelems), waits=False)
+
+
+def putmem_block(dest: Any, source: Any, size: Any, pe: Any) -> None:
+    """Copy bytes from here to a peer; complete after `quiet`, or at a signal that follows."""
+    _copy("putmem_block", source, symm_at(dest, pe), _number(size, "putmem_block"), waits=False)
+
+
+def getmem_block(dest: Any, source: Any, size: Any, pe: Any) -> None:
+    """Copy bytes from a peer to here, and wait until they have come."""
+    _copy("getmem_block", symm_at(source, pe), dest, _number(size, "getmem_block"), waits=True)
+
+
+def putmem_signal_block(
+    dst: Any, src: Any, size_bytes: Any, signal: Any, sig_val: Any, sig_op: Any, pe: Any
+) -> None:
+    """Copy bytes from here to a peer, and set a signal there when they have come."""
+    putmem_block(dst, src, size_bytes, pe)
+    _signal("putmem_signal_block", signal, pe, sig_val, sig_op)
+
+
+def fence() -> None:
+    """Let everything that this program has put come before what it puts from now on."""
+    quiet()
+
+
+def quiet() -> None:
+    """Wait until everything that this program has put or got is in memory."""
+    execution = _peers("quiet")[0]
+    assert execution.observer is not None, "a launch with peers runs in simulated time"
+    execution.observer.settle()
+
+
+def _peers(name: str) -> tuple[Execution, LaunchPeers]:
+    execution = active()
+    if not execution.interleaves:
+        raise MustInterleave
+    peers = execution.launch.peers
+    if peers is None:
+        raise Unsupported(
+            f"{place()}: {name} needs ranks on a simulated machine: this launch has none",
+            hint="launch it from a rank of RuntimeContext; an autotuner tries it without peers",
+        )
+    assert isinstance(peers, LaunchPeers)
+    return execution, peers
+
+
+def _number(value: Any, name: str) -> int:
+    value = plain(value)
+    if isinstance(value, tensor):
+        if value.shape or not value.dtype.is_int():
+            raise KernelTypeError(f"{place()}: {name} takes one whole number, not {value!r}")
+        return int(in_type(value, value.dtype))
+    if not isinstance(value, int | np.integer):
+        raise KernelTypeError(f"{place()}: {name} takes one whole number, not {value!r}")
+    return int(value)
+
+
+def _word_at(execution: Execution, pointer: Any, name: str, index: int = 0) -> Word:
+    """The element that a pointer points to."""
+    element = element_of(pointer)
+    if pointer.shape:
+        raise KernelTypeError(
+            f"{place()}: {name} takes one pointer, not a block of shape {list(pointer.shape)}"
+        )
+    at = int(pointer.data[0])
+    buffer = pointer.buffer
+    if buffer is None:
+        buffer = execution.launch.memory.buffer_at(at)
+        if buffer is None:
+            raise KernelValueError(f"{place()}: {name}: address {at:#x} lies in no buffer")
+        at = (at - buffer.address) // element.itemsize
+    count = buffer.elements(element).size
+    if not 0 <= at + index < count:
+        raise KernelValueError(
+            f'{place()}: {name}: element {at + index} is outside of buffer "{buffer.name}", which'
+            f" has {count} elements of {element}"
+        )
+    return Word(buffer, element, at + index)
+
+
+def _signal_at(execution: Execution, pointer: Any, name: str, index: int = 0) -> Word:
+    word = _word_at(execution, pointer, name, index)
+    if not word.element.is_int():
+        raise KernelTypeError(f"{place()}: {name}: a signal is an integer, not {word.element}")
+    return word
+
+
+def _signal(name: str, pointer: Any, rank: Any, value: Any, sig_op: Any) -> None:
+    execution, peers = _peers(name)
+    change = _CHANGES.get(plain(sig_op))
+    if change is None:
+        raise KernelValueError(
+            f"{place()}: {name} has sig_op={sig_op!r}: it is 'set' or 'add'"
+            " (SIGNAL_SET, SIGNAL_ADD)"
+        )
+    word = _signal_at(execution, symm_at(pointer, rank), name)
+    peers.signal(execution, word, change, _number(value, name))
+
+
+def _wait(name: str, pointer: Any, comparison: int, value: Any, index: int) -> None:
+    execution, peers = _peers(name)
+    if comparison not in _COMPARISONS:
+        raise KernelValueError(f"{place()}: {name} has cmp={comparison}: it is 0 to 5 (CMP_*)")
+    word = _signal_at(execution, pointer, name, index)
+    peers.wait(execution, word, Condition(*_COMPARISONS[comparison], _number(value, name)))
+
+
+def _bytes_of(name: str, dest: Any, source: Any, nelems: Any) -> int:
+    element = element_of(dest)
+    if element != element_of(source):
+        raise KernelTypeError(
+            f"{place()}: {name} copies {element_of(source)} to {element}: they must be of one type"
+        )
+    return _number(nelems, name) * int(element.itemsize)
+
+
+def _copy(name: str, source: Any, target: Any, size: int, *, waits: bool) -> None:
+    execution, peers = _peers(name)
+    if not size:
+        return
+    ends = []
+    for pointer in (source, target):
+        word = _word_at(execution, pointer, name)
+        room = word.buffer.size_bytes - word.position * word.element.itemsize
+        if not 0 < size <= room:
+            raise KernelValueError(
+                f'{place()}: {name} of {size} bytes: buffer "{word.buffer.name}" has {room} from'
+                f" element {word.position} on"
+            )
+        ends.append(word)
+    peers.copy(execution, ends[0], ends[1], size, waits=waits)

@@ -1,0 +1,204 @@
+"""A launch among ranks: peers' memory, signals, and what a program waits for.
+
+A *signal* is a word of symmetric memory. It is set in simulated time: when all stores that its
+program made before are in memory, and its own bytes have gone their way. The program goes on
+meanwhile. Who waits for it looks at the word again whenever memory has changed.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from rankwise.base.errors import LocalProtocolError
+from rankwise.sim.hardware.environment import KernelEnvironment
+from rankwise.sim.hardware.footprint import Footprint
+from rankwise.sim.kernel import Event, where_of
+from rankwise.sim.triton.dtypes import dtype, uint8
+from rankwise.sim.triton.execution import (
+    Execution,
+    KernelValueError,
+    Operation,
+    kernel_frames,
+    line_of_kernel,
+    place,
+)
+from rankwise.sim.triton.memory import Buffer
+from rankwise.sim.triton.timing import ProgramClock
+from rankwise.sim.triton.words import Setters, Word
+
+if TYPE_CHECKING:
+    from rankwise.sim.triton.races import LaunchRaces
+
+
+class Place(NamedTuple):
+    """Where a launch runs: its rank, among so many."""
+
+    rank: int
+    size: int
+
+
+class Condition(NamedTuple):
+    """What a word has to be: `== 1`."""
+
+    name: str
+    holds: Callable[[Any, Any], Any]
+    value: int
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.value}"
+
+
+class SignalAwaited(NamedTuple):
+    """That a signal has the value that a program waits for."""
+
+    word: Word
+    setters: Setters
+    condition: Condition
+    rank: int
+
+    def __str__(self) -> str:
+        word = self.word
+        name = f"{word.buffer.name}[{word.position}] of rank {self.rank} at {word.address:#x}"
+        setter = self.setters.of(word) or ", and no program has set it"
+        return f"signal {name} to be {self.condition}: it holds {word.value}{setter}"
+
+
+class LaunchPeers:
+    """The peers of one launch.
+
+    Attributes:
+        rank: the rank whose launch it is; 0 outside of ranks.
+        size: how many ranks there are.
+    """
+
+    def __init__(
+        self,
+        env: KernelEnvironment,
+        own: Place,
+        setters: Setters,
+        memory_changed: Callable[[], None],
+        take: Callable[[Buffer], Buffer],
+    ) -> None:
+        self.rank, self.size = own
+        self._env = env
+        self._setters = setters
+        self._memory_changed = memory_changed
+        self._take = take
+        self._twins: dict[tuple[int, int], Buffer] = {}
+
+    def twin(self, buffer: Buffer, rank: int) -> Buffer:
+        """The buffer at a rank that corresponds to one here."""
+        found = self._twins.get((buffer.address, rank))
+        if found is None:
+            try:
+                address = self._env.engine.peers.twin(buffer.address, rank)
+            except LocalProtocolError as error:
+                raise KernelValueError(
+                    f'{place()}: "{buffer.name}" at rank {rank}: {error}'
+                ) from None
+            found = buffer
+            if address != buffer.address:
+                name = buffer.name.partition(" of rank ")[0]
+                found = self._take(
+                    self.buffer(f"{name} of rank {rank}", address, buffer.dtype, buffer.size_bytes)
+                )
+            self._twins[buffer.address, rank] = found
+        return found
+
+    def buffer(self, name: str, address: int, type_: dtype, size: int) -> Buffer:
+        """Bytes of somebody's memory as a buffer."""
+        mapping = self._env.mapping_at(address)
+        if not mapping.has_data:
+            return Buffer(name, np.zeros(size // type_.itemsize, type_.storage), type_, address)
+        start = address - mapping.start
+        return Buffer(name, mapping.data[start : start + size], type_, address)
+
+    def behind(self, address: int) -> Buffer | None:
+        """The symmetric memory that a bare address lies in; None if it is in none."""
+        found = self._env.engine.peers.around(address)
+        if found is None:
+            return None
+        shared, rank = found
+        name = f"{shared.name} of rank {rank}"
+        return self._take(self.buffer(name, shared.bases[rank], uint8, shared.size))
+
+    def signal(
+        self, execution: Execution, word: Word, change: Callable[[Any, Any], Any], value: int
+    ) -> None:
+        """Begin to set a word; the program goes on."""
+        clock = execution.observer
+        assert isinstance(clock, ProgramClock), "a launch with peers runs in simulated time"
+        line, who = line_of_kernel(), execution.name_of(0)
+        races: LaunchRaces | None = execution.launch.races
+        known = None if races is None else races.snapshot(execution)
+
+        def take_effect() -> None:
+            flat = word.buffer.elements(word.element)
+            here = slice(word.position, word.position + 1)
+            before = word.element.decode(flat[here])
+            flat[here] = word.element.encode(change(before, np.array([value], before.dtype)))
+            if races is not None and known is not None:
+                races.publish(word, known)
+            self._setters.note(word.address, word.value, who, line)
+            self._memory_changed()
+
+        where = where_of(kernel_frames())
+        clock.release(_access("store", word, execution), take_effect, lambda: where)
+
+    def wait(self, execution: Execution, word: Word, condition: Condition) -> None:
+        """Leave the program until a word is as it should be, and look at it once more."""
+        clock = execution.observer
+        assert isinstance(clock, ProgramClock), "a launch with peers runs in simulated time"
+        assert execution.wait is not None, "its programs run one by one"
+        awaited = SignalAwaited(word, self._setters, condition, self.rank)
+        while not condition.holds(word.value, condition.value):
+            execution.wait(awaited)
+        clock.complete(_access("load", word, execution))
+        races: LaunchRaces | None = execution.launch.races
+        if races is not None:
+            races.acquire(execution, word)
+
+    def copy(
+        self, execution: Execution, source: Word, target: Word, size: int, *, waits: bool
+    ) -> None:
+        """Move bytes from memory to memory by the DMA engine of the program's PE."""
+        clock = execution.observer
+        assert isinstance(clock, ProgramClock), "a launch with peers runs in simulated time"
+        if not size:
+            return
+        env, pe = self._env, self._env.pe_of(int(execution.programs[0]))
+        begin, end = source.address, target.address
+
+        def start() -> Event:
+            return env.start_copy(pe, begin, end, size)
+
+        races: LaunchRaces | None = execution.launch.races
+        if races is not None:
+            races.touch(execution, source, size, is_store=False)
+            races.touch(execution, target, size, is_store=True)
+        target.buffer.bytes_at(end, size)[:] = source.buffer.bytes_at(begin, size)
+        execution.launch.memory.changes += 1
+        operation = Operation(
+            "copy", "put" if waits is False else "get", target.element.name,
+            size // target.element.itemsize, (int(execution.programs[0]),), size_bytes=size,
+            buffer=target.buffer.name, space=target.buffer.space, address=end,
+        )  # fmt: skip
+        token = clock.copy(operation, start)
+        if waits:
+            clock.wait_for(token)
+
+
+def _access(kind: str, word: Word, execution: Execution) -> Operation:
+    return Operation(
+        kind,
+        "signal" if kind == "store" else "wait",
+        word.element.name,
+        1,
+        (int(execution.programs[0]),),
+        size_bytes=word.element.itemsize,
+        footprint=Footprint(word.element.itemsize, np.zeros(1, np.int64)),
+        buffer=word.buffer.name,
+        space=word.buffer.space,
+        address=word.address,
+    )
