@@ -1,11 +1,11 @@
 """How long ranks that train are held up by the death of one of them.
 
-    python benchmarks/recovery.py [--repetitions 5]
+    python benchmarks/recovery.py [--repetitions 5] [--only warm,cold]
 
 From the SIGKILL of a rank to the end of the first step after it, on all of 8 ranks with a DDP model
 on gloo: recovered by `rankwise.recover`, and all started again. Instants are taken with the
 machine's monotonic clock by the ranks themselves. Two nodes are two agents on this machine, which
-meet in an embedded store.
+meet in an embedded store. `--only warm` leaves out what imports torch again, which takes longest.
 """
 
 import socket
@@ -30,6 +30,8 @@ from measuring import (
 RANKS = 8
 PROGRAM = str(PROGRAMS / "recovering.py")
 PATIENCE = 120.0
+PARTS = ("warm", "cold")
+"""Cold are the ranks that import torch again."""
 WARM = ("--start-method", "forkserver", "--preload", "torch,torch._dynamo")
 
 
@@ -46,43 +48,45 @@ def meeting(nodes: int) -> tuple[str, ...]:
 def held_up(launcher: Sequence[str], how: str, nodes: int = 1) -> float:
     """Seconds from the death of a rank until all have done a step again."""
     flags = (*meeting(nodes), "--nproc-per-node", str(RANKS // nodes), "--max-restarts", "1")
-    with scratch_directory() as directory:
+    with scratch_directory() as directory, (directory / "said").open("w+") as said:
         command = [*launcher, *flags, PROGRAM, str(directory), how]
         agents = [
-            subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL)
+            subprocess.Popen(command, env=environment(), stdout=said, stderr=said)
             for _ in range(nodes)
         ]
         codes = [agent.wait(PATIENCE) for agent in agents]
         if any(codes):
-            raise SystemExit(f"{' '.join(command)} failed")
+            said.seek(0)  # torch prints a stack per broken connection: of no use unless a run fails
+            raise SystemExit(f"{said.read()}\n{' '.join(command)} failed")
         last = max(int((directory / f"step.1.{rank}").read_text()) for rank in range(RANKS))
         return (last - int((directory / "killed").read_text())) / 1e9
 
 
 def main() -> None:
-    options = arguments(__doc__, repetitions=5)
+    options = arguments(__doc__, repetitions=5, parts=PARTS)
     if not HAS_TORCH:
         raise SystemExit("this benchmark needs torch")
     describe_machine()
-    warm, cold = (*RANKWISE, "run", *WARM), (*RANKWISE, "run")
-    launchers: dict[str, tuple[Sequence[str], str, int]] = {
-        "rankwise.recover, torch preloaded": (warm, "recover", 1),
-        "all ranks start again, torch preloaded": (warm, "restart", 1),
-        "all ranks start again": (cold, "restart", 1),
-        "rankwise.recover on two nodes, torch preloaded": (warm, "recover", 2),
-        "all ranks start again on two nodes, torch preloaded": (warm, "restart", 2),
-        "all ranks start again on two nodes": (cold, "restart", 2),
-    }
-    measured = take_turns(
-        {name: partial(held_up, *each) for name, each in launchers.items()}, options.repetitions
-    )
     table = Table(
         f"From the kill of a rank to the next step of all {RANKS}",
-        ("what", "time", "of a whole restart's"),
+        ("what", "time", "of a whole restart, torch preloaded"),
         options.json,
     )
-    for name, taken in measured.items():
-        table.row(name, seconds(taken), ratio(taken, measured["all ranks start again"]))
+    warm, cold = (*RANKWISE, "run", *WARM), (*RANKWISE, "run")
+    for nodes, place in ((1, ""), (2, " on two nodes")):
+        launchers = {
+            f"rankwise.recover{place}, torch preloaded": (warm, "recover"),
+            f"all ranks start again{place}, torch preloaded": (warm, "restart"),
+        }
+        if "cold" in options.only:
+            launchers[f"all ranks start again{place}"] = (cold, "restart")
+        measured = take_turns(
+            {name: partial(held_up, *each, nodes) for name, each in launchers.items()},
+            options.repetitions,
+        )
+        for name, taken in measured.items():
+            whole = measured[f"all ranks start again{place}, torch preloaded"]
+            table.row(name, seconds(taken), ratio(taken, whole))
 
 
 if __name__ == "__main__":

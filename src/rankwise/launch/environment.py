@@ -114,6 +114,7 @@ def inherited_environment() -> dict[str, str]:
         "RANKWISE_SEGMENT_FD",
         "RANKWISE_STOP_FD",
         "RANKWISE_RECOVER_FD",
+        "RANKWISE_MASTER_FD",
         *VARIABLES_AMONG_NODES,
         "TORCHELASTIC_ERROR_FILE",
     }

@@ -7,6 +7,7 @@ two sockets with SO_REUSEADDR may share an address while at most one listens.
 """
 
 import socket
+from contextlib import suppress
 from typing import Self
 
 from rankwise.base.errors import ConfigError
@@ -28,6 +29,21 @@ class ReservedPort:
     def close(self) -> None:
         """Give the port back."""
         self._socket.close()
+
+
+def listen_at(port: int) -> socket.socket | None:
+    """A socket that listens where torch's store would, for a rank 0 that will serve it.
+
+    Ranks that are early wait in its queue. Were they refused, torch would sleep for half a second
+    and more before it tries again. None if somebody else has the port.
+    """
+    for family in (socket.AF_INET6, socket.AF_INET):
+        both = family is socket.AF_INET6 and socket.has_dualstack_ipv6()
+        with suppress(OSError):
+            return socket.create_server(
+                ("", port), family=family, backlog=_RANKS_WAITING_MAX, dualstack_ipv6=both
+            )
+    return None
 
 
 def listen_next_to(host: str, port: int) -> socket.socket | None:

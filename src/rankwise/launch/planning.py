@@ -19,7 +19,8 @@ from rankwise.drivers.real.logs.file import DiskComplaints, LogFile
 from rankwise.drivers.real.logs.pump import StreamPump
 from rankwise.drivers.real.logs.tail import Tail
 from rankwise.drivers.real.logs.terminal import colour_is_wanted, colour_of
-from rankwise.drivers.real.process_host import WorkerPlan, WorkerStream
+from rankwise.drivers.real.process_host import CallPlan, WorkerPlan, WorkerStream
+from rankwise.drivers.real.recall_line import MASTER_VARIABLE
 from rankwise.drivers.real.segments import SEGMENT_VARIABLE, STOP_VARIABLE, Segment
 from rankwise.launch.commands import worker_order
 from rankwise.launch.compiled_script import compiled_script
@@ -33,10 +34,13 @@ from rankwise.launch.environment import (
 from rankwise.launch.job import Executable, Function, Job, Script, Streams, restarts_allowed
 from rankwise.launch.log_layout import Destinations, LogPlaces, console_streams, line_prefix
 from rankwise.launch.log_readers import FollowedStream, LogReaders, StreamName
+from rankwise.launch.master_port import listen_at
 from rankwise.launch.private_places import NESTED_RUNS_VARIABLE
 from rankwise.launch.world import World
 
 if TYPE_CHECKING:
+    import socket
+
     from rankwise.drivers.real.logs.sink import Sink
 
 
@@ -84,6 +88,8 @@ class JobPlanner:
         """Those who read along what ranks write."""
         self.collectives_fd = -1
         """The socket where ranks of all nodes come to be connected, if rank 0 is on this one."""
+        self._listener: socket.socket | None = None
+        """Listens at MASTER_PORT until rank 0 has it, where ranks of the last attempt live on."""
         self._recovers = restarts_allowed(job) > 0
         self._payload_fd = self._store_payload()
         self._filters: dict[Streams, DuplicateFilter] = {}
@@ -98,6 +104,7 @@ class JobPlanner:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._close_listener()
         self._attempt_exit.close()
         self._exit.close()
 
@@ -112,6 +119,7 @@ class JobPlanner:
         Raises:
             ConfigError: the run's log directory cannot be made.
         """
+        self._close_listener()
         self._attempt_exit.close()
         self._attempt = attempt
         self.destinations = self._layout.prepare(attempt)
@@ -149,12 +157,11 @@ class JobPlanner:
             stream_count=2 * job.gang.size,
             reports=not isinstance(job.program, Executable),
             returns=is_function,
+            gives=self._take_listener(local_rank),
             recovers=self._recovers,
         )
 
-    def call_again(
-        self, local_rank: int, attempt: int
-    ) -> tuple[dict[str, str | None], dict[str, int]]:
+    def call_again(self, local_rank: int, attempt: int) -> CallPlan:
         """Say in which world a worker that lives on is called again.
 
         It goes on writing to the files of the attempt that it was made for; workers that are made
@@ -176,13 +183,17 @@ class JobPlanner:
         if self.collectives_fd >= 0 and local_rank == 0:
             descriptors[LISTENER_VARIABLE] = self.collectives_fd
         names = (*sorted(VARIABLES_OF_RANKS & environment.keys()), *VARIABLES_AMONG_NODES)
-        return {name: environment.get(name) for name in names}, descriptors
+        variables = {name: environment.get(name) for name in names}
+        return CallPlan(variables, descriptors, self._take_listener(local_rank))
 
     def _continue_as(self, attempt: int) -> None:
         """Begin an attempt some of whose workers are those of the one before."""
         assert self._segment is not None, "there was an attempt before"
         self._segment.close()
         self._segment = self._attempt_exit.enter_context(Segment.create(self._job.gang.size))
+        self._close_listener()
+        if self.world.node_rank == 0:
+            self._listener = listen_at(self.world.master_port)
         self._attempt = attempt
         self._earlier = self.destinations
         fresh = self._layout.prepare(attempt)
@@ -195,6 +206,19 @@ class JobPlanner:
             filtered_stdout=self._earlier.filtered_stdout,
             filtered_stderr=self._earlier.filtered_stderr,
         )
+
+    def _take_listener(self, local_rank: int) -> dict[str, int]:
+        """Let go of what rank 0 is given, so that ranks that wait there see its death."""
+        listener = self._listener if local_rank == 0 else None
+        if listener is None:
+            return {}
+        self._listener = None
+        return {MASTER_VARIABLE: listener.detach()}
+
+    def _close_listener(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
 
     def make_pumps(
         self, local_rank: int, stdout_fd: int, stderr_fd: int

@@ -135,6 +135,8 @@ class RecoverableRank:
         self._is_armed = False
         self._is_running = False
         self._held: Exception | None = None
+        self._store: object = None
+        """What keeps torch's store on rank 0 at work until the function has made its own."""
         self._earlier_connections: frozenset[int] | None = None
         """Those that the function has not made; None where no peer is on another machine."""
         signal.signal(RECALL_SIGNAL, self._on_signal)
@@ -159,6 +161,7 @@ class RecoverableRank:
                 self._wait_until_called_again()
         finally:
             self._is_running = False
+            self._store = None
             self._say(Said.WITHDRAWS)
 
     def _call(self, function: Callable[[], R]) -> tuple[R] | None:
@@ -167,6 +170,7 @@ class RecoverableRank:
 
         try:
             self._earlier_connections = _connections_to_keep()
+            self._store = _serve_store()
             try:
                 self._is_armed = True
                 if self._is_recalled:
@@ -195,6 +199,7 @@ class RecoverableRank:
                 if held is not None:
                     _let_go_of(held)
                     del held
+                self._store = None
                 _give_up_world()
                 self._say(Said.YIELDED)
             elif heard is not None and word is Told.AGAIN:
@@ -254,6 +259,36 @@ def _connections_to_keep() -> frozenset[int] | None:
     from rankwise.drivers.real.peer_connections import connections  # noqa: PLC0415  # rare
 
     return connections() if "RANKWISE_COLLECTIVES_KEY" in os.environ else None
+
+
+def _serve_store() -> object:
+    """In rank 0, if it is given a socket that listens at MASTER_PORT: serve torch's store there.
+
+    The ranks that live on are in `init_process_group` long before a new rank is, and often before
+    rank 0. `init_process_group` of rank 0 finds this store and uses it. Without torch nobody wants
+    it, and the port is free for what the function has in mind.
+    """
+    import socket  # noqa: PLC0415  # loaded with the line
+
+    from rankwise.drivers.real.recall_line import MASTER_VARIABLE  # noqa: PLC0415  # the same
+
+    descriptor = os.environ.pop(MASTER_VARIABLE, None)
+    if descriptor is None:
+        return None
+    torch = sys.modules.get("torch.distributed")
+    with socket.socket(fileno=int(descriptor)) as listener:
+        if torch is None or not torch.is_available():
+            # The agent, or the fork server, may be about to close its copy: this ends them all.
+            listener.shutdown(socket.SHUT_RD)
+            return None
+        return torch.TCPStore(
+            os.environ["MASTER_ADDR"],
+            listener.getsockname()[1],
+            is_master=True,
+            wait_for_workers=False,
+            multi_tenant=True,
+            master_listen_fd=os.dup(listener.fileno()),  # not inheritable, as it should be
+        )
 
 
 def _interrupt_waits(peers: tuple[int, ...], earlier: frozenset[int] | None) -> None:

@@ -1,16 +1,28 @@
 """Runs under one id, one after the other, with real agents and real stores."""
 
+import json
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from etcd_servers import EtcdCluster, etcd_cluster, free_ports, needs_etcd
-from running import Finished, Running, start, wait_for_any, write_program
+from running import (
+    WITHIN_S,
+    Deaths,
+    Finished,
+    Running,
+    numbers_after,
+    start,
+    wait_for_any,
+    write_program,
+)
 
 from rankwise.base.keys import Entry
+from rankwise.core.rendezvous.layout import RunKeys
 from rankwise.drivers.real.stores.opening import open_store
 
 pytestmark = pytest.mark.system
@@ -24,6 +36,7 @@ import pathlib
 pathlib.Path(__file__).with_name("end").read_bytes()
 """  # fmt: skip
 STAY = HELLO + "import threading; threading.Event().wait()\n"
+STAY_WITH_PID = "import os; print('pid', os.getpid())\n" + STAY
 QUICK = "last_call_timeout=0.1"
 
 
@@ -64,6 +77,14 @@ def left_over(etcd: EtcdCluster) -> tuple[Entry, ...]:
     """What lies in the store."""
     with open_store("etcd", endpoint(etcd), {}, run_id="any") as store:
         return store.read("").entries
+
+
+def leader_of(etcd: EtcdCluster, run_id: str) -> tuple[str, int]:
+    """The node that leads a run, and its rank, where each node has one."""
+    with open_store("etcd", endpoint(etcd), {}, run_id=run_id) as store:
+        (node, *_) = store.read(RunKeys(run_id).leader).entries[0].value.decode().split()
+        round_ = json.loads(store.read(RunKeys(run_id).round).entries[0].value)
+    return node, round_["members"].index(node)
 
 
 @needs_etcd
@@ -115,6 +136,55 @@ def test_who_never_had_a_seat_does_not_end_like_the_run_unless_it_was_meant_to(
         codes[spares] = two.finish()
     assert {spares: done.code for spares, done in codes.items()} == {"0": 75, "1": 0}, codes
     assert "had succeeded before this node could take part" in codes["0"].stderr
+
+
+@needs_etcd
+def test_two_jobs_at_once_with_one_id_and_program_are_one_job_whose_others_get_no_seat(
+    place: Place, tmp_path: Path
+) -> None:
+    """Nobody can tell them apart, but that only one has run must not look like two successes."""
+    ends = [tmp_path / f"end{rank}" for rank in range(2)]
+    for end in ends:
+        os.mkfifo(end)
+    program = UNTIL_OPENED.replace('"end"', "'end' + os.environ['RANK']")
+    words = ("--nnodes", "2", "--rdzv-id", "twice", "--rdzv-conf", QUICK)
+    agents = [place.start(program, *words) for _ in range(4)]
+    wait_for_any(agents, "rank ", count=2)
+    wait_for_any(agents, "this node is a spare for now", count=2, stream="stderr")
+
+    for end in ends:
+        end.write_bytes(b"")
+    done = [agent.finish() for agent in agents]
+
+    assert sorted(each.code for each in done) == [0, 0, 75, 75], done
+    for each in done:
+        assert ("rank " in each.stdout) == (each.code == 0), done
+        told = "had succeeded before this node could take part" in each.stderr
+        assert told == (each.code == 75), done
+
+
+@needs_etcd
+def test_the_loss_of_the_leader_costs_the_others_a_round(place: Place, etcd: EtcdCluster) -> None:
+    words = ("--nnodes", "2:3", "--rdzv-id", "led", "--rdzv-conf", f"lease_ttl=2,{QUICK}")
+    agents = [place.start(STAY_WITH_PID, *words) for _ in range(3)]
+    wait_for_any(agents, "of 3", count=3)
+    leader, rank = leader_of(etcd, "led")
+    (lost,) = (agent for agent in agents if f"rank {rank} of 3" in agent.stdout)
+    others = [agent for agent in agents if agent is not lost]
+    deaths = Deaths(numbers_after("pid", lost.stdout))
+
+    lost.signal(signal.SIGKILL)
+    wait_for_any(others, "of 2", count=2)
+    survivors = deaths.survivors(within_s=0)
+    new_leader, _ = leader_of(etcd, "led")
+    others[0].signal(signal.SIGTERM)
+    done = [agent.finish(WITHIN_S) for agent in others]
+
+    assert new_leader != leader
+    assert survivors == []
+    assert [each.code for each in done] == [143, 143], done
+    for each in done:
+        assert f"is over: node {leader} on {socket.gethostname()} is lost" in each.stderr
 
 
 @needs_etcd

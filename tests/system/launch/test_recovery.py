@@ -300,7 +300,7 @@ def test_ranks_are_called_again_that_were_making_their_process_group(tmp_path: P
     rankwise.collectives.barrier()
     if n == 0 and rank == 2: os.kill(os.getpid(), signal.SIGKILL)
     dist.init"""
-    early_deaths = DDP.replace("    dist.init", early).replace("timeout=100", "timeout=10")
+    early_deaths = DDP.replace("    dist.init", early).replace("timeout=100", "timeout=4")
     script = write_program(tmp_path, early_deaths)
 
     done = run(
@@ -326,3 +326,75 @@ def test_a_ddp_model_trains_on_after_a_kill(tmp_path: Path) -> None:
     assert done.code == 0, done.stderr
     assert kept(done, 1) == [0, 1, 3]
     assert results(done) == 4
+
+
+EARLY = """
+import os, pathlib, signal, socket, sys
+import rankwise
+import torch.distributed as dist
+from rankwise import collectives
+
+def train():
+    rank, n = rankwise.rank(), rankwise.restart_count()
+    fifo = pathlib.Path(sys.argv[1], str(n))
+    if n and rank == 1:
+        address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        socket.create_connection(address).close()  # refused, if nobody listens
+        fifo.write_text("rank 1 was early")
+    if n and rank == 0:
+        print(fifo.read_text(), flush=True)
+    dist.init_process_group("gloo")
+    dist.barrier()
+    if rank == (2, 0, None)[n]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+    dist.destroy_process_group()
+
+rankwise.recover(train, timeout=100)
+"""
+
+
+def test_a_rank_that_lives_on_may_connect_before_rank_0_has_made_torchs_store(
+    tmp_path: Path,
+) -> None:
+    """Once rank 0 lives on as well, and once it is the one that is started anew."""
+    pytest.importorskip("torch")
+    for restart in "12":
+        os.mkfifo(tmp_path / restart)
+
+    done = run(
+        "run", "--nproc-per-node=3", "--max-restarts=2", "--start-method=forkserver",
+        "--preload=torch", "--restart-backoff=1ms", write_program(tmp_path, EARLY), tmp_path,
+    )  # fmt: skip
+
+    assert done.code == 0, done.stderr
+    assert sum("rank 1 was early" in line for line in done.lines) == 2
+    assert "restart 2 of 2" in done.stderr
+
+
+OWN_SERVER = """
+import os, signal, socket
+import rankwise
+from rankwise import collectives
+
+def train():
+    rank, n = rankwise.rank(), rankwise.restart_count()
+    if rank == 0:
+        with socket.create_server(("127.0.0.1", int(os.environ["MASTER_PORT"]))):
+            print("bound", n, flush=True)
+    collectives.barrier()
+    if rank == (1, 0, None)[n]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    collectives.barrier()
+
+rankwise.recover(train, timeout=100)
+"""
+
+
+def test_without_torch_rank_0_finds_its_port_free_each_time(tmp_path: Path) -> None:
+    script = write_program(tmp_path, OWN_SERVER)
+
+    done = run("run", "--nproc-per-node=2", "--max-restarts=2", "--restart-backoff=1ms", script)
+
+    assert done.code == 0, done.stderr
+    assert [line.partition(":")[2] for line in done.lines] == ["bound 0", "bound 1", "bound 2"]

@@ -100,8 +100,21 @@ class WorkerPlan(msgspec.Struct, kw_only=True):
     """Whether the program speaks on a report pipe: Python programs that rankwise boots."""
     returns: bool
     """Whether it sends a result: functions."""
+    gives: Mapping[str, int] = {}
+    """More descriptors, which are the worker's alone once it is made."""
     recovers: bool = False
     """Whether it may offer to be called again (`rankwise.recover`)."""
+
+
+class CallPlan(msgspec.Struct):
+    """In which world a worker that lives on is called again."""
+
+    environment: dict[str, str | None]
+    """Its variables; one that is None is not set in that world."""
+    descriptors: dict[str, int]
+    """What comes with the word, by the variables that name it; they stay the planner's property."""
+    gives: dict[str, int]
+    """The same, the worker's alone once it is told."""
 
 
 class WorkerPlanner(Protocol):
@@ -122,12 +135,8 @@ class WorkerPlanner(Protocol):
         """Make the pumps that own the reading ends of a worker's output pipes."""
         ...
 
-    def call_again(
-        self, local_rank: int, attempt: int
-    ) -> tuple[dict[str, str | None], dict[str, int]]:
-        """Say in which world a worker that lives on is called again: variables and descriptors.
-
-        A variable that is None is not set in that world.
+    def call_again(self, local_rank: int, attempt: int) -> CallPlan:
+        """Say in which world a worker that lives on is called again.
 
         Raises:
             OSError: what its attempt shares could not be made.
@@ -353,12 +362,15 @@ class RealProcessHost:
             return
         link.attempt = attempt
         try:
-            environment, descriptors = self._planner.call_again(local_rank, attempt)
+            plan = self._planner.call_again(local_rank, attempt)
         except OSError:  # as of memory: a new process would need more, and its refusal tells why
             self._signal(link, SIGKILL, group=False)
             return
-        named = AgentWord(word, environment, descriptors=tuple(descriptors))
+        descriptors = plan.descriptors | plan.gives
+        named = AgentWord(word, plan.environment, descriptors=tuple(descriptors))
         tell(link.line, named, tuple(descriptors.values()))
+        for given in plan.gives.values():
+            os.close(given)
 
     def sweep(self, attempt: int, spares: Sequence[int] = ()) -> None:
         """Kill whatever the attempt left behind; see ports.processes."""
@@ -449,9 +461,12 @@ class RealProcessHost:
                 theirs.callback(os.close, write_fd)
                 return ends
 
+            for given in plan.gives.values():
+                theirs.callback(os.close, given)
             stdout_fd, stdout_end = keep_one_end(open_stream_pipe(plan.stream_count))
             stderr_fd, stderr_end = keep_one_end(open_stream_pipe(plan.stream_count))
-            descriptors = {1: stdout_end, 2: stderr_end, **plan.descriptors}
+            descriptors: dict[int | str, int] = {1: stdout_end, 2: stderr_end, **plan.descriptors}
+            descriptors.update(plan.gives)
             report_fd = result_fd = -1
             if plan.reports:
                 ours, its = socket.socketpair()  # the agent asks on it, too

@@ -17,8 +17,10 @@ from rankwise.core.gang.vocabulary import Said, Told
 
 LINE_VARIABLE = "RANKWISE_RECOVER_FD"
 """Names the worker's end of the line."""
+MASTER_VARIABLE = "RANKWISE_MASTER_FD"
+"""Names the socket that listens at MASTER_PORT, in rank 0 of a world in which ranks live on."""
 MESSAGE_BYTES_MAX = 1 << 16
-DESCRIPTORS_MAX = 2
+DESCRIPTORS_MAX = 3
 
 
 class WorkerWord(msgspec.Struct, frozen=True):
