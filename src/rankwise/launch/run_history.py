@@ -56,5 +56,5 @@ class RunHistory:
 
     def _add(self, number: int, why: str) -> None:
         # Agents of simulated nodes, which share one history, all announce the same round.
-        if all(attempt.number != number for attempt in self._earlier):
+        if all((attempt.number, attempt.why) != (number, why) for attempt in self._earlier):
             self._earlier.append(EarlierAttempt(number, self._wall_ns(), why))
