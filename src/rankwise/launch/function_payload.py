@@ -20,6 +20,8 @@ from rankwise.base.calls import empty_call
 from rankwise.base.errors import ConfigError
 from rankwise.drivers.real.interrupts import came_from_handler, gate_here
 
+_SOURCES_CHARACTERS_MAX = 1 << 20
+
 
 def pack_function(
     fn: Callable[..., Any],
@@ -51,6 +53,7 @@ def pack_function(
         "argv": list(sys.argv),
         "pass_rank": pass_rank,
         "arguments_by_rank": arguments_by_rank,
+        "sources": _sources_in_memory(),
     }
     plain_args = (
         {rank: tuple(own) for rank, own in args.items()} if arguments_by_rank else tuple(args)
@@ -67,6 +70,25 @@ def pack_function(
                 hint="create it inside the function, or pass what it can be made from",
             ) from error
     return pickle.dumps(header) + call
+
+
+def _sources_in_memory() -> dict[str, tuple[int, None, list[str], str]]:
+    """The sources that are in no file, such as the cells of a notebook, as `linecache` has them.
+
+    Without them the tracebacks of workers would have no lines.
+    """
+    linecache = sys.modules.get("linecache")
+    cached = {} if linecache is None else linecache.cache
+    found: dict[str, tuple[int, None, list[str], str]] = {}
+    room = _SOURCES_CHARACTERS_MAX
+    for name, entry in reversed(list(cached.items())):  # the latest cells first
+        if len(entry) != 4 or entry[1] is not None or os.path.exists(name):
+            continue  # a file, or one that is to be looked up
+        room -= entry[0]
+        if room < 0:
+            break
+        found[name] = entry
+    return found
 
 
 def name_of(fn: Callable[..., Any]) -> str:

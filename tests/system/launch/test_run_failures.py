@@ -1,8 +1,10 @@
 """`rankwise.run` raises one exception that tells everything about every rank that failed."""
 
+import linecache
 import os
 import signal
 import traceback
+from typing import Any
 
 import pytest
 
@@ -238,3 +240,17 @@ def test_a_module_that_the_server_cannot_import_is_told(
         "rankwise: the fork server could not import no_such_module: "
         "ModuleNotFoundError: No module named 'no_such_module'\n"
     )
+
+
+def test_a_traceback_has_the_lines_of_a_notebooks_cell(server: rankwise.ForkServer) -> None:
+    source = "def fail():\n    raise ValueError('in a cell')  # its line\n"
+    name = "/no/such/folder/ipykernel_1/2.py"
+    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
+    cell: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(source, name, "exec"), cell)  # as IPython does
+
+    with pytest.raises(rankwise.WorkersFailed) as caught:
+        rankwise.run(cell["fail"], nprocs=1, server=server)
+
+    del linecache.cache[name]
+    assert "raise ValueError('in a cell')  # its line" in str(caught.value)

@@ -3,7 +3,8 @@
 The payload is two pickles, one after the other: a header of plain data, and `(function,
 arguments)`. The header says how to call it, and carries the `sys.path` and `sys.argv` of the
 program that asked for it, which must be in place *before* the second pickle is read: its modules
-are found there. Whether `cloudpickle` is needed to read it, the pickle itself says.
+are found there. Sources that are in no file come along for tracebacks. Whether `cloudpickle` is
+needed to read it, the pickle itself says.
 
 The answer is one frame on the result pipe, `<u32 length>` and a pickle of `("ok", value)` or
 `("error", exception or None)`, the exception as `rankwise.base.exception_pickle` writes it. Its
@@ -47,6 +48,10 @@ def call_payload(
         header = pickle.load(payload)  # noqa: S301 - the payload is the caller's own code
         sys.path[:] = header["sys_path"]
         sys.argv[:] = header["argv"]
+        if header["sources"]:
+            import linecache  # noqa: PLC0415 - only from notebooks and the like
+
+            linecache.cache.update(header["sources"])
         try:
             try:
                 function, arguments = pickle.load(payload)  # noqa: S301 - the same
