@@ -1,7 +1,8 @@
 """What becomes of a job of three nodes when something happens to it, beside torchrun.
 
-    python benchmarks/events.py [--only kill,cut,stop,term,store,etcd,strangers,slurm] [--json FILE]
+    python benchmarks/events.py [--only PARTS] [--json FILE]
 
+PARTS are some of kill,leader,cut,stop,term,store,etcd,strangers,slurm.
 Each node is a network namespace, so that its cable can be pulled out: that needs root. rankwise
 meets in a real etcd (its `embedded` store where the loss of the store's machine is played),
 torchrun in its own c10d store, on the first node. Nobody's defaults are changed, but for
@@ -60,7 +61,7 @@ while not rankwise.should_stop():
     threading.Event().wait(0.01)
 print("saved", flush=True)
 """
-PARTS = ("kill", "cut", "stop", "term", "store", "etcd", "strangers", "slurm")
+PARTS = ("kill", "leader", "cut", "stop", "term", "store", "etcd", "strangers", "slurm")
 
 
 class Job:
@@ -68,7 +69,7 @@ class Job:
 
     def __init__(self, stack: ExitStack, folder: Path, is_ours: bool) -> None:
         lan = stack.enter_context(network())
-        self.nodes = [lan.add_node() for _ in range(3)]
+        self.nodes = [lan.add_node() for _ in range(4)]
         self.agents: dict[int, Running] = {}
         self._started: list[Running] = []
         self.is_ours = is_ours
@@ -203,6 +204,21 @@ def killed(run: Job) -> Played:
     return Played(again, run.says(OVER), codes, f"{left} of the dead agent")
 
 
+def leader_killed(run: Job) -> Played:
+    """The one that came first leads; torchrun's serves the store, which is lost as well."""
+    run.start(0)
+    if run.is_ours:
+        run.agents[0].wait_for("waiting ", stream="stderr")
+    run.start(1, 2)
+    run.wait_up(3)
+    pids = run.pids()
+    run.lose(0).signal(signal.SIGKILL)
+    again = took(lambda: run.wait_up(2))
+    if again == "never":
+        return Played(again, run.says(OVER), run.end()[0], left_of(pids))
+    return Played(again, run.says(OVER), *run.end())
+
+
 def returned(run: Job) -> Played:
     run.start(0, 1, 2)
     run.wait_up(3)
@@ -319,6 +335,17 @@ def another_program(run: Job) -> Played:
     return Played(f"the stranger ended: {ended}", (said or [""])[0][:160], codes[0], left)
 
 
+def two_jobs(run: Job) -> Played:
+    """Two jobs of two nodes start at once, with one id and one program."""
+    run.start(0, 1, 2, 3, nnodes="2")
+    up = took(lambda: run.wait_up(2))
+    running.PATIENCE_S = 15.0
+    second = took(lambda: run.wait_up(2, rounds=2))
+    running.PATIENCE_S = NEVER_SECONDS
+    again = f"2 ranks: {up}; the other 2: {second}"
+    return Played(again, run.says("spare"), *run.end())
+
+
 def etcd_away(seconds: float) -> Callable[[Job, EtcdCluster], Played]:
     def play(run: Job, etcd: EtcdCluster) -> Played:
         run.start(0, 1, 2)
@@ -373,6 +400,7 @@ SCENES: dict[str, dict[str, Scene]] = {
         "it returns": returned,
         "a node comes later": late,
     },
+    "leader": {"the agent that leads is killed": leader_killed},
     "cut": {f"a node is cut off for {length} s": cut(length) for length in (3, 10, 60)},
     "stop": {"an agent is stopped (SIGSTOP) until the others run": stopped},
     "term": {
@@ -380,7 +408,10 @@ SCENES: dict[str, dict[str, Scene]] = {
         "SIGTERM to an agent that waits for the store or for others": told_while_waiting,
     },
     "store": {"the machine that serves the store is lost": store_lost},
-    "strangers": {"an agent with another program, the same id": another_program},
+    "strangers": {
+        "an agent with another program, the same id": another_program,
+        "two jobs with one id and one program": two_jobs,
+    },
 }
 
 
