@@ -131,12 +131,17 @@ def test_arrivals_are_read_once_and_as_far_as_calls_have_ended(segment: Segment)
     ring.end(ring.begin(None, 1, WORDS, 10), ISSUED)
 
     first = reader.read(100)
+    is_standing = [reader.is_standing]
+    last = ring.begin(group, 1, WORDS)
+    is_standing.append(reader.is_standing)
+    ring.end(last, DONE)
     ring.end(waiting, ISSUED)
     ring.end(ring.begin(group, 1, WORDS), DONE)
     second = reader.read(100)
 
+    assert is_standing == [False, True]
     assert [arrival.number for arrival in first] == [1]
-    assert [arrival.number for arrival in second] == [2, 3], "messages belong to no group"
+    assert [arrival.number for arrival in second] == [2, 3, 4], "messages belong to no group"
     assert reader.read(100) == []
     assert reader.groups["g"].members == (8, 9, 10, 11)
     book = read_book(segment, 1, 8)

@@ -22,6 +22,7 @@ a look costs a millisecond whatever the ranks do.
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -48,6 +49,9 @@ from rankwise.drivers.real.report_pipe import Recorded
 from rankwise.launch.planning import JobPlanner
 from rankwise.launch.recorder_questions import RecorderQuestions
 from rankwise.ports.clock import Clock
+
+if TYPE_CHECKING:
+    from rankwise.drivers.real.segments import Segment
 
 INTERVAL = Duration(500 * MILLISECOND)
 _ARRIVALS_MAX, _ARRIVALS_MIN = 1024, 16
@@ -101,6 +105,7 @@ class CallWatch:
         self._is_holding = self._has_held = False
         self._lateness = Lateness(())
         self._readers: dict[int, ArrivalReader] = {}
+        self._read_segment: Segment | None = None
 
     def begin(self) -> None:
         """Look at the present attempt in intervals, as long as it lasts."""
@@ -198,13 +203,19 @@ class CallWatch:
         self._lateness.forget_groups()
         if self._lateness.ranks != ranks:
             self._lateness = Lateness(ranks)
+        self._read_segment = segment
         self._readers = {
             local_rank: ArrivalReader(segment, local_rank, first_rank)
             for local_rank in range(segment.worker_count)
         }
 
+    @property
+    def _reads_this_attempt(self) -> bool:
+        """Whether readers are of the memory that the ranks share now; that of before is closed."""
+        return self._read_segment is not None and self._read_segment is self._planner.segment
+
     def _see_arrivals(self) -> None:
-        if self._looks_at is None or len(self._readers) < 2 or self._looks_at != self._attempt:
+        if len(self._readers) < 2 or not self._reads_this_attempt:
             return
         most = max(_ARRIVALS_MIN, _ARRIVALS_MAX // len(self._readers))
         for rank, reader in zip(self._lateness.ranks, self._readers.values(), strict=True):
@@ -239,9 +250,10 @@ class CallWatch:
     def _suspect(self) -> None:
         """Ask the ranks what C++ has called, if they may be in trouble, and judge their answers."""
         now = self._clock.now()
-        if self._is_holding or between(self._still_since, now) < min(STANDING, self._quiet):
+        is_still = between(self._still_since, now) >= min(STANDING, self._quiet)
+        if self._is_holding or not is_still or not self._reads_this_attempt:
             return
-        stands = any(book.standing for book in self._books())
+        stands = any(reader.is_standing for reader in self._readers.values())
         pause = self._pause or (min(STANDING, self._quiet) if stands else self._quiet)
         since = self._still_since if self._asked_at is None else self._asked_at
         if now >= after(since, pause) and self._questions.ask(self._judge_answers):

@@ -34,6 +34,7 @@ from rankwise.drivers.real.worker.call_ring import (
 
 _HEAD = struct.Struct("=8Q")
 _STAGE_MASK = (1 << STAGE_BITS) - 1
+_END = 3
 _SAFE_ENTRIES = ENTRIES - 6
 """So many of the latest can be read before a rank could write over the first of them."""
 
@@ -80,6 +81,12 @@ class ArrivalReader:
         self.groups: dict[str, Group] = {}
         self._seen = 0
 
+    @property
+    def is_standing(self) -> bool:
+        """Whether the rank is in the call that it began last."""
+        last = _head(self._segment, self._local_rank)[HEAD_CALLS]
+        return bool(last) and not self._entry(last)[_END]
+
     def read(self, most: int) -> list[Arrival]:
         """Its calls since the last look as far as they have ended, of many the latest."""
         head = _head(self._segment, self._local_rank)
@@ -89,15 +96,17 @@ class ArrivalReader:
             self._keys, self.groups, _ = _read_groups(table, group_count, self._first_rank)
         arrivals = []
         for sequence in range(max(self._seen, last - min(most, _SAFE_ENTRIES)) + 1, last + 1):
-            at = self._area + RING_AT + sequence % ENTRIES * ENTRY_BYTES
-            entry = os.pread(self._segment.fd, ENTRY_HEAD.size, at)
-            found, number, begun_at, end, slot, *_ = ENTRY_HEAD.unpack(entry)
+            found, number, begun_at, end, slot, *_ = self._entry(sequence)
             if found == sequence and not end:
                 break  # the rank is in it: read on from here the next time
             self._seen = sequence
             if found == sequence and 0 <= slot < len(self._keys):
                 arrivals.append(Arrival(self._keys[slot], number, begun_at, end >> STAGE_BITS))
         return arrivals
+
+    def _entry(self, sequence: int) -> tuple[int, ...]:
+        at = self._area + RING_AT + sequence % ENTRIES * ENTRY_BYTES
+        return ENTRY_HEAD.unpack(os.pread(self._segment.fd, ENTRY_HEAD.size, at))
 
 
 def _head(segment: Segment, local_rank: int) -> tuple[int, ...]:
