@@ -34,6 +34,7 @@ from rankwise.core.gang.vocabulary import (
 )
 from rankwise.core.rendezvous.vocabulary import World as AgreedWorld
 from rankwise.drivers.real.worker import bootstrap
+from rankwise.drivers.real.worker.call_ring import SWITCH_VARIABLE
 from rankwise.launch.environment import inherited_environment, worker_environment
 from rankwise.launch.job import Executable, Function, Job, Module, Script
 from rankwise.launch.log_layout import Destinations, LogPlaces
@@ -325,6 +326,7 @@ class SimulatedRanks:
         return {
             **environment,
             SIMULATED_VARIABLE: "1",
+            SWITCH_VARIABLE: "0",  # the simulation knows itself who waits for whom
             bootstrap.ERROR_FILE_VARIABLE: self._records.destinations.error_files.get(rank, ""),
         }
 
