@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from rankwise.base.failure import ErrorRecord
+from rankwise.base.failure import ErrorRecord, ExitStatus
 from rankwise.base.root_cause import tells_of_lost_peer
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after, between
 from rankwise.core.gang.vocabulary import RanksBlamed
@@ -37,6 +37,7 @@ from rankwise.core.ledger import (
     Lateness,
     Verdict,
     delay_in_words,
+    find_disagreement,
     find_verdict,
     wait_in_words,
     waits_of,
@@ -63,6 +64,7 @@ _PAUSE_MAX = Duration(60 * SECOND)
 ANSWER_PATIENCE = Duration(500 * MILLISECOND)
 """How long answers are awaited after an exception: a rank may hold the interpreter."""
 _TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
+_SIGABRT = 6
 _OURS = "rankwise.base.errors.Collective"
 
 
@@ -142,6 +144,13 @@ class CallWatch:
         self._has_held = self._is_holding = True
         self._reactor.call_at(after(self._clock.now(), ANSWER_PATIENCE), end)
         return True
+
+    def on_exit(self, local_rank: int, exit_status: ExitStatus) -> None:
+        """A rank has ended: tell who is to blame, if gloo did that, whose data did not fit."""
+        if exit_status.signal_number == _SIGABRT:
+            verdict = find_disagreement(self._books(), self._planner.world.rank(local_rank))
+            if verdict is not None:
+                self._accuse(verdict)
 
     def on_recorded(self, local_rank: int, recorded: Recorded) -> None:
         """A rank tells what torch's recorder has."""

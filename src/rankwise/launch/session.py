@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Any
 from rankwise.base.failure import TIME_LIMIT_SIGNAL, Outcome, OutcomeStatus
 from rankwise.base.units import SECOND, Duration, Instant, after
 from rankwise.core.gang.state import Phase
-from rankwise.core.gang.vocabulary import Stimulus, StopRequested, WorkerReported, WorkerSpawned
+from rankwise.core.gang.vocabulary import (
+    Stimulus,
+    StopRequested,
+    WorkerExited,
+    WorkerReported,
+    WorkerSpawned,
+)
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.hosting.hosting import Hosting
 from rankwise.drivers.real.interrupts import gate_here
@@ -394,6 +400,10 @@ class Session:
         if self._held is not None:
             self._held.append(stimulus)
             return
+        gang = self._dispatch.gang
+        is_running = gang is not None and gang.phase is Phase.RUNNING
+        if isinstance(stimulus, WorkerExited) and is_running and self._has_watch:
+            self._call_watch.on_exit(stimulus.local_rank, stimulus.exit)
         self._dispatch.deliver(stimulus)
         if isinstance(stimulus, WorkerSpawned) and self._job.gang.hang_timeout is not None:
             self._hang_watch.begin()

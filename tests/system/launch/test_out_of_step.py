@@ -142,9 +142,10 @@ def test_tensors_that_do_not_fit_are_the_fault_of_the_fewest(tmp_path: Path) -> 
     done = run_program(tmp_path, "torch", program)
 
     where = f"(train.py:{line_of(program, program, 'torch')})"
-    assert root_cause_in(done) == (
+    assert root_cause_in(done) in (
         f"call #1: rank 1 called all_reduce (sum) of (10000,) float32 {where}, "
-        f"ranks 0, 2 called all_reduce (sum) of (4096,) float32 {where}"
+        f"{others} called all_reduce (sum) of (4096,) float32 {where}"
+        for others in ("ranks 0, 2", "rank 0")  # gloo may end rank 0 before rank 2 has come
     )
 
 

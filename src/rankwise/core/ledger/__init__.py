@@ -2,7 +2,7 @@
 
 from rankwise.core.ledger.books import Book, Call, Fate, Group, Stage
 from rankwise.core.ledger.lateness import Arrival, Delay, Lateness
-from rankwise.core.ledger.verdicts import Verdict, Wait, find_verdict, waits_of
+from rankwise.core.ledger.verdicts import Verdict, Wait, find_disagreement, find_verdict, waits_of
 from rankwise.core.ledger.words import delay_in_words, number_text, wait_in_words
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Verdict",
     "Wait",
     "delay_in_words",
+    "find_disagreement",
     "find_verdict",
     "number_text",
     "wait_in_words",

@@ -105,6 +105,16 @@ def find_verdict(
     return None
 
 
+def find_disagreement(books: Iterable[Book], rank: int) -> Verdict | None:
+    """Tell who has come to the last call of a rank with something else; None if nobody has.
+
+    For a rank that its library has ended, which a backend does in C++ and also after the call.
+    """
+    by_rank = {book.rank: book for book in books}
+    last = by_rank[rank].calls[-1:] if rank in by_rank else ()
+    return _disagreement(Wait(rank, last[0], ()), by_rank) if last else None
+
+
 def _awaited(book: Book, call: Call, books: Mapping[int, Book]) -> tuple[int, ...]:
     if not call.group:
         return (call.peer,) if call.peer != NO_PEER and call.peer in books else ()

@@ -9,7 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankwise.base.units import Instant
-from rankwise.core.ledger import Book, Call, Fate, Group, Stage, find_verdict, waits_of
+from rankwise.core.ledger import (
+    Book,
+    Call,
+    Fate,
+    Group,
+    Stage,
+    find_disagreement,
+    find_verdict,
+    waits_of,
+)
 from rankwise.core.ledger.words import wait_in_words
 
 WORLD = "world"
@@ -46,6 +55,21 @@ def test_a_rank_that_lives_is_to_blame_only_when_patience_is_over() -> None:
         "rank 1 has not come to all_reduce #201 (sum) of (4,) float32 (train.py:88), "
         "in which ranks 0, 2 wait"
     )
+
+
+def test_a_rank_that_is_aborted_after_its_call_was_given_data_that_did_not_fit() -> None:
+    other = call(1, match=2, text="all_reduce #? (sum) of (9,) float32")
+    aborted = book(0, call(1, Stage.DONE), fate=Fate.DIED)
+    books = [aborted, book(1, other), book(2)]
+
+    verdict = find_disagreement(books, 0)
+
+    assert find_verdict(books, patience_is_over=False) is not None  # rank 1 stands in it
+    assert verdict is not None
+    assert (verdict.blamed, verdict.is_certain) == ((1,), True)
+    assert find_disagreement([aborted, book(1, call(1)), book(2)], 0) is None
+    assert find_disagreement([aborted], 2) is None
+    assert find_disagreement([book(0, fate=Fate.DIED), book(1, other)], 0) is None
 
 
 def test_a_rank_that_has_left_can_never_come() -> None:
