@@ -30,6 +30,9 @@ def complete_run(
 
 
 RUN_ARGUMENT = click.argument("run", required=False, shell_complete=complete_run)
+"""May be left out while there is only one run."""
+NAMED_RUN_ARGUMENT = click.argument("run", shell_complete=complete_run)
+"""For what cannot be taken back: the only run there is may be somebody else's, or a later one."""
 
 
 def run_called(name: str | None) -> "RunSummary":
@@ -58,6 +61,8 @@ def choose_run(runs: "Sequence[RunSummary]", name: str | None) -> "RunSummary":
         if len(runs) > 1:
             raise click.UsageError(f"there are several runs, name one of them: {shown}")
         return runs[0]
+    if not name:
+        raise click.UsageError(f"the name of the run is empty, expected one of: {shown}")
     exact = [run for run in runs if name in (run.run_id, str(run.pid))]
     fitting = exact or [run for run in runs if run.run_id.startswith(name)]
     if not fitting:

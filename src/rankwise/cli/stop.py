@@ -5,7 +5,7 @@ import click
 from rankwise.base.errors import RankwiseError
 from rankwise.base.units import SECOND, Duration, duration_from_seconds, format_duration
 from rankwise.cli.main import CONTEXT_SETTINGS
-from rankwise.cli.runs_here import RUN_ARGUMENT, deadline_after, run_called
+from rankwise.cli.runs_here import NAMED_RUN_ARGUMENT, deadline_after, run_called
 
 PATIENCE = Duration(10 * SECOND)
 """How soon an agent must have heard it."""
@@ -16,14 +16,14 @@ class NotStopped(RankwiseError):
 
 
 @click.command("stop", context_settings=CONTEXT_SETTINGS)
-@RUN_ARGUMENT
+@NAMED_RUN_ARGUMENT
 @click.option("--now", is_flag=True, help="Kill the ranks at once: they can save nothing.")
 @click.option("--no-wait", is_flag=True, help="Return when the run has heard it.")
-def stop(run: str | None, *, now: bool, no_wait: bool) -> None:
+def stop(run: str, *, now: bool, no_wait: bool) -> None:
     """Stop RUN as SIGTERM does: ranks may save, and are killed after --shutdown-timeout.
 
-    RUN is a run's name as `rankwise ps` shows it, the beginning of one, or the pid of its agent; it
-    may be left out while there is only one run. A run on several nodes is stopped on all of them,
+    RUN is a run's name as `rankwise ps` shows it, the beginning of one, or the pid of its agent.
+    A run on several nodes is stopped on all of them,
     unless it was started with --on-preemption leave. Stopping it twice changes nothing; Ctrl-C ends
     the waiting, and the run goes on to its end.
     """

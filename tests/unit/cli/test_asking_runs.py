@@ -248,6 +248,11 @@ def test_a_run_is_chosen_by_name_beginning_or_pid_or_for_want_of_others() -> Non
     assert choose_run([BETA], None) == BETA
 
 
+def test_an_empty_name_means_no_run() -> None:
+    with pytest.raises(click.UsageError, match="the name of the run is empty"):
+        choose_run([BETA], "")
+
+
 def test_an_exact_name_is_never_ambiguous() -> None:
     longer = RunSummary("alpha-2", 20, 0)
 

@@ -95,6 +95,15 @@ class LogFile:
 
     def take(self, chunk: bytes, now: Instant) -> None:
         """Append the chunk, or count it as lost."""
+        while self._bytes_max is not None:  # each file takes no more than to the end of a line
+            end = chunk.find(b"\n", max(0, self._bytes_max - self._bytes - 1)) + 1
+            if not 0 < end < len(chunk):
+                break
+            self._take_piece(chunk[:end], now)
+            chunk = chunk[end:]
+        self._take_piece(chunk, now)
+
+    def _take_piece(self, chunk: bytes, now: Instant) -> None:
         if self._refused_at is None:
             self._append(chunk, now)
         elif now - self._refused_at < RETRY_PAUSE:

@@ -167,6 +167,17 @@ def test_a_file_that_is_full_is_put_aside_at_the_end_of_a_line(tmp_path: Path) -
     assert file.lost_bytes == 0
 
 
+def test_what_is_written_at_once_fills_several_files(tmp_path: Path) -> None:
+    path, older = tmp_path / "stdout.log", tmp_path / "stdout.log.1"
+    file = LogFile(str(path), DiskComplaints(list[str]().append), bytes_max=10)
+
+    file.take(b"".join(b"line %d\n" % number for number in range(9)) + b"torn", START)
+    file.end(START)
+
+    assert older.read_bytes() == b"line 6\nline 7\n"
+    assert path.read_bytes() == b"line 8\ntorn"
+
+
 def test_a_full_file_that_cannot_be_put_aside_goes_on(tmp_path: Path) -> None:
     path, said = tmp_path / "stdout.log", list[str]()
     file = LogFile(str(path), DiskComplaints(said.append), bytes_max=4)
