@@ -50,4 +50,6 @@ def script_arguments(lives: Lives) -> tuple[str, ...]:
                     f"the program of worker {local_rank} in attempt {attempt} can only be "
                     f"simulated: {program}"
                 )
-    return (msgspec.json.encode([list(life) for life in lives]).decode(),)
+    # With all defaults, which the script does not know.
+    programs = [[msgspec.structs.asdict(program) for program in life] for life in lives]
+    return (msgspec.json.encode(programs).decode(),)

@@ -123,8 +123,8 @@ def test_agents_of_one_run_are_listed_with_their_ranks(nodes: Nodes) -> None:
     done = both(*both_nodes)
 
     assert [re.split("  +", line)[2:6] for line in listed] == [
-        ["0 of 2", "0", "2", "0-1 of 4"],
-        ["1 of 2", "0", "2", "2-3 of 4"],
+        ["0 of 2", "0", "0-1 of 4", "running"],
+        ["1 of 2", "0", "2-3 of 4", "running"],
     ]
     assert [each.code for each in done] == [143, 143]
 

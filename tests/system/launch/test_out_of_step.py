@@ -313,7 +313,7 @@ functional.all_reduce(x, "sum", dist.group.WORLD).sum()
 
     assert done.code == 124
     assert root_cause_in(done) == (
-        "the gang hung: no sign of life for 3 s; rank 2 has not come to "
+        "the gang hung: no progress for 3 s; rank 2 has not come to "
         "all_reduce #1 of (4096,) float32 (begun by C++), in which ranks 0-1 wait"
     )
 

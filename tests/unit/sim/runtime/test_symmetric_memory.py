@@ -15,7 +15,7 @@ from rankwise.sim.runtime.multiprocessing import RanksStuck
 from rankwise.sim.triton import distributed as dl
 from rankwise.sim.triton import iris
 
-EXAMPLE = runpy.run_path(str(Path(__file__).parents[4] / "examples/kernels_that_talk.py"))
+EXAMPLE = runpy.run_path(str(Path(__file__).parents[4] / "examples/longer/kernels_that_talk.py"))
 SOURCE = Path(__file__).read_text(encoding="utf-8").splitlines()
 
 

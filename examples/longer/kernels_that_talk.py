@@ -1,6 +1,6 @@
 """Kernels that talk to the kernels of other ranks, each beside the same in separate steps.
 
-rankwise sim run examples/kernels_that_talk.py --topology switch8
+rankwise sim run examples/longer/kernels_that_talk.py --topology switch8
 """
 
 from collections.abc import Callable
