@@ -175,6 +175,28 @@ def test_what_py_spy_complains_of_is_told(
     assert "py-spy cannot read process 100: Error: Permission Denied (it needs the right" in told
 
 
+def test_a_rank_that_py_spy_cannot_read_does_not_hide_the_others(
+    run_id: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    choosy = tmp_path / "py-spy"
+    choosy.write_text(
+        '#!/bin/sh\n[ "$4" = 101 ] && echo "frames of 101" && exit\n'
+        'echo "No such process" >&2; exit 1\n'
+    )
+    choosy.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+
+    assert invoke(["stacks", "--native", run_id]) == 0
+
+    assert capsys.readouterr().out.split("\n\n") == [
+        "rank 0 (pid 100)\n  py-spy cannot read process 100: No such process",
+        "rank 1 (pid 101)\nframes of 101\n",
+    ]
+
+
 WAITING = {
     "doing": "waits", "waits_for": "barrier #2 (a.py:6): rank 2 has not come",
     "frames": ["  ... (7 frames of rankwise)", '  File "a.py", line 6 in <module>'],
