@@ -1,5 +1,6 @@
 """`rankwise ps`, `stacks`, `why` and `doctor` in this process."""
 
+import base64
 import json
 import os
 import re
@@ -13,7 +14,7 @@ from typing import Any
 import click
 import pytest
 
-from rankwise.cli import doctor, why
+from rankwise.cli import doctor, logs, why
 from rankwise.cli.doctor import Verdict
 from rankwise.cli.main import invoke
 from rankwise.cli.runs_here import RunNotFound, choose_run
@@ -195,6 +196,22 @@ def test_a_rank_that_py_spy_cannot_read_does_not_hide_the_others(
         "rank 0 (pid 100)\n  py-spy cannot read process 100: No such process",
         "rank 1 (pid 101)\nframes of 101\n",
     ]
+
+
+def test_of_what_was_the_last_lines_are_shown_and_all_that_follows(
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    def piece(attempt: int, data: bytes) -> dict[str, Any]:
+        name = {"rank": 0, "attempt": attempt, "stream": "stdout"}
+        return {**name, "data": base64.b64encode(data).decode()}
+
+    answer = [
+        {"streams": 1}, piece(0, b"one\ntwo\nthree\n"), piece(1, b"four\nfive\n"),
+    ]  # fmt: skip
+
+    logs.show(answer, logs.Shown(has_prefix=False), lines=1)
+
+    assert capfdbinary.readouterr().out == b"three\nfour\nfive\n"
 
 
 WAITING = {
