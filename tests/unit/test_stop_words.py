@@ -43,6 +43,23 @@ def test_nobody_stops_while_nobody_asks(words: StopWords) -> None:
     assert not words.uses_steps(1)
 
 
+def test_a_rank_that_was_called_again_is_known_to_ask_from_the_beginning(
+    segment: Segment, words: StopWords
+) -> None:
+    with Segment.create(3) as earlier:
+        before = view_of(earlier)
+        before.begin_step(1, takes_sigterm=True)
+        before.begin_step(2)
+        assert earlier.sigterm_takers() == {1}
+        before.release()
+
+    segment.note_sigterm_taker(1)
+
+    assert [segment.takes_sigterm(rank) for rank in range(3)] == [False, True, False]
+    assert [words.uses_steps(rank) for rank in range(3)] == [False, True, False]
+    assert segment.steps() is None
+
+
 def test_all_ranks_stop_at_the_step_of_the_farthest(segment: Segment, words: StopWords) -> None:
     ahead = {0: 7, 1: 4, 2: 6}
 

@@ -47,15 +47,25 @@ def logs(run: str | None, *, rank: int | None, follow: bool, lines: int | None) 
 
     chosen = run_called(run)
     request = Request("logs", rank=rank, follow=follow)
-    shown = _Shown(has_prefix=rank is None)
-    for piece in listen(chosen, request, deadline_after(PATIENCE)):
-        shown.take(piece, lines)
+    shown = Shown(has_prefix=rank is None)
+    show(listen(chosen, request, deadline_after(PATIENCE)), shown, lines)
     shown.end()
     if follow:
         click.echo(f"rankwise: {chosen.run_id} has ended", err=True)
 
 
-class _Shown:
+def show(answer: "Iterable[dict[str, Any]]", shown: "Shown", lines: int | None) -> None:
+    """Show what an agent tells: the last `lines` of each stream that is, and all that follows."""
+    history = 0
+    for piece in answer:
+        if "streams" in piece:  # so many pieces tell of what was
+            history = piece["streams"]
+            continue
+        shown.take(piece, lines if history > 0 else None)
+        history -= 1
+
+
+class Shown:
     """Puts the pieces of all streams together to lines, and shows them."""
 
     def __init__(self, *, has_prefix: bool) -> None:
@@ -63,12 +73,11 @@ class _Shown:
         self._splitters: dict[tuple[int, int, str], LineSplitter] = {}
 
     def take(self, piece: dict[str, Any], lines: int | None) -> None:
-        """Show the lines that a piece completes; of a stream's first piece the last `lines`."""
+        """Show the lines that a piece completes, or only the last `lines` and what follows."""
         name = piece["rank"], piece["attempt"], piece["stream"]
-        is_first = name not in self._splitters
         splitter = self._splitters.setdefault(name, LineSplitter())
         chunks = _content(piece)
-        if is_first and lines is not None:
+        if lines is not None:
             chunks = [_last_lines(chunks, lines)]
         for chunk in chunks:
             self._show(name, splitter.feed(chunk, Instant(time.monotonic_ns())))

@@ -28,6 +28,13 @@ if TYPE_CHECKING:
 _OWN_NUMBER = re.compile(r"\b0x[0-9a-f]+\b|(?<=^Process )\d+|(?<=^Thread )\d+", re.MULTILINE)
 """What differs between ranks that stand at the same place: addresses, and numbers of threads."""
 
+_IS_REFUSED = re.compile(rb"permission|not permitted", re.IGNORECASE)
+"""How py-spy says that it may not look into a process."""
+_RIGHT_TO_TRACE = (
+    "it needs the right to trace: be root, or in a container add SYS_PTRACE; "
+    "without --native no such right is needed"
+)
+
 
 class StacksUnavailable(RankwiseError):
     """Native frames cannot be had."""
@@ -61,9 +68,7 @@ def stacks(run: str | None, *, as_json: bool, native: bool, timeout: Duration) -
     answer = ask(run_called(run), "stacks", deadline)
     ranks = sorted(answer, key=lambda line: int(line.get("rank", -1)))
     if native:
-        program = _find_py_spy()
-        for line in ranks:
-            line["stacks"] = native_stacks(program, int(line["pid"]), deadline)
+        _show_native(ranks, deadline)
     if as_json:
         import msgspec  # noqa: PLC0415  # only here
 
@@ -71,6 +76,24 @@ def stacks(run: str | None, *, as_json: bool, native: bool, timeout: Duration) -
             click.echo(msgspec.json.encode(line).decode())
     else:
         click.echo(render(ranks))
+
+
+def _show_native(ranks: "Sequence[dict[str, Any]]", deadline: Instant) -> None:
+    """Put native stacks into the answers, or why a rank has none.
+
+    Raises:
+        StacksUnavailable: no rank can be shown.
+    """
+    program = _find_py_spy()
+    refusals = []
+    for line in ranks:
+        try:
+            line["stacks"] = native_stacks(program, int(line["pid"]), deadline)
+        except StacksUnavailable as error:
+            refusals.append(error)
+            line["stacks"] = f"  {error}"
+    if refusals and len(refusals) == len(ranks):
+        raise refusals[0]
 
 
 def _find_py_spy() -> str:
@@ -106,8 +129,7 @@ def native_stacks(program: str, pid: int, deadline: Instant) -> str:
         told = done.stderr.decode(errors="replace").strip().splitlines()
         raise StacksUnavailable(
             f"py-spy cannot read process {pid}: {told[0] if told else 'it tells no reason'}",
-            hint="it needs the right to trace: be root, or in a container add SYS_PTRACE; "
-            "without --native no such right is needed",
+            hint=_RIGHT_TO_TRACE if _IS_REFUSED.search(done.stderr) else None,
         )
     return done.stdout.decode(errors="replace").rstrip("\n")
 

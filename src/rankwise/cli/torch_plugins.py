@@ -61,7 +61,7 @@ def launch_with_handler(options: "RunOptions") -> int:
     )
     from rankwise.compat.torch.run import run  # noqa: PLC0415  # all three pay for much
 
-    for name in ("timeout", "on_failure"):
+    for name in ("timeout", "on_failure", "log_size"):
         if name in options.origins:
             raise ConfigError(
                 f"{options.label(name)} is not known to agents that meet by a plug-in",

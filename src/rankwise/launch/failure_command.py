@@ -51,9 +51,12 @@ class FailureCommand:
         thread.start()
 
     def wait(self) -> None:
-        """Wait until all that were started have ended, or were killed."""
-        for thread in self._threads:
-            thread.join()
+        """Wait until all that were started have ended, or were killed; Ctrl-C ends the waiting."""
+        try:
+            for thread in self._threads:
+                thread.join()
+        except KeyboardInterrupt:
+            sys.stderr.write("\n")
 
     def _run(self, told: bytes) -> None:
         process = subprocess.Popen(  # noqa: S602  # the user's words for the user's shell
@@ -83,9 +86,6 @@ class FailureCommand:
 def tell_of_end(
     command: FailureCommand, failures: Sequence[Failure], report: str, **fields: Any
 ) -> None:
-    """Run it for the end of a run, and wait; Ctrl-C ends the waiting."""
+    """Run it for the end of a run, and wait."""
     command.start("failure", failures, report=report, **fields)
-    try:
-        command.wait()
-    except KeyboardInterrupt:
-        sys.stderr.write("\n")
+    command.wait()

@@ -1,9 +1,10 @@
 """Those who read what ranks write, from another terminal: `rankwise logs`.
 
-The answer to `{"ask": "logs"}` begins with one line per stream: `rank`, `stream` (stdout, stderr),
-`attempt`, and what is known of it: `path` and `size_bytes` where it goes to a file, else `data`,
-its last part, in base64. With `follow` there are further lines with `data`: each chunk as it was
-read, until the run ends. Chunks are no lines: the reader splits them, at no cost to the run.
+The answer to `{"ask": "logs"}` begins with how many `streams` there are, which may be none yet, and
+one line for each: `rank`, `stream` (stdout, stderr), `attempt`, and what is known of it: `path` and
+`size_bytes` where it goes to a file, else `data`, its last part, in base64. With `follow` there are
+further lines with `data`: each chunk as it was read, until the run ends. Chunks are no lines: the
+reader splits them, at no cost to the run.
 
 A reader that takes nothing must not fill the agent's memory, nor hold up the ranks as a console
 does: one that is too far behind is told so, and has the rest.
@@ -48,6 +49,7 @@ class LogReaders:
     def serve(self, request: Request, reply: Reply, streams: list[Written]) -> None:
         """Tell what was written so far, and from now on what is being written, if asked."""
         chosen = [each for each in streams if request.rank in (None, each.name.rank)]
+        reply.send({"streams": len(chosen)})  # before the ranks are made there are none
         tail_bytes = max(_HISTORY_BYTES_MAX // max(len(chosen), 1), _HISTORY_BYTES_MIN)
         for name, path, tail in chosen:
             size = _size_of(path)

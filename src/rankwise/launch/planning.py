@@ -94,6 +94,8 @@ class JobPlanner:
         self._payload_fd = self._store_payload()
         self._filters: dict[Streams, DuplicateFilter] = {}
         self.destinations = self._earlier = Destinations()
+        self._sigterm_takers: set[int] = set()
+        """Who of the attempt before took SIGTERM for a request to stop, and does so still."""
 
     def __enter__(self) -> Self:
         return self
@@ -173,6 +175,8 @@ class JobPlanner:
         if attempt != self._attempt:
             self._continue_as(attempt)
         assert self._segment is not None, "made with the attempt"
+        if local_rank in self._sigterm_takers:
+            self._segment.note_sigterm_taker(local_rank)
         for new, old in zip(_files_of(self.destinations), _files_of(self._earlier), strict=True):
             if local_rank in old:
                 new[local_rank] = old[local_rank]
@@ -189,8 +193,10 @@ class JobPlanner:
     def _continue_as(self, attempt: int) -> None:
         """Begin an attempt some of whose workers are those of the one before."""
         assert self._segment is not None, "there was an attempt before"
+        segment = self._attempt_exit.enter_context(Segment.create(self._job.gang.size))
+        self._sigterm_takers = self._segment.sigterm_takers()
         self._segment.close()
-        self._segment = self._attempt_exit.enter_context(Segment.create(self._job.gang.size))
+        self._segment = segment
         self._close_listener()
         if self.world.node_rank == 0:
             self._listener = listen_at(self.world.master_port)

@@ -358,7 +358,7 @@ class Session:
         """A rank that asks `should_stop` was sent SIGTERM, so all have to stop."""
         with suppress(BlockingIOError):
             os.eventfd_read(self._planner.stop_fd)
-        if not self._is_asked_by_ranks and not self._signals_caught:
+        if not self._is_asked_by_ranks and not self._stops_asked:
             self._is_asked_by_ranks = True
             self.request_stop(SIGTERM)
 

@@ -230,6 +230,25 @@ for seconds in ("1000", "2000"):
     assert "a rank has to wait for what is to be finished" in line
 
 
+def test_helpers_of_libraries_that_end_after_their_rank_are_not_told_of(tmp_path: Path) -> None:
+    # The fork server ends with the last descriptor of a pipe: here a copy keeps it alive.
+    script = write_program(
+        tmp_path,
+        """
+import multiprocessing, multiprocessing.forkserver as forkserver, os, subprocess
+forkserver.ensure_running()
+alive = os.dup(forkserver._forkserver._forkserver_alive_fd)
+subprocess.Popen(["sleep", "600"], pass_fds=[alive], stdout=subprocess.DEVNULL)
+""",
+    )
+
+    done = run("run", script)
+
+    assert done.code == 0
+    (line,) = [line for line in done.stderr.splitlines() if "left running" in line]
+    assert line.startswith("rankwise: a process that a rank had left running was killed: sleep ")
+
+
 @pytest.mark.parametrize("stubborn", [False, True])
 @pytest.mark.parametrize("method", METHODS)
 def test_when_the_agent_is_killed(*, method: str, stubborn: bool, tmp_path: Path) -> None:

@@ -226,6 +226,44 @@ def test_a_signal_in_the_pause_before_ranks_are_called_again_ends_the_run(
     assert "rank 1 was killed by SIGKILL" in done.stderr
 
 
+STOPPED_AFTER_A_RECALL = """
+import os, signal, threading, rankwise
+
+def train():
+    if rankwise.restart_count() == 0:
+        rankwise.should_stop()
+        if rankwise.rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        threading.Event().wait()
+    print("again", flush=True)
+    open(os.environ["GO"]).close()
+    while not rankwise.should_stop():
+        threading.Event().wait(0.01)
+    print("saved", flush=True)
+
+rankwise.recover(train, timeout=100)
+"""
+
+
+def test_a_stop_before_the_first_step_since_the_recall_waits_for_that_step(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    script = write_program(tmp_path, STOPPED_AFTER_A_RECALL)
+    with start(
+        "run", "--nproc-per-node=2", "--max-restarts=1", "--restart-backoff=1ms", script,
+        environment={"GO": str(go)},
+    ) as running:  # fmt: skip
+        running.wait_for("again", count=2)
+        running.signal(signal.SIGTERM)
+        running.wait_for("stopping 1 rank", stream="stderr")
+        go.write_text("")
+        done = running.finish()
+
+    # Rank 1 is new, and has not asked yet: it has died of the signal.
+    assert [line for line in done.lines if "saved" in line] == ["[default0]:saved"], done.stderr
+    assert done.code == 128 + signal.SIGTERM
+
+
 def test_what_the_dead_rank_left_is_swept_and_what_the_living_have_started_is_not(
     tmp_path: Path,
 ) -> None:

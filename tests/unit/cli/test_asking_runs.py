@@ -1,5 +1,6 @@
 """`rankwise ps`, `stacks`, `why` and `doctor` in this process."""
 
+import base64
 import json
 import os
 import re
@@ -13,7 +14,7 @@ from typing import Any
 import click
 import pytest
 
-from rankwise.cli import doctor, why
+from rankwise.cli import doctor, logs, why
 from rankwise.cli.doctor import Verdict
 from rankwise.cli.main import invoke
 from rankwise.cli.runs_here import RunNotFound, choose_run
@@ -173,6 +174,44 @@ def test_what_py_spy_complains_of_is_told(
 
     told = capsys.readouterr().err
     assert "py-spy cannot read process 100: Error: Permission Denied (it needs the right" in told
+
+
+def test_a_rank_that_py_spy_cannot_read_does_not_hide_the_others(
+    run_id: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    choosy = tmp_path / "py-spy"
+    choosy.write_text(
+        '#!/bin/sh\n[ "$4" = 101 ] && echo "frames of 101" && exit\n'
+        'echo "No such process" >&2; exit 1\n'
+    )
+    choosy.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+
+    assert invoke(["stacks", "--native", run_id]) == 0
+
+    assert capsys.readouterr().out.split("\n\n") == [
+        "rank 0 (pid 100)\n  py-spy cannot read process 100: No such process",
+        "rank 1 (pid 101)\nframes of 101\n",
+    ]
+
+
+def test_of_what_was_the_last_lines_are_shown_and_all_that_follows(
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    def piece(attempt: int, data: bytes) -> dict[str, Any]:
+        name = {"rank": 0, "attempt": attempt, "stream": "stdout"}
+        return {**name, "data": base64.b64encode(data).decode()}
+
+    answer = [
+        {"streams": 1}, piece(0, b"one\ntwo\nthree\n"), piece(1, b"four\nfive\n"),
+    ]  # fmt: skip
+
+    logs.show(answer, logs.Shown(has_prefix=False), lines=1)
+
+    assert capfdbinary.readouterr().out == b"three\nfour\nfive\n"
 
 
 WAITING = {

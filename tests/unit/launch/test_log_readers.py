@@ -73,8 +73,9 @@ def read(connection: socket.socket) -> list[dict[str, Any]]:
 
 
 def test_the_history_comes_from_files_and_else_from_memory(run: Run, tmp_path: Path) -> None:
-    lines = read(run.connect())
+    header, *lines = read(run.connect())
 
+    assert header == {"streams": 3}
     path = str(tmp_path / "stdout.log")
     assert [line.get("path") for line in lines] == [path, None, None]
     assert lines[0]["size_bytes"] == 5
@@ -88,7 +89,8 @@ def test_who_follows_a_rank_gets_what_it_writes_until_the_run_ends(run: Run) -> 
     FollowedStream(run.readers, STDOUT).take(b"of another rank", NOW)
     run.end()
 
-    lines = read(connection)
+    header, *lines = read(connection)
+    assert header == {"streams": 1}
     assert [base64.b64decode(line["data"]) for line in lines] == [b"hello", b" world"]
     assert {line["rank"] for line in lines} == {1}
 

@@ -309,7 +309,17 @@ class Segment:
 
     def takes_sigterm(self, local_rank: int) -> bool:
         """Whether a worker takes SIGTERM for a request to stop."""
-        return bool(list(self._read_ledgers())[local_rank][LEDGER_TAKES_SIGTERM])
+        return local_rank in self.sigterm_takers()
+
+    def sigterm_takers(self) -> set[int]:
+        """The workers that take SIGTERM for a request to stop."""
+        ledgers = enumerate(self._read_ledgers())
+        return {rank for rank, ledger in ledgers if ledger[LEDGER_TAKES_SIGTERM]}
+
+    def note_sigterm_taker(self, local_rank: int) -> None:
+        """For the agent: a worker that comes from an earlier segment takes SIGTERM as it did."""
+        at = self.layout.ledgers + 8 * (LEDGER_WORDS * local_rank + LEDGER_TAKES_SIGTERM)
+        os.pwrite(self.fd, struct.pack("=Q", 1), at)
 
     def _read_ledgers(self) -> Iterator[tuple[int, ...]]:
         """Every worker's ledger."""

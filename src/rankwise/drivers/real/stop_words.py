@@ -66,7 +66,11 @@ class StopWords:
 
     def uses_steps(self, local_rank: int) -> bool:
         """Whether a rank has ever asked, so that it will ask again."""
-        return bool(self._ledgers[local_rank * LEDGER_WORDS + LEDGER_STEPS])
+        ledger = local_rank * LEDGER_WORDS
+        # One that was called again has asked in the world before.
+        return bool(
+            self._ledgers[ledger + LEDGER_STEPS] or self._ledgers[ledger + LEDGER_TAKES_SIGTERM]
+        )
 
     def standing_step(self, alive: Collection[int]) -> int | None:
         """The largest step at which ranks stand, if all that are alive do; else None."""

@@ -133,7 +133,7 @@ class RealNodeHost:
     def ask_ranks_to_stop(self, number: int, signal: int | None) -> None:  # noqa: ARG002  # the gang's
         """Gather the ranks that count their steps."""
         segment = self._parts.planner.segment
-        if segment is None or segment.steps() is None:
+        if segment is None or (segment.steps() is None and not segment.sigterm_takers()):
             return  # nobody counts steps: the signal is all that the ranks are told
         from rankwise.drivers.real.stop_words import StopWords  # noqa: PLC0415  # only at a stop
         from rankwise.launch.agreement import Agreement  # noqa: PLC0415  # the same

@@ -54,7 +54,7 @@ class ControlAnswers:
                 self._stop(request.at_once)
                 # The answer ends when this run does.
                 reply.send(
-                    {"stopping": len(self._host.pids()), "grace_s": self._job.gang.grace / SECOND}
+                    {"stopping": len(self._living()), "grace_s": self._job.gang.grace / SECOND}
                 )
 
     def _status(self) -> dict[str, object]:
@@ -78,12 +78,17 @@ class ControlAnswers:
                 "restarts": gang.attempt if world.restarts is None else world.restarts,
                 "workers": [
                     {"rank": world.rank(local_rank), "local_rank": local_rank, "pid": pid}
-                    for local_rank, pid in sorted(self._host.pids().items())
+                    for local_rank, pid in sorted(self._living().items())
                 ],
             }
             if lineup := self._dispatch.lineup:  # agreed upon by nodes, however few there are
                 status |= {"round": gang.attempt, "lineup": lineup}
         return status
+
+    def _living(self) -> dict[int, int]:
+        """The processes of the ranks that have not ended, by local rank."""
+        links = self._host.links.items()
+        return {rank: each.pid for rank, each in links if each.pid is not None and not each.is_over}
 
     def _log_directory(self) -> str | None:
         directory = self._places.directory if self._places.keep else None
@@ -116,7 +121,7 @@ class ControlAnswers:
     def _reply_stacks(self, stacks: dict[int, str], reply: Reply) -> None:
         from rankwise.launch.failure_report.stacks import fatal_lines  # noqa: PLC0415  # rarely asked
 
-        pids = self._host.pids()
+        pids = self._living()
         if not pids:
             reply.send({"error": "none of its ranks is running now"})
         for local_rank, pid in sorted(pids.items()):

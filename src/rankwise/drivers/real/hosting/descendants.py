@@ -42,6 +42,13 @@ NEWCOMER_PATIENCE_NS = 500_000_000
 _NEWCOMER_PAUSE_NS = 5_000_000
 """After how long a newcomer is looked at again: nothing tells when it has got its command line."""
 _TRACKER_MARK = b"from multiprocessing.resource_tracker import main"
+_HELPER_MARKS = (
+    b"from multiprocessing.forkserver import",
+    b"from multiprocessing.spawn import",
+    b"torch/_inductor/compile_worker",
+    b"torch._inductor.compile_worker",
+)
+"""Processes of libraries: they end some 10 ms after their program, which has forgotten nothing."""
 _WATCHED_MAX = 200
 """How many deaths are waited for at a time: each needs a descriptor meanwhile."""
 _NANOSECONDS_PER_MILLISECOND = 1_000_000
@@ -60,7 +67,8 @@ def kill_descendants(
     Children are reaped, but for those `awaited` by somebody else; nobody else must reap meanwhile.
     `spared` processes are left alone, but their descendants are not. Leaders of sessions among
     `spared_trees` are left alone with their descendants, and with orphans of their sessions.
-    `killed` is filled with the command lines of those that were found alive, by pid.
+    `killed` is filled with the command lines of those that were killed, by pid, but for helpers of
+    libraries, which would have ended by themselves.
     Returns the pids of those that are still alive after `patience_ns`, or cannot be killed.
     """
     began = time.monotonic_ns()
@@ -118,7 +126,7 @@ class _Look:
         groups: the process groups of all of them, none of which is that of a spared one.
         trackers: the resource trackers among the living, which have been left alone.
         newcomers: those among the living who have no command line; the same.
-        killed: the command lines of those that were killed.
+        killed: the command lines of those that were killed, but for helpers of libraries.
         dying: pidfds of those that were killed, or of some of them.
     """
 
@@ -186,15 +194,16 @@ class _Look:
                 self._groups_with_others.add(group)
             else:
                 self.groups.add(group)
-                if pid not in self._immune:
+                is_killed = pid not in self._immune and self._kill(pid, parent)
+                if is_killed and not _is_helper(command_line):
                     self.killed[pid] = _words(command_line)
-                    self._kill(pid, parent)
 
-    def _kill(self, pid: int, parent: int) -> None:
+    def _kill(self, pid: int, parent: int) -> bool:
+        """Kill a descendant, unless it has ended by itself or may not be killed."""
         try:
             pidfd = os.pidfd_open(pid)
         except ProcessLookupError:
-            return
+            return False
         # Since it was read, the number may have been given to a stranger, whose parent is another.
         if _read(pid)[0] in (parent, self._myself):
             try:
@@ -206,8 +215,11 @@ class _Look:
             else:
                 if len(self.dying) < _WATCHED_MAX:
                     self.dying.append(pidfd)
-                    return
+                else:
+                    os.close(pidfd)
+                return True
         os.close(pidfd)
+        return False
 
 
 def _read(pid: int) -> tuple[int, int, int, bool]:
@@ -240,6 +252,11 @@ def _command_line(pid: int) -> bytes | None:
         return None
     finally:
         os.close(fd)
+
+
+def _is_helper(command_line: bytes | None) -> bool:
+    """Whether a process was made by a library, and ends by itself once its program has ended."""
+    return any(mark in (command_line or b"") for mark in _HELPER_MARKS)
 
 
 def _words(command_line: bytes | None) -> str:

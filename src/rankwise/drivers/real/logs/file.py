@@ -95,13 +95,15 @@ class LogFile:
 
     def take(self, chunk: bytes, now: Instant) -> None:
         """Append the chunk, or count it as lost."""
-        while self._bytes_max is not None:  # each file takes no more than to the end of a line
-            end = chunk.find(b"\n", max(0, self._bytes_max - self._bytes - 1)) + 1
+        taken = 0
+        # Each file takes no more than to the end of a line; what is refused needs no cutting.
+        while self._bytes_max is not None and self._refused_at is None:
+            end = chunk.find(b"\n", taken + max(0, self._bytes_max - self._bytes - 1)) + 1
             if not 0 < end < len(chunk):
                 break
-            self._take_piece(chunk[:end], now)
-            chunk = chunk[end:]
-        self._take_piece(chunk, now)
+            self._take_piece(chunk[taken:end], now)
+            taken = end
+        self._take_piece(chunk[taken:], now)
 
     def _take_piece(self, chunk: bytes, now: Instant) -> None:
         if self._refused_at is None:
@@ -164,8 +166,8 @@ class LogFile:
             self._bytes_max = None  # better a long file than a lost one
             return
         try:
-            os.close(self._fd)
-            self._fd, self._bytes = -1, 0
+            fd, self._fd, self._bytes = self._fd, -1, 0  # closed even if its disk complains
+            os.close(fd)
             self._open(os.O_TRUNC)
         except OSError as error:
             self._refuse(error, now)

@@ -1,9 +1,13 @@
 """Log files: raw bytes, and a job that goes on when the disk is full."""
 
 import contextlib
+import errno
+import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import pytest
 
 from rankwise.base.units import MILLISECOND, SECOND, Instant
 from rankwise.drivers.real.logs.file import DiskComplaints, LogFile
@@ -189,3 +193,30 @@ def test_a_full_file_that_cannot_be_put_aside_goes_on(tmp_path: Path) -> None:
 
     assert path.read_bytes() == b"first\nsecond\n"
     assert said == []
+
+
+def test_a_full_file_whose_disk_complains_at_its_close_is_followed_by_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, said = tmp_path / "stdout.log", list[str]()
+    file = LogFile(str(path), DiskComplaints(said.append), bytes_max=4)
+
+    def close(fd: int, close: Callable[[int], None] = os.close) -> None:
+        close(fd)
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "close", close)
+        file.take(b"first\nsecond\n", START)
+    stranger = os.open(os.devnull, os.O_WRONLY)  # has got the number that was closed
+    file.take(b"third\n", LATER)
+    os.fstat(stranger)
+    file.end(LATER)
+    os.fstat(stranger)
+    os.close(stranger)
+
+    lost = b"[rankwise: 7 bytes are missing here: Disk quota exceeded]\n"
+    assert file.lost_bytes == 7
+    assert (tmp_path / "stdout.log.1").read_bytes() == lost + b"third\n"  # full again
+    assert path.read_bytes() == b""
+    assert ["Disk quota exceeded" in sentence for sentence in said] == [True]
