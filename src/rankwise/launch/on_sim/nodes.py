@@ -351,13 +351,16 @@ class SimulatedNodes:
         """The number of the node that a rank of the present attempt runs on."""
         return self._records.nodes[rank]
 
+    def is_up(self, node: int) -> bool:
+        """Whether an agent lives on that node."""
+        return self._nodes[node].is_up
+
     def kill(self, fault: KillNode) -> None:
-        """Let a node die, and come back if the fault says so."""
+        """Let a node die, which is up, and come back if the fault says so."""
         node = self._nodes[fault.node]
-        if node.is_up:
-            node.kill()
-            if fault.back_after is not None:
-                self._start_after(node, fault.back_after)
+        node.kill()
+        if fault.back_after is not None:
+            self._start_after(node, fault.back_after)
 
     def outcome(self) -> Outcome:
         """What the run came to, when it is over."""
