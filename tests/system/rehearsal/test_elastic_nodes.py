@@ -127,6 +127,10 @@ def test_a_job_that_needs_a_node_gives_up_if_it_never_comes_back(tmp_path: Path)
 
     assert run.outcome.status is OutcomeStatus.FAILED
     assert run.outcome.detail.startswith("too few nodes came within 10 min: 1 of at least 2 nodes")
+    root, other = run.outcome.failures
+    assert (root.rank, root.host, root.cause) == (1, "h1", FailureCause.SIGNALED)
+    assert root.signal_sender == "a fault (--faults) that killed node 1"
+    assert other.rank == 0
     assert run.values == {}
 
 
