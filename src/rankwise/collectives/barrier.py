@@ -27,7 +27,6 @@ The first barrier of an operation also compares headers. Each rank has published
 row of the phase's buffer, and reads the whole row after the barrier.
 """
 
-import time
 from collections.abc import Callable
 from functools import partial
 
@@ -37,7 +36,7 @@ from rankwise.base.errors import (
     LocalProtocolError,
     PeerDied,
 )
-from rankwise.base.units import Duration, Instant, after
+from rankwise.base.units import Duration
 from rankwise.base.wording import ranks_in_words
 from rankwise.collectives import wording
 from rankwise.collectives.calls import Call, read_header
@@ -130,7 +129,7 @@ class Barrier:
         What they wrote before it can be read now; what they read before it can be overwritten.
         """
         phase = self.phase + 1
-        self._ledgers[self._phase_index - LEDGER_PHASES + LEDGER_MOVED_AT] = time.monotonic_ns()
+        self._ledgers[self._phase_index - LEDGER_PHASES + LEDGER_MOVED_AT] = self._arrivals.now()
         target = phase * self.size & _COUNT_MASK
         arrivals = self._arrivals
         # The ledger follows the count: a rank that is killed between the two is counted and yet
@@ -156,7 +155,7 @@ class Barrier:
 
     def _sleep_until_complete(self, phase: int, target: int) -> None:
         arrivals = self._arrivals
-        deadline = after(Instant(time.monotonic_ns()), self._patience)
+        deadline = arrivals.deadline_after(self._patience)
         arrivals.awaited = partial(self._describe_wait, phase)
         while True:
             value = arrivals.look()
@@ -164,7 +163,7 @@ class Barrier:
                 return
             if self._memory[self._fates] != self._all_well:
                 self._look_for_the_lost(phase)
-            if time.monotonic_ns() >= deadline:
+            if arrivals.now() >= deadline:
                 raise self._timeout(phase)
             arrivals.sleep(value, deadline)
 

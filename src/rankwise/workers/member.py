@@ -22,7 +22,6 @@ still be used after a wait or a barrier has failed: what survivors hold in their
 import math
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from mmap import mmap
@@ -38,7 +37,7 @@ from rankwise.base.errors import (
     PeerDied,
     TreeValueError,
 )
-from rankwise.base.units import Duration, Instant, format_duration
+from rankwise.base.units import Duration, format_duration
 from rankwise.collectives.communicator import (
     DEFAULT_TIMEOUT,
     Communicator,
@@ -320,8 +319,8 @@ class Member(Communicator):
             signal,
             is_reached,
             partial(self._look_for_the_lost, describe),
-            time.monotonic_ns,
-            Instant(time.monotonic_ns() + patience),
+            self._doorbell.now,
+            self._doorbell.deadline_after(patience),
         )
         if value is None:
             raise self._late(describe(), signal, patience)

@@ -127,6 +127,10 @@ def test_a_job_that_needs_a_node_gives_up_if_it_never_comes_back(tmp_path: Path)
 
     assert run.outcome.status is OutcomeStatus.FAILED
     assert run.outcome.detail.startswith("too few nodes came within 10 min: 1 of at least 2 nodes")
+    root, other = run.outcome.failures
+    assert (root.rank, root.host, root.cause) == (1, "h1", FailureCause.SIGNALED)
+    assert root.signal_sender == "a fault (--faults) that killed node 1"
+    assert other.rank == 0
     assert run.values == {}
 
 
@@ -272,7 +276,12 @@ def test_the_journal_has_the_agents_of_all_nodes(tmp_path: Path) -> None:
         ("kill:node=1,back_after=3", "back_after is '3', expected a duration with its unit"),
         ("kill:node=1,at=5s,collective=3", "at and collective exclude each other"),
         ("late:node=1", "late of a node needs by (as in late:node=1,by=5s)"),
-        ("slow:node=1,by=3s", "slow has no 'node'"),
+        ("slow:node=1,by=3s", "slow has no 'node' (only kill and late strike nodes)"),
+        ("kill:nod=1,at=6s", "kill has no 'nod' (did you mean node?)"),
+        ("kill:at=6s", "kill needs rank or node (as in kill:rank=1)"),
+        ("kill:node=1,back_after=-1s", "back_after is '-1s', expected 0 s or more"),
+        ("kill:node=1,at=1s,group=foo", "group is 'foo', expected @collective=N of that group"),
+        ("", "--faults is empty, expected a fault, as in kill:rank=3@collective=9"),
     ],
 )
 def test_faults_of_nodes_that_cannot_be_are_refused(fault: str, message: str) -> None:
@@ -281,6 +290,20 @@ def test_faults_of_nodes_that_cannot_be_are_refused(fault: str, message: str) ->
 
     hint = f" ({refused.value.hint})" if refused.value.hint else ""
     assert message in refused.value.message + hint
+
+
+def test_a_node_is_late_once() -> None:
+    with pytest.raises(rankwise.ConfigError, match="lets node 1 be late twice, expected once"):
+        read_faults(["late:node=1,by=5s", "late:node=1,by=9s"], 4, node_count=2)
+
+
+def test_a_fault_of_a_node_that_is_not_up_is_said_to_do_nothing(tmp_path: Path) -> None:
+    faults = ("kill:node=1,at=1s,back_after=2s", "late:node=1,by=5s")
+
+    run = rehearse(train, (1, 2), *faults, folder=tmp_path)
+
+    assert "fault: node 1 is to be killed after 1 s, and is not up: nothing happens" in run.told
+    assert "node 1 is killed" not in run.told
 
 
 def _waits(told: str) -> str:

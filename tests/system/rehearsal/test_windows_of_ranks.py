@@ -1,6 +1,9 @@
 """Memory windows between simulated ranks: the programs of real ranks, and what they wait for."""
 
+import gc
 import os
+import time
+from mmap import mmap
 from typing import Any
 
 import numpy as np
@@ -8,6 +11,7 @@ import pytest
 
 import rankwise
 from rankwise.base.failure import FailureCause
+from rankwise.sim.rehearsal.world import present_world
 from rankwise.workers import CommHandle, DomainSpec, Member, plan_domain
 
 
@@ -117,6 +121,66 @@ def test_a_wait_with_a_timeout_ends_in_virtual_time() -> None:
         "wait for signal 'go' >= 1 timed out on rank 0 of 'ring' after 1 min: it is 0; nothing was"
         " added by rank 1"
     )
+
+
+def time_out_at() -> tuple[int, int]:
+    """When a wait and a barrier have ended, on the clock of the simulation."""
+    world = present_world()
+    with meet() as comm:
+        member = comm.alloc_domain(ring(comm.size))
+        if member.rank == 1:
+            time.sleep(1000)
+            return (0, 0)
+        with pytest.raises(rankwise.CollectiveTimeout):
+            member.wait("go", timeout=60)
+        waited = world.scheduler.now
+        with pytest.raises(rankwise.CollectiveTimeout):
+            member.barrier(timeout=30)
+        return (waited, world.scheduler.now - waited)
+
+
+def test_deadlines_are_on_virtual_time_to_the_nanosecond() -> None:
+    first, second = (rankwise.run(time_out_at, nprocs=2, on="sim")[0] for _ in range(2))
+
+    assert first == second
+    assert first[1] == 30 * 10**9
+
+
+def meet_again() -> list[str]:
+    told = []
+    if rankwise.rank() == 1:
+        time.sleep(45)
+    else:
+        with pytest.raises(rankwise.CollectiveTimeout) as late:
+            CommHandle.meet(0, 2, "windows of ranks", timeout=30)
+        told.append(late.value.message)
+    CommHandle.meet(rankwise.rank(), 2, "windows of ranks").destroy()
+    return told
+
+
+def test_ranks_meet_again_after_a_meeting_that_came_to_nothing() -> None:
+    late, nothing = rankwise.run(meet_again, nprocs=2, on="sim")
+
+    assert nothing == []
+    (told,) = late
+    assert told.endswith("to which rank 1 did not come within 30 s of virtual time")
+
+
+def alloc_and_leave() -> int:
+    """How much memory is still mapped for windows when all were left."""
+    for _ in range(5):
+        with meet() as comm:
+            member = comm.alloc_domain(ring(comm.size))
+            member.barrier()
+        del comm, member
+    gc.collect()
+    return sum(isinstance(each, mmap) and len(each) > 1 << 20 for each in gc.get_objects()) + sum(
+        type(each).__name__ == "_Place" and len(each._joined) for each in gc.get_objects()
+    )
+
+
+def test_windows_that_were_left_are_forgotten() -> None:
+    assert rankwise.run(alloc_and_leave, nprocs=1, on="sim") == [0]
 
 
 def lose_a_peer() -> str:

@@ -24,13 +24,14 @@ process may have the segment mapped elsewhere.
 import ctypes
 import errno
 import os
+import time
 from collections.abc import Callable
 from functools import cache, partial
 from mmap import mmap
 from typing import Any
 
 from rankwise.base.errors import ConfigError
-from rankwise.base.units import SECOND, Instant
+from rankwise.base.units import SECOND, Duration, Instant, after
 
 _FUTEX_NUMBERS = {"x86_64": 202, "aarch64": 98}
 _WAKE, _WAKE_OP, _WAIT_BITSET = 1, 5, 9
@@ -114,6 +115,16 @@ class FutexWord:
         self._call_fence = prepared(quiet, _WAKE, 1, 0)
         self._call_sleep = partial(sleeping, *map(ctypes.c_long, (number, word, _WAIT_BITSET)))
 
+    @staticmethod
+    def now() -> Instant:
+        """The present instant on the clock that deadlines of sleeps are on."""
+        return Instant(time.monotonic_ns())
+
+    @classmethod
+    def deadline_after(cls, patience: Duration) -> Instant:
+        """The deadline of a sleep that begins now."""
+        return after(cls.now(), patience)
+
     def look(self) -> int:
         """The value now. Loads that come later see at least what its writers had stored."""
         value = self._cell.value
@@ -145,7 +156,7 @@ class FutexWord:
         self._call_wake()
 
     def sleep(self, seen: int, deadline: Instant) -> None:
-        """Sleep while the value is `seen`, until woken, or `deadline` on the monotonic clock.
+        """Sleep while the value is `seen`, until woken, or `deadline`, from `deadline_after`.
 
         May return early for no reason at all (a signal handler ran, somebody else's wake-up): the
         caller looks again, at the word and at the clock.

@@ -15,12 +15,13 @@ import msgspec
 from rankwise.base.errors import ConfigError
 from rankwise.base.suggestions import hint_on_name
 from rankwise.drivers.sim.cluster.plan_file import parse_duration, read_tree
-from rankwise.sim.rehearsal.faults import Fault, FaultOfNode, FaultOfRank
+from rankwise.sim.rehearsal.faults import Fault, FaultOfNode, FaultOfRank, LateNode
 
 _OF_RANKS: dict[str, Any] = {kind.__struct_config__.tag: kind for kind in get_args(FaultOfRank)}
 _OF_NODES: dict[str, Any] = {kind.__struct_config__.tag: kind for kind in get_args(FaultOfNode)}
 _NODE = "-node"
 """What the tags of faults of nodes end with; users write `node=` instead."""
+_STRIKE_NODES = [tag.removesuffix(_NODE) for tag in _OF_NODES]
 _EXAMPLES = {"rank": "1", "node": "1", "by": "5s", "bit": "0"}
 _DURATIONS = ("by", "at", "back_after")
 
@@ -43,8 +44,10 @@ def read_faults(
         node_count: how many nodes there are.
 
     Raises:
-        ConfigError: a word or a file cannot be read, or names a rank or a node that there is not.
+        ConfigError: a word or a file cannot be read, or names a rank or a node that there is not;
+            or one node is late twice.
     """
+    late: set[int] = set()
     faults = tuple(fault for word in words for fault in _read(word, label))
     for fault in faults:
         if isinstance(fault, FaultOfNode):
@@ -53,6 +56,10 @@ def read_faults(
             what, number, count = "rank", fault.rank, size
         if not 0 <= number < count:
             raise ConfigError(f"{label} names {what} {number}, and {_told(what, count)}")
+        if isinstance(fault, LateNode):
+            if fault.node in late:
+                raise ConfigError(f"{label} lets node {fault.node} be late twice, expected once")
+            late.add(fault.node)
     return faults
 
 
@@ -82,6 +89,8 @@ def _read(word: str, label: str) -> tuple[Fault, ...]:
 
 def _from_short_form(word: str, label: str) -> dict[str, Any]:
     """`late:rank=1,by=5s@collective=2` as the fields of a happening."""
+    if not word.strip():
+        raise ConfigError(f"{label} is empty, expected a fault, as in kill:rank=3@collective=9")
     what, colon, rest = word.partition(":")
     fields: dict[str, Any] = {"what": what}
     rest, _, group = rest.replace("@", ",").partition("group=")  # the names of groups have commas
@@ -113,22 +122,31 @@ def _check(word: str, fields: dict[str, Any], label: str) -> None:
     if what in _OF_NODES:
         what = f"{what.removesuffix(_NODE)} of a node"
     known = {field.name: field for field in msgspec.structs.fields(kind)}
+    of_node = _OF_NODES.get(f"{what}{_NODE}")
+    if of_node is not None and not fields.keys() & {"rank", "node"}:
+        known |= {field.name: field for field in msgspec.structs.fields(of_node)}
     for name, value in fields.items():
         if name == "what":
             continue
         if name not in known:
+            hint = f"only {' and '.join(_STRIKE_NODES)} strike nodes" if name == "node" else None
             raise ConfigError(
-                f"{label} {word}: {what} has no {name!r}", hint=hint_on_name(name, known)
+                f"{label} {word}: {what} has no {name!r}", hint=hint or hint_on_name(name, known)
             )
         is_number = known[name].type in (int, int | None)
         if is_number and not str(value).lstrip("-").isdecimal():
             raise ConfigError(f"{label} {word}: {name} is {value!r}, expected a whole number")
     missing = [name for name, field in known.items() if field.required and name not in fields]
+    if {"rank", "node"} <= set(missing):
+        missing = ["rank", *(name for name in missing if name not in ("rank", "node"))]
+        needed = ["rank or node", *missing[1:]]
+    else:
+        needed = missing
     if missing:
         place = "node" if fields["what"] in _OF_NODES else "rank"
         example = ",".join(f"{name}={_EXAMPLES[name]}" for name in dict.fromkeys([place, *missing]))
         raise ConfigError(
-            f"{label} {word}: {what} needs {' and '.join(missing)}",
+            f"{label} {word}: {what} needs {' and '.join(needed)}",
             hint=f"as in {fields['what'].removesuffix(_NODE)}:{example}",
         )
 
@@ -151,8 +169,7 @@ def _convert_durations(word: str, happening: dict[str, Any], label: str) -> None
             continue
         duration = parse_duration(str(happening[name]))
         if duration is None:
-            raise ConfigError(
-                f"{label} {word}: {name} is {happening[name]!r}, expected a duration with its unit,"
-                " as 5s or 200ms"
-            )
+            is_negative = parse_duration(str(happening[name]).strip().removeprefix("-")) is not None
+            expected = "0 s or more" if is_negative else "a duration with its unit, as 5s or 200ms"
+            raise ConfigError(f"{label} {word}: {name} is {happening[name]!r}, expected {expected}")
         happening[name] = duration

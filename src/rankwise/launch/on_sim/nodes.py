@@ -19,7 +19,8 @@ real ones would not.
 What dies with a node
 ---------------------
 
-Its ranks, at once: nothing of them is told, as their agent is gone. The store notices when the
+Its ranks, at once: their agent is gone and tells nothing of them. If another rank fails of that in
+the end, the loss is told here as the root cause. The store notices when the
 node's lease ends. Ranks of other nodes that wait for them in `rankwise.collectives` fail before, as
 their connections would break; ranks in torch's collectives wait until their agents end the round.
 
@@ -38,6 +39,7 @@ from typing import NamedTuple
 import msgspec
 
 from rankwise.base.failure import Failure, FailureCause, Outcome, OutcomeStatus
+from rankwise.base.root_cause import tells_of_lost_peer
 from rankwise.base.units import MILLISECOND, SECOND, ZERO, Duration, Instant, format_duration
 from rankwise.core.agent.alone import spec_alone
 from rankwise.core.agent.machine import Agent
@@ -204,6 +206,12 @@ class Node:
         assert self._ranks is not None, "its ranks have failed"
         return tuple(self._ranks.described(failure) for failure in failures)
 
+    def losses(self, now: Instant) -> list[Failure]:
+        """What a power cut now is to its ranks, which nobody here will be left to tell."""
+        gang = None if self._agent is None else self._agent.gang
+        assert self._ranks is not None, "it is up"
+        return [] if gang is None else self._ranks.losses(now)
+
     def _deliver(self, life: int, stimulus: Stimulus) -> None:
         """Tell the agent of that life; a killed one hears nothing more."""
         if life == self._lives and self._dispatch is not None and self.is_up:
@@ -251,6 +259,7 @@ class SimulatedNodes:
         self._records = setting.records
         self._faults = faults
         self._starts_pending = 0
+        self._lost: list[Failure] = []
         self._is_alone = rendezvous is None
         clock = _WorldTime(setting.clock, self._world.scheduler)
         self._agenda = _HasteningAgenda(clock, self._world.scheduler)
@@ -351,13 +360,17 @@ class SimulatedNodes:
         """The number of the node that a rank of the present attempt runs on."""
         return self._records.nodes[rank]
 
+    def is_up(self, node: int) -> bool:
+        """Whether an agent lives on that node."""
+        return self._nodes[node].is_up
+
     def kill(self, fault: KillNode) -> None:
-        """Let a node die, and come back if the fault says so."""
+        """Let a node die, which is up, and come back if the fault says so."""
         node = self._nodes[fault.node]
-        if node.is_up:
-            node.kill()
-            if fault.back_after is not None:
-                self._start_after(node, fault.back_after)
+        self._lost += node.losses(self._world.scheduler.now)
+        node.kill()
+        if fault.back_after is not None:
+            self._start_after(node, fault.back_after)
 
     def outcome(self) -> Outcome:
         """What the run came to, when it is over."""
@@ -389,6 +402,11 @@ class SimulatedNodes:
             (each for each in all_failures if each.attempt == root.attempt),
             key=lambda failure: (failure.cause is FailureCause.STOPPED, failure.at, failure.rank),
         )
+        if root.error is not None and tells_of_lost_peer(root.error):
+            lost = [each for each in self._lost if each.attempt == root.attempt]
+            if lost:  # that explains the lost peer
+                ranks = {each.rank for each in lost}
+                return (*lost, *(each for each in others if each.rank not in ranks))
         return (root, *(each for each in others if each.rank != root.rank))
 
     def _start_after(self, node: Node, delay: Duration) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from rankwise.base.errors import ConfigError
-from rankwise.base.failure import ErrorRecord, ExitStatus, Failure
+from rankwise.base.failure import ErrorRecord, ExitStatus, Failure, FailureCause
 from rankwise.base.units import Duration, Instant
 from rankwise.core.agent.vocabulary import (
     FailuresDescribed,
@@ -228,6 +228,27 @@ class SimulatedRanks:
         """The node is gone, and all its ranks with it."""
         for rank in self._ranks.values():
             rank.signal(SIGKILL)
+
+    def losses(self, now: Instant) -> list[Failure]:
+        """What a power cut now is to those of its ranks that live."""
+        if self._place is None:
+            return []
+        return [
+            msgspec.structs.replace(
+                self.described(
+                    Failure(
+                        local_rank=local_rank,
+                        attempt=self._place.round,
+                        cause=FailureCause.SIGNALED,
+                        at=now,
+                        exit=ExitStatus(-SIGKILL),
+                    )
+                ),
+                signal_sender=f"a fault (--faults) that killed node {self._node}",
+            )
+            for local_rank, rank in self._ranks.items()
+            if not rank.is_over
+        ]
 
     def ask_ranks_to_stop(self, number: int, signal: int | None) -> None:  # noqa: ARG002  # the gang's
         """Have the ranks that count their steps all stop before the same one.

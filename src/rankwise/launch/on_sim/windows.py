@@ -7,12 +7,13 @@ this process, not at a socket; those of different nodes do not.
 
 A death is told as by `PeerWatch`: a rank that ends without having left is marked in its windows.
 
+Deadlines are instants of virtual time, so who times out first is the same in each equal run.
 Sleeps of two minutes or more, which is the usual patience, have no deadline: when they can never
 end, the world comes to rest, and the report says which signal or barrier each rank waits for.
 """
 
+import inspect
 import os
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from mmap import mmap
@@ -30,6 +31,7 @@ from rankwise.sim.rehearsal.world import World, running_rank
 
 _USUAL_PATIENCE = Duration(119 * SECOND)
 """A little less than the two minutes that a communicator has if nobody says how long."""
+_NEVER = Instant((1 << 63) - 1)
 
 
 class _Sleep(Gate):
@@ -130,7 +132,9 @@ class _Place:
             return None
         key = f"windows {os.environ.get('GROUP_RANK', '0')} {os.path.realpath(path)}"
         shared = self._world.shared
-        communicator: _Communicator = shared.setdefault(key, _Communicator(path, count))
+        communicator: _Communicator | None = shared.get(key)
+        if communicator is None or communicator.meeting.is_open:  # open is one that has failed
+            communicator = shared[key] = _Communicator(path, count)
         meeting = communicator.meeting
         if meeting.size != count:
             sizes = f"one says {meeting.size}, another {count}"
@@ -148,6 +152,18 @@ class _Place:
         assert own is not None, "simulated ranks ask"
         self._joined.setdefault(own, []).append((memory, rank))
         return WindowRegion.find(memory, 0)
+
+    def leave(self, region: WindowRegion, number: int) -> None:
+        """Forget windows that the rank that runs has left: its death is no news there."""
+        own = running_rank()
+        assert own is not None, "simulated ranks leave"
+        others = [
+            (memory, rank)
+            for memory, rank in self._joined.pop(own, ())
+            if memory is not region.memory or rank != number
+        ]
+        if others:
+            self._joined[own] = others
 
     def end(self, rank: Rank) -> None:
         """Tell of a rank that has ended and not left its windows before."""
@@ -194,12 +210,13 @@ class _Sleepers:
         gate = _Sleep(word)
         asleep = self._asleep.setdefault(word.address, [])
         asleep.append(gate)
-        patience = Duration(max(deadline - time.monotonic_ns(), 0))
         try:
-            self._scheduler.wait(gate, _deadline(self._scheduler, patience))
+            self._scheduler.wait(gate, None if deadline == _NEVER else deadline)
         finally:
             if gate in asleep:
                 asleep.remove(gate)
+            if not asleep and self._asleep.get(word.address) is asleep:
+                del self._asleep[word.address]
 
     def wake(self, word: FutexWord) -> None:
         """All that sleep on a word look again."""
@@ -212,6 +229,16 @@ def install(world: World) -> Callable[[], None]:
     place, sleepers = _Place(world), _Sleepers(world.scheduler)
     world.at_end_of_ranks(place.end)
     real_sleep, real_presence = FutexWord.sleep, WindowRegion.set_presence
+    real_now, real_deadline_after = FutexWord.now, FutexWord.deadline_after
+
+    def now() -> Instant:
+        return real_now() if running_rank() is None else world.scheduler.now
+
+    def deadline_after(patience: Duration) -> Instant:
+        if running_rank() is None:
+            return real_deadline_after(patience)
+        deadline = _deadline(world.scheduler, patience)
+        return _NEVER if deadline is None else deadline
 
     def sleep(word: FutexWord, seen: int, deadline: Instant) -> None:
         if running_rank() is None:
@@ -230,17 +257,21 @@ def install(world: World) -> Callable[[], None]:
         own = running_rank()
         if own is None or not own.is_doomed:  # who is killed does not leave
             real_presence(region, rank, presence)
+            if own is not None and presence is Presence.LEFT:
+                place.leave(region, rank)
 
     stack = ExitStack()
     for owner, name, function in (
         (MEETING_PLACE, "meet", place.meet),
         (WindowRegion, "set_presence", set_presence),
+        (FutexWord, "now", staticmethod(now)),
+        (FutexWord, "deadline_after", staticmethod(deadline_after)),
         (FutexWord, "sleep", sleep),
         (FutexWord, "add_and_wake", waking(FutexWord.add_and_wake)),
         (FutexWord, "ring", waking(FutexWord.ring)),
         (FutexWord, "wake", waking(FutexWord.wake)),
     ):
-        stack.callback(setattr, owner, name, getattr(owner, name))
+        stack.callback(setattr, owner, name, inspect.getattr_static(owner, name))
         setattr(owner, name, function)
     return stack.close
 

@@ -34,6 +34,8 @@ class _AtOperation(
     def __post_init__(self) -> None:
         if self.collective is not None and self.collective < 1:
             raise ValueError(f"collective is {self.collective}, expected 1 or more")
+        if self.group and self.collective is None:
+            raise ValueError(f"group is {self.group!r}, expected @collective=N of that group too")
 
     def fits(self, group: str, number: int) -> bool:
         """Whether it strikes at this operation."""
@@ -138,6 +140,10 @@ class KillNode(_AtOperation, frozen=True, kw_only=True, tag="kill-node"):
         """What happens, for people."""
         return f"node {self.node} is killed"
 
+    def told_in_vain(self, when: str) -> str:
+        """That nothing happens, for people."""
+        return f"node {self.node} is to be killed {when}, and is not up: nothing happens"
+
 
 class LateNode(
     msgspec.Struct,
@@ -167,6 +173,10 @@ class Nodes(Protocol):
 
     def node_of(self, rank: int) -> int:
         """The number of the node that a rank of the present attempt runs on."""
+        ...
+
+    def is_up(self, node: int) -> bool:
+        """Whether the node of this number can die."""
         ...
 
     def kill(self, fault: KillNode) -> None:
@@ -235,9 +245,13 @@ class Faults:
             rank: the one that runs, if one does; it ends with its node.
         """
         self._waiting.remove(fault)
-        self._say(f"fault: {fault.told()}{when and ' '}{when}")
         if isinstance(fault, KillNode):
             assert self.nodes is not None, "a fault of a node needs nodes"
+            if not self.nodes.is_up(fault.node):
+                self._say(f"fault: {fault.told_in_vain(when)}")
+                return
+        self._say(f"fault: {fault.told()}{when and ' '}{when}")
+        if isinstance(fault, KillNode) and self.nodes is not None:
             self.nodes.kill(fault)
             if rank is not None:
                 rank.take_signals()

@@ -105,3 +105,11 @@ def test_every_field_that_is_a_time_takes_a_unit(tmp_path: Path) -> None:
 def test_what_cannot_be_is_refused(tmp_path: Path, given: str, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         load_plan(plan(tmp_path, given))
+
+
+def test_a_node_that_is_alone_takes_no_time_limit(tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    path.write_text("is_alone: true\ntime_limit: 5 s\n")
+
+    with pytest.raises(ConfigError, match="time_limit is given, and is_alone is true"):
+        load_plan(str(path))

@@ -332,6 +332,10 @@ class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 raise ValueError(
                     f"rendezvous.{name} is {value}, expected {expected} where is_alone is true"
                 )
+        if self.time_limit is not None:
+            raise ValueError(
+                "time_limit is given, and is_alone is true: the gang's own deadlines end that run"
+            )
         for name in ("recovers", "leaves_when_done"):
             value = getattr(self.workers, name)
             if value:
