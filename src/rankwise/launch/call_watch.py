@@ -9,8 +9,10 @@ what was read while it moved.
 What C++ calls by itself is in no book, but in torch's flight recorder, which costs a rank 20 ms to
 read. So ranks are *asked* only where there may be trouble: a rank has stood in a call for a second,
 none has begun one for `QUIET`, or one has told of an exception that may be another's doing. Pauses
-between questions double. After an exception the gang's news are held back until the answers
-are there, since the first exit would have all others stopped, who could not answer any more.
+between questions double, but a verdict by the answers is followed by another question at the next
+look, and counts when that has the same verdict. After an exception the gang's news are held back
+until the answers are there, since the first exit would have all others stopped, who could not
+answer any more.
 Where ranks have answered, their recorders tell who is absent before the books do: by those alone,
 ranks that wait in C++ for another seem to be missing.
 
@@ -61,8 +63,6 @@ STANDING = Duration(1 * SECOND)
 QUIET = Duration(10 * SECOND)
 """Ranks are asked when one has stood in a call for so long, or none has begun one."""
 _PAUSE_MAX = Duration(60 * SECOND)
-ANSWER_PATIENCE = Duration(500 * MILLISECOND)
-"""How long answers are awaited after an exception: a rank may hold the interpreter."""
 _TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
 _SIGABRT = 6
 _OURS = "rankwise.base.errors.Collective"
@@ -101,7 +101,8 @@ class CallWatch:
         self._began_at = self._still_since = clock.now()
         self._quiet = QUIET if hang_timeout is None else min(QUIET, Duration(hang_timeout // 3))
         self._pause_max = min(_PAUSE_MAX, Duration(2 * self._quiet))
-        self._questions = RecorderQuestions(host)
+        self._questions = RecorderQuestions(host, reactor, clock)
+        self._told = ""
         self._asked_at: Instant | None = None
         self._pause: Duration | None = None
         self._is_holding = self._has_held = False
@@ -115,8 +116,8 @@ class CallWatch:
             return
         is_looking = self._looks_at is not None
         self._looks_at = self._attempt
-        self._begun, self._suspicion = {}, ""
-        self._questions = RecorderQuestions(self._host)
+        self._begun, self._suspicion, self._told = {}, "", ""
+        self._questions = RecorderQuestions(self._host, self._reactor, self._clock)
         self._has_held = False
         self._begin_lateness()
         if not is_looking:
@@ -142,7 +143,6 @@ class CallWatch:
             judge()
             return False
         self._has_held = self._is_holding = True
-        self._reactor.call_at(after(self._clock.now(), ANSWER_PATIENCE), end)
         return True
 
     def on_exit(self, local_rank: int, exit_status: ExitStatus) -> None:
@@ -155,6 +155,12 @@ class CallWatch:
     def on_recorded(self, local_rank: int, recorded: Recorded) -> None:
         """A rank tells what torch's recorder has."""
         self._questions.on_recorded(local_rank, recorded)
+
+    def ask(self, on_answers: Callable[[], None]) -> None:
+        """Ask the ranks what C++ has called; call back when they have told, or cannot."""
+        # While news are held back, the answers that those wait for stay as they are.
+        if self._is_holding or not self._questions.ask(on_answers):
+            on_answers()
 
     def explain_hang(self) -> tuple[str, Mapping[int, str]]:
         """Who is to blame for a hang, if that can be told; and what each rank waits for."""
@@ -241,7 +247,7 @@ class CallWatch:
         last, self._begun = self._begun, begun
         if last != begun:
             self._still_since = self._clock.now()
-            self._asked_at, self._pause = None, None
+            self._asked_at, self._pause, self._told = None, None, ""
         return any(count and last.get(rank) == count for rank, count in begun.items())
 
     def _certain_verdict(self) -> Verdict | None:
@@ -265,15 +271,22 @@ class CallWatch:
         stands = any(reader.is_standing for reader in self._readers.values())
         pause = self._pause or (min(STANDING, self._quiet) if stands else self._quiet)
         since = self._still_since if self._asked_at is None else self._asked_at
-        if now >= after(since, pause) and self._questions.ask(self._judge_answers):
+        is_due = bool(self._told) or now >= after(since, pause)
+        if is_due and self._questions.ask(self._judge_answers):
             self._asked_at, self._pause = now, min(Duration(2 * pause), self._pause_max)
 
     def _judge_answers(self) -> None:
+        """Accuse whom the answers to two questions running have told of."""
         books = [self._without_haste(book) for book in self._books()]
         recorded = self._recorded_books(books)
         verdict = find_verdict(recorded, patience_is_over=False, issued_is_waiting=True)
-        if verdict is not None and verdict.is_certain:
+        last, self._told = self._told, ""
+        if verdict is None or not verdict.is_certain:
+            return
+        if verdict.text == last:
             self._accuse(verdict)
+        else:
+            self._told = verdict.text
 
     def _judge_error(self, local_rank: int, patience_is_over: bool) -> None:  # by `partial`
         books = self._books()

@@ -34,7 +34,8 @@ class HangWatch:
         planner: knows the memory that they share.
         reactor: wakes for the next look.
         clock: tells when a look was.
-        explain: reads from the books who waits for whom.
+        ask: asks the ranks what C++ has called; calls back when they have told, or cannot.
+        explain: reads from the books, and from what the ranks told last, who waits for whom.
         warn: is told that half of the timeout is over: how long there was no progress, and why.
     """
 
@@ -46,6 +47,7 @@ class HangWatch:
         planner: JobPlanner,
         reactor: Reactor,
         clock: Clock,
+        ask: Callable[[Callable[[], None]], None],
         explain: Callable[[], tuple[str, Mapping[int, str]]],
         warn: Callable[[Duration, str], None],
     ) -> None:
@@ -54,6 +56,7 @@ class HangWatch:
         self._planner = planner
         self._reactor = reactor
         self._clock = clock
+        self._ask = ask
         self._explain = explain
         self._warn = warn
         self._watch = ProgressWatch(hang_timeout, clock.now())
@@ -71,7 +74,13 @@ class HangWatch:
         return self._watch.last_progress
 
     def answer(self, reply: "Reply") -> None:
-        """Tell what each rank does, in a moment: it takes two looks."""
+        """Tell what each rank does, in a moment: it takes two looks.
+
+        The ranks are asked at each: an answer of a while ago tells of calls that may be over.
+        """
+        self._ask(partial(self._look_first, reply))
+
+    def _look_first(self, reply: "Reply") -> None:
         self._look()
         verdict, _ = self._explain()
         again = after(self._clock.now(), WINDOW)
@@ -79,18 +88,27 @@ class HangWatch:
 
     def _look_again(self, verdict: str, reply: "Reply") -> None:
         self._look()
-        # Who is late for a moment keeps nobody waiting in the same call all the time.
-        if self._explain()[0] != verdict:
-            verdict = ""
-        self._host.collect_stacks(partial(self._answer, verdict, reply))
+        self._ask(partial(self._compare, verdict, reply))
 
-    def _answer(self, verdict: str, reply: "Reply", stacks: Mapping[int, str]) -> None:
+    def _compare(self, verdict: str, reply: "Reply") -> None:
+        now, waits = self._explain()
+        # Who is late for a moment keeps nobody waiting in the same call all the time.
+        if now != verdict:
+            verdict = ""
+        self._host.collect_stacks(partial(self._answer, verdict, waits, reply))
+
+    def _answer(
+        self,
+        verdict: str,
+        waits: Mapping[int, str],
+        reply: "Reply",
+        stacks: Mapping[int, str],
+    ) -> None:
         from rankwise.launch.failure_report.stacks import innermost_frames  # noqa: PLC0415  # rarely asked
 
         alive = {link.local_rank: link.pid for link in self._alive()}
         if not alive:
             reply.send({"error": "none of its ranks is running now"})
-        _, waits = self._explain()
         reply.send({"verdict": verdict})
         for local_rank, pid in sorted(alive.items()):
             line = self._what_it_does(local_rank)
@@ -124,9 +142,12 @@ class HangWatch:
         now = self._clock.now()
         self._watch.look(self._works(links), now)
         if self._watch.warns(now):
-            self._warn(between(self._watch.last_progress, now), self._explain()[0])
+            self._ask(partial(self._tell_half, between(self._watch.last_progress, now)))
         if (at := self._watch.next_look) is not None:
             self._timer = self._reactor.call_at(at, self._look)
+
+    def _tell_half(self, still: Duration) -> None:
+        self._warn(still, self._explain()[0])
 
     def _alive(self) -> list[WorkerLink]:
         links = self._host.links.values()

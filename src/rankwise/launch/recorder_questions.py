@@ -1,37 +1,47 @@
 """Asks the ranks of this node what torch's flight recorder has, and keeps their answers.
 
-A question that follows another makes that void: answers carry the number of their question. A rank
-that comes to its end, or destroys its groups, tells unasked: those are its last words.
+Answers carry the number of their question, and a question that follows another makes the answers
+to that void: who waits for those gets the later ones. Nobody waits for longer than
+`ANSWER_PATIENCE`, since a rank that holds the interpreter in C cannot answer. A rank that comes to
+its end, or destroys its groups, tells unasked: those are its last words.
 """
 
 from collections.abc import Callable
 
+from rankwise.base.units import MILLISECOND, Duration, after
 from rankwise.drivers.real.process_host import RealProcessHost
+from rankwise.drivers.real.reactor import Reactor, Timer
 from rankwise.drivers.real.report_pipe import Recorded
+from rankwise.ports.clock import Clock
 
+ANSWER_PATIENCE = Duration(500 * MILLISECOND)
 _UNASKED = -1
 
 
 class RecorderQuestions:
     """The questions of one attempt."""
 
-    def __init__(self, host: RealProcessHost) -> None:
+    def __init__(self, host: RealProcessHost, reactor: Reactor, clock: Clock) -> None:
         self._host = host
+        self._reactor = reactor
+        self._clock = clock
         self._number = 0
         self._asked: frozenset[int] = frozenset()
         self._answers: dict[int, Recorded] = {}
         self._last_words: dict[int, Recorded] = {}
-        self._on_answers: Callable[[], None] | None = None
+        self._waiting: list[Timer] = []
 
     def ask(self, on_answers: Callable[[], None]) -> bool:
         """Ask all ranks that can be asked; whether there are any.
 
-        `on_answers` is called once those that live have answered, unless another question follows.
+        `on_answers` is called once: when those that live have answered, or patience is over.
         """
         self._number = (self._number + 1) % 256
         self._answers = {}
-        self._on_answers = on_answers
         self._asked = self._host.ask_recorders(self._number)
+        if self._asked:
+            patience_ends_at = after(self._clock.now(), ANSWER_PATIENCE)
+            self._waiting.append(self._reactor.call_at(patience_ends_at, on_answers))
         return bool(self._asked)
 
     def on_recorded(self, local_rank: int, recorded: Recorded) -> None:
@@ -41,11 +51,12 @@ class RecorderQuestions:
         elif recorded.ask == self._number:
             self._answers[local_rank] = recorded
         over = {rank for rank, link in self._host.links.items() if link.is_over or link.error}
-        if self._asked <= self._answers.keys() | over and self._on_answers is not None:
-            on_answers, self._on_answers = self._on_answers, None
-            on_answers()
+        if self._asked <= self._answers.keys() | over:
+            waiting, self._waiting = self._waiting, []
+            for timer in waiting:
+                timer.fire()
 
     def told_by(self, local_rank: int, *, is_alive: bool) -> Recorded | None:
-        """What is known of a rank: its answer, or its last words if it has come to its end."""
-        last_words = None if is_alive else self._last_words.get(local_rank)
-        return self._answers.get(local_rank) or last_words
+        """What is known of a rank: its answer, but its last words if it has come to its end."""
+        answer = self._answers.get(local_rank)
+        return answer if is_alive else self._last_words.get(local_rank, answer)

@@ -475,6 +475,7 @@ class Session:
             planner=self._planner,
             reactor=self.reactor,
             clock=self._clock,
+            ask=self._ask_recorders,
             explain=self._explain_hang,
             warn=self._warn_of_hang,
         )
@@ -486,6 +487,9 @@ class Session:
 
     def _answer_why(self, reply: "Reply") -> None:
         self._hang_watch.answer(reply)
+
+    def _ask_recorders(self, on_answers: Callable[[], None]) -> None:
+        self._call_watch.ask(on_answers)
 
     def _explain_hang(self) -> tuple[str, Mapping[int, str]]:
         return self._call_watch.explain_hang()

@@ -122,8 +122,9 @@ class Reporter:
 
     def _answer(self, fd: int, recorded: "Callable[[], str]") -> None:
         try:
-            while question := os.read(fd, 1):
-                self._tell_recorded(question[0], recorded)
+            # Of those that have queued while the program held the interpreter, the last one counts.
+            while questions := os.read(fd, 4096):
+                self._tell_recorded(questions[-1], recorded)
         except OSError:
             pass  # nobody asks on such a descriptor
 
