@@ -278,10 +278,12 @@ for step in range(4):
     done = run_program(tmp_path, "torch", program, timeout_s=3)
 
     sleep = line_of(program, "time.sleep", "torch")
-    assert root_cause_in(done) == (
+    # A rank whose time-out has come as well may wait no more when it is asked.
+    assert root_cause_in(done) in {
         "rank 1 has not come to all_reduce #4 of (4096,) float32 (begun by C++), "
-        f"in which ranks 0, 2 wait: it is at train.py:{sleep}"
-    )
+        f"in which {waiting}: it is at train.py:{sleep}"
+        for waiting in ("ranks 0, 2 wait", "rank 0 waits", "rank 2 waits")
+    }
 
 
 @pytest.mark.parametrize("ending", ["", "dist.destroy_process_group()"])
