@@ -122,6 +122,14 @@ def test_a_job_that_needs_a_node_waits_until_it_is_back(tmp_path: Path) -> None:
     assert "round 1: 2 ranks; 2 nodes (h0, h1); came: h1; left: h1; round 0 ended" in run.told
 
 
+def test_what_cannot_be_completed_is_named(tmp_path: Path) -> None:
+    run = rehearse(train, (2, 2), "kill:node=1,at=1500ms", folder=tmp_path)
+
+    _, other = run.outcome.failures
+    assert other.error is not None
+    assert other.error.message.startswith("all_reduce #2 (sum) of (1,) float64 cannot be completed")
+
+
 def test_a_job_that_needs_a_node_gives_up_if_it_never_comes_back(tmp_path: Path) -> None:
     run = rehearse(train, (2, 2), "kill:node=1@collective=2", folder=tmp_path)
 

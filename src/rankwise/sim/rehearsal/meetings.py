@@ -125,9 +125,9 @@ class Group:
         meeting = self._meetings.get(number)
         if meeting is None:
             meeting = self._meetings[number] = Meeting(self, number)
-            if self._gone:
-                meeting.miss(*next(iter(self._gone.items())))
         meeting.arrivals[rank] = Arrival(call, load, place_here())
+        if self._gone and len(meeting.arrivals) == 1:
+            meeting.miss(*next(iter(self._gone.items())))  # which names what has been called
         if overlapping := self._conditions.overlapping(self, rank):
             self._conditions.alarms.compare_order(meeting, rank, overlapping)
         if len(meeting.arrivals) == len(self.ranks):
