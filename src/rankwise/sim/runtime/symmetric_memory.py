@@ -16,6 +16,7 @@ from rankwise.sim.hardware.peers import Shared
 from rankwise.sim.runtime import symmetric_kernels as kernels
 from rankwise.sim.runtime.process_groups import ProcessGroup
 from rankwise.sim.runtime.tensor import Tensor, element_type, short_name
+from rankwise.sim.triton.dtypes import float32
 
 if TYPE_CHECKING:
     from rankwise.sim.runtime.context import RuntimeContext
@@ -171,6 +172,7 @@ class SymmetricMemoryOperations:
         self._context.launch(
             kernels.one_shot_kernel, -(-input.numel() // block), input, out, input.numel(),
             handle.get_signal_pad(handle.rank), handle.rank, SIZE=handle.world_size, B=block,
+            SUM=_added_in(input.kind),
         )  # fmt: skip
         return out
 
@@ -188,6 +190,7 @@ class SymmetricMemoryOperations:
         self._context.launch(
             kernels.two_shot_kernel, -(-share // block), input, input.numel(), share,
             handle.get_signal_pad(handle.rank), handle.rank, SIZE=handle.world_size, B=block,
+            SUM=_added_in(input.kind),
         )  # fmt: skip
         return input
 
@@ -201,6 +204,11 @@ class SymmetricMemoryOperations:
                 hint="allocate it with symm_mem.empty, and call symm_mem.rendezvous on every rank",
             )
         return handle
+
+
+def _added_in(kind: Any) -> Any:
+    """The type that elements are added in: their own, if it is wide enough for their sums."""
+    return float32 if kind.is_floating() and kind.itemsize < float32.itemsize else kind
 
 
 _PROGRAMS_MAX = 64

@@ -465,3 +465,108 @@ def test_all_reduces_of_torchs_operations_can_follow_each_other(
         np.testing.assert_array_equal(once, total)
         np.testing.assert_array_equal(in_place, total)
         np.testing.assert_array_equal(twice, ranks * total)
+
+
+@pytest.mark.parametrize(("kind", "large"), [("i32", 16_777_217), ("f64", 1e9), ("i64", 1 << 60)])
+def test_sums_are_as_exact_as_their_type(kind: str, large: float) -> None:
+    got: dict[int, Any] = {}
+
+    def worker(rank: int, torch: Any) -> None:
+        x, _ = shared(torch, 4, dtype=kind)
+        x.copy_(np.full(4, 1 if rank else large, x.kind.storage))
+        once = torch.ops.symm_mem.one_shot_all_reduce(x)
+        torch.ops.symm_mem.two_shot_all_reduce_(x)
+        got[rank] = once.tolist(), x.tolist()
+
+    on_ranks(worker)
+
+    assert got == {rank: ([large + 1] * 4, [large + 1] * 4) for rank in range(2)}
+
+
+@triton.jit
+def store_to_one(x: Any) -> None:
+    tl.store(dl.symm_at(x, 1), 5.0)
+
+
+@triton.jit
+def load_here(x: Any, out: Any) -> None:
+    tl.store(out, tl.load(x))
+
+
+def test_a_rank_that_launches_when_another_has_ended_is_another_program() -> None:
+    def worker(rank: int, torch: Any) -> None:
+        x, _ = shared(torch, 1)
+        out = torch.zeros(1)
+        if rank == 0:
+            store_to_one[(1,)](x)
+        else:
+            torch.zeros(1 << 16).numpy()  # meanwhile, rank 0's kernel ends
+            load_here[(1,)](x, out)
+
+    with pytest.raises(SpawnException, match="races with"):
+        on_ranks(worker, detect_races=True)
+
+
+@triton.jit
+def take_the_flag(x: Any, flag: Any, out: Any, HOW: tl.constexpr) -> None:
+    i = tl.arange(0, 2)
+    if dl.rank() == 0:
+        there = dl.symm_at(flag, 1)
+        tl.store(dl.symm_at(x, 1), 5.0)
+        if HOW == "scope":
+            tl.atomic_xchg(there, 1)
+        if HOW == "mask":
+            tl.atomic_xchg(there + i, 1, mask=i < 1, scope="sys")
+        if HOW == "swap":
+            tl.atomic_cas(there + 1, 7, 1, scope="sys")  # it holds 0
+        tl.atomic_xchg(there, 1, sem="relaxed", scope="sys")
+    elif HOW == "scope":
+        while tl.atomic_add(flag, 0) == 0:
+            pass
+        tl.atomic_xchg(flag, 0)
+        tl.store(out, tl.load(x))
+    else:
+        while tl.atomic_add(flag, 0, sem="relaxed", scope="sys") == 0:
+            pass
+        tl.atomic_add(flag + 1, 0, scope="sys")
+        tl.store(out, tl.load(x))
+
+
+@pytest.mark.parametrize("how", ["scope", "mask", "swap"])
+def test_an_atomic_orders_only_for_its_scope_and_where_it_writes(how: str) -> None:
+    def worker(rank: int, torch: Any) -> None:
+        x, _ = shared(torch, 1)
+        flag, _ = shared(torch, 2, dtype="i32", name="flag")
+        take_the_flag[(1,)](x, flag, torch.zeros(1), HOW=how)
+
+    with pytest.raises(SpawnException, match="races with"):
+        on_ranks(worker, detect_races=True)
+
+
+@triton.jit
+def flag_in_a_table(tables: Any, x: Any, flag: Any, out: Any) -> None:
+    if dl.rank() == 0:
+        theirs = tl.load(tables + 1).to(tl.pointer_type(tl.float32))
+        word = tl.load(tables + 3).to(tl.pointer_type(tl.int32))
+        tl.store(theirs, 5.0)
+        tl.atomic_xchg(word, 1, sem="release", scope="sys")
+    else:
+        while tl.atomic_add(flag, 0, sem="acquire", scope="sys") == 0:
+            pass
+        tl.store(out, tl.load(x))
+
+
+def test_a_flag_whose_address_is_a_number_orders_as_well() -> None:
+    got: dict[int, Any] = {}
+
+    def worker(rank: int, torch: Any) -> None:
+        x, one = shared(torch, 1)
+        flag, other = shared(torch, 1, dtype="i32", name="flag")
+        tables = torch.tensor(np.array(one.buffer_ptrs + other.buffer_ptrs))
+        out = torch.zeros(1)
+        flag_in_a_table[(1,)](tables, x, flag, out)
+        got[rank] = out.item()
+
+    on_ranks(worker, detect_races=True)
+
+    assert got[1] == 5
