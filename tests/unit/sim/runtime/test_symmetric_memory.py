@@ -570,3 +570,92 @@ def test_a_flag_whose_address_is_a_number_orders_as_well() -> None:
     on_ranks(worker, detect_races=True)
 
     assert got[1] == 5
+
+
+def test_an_allocation_is_shared_in_one_group() -> None:
+    same: list[bool] = []
+
+    def again(rank: int, torch: Any) -> None:
+        x, handle = shared(torch, 4)
+        symm_mem = torch.distributed._symmetric_memory
+        same.append(all(symm_mem.rendezvous(x, group) is handle for group in (None, "0", "world")))
+        symm_mem.rendezvous(x, torch.distributed.new_group([0, 1]))
+
+    def other(rank: int, torch: Any) -> None:
+        group = torch.distributed.new_group([1, 2])
+        x, _ = shared(torch, 4)
+        if rank:
+            torch.distributed._symmetric_memory.rendezvous(x, group)
+
+    def reduced(rank: int, torch: Any) -> None:
+        torch.distributed.new_group([1, 2])
+        torch.ops.symm_mem.one_shot_all_reduce(shared(torch, 4)[0], "sum", "group 0")
+
+    def unknown(rank: int, torch: Any) -> None:
+        torch.distributed._symmetric_memory.rendezvous(shared(torch, 4)[0], "tp")
+
+    on_ranks(again, ranks=2)
+    assert same == [True, True]
+    for worker, message in (
+        (other, r"rendezvous of x in group 0 \(ranks 1-2\): it is shared in world \(ranks 0-2\)"),
+        (reduced, r"one_shot_all_reduce of x in group 0 .*: it is shared in world"),
+        (unknown, "group 'tp': there is no such group"),
+    ):
+        with pytest.raises(SpawnException, match=message):
+            on_ranks(worker, ranks=3)
+
+
+@triton.jit
+def two_sizes(part: Any, whole: Any, out: Any, B: tl.constexpr) -> None:
+    i = tl.arange(0, B)
+    few = tl.sum(tl.load(dl.symm_at(part, 1) + tl.arange(0, 4)))
+    tl.store(out + i, tl.load(dl.symm_at(whole, 1) + i) + few)
+
+
+def test_views_of_one_address_have_their_own_sizes_at_a_peer() -> None:
+    got = {}
+
+    def worker(rank: int, torch: Any) -> None:
+        x, handle = shared(torch, 64)
+        x.fill_(rank + 1)
+        out = torch.empty(64)
+        torch.distributed.barrier()
+        two_sizes[(1,)](handle.get_buffer(rank, (4,), "f32"), x, out, B=64)
+        got[rank] = out.tolist()
+
+    on_ranks(worker)
+
+    assert got == {0: [10] * 64, 1: [10] * 64}
+
+
+def test_an_all_reduce_has_as_many_programs_as_the_signal_pad_has_words_for() -> None:
+    got: dict[int, Any] = {}
+
+    def worker(rank: int, torch: Any) -> None:
+        torch.distributed._symmetric_memory.set_signal_pad_size(64)
+        x, _ = shared(torch, 16_384)
+        x.fill_(1)
+        torch.ops.symm_mem.two_shot_all_reduce_(x)
+        got[rank] = torch.ops.symm_mem.one_shot_all_reduce(x).tolist()
+
+    def too_small(rank: int, torch: Any) -> None:
+        torch.distributed._symmetric_memory.set_signal_pad_size(28)
+        torch.ops.symm_mem.one_shot_all_reduce(shared(torch, 4)[0])
+
+    on_ranks(worker, ranks=4)
+    assert all(each == [16] * 16_384 for each in got.values())
+    with pytest.raises(SpawnException, match="of 4 ranks needs 32 bytes of the signal pad of x"):
+        on_ranks(too_small, ranks=4)
+
+
+@triton.jit
+def negative(flag: Any) -> None:
+    dl.notify(flag, 0, signal=-1)
+
+
+def test_a_signal_that_its_word_cannot_hold_is_refused() -> None:
+    def worker(rank: int, torch: Any) -> None:
+        negative[(1,)](shared(torch, 1, dtype="u32")[0])
+
+    with pytest.raises(SpawnException, match="signal=-1: a word of uint32 holds 0 to 4294967295"):
+        on_ranks(worker)
