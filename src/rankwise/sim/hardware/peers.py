@@ -69,6 +69,8 @@ class Peers:
         shared, place = found
         if not 0 <= rank < len(shared.bases):
             raise LocalProtocolError(
-                f"{shared.name} has no part at rank {rank}: its group has {len(shared.bases)} ranks"
+                f"{shared.name} has no part at rank {rank}: its group has {len(shared.bases)}"
+                " ranks",
+                hint="peers count in the group of the rendezvous, dl.rank() among all ranks",
             )
         return shared.bases[rank] + address - shared.bases[place]

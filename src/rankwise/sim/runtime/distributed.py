@@ -116,6 +116,10 @@ class Distributed:
         """The group of all ranks."""
         return self._groups.world(self._context.world_size)
 
+    def group_named(self, name: str) -> ProcessGroup | None:
+        """A group by its name; that of all ranks is `world`, and `0` in torch."""
+        return self.world if name in {self.world.name, "0"} else self._groups.named(name)
+
     def new_group(self, ranks: Sequence[int] | None = None, **_options: Any) -> ProcessGroup:
         """Make a group. As in torch, every rank makes all groups, in the same order."""
         size = self.get_world_size()

@@ -82,6 +82,10 @@ class GroupRegistry:
             self._world = ProcessGroup(self._distributed, tuple(range(size)), _WORLD)
         return self._world
 
+    def named(self, name: str) -> ProcessGroup | None:
+        """The group that ranks have made with a name; None if there is none."""
+        return next((group for group in self._groups if group.name == name), None)
+
     def make(self, rank: int, members: Sequence[int], world_size: int) -> ProcessGroup:
         """Let a rank make its next group: a new one, or the one that another rank made first.
 

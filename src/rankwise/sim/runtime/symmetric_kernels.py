@@ -39,34 +39,34 @@ def barrier_kernel(pad, channel, rank, size):
 
 
 @jit
-def one_shot_kernel(x, out, n, pad, me, SIZE: tl.constexpr, B: tl.constexpr):
+def one_shot_kernel(x, out, n, pad, me, SIZE: tl.constexpr, B: tl.constexpr, SUM: tl.constexpr):
     """Add up the parts of all ranks; every rank does it for itself."""
     part = tl.program_id(0)
     _meet(pad + 2 * part * SIZE, me, SIZE)
     places = part * B + tl.arange(0, B)
-    tl.store(out + places, _sum(x, places, n, me, SIZE, B), mask=places < n)
+    tl.store(out + places, _sum(x, places, n, me, SIZE, B, SUM), mask=places < n)
     _meet(pad + (2 * part + 1) * SIZE, me, SIZE)
 
 
 @jit
-def two_shot_kernel(x, n, share, pad, me, SIZE: tl.constexpr, B: tl.constexpr):
+def two_shot_kernel(x, n, share, pad, me, SIZE: tl.constexpr, B: tl.constexpr, SUM: tl.constexpr):
     """Add up one rank's share of the elements, and store the sums to all, in place."""
     part = tl.program_id(0)
     _meet(pad + 2 * part * SIZE, me, SIZE)
     end = tl.minimum((me + 1) * share, n)
     places = me * share + part * B + tl.arange(0, B)
-    total = _sum(x, places, end, me, SIZE, B)
+    total = _sum(x, places, end, me, SIZE, B, SUM)
     for step in range(SIZE):
         tl.store(dl.symm_at(x, (me + step) % SIZE) + places, total, mask=places < end)
     _meet(pad + (2 * part + 1) * SIZE, me, SIZE)
 
 
 @jit
-def _sum(x, places, end, me, SIZE: tl.constexpr, B: tl.constexpr):
-    total = tl.zeros((B,), tl.float32)
+def _sum(x, places, end, me, SIZE: tl.constexpr, B: tl.constexpr, SUM: tl.constexpr):
+    total = tl.zeros((B,), SUM)
     for step in range(SIZE):
         there = dl.symm_at(x, (me + step) % SIZE)
-        total += tl.load(there + places, mask=places < end, other=0).to(tl.float32)
+        total += tl.load(there + places, mask=places < end, other=0).to(SUM)
     return total
 
 

@@ -16,6 +16,7 @@ from rankwise.sim.hardware.peers import Shared
 from rankwise.sim.runtime import symmetric_kernels as kernels
 from rankwise.sim.runtime.process_groups import ProcessGroup
 from rankwise.sim.runtime.tensor import Tensor, element_type, short_name
+from rankwise.sim.triton.dtypes import float32
 
 if TYPE_CHECKING:
     from rankwise.sim.runtime.context import RuntimeContext
@@ -27,7 +28,11 @@ _SIGNAL_PAD_BYTES = 9_216
 class SymmetricMemory:
     """What `rendezvous` gives to one rank: every rank's part of an allocation.
 
+    Ranks count in the group here, and so do the peers that kernels name (`dl.symm_at`,
+    `dl.notify`, ...); `dl.rank()` of a kernel counts among all ranks.
+
     Attributes:
+        group: whose ranks share it.
         rank: this rank's place in the group.
         world_size: how many ranks the group has.
         buffer_ptrs: where each rank's part begins.
@@ -42,8 +47,10 @@ class SymmetricMemory:
         rank: int,
         buffers: Sequence[Tensor],
         pads: Sequence[Tensor],
+        group: ProcessGroup,
     ) -> None:
         self._context = context
+        self.group = group
         self._buffers = buffers
         self._pads = pads
         self.rank = rank
@@ -135,6 +142,18 @@ class SymmetricMemory:
             self.rank, self.world_size, peer,
         )  # fmt: skip
 
+    def block_for(self, elements: int) -> int:
+        """Elements of one program of an all-reduce, a power of two: all meet at the signal pad."""
+        needed = _WORDS_OF_PROGRAM * self.world_size * 4
+        programs = min(_PROGRAMS_MAX, self.signal_pad_size // needed)
+        if not programs:
+            raise LocalProtocolError(
+                f"an all-reduce of {self.world_size} ranks needs {needed} bytes of the signal pad"
+                f" of {self._buffers[0].name}, which has {self.signal_pad_size}",
+                hint=f"set_signal_pad_size({needed}) before the allocation gives as many",
+            )
+        return max(_BLOCK_MIN, 1 << (-(-elements // programs) - 1).bit_length())
+
     def _launch(self, kernel: Any, grid: int, channel: int, *args: int) -> None:
         self._check_channel(channel)
         self._context.launch(kernel, grid, self._pads[self.rank], channel, *args)
@@ -164,13 +183,13 @@ class SymmetricMemoryOperations:
         group_name: Any = None,
     ) -> Tensor:
         """The sum over all ranks, for few elements: every rank loads all, and adds."""
-        del group_name
-        handle = self._checked("one_shot_all_reduce", input, reduce_op)
+        handle = self._checked("one_shot_all_reduce", input, reduce_op, group_name)
         out = self._context.empty(*input.shape, dtype=input.kind)
-        block = _block_for(input.numel())
+        block = handle.block_for(input.numel())
         self._context.launch(
             kernels.one_shot_kernel, -(-input.numel() // block), input, out, input.numel(),
             handle.get_signal_pad(handle.rank), handle.rank, SIZE=handle.world_size, B=block,
+            SUM=_added_in(input.kind),
         )  # fmt: skip
         return out
 
@@ -181,17 +200,17 @@ class SymmetricMemoryOperations:
         group_name: Any = None,
     ) -> Tensor:
         """The sum over all ranks, in place, for many: every rank adds its share, and sends it."""
-        del group_name
-        handle = self._checked("two_shot_all_reduce_", input, reduce_op)
+        handle = self._checked("two_shot_all_reduce_", input, reduce_op, group_name)
         share = -(-input.numel() // handle.world_size)
-        block = _block_for(share)
+        block = handle.block_for(share)
         self._context.launch(
             kernels.two_shot_kernel, -(-share // block), input, input.numel(), share,
             handle.get_signal_pad(handle.rank), handle.rank, SIZE=handle.world_size, B=block,
+            SUM=_added_in(input.kind),
         )  # fmt: skip
         return input
 
-    def _checked(self, name: str, tensor: Tensor, reduce_op: str) -> SymmetricMemory:
+    def _checked(self, name: str, tensor: Tensor, reduce_op: str, group: Any) -> SymmetricMemory:
         if reduce_op != "sum":
             raise LocalProtocolError(f"{name} has reduce_op={reduce_op!r}; it can do 'sum'")
         handle = self._module.handle_of(tensor)
@@ -200,16 +219,28 @@ class SymmetricMemoryOperations:
                 f"{name} of {tensor.name}, which is not shared",
                 hint="allocate it with symm_mem.empty, and call symm_mem.rendezvous on every rank",
             )
+        if group is not None:
+            _check_group(name, tensor, handle, self._module.group_of(group))
         return handle
+
+
+def _check_group(name: str, tensor: Tensor, handle: SymmetricMemory, group: ProcessGroup) -> None:
+    if group.ranks != handle.group.ranks:
+        raise LocalProtocolError(
+            f"{name} of {tensor.name} in {group}: it is shared in {handle.group}",
+            hint="an allocation is shared in one group; allocate another one for another group",
+        )
+
+
+def _added_in(kind: Any) -> Any:
+    """The type that elements are added in: their own, if it is wide enough for their sums."""
+    return float32 if kind.is_floating() and kind.itemsize < float32.itemsize else kind
 
 
 _PROGRAMS_MAX = 64
 _BLOCK_MIN = 256
-
-
-def _block_for(elements: int) -> int:
-    """Elements of one program, a power of two, so that there are not too many programs."""
-    return max(_BLOCK_MIN, 1 << (-(-elements // _PROGRAMS_MAX) - 1).bit_length())
+_WORDS_OF_PROGRAM = 2
+"""For each rank: how many words of the signal pad a program of an all-reduce meets at."""
 
 
 class SymmetricMemoryModule:
@@ -270,13 +301,19 @@ class SymmetricMemoryModule:
         """Let this rank's stream wait for the signal of a peer."""
         hdl.wait_signal(peer)
 
-    def rendezvous(self, tensor: Tensor, group: ProcessGroup | None = None) -> SymmetricMemory:
+    def rendezvous(
+        self, tensor: Tensor, group: ProcessGroup | str | None = None
+    ) -> SymmetricMemory:
         """Share a tensor among the ranks of a group, all of which call this; a collective.
 
+        The second time, it gives what the first has given. Ranks count in the group from then on
+        wherever a peer is named, in kernels as well (`dl.symm_at`).
+
         Raises:
-            LocalProtocolError: the tensor was not made by `empty`, or ranks differ in its size.
+            LocalProtocolError: the tensor was not made by `empty`, ranks differ in its size, or it
+                is shared with another group.
         """
-        context, group = self._context, group or self._context.distributed.world
+        context, group = self._context, self.group_of(group)
         if self._own.get(tensor.address) is None:
             raise LocalProtocolError(
                 f"rendezvous of {tensor.name}, which is not symmetric memory",
@@ -285,6 +322,10 @@ class SymmetricMemoryModule:
         own = group.rank()
         if own < 0:
             raise LocalProtocolError(f"rank {context.rank} is not a member of {group}")
+        before = self._handles.get(tensor.address)
+        if before is not None:
+            _check_group("rendezvous", tensor, before, group)
+            return before
         pad = context.empty(self._pad_bytes // 4, dtype="u32", name=f"signal pad of {tensor.name}")
         number = self._counts.get((group.name, own), 0)
         self._counts[group.name, own] = number + 1
@@ -296,12 +337,24 @@ class SymmetricMemoryModule:
         # All ranks say the same, so that it does not matter who does it first.
         for parts in (buffers, pads):
             self._share(parts)
-        handle = self._handles[tensor.address] = SymmetricMemory(context, own, buffers, pads)
+        handle = self._handles[tensor.address] = SymmetricMemory(context, own, buffers, pads, group)
         return handle
 
     def handle_of(self, tensor: Tensor) -> SymmetricMemory | None:
         """What `rendezvous` has given for a tensor; None if it is not shared."""
         return self._handles.get(tensor.address)
+
+    def group_of(self, named: ProcessGroup | str | None) -> ProcessGroup:
+        """The group that a caller names: itself, its name, or None for all ranks."""
+        if isinstance(named, ProcessGroup):
+            return named
+        found = self._context.distributed.group_named(named or "world")
+        if found is not None:
+            return found
+        raise LocalProtocolError(
+            f"symmetric memory of group {named!r}: there is no such group",
+            hint="pass what new_group gives or its name, or nothing for all ranks",
+        )
 
     def _check_alike(self, buffers: Sequence[Tensor]) -> None:
         first = buffers[0]

@@ -114,7 +114,8 @@ def compare_and_swap(
                 execution.launch.memory.changes += 1
             flat[where] = new[at]
     result = tensor(element.decode(before).reshape(index.shape), element, pointer.shape)
-    _conclude(execution, target, access, result, (pointer, expected, value), (sem, scope))
+    order, swapped = (sem, scope), words[before == wanted]
+    _conclude(execution, target, access, result, (pointer, expected, value), order, swapped)
     return result
 
 
@@ -217,6 +218,15 @@ def _note_setters(execution: Execution, target: Target, access: Scattered, resul
         setters.note(address, value, execution.name_of(position), line)
 
 
+def _elements_of(access: Scattered) -> Array:
+    """The elements under the mask."""
+    if access.mask is None:
+        return access.elements.reshape(-1)
+    mask = np.broadcast_to(access.mask, access.elements.shape)
+    found: Array = access.elements[mask]
+    return found
+
+
 def _conclude(
     execution: Execution,
     target: Target,
@@ -224,15 +234,17 @@ def _conclude(
     result: tensor,
     operands: tuple[Any, ...],
     order: tuple[str | None, str | None],
+    swapped: Array | None = None,
 ) -> None:
     launch = execution.launch
-    pointer = operands[0]
     # In lockstep, only what may be a lock: there may be thousands of others.
     is_swap = target.action == "atomic_cas"
     if (execution.interleaves or is_swap) and result.numel == 1 and access.touched:
         _note_setters(execution, target, access, result)
     if launch.races is not None:
-        launch.races.on_atomic(execution, target, pointer, *order)
+        used = _elements_of(access)
+        changed = used if swapped is None else swapped
+        launch.races.on_atomic(execution, target, used, changed, order)
     if execution.observer is not None:
         lowest, footprint = target.buffer.address, None
         if access.touched:

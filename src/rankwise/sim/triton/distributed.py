@@ -257,7 +257,18 @@ def _signal(name: str, pointer: Any, rank: Any, value: Any, sig_op: Any) -> None
             " (SIGNAL_SET, SIGNAL_ADD)"
         )
     word = _signal_at(execution, symm_at(pointer, rank), name)
-    peers.signal(execution, word, change, _number(value, name))
+    peers.signal(execution, word, change, _fitting(_number(value, name), word, name))
+
+
+def _fitting(value: int, word: Word, name: str) -> int:
+    """A signal's value, if its word can hold it."""
+    bounds = np.iinfo(word.element.storage)
+    if not bounds.min <= value <= bounds.max:
+        raise KernelValueError(
+            f"{place()}: {name} has signal={value}: a word of {word.element} holds {bounds.min} to"
+            f" {bounds.max}"
+        )
+    return value
 
 
 def _wait(name: str, pointer: Any, comparison: int, value: Any, index: int) -> None:

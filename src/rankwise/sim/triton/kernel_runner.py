@@ -392,12 +392,15 @@ class _Launching:
 
     def _taken_in(self, buffer: Buffer) -> Buffer:
         """A buffer that no argument has named."""
-        known = self._buffers.get(buffer.name)
-        if known is not None and (known.address, known.dtype) == (buffer.address, buffer.dtype):
-            return known
-        if known is not None:
-            buffer.name = f"{buffer.name} at {buffer.address:#x}"
-        self._buffers[buffer.name] = buffer
+        whole = f"{buffer.name} at {buffer.address:#x}, {buffer.flat.size} {buffer.dtype}"
+        for name in (buffer.name, whole):
+            known = self._buffers.get(name)
+            if known is None:
+                buffer.name = name
+                self._buffers[name] = buffer
+                return buffer
+            if _extent(known) == _extent(buffer):
+                return known
         return buffer
 
     def _buffer(self, name: str, address: int, named: Any, elements: int | None) -> Buffer:
@@ -419,6 +422,10 @@ class _Launching:
             # Never touched, so it takes no memory: it only has the right size.
             flat = np.zeros(size // type_.itemsize, type_.storage)
         return Buffer(name, flat, type_, address)
+
+
+def _extent(buffer: Buffer) -> tuple[int, int, dtype]:
+    return buffer.address, buffer.size_bytes, buffer.dtype
 
 
 def chosen(

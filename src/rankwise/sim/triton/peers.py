@@ -85,11 +85,12 @@ class LaunchPeers:
         self._setters = setters
         self._memory_changed = memory_changed
         self._take = take
-        self._twins: dict[tuple[int, int], Buffer] = {}
+        self._twins: dict[tuple[int, int, dtype, int], Buffer] = {}
 
     def twin(self, buffer: Buffer, rank: int) -> Buffer:
         """The buffer at a rank that corresponds to one here."""
-        found = self._twins.get((buffer.address, rank))
+        key = (buffer.address, buffer.size_bytes, buffer.dtype, rank)
+        found = self._twins.get(key)
         if found is None:
             try:
                 address = self._env.engine.peers.twin(buffer.address, rank)
@@ -103,7 +104,7 @@ class LaunchPeers:
                 found = self._take(
                     self.buffer(f"{name} of rank {rank}", address, buffer.dtype, buffer.size_bytes)
                 )
-            self._twins[buffer.address, rank] = found
+            self._twins[key] = found
         return found
 
     def buffer(self, name: str, address: int, type_: dtype, size: int) -> Buffer:

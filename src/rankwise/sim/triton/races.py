@@ -42,10 +42,8 @@ class _Shadow(NamedTuple):
     loads: _Uses
 
 
-class _Published(NamedTuple):
-    clock: Array
-    rank: int
-    is_for_system: bool
+_SYSTEM = -1
+"""Whom a clock is for that all ranks may take over; a rank's number otherwise."""
 
 
 def _whole(buffer: Buffer) -> tuple[int, int]:
@@ -57,17 +55,20 @@ class RaceDetector:
 
     def __init__(self) -> None:
         self.clocks = np.zeros((0, 0), np.int64)
-        self._free: list[int] = []
+        # By rank: whose slot it was is the same program to the rank that gets it next, never to
+        # another rank.
+        self._free: dict[int, list[int]] = {}
         self._of_ranks: dict[int, Array] = {}
-        self._published: dict[int, _Published] = {}
+        self._published: dict[tuple[int, int], Array] = {}
         self._shadows: dict[int, _Shadow] = {}
         self._told: dict[str, int] = {}
 
     def launch(self, program_count: int, rank: int = 0, run_of: RunOf = _whole) -> "LaunchRaces":
         """Watch a launch of a rank; it knows what that rank knows."""
-        if len(self._free) < program_count:
-            self._grow(program_count - len(self._free))
-        slots, self._free = self._free[:program_count], self._free[program_count:]
+        free = self._free.setdefault(rank, [])
+        if len(free) < program_count:
+            free += self._grown(program_count - len(free))
+        slots, self._free[rank] = free[:program_count], free[program_count:]
         known = self._of_rank(rank)
         for slot in slots:
             # Never less than before: its number stood for an earlier program until now.
@@ -76,10 +77,10 @@ class RaceDetector:
             self.clocks[slot, slot] = own + 1
         return LaunchRaces(self, slots, rank, run_of)
 
-    def _grow(self, count: int) -> None:
+    def _grown(self, count: int) -> Iterable[int]:
         size = len(self.clocks)
-        self._free += range(size, size + count)
         self.clocks = np.pad(self.clocks, ((0, count), (0, count)))
+        return range(size, size + count)
 
     def _of_rank(self, rank: int) -> Array:
         known = self._of_ranks.get(rank, np.zeros(0, np.int64))
@@ -89,7 +90,7 @@ class RaceDetector:
         """Let a rank know what the programs of a launch have done and known."""
         known = self.clocks[slots].max(axis=0, initial=0)
         self._of_ranks[rank] = np.maximum(self._of_rank(rank), known)
-        self._free += slots
+        self._free[rank] += slots
 
     def meet(self, ranks: Iterable[int]) -> None:
         """Let ranks know what each of them knows: they have been in a collective together."""
@@ -98,23 +99,19 @@ class RaceDetector:
         for rank in members:
             self._of_ranks[rank] = known
 
-    def publish(self, address: int, published: _Published) -> None:
-        """Let who acquires at an address know a clock, and what was published there before."""
-        before = self._published.get(address)
-        if before is not None:
-            clock = _joined(before.clock, published.clock)
-            for_system = published.is_for_system and (
-                before.is_for_system or before.rank == published.rank
-            )
-            published = _Published(clock, published.rank, for_system)
-        self._published[address] = published
+    def publish(self, address: int, clock: Array, rank: int, *, is_for_system: bool) -> None:
+        """Let who acquires at an address know a clock: in the same rank, or in every one, too."""
+        for whom in (rank, _SYSTEM) if is_for_system else (rank,):
+            before = self._published.get((address, whom))
+            self._published[address, whom] = clock if before is None else _joined(before, clock)
 
-    def published(self, address: int, rank: int, *, is_for_system: bool) -> Array | None:
+    def published(self, address: int, rank: int, *, is_for_system: bool) -> list[Array]:
         """What a program of a rank takes over when it acquires at an address."""
-        found = self._published.get(address)
-        if found is None or not (found.rank == rank or (found.is_for_system and is_for_system)):
-            return None
-        return found.clock
+        found = (
+            self._published.get((address, whom))
+            for whom in ((rank, _SYSTEM) if is_for_system else (rank,))
+        )
+        return [clock for clock in found if clock is not None]
 
     def shadow_of(self, start: int, size: int) -> _Shadow:
         """Who used the bytes of some memory."""
@@ -181,19 +178,25 @@ class LaunchRaces:
         self,
         execution: Execution,
         target: Target,
-        pointer: tensor,
-        sem: str | None,
-        scope: str | None,
+        read: Array,
+        written: Array,
+        order: tuple[str | None, str | None],
     ) -> None:
-        """Order the program after those that released at these addresses, and publish its work."""
+        """Order the program after those that released at the elements read, and publish its work.
+
+        Only at those that it wrote: a comparison that failed has released nothing.
+        """
+        sem, scope = order
         me, is_for_system = self._slot(execution), scope == "sys"
-        for index in np.unique(pointer.data).tolist():
-            address = target.buffer.address + index * target.element.itemsize
-            if sem in {None, "acq_rel", "acquire"}:
-                self._take_over(me, address, is_for_system=is_for_system)
-            if sem in {None, "acq_rel", "release"}:
+        start, size = target.buffer.address, target.element.itemsize
+        if sem in {None, "acq_rel", "acquire"}:
+            for index in np.unique(read).tolist():
+                self._take_over(me, start + index * size, is_for_system=is_for_system)
+        if sem in {None, "acq_rel", "release"}:
+            known = self._clock(me).copy()
+            for index in np.unique(written).tolist():
                 self._detector.publish(
-                    address, _Published(self._clock(me).copy(), self._rank, is_for_system)
+                    start + index * size, known, self._rank, is_for_system=is_for_system
                 )
         self._clock(me)[me] += 1
 
@@ -214,7 +217,7 @@ class LaunchRaces:
 
     def publish(self, word: Word, known: Array) -> None:
         """Let who waits for a signal know what was known where it was set."""
-        self._detector.publish(word.address, _Published(known, self._rank, is_for_system=True))
+        self._detector.publish(word.address, known, self._rank, is_for_system=True)
 
     def _slot(self, execution: Execution) -> int:
         return self._slots[int(execution.programs[0])]
@@ -224,8 +227,7 @@ class LaunchRaces:
         return clock
 
     def _take_over(self, me: int, address: int, *, is_for_system: bool) -> None:
-        known = self._detector.published(address, self._rank, is_for_system=is_for_system)
-        if known is not None:
+        for known in self._detector.published(address, self._rank, is_for_system=is_for_system):
             self._join(me, known)
 
     def _join(self, me: int, known: Array) -> None:

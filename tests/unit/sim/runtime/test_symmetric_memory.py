@@ -465,3 +465,197 @@ def test_all_reduces_of_torchs_operations_can_follow_each_other(
         np.testing.assert_array_equal(once, total)
         np.testing.assert_array_equal(in_place, total)
         np.testing.assert_array_equal(twice, ranks * total)
+
+
+@pytest.mark.parametrize(("kind", "large"), [("i32", 16_777_217), ("f64", 1e9), ("i64", 1 << 60)])
+def test_sums_are_as_exact_as_their_type(kind: str, large: float) -> None:
+    got: dict[int, Any] = {}
+
+    def worker(rank: int, torch: Any) -> None:
+        x, _ = shared(torch, 4, dtype=kind)
+        x.copy_(np.full(4, 1 if rank else large, x.kind.storage))
+        once = torch.ops.symm_mem.one_shot_all_reduce(x)
+        torch.ops.symm_mem.two_shot_all_reduce_(x)
+        got[rank] = once.tolist(), x.tolist()
+
+    on_ranks(worker)
+
+    assert got == {rank: ([large + 1] * 4, [large + 1] * 4) for rank in range(2)}
+
+
+@triton.jit
+def store_to_one(x: Any) -> None:
+    tl.store(dl.symm_at(x, 1), 5.0)
+
+
+@triton.jit
+def load_here(x: Any, out: Any) -> None:
+    tl.store(out, tl.load(x))
+
+
+def test_a_rank_that_launches_when_another_has_ended_is_another_program() -> None:
+    def worker(rank: int, torch: Any) -> None:
+        x, _ = shared(torch, 1)
+        out = torch.zeros(1)
+        if rank == 0:
+            store_to_one[(1,)](x)
+        else:
+            torch.zeros(1 << 16).numpy()  # meanwhile, rank 0's kernel ends
+            load_here[(1,)](x, out)
+
+    with pytest.raises(SpawnException, match="races with"):
+        on_ranks(worker, detect_races=True)
+
+
+@triton.jit
+def take_the_flag(x: Any, flag: Any, out: Any, HOW: tl.constexpr) -> None:
+    i = tl.arange(0, 2)
+    if dl.rank() == 0:
+        there = dl.symm_at(flag, 1)
+        tl.store(dl.symm_at(x, 1), 5.0)
+        if HOW == "scope":
+            tl.atomic_xchg(there, 1)
+        if HOW == "mask":
+            tl.atomic_xchg(there + i, 1, mask=i < 1, scope="sys")
+        if HOW == "swap":
+            tl.atomic_cas(there + 1, 7, 1, scope="sys")  # it holds 0
+        tl.atomic_xchg(there, 1, sem="relaxed", scope="sys")
+    elif HOW == "scope":
+        while tl.atomic_add(flag, 0) == 0:
+            pass
+        tl.atomic_xchg(flag, 0)
+        tl.store(out, tl.load(x))
+    else:
+        while tl.atomic_add(flag, 0, sem="relaxed", scope="sys") == 0:
+            pass
+        tl.atomic_add(flag + 1, 0, scope="sys")
+        tl.store(out, tl.load(x))
+
+
+@pytest.mark.parametrize("how", ["scope", "mask", "swap"])
+def test_an_atomic_orders_only_for_its_scope_and_where_it_writes(how: str) -> None:
+    def worker(rank: int, torch: Any) -> None:
+        x, _ = shared(torch, 1)
+        flag, _ = shared(torch, 2, dtype="i32", name="flag")
+        take_the_flag[(1,)](x, flag, torch.zeros(1), HOW=how)
+
+    with pytest.raises(SpawnException, match="races with"):
+        on_ranks(worker, detect_races=True)
+
+
+@triton.jit
+def flag_in_a_table(tables: Any, x: Any, flag: Any, out: Any) -> None:
+    if dl.rank() == 0:
+        theirs = tl.load(tables + 1).to(tl.pointer_type(tl.float32))
+        word = tl.load(tables + 3).to(tl.pointer_type(tl.int32))
+        tl.store(theirs, 5.0)
+        tl.atomic_xchg(word, 1, sem="release", scope="sys")
+    else:
+        while tl.atomic_add(flag, 0, sem="acquire", scope="sys") == 0:
+            pass
+        tl.store(out, tl.load(x))
+
+
+def test_a_flag_whose_address_is_a_number_orders_as_well() -> None:
+    got: dict[int, Any] = {}
+
+    def worker(rank: int, torch: Any) -> None:
+        x, one = shared(torch, 1)
+        flag, other = shared(torch, 1, dtype="i32", name="flag")
+        tables = torch.tensor(np.array(one.buffer_ptrs + other.buffer_ptrs))
+        out = torch.zeros(1)
+        flag_in_a_table[(1,)](tables, x, flag, out)
+        got[rank] = out.item()
+
+    on_ranks(worker, detect_races=True)
+
+    assert got[1] == 5
+
+
+def test_an_allocation_is_shared_in_one_group() -> None:
+    same: list[bool] = []
+
+    def again(rank: int, torch: Any) -> None:
+        x, handle = shared(torch, 4)
+        symm_mem = torch.distributed._symmetric_memory
+        same.append(all(symm_mem.rendezvous(x, group) is handle for group in (None, "0", "world")))
+        symm_mem.rendezvous(x, torch.distributed.new_group([0, 1]))
+
+    def other(rank: int, torch: Any) -> None:
+        group = torch.distributed.new_group([1, 2])
+        x, _ = shared(torch, 4)
+        if rank:
+            torch.distributed._symmetric_memory.rendezvous(x, group)
+
+    def reduced(rank: int, torch: Any) -> None:
+        torch.distributed.new_group([1, 2])
+        torch.ops.symm_mem.one_shot_all_reduce(shared(torch, 4)[0], "sum", "group 0")
+
+    def unknown(rank: int, torch: Any) -> None:
+        torch.distributed._symmetric_memory.rendezvous(shared(torch, 4)[0], "tp")
+
+    on_ranks(again, ranks=2)
+    assert same == [True, True]
+    for worker, message in (
+        (other, r"rendezvous of x in group 0 \(ranks 1-2\): it is shared in world \(ranks 0-2\)"),
+        (reduced, r"one_shot_all_reduce of x in group 0 .*: it is shared in world"),
+        (unknown, "group 'tp': there is no such group"),
+    ):
+        with pytest.raises(SpawnException, match=message):
+            on_ranks(worker, ranks=3)
+
+
+@triton.jit
+def two_sizes(part: Any, whole: Any, out: Any, B: tl.constexpr) -> None:
+    i = tl.arange(0, B)
+    few = tl.sum(tl.load(dl.symm_at(part, 1) + tl.arange(0, 4)))
+    tl.store(out + i, tl.load(dl.symm_at(whole, 1) + i) + few)
+
+
+def test_views_of_one_address_have_their_own_sizes_at_a_peer() -> None:
+    got = {}
+
+    def worker(rank: int, torch: Any) -> None:
+        x, handle = shared(torch, 64)
+        x.fill_(rank + 1)
+        out = torch.empty(64)
+        torch.distributed.barrier()
+        two_sizes[(1,)](handle.get_buffer(rank, (4,), "f32"), x, out, B=64)
+        got[rank] = out.tolist()
+
+    on_ranks(worker)
+
+    assert got == {0: [10] * 64, 1: [10] * 64}
+
+
+def test_an_all_reduce_has_as_many_programs_as_the_signal_pad_has_words_for() -> None:
+    got: dict[int, Any] = {}
+
+    def worker(rank: int, torch: Any) -> None:
+        torch.distributed._symmetric_memory.set_signal_pad_size(64)
+        x, _ = shared(torch, 16_384)
+        x.fill_(1)
+        torch.ops.symm_mem.two_shot_all_reduce_(x)
+        got[rank] = torch.ops.symm_mem.one_shot_all_reduce(x).tolist()
+
+    def too_small(rank: int, torch: Any) -> None:
+        torch.distributed._symmetric_memory.set_signal_pad_size(28)
+        torch.ops.symm_mem.one_shot_all_reduce(shared(torch, 4)[0])
+
+    on_ranks(worker, ranks=4)
+    assert all(each == [16] * 16_384 for each in got.values())
+    with pytest.raises(SpawnException, match="of 4 ranks needs 32 bytes of the signal pad of x"):
+        on_ranks(too_small, ranks=4)
+
+
+@triton.jit
+def negative(flag: Any) -> None:
+    dl.notify(flag, 0, signal=-1)
+
+
+def test_a_signal_that_its_word_cannot_hold_is_refused() -> None:
+    def worker(rank: int, torch: Any) -> None:
+        negative[(1,)](shared(torch, 1, dtype="u32")[0])
+
+    with pytest.raises(SpawnException, match="signal=-1: a word of uint32 holds 0 to 4294967295"):
+        on_ranks(worker)
