@@ -124,16 +124,31 @@ def python_upgraded(venv: Path) -> None:
         (python_upgraded, "it has lost pip, or its Python was upgraded"),
     ],
 )
-def test_a_broken_environment_is_named_and_built_anew(
-    checkout: Path, break_it: Callable[[Path], None], reason: str
+def test_a_broken_environment_is_named_and_removed(
+    checkout: Path, tmp_path: Path, break_it: Callable[[Path], None], reason: str
 ) -> None:
+    venv, kept, python = checkout / ".venv", tmp_path / "kept", tmp_path / "python"
+    shutil.copytree(venv, kept, symlinks=True)
+    # To build it takes seconds of a processor: once is enough, see the next test.
+    write_command(python, f'case "$*" in "-m venv"*) exit 1;; esac; exec {sys.executable} "$@"')
+    break_it(venv)
+
+    done = run_setup(checkout, "--python", str(python), "demo")
+
+    assert f".venv cannot be used ({reason}): building it anew." in done.stderr
+    assert "-m venv .venv' failed" in done.stderr
+    assert not venv.exists()
+    shutil.move(kept, venv)
+
+
+def test_a_broken_environment_is_built_anew(checkout: Path) -> None:
     venv = checkout / ".venv"
     (venv / "old").touch()
-    break_it(venv)
+    interpreter_gone(venv)
 
     done = run_setup(checkout, "--python", sys.executable, "demo")
 
-    assert f".venv cannot be used ({reason}): building it anew." in done.stderr
+    assert "building it anew" in done.stderr
     assert not (venv / "old").exists()
     subprocess.run([venv / "bin" / "python", "-c", "import pip"], check=True)
 
