@@ -58,13 +58,13 @@ demo: ## Train on handwritten digits with 4 supervised processes, on simulated c
 	echo "$$ $(REHEARSAL)"
 	exec $(BIN)/$(REHEARSAL)
 
-# Five at a time on two cores: a third of the time tests wait, for a lease or a grace to end. CI, which
+# Four at a time on two cores: a third of the time tests wait, for a lease or a grace to end. CI, which
 # nobody waits for, runs two, so that its slowest moments are those of a user's machine.
 .PHONY: test
 test: ## Run all tests (installs PyTorch for the comparisons); PYTEST_ARGS="-k gang" runs some (without)
 	@$(if $(PYTEST_ARGS),$(SAY_SOME),$(SAY_ALL))
 	$(SETUP) $(if $(PYTEST_ARGS),some-tests,test)
-	$(CLEAN) $(BIN)/python -m pytest -n $(if $(CI),2,5) --dist loadfile --no-loadscope-reorder --durations=$(if $(CI),30,10) $(PYTEST_ARGS)
+	$(CLEAN) $(BIN)/python -m pytest -n $(if $(CI),2,4) --dist loadfile --no-loadscope-reorder --durations=$(if $(CI),30,10) $(PYTEST_ARGS)
 
 .PHONY: test-clients
 test-clients: ## Run trainers that nobody here wrote on simulated ranks (installs Lightning, accelerate, torchtitan, ...)

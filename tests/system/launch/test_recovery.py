@@ -228,10 +228,12 @@ def test_a_signal_in_the_pause_before_ranks_are_called_again_ends_the_run(
 
 STOPPED_AFTER_A_RECALL = """
 import os, signal, threading, rankwise
+from rankwise import collectives
 
 def train():
     if rankwise.restart_count() == 0:
         rankwise.should_stop()
+        collectives.barrier()  # so that rank 0 can be called again when rank 1 dies
         if rankwise.rank() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         threading.Event().wait()
