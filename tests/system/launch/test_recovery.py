@@ -228,12 +228,12 @@ def test_a_signal_in_the_pause_before_ranks_are_called_again_ends_the_run(
 
 STOPPED_AFTER_A_RECALL = """
 import os, signal, threading, rankwise
-from rankwise import collectives
 
 def train():
     if rankwise.restart_count() == 0:
         rankwise.should_stop()
-        collectives.barrier()  # so that rank 0 can be called again when rank 1 dies
+        # Rank 0 can be called again from here on, and only then rank 1 dies.
+        open(os.environ["THERE"], "r" if rankwise.rank() else "w").close()
         if rankwise.rank() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         threading.Event().wait()
@@ -248,12 +248,13 @@ rankwise.recover(train, timeout=100)
 
 
 def test_a_stop_before_the_first_step_since_the_recall_waits_for_that_step(tmp_path: Path) -> None:
-    go = tmp_path / "go"
+    go, there = tmp_path / "go", tmp_path / "there"
     os.mkfifo(go)
+    os.mkfifo(there)
     script = write_program(tmp_path, STOPPED_AFTER_A_RECALL)
     with start(
         "run", "--nproc-per-node=2", "--max-restarts=1", "--restart-backoff=1ms", script,
-        environment={"GO": str(go)},
+        environment={"GO": str(go), "THERE": str(there)},
     ) as running:  # fmt: skip
         running.wait_for("again", count=2)
         running.signal(signal.SIGTERM)
