@@ -8,6 +8,7 @@ from click.shell_completion import CompletionItem
 
 from rankwise.base.errors import RankwiseError
 from rankwise.base.units import Duration, Instant
+from rankwise.cli.options import DURATION
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,6 +34,14 @@ RUN_ARGUMENT = click.argument("run", required=False, shell_complete=complete_run
 """May be left out while there is only one run."""
 NAMED_RUN_ARGUMENT = click.argument("run", shell_complete=complete_run)
 """For what cannot be taken back: the only run there is may be somebody else's, or a later one."""
+
+ANSWER_TIMEOUT_OPTION = click.option(
+    "--timeout",
+    type=DURATION,
+    default="10s",
+    show_default=True,
+    help="How long to wait for the answer.",
+)
 
 
 def run_called(name: str | None) -> "RunSummary":

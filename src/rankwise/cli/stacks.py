@@ -19,8 +19,7 @@ import click
 from rankwise.base.errors import RankwiseError
 from rankwise.base.units import SECOND, Duration, Instant
 from rankwise.cli.main import CONTEXT_SETTINGS
-from rankwise.cli.options import DURATION
-from rankwise.cli.runs_here import RUN_ARGUMENT, deadline_after, run_called
+from rankwise.cli.runs_here import ANSWER_TIMEOUT_OPTION, RUN_ARGUMENT, deadline_after, run_called
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,13 +48,7 @@ class StacksUnavailable(RankwiseError):
     help="Show frames of C and C++ too, by py-spy (pip install py-spy), which stops each rank for "
     "a moment.",
 )
-@click.option(
-    "--timeout",
-    type=DURATION,
-    default="10s",
-    show_default=True,
-    help="How long to wait for the answer.",
-)
+@ANSWER_TIMEOUT_OPTION
 def stacks(run: str | None, *, as_json: bool, native: bool, timeout: Duration) -> None:
     """Print the Python stacks of every rank of RUN.
 

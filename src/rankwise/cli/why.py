@@ -11,8 +11,7 @@ import click
 from rankwise.base.units import Duration, duration_from_seconds, format_duration
 from rankwise.base.wording import ranks_in_words
 from rankwise.cli.main import CONTEXT_SETTINGS
-from rankwise.cli.options import DURATION
-from rankwise.cli.runs_here import RUN_ARGUMENT, deadline_after, run_called
+from rankwise.cli.runs_here import ANSWER_TIMEOUT_OPTION, RUN_ARGUMENT, deadline_after, run_called
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,13 +23,7 @@ _DOES = {"advances": "getting on", "computes": "computing", "transfers": "readin
 @click.command("why", context_settings=CONTEXT_SETTINGS)
 @RUN_ARGUMENT
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: the verdict, then each rank.")
-@click.option(
-    "--timeout",
-    type=DURATION,
-    default="10s",
-    show_default=True,
-    help="How long to wait for the answer.",
-)
+@ANSWER_TIMEOUT_OPTION
 def why(run: str | None, *, as_json: bool, timeout: Duration) -> None:
     """Tell why RUN does not get on: which ranks wait, for which rank, and where that one is.
 

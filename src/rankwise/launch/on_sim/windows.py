@@ -49,7 +49,7 @@ class _Sleep(Gate):
 
 
 class _Point(Gate):
-    """Something for which all ranks of a communicator come together, the last of whom does it.
+    """A step that all ranks of a communicator come to, and that the last one to come takes.
 
     Attributes:
         size: how many ranks there are.

@@ -245,8 +245,9 @@ class _Groups:
                     reporter.tell_last_recorded()
                 else:
                     self._known.pop(group, None)
-            except Exception:  # noqa: BLE001, S110 - as above; groups are then kept for longer
-                pass
+            except Exception as error:  # noqa: BLE001 - as above: the program goes on
+                what = f"{type(error).__name__}: {error}"
+                reporter.tell_ledger_is_off(f"destroys groups in an unknown way ({what})")
             return destroy(*args, **kwargs)
 
         return destroy_process_group
