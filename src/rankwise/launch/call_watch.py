@@ -164,7 +164,7 @@ class CallWatch:
 
     def explain_hang(self) -> tuple[str, Mapping[int, str]]:
         """Who is to blame for a hang, if that can be told; and what each rank waits for."""
-        seen = {book.rank: book for book in self._books()}
+        seen = {book.rank: book for book in self._books(with_empty=True)}
         recorded = {book.rank: book for book in self._recorded_books(seen.values())}
         verdict = self._verdict(seen.values(), patience_is_over=True)
         told = {
@@ -289,7 +289,7 @@ class CallWatch:
             self._told = verdict.text
 
     def _judge_error(self, local_rank: int, patience_is_over: bool) -> None:  # by `partial`
-        books = self._books()
+        books = self._books(with_empty=patience_is_over)
         rank = self._planner.world.rank(local_rank)
         known = [*books, *self._recorded_books(books)]
         if not any(book.standing for book in known if book.rank == rank):
@@ -333,7 +333,13 @@ class CallWatch:
         blamed = tuple(world.local_rank(rank) for rank in verdict.blamed)
         self._blame(RanksBlamed(blamed, self._attempt, verdict.text))
 
-    def _books(self) -> list[Book]:
+    def _books(self, *, with_empty: bool = False) -> list[Book]:
+        """What the ranks have entered.
+
+        Args:
+            with_empty: also books of ranks that have entered nothing yet. They may never do, so
+                they are accused only where patience is over: one that is still starting, say.
+        """
         segment = self._planner.segment
         if segment is None:
             return []
@@ -341,6 +347,8 @@ class CallWatch:
         books = []
         for local_rank in sorted(self._host.links):
             book = read_book(segment, local_rank, first_rank)
+            if book is None and with_empty:
+                book = Book(rank=first_rank + local_rank)
             if book is not None:
                 books.append(msgspec.structs.replace(book, fate=self._fate_of(local_rank, book)))
         return books

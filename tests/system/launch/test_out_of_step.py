@@ -109,6 +109,25 @@ def test_a_time_out_is_the_fault_of_the_rank_that_has_not_come(
     assert "(a consequence)" in done.stderr
 
 
+def test_a_time_out_is_the_fault_of_a_rank_that_has_entered_nothing_yet(tmp_path: Path) -> None:
+    source = """
+import os, threading
+if os.environ["RANK"] == "0":
+    threading.Event().wait()  # it has not imported what enters calls
+from rankwise import collectives
+collectives.barrier(timeout=0.2)
+"""
+    done = run(
+        "run", "--standalone", "--nproc-per-node=2",
+        write_program(tmp_path, source, "train.py"),
+    )  # fmt: skip
+
+    assert done.code == 1
+    assert root_cause_in(done).startswith(
+        "rank 0 has not come to barrier #1 (train.py:6), in which rank 1 waits"
+    )
+
+
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_lost_connection_is_the_fault_of_the_rank_that_was_done_too_early(
     library: str, tmp_path: Path
