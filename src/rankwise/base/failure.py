@@ -43,6 +43,14 @@ class ExitStatus(msgspec.Struct, frozen=True):
         """The code that a shell would show: 128 plus the signal's number after a signal."""
         return self.code if self.code >= 0 else 128 - self.code
 
+    @property
+    def in_words(self) -> str:
+        """What the process did: `ended with exit code 3`, `was killed by SIGKILL`."""
+        number = self.signal_number
+        if number is None:
+            return f"ended with exit code {self.code}"
+        return f"was killed by {SIGNAL_NAMES.get(number, f'signal {number}')}"
+
     def __str__(self) -> str:
         if self.code >= 0:
             return f"exit code {self.code}"

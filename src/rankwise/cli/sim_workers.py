@@ -15,6 +15,7 @@ from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import cast
 
+from rankwise.base.failure import ExitStatus
 from rankwise.drivers.real.hosting.prctl import die_with_parent
 from rankwise.sim.benches.session import Outcome, Settings, measure_or_tell
 
@@ -68,11 +69,10 @@ class _Worker:
     def tell_death(self) -> str:
         """Say how it came to its end."""
         self.process.join()
-        code = self.process.exitcode or 0
-        if code < 0:
-            hint = ", perhaps because memory ran out" if -code == signal.SIGKILL else ""
-            return f"its process was killed by {signal.Signals(-code).name}{hint}"
-        return f"its process ended with exit code {code}"
+        status = ExitStatus(self.process.exitcode or 0)
+        is_killed = status.signal_number == signal.SIGKILL
+        hint = ", perhaps because memory ran out" if is_killed else ""
+        return f"its process {status.in_words}{hint}"
 
 
 @contextmanager

@@ -547,7 +547,7 @@ def test_a_child_that_cannot_be_started_is_named_with_the_limit(level: int) -> N
     free = [number for number in range(4096) if number not in before]
     with (
         limited(resource.RLIMIT_NOFILE, free[needed + 8]),
-        pytest.raises(BootstrapFailed, match=r"could not be started: Too many.*ulimit -n"),
+        pytest.raises(BootstrapFailed, match=r"could not be started: .*Too many.*ulimit -n"),
     ):
         worker.init()
 

@@ -1,4 +1,4 @@
-"""The loop of a process that makes workers on order: the guardian, and the fork server.
+"""The loop of a process that makes workers on order: the guardian, and the fork servers.
 
 It waits for three things at once, in one epoll: frames from the agent, children that end (SIGCHLD
 wakes it through a pipe), and the status pipes of workers that are being made. It waits for nobody
@@ -30,11 +30,25 @@ from rankwise.drivers.real.hosting.wire import BadFrame, FrameReader, FrameWrite
 TYPE_CHECKING = False  # `typing` would cost a third of the guardian's start-up
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from typing import Any
+    from typing import Any, Protocol
 
     from rankwise.drivers.real.hosting.wire import Frame, Message
 
     Order = dict[str, Any]
+
+    class Replies(Protocol):
+        """What the loop tells goes in here."""
+
+        @property
+        def is_empty(self) -> bool:
+            """Whether all is on its way."""
+
+        def add(self, message: "Message") -> None:
+            """Take a message."""
+
+        def flush(self, sock: "_socket.socket") -> None:
+            """Send what the other side takes now. Raises `OSError` if it is gone."""
+
 
 _IGNORED = (_signal.SIGHUP, _signal.SIGINT, _signal.SIGQUIT, _signal.SIGTERM)
 """What a terminal or a scheduler sends to everybody: the agent alone decides what it means."""
@@ -68,6 +82,7 @@ class SpawnLoop:
         admit: "Callable[[], None]" = lambda: None,
         on_alarm: "Callable[[], object]" = lambda: None,
         orders: "Mapping[str, Callable[..., Message | None]] | None" = None,
+        replies: "Replies | None" = None,
     ) -> None:
         """Take over the process's signals.
 
@@ -79,6 +94,7 @@ class SpawnLoop:
             on_alarm: called at `alarm_at`, if the agent has not put it off by then.
             orders: what else the agent may ask for: functions of the rest of the message, which
                 return the reply.
+            replies: takes what there is to tell; by default frames on the control socket.
         """
         self.workers: dict[int, int] = {}
         self.kept: set[int] = set()
@@ -91,7 +107,7 @@ class SpawnLoop:
         self._numbers: dict[int, int] = {}
         self._starting: dict[int, tuple[int, int]] = {}
         self._reader = FrameReader()
-        self._replies = FrameWriter()
+        self._replies: Replies = FrameWriter() if replies is None else replies
         self._control = control
         self._interest = select.EPOLLIN
         self._agent_has_ended = False

@@ -29,6 +29,7 @@ from rankwise.base.errors import (
     TreeError,
     WorkerDied,
 )
+from rankwise.base.failure import ExitStatus
 from rankwise.base.units import SECOND, Duration, Instant, after
 from rankwise.core.tree.child_group import (
     CameUp,
@@ -54,16 +55,11 @@ from rankwise.core.tree.child_group import (
 )
 from rankwise.core.tree.vocabulary import Pool
 from rankwise.drivers.feed import Door
+from rankwise.drivers.real.hosting.wire import send
 from rankwise.drivers.real.interrupts import Gate, write_to_reader
 from rankwise.drivers.real.tree.arena import Arena
 from rankwise.drivers.real.tree.child import CUT_OFF, ChildEnds, Role, live
-from rankwise.drivers.real.tree.fork_server import (
-    KILL,
-    SPAWN,
-    WorkerForkServer,
-    flush_output,
-    order,
-)
+from rankwise.drivers.real.tree.fork_server import CompletionWriter, flush_output, serve_tree
 from rankwise.drivers.real.tree.forking import fork_from_new_thread, named_native_threads
 from rankwise.drivers.real.tree.pipes import (
     Descriptor,
@@ -87,11 +83,11 @@ from rankwise.drivers.real.tree.words import (
     READY,
     REFUSED,
     RELEASE,
-    VALUE_SHIFT,
     WOKEN,
     WORD_BYTES,
     completion,
     pack_word,
+    signed_value,
     unpack_word,
 )
 from rankwise.ports.journal import Journal
@@ -105,6 +101,7 @@ _LIMITS = "each takes five descriptors and a process: look at ulimit -n and ulim
 _KILL_PATIENCE = Duration(SECOND // 2)
 """How long it may take, when time is up, until those are dead who are killed."""
 _now: Callable[[], Any] = time.monotonic_ns
+_CUT_OFF = "ended, since its task has closed descriptors that it did not open"
 _FRAMES_TO_INIT = 7
 """From the warning to who has called `Worker.init`."""
 
@@ -285,37 +282,30 @@ class Children:
             self.reports = [ReportFile() for _ in self._specs]
             for file in self.reports:
                 stack.callback(file.close)
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            ours, theirs = socket.socketpair()
             self._orders = stack.enter_context(ours)
             self._their_orders = stack.enter_context(theirs)
             self._resources = stack.pop_all()
 
     def _fork_fork_server(self) -> None:
         flush_output()
-        worker = Descriptor(os.pidfd_open(os.getpid()))
-        try:
-            fork_from_new_thread(
-                lambda: self._become_fork_server(worker.number), self._on_fork_server
-            )
-        finally:
-            worker.close()
+        fork_from_new_thread(self._become_fork_server, self._on_fork_server)
         self._done_write.close()
         self._their_orders.close()
 
     def _on_fork_server(self, pid: int) -> None:
         self._fork_server = pid
 
-    def _become_fork_server(self, worker_pidfd: int) -> NoReturn:
+    def _become_fork_server(self) -> NoReturn:
         """The main thread of a new process: whatever happens in here, it ends here."""
         try:
             gc.disable()
-            WorkerForkServer(
-                orders_fd=self._their_orders.fileno(),
-                done_fd=self._done_write.number,
-                worker_pidfd=worker_pidfd,
-                become_child=self._become_child,
-                unneeded_fds=(self._done.number, self._done_now.number, self._orders.fileno()),
-            ).live()
+            serve_tree(
+                self._their_orders,
+                CompletionWriter(self._done_write.number, self.reports),
+                self._become_child,
+                (self._done.number, self._done_now.number, self._orders.fileno()),
+            )
         finally:
             os._exit(1)
 
@@ -383,12 +373,12 @@ class Children:
 
     def kill(self, child: int) -> None:
         """Kill a child; its end is told as usual."""
-        self._order(KILL, child)
+        self._order("signal", child, int(signal.SIGKILL), False)  # noqa: FBT003  # a frame's own fields
 
-    def _order(self, kind: bytes, child: int) -> None:
+    def _order(self, name: str, child: int, *details: Any) -> None:
         """Tell the fork server to do something."""
         self.continue_fork_server()
-        self._orders.send(order(kind, child))
+        send(self._orders, (name, child, *details))
 
     def continue_fork_server(self) -> None:
         """Let the fork server go on if somebody has stopped it, so that it tells who has ended."""
@@ -399,21 +389,25 @@ class Children:
         """Tell the group what a word says of a child; whether it was about one."""
         kind, child = word >> KIND_SHIFT & _KIND_MASK, word & FIELD_MASK
         if kind == ENDED:
-            status = word >> VALUE_SHIFT
-            self._tell_group(ChildEnded(child, _how(status), is_well=status == 0))
+            status = ExitStatus(signed_value(word))
+            how = _CUT_OFF if status.code == CUT_OFF else status.in_words
+            self._tell_group(ChildEnded(child, how, is_well=status.ok))
         elif kind == READY:
             self._tell_group(ChildReady(child))
         elif kind == NOT_STARTED:
             self._not_started.add(child)
-            reason = os.strerror(word >> VALUE_SHIFT)
+            reason = self._last_report(child).summary
             self._tell_group(ChildEnded(child, f"could not be started: {reason}"))
         elif kind == REFUSED:
-            told = self.reports[child].read_new()
-            report = self._refusals[child] = told[-1][1] if told else UNTOLD
+            report = self._refusals[child] = self._last_report(child)
             self._tell_group(ChildRefused(child, report.summary))
         else:
             return kind == WOKEN
         return True
+
+    def _last_report(self, child: int) -> Report:
+        told = self.reports[child].read_new()
+        return told[-1][1] if told else UNTOLD
 
     def _tell_group(self, stimulus: ChildGroupStimulus) -> None:
         self._carry_out(self._door.tell(stimulus, Instant(time.monotonic_ns())))
@@ -426,9 +420,9 @@ class Children:
         for effect in effects:
             match effect:
                 case Spawn(child=child):
-                    self._order(SPAWN, child)
+                    self._order("spawn", child, {"child": child})
                 case Kill(child=child):
-                    self._order(KILL, child)
+                    self.kill(child)
                 case Release(child=child):
                     self.send(child, [RELEASE])
                 case StartFailed():
@@ -529,16 +523,3 @@ def _warn_of_native_threads() -> None:
             RuntimeWarning,
             stacklevel=_FRAMES_TO_INIT,
         )
-
-
-def _how(status: int) -> str:
-    """A wait status in words."""
-    code = os.waitstatus_to_exitcode(status)
-    if code == CUT_OFF:
-        return "ended, since its task has closed descriptors that it did not open"
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"

@@ -1,171 +1,126 @@
-"""The fork server: forked once by a worker process, and the parent of all its children.
+"""The fork server of a tree: forked once by a worker process, and the parent of all its children.
 
 It has one thread and the program's memory as it was in `init()`, so children can be forked from it
-at any time, successors of dead ones included, with the same closures. It is a child subreaper, so
-whatever its children leave behind becomes its own, and it looks at the worker process through a
-pidfd: when that is readable, it kills all its descendants and ends. Nothing it waits for is polled.
-If somebody has stopped it, an order continues it, and so does the end of the worker process.
+at any time, successors of dead ones included, with the same closures. It makes and reaps them as
+guardian and fork server of a gang do theirs (`hosting.spawn_loop`), is a child subreaper as well,
+and kills all its descendants when the worker process ends or closes the orders. If somebody has
+stopped it, an order continues it, and so does the end of the worker process.
 
-Orders come in datagrams of three bytes and more: `S` spawn, `K` kill, `Q` end, then a u16 child.
-What it has to say goes into the completion pipe: `ENDED` with the wait status, `NOT_STARTED` with
-an error number. A child cannot be reaped before it is dead, so its own last words are in the pipe
-by then.
+Only what it has to say goes another way than theirs: into the completion pipe, in order with the
+words of its children. `ENDED` has the exit code, minus the signal; `NOT_STARTED` comes when the
+reason is in the child's report file. A child cannot be reaped before it is dead, so its own last
+words are in the pipe by then.
 """
 
 import gc
 import os
-import select
 import signal
-import struct
+import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from rankwise.drivers.real.hosting.descendants import kill_descendants
-from rankwise.drivers.real.hosting.prctl import (
-    adopt_orphans,
-    continue_with_parent_s_end,
-    die_with_parent,
-)
+from rankwise.drivers.real.hosting.prctl import adopt_orphans, continue_with_parent_s_end
+from rankwise.drivers.real.hosting.spawn_loop import SpawnLoop
 from rankwise.drivers.real.interrupts import gate_here
+from rankwise.drivers.real.tree.reports import ReportFile, report_of_refusal
 from rankwise.drivers.real.tree.words import ENDED, NOT_STARTED, completion
 
-_ORDER = struct.Struct("=cH")
-SPAWN, KILL, END = b"S", b"K", b"Q"
 _SWEEP_PATIENCE_NS = 5_000_000_000
-_POLLED_END = select.POLLIN | select.POLLHUP | select.POLLERR
 
 
-def order(kind: bytes, child: int = 0) -> bytes:
-    """An order as it travels."""
-    return _ORDER.pack(kind, child)
+class CompletionWriter:
+    """Puts what becomes of children into the completion pipe, at once."""
 
+    is_empty = True
+    """Whether nothing is left to be written."""
 
-class WorkerForkServer:
-    """The process's whole life is `live`, which never returns."""
-
-    def __init__(
-        self,
-        orders_fd: int,
-        done_fd: int,
-        worker_pidfd: int,
-        become_child: Callable[[int], int],
-        unneeded_fds: tuple[int, ...],
-    ) -> None:
-        self._orders_fd = orders_fd
+    def __init__(self, done_fd: int, reports: Sequence[ReportFile]) -> None:
         self._done_fd = done_fd
-        self._worker_pidfd = worker_pidfd
-        self._become_child = become_child
-        self._unneeded_fds = unneeded_fds
-        self._poll = select.poll()
-        self._children: dict[int, int] = {}
-        """Which child a pid is."""
-        self._pidfds: dict[int, int] = {}
-        """The pidfd of a pid."""
+        self._reports = reports
 
-    def live(self) -> NoReturn:
-        """Serve until the worker process ends or says so."""
-        code = 1
+    def add(self, message: tuple[Any, ...]) -> None:
+        """Write a word."""
+        match message:
+            case ("exited", int(child), int(code), _):
+                os.write(self._done_fd, completion(ENDED, child, code))
+            case ("refused", int(child), str(reason)):
+                self._reports[child].append(child, report_of_refusal(reason))
+                os.write(self._done_fd, completion(NOT_STARTED, child))
+            case _:
+                pass  # that it was made: it says itself when it is ready
+
+    def flush(self, control: object) -> None:
+        """Do nothing: nothing is kept."""
+
+
+def serve_tree(
+    orders: socket.socket,
+    completions: CompletionWriter,
+    become_child: Callable[[int], int],
+    unneeded_fds: Sequence[int],
+) -> NoReturn:
+    """Be the fork server until the worker process ends; in each child, be that.
+
+    Args:
+        orders: our end of the socket to the worker process.
+        completions: for what becomes of children.
+        become_child: the whole life of a child, by number; returns its exit code.
+        unneeded_fds: the worker process's descriptors that have no use here.
+    """
+    code = 1
+    try:
+        _settle_in(unneeded_fds)
+        loop = SpawnLoop(orders, become=lambda _: _begin_child(loop), replies=completions)
+        order = loop.run()
+        if order is not None:
+            # Nothing in here may reach the frames below: they belong to the caller of `init()`.
+            _live_as_child(become_child, order["child"])
+        code = 0
+    finally:
         try:
-            self._settle_in()
-            self._serve()
-            code = 0
+            kill_descendants(_SWEEP_PATIENCE_NS)
         finally:
-            try:
-                kill_descendants(_SWEEP_PATIENCE_NS)
-            finally:
-                os._exit(code)
+            os._exit(code)
 
-    def _settle_in(self) -> None:
-        os.setsid()
-        adopt_orphans()
-        continue_with_parent_s_end()
-        forget_handlers()
-        for fd in self._unneeded_fds:
-            os.close(fd)
-        # What is old now stays as it is: the collector would write to every page of it.
-        gc.freeze()
-        self._poll.register(self._orders_fd, select.POLLIN)
-        self._poll.register(self._worker_pidfd, select.POLLIN)
 
-    def _serve(self) -> None:
-        while True:
-            ready = {fd for fd, _ in self._poll.poll()}
-            self._reap()
-            if self._worker_pidfd in ready:
-                return
-            if self._orders_fd in ready and not self._take_order():
-                return
+def _settle_in(unneeded_fds: Sequence[int]) -> None:
+    os.setsid()
+    adopt_orphans()
+    continue_with_parent_s_end()
+    _forget_handlers()
+    for fd in unneeded_fds:
+        os.close(fd)
+    # What is old now stays as it is: the collector would write to every page of it.
+    gc.freeze()
 
-    def _take_order(self) -> bool:
-        """Carry out an order; whether to go on."""
-        message = os.read(self._orders_fd, _ORDER.size)
-        if not message:
-            return False
-        kind, child = _ORDER.unpack(message)
-        if kind == SPAWN:
-            self._spawn(child)
-        elif kind == KILL:
-            for pid, other in self._children.items():
-                if other == child:
-                    os.kill(pid, signal.SIGKILL)  # not reaped yet, so it is still ours
-        return bool(kind != END)
 
-    def _spawn(self, child: int) -> None:
-        myself = os.getpid()
+def _forget_handlers() -> None:
+    """Leave the program's signal handlers behind."""
+    gate_here().forget()
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _begin_child(loop: SpawnLoop) -> None:
+    loop.leave()
+    # As in an interpreter that has just started; but Ctrl-C is the worker process's.
+    for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _live_as_child(become_child: Callable[[int], int], child: int) -> NoReturn:
+    code = 1
+    try:
+        code = become_child(child)
+    finally:
         try:
-            pid = os.fork()
-        except OSError as error:
-            self._tell(NOT_STARTED, child, error.errno or 0)
-            return
-        if pid == 0:
-            self._live_as_child(child, myself)
-        try:
-            pidfd = os.pidfd_open(pid)
-        except OSError as error:
-            # Its end would not be seen.
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            self._tell(NOT_STARTED, child, error.errno or 0)
-            return
-        self._children[pid] = child
-        self._pidfds[pid] = pidfd
-        self._poll.register(pidfd, select.POLLIN)
-
-    def _live_as_child(self, child: int, fork_server: int) -> NoReturn:
-        """Nothing in here may reach the frames below: they belong to the caller of `init()`."""
-        code = 1
-        try:
-            die_with_parent(fork_server)
-            for fd in self._pidfds.values():
-                os.close(fd)
-            os.close(self._orders_fd)
-            code = self._become_child(child)
+            flush_output()
         finally:
-            try:
-                flush_output()
-            finally:
-                os._exit(code)
-
-    def _reap(self) -> None:
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            child = self._children.pop(pid, None)
-            if child is None:
-                continue  # somebody whom a child has left behind
-            pidfd = self._pidfds.pop(pid)
-            self._poll.unregister(pidfd)
-            os.close(pidfd)
-            self._tell(ENDED, child, status)
-
-    def _tell(self, kind: int, child: int, value: int) -> None:
-        os.write(self._done_fd, completion(kind, child, value))
+            os._exit(code)
 
 
 def flush_output() -> None:
@@ -174,13 +129,3 @@ def flush_output() -> None:
         with suppress(OSError, ValueError):  # the reader has gone
             if stream is not None:
                 stream.flush()
-
-
-def forget_handlers() -> None:
-    """Leave the program's signal handlers behind, and Ctrl-C to the worker process."""
-    gate_here().forget()
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD):
-        signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.set_wakeup_fd(-1)
-    signal.setitimer(signal.ITIMER_REAL, 0)

@@ -74,6 +74,11 @@ def report_of_left(left: bytes) -> bytes:
     return _encode(Report(b"", "", "", left=left))
 
 
+def report_of_refusal(reason: str) -> bytes:
+    """Write down why there is no process."""
+    return _encode(Report(b"", reason, ""))
+
+
 def exception_of(report: Report) -> BaseException | None:
     """The exception itself; None when it could not travel."""
     return loads(report.error) if report.error else None
@@ -87,7 +92,7 @@ class ReportFile:
         self._read_up_to = 0
 
     def append(self, subject: int, body: bytes) -> None:
-        """Write a record; only the child does."""
+        """Write a record; only the child does, or the fork server before there is one."""
         end = os.fstat(self.fd).st_size
         os.pwrite(self.fd, _HEADER.pack(len(body), subject) + body, end)
 

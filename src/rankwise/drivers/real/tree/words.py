@@ -37,17 +37,26 @@ NO_TASK: Final = COMMAND | RELEASE | FLUSH | PROGRAM
 
 KIND_SHIFT: Final = 24
 VALUE_SHIFT: Final = 32
+VALUE_BITS: Final = 32
+VALUE_MASK: Final = (1 << VALUE_BITS) - 1
 COMPLETED, FAILED, RETURNED = 0, 1, 2
 """Kinds about a slot; a completed one's value is the length of what it left in its frame."""
-LEFT_IN_FILE: Final = (1 << 32) - 1
+LEFT_IN_FILE: Final = VALUE_MASK
 """The value of a completed slot that left more than a frame holds."""
 READY, REFUSED, ENDED, ANSWERED, PROGRAM_ENDED, PROGRAM_FAILED, NOT_STARTED = 3, 4, 5, 6, 7, 8, 9
 WOKEN = 10
-"""Kinds about a child. Value: nothing; nothing (the reason is in the report file); the wait status;
-the length of the answer in the command frame; nothing; nothing (the same); the error number.
+"""Kinds about a child. Value: nothing; nothing (the reason is in the report file); the exit code,
+or minus the signal; the length of the answer in the command frame; nothing; nothing (the reason as
+above), twice.
 `WOKEN` is about no child: the worker process has written it, to end its own wait."""
 
 
 def completion(kind: int, subject: int, value: int = 0) -> bytes:
     """A word for the completion pipe."""
-    return pack_word(subject | kind << KIND_SHIFT | value << VALUE_SHIFT)
+    return pack_word(subject | kind << KIND_SHIFT | (value & VALUE_MASK) << VALUE_SHIFT)
+
+
+def signed_value(word: int) -> int:
+    """The value of a completion word that may be negative."""
+    value = word >> VALUE_SHIFT
+    return value - (VALUE_MASK + 1) if value >> (VALUE_BITS - 1) else value
