@@ -29,6 +29,8 @@ _LOST_PEER = (
     r"|nccl|gloo|\bMPI|DistBackendError|DistNetworkError|DistStoreError"
 )
 _TEXT_MAX = 20_000
+_TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
+_OF_COLLECTIVES = "rankwise.base.errors.Collective"
 
 T = TypeVar("T")
 
@@ -56,6 +58,16 @@ def tells_of_lost_peer(error: ErrorRecord) -> bool:
         re.search(_LOST_PEER, text, re.IGNORECASE)
         for text in (error.type, error.message[-_TEXT_MAX:], _raised_lines(error.traceback))
     )
+
+
+def may_be_of_others(error: ErrorRecord) -> bool:
+    """Whether an exception may tell only of what another rank has done, or has not."""
+    return error.type.startswith(_OF_COLLECTIVES) or tells_of_lost_peer(error)
+
+
+def tells_of_time(error: ErrorRecord) -> bool:
+    """Whether an exception tells that a wait was given up."""
+    return bool(_TIMED_OUT.search(f"{error.type} {error.message[-_TEXT_MAX:]}"))
 
 
 def _raised_lines(traceback: str) -> str:

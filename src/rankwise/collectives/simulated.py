@@ -48,6 +48,7 @@ class RehearsedTransport:
         self.size = len(ranks)
         self._world = world
         self._group: Group = world.group(GROUP, ranks)
+        self._group.label = ""
         self._group.gives_up = True  # as real ranks, which are told of each other's ends
         self._usual_patience = usual_patience
         self._node = os.environ.get("GROUP_RANK", "0")

@@ -16,6 +16,8 @@ NUMBER = "#?"
 
 
 _NEARLY_ALL = 0.9
+_LINKS_SHOWN = 3
+"""Of a longer circle two are told, and where it closes."""
 
 
 def number_text(text: str, number: int) -> str:
@@ -58,11 +60,16 @@ def departure_in_words(
     book = books[gone[0]]
     last = book.latest(wait.call.group)
     group = book.groups.get(wait.call.group)
-    after = f"after {call_in_words(last, group)}" if last else "without a call of that group"
+    if not wait.call.group:
+        after = ""
+    elif last:
+        after = f" after {call_in_words(last, group)}"
+    else:
+        after = " without a call of that group"
     where = call_in_words(wait.call, books[wait.rank].groups.get(wait.call.group))
     others = sorted(waiting)
     verb = "waits" if len(others) == 1 else "wait"
-    who = f"{ranks_in_words(gone)} {'was' if len(gone) == 1 else 'were'} done {after}"
+    who = f"{ranks_in_words(gone)} {'was' if len(gone) == 1 else 'were'} done{after}"
     return f"{who}, while {ranks_in_words(others)} {verb} in {where}"
 
 
@@ -81,9 +88,24 @@ def circle_in_words(circle: Sequence["Wait"], books: Mapping[int, Book]) -> str:
     """Ranks that wait for each other, one after the other."""
     told = []
     for wait in circle:
-        where = call_in_words(wait.call, books[wait.rank].groups.get(wait.call.group))
+        groups = books[wait.rank].groups
+        where = call_in_words(wait.call, groups.get(wait.call.group))
+        where += _among_alike(wait.call.group, groups)
         told.append(f"rank {wait.rank} in {where} for {ranks_in_words(wait.awaited)}")
+    if len(told) > _LINKS_SHOWN:
+        told[2:] = [
+            f"and so on, to rank {circle[-1].rank} for {ranks_in_words(circle[-1].awaited)}"
+        ]
     return f"ranks wait for each other: {'; '.join(told)}"
+
+
+def _among_alike(key: str, groups: Mapping[str, Group]) -> str:
+    """Which group it is, of several that are called alike."""
+    group = groups.get(key)
+    alike = [other for other in groups if group is not None and groups[other].label == group.label]
+    if len(alike) < 2 or group is None or not group.label:
+        return ""
+    return f", number {alike.index(key) + 1} of {len(alike)} such groups,"
 
 
 def delay_in_words(delay: "Delay", lasted: Duration, seen: float) -> str:

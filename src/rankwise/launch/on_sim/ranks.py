@@ -6,16 +6,19 @@ what comes later is later.
 
 A rank that waits for what never happens shows no sign of life. When the world has come to rest,
 only the nodes' timers are left; virtual time jumps from one to the next, until the gangs look for
-a sign of life, and find that they have hung.
+a sign of life. Then the ledger is asked who is to blame, as it is when a rank dies of what another
+has done; only where it cannot tell the gangs have hung.
 """
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import msgspec
 
 from rankwise.base.errors import ConfigError
 from rankwise.base.failure import ErrorRecord, ExitStatus, Failure, FailureCause
+from rankwise.base.root_cause import may_be_of_others, tells_of_time
 from rankwise.base.units import Duration, Instant
 from rankwise.core.agent.vocabulary import (
     FailuresDescribed,
@@ -26,18 +29,21 @@ from rankwise.core.agent.vocabulary import (
 )
 from rankwise.core.gang.vocabulary import (
     ProgressLooked,
+    RanksBlamed,
     StacksDumped,
     Swept,
     WorkerExited,
     WorkerReported,
     WorkerSpawned,
 )
+from rankwise.core.ledger import Verdict, find_verdict
 from rankwise.core.rendezvous.vocabulary import World as AgreedWorld
 from rankwise.drivers.real.worker import bootstrap
 from rankwise.drivers.real.worker.call_ring import SWITCH_VARIABLE
 from rankwise.launch.environment import inherited_environment, worker_environment
 from rankwise.launch.job import Executable, Function, Job, Module, Script
 from rankwise.launch.log_layout import Destinations, LogPlaces
+from rankwise.launch.on_sim.books import books_of
 from rankwise.launch.on_sim.output import Output
 from rankwise.launch.search_path import search_path
 from rankwise.launch.world import World as Place
@@ -79,6 +85,8 @@ class RankRecords:
 
     Attributes:
         results: the result frame of each function rank, by number.
+        errors: what ranks have told to die of, by number.
+        accused: takes a verdict on some of the ranks, for each agent.
         stacks: where hanging ranks stood, and `waits` what for, by number.
         destinations: the files of the present attempt.
         nodes: the number of each rank's node.
@@ -94,8 +102,10 @@ class RankRecords:
         self._attempt = -1
         self.size = 0
         self.results: dict[int, bytes] = {}
+        self.errors: dict[int, ErrorRecord] = {}
         self.stacks: dict[int, str] = {}
         self.waits: dict[int, str] = {}
+        self.accused: list[Callable[[Verdict], None]] = []
         self.nodes: dict[int, int] = {}
         self.destinations = Destinations()
         self.last_alive = Instant(0)
@@ -106,7 +116,8 @@ class RankRecords:
         if number == self._attempt:
             return
         self._attempt, self.size = number, size
-        self.results, self.stacks, self.waits, self.nodes = {}, {}, {}, {}
+        self.results, self.errors, self.stacks, self.waits, self.nodes = {}, {}, {}, {}, {}
+        self.accused = []
         self._world.begin_attempt(size)
         self.destinations = self._places.prepare(number)
         self._output.begin_attempt(size, self.destinations, self._job.role, self.local_rank)
@@ -122,6 +133,22 @@ class RankRecords:
 
         if waiting:
             self.when_peers_notice(lose)
+
+    def judge(self, rank: int | None, *, patience_is_over: bool) -> Verdict | None:
+        """Find out who is to blame that ranks wait, and tell all agents.
+
+        Args:
+            rank: who has raised what may be another's doing; None if no rank can ever go on.
+            patience_is_over: whether who may yet come is to blame too.
+        """
+        books = books_of(self._world, self.errors)
+        if rank is not None and not any(book.standing for book in books if book.rank == rank):
+            return None
+        verdict = find_verdict(books, patience_is_over=patience_is_over)
+        if verdict is not None:
+            for accuse in self.accused:
+                accuse(verdict)
+        return verdict
 
     def local_rank(self, rank: int) -> int:
         """A rank's number on its node."""
@@ -195,6 +222,7 @@ class SimulatedRanks:
         self._ranks, self._over = {}, set()
         self._is_gathering = False
         self._records.begin_attempt(world.round, world.size)
+        self._records.accused.append(self._accuse)
 
     def spawn(self, local_rank: int, attempt: int) -> None:
         """Make a rank."""
@@ -202,15 +230,7 @@ class SimulatedRanks:
         rank = self._place.first_rank + local_rank
         self._records.nodes[rank] = self._node + local_rank // self._job.gang.size
         process = RankProcess(environment=self._environment(rank, self._place), path=self._path)
-        reporter = _Reporter(
-            lambda error: self._deliver(
-                WorkerReported(
-                    local_rank,
-                    attempt,
-                    msgspec.structs.replace(error, raised_at=self._clock.now()),
-                )
-            )
-        )
+        reporter = _Reporter(partial(self._on_error, local_rank, attempt))
         self._ranks[local_rank] = self._world.spawn(
             rank, process, lambda: self._live(rank, reporter)
         )
@@ -272,14 +292,15 @@ class SimulatedRanks:
         self._deliver(FailuresDescribed(number, described))
 
     def look_for_progress(self, attempt: int) -> None:
-        """As long as any rank can go on there is progress."""
+        """As long as any rank can go on there is progress; if none can, perhaps one is to blame."""
         now, scheduler = self._clock.now(), self._world.scheduler
         is_alive = scheduler.next_instant is not None
+        if not is_alive and self._records.judge(None, patience_is_over=True) is not None:
+            return  # the agents of those that are to blame have heard it
         self._deliver(ProgressLooked(attempt, now if is_alive else self._records.last_alive))
 
     def dump_stacks(self, attempt: int) -> None:
         """Find out where each rank stands, and what it waits for."""
-        self._world.note_circle()
         for rank in self._ranks.values():
             self._records.note_place(rank)
             self._records.note_wait(rank)
@@ -324,6 +345,25 @@ class SimulatedRanks:
             return failure  # described already
         rank = self._place.first_rank + failure.local_rank
         return self._describe(msgspec.structs.replace(failure, rank=rank))
+
+    def _on_error(self, local_rank: int, attempt: int, error: ErrorRecord) -> None:
+        """A rank dies of this exception: tell who is to blame, if it is another one."""
+        assert self._place is not None, "it lives in a world"
+        error = msgspec.structs.replace(error, raised_at=self._clock.now())
+        rank = self._place.first_rank + local_rank
+        self._records.errors[rank] = error
+        if may_be_of_others(error):
+            self._records.judge(rank, patience_is_over=tells_of_time(error))
+        self._deliver(WorkerReported(local_rank, attempt, error))
+
+    def _accuse(self, verdict: Verdict) -> None:
+        """Blame those that are ours."""
+        assert self._place is not None, "they live in a world"
+        ours = tuple(
+            local_rank for local_rank, rank in self._ranks.items() if rank.number in verdict.blamed
+        )
+        if ours:
+            self._deliver(RanksBlamed(ours, self._place.round, verdict.text))
 
     def _environment(self, rank: int, world: AgreedWorld) -> Mapping[str, str]:
         job, per_node = self._job, self._job.gang.size

@@ -315,6 +315,7 @@ class Rehearsal:
         """The same failure with what only this world knows of it."""
         rank, files = failure.rank, records.destinations
         is_hung = failure.cause is FailureCause.HUNG
+        has_stacks = is_hung or failure.cause is FailureCause.OUT_OF_STEP
         error_file = files.error_files.get(rank, "")
         paths = (files.stdouts.get(rank, ""), files.stderrs.get(rank, ""))
         hang = self._stuck or "deadlock: no rank can ever go on"
@@ -326,7 +327,7 @@ class Rehearsal:
             wall_ns=failure.error.wall_ns if failure.error else self._begun_wall_ns + failure.at,
             detail=hang if is_hung else failure.detail,
             signal_sender=self._sender_of_signal(failure),
-            stacks=records.stacks.get(rank, "") if is_hung else "",
+            stacks=records.stacks.get(rank, "") if has_stacks else "",
             waits_for=records.waits.get(rank, "") if is_hung else "",
             stderr_tail=output.tail(rank, Streams.ERR, _STDERR_LINES),
             stdout_tail=output.tail(rank, Streams.OUT, _STDOUT_LINES),

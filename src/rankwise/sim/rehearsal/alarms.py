@@ -5,19 +5,17 @@
 - A message or an operation that is still open at the end was never met by its other side.
 - Groups that have two ranks in common must be used in the same order by both: a backend with a
   stream per group hangs otherwise, now and then.
-- A circle of ranks that wait for each other explains a deadlock.
 
 Nothing here changes what the ranks do.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from rankwise.sim.rehearsal.places import Place, place_here, place_of_caller
 
 if TYPE_CHECKING:
     from rankwise.sim.rehearsal.meetings import Group, Meeting, Post
-    from rankwise.sim.rehearsal.scheduler import Rank
 
 _SHOWN = 10
 
@@ -84,24 +82,6 @@ class Alarms:
                     f"{_operations(count)} on rank {rank}, at {place}",
                 )  # fmt: skip
 
-    def note_circle(self, ranks: Mapping[int, "Rank"]) -> None:
-        """No rank can go on: find ranks that wait for each other in a circle."""
-        waits = {
-            number: missing
-            for number, rank in ranks.items()
-            if rank.waits_for is not None and (missing := rank.waits_for.missing())
-        }
-        for start in sorted(waits):
-            path = [start]
-            while path[-1] in waits:
-                following = next((rank for rank in waits[path[-1]] if rank in waits), None)
-                if following is None:
-                    break
-                if following in path:
-                    self._tell_circle(ranks, path[path.index(following) :])
-                    return
-                path.append(following)
-
     def remarks(self, *, is_success: bool) -> list[str]:
         """What the user should know at the end, each in a line."""
         if is_success:
@@ -122,16 +102,6 @@ class Alarms:
         else:
             text = f"rank {handle.rank} called {what} at {handle.place}, and {handle.gate.lacks()}"
         self._note("handle", handle.place, text)
-
-    def _tell_circle(self, ranks: Mapping[int, "Rank"], circle: list[int]) -> None:
-        gates = [gate for number in circle if (gate := ranks[number].waits_for) is not None]
-        links = [
-            f"rank {number} waits for rank {following} ({gate.named()})"
-            for number, following, gate in zip(circle, [*circle[1:], circle[0]], gates, strict=True)
-        ]
-        groups = {getattr(gate, "group", None) for gate in gates} - {None}
-        why = "; overlapping groups are used in different order" if len(groups) > 1 else ""
-        self._note("circle", None, f"circular wait: {', '.join(links)}{why}")
 
     def _note(self, kind: str, place: Place | None, text: str) -> None:
         self._alarms.setdefault((kind, str(place)), []).append(text)

@@ -15,11 +15,11 @@ be found.
 """
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from rankwise.base.errors import CollectiveError, PeerDied
-from rankwise.base.units import Duration, after, between
+from rankwise.base.units import Duration, Instant, after, between
 from rankwise.sim.rehearsal.alarms import Alarms
 from rankwise.sim.rehearsal.faults import Faults
 from rankwise.sim.rehearsal.places import Place, place_here
@@ -29,6 +29,8 @@ from rankwise.sim.rehearsal.waits import Waits
 
 SAME_ORDER = "all ranks must call the same operations in the same order, with equal arguments"
 ANY_SOURCE = -1
+_NAMED = 4
+"""How many members name a group that has no other name."""
 
 CarryOut = Callable[[Sequence[Any]], None]
 
@@ -80,11 +82,21 @@ class Conditions:
         return found
 
 
+class Came(NamedTuple):
+    """A member's call, as it is remembered."""
+
+    number: int
+    call: str
+    place: Place | None
+    at: Instant
+
+
 class Group:
     """Ranks that meet.
 
     Attributes:
-        name: how reports call it.
+        name: stands for it; equal on all members.
+        label: how people call it; empty for the group of all ranks.
         ranks: the members' numbers in the world, in the order of their ranks in the group.
         gives_up: whether operations fail as soon as a member that they lack has ended; otherwise
             the world comes to rest, and the report tells where everybody stands.
@@ -100,10 +112,12 @@ class Group:
         conditions: "Conditions | None" = None,
     ) -> None:
         self.name = name
+        self.label = f"[{', '.join(map(str, ranks[:_NAMED]))}{', ...' * (len(ranks) > _NAMED)}]"
         self.ranks = ranks
         self._scheduler = scheduler
         self._begun = dict.fromkeys(ranks, 0)
         self._meetings: dict[int, Meeting] = {}
+        self._latest: dict[int, Came] = {}
         self._gone: dict[int, CollectiveError] = {}
         self._posts: list[Post] = []
         self._posted = dict.fromkeys(ranks, 0)
@@ -125,7 +139,9 @@ class Group:
         meeting = self._meetings.get(number)
         if meeting is None:
             meeting = self._meetings[number] = Meeting(self, number)
-        meeting.arrivals[rank] = Arrival(call, load, place_here())
+        place = place_here()
+        meeting.arrivals[rank] = Arrival(call, load, place)
+        self._latest[rank] = Came(number, call, place, self._scheduler.now)
         if self._gone and len(meeting.arrivals) == 1:
             meeting.miss(*next(iter(self._gone.items())))  # which names what has been called
         if overlapping := self._conditions.overlapping(self, rank):
@@ -150,6 +166,19 @@ class Group:
     def begun_by(self, rank: int) -> int:
         """How many operations a member has come to."""
         return self._begun[rank]
+
+    def calls_of(self, rank: int) -> "Iterator[tuple[Came, Meeting | Post | None]]":
+        """What a member has come to, and what that waits for: all that is open, and the latest."""
+        latest = self._latest.get(rank)
+        for meeting in self._meetings.values():
+            if rank in meeting.arrivals and not (latest and latest.number == meeting.number):
+                call, _, place = meeting.arrivals[rank]
+                yield Came(meeting.number, call, place, Instant(0)), meeting
+        if latest is not None:
+            yield latest, self._meetings.get(latest.number)
+        for post in self._posts:
+            if post.rank == rank:
+                yield post.came, post
 
     def wait(self, gate: "Meeting | Post", patience: Duration | None = None) -> bool:
         """Wait for a meeting or a message; returns whether it came in time.
@@ -199,7 +228,8 @@ class Group:
         """
         self._posted[rank] += 1
         call = f"{call} #{self._posted[rank]}"
-        post = Post(self, rank, peer=peer, tag=tag, call=call, load=load, is_send=is_send)
+        came = Came(self._posted[rank], call, place_here(), self._scheduler.now)
+        post = Post(self, rank, peer=peer, tag=tag, came=came, load=load, is_send=is_send)
         post.deliver = deliver
         for other in self._posts:
             is_open = self._conditions.schedule is not None and ANY_SOURCE in (peer, other.peer)
@@ -351,6 +381,7 @@ class Post(Gate):
 
     Attributes:
         rank, peer, tag, load, is_send: see `Group.post`; when it is matched, `peer` is who it was.
+        came: what it is, and who has called it where.
         error: why it has failed, if it has.
         deliver: moves the message, once it is matched.
     """
@@ -358,9 +389,8 @@ class Post(Gate):
     deliver: Callable[["Post", "Post"], None]
 
     __slots__ = (
-        "_call",
         "_group",
-        "_place",
+        "came",
         "deliver",
         "error",
         "is_send",
@@ -377,7 +407,7 @@ class Post(Gate):
         *,
         peer: int,
         tag: int,
-        call: str,
+        came: Came,
         load: Any,
         is_send: bool,
     ) -> None:
@@ -389,8 +419,7 @@ class Post(Gate):
         self.load = load
         self.is_send = is_send
         self.error: Exception | None = None
-        self._call = call
-        self._place = place_here()
+        self.came = came
 
     def fits(self, other: "Post") -> bool:
         """Whether the other end may be this one's, as far as this one is concerned."""
@@ -398,7 +427,7 @@ class Post(Gate):
 
     def told(self) -> str:
         """Say what is waited for."""
-        return f"{self._call} in group {self._group.told()}"
+        return f"{self.came.call} in group {self._group.told()}"
 
     @property
     def last(self) -> int:
@@ -415,12 +444,12 @@ class Post(Gate):
 
     def named(self) -> str:
         """Name the message and its group."""
-        return f"{self._call} in group {self._group.name}"
+        return f"{self.came.call} in group {self._group.name}"
 
     def told_with_place(self) -> str:
         """Say who called it, and where."""
-        place = f" at {self._place}" if self._place else ""
-        return f"rank {self.rank} called {self._call}{place}"
+        place = f" at {self.came.place}" if self.came.place else ""
+        return f"rank {self.rank} called {self.came.call}{place}"
 
 
 def _settle(send: Post, receive: Post) -> None:

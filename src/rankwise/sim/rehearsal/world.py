@@ -148,10 +148,6 @@ class World:
         """Those of the ranks that meet, by name."""
         return self._conditions.groups
 
-    def note_circle(self) -> None:
-        """No rank can go on: find out whether some wait for each other."""
-        self._conditions.alarms.note_circle(self.scheduler.ranks)
-
     def remarks(self, *, is_success: bool) -> list[str]:
         """What the user should know at the end of a run, each in a line."""
         remarks = self._conditions.alarms.remarks(is_success=is_success)

@@ -236,6 +236,8 @@ def _make_group(options: Any, _backend_options: Any) -> Any:
     if running_rank() is None:
         return recorded(_gloo_group(options), _asked_for, told)
     group = present_world().group(told, ranks)
+    if told == "default":
+        group.label = ""
     world, rank = present_world(), running_rank()
     clock = None if rank is None or world.prediction is None else world.prediction.clock_of(rank)
     made = RehearsedProcessGroup(options.group_rank, group, _asked_for, clock)

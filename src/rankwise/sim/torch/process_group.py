@@ -228,6 +228,11 @@ class RehearsedProcessGroup(NamedProcessGroup):
         self._count = len(group.ranks)
         self._coalescing: list[RehearsedWork] | None = None
 
+    def _set_group_desc(self, description: str) -> None:
+        super()._set_group_desc(description)
+        if self._meetings.label and description not in ("", "undefined", "default_pg"):
+            self._meetings.label = description.removeprefix("mesh_")
+
     def shutdown(self) -> None:
         """Nothing is held."""
 

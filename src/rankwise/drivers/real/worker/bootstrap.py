@@ -62,7 +62,9 @@ _HARMLESS_AT_START = ("__main__", "_distutils_hack")
 """The second one is what setuptools loads in every environment: it holds nothing."""
 _HERE = os.path.dirname(os.path.abspath(__file__)).removesuffix("/__pycache__")
 _OUR_DIRECTORY = os.path.dirname(_HERE)
-_COLLECTIVES = os.path.join(os.path.dirname(os.path.dirname(_OUR_DIRECTORY)), "collectives", "")
+_PACKAGE = os.path.dirname(os.path.dirname(_OUR_DIRECTORY))
+_CARRYING_OUT = tuple(os.path.join(_PACKAGE, folder, "") for folder in ("collectives", "sim"))
+"""Where collectives are carried out, those of simulated ranks too."""
 _ENTERING = os.path.join(_OUR_DIRECTORY, "worker", "torch_calls.py")
 _OUR_FILES = (
     (lambda: None).__code__.co_filename,  # where this file was compiled, perhaps elsewhere
@@ -457,7 +459,7 @@ def _end_at_the_call(error: BaseException) -> None:
         return
     call = frame = error.__traceback__
     while frame is not None:
-        if not frame.tb_frame.f_code.co_filename.startswith(_COLLECTIVES):
+        if not frame.tb_frame.f_code.co_filename.startswith(_CARRYING_OUT):
             call = frame
         frame = frame.tb_next
     if call is not None:
