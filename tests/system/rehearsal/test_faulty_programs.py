@@ -73,7 +73,7 @@ CASES = {
         1,
         [
             (
-                "root cause: rank 1 was done without a call of that group, while ranks 0, 2-3 wait in "
+                "cause: rank 1 was done without a call of that group, while ranks 0, 2-3 wait in "
                 "all_reduce #1 (sum) of (2,) float32 (program.py:6)"
             ),
         ],
@@ -83,7 +83,7 @@ CASES = {
         1,
         [
             (
-                "root cause: rank 1 was done after barrier #1 (program.py:5), while ranks 0, 2-3 wait "
+                "cause: rank 1 was done after barrier #1 (program.py:5), while ranks 0, 2-3 wait "
                 "in all_reduce #2 (sum) of (2, 3) float32 (program.py:7)"
             ),
         ],
@@ -130,7 +130,7 @@ CASES = {
         1,
         [
             (
-                "root cause: rank 1 was done, while rank 0 waits in recv of (3,) float32 from rank 1, "
+                "cause: rank 1 was done, while rank 0 waits in recv of (3,) float32 from rank 1, "
                 "tag 5, #1 (program.py:6)"
             ),
         ],
@@ -148,7 +148,7 @@ CASES = {
         1,
         [
             (
-                "root cause: ranks wait for each other: rank 0 in all_reduce #1 (sum) of (2,) float32 "
+                "cause: ranks wait for each other: rank 0 in all_reduce #1 (sum) of (2,) float32 "
                 "in group [0, 1] (program.py:8), number 1 of 2 such groups, for rank 1; rank 1 in"
             ),
             "in group [0, 1] (program.py:8), number 2 of 2 such groups, for rank 0",
