@@ -258,9 +258,13 @@ def test_a_report_of_many_lines_is_shown_in_lines(start: Start, tmp_path: Path) 
 
     code, _, err = ended(start("run", program(tmp_path, source)))
 
-    first, barrier, *stacks = err.splitlines()
+    first, ranks, barrier, *stacks = err.splitlines()
     assert code == 1
-    assert first.startswith("rankwise sim: error: rank 0 has left, and others wait for it: ")
+    assert first == (
+        "rankwise sim: error: rank 0 was done without a call of that group, while ranks 1-3 wait "
+        "in barrier #1 (mine.py:3)"
+    )
+    assert ranks.startswith("  rank 0 has returned without calling any collective; rank 1 is in")
     at = "mine.py:3 in worker"
     assert barrier == f"  barrier #1: called by ranks 1-3 at {at}; waits for rank 0"
     assert stacks[0] == "stack of rank 1:"

@@ -3,9 +3,10 @@
 from rankwise.core.ledger.books import Book, Call, Fate, Group, Stage
 from rankwise.core.ledger.lateness import Arrival, Delay, Lateness
 from rankwise.core.ledger.verdicts import Verdict, Wait, find_disagreement, find_verdict, waits_of
-from rankwise.core.ledger.words import delay_in_words, number_text, wait_in_words
+from rankwise.core.ledger.words import NUMBER, delay_in_words, number_text, wait_in_words
 
 __all__ = [
+    "NUMBER",
     "Arrival",
     "Book",
     "Call",

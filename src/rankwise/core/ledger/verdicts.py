@@ -105,14 +105,16 @@ def find_verdict(
     return None
 
 
-def find_disagreement(books: Iterable[Book], rank: int) -> Verdict | None:
-    """Tell who has come to the last call of a rank with something else; None if nobody has.
+def find_disagreement(books: Iterable[Book], rank: int, at: Call | None = None) -> Verdict | None:
+    """Tell who has come to a call of a rank with something else; None if nobody has.
 
-    For a rank that its library has ended, which a backend does in C++ and also after the call.
+    By default it is the last call: for a rank that its library has ended, which a backend does in
+    C++ and also after the call.
     """
     by_rank = {book.rank: book for book in books}
-    last = by_rank[rank].calls[-1:] if rank in by_rank else ()
-    return _disagreement(Wait(rank, last[0], ()), by_rank) if last else None
+    calls = by_rank[rank].calls[-1:] if rank in by_rank else ()
+    calls = calls if at is None else (at,)
+    return _disagreement(Wait(rank, calls[0], ()), by_rank) if calls else None
 
 
 def _awaited(book: Book, call: Call, books: Mapping[int, Book]) -> tuple[int, ...]:

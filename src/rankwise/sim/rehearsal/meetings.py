@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from rankwise.base.errors import CollectiveError, PeerDied
 from rankwise.base.units import Duration, Instant, after, between
+from rankwise.base.wording import ranks_in_words
 from rankwise.sim.rehearsal.alarms import Alarms
 from rankwise.sim.rehearsal.faults import Faults
 from rankwise.sim.rehearsal.places import Place, place_here
@@ -272,7 +273,7 @@ class Group:
 
     def told(self) -> str:
         """Name the group and its members."""
-        return f"{self.name} ({ranks_told(self.ranks)})"
+        return f"{self.name} ({ranks_in_words(self.ranks)})"
 
 
 class Arrival(NamedTuple):
@@ -331,7 +332,7 @@ class Meeting(Gate):
         """Say what is waited for, and for whom."""
         missing = self.missing()
         text = f"{self._named()} in group {self.group.told()}"
-        text += f", not called by {ranks_told(missing)}" if missing else ", called by all"
+        text += f", not called by {ranks_in_words(missing)}" if missing else ", called by all"
         text += "".join(f"; {error.message}" for error in self.group.ended(missing))
         calls = {call for call, _, _ in self.arrivals.values()}
         return f"{text}; {self._doings()}" if len(calls) > 1 else text
@@ -342,7 +343,7 @@ class Meeting(Gate):
 
     def lacks(self) -> str:
         """Say why it is open."""
-        return f"{ranks_told(self.missing())} never did"
+        return f"{ranks_in_words(self.missing())} never did"
 
     @property
     def last(self) -> int:
@@ -370,7 +371,7 @@ class Meeting(Gate):
         for rank, (call, _, place) in sorted(self.arrivals.items()):
             by_call.setdefault((call, place), []).append(rank)
         return "\n".join(
-            f"  {ranks_told(ranks)} called {numbered(call, self.number)}"
+            f"  {ranks_in_words(ranks)} called {numbered(call, self.number)}"
             + (f" at {place}" if place else "")
             for (call, place), ranks in by_call.items()
         )
@@ -479,16 +480,3 @@ def lost(rank: int, code: int) -> PeerDied:
 def numbered(call: str, number: int) -> str:
     """Fill the number of an operation into its words."""
     return call.replace("#?", f"#{number}", 1)
-
-
-def ranks_told(ranks: Iterable[int]) -> str:
-    """`rank 3`, `ranks 0, 2-5`."""
-    ordered = sorted(ranks)
-    spans: list[list[int]] = []
-    for rank in ordered:
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    shown = ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
-    return f"rank {shown}" if len(ordered) == 1 else f"ranks {shown}"

@@ -6,6 +6,7 @@ its part is complete; what can never take place is found here, and told by the s
 """
 
 import weakref
+import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ from greenlet import getcurrent
 
 from rankwise.base.errors import LocalProtocolError
 from rankwise.core.collectives.reductions import ReduceOp
+from rankwise.core.ledger import Book, Fate, Group, Stage, find_disagreement, find_verdict
+from rankwise.core.ledger import Call as Entry
 from rankwise.sim.ccl.reductions import check_reduction
 from rankwise.sim.runtime.meetings import Call, Meeting, Signature, Work
 from rankwise.sim.runtime.process_groups import ProcessGroup
@@ -48,17 +51,75 @@ class Gatherings:
         """The latest collective that a rank called."""
         return self._last.get(rank)
 
-    def deadlock_reason(self, alive: set[int]) -> str | None:
-        """Why a meeting can never take place, if there is such a one."""
-        for meeting in self._meetings.values():
-            if meeting.disagrees:
-                return "ranks called different collectives"
-            gone = [rank for rank in meeting.missing() if rank not in alive]
-            if gone and any(
-                self._waiting.get(rank) is call for rank, call in meeting.calls.items()
-            ):
-                return f"rank {gone[0]} has left, and others wait for it"
-        return None
+    def deadlock_reason(self, alive: set[int], *, is_stuck: bool) -> str | None:
+        """Why a meeting can never take place, if there is such a one; the ledger knows.
+
+        Args:
+            alive: the ranks that may yet call something.
+            is_stuck: whether nothing else is under way.
+        """
+        meetings = self._meetings.values()
+        broken = next((meeting for meeting in meetings if meeting.disagrees), None)
+        if broken is not None:
+            books = self._books(alive)
+            rank, call = next(iter(broken.calls.items()))
+            verdict = find_disagreement(books, rank, self._entered(call, broken))
+            assert verdict is not None, "its calls disagree"
+            return verdict.text
+        if is_stuck and not self._are_all_waiting(alive):
+            return None
+        if not is_stuck and all(alive.issuperset(meeting.missing()) for meeting in meetings):
+            return None
+        verdict = find_verdict(self._books(alive), patience_is_over=is_stuck)
+        if verdict is not None:
+            return verdict.text
+        return "every rank waits for another one" if is_stuck else None
+
+    def _books(self, alive: set[int]) -> list[Book]:
+        return [self._book(rank, alive) for rank in range(self._context.world_size)]
+
+    def _book(self, rank: int, alive: set[int]) -> Book:
+        """What a rank has called: what has not taken place, and the latest."""
+        entered: list[tuple[Call, Meeting | None]] = [
+            (meeting.calls[rank], meeting)
+            for meeting in self._meetings.values()
+            if rank in meeting.calls
+        ]
+        last = self._last.get(rank)
+        if last is not None and all(last is not call for call, _ in entered):
+            entered.append((last, None))
+        groups = {
+            meeting.series: Group(
+                label="" if call.group.is_world else str(call.group).removeprefix("group "),
+                size=len(meeting.ranks),
+                members=meeting.ranks,
+            )
+            for meeting in self._meetings.values()
+            if rank in meeting.ranks
+            for call in list(meeting.calls.values())[:1]
+        }
+        return Book(
+            rank=rank,
+            groups=groups,
+            counts={series: self._numbers.get((series, rank), 0) for series in groups},
+            calls=tuple(self._entered(call, meeting) for call, meeting in entered),
+            fate=Fate.LIVES if rank in alive else Fate.LEFT,
+        )
+
+    def _entered(self, call: Call, meeting: Meeting | None) -> Entry:
+        if meeting is None:
+            stage = Stage.DONE
+        else:
+            stage = Stage.WAITING if self._waiting.get(call.rank) is call else Stage.ISSUED
+        line = call.line
+        return Entry(
+            group=call.series,
+            number=call.number,
+            text=call.text,
+            match=zlib.crc32(repr(call.signature).encode()),
+            place="" if line is None else f"{line.file.rpartition('/')[2]}:{line.number}",
+            stage=stage,
+        )
 
     def abandoned(self) -> str | None:
         """The call that is incomplete, when all ranks have returned without a wait for it."""
@@ -79,7 +140,7 @@ class Gatherings:
                 return sorted(meeting.missing())
         return []
 
-    def are_all_waiting(self, alive: set[int]) -> bool:
+    def _are_all_waiting(self, alive: set[int]) -> bool:
         """Whether every live rank waits for a meeting that has not taken place."""
         return all(rank in self._waiting and self._waiting[rank].handle is None for rank in alive)
 
@@ -213,6 +274,7 @@ class Gatherings:
         meeting = self._meetings.get(key)
         if meeting is None:
             meeting = self._meetings[key] = Meeting(self._context, key[0], ranks)
+        call.series = key[0]
         self._last[call.rank] = call
         call.is_awaited = not is_async
         meeting.join(call)

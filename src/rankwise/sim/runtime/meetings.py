@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from rankwise.base.wording import ranks_in_words
 from rankwise.core.collectives.reductions import ReduceOp
+from rankwise.core.ledger import NUMBER, number_text
 from rankwise.sim.ccl.algorithm_modules import algorithm_module
 from rankwise.sim.ccl.configuration import Algorithm, check_against
 from rankwise.sim.ccl.execution import Execution, lane_count, queues_per_pe
@@ -25,7 +27,7 @@ from rankwise.sim.hardware.commands import Handle, Run
 from rankwise.sim.hardware.environment import KernelEnvironment
 from rankwise.sim.hardware.machine import Pe
 from rankwise.sim.kernel import Event, Steps, users_line
-from rankwise.sim.runtime.process_groups import ProcessGroup, ranks_text
+from rankwise.sim.runtime.process_groups import ProcessGroup
 from rankwise.sim.runtime.tensor import Tensor, short_name
 from rankwise.sim.triton.dtypes import Array, dtype
 
@@ -68,6 +70,7 @@ class Call:
         results: those that together take its result.
         after: what it follows: the end of its stream at the time of the call.
         handle: its part on the engine; None until all ranks have come.
+        series: where its number counts; known when it takes part.
         is_awaited: whether the rank waits already; if so, its part is pending from the start.
     """
 
@@ -92,8 +95,11 @@ class Call:
         self.after = tuple(after)
         self.handle: Handle | None = None
         self.is_awaited = False
+        self.series = ""
 
-    def __str__(self) -> str:
+    @property
+    def text(self) -> str:
+        """What is called, with `#?` where the number goes, and without the group."""
         asked = self.signature
         about = (
             f" of {asked.shape} {short_name(asked.kind)}" if self.operands or self.results else ""
@@ -104,22 +110,25 @@ class Call:
             about += f" with root {asked.root}"
         if asked.algorithm is not None:
             about += f" by {asked.algorithm}"
-        if not self.group.is_world:
-            about += f" in {self.group}"
-        return f"{asked.operation} #{self.number}{about}"
+        return f"{asked.operation} {NUMBER}{about}"
+
+    def __str__(self) -> str:
+        text = number_text(self.text, self.number)
+        return text if self.group.is_world else f"{text} in {self.group}"
 
 
 class Meeting:
     """The calls for one collective of one group.
 
     Attributes:
+        series: whose calls it is one of: those of a group, or messages of a pair.
         ranks: who has to come, counted over all ranks, in the order of the group.
         calls: who has come.
     """
 
     def __init__(self, context: "RuntimeContext", series: str, ranks: tuple[int, ...]) -> None:
         self._context = context
-        self._series = series
+        self.series = series
         self.ranks = ranks
         self.calls: dict[int, Call] = {}
 
@@ -127,9 +136,7 @@ class Meeting:
         """Take in a rank's call; the last one starts the collective."""
         self.calls[call.rank] = call
         if self.is_complete and not self.disagrees:
-            Collective(self._context, [self.calls[rank] for rank in self.ranks]).submit(
-                self._series
-            )
+            Collective(self._context, [self.calls[rank] for rank in self.ranks]).submit(self.series)
 
     @property
     def is_complete(self) -> bool:
@@ -154,12 +161,13 @@ class Meeting:
         told = [
             f"{call}: called by "
             + ", ".join(
-                ranks_text(ranks) + (f" at {line}" if line else "") for line, ranks in lines.items()
+                ranks_in_words(ranks) + (f" at {line}" if line else "")
+                for line, ranks in lines.items()
             )
             for call, lines in callers.items()
         ]
         if missing := self.missing():
-            told.append(f"waits for {ranks_text(sorted(missing))}")
+            told.append(f"waits for {ranks_in_words(missing)}")
         return "; ".join(told)
 
 

@@ -29,10 +29,10 @@ from rankwise.base.errors import (
     Waiting,
 )
 from rankwise.base.seeds import derived_seed
+from rankwise.base.wording import ranks_in_words
 from rankwise.sim.ccl.algorithm_modules import AlgorithmError
 from rankwise.sim.kernel import Rank
 from rankwise.sim.kernel.places import frames_of_stack, line_of, where_of
-from rankwise.sim.runtime.process_groups import ranks_text
 from rankwise.sim.runtime.wall_limit import RealTimeLimit, wall_limit
 
 if TYPE_CHECKING:
@@ -271,13 +271,8 @@ class _Schedule:
     def _refuse_deadlock(self, live: list[Rank], *, is_stuck: bool) -> None:
         """Report waits that cannot end: for ranks that have left, or that are elsewhere."""
         alive = {rank.rank for rank in live}
-        reason = self._context.distributed.gatherings.deadlock_reason(alive)
-        if (
-            reason is None
-            and is_stuck
-            and self._context.distributed.gatherings.are_all_waiting(alive)
-        ):
-            reason = "every rank waits for another one"
+        gatherings = self._context.distributed.gatherings
+        reason = gatherings.deadlock_reason(alive, is_stuck=is_stuck)
         if reason is not None:
             raise self._stuck(live, reason, ())
 
@@ -293,7 +288,7 @@ class _Schedule:
             if call is not None:
                 lines.append(f"rank {rank.rank} is in {call}, at {where}")
                 missing = self._context.distributed.gatherings.awaited_by(call)
-                awaited = f"{ranks_text(missing)} to call {call}" if missing else f"{call}"
+                awaited = f"{ranks_in_words(missing)} to call {call}" if missing else f"{call}"
             else:
                 command = self._context.awaited_by(rank.rank)
                 name = getattr(getattr(command, "event", None), "name", "")
@@ -308,13 +303,13 @@ class _Schedule:
                 number
             )
         told = [
-            f"stack of {ranks_text(which)}:\n{_users_part(stacks[which[0]])}"
+            f"stack of {ranks_in_words(which)}:\n{_users_part(stacks[which[0]])}"
             for which in alike.values()
         ]
         head, *more = reason.splitlines()
         meetings = [f"  {meeting}" for meeting in self._context.distributed.gatherings.open()]
-        shown = f"{head.removesuffix(':')}: {'; '.join(lines)}"
-        message = "\n".join([shown, *meetings[:_MEETINGS_TOLD], *more, *told])
+        shown = [head.removesuffix(":"), f"  {'; '.join(lines)}"]
+        message = "\n".join([*shown, *meetings[:_MEETINGS_TOLD], *more, *told])
         return RanksStuck(message, (*waiting, *others), stacks)
 
 
@@ -356,7 +351,7 @@ def _spawn_exception(errors: dict[int, BaseException], nprocs: int) -> SpawnExce
     ranks: dict[str, list[int]] = {}
     for rank, error in failed.items():
         ranks.setdefault(_failure(error), []).append(rank)
-    told = [f"{ranks_text(which)}: {what}" for what, which in ranks.items()]
+    told = [f"{ranks_in_words(which)}: {what}" for what, which in ranks.items()]
     if len(told) > 1:
         more = len(told) - _FAILURES_TOLD
         told = ["", *told[:_FAILURES_TOLD], *([f"... and {more} more (see .errors)"] * (more > 0))]

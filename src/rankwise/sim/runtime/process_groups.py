@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rankwise.base.errors import LocalProtocolError
+from rankwise.base.wording import ranks_in_words
 
 if TYPE_CHECKING:
     from rankwise.sim.runtime.distributed import Distributed
@@ -30,7 +31,7 @@ class ProcessGroup:
         self.ranks = ranks
         self.name = name
         self.is_world = name == _WORLD
-        self._text = f"{name} ({ranks_text(sorted(ranks))})"
+        self._text = f"{name} ({ranks_in_words(ranks)})"
 
     def rank(self) -> int:
         """The place in the group of the rank that is running; -1 if it is not a member."""
@@ -47,18 +48,6 @@ class ProcessGroup:
 
     def __repr__(self) -> str:
         return f"<ProcessGroup {self.name} of ranks {list(self.ranks)}>"
-
-
-def ranks_text(which: Sequence[int]) -> str:
-    """Name some ranks, which ascend; consecutive ones as a range."""
-    runs: list[list[int]] = []
-    for rank in which:
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    names = [f"{first}" if first == last else f"{first}-{last}" for first, last in runs]
-    return f"{'rank' if len(which) == 1 else 'ranks'} {', '.join(names)}"
 
 
 class GroupRegistry:

@@ -20,7 +20,8 @@ from torch.futures import Future
 
 from rankwise.base.errors import CollectiveError
 from rankwise.base.units import SECOND, Duration
-from rankwise.sim.rehearsal.meetings import ANY_SOURCE, Group, Meeting, Post, ranks_told
+from rankwise.base.wording import ranks_in_words
+from rankwise.sim.rehearsal.meetings import ANY_SOURCE, Group, Meeting, Post
 from rankwise.sim.torch.arithmetic import (
     data_of,
     flat_of,
@@ -459,7 +460,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
         else:
             missing = [rank for rank in self._meetings.ranks if rank not in meeting.arrivals]
             raise RuntimeError(
-                f"{ranks_told(missing)} failed to pass monitoredBarrier in "
+                f"{ranks_in_words(missing)} failed to pass monitoredBarrier in "
                 f"{round(timeout.total_seconds() * 1000)} ms"
             )
 

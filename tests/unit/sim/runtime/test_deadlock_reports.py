@@ -57,7 +57,7 @@ def test_a_deadlock_across_crossed_groups_names_groups_ranks_and_lines(
     first, second = line("pair first"), line("three first")
     text = str(deadlock)
     pair, three = (f"all_reduce #1 of (4,) f32 in group {group}" for group in (0, 1))
-    assert text.startswith("every rank waits for another one: ")
+    assert text.startswith(f"ranks wait for each other: rank 0 in {pair} (ranks 0-1) (test_")
     assert f"rank 0 is in {pair} (ranks 0-1), at {first} in worker; " in text
     assert f"rank 1 is in {three} (ranks 0-2), at {second} in worker; " in text
     assert (
@@ -101,7 +101,8 @@ def test_calls_that_disagree_are_told_with_the_lines_that_made_them(torch: Runti
 
     text = str(stuck(torch, worker, ranks=2))
 
-    assert text.startswith("ranks called different collectives: rank 0 is in barrier #2, at ")
+    assert text.startswith("call #1: rank 1 called broadcast of (4,) f32 (test_deadlock_reports")
+    assert "  rank 0 is in barrier #2, at " in text
     reduces = f"all_reduce #1 of (4,) f32: called by rank 0 at {line('reduces')} in worker"
     broadcasts = f"broadcast #1 of (4,) f32: called by rank 1 at {line('broadcasts')} in worker"
     assert f"  {reduces}; {broadcasts}\n" in text
