@@ -12,6 +12,7 @@ it. A line is named by a comment at its end, `# line: call`, and then meant by `
     patience      seconds of the collectives' time-out, which the program finds in PATIENCE
     hang_timeout  seconds; none by default
     simulated     why simulated ranks cannot show it; else they must come to the same verdict
+    there         what they say instead, where they know more
 
 It prints "now" where the fault begins: from then on, or when patience is over, it can be known.
 """
@@ -46,6 +47,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     patience: float = COLLECTIVE_TIMEOUT_S
     hang_timeout: float | None = None
     simulated: str = ""
+    there: str = ""
 
     @property
     def name(self) -> str:
@@ -69,17 +71,16 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 return number
         raise LookupError(f"{self.path} has no line that ends in '# line: {mark}'")
 
-    def names_the_culprit(self, root_cause: str) -> bool:
-        """Whether these words are those that the program says."""
+    def names_the_culprit(self, root_cause: str, *, is_simulated: bool = False) -> bool:
+        """Whether a report's root cause is the one that the program says."""
+        says = (self.there if is_simulated else "") or self.says
 
         def place(found: re.Match[str]) -> str:
             if found[1] == "others":
                 return _SOME_RANKS
             return re.escape(f"{self.path.name}:{self.line(found[1])}")
 
-        return (
-            re.match(re.sub(r"\\\{(\w+)\\\}", place, re.escape(self.says)), root_cause) is not None
-        )
+        return re.match(re.sub(r"\\\{(\w+)\\\}", place, re.escape(says)), root_cause) is not None
 
 
 def read(path: Path) -> Program:

@@ -3,6 +3,7 @@
 Healthy programs raise no alarm.
 """
 
+import re
 import sys
 from collections.abc import Iterator
 
@@ -16,6 +17,7 @@ pytestmark = pytest.mark.system
 
 CULPRITS = programs("culprits")
 HEALTHY = programs("healthy")
+DEADLOCK = re.compile("^the gang hung: (deadlock: no rank can ever go on; )?")
 PATIENCE_S = 200.0
 """So long no program lasts: the collectives' time-out is longer, and must not be what ends it."""
 
@@ -66,6 +68,16 @@ def test_the_culprit_is_named(program: Program, server: rankwise.ForkServer) -> 
     if program.stands:
         place = f'{program.path.name}", line {program.line(program.stands.strip("{}"))} in '
         assert place in told, told
+
+
+@pytest.mark.parametrize(
+    "program", of([each for each in CULPRITS if each.says and not each.simulated])
+)
+def test_simulated_ranks_come_to_the_same_verdict(program: Program) -> None:
+    told = run(program)
+
+    root_cause = DEADLOCK.sub("", root_cause_in(told))
+    assert program.names_the_culprit(root_cause, is_simulated=True), told
 
 
 @pytest.mark.parametrize("program", of([each for each in CULPRITS if each.tells]))

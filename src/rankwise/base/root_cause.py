@@ -31,6 +31,9 @@ _LOST_PEER = (
 )
 _TEXT_MAX = 20_000
 
+_TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
+_OUR_COLLECTIVES = "rankwise.base.errors.Collective"
+
 T = TypeVar("T")
 
 
@@ -58,6 +61,16 @@ def tells_of_lost_peer(error: ErrorRecord) -> bool:
         re.search(_LOST_PEER, text, re.IGNORECASE)
         for text in (error.type, error.message[-_TEXT_MAX:], _raised_lines(error.traceback))
     )
+
+
+def may_be_of_others(error: ErrorRecord) -> bool:
+    """Whether an exception may have been raised since another rank did not do its part."""
+    return error.type.startswith(_OUR_COLLECTIVES) or tells_of_lost_peer(error)
+
+
+def tells_of_time(error: ErrorRecord) -> bool:
+    """Whether it was raised since patience was over."""
+    return bool(_TIMED_OUT.search(f"{error.type} {error.message[-_TEXT_MAX:]}"))
 
 
 def _raised_lines(traceback: str) -> str:

@@ -21,7 +21,6 @@ cost is summed up by the way: each look takes in the calls that are new, of many
 a look costs a millisecond whatever the ranks do.
 """
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
@@ -29,7 +28,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from rankwise.base.failure import ErrorRecord, ExitStatus
-from rankwise.base.root_cause import tells_of_lost_peer
+from rankwise.base.root_cause import may_be_of_others, tells_of_time
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after, between
 from rankwise.core.gang.vocabulary import RanksBlamed
 from rankwise.core.ledger import (
@@ -63,9 +62,7 @@ STANDING = Duration(1 * SECOND)
 QUIET = Duration(10 * SECOND)
 """Ranks are asked when one has stood in a call for so long, or none has begun one."""
 _PAUSE_MAX = Duration(60 * SECOND)
-_TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
 _SIGABRT = 6
-_OURS = "rankwise.base.errors.Collective"
 
 
 class CallWatch:
@@ -129,9 +126,9 @@ class CallWatch:
         Returns:
             Whether that can be told only when others have answered, until `on_answers` is called.
         """
-        if not _may_be_of_others(error) or self._is_holding:
+        if not may_be_of_others(error) or self._is_holding:
             return False
-        judge = partial(self._judge_error, local_rank, patience_is_over=_tells_of_time(error))
+        judge = partial(self._judge_error, local_rank, patience_is_over=tells_of_time(error))
 
         def end() -> None:
             if self._is_holding:
@@ -348,16 +345,8 @@ class CallWatch:
     def _fate_of(self, local_rank: int, book: Book) -> Fate:
         link = self._host.links[local_rank]
         if link.error is not None:
-            return Fate.RAISED if _may_be_of_others(link.error) else Fate.DIED
+            return Fate.RAISED if may_be_of_others(link.error) else Fate.DIED
         if link.exit_code is not None:
             return Fate.LEFT if link.exit_code == 0 else Fate.DIED
         has_ended = link.process is not None and link.process.has_ended
         return Fate.DIED if has_ended and book.fate is Fate.LIVES else book.fate
-
-
-def _may_be_of_others(error: ErrorRecord) -> bool:
-    return error.type.startswith(_OURS) or tells_of_lost_peer(error)
-
-
-def _tells_of_time(error: ErrorRecord) -> bool:
-    return bool(_TIMED_OUT.search(f"{error.type} {error.message[-20_000:]}"))

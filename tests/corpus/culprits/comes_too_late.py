@@ -4,6 +4,7 @@
 # blamed = [1]
 # patience = 2
 # says = "rank 1 has not come to all_reduce #3 (sum) of (4,) float32 ({call}), in which {others}: it is at {culprit}, in load"
+# simulated = "sleeping is no waiting there, and time-outs of torch are no virtual time's"
 # ///
 
 import os

@@ -4,6 +4,7 @@
 # blamed = [1]
 # patience = 2
 # says = "rank 1 has not answered rank 0 in recv of (4,) float32 from rank 1 ({call}): it is at {culprit}"
+# simulated = "sleeping is no waiting there, and time-outs of torch are no virtual time's"
 # ///
 
 import os

@@ -5,7 +5,7 @@
 # hang_timeout = 2
 # says = "rank 2 has not come to all_reduce #2 (sum) of (4,) float64 ({call}), in which {others}"
 # stands = "{culprit}"
-# simulated = "a lock is a real one: the hang timeout there is of real time, and tells of the rank that lets no other run"
+# there = "rank 2 has let no other rank run for 2 s"
 # ///
 
 import threading

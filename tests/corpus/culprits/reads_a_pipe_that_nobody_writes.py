@@ -5,7 +5,7 @@
 # hang_timeout = 2
 # says = "rank 0 has not come to barrier #1 ({call}), in which {others}"
 # stands = "{culprit}"
-# simulated = "a pipe is a real one"
+# there = "rank 0 has let no other rank run for 2 s"
 # ///
 
 import os

@@ -3,6 +3,7 @@
 # kind = "disagreement"
 # blamed = [0]
 # says = "call #8: rank 0 called barrier ({culprit}), {others} called all_reduce of (6,) float32 (begun by C++)"
+# there = "call #8: rank 0 called barrier ({culprit}), {others} called all_reduce (sum) of (6,) float32 ({backward})"
 # ///
 
 import os
@@ -21,6 +22,6 @@ for step in range(3):
     if step == 2:
         print("now", flush=True)
     if step < 2 or rank:
-        loss.backward()
+        loss.backward()  # line: backward
     else:
         dist.barrier()  # line: culprit

@@ -5,7 +5,7 @@
 # hang_timeout = 2
 # says = "rank 1 has not come to barrier #1 ({call}), in which {others}"
 # stands = "{culprit}"
-# simulated = "a child process is a real one"
+# simulated = "there ranks are threads: what a stuck one has started would outlive the test"
 # ///
 
 import subprocess

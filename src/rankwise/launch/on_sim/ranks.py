@@ -11,11 +11,13 @@ a sign of life, and find that they have hung.
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import msgspec
 
 from rankwise.base.errors import ConfigError
 from rankwise.base.failure import ErrorRecord, ExitStatus, Failure, FailureCause
+from rankwise.base.root_cause import may_be_of_others, tells_of_time
 from rankwise.base.units import Duration, Instant
 from rankwise.core.agent.vocabulary import (
     FailuresDescribed,
@@ -26,12 +28,14 @@ from rankwise.core.agent.vocabulary import (
 )
 from rankwise.core.gang.vocabulary import (
     ProgressLooked,
+    RanksBlamed,
     StacksDumped,
     Swept,
     WorkerExited,
     WorkerReported,
     WorkerSpawned,
 )
+from rankwise.core.ledger import Fate
 from rankwise.core.rendezvous.vocabulary import World as AgreedWorld
 from rankwise.drivers.real.worker import bootstrap
 from rankwise.drivers.real.worker.call_ring import SWITCH_VARIABLE
@@ -42,6 +46,7 @@ from rankwise.launch.on_sim.output import Output
 from rankwise.launch.search_path import search_path
 from rankwise.launch.world import World as Place
 from rankwise.sim.rehearsal.belongings import RankProcess
+from rankwise.sim.rehearsal.ledger import verdict_on
 from rankwise.sim.rehearsal.meetings import lost
 from rankwise.sim.rehearsal.places import places_of
 from rankwise.sim.rehearsal.scheduler import SIGKILL, Rank, RankEnded
@@ -80,6 +85,8 @@ class RankRecords:
     Attributes:
         results: the result frame of each function rank, by number.
         stacks: where hanging ranks stood, and `waits` what for, by number.
+        fates: of ranks that have raised: whether that may come of another rank's doing.
+        verdict: who was to blame when they were found hanging, in a sentence; empty if nobody.
         destinations: the files of the present attempt.
         nodes: the number of each rank's node.
         last_alive: when a rank has run last.
@@ -98,6 +105,8 @@ class RankRecords:
         self.waits: dict[int, str] = {}
         self.nodes: dict[int, int] = {}
         self.destinations = Destinations()
+        self.fates: dict[int, Fate] = {}
+        self.verdict = ""
         self.last_alive = Instant(0)
         self.when_peers_notice: Callable[[Callable[[], None]], None] = _at_once
 
@@ -107,6 +116,7 @@ class RankRecords:
             return
         self._attempt, self.size = number, size
         self.results, self.stacks, self.waits, self.nodes = {}, {}, {}, {}
+        self.fates, self.verdict = {}, ""
         self._world.begin_attempt(size)
         self.destinations = self._places.prepare(number)
         self._output.begin_attempt(size, self.destinations, self._job.role, self.local_rank)
@@ -202,19 +212,29 @@ class SimulatedRanks:
         rank = self._place.first_rank + local_rank
         self._records.nodes[rank] = self._node + local_rank // self._job.gang.size
         process = RankProcess(environment=self._environment(rank, self._place), path=self._path)
-        reporter = _Reporter(
-            lambda error: self._deliver(
-                WorkerReported(
-                    local_rank,
-                    attempt,
-                    msgspec.structs.replace(error, raised_at=self._clock.now()),
-                )
-            )
-        )
+        reporter = _Reporter(partial(self._on_error, local_rank, attempt))
         self._ranks[local_rank] = self._world.spawn(
             rank, process, lambda: self._live(rank, reporter)
         )
         self._deliver(WorkerSpawned(local_rank, attempt, os.getpid()))
+
+    def _on_error(self, local_rank: int, attempt: int, error: ErrorRecord) -> None:
+        """A rank tells of the exception that it dies of: tell who is to blame, if it is another."""
+        assert self._place is not None, "ranks are spawned in a world"
+        now, first_rank = self._clock.now(), self._place.first_rank
+        self._deliver(
+            WorkerReported(local_rank, attempt, msgspec.structs.replace(error, raised_at=now))
+        )
+        is_of_others = may_be_of_others(error)
+        self._records.fates[first_rank + local_rank] = Fate.RAISED if is_of_others else Fate.DIED
+        if not is_of_others:
+            return
+        is_over = tells_of_time(error)
+        verdict = verdict_on(self._world, self._records.fates, patience_is_over=is_over)
+        blamed = () if verdict is None else tuple(rank - first_rank for rank in verdict.blamed)
+        # Ranks of another node are its agent's, which is told of this failure.
+        if verdict is not None and all(0 <= each < self._place.slots for each in blamed):
+            self._deliver(RanksBlamed(blamed, attempt, verdict.text))
 
     def signal(self, local_rank: int, attempt: int, signal: int) -> None:
         """Send a rank a signal, unless it is on its way to a step to stop at."""
@@ -280,6 +300,8 @@ class SimulatedRanks:
     def dump_stacks(self, attempt: int) -> None:
         """Find out where each rank stands, and what it waits for."""
         self._world.note_circle()
+        verdict = verdict_on(self._world, self._records.fates, patience_is_over=True)
+        self._records.verdict = "" if verdict is None else verdict.text
         for rank in self._ranks.values():
             self._records.note_place(rank)
             self._records.note_wait(rank)

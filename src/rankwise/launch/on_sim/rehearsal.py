@@ -51,6 +51,7 @@ from rankwise.sim.rehearsal.world import World, rank_of_the_moment
 if TYPE_CHECKING:
     from rankwise.sim.prediction import Prediction
 
+_DEADLOCK = "deadlock: no rank can ever go on"
 _STDERR_LINES = 60
 _STDOUT_LINES = 10
 _DESCRIPTORS_PER_RANK = 2
@@ -315,9 +316,10 @@ class Rehearsal:
         """The same failure with what only this world knows of it."""
         rank, files = failure.rank, records.destinations
         is_hung = failure.cause is FailureCause.HUNG
+        has_stood = is_hung or failure.cause is FailureCause.OUT_OF_STEP
         error_file = files.error_files.get(rank, "")
         paths = (files.stdouts.get(rank, ""), files.stderrs.get(rank, ""))
-        hang = self._stuck or "deadlock: no rank can ever go on"
+        hang = self._stuck or "; ".join(filter(None, (_DEADLOCK, records.verdict)))
         return msgspec.structs.replace(
             failure,
             pid=None,
@@ -326,7 +328,7 @@ class Rehearsal:
             wall_ns=failure.error.wall_ns if failure.error else self._begun_wall_ns + failure.at,
             detail=hang if is_hung else failure.detail,
             signal_sender=self._sender_of_signal(failure),
-            stacks=records.stacks.get(rank, "") if is_hung else "",
+            stacks=records.stacks.get(rank, "") if has_stood else "",
             waits_for=records.waits.get(rank, "") if is_hung else "",
             stderr_tail=output.tail(rank, Streams.ERR, _STDERR_LINES),
             stdout_tail=output.tail(rank, Streams.OUT, _STDOUT_LINES),

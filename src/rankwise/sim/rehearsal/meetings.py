@@ -44,6 +44,7 @@ class Conditions:
         waits: who has waited for whom.
         alarms: what looks wrong.
         groups: those of the present attempt, by name.
+        failed_waits: what each rank has waited for in vain last.
     """
 
     def __init__(self, schedule: Schedule | None = None, faults: Faults | None = None) -> None:
@@ -52,11 +53,13 @@ class Conditions:
         self.waits = Waits()
         self.alarms = Alarms()
         self.groups: dict[str, Group] = {}
+        self.failed_waits: dict[int, Gate] = {}
         self._overlaps: dict[tuple[str, int], tuple[Group, ...]] = {}
 
     def begin_attempt(self) -> None:
         """Forget what belongs to ranks that are no more."""
         self.groups = {}
+        self.failed_waits = {}
         self._overlaps = {}
         self.alarms.begin_attempt()
         if self.faults is not None:
@@ -86,6 +89,7 @@ class Group:
     Attributes:
         name: how reports call it.
         ranks: the members' numbers in the world, in the order of their ranks in the group.
+        label: how the ledger calls it; empty for the group of all ranks.
         gives_up: whether operations fail as soon as a member that they lack has ended; otherwise
             the world comes to rest, and the report tells where everybody stands.
     """
@@ -101,9 +105,12 @@ class Group:
     ) -> None:
         self.name = name
         self.ranks = ranks
+        self.label = ""
         self._scheduler = scheduler
         self._begun = dict.fromkeys(ranks, 0)
         self._meetings: dict[int, Meeting] = {}
+        self._latest: dict[int, Meeting] = {}
+        self._latest_posts: dict[int, Post] = {}
         self._gone: dict[int, CollectiveError] = {}
         self._posts: list[Post] = []
         self._posted = dict.fromkeys(ranks, 0)
@@ -126,6 +133,7 @@ class Group:
         if meeting is None:
             meeting = self._meetings[number] = Meeting(self, number)
         meeting.arrivals[rank] = Arrival(call, load, place_here())
+        self._latest[rank] = meeting
         if self._gone and len(meeting.arrivals) == 1:
             meeting.miss(*next(iter(self._gone.items())))  # which names what has been called
         if overlapping := self._conditions.overlapping(self, rank):
@@ -151,6 +159,21 @@ class Group:
         """How many operations a member has come to."""
         return self._begun[rank]
 
+    def calls_of(self, rank: int) -> "list[tuple[int, Arrival, Meeting]]":
+        """A member's calls of operations that are not over, and its latest one, in their order."""
+        known = {**self._meetings}
+        if (latest := self._latest.get(rank)) is not None:
+            known[latest.number] = latest
+        return [
+            (number, meeting.arrivals[rank], meeting)
+            for number, meeting in sorted(known.items())
+            if rank in meeting.arrivals
+        ]
+
+    def latest_post(self, rank: int) -> "Post | None":
+        """The latest message of which a member has posted an end."""
+        return self._latest_posts.get(rank)
+
     def wait(self, gate: "Meeting | Post", patience: Duration | None = None) -> bool:
         """Wait for a meeting or a message; returns whether it came in time.
 
@@ -161,13 +184,19 @@ class Group:
             began = self._scheduler.now
             until = None if patience is None else after(began, patience)
             if not self._scheduler.wait(gate, until):
+                self._note_failure(gate)
                 return False
             took, waiter = between(began, self._scheduler.now), self._scheduler.current
             if waiter is not None and gate.error is None:
                 self._conditions.waits.note(waiter.number, gate.last, took, gate.named)
         if gate.error is not None:
+            self._note_failure(gate)
             raise _own(gate.error)
         return True
+
+    def _note_failure(self, gate: "Meeting | Post") -> None:
+        if self._scheduler.current is not None:
+            self._conditions.failed_waits[self._scheduler.current.number] = gate
 
     def poll(self) -> None:
         """The rank that runs has found an operation open."""
@@ -198,9 +227,12 @@ class Group:
             deliver: moves the load of a send to that of a receive; what it raises, both raise.
         """
         self._posted[rank] += 1
-        call = f"{call} #{self._posted[rank]}"
-        post = Post(self, rank, peer=peer, tag=tag, call=call, load=load, is_send=is_send)
+        post = Post(
+            self, rank, peer=peer, tag=tag, call=call, number=self._posted[rank], load=load,
+            is_send=is_send,
+        )  # fmt: skip
         post.deliver = deliver
+        self._latest_posts[rank] = post
         for other in self._posts:
             is_open = self._conditions.schedule is not None and ANY_SOURCE in (peer, other.peer)
             if other.is_send != is_send and post.fits(other) and other.fits(post) and not is_open:
@@ -350,7 +382,10 @@ class Post(Gate):
     """One end of a message.
 
     Attributes:
-        rank, peer, tag, load, is_send: see `Group.post`; when it is matched, `peer` is who it was.
+        rank, peer, tag, call, load, is_send: see `Group.post`; when it is matched, `peer` is who it
+            was.
+        number: which of this member's messages it is, from 1.
+        place: where it was posted.
         error: why it has failed, if it has.
         deliver: moves the message, once it is matched.
     """
@@ -358,14 +393,15 @@ class Post(Gate):
     deliver: Callable[["Post", "Post"], None]
 
     __slots__ = (
-        "_call",
         "_group",
-        "_place",
+        "call",
         "deliver",
         "error",
         "is_send",
         "load",
+        "number",
         "peer",
+        "place",
         "rank",
         "tag",
     )
@@ -378,6 +414,7 @@ class Post(Gate):
         peer: int,
         tag: int,
         call: str,
+        number: int,
         load: Any,
         is_send: bool,
     ) -> None:
@@ -389,8 +426,9 @@ class Post(Gate):
         self.load = load
         self.is_send = is_send
         self.error: Exception | None = None
-        self._call = call
-        self._place = place_here()
+        self.call = call
+        self.number = number
+        self.place = place_here()
 
     def fits(self, other: "Post") -> bool:
         """Whether the other end may be this one's, as far as this one is concerned."""
@@ -398,7 +436,7 @@ class Post(Gate):
 
     def told(self) -> str:
         """Say what is waited for."""
-        return f"{self._call} in group {self._group.told()}"
+        return f"{self._named()} in group {self._group.told()}"
 
     @property
     def last(self) -> int:
@@ -415,12 +453,15 @@ class Post(Gate):
 
     def named(self) -> str:
         """Name the message and its group."""
-        return f"{self._call} in group {self._group.name}"
+        return f"{self._named()} in group {self._group.name}"
+
+    def _named(self) -> str:
+        return f"{self.call} #{self.number}"
 
     def told_with_place(self) -> str:
         """Say who called it, and where."""
-        place = f" at {self._place}" if self._place else ""
-        return f"rank {self.rank} called {self._call}{place}"
+        place = f" at {self.place}" if self.place else ""
+        return f"rank {self.rank} called {self._named()}{place}"
 
 
 def _settle(send: Post, receive: Post) -> None:

@@ -16,7 +16,7 @@ from rankwise.base.errors import LocalProtocolError
 from rankwise.sim.rehearsal.belongings import ProcessBelongings, RankProcess
 from rankwise.sim.rehearsal.faults import Faults
 from rankwise.sim.rehearsal.meetings import Conditions, Group
-from rankwise.sim.rehearsal.scheduler import Rank, Scheduler
+from rankwise.sim.rehearsal.scheduler import Gate, Rank, Scheduler
 from rankwise.sim.rehearsal.schedules import Schedule
 from rankwise.sim.rehearsal.substitutes import RankTime, Substitutes
 
@@ -147,6 +147,11 @@ class World:
     def groups(self) -> dict[str, Group]:
         """Those of the ranks that meet, by name."""
         return self._conditions.groups
+
+    @property
+    def failed_waits(self) -> Mapping[int, Gate]:
+        """What each rank has waited for in vain last."""
+        return self._conditions.failed_waits
 
     def note_circle(self) -> None:
         """No rank can go on: find out whether some wait for each other."""

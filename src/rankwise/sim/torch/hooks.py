@@ -225,6 +225,9 @@ def _register() -> None:
         Backend.register_backend(BACKEND, _make_group, extended_api=True, devices=["cpu", "cuda"])
 
 
+_OF_ALL = "default"
+_LABELLED_MAX = 4
+"""So many ranks of a group that has no description are told, as on processes."""
 _asked_for = "gloo"
 """The backend that the group which is being made was asked to have; one rank runs at a time."""
 
@@ -236,6 +239,9 @@ def _make_group(options: Any, _backend_options: Any) -> Any:
     if running_rank() is None:
         return recorded(_gloo_group(options), _asked_for, told)
     group = present_world().group(told, ranks)
+    if told != _OF_ALL and not group.label:
+        shown = ", ".join(map(str, ranks[:_LABELLED_MAX]))
+        group.label = f"[{shown}, ...]" if len(ranks) > _LABELLED_MAX else f"[{shown}]"
     world, rank = present_world(), running_rank()
     clock = None if rank is None or world.prediction is None else world.prediction.clock_of(rank)
     made = RehearsedProcessGroup(options.group_rank, group, _asked_for, clock)
@@ -259,7 +265,7 @@ def _gloo_group(options: Any) -> ProcessGroup:
 def _told(name: str, ranks: tuple[int, ...]) -> str:
     """`default`, or what torch calls it; equal names of different ranks are different groups."""
     if name == "0":
-        return "default"
+        return _OF_ALL
     return f"{name}:{','.join(map(str, ranks))}" if len(ranks) <= 8 else f"{name}:{hash(ranks):x}"
 
 
