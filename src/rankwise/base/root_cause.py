@@ -5,11 +5,12 @@ missing member. The earliest failure is the cause, and `Failure.at` is fine enou
 with one correction: the kernel closes a dying process's connections *before* its parent can see
 it end, so a peer's "connection closed" may carry an earlier instant than the death that closed it.
 If the earliest failure may be such a consequence, a death by signal that was seen less than
-`HEAD_START` later is the cause. A consequence is an exception that tells of a lost peer, or SIGABRT
-or SIGPIPE, by which native code dies of a closed connection. A `ValueError` tells of no peer, and
-stays the cause of what was killed after it. What ended because rankwise had told it to stop never
-explains anything and comes last. Who was found to be out of step explains the exceptions of those
-that waited for it, and comes first: it was accused only since none had failed by itself.
+`HEAD_START` later is the cause; without one, an exit that told of nothing. A consequence is an
+exception that tells of a lost peer, or SIGABRT or SIGPIPE, by which native code dies of a closed
+connection. A `ValueError` tells of no peer, and stays the cause of what was killed after it. What
+ended because rankwise had told it to stop never explains anything and comes last. Who was found to
+be out of step explains the exceptions of those that waited for it, and comes first: it was accused
+only since none had failed by itself.
 """
 
 import re
@@ -29,8 +30,9 @@ _LOST_PEER = (
     r"|nccl|gloo|\bMPI|DistBackendError|DistNetworkError|DistStoreError"
 )
 _TEXT_MAX = 20_000
+
 _TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
-_OF_COLLECTIVES = "rankwise.base.errors.Collective"
+_OUR_COLLECTIVES = "rankwise.base.errors.Collective"
 
 T = TypeVar("T")
 
@@ -45,10 +47,11 @@ def suspects_in_order(suspects: Iterable[T], failure_of: Callable[[T], Failure])
     ordered = sorted(suspects, key=lambda suspect: _order_in_time(failure_of(suspect)))
     if ordered and _may_be_consequence(failure_of(ordered[0])):
         earliest = failure_of(ordered[0])
-        for place, suspect in enumerate(ordered):
-            failure = failure_of(suspect)
-            if _killed_by_foreign_signal(failure) and failure.at - earliest.at < HEAD_START:
-                return [suspect, *ordered[:place], *ordered[place + 1 :]]
+        soon = [each for each in ordered if failure_of(each).at - earliest.at < HEAD_START]
+        for died_alone in (_killed_by_foreign_signal, _exited_in_silence):
+            for suspect in soon:
+                if died_alone(failure_of(suspect)):
+                    return [suspect, *(each for each in ordered if each is not suspect)]
     return ordered
 
 
@@ -61,12 +64,12 @@ def tells_of_lost_peer(error: ErrorRecord) -> bool:
 
 
 def may_be_of_others(error: ErrorRecord) -> bool:
-    """Whether an exception may tell only of what another rank has done, or has not."""
-    return error.type.startswith(_OF_COLLECTIVES) or tells_of_lost_peer(error)
+    """Whether an exception may have been raised since another rank did not do its part."""
+    return error.type.startswith(_OUR_COLLECTIVES) or tells_of_lost_peer(error)
 
 
 def tells_of_time(error: ErrorRecord) -> bool:
-    """Whether an exception tells that a wait was given up."""
+    """Whether it was raised since patience was over."""
     return bool(_TIMED_OUT.search(f"{error.type} {error.message[-_TEXT_MAX:]}"))
 
 
@@ -97,3 +100,7 @@ def _killed_by_foreign_signal(failure: Failure) -> bool:
         and failure.exit is not None
         and failure.exit.signal_number not in SELF_INFLICTED_SIGNALS
     )
+
+
+def _exited_in_silence(failure: Failure) -> bool:
+    return failure.cause is FailureCause.EXITED

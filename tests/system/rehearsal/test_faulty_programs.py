@@ -63,6 +63,21 @@ CASES = {
             "ranks 1, 3 called broadcast #1 from rank 1",
         ],
     ),
+    "one comes later than another has patience": (
+        NUMPY + "import time\nif rank == 1:\n    time.sleep(600)\ncollectives.barrier(timeout=5)\n",
+        1,
+        [
+            "root cause: rank 1 has not come to barrier #1 (program.py:8), ",
+            "in which ranks 0, 2-3 wait: it is at program.py:7",
+            "has waited 5 s of virtual time for barrier #1",
+        ],
+    ),
+    "one gives up by its own fault": (
+        NUMPY + "import time\ntime.sleep(rank == 3)\n"
+        "collectives.broadcast(np.ones(3), out=np.ones(4 - (rank != 1)))\n",
+        1,
+        ["root cause: rank 1 failed: rankwise.base.errors.ConfigError: broadcast #1"],
+    ),
     "one has ended": (
         NUMPY + "if rank != 3:\n    collectives.barrier()\n",
         1,
@@ -118,8 +133,8 @@ CASES = {
         1,
         [
             (
-                "root cause: ranks wait for each other: rank 0 in send of (3,) float32 to rank 1, "
-                "tag 0, #1 (program.py:5) for rank 1; rank 1 in send"
+                "root cause: ranks wait for each other: rank 0 in send of (3,) float32 to rank 1 "
+                "(program.py:5) for rank 1; rank 1 in send"
             ),
             "(program.py:5) for rank 2; and so on, to rank 3 for rank 0\n",
             "line 5 in <module>",
@@ -131,7 +146,7 @@ CASES = {
         [
             (
                 "cause: rank 1 was done, while rank 0 waits in recv of (3,) float32 from rank 1, "
-                "tag 5, #1 (program.py:6)"
+                "tag 5 (program.py:6)"
             ),
         ],
     ),

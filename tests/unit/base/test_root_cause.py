@@ -101,6 +101,24 @@ def test_it_does_not_explain_an_exit_that_came_before() -> None:
     assert order_of(left, killed(1, 128 * MILLISECOND)) == [0, 1]
 
 
+def exited(rank: int, at: int) -> Failure:
+    return failure(rank, at, FailureCause.EXITED, code=3)
+
+
+def test_an_exit_that_told_of_nothing_explains_a_lost_peer_that_was_told_of_just_before() -> None:
+    lost = raised(0, 100 * MILLISECOND, "RuntimeError", "Connection reset by peer")
+
+    assert order_of(lost, exited(1, 109 * MILLISECOND)) == [1, 0]
+    assert order_of(lost, exited(1, 151 * MILLISECOND)) == [0, 1]
+    assert order_of(lost, exited(1, 109 * MILLISECOND), killed(2, 120 * MILLISECOND)) == [2, 0, 1]
+
+
+def test_such_an_exit_does_not_explain_an_exception_that_tells_of_no_peer() -> None:
+    own = raised(0, 100 * MILLISECOND, "ValueError", "boom")
+
+    assert order_of(own, exited(1, 109 * MILLISECOND)) == [0, 1]
+
+
 def test_it_does_not_explain_one_raised_long_before() -> None:
     assert order_of(failure(0, at=100 * MILLISECOND), killed(1, 151 * MILLISECOND)) == [0, 1]
 

@@ -60,12 +60,9 @@ def departure_in_words(
     book = books[gone[0]]
     last = book.latest(wait.call.group)
     group = book.groups.get(wait.call.group)
-    if not wait.call.group:
-        after = ""
-    elif last:
+    after = " without a call of that group" if wait.call.group else ""
+    if last:
         after = f" after {call_in_words(last, group)}"
-    else:
-        after = " without a call of that group"
     where = call_in_words(wait.call, books[wait.rank].groups.get(wait.call.group))
     others = sorted(waiting)
     verb = "waits" if len(others) == 1 else "wait"

@@ -15,6 +15,8 @@ from rankwise.sim.rehearsal import meetings
 from rankwise.sim.rehearsal.scheduler import Rank
 from rankwise.sim.rehearsal.world import World
 
+_NO_TAG = ", tag 0,"
+
 
 def books_of(world: World, errors: Mapping[int, ErrorRecord]) -> list[Book]:
     """The books of all ranks of the present attempt.
@@ -54,19 +56,26 @@ def _calls(rank: Rank, name: str, group: meetings.Group, fate: Fate) -> Iterator
     """The latest call of a group, and those that wait for others."""
     over = Stage.FAILED if fate is Fate.RAISED else Stage.DONE
     for came, gate in group.calls_of(rank.number):
-        is_in_it = gate is not None and rank.waits_for is gate
-        stage = over if gate is None else Stage.WAITING if is_in_it else Stage.ISSUED
+        if gate is None or gate.is_open:
+            stage = over
+        else:
+            stage = Stage.WAITING if rank.waits_for is gate else Stage.ISSUED
         is_message = isinstance(gate, meetings.Post)
         yield Call(
             group="" if is_message else name,
             number=came.number,
-            text=came.call,
+            text=_message(came) if is_message else came.call,
             match=zlib.crc32(came.call.encode()),
             place=_place(came),
-            begun_at=Instant(came.at),
+            begun_at=Instant(came.order),
             stage=stage,
             peer=gate.peer if isinstance(gate, meetings.Post) else -1,
         )
+
+
+def _message(came: meetings.Came) -> str:
+    """A message as real ranks enter it."""
+    return came.call.rpartition(" #")[0].removesuffix(_NO_TAG).removesuffix(",")
 
 
 def _place(came: meetings.Came) -> str:

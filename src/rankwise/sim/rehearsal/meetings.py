@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from rankwise.base.errors import CollectiveError, PeerDied
-from rankwise.base.units import Duration, Instant, after, between
+from rankwise.base.units import Duration, after, between
 from rankwise.base.wording import ranks_in_words
 from rankwise.sim.rehearsal.alarms import Alarms
 from rankwise.sim.rehearsal.faults import Faults
@@ -56,6 +56,7 @@ class Conditions:
         self.alarms = Alarms()
         self.groups: dict[str, Group] = {}
         self._overlaps: dict[tuple[str, int], tuple[Group, ...]] = {}
+        self._calls = 0
 
     def begin_attempt(self) -> None:
         """Forget what belongs to ranks that are no more."""
@@ -69,6 +70,11 @@ class Conditions:
         """Take in a new group."""
         self.groups[group.name] = group
         self._overlaps = {}
+
+    def count_call(self) -> int:
+        """A rank calls something; returns which of all calls this is."""
+        self._calls += 1
+        return self._calls
 
     def overlapping(self, group: "Group", rank: int) -> "tuple[Group, ...]":
         """The other groups of a rank that share another member, too, with this one."""
@@ -89,7 +95,8 @@ class Came(NamedTuple):
     number: int
     call: str
     place: Place | None
-    at: Instant
+    order: int
+    """Counts the calls of all ranks."""
 
 
 class Group:
@@ -121,6 +128,7 @@ class Group:
         self._latest: dict[int, Came] = {}
         self._gone: dict[int, CollectiveError] = {}
         self._posts: list[Post] = []
+        self._latest_posts: dict[int, Post] = {}
         self._posted = dict.fromkeys(ranks, 0)
         self._conditions = conditions or Conditions()
 
@@ -142,7 +150,7 @@ class Group:
             meeting = self._meetings[number] = Meeting(self, number)
         place = place_here()
         meeting.arrivals[rank] = Arrival(call, load, place)
-        self._latest[rank] = Came(number, call, place, self._scheduler.now)
+        self._latest[rank] = Came(number, call, place, self._conditions.count_call())
         if self._gone and len(meeting.arrivals) == 1:
             meeting.miss(*next(iter(self._gone.items())))  # which names what has been called
         if overlapping := self._conditions.overlapping(self, rank):
@@ -174,12 +182,15 @@ class Group:
         for meeting in self._meetings.values():
             if rank in meeting.arrivals and not (latest and latest.number == meeting.number):
                 call, _, place = meeting.arrivals[rank]
-                yield Came(meeting.number, call, place, Instant(0)), meeting
+                yield Came(meeting.number, call, place, order=0), meeting
         if latest is not None:
             yield latest, self._meetings.get(latest.number)
+        latest_post = self._latest_posts.get(rank)
         for post in self._posts:
-            if post.rank == rank:
+            if post.rank == rank and post is not latest_post:
                 yield post.came, post
+        if latest_post is not None:
+            yield latest_post.came, latest_post
 
     def wait(self, gate: "Meeting | Post", patience: Duration | None = None) -> bool:
         """Wait for a meeting or a message; returns whether it came in time.
@@ -229,9 +240,10 @@ class Group:
         """
         self._posted[rank] += 1
         call = f"{call} #{self._posted[rank]}"
-        came = Came(self._posted[rank], call, place_here(), self._scheduler.now)
+        came = Came(self._posted[rank], call, place_here(), self._conditions.count_call())
         post = Post(self, rank, peer=peer, tag=tag, came=came, load=load, is_send=is_send)
         post.deliver = deliver
+        self._latest_posts[rank] = post
         for other in self._posts:
             is_open = self._conditions.schedule is not None and ANY_SOURCE in (peer, other.peer)
             if other.is_send != is_send and post.fits(other) and other.fits(post) and not is_open:
@@ -459,6 +471,7 @@ def _settle(send: Post, receive: Post) -> None:
         receive.deliver(send, receive)
     except Exception as error:  # noqa: BLE001  # both ends raise it
         send.error = receive.error = error
+    send.load = receive.load = None  # both are remembered as the latest of their ranks
     send.open()
     receive.open()
 

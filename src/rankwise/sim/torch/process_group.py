@@ -18,7 +18,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed import Work as TorchWork
 from torch.futures import Future
 
-from rankwise.base.errors import CollectiveError
+from rankwise.base.errors import CollectiveError, CollectiveTimeout
 from rankwise.base.units import SECOND, Duration
 from rankwise.base.wording import ranks_in_words
 from rankwise.sim.rehearsal.meetings import ANY_SOURCE, Group, Meeting, Post
@@ -44,6 +44,8 @@ _KINDS = {
 }  # fmt: skip
 """What a network calls operations that have several names here."""
 _NO_TIMEOUT = timedelta(0)
+_SAYS_NOTHING = ("", "undefined", "default_pg")
+"""Descriptions of groups to which nobody has given one."""
 _INTERFACE = ("/distributed_c10d.py", "/c10d_logger.py", "/contextlib.py")
 """Files through which a program calls operations."""
 _OF_BARRIER = torch.zeros(1)
@@ -95,7 +97,7 @@ class RehearsedWork(TorchWork):  # type: ignore[misc]  # torch is untyped here
         patience = Duration(round(seconds * SECOND)) if seconds > 0 else None
         for gate in self._gates:
             if not self._group.wait(gate, patience):
-                raise CollectiveError(f"waited {seconds:g} s of virtual time for {gate.told()}")
+                raise CollectiveTimeout(f"waited {seconds:g} s of virtual time for {gate.told()}")
 
     def _let_time_pass(self) -> None:
         """Go on when it is over, on a machine that is modelled."""
@@ -228,11 +230,6 @@ class RehearsedProcessGroup(NamedProcessGroup):
         self._meetings = group
         self._count = len(group.ranks)
         self._coalescing: list[RehearsedWork] | None = None
-
-    def _set_group_desc(self, description: str) -> None:
-        super()._set_group_desc(description)
-        if self._meetings.label and description not in ("", "undefined", "default_pg"):
-            self._meetings.label = description.removeprefix("mesh_")
 
     def shutdown(self) -> None:
         """Nothing is held."""
@@ -478,6 +475,11 @@ class RehearsedProcessGroup(NamedProcessGroup):
         """Receive tensors from the first rank that sends."""
         call = f"recv of {told_shapes(tensors)} from any rank, tag {tag},"
         return self._post(ANY_SOURCE, tag, call, tensors, is_send=False)
+
+    def _set_group_desc(self, description: str) -> None:
+        super()._set_group_desc(description)
+        if self._meetings.label and description not in _SAYS_NOTHING:
+            self._meetings.label = description.removeprefix("mesh_")
 
     def _start_coalescing(self, device: Any) -> None:
         del device

@@ -43,6 +43,8 @@ _OF_ONE_SIZE = (
     "reduce_scatter_tensor",
 )
 """Operations whose tensors must have as many elements on all members."""
+_OF_ONE_SIZE_IN_GLOO = ("all_gather", "gather", "scatter")
+"""The same, where the backend is gloo, which ends a rank that receives more than it expects."""
 _OPERATIONS = {
     # The one that goes to the backend: in some releases others call it.
     "all_gather_into_tensor": "all_gather_single",
@@ -231,6 +233,10 @@ class _Groups:
         ranks = world.pg_group_ranks[group or world.default_pg]
         return int(next(rank for rank, member in ranks.items() if member == place))
 
+    def backend_of(self, group: "Any") -> str:
+        """Return the name of the library that carries out a group's calls."""
+        return str(self._c10d.get_backend(group))
+
     def forgetting(self, destroy: "Callable[..., Any]", reporter: "Any") -> "Callable[..., Any]":
         """Return torch's function that destroys groups, as one that lets us know."""
 
@@ -386,7 +392,7 @@ class _Entered:
         match.append(root_told)
         dtype = getattr(tensor, "dtype", None)
         match.append(str(dtype))
-        if self._name in _OF_ONE_SIZE and tensor is not None:
+        if tensor is not None and self._is_of_one_size(group):
             match.append(str(tensor.numel()))
         text += f" of {of}{root_told}" if self._way else f"{root_told}{f' of {of}' if of else ''}"
         told = (
@@ -398,6 +404,12 @@ class _Entered:
             self._known.clear()
         self._known[key] = told
         return told
+
+    def _is_of_one_size(self, group: "Any") -> bool:
+        """Return whether members must come with as many elements."""
+        if self._name in _OF_ONE_SIZE_IN_GLOO:
+            return self._groups.backend_of(group) == "gloo"
+        return self._name in _OF_ONE_SIZE
 
 
 def _shapes(tensors: "Any") -> "Any":

@@ -370,6 +370,7 @@ class SimulatedHost:
         if worker.failed_at is None:  # or it has raised, and is still there
             worker.failed_at = self._agenda.now()
             worker.died_by = -code if code < 0 else None
+            worker.is_silent = code > 0
         self._end(worker, code)
 
     def _raise(self, worker: Worker, ending: Raises, at: Instant) -> None:

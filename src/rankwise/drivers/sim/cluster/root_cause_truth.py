@@ -55,21 +55,25 @@ def may_be_root(told: Worker, culprits: Collection[Worker], slack: int) -> bool:
     """Whether this failure explains the others, where times are known up to `slack`.
 
     It is the earliest; or a violent death that was seen soon after the earliest, if that may be its
-    consequence; but it is not the consequence of such a death. Where times are known exactly, it is
-    the first of these, and of one instant the one of the lowest rank.
+    consequence; or, where there is no such death, an exit that told of nothing; but it is not the
+    consequence of such a death, or exit. Where times are known exactly, it is the first of these,
+    and of one instant the one of the lowest rank.
     """
     in_order = sorted(culprits, key=_order)
     times = {worker: _order(worker)[0] for worker in in_order}
     earliest = times[in_order[0]]
     first = [worker for worker in in_order if times[worker] <= earliest + slack]
     deaths = [worker for worker in in_order if worker.is_violent]
+    exits = [worker for worker in in_order if worker.is_silent]
     if not slack:
-        first, deaths = first[:1], deaths[:1]
-    if told.is_violent:
-        seen_soon = told in deaths and times[told] - earliest < HEAD_START + slack
-        return told in first or (seen_soon and any(each.may_be_consequence for each in first))
-    seen_before = any(times[death] - earliest < HEAD_START - slack for death in deaths)
-    return told in first and not (seen_before and all(each.may_be_consequence for each in first))
+        first, deaths, exits = first[:1], deaths[:1], exits[:1]
+    explaining = deaths if told.is_violent else exits if told.is_silent else []
+    seen_soon = told in explaining and times[told] - earliest < HEAD_START + slack
+    if told not in first and not (seen_soon and any(each.may_be_consequence for each in first)):
+        return False
+    stronger = [] if told.is_violent else deaths if told.is_silent else [*deaths, *exits]
+    seen_before = any(times[each] - earliest < HEAD_START - slack for each in stronger)
+    return not (seen_before and all(each.may_be_consequence for each in first))
 
 
 def _order(worker: Worker) -> tuple[Instant, int]:

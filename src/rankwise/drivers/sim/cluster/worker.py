@@ -36,6 +36,8 @@ class Worker:
     """When it failed by itself, as opposed to somebody's signal; true time."""
     died_by: int | None = None
     """The signal that ended it when it failed by itself."""
+    is_silent: bool = False
+    """Whether it failed by an exit code, and told of nothing."""
     lost_peer: bool = False
     """Whether it failed since a peer's connection had closed."""
     succeeded: bool = False

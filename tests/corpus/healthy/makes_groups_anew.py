@@ -1,0 +1,25 @@
+"""Groups are destroyed and made again, with a new numbering of calls."""
+
+import os
+import tempfile
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo", timeout=timedelta(seconds=float(os.environ["PATIENCE"])))
+rank = dist.get_rank()
+x = torch.ones(4)
+
+dist.all_reduce(x)
+dist.destroy_process_group()
+time.sleep(0.2 * rank)
+dist.init_process_group(
+    "gloo",
+    init_method=f"file://{tempfile.gettempdir()}/rendezvous-{os.environ['MASTER_PORT']}",
+    rank=rank,
+    world_size=3,
+)
+dist.barrier()
+dist.all_reduce(x)
