@@ -56,10 +56,11 @@ def _calls(rank: Rank, name: str, group: meetings.Group, fate: Fate) -> Iterator
     """The latest call of a group, and those that wait for others."""
     over = Stage.FAILED if fate is Fate.RAISED else Stage.DONE
     for came, gate in group.calls_of(rank.number):
-        if gate is None or gate.is_open:
-            stage = over
+        has_woken_in_vain = gate is not None and gate.error is not None and fate is Fate.LIVES
+        if has_woken_in_vain or (gate is not None and rank.waits_for is gate):
+            stage = Stage.WAITING
         else:
-            stage = Stage.WAITING if rank.waits_for is gate else Stage.ISSUED
+            stage = over if gate is None or gate.is_open else Stage.ISSUED
         is_message = isinstance(gate, meetings.Post)
         yield Call(
             group="" if is_message else name,
