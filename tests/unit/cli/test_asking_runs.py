@@ -5,6 +5,7 @@ import json
 import os
 import re
 import select
+import sys
 import threading
 import uuid
 from collections.abc import Iterator
@@ -115,6 +116,35 @@ def test_runs_are_listed_for_programs(run_id: str, capsys: pytest.CaptureFixture
 
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert {"run_id": run_id, "pid": os.getpid(), **ALONE} in rows
+
+
+def test_without_textual_the_command_that_installs_it_is_told(
+    run_id: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("rankwise.cli.top.find_spec", lambda _name: None)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr("sys.executable", "/some where/python")
+
+    assert invoke(["top", run_id]) == 1
+
+    assert capsys.readouterr().err == (
+        "rankwise top: error: to be live in a terminal, rankwise top needs textual, which is not "
+        "installed (install it: '/some where/python' -m pip install 'rankwise[tui]'; or print it "
+        "once: rankwise top --once)\n"
+    )
+
+
+@pytest.mark.parametrize("status", [{"state": "of the future", "nproc": "some"}])
+def test_top_shows_a_run_that_answers_in_other_words_as_one_that_does_not(
+    run_id: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke(["top", "--json", run_id]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "run_id": run_id, "pid": os.getpid(), "state": "silent"
+    }  # fmt: skip
+
+    assert invoke(["top", "--interval=10ms"]) == 2
+    assert "--interval: expected at least 100ms" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("by", ["name", "beginning"])
