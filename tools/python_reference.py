@@ -16,7 +16,8 @@ from typing import Any, get_args
 
 import rankwise
 from rankwise.core.agent.vocabulary import Effect, Stimulus
-from rankwise.launch.cluster.health import PATIENCE_S, AgentStatus, metrics
+from rankwise.launch.cluster.metrics import METRICS, AgentStatus
+from rankwise.launch.cluster.probe import PATIENCE_S
 
 MODULES = {
     "rankwise": "launching functions, the place of a rank, failures",
@@ -70,6 +71,12 @@ $ curl -s http://localhost:8080/health
 ```
 
 ## Metrics
+
+A run on one node has the same metrics as one on many. Their names and units stay. Those of ranks
+have the label `rank`, and failures have `kind`. CPU and memory are looked up when they are asked
+for; everything else the agent knows anyway.
+[grafana.json](../examples/grafana.json) is a dashboard for Grafana that shows them (*Dashboards*,
+*New*, *Import*).
 
 {metrics}
 ## Fields of /health
@@ -131,7 +138,8 @@ def health() -> str:
     return HEALTH.format(
         patience=PATIENCE_S,
         metrics=_table(
-            "name", ((f"`{name}`", f"{kind}: {what}") for name, kind, what in metrics())
+            "name",
+            ((f"`{metric.full_name}`", f"{metric.kind}: {metric.what}") for metric in METRICS),
         ),
         fields=_table("field", zip(fields, _attributes(AgentStatus), strict=True)),
     )
