@@ -79,6 +79,19 @@ for; everything else the agent knows anyway.
 *New*, *Import*).
 
 {metrics}
+## OpenTelemetry
+
+With the extra (`pip install 'rankwise[otel]'`) the agent of each node sends the same metrics to the
+collector that `OTEL_EXPORTER_OTLP_ENDPOINT` or `OTEL_EXPORTER_OTLP_METRICS_ENDPOINT` names, every
+60 s and at the end of the run; no port is needed. Counters are named without `_total` there, and
+`run_id` and `node` are attributes of the resource: `rankwise.run_id`, `service.instance.id`.
+
+OpenTelemetry's other variables apply, such as `OTEL_METRIC_EXPORT_INTERVAL` (milliseconds),
+`OTEL_EXPORTER_OTLP_HEADERS` and `OTEL_SERVICE_NAME`; it is always sent as protobuf over HTTP (port
+4318 as a rule), whatever `OTEL_EXPORTER_OTLP_PROTOCOL` says. `OTEL_METRICS_EXPORTER=none` and
+`OTEL_SDK_DISABLED=true` turn it off. A collector that does not answer costs a line, and at the end
+of a run 3 s at most.
+
 ## Fields of /health
 
 {fields}"""

@@ -79,6 +79,11 @@ class AgentRunner:
 
         if plan.health_port is not None:
             self._answer_for_health(plan, plan.health_port, parts)
+        if plan.telemetry:
+            from rankwise.launch.cluster.telemetry import Telemetry  # noqa: PLC0415  # rare
+
+            probe = self._probe(plan, parts)
+            parts.stack.enter_context(Telemetry(probe, parts.reactor.post, parts.say))
 
     @property
     def outcome(self) -> Outcome | None:
