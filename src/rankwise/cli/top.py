@@ -1,5 +1,6 @@
 """`rankwise top`: how the ranks of a run are, live in a terminal, or once as text or JSON."""
 
+import os
 import shlex
 import sys
 from importlib.util import find_spec
@@ -52,7 +53,7 @@ def top(run: str | None, *, once: bool, as_json: bool, interval: Duration) -> No
     """
     if interval < INTERVAL_MIN:
         raise click.BadParameter("expected at least 100ms", param_hint="--interval")
-    if as_json or once or not sys.stdout.isatty():
+    if as_json or once or not _is_on_terminal():
         _print_once(run, as_json=as_json)
         return
     if find_spec("textual") is None:
@@ -64,6 +65,12 @@ def top(run: str | None, *, once: bool, as_json: bool, interval: Duration) -> No
     from rankwise.tui.app import show  # noqa: PLC0415  # textual takes its time
 
     show(lambda: _chosen(run), interval / SECOND)
+
+
+def _is_on_terminal() -> bool:
+    """Whether keys can be read, and a screen can be drawn."""
+    has_screen = os.environ.get("TERM", "dumb") != "dumb"
+    return has_screen and sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def _chosen(name: str | None) -> "list[RunSummary]":

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from rich.text import Text
 from textual.app import App, ComposeResult
+from textual.binding import Binding
 from textual.containers import Vertical, VerticalScroll
 from textual.coordinate import Coordinate
 from textual.screen import ModalScreen
@@ -29,6 +30,7 @@ from rankwise.tui.text import cells, columns_for, head, heading
 
 REST = 9
 """So many times as long as a look takes nothing is asked."""
+NO_LAST_WORDS = "its agent is gone, without a word on how the run ended"
 ROWS_MAX = 300
 """To draw a line for the first time takes a millisecond."""
 MARGIN = 3
@@ -197,6 +199,7 @@ class Top(App[None]):
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar = [
         ("q", "quit", "Quit"),
+        Binding("ctrl+c", "quit", show=False, priority=True),
         ("question_mark", "help", "Help"),
         ("f", "fold", "Fold"),
         ("o", "order('STATE')", "Odd"),
@@ -228,11 +231,14 @@ class Top(App[None]):
         self._order = Order.STATE
         self._folds: bool | None = None
         self._unfolded: set[tuple[RunSummary, State]] = set()
+        self._deaf: set[RunSummary] = set()
+        """Runs of which nobody waits for the end, since the connection has broken."""
         self._nothing = Static("no runs yet: they appear here", markup=False)
+        self._runs = VerticalScroll(self._nothing, id="runs", can_focus=False)
 
     def compose(self) -> ComposeResult:
         """The runs above the keys."""
-        yield VerticalScroll(self._nothing, id="runs", can_focus=False)
+        yield self._runs
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
@@ -274,11 +280,17 @@ class Top(App[None]):
     def _look_once(self) -> None:
         """In a thread: look at the runs there are, and at those that were there before."""
         began = time.monotonic()
+        chosen: list[RunSummary] = []
         with suppress(RankwiseError):  # the run that was named is over
-            for run in self._choose():
-                if run not in self._watchers:
-                    self._watchers[run] = Watcher(run)
-                    self._in_thread(self._await_end, run)
+            chosen = self._choose()
+        for run in chosen:
+            if run not in self._watchers or run in self._deaf:
+                self._watchers.setdefault(run, Watcher(run))
+                self._deaf.discard(run)
+                self._in_thread(self._await_end, run)
+        for run in self._deaf.difference(chosen):
+            self._deaf.discard(run)
+            self._call(self._end, run, NO_LAST_WORDS)
         going_on = [run for run in self._watchers if not self._has_ended(run)]
         looks = self._look(going_on)
         rest_s = max(self._interval_s, REST * (time.monotonic() - began))
@@ -291,7 +303,10 @@ class Top(App[None]):
     def _await_end(self, run: RunSummary) -> None:
         """In a thread: wait for the end of a run."""
         how = self._wait_for_end(run)
-        self._call(self._end, run, how or "its agent is gone, without a word on how the run ended")
+        if how is None:
+            self._deaf.add(run)  # the next look tells whether its agent is gone
+        else:
+            self._call(self._end, run, how)
 
     def _end(self, run: RunSummary, how: str) -> None:
         self._pictures[run] = self._watchers[run].end(how)
@@ -311,7 +326,7 @@ class Top(App[None]):
             panel = self._panels.get(run)
             if panel is None:
                 panel = self._panels[run] = RunPanel()
-                self.query_one("#runs").mount(panel)
+                self._runs.mount(panel)
             unfolded = {state for each, state in self._unfolded if each == run}
             rows = arranged(picture.rows, self._order, folds=self._folds, unfolded=unfolded)
             panel.draw(picture, rows, self.size.width - MARGIN)

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import select
-import sys
 import threading
 import uuid
 from collections.abc import Iterator
@@ -122,7 +121,7 @@ def test_without_textual_the_command_that_installs_it_is_told(
     run_id: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("rankwise.cli.top.find_spec", lambda _name: None)
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr("rankwise.cli.top._is_on_terminal", lambda: True)
     monkeypatch.setattr("sys.executable", "/some where/python")
 
     assert invoke(["top", run_id]) == 1

@@ -16,7 +16,7 @@ pytest.importorskip("textual")
 
 from textual.widgets import DataTable
 
-from rankwise.tui.app import Help, Top, end_in_words
+from rankwise.tui.app import NO_LAST_WORDS, Help, Top, end_in_words
 
 if TYPE_CHECKING:
     from textual.pilot import Pilot
@@ -154,6 +154,51 @@ def test_the_last_picture_stays_when_the_run_ends_and_the_agent_is_not_asked_aga
         assert any("awaited 41 s" in line for line in shown.lines)
 
     on_screen(look, test, wait_for_end=wait_for_end)
+
+
+def test_an_agent_that_only_broke_off_is_asked_again_and_one_that_is_gone_is_told() -> None:
+    runs = [NIGHTLY]
+    asked: list[RunSummary] = []
+
+    def break_off(run: RunSummary) -> None:
+        asked.append(run)
+
+    async def test(shown: Shown) -> None:
+        await shown.wait_for("awaited 41 s")
+        async with asyncio.timeout(PATIENCE_S):
+            while len(asked) < 3:
+                await shown.pilot.pause()
+        assert not any(NO_LAST_WORDS[:20] in line for line in shown.lines)
+
+        runs.clear()
+        lines = await shown.wait_for(NO_LAST_WORDS[:20])
+        assert any("awaited 41 s" in line for line in lines)
+
+    on_screen(
+        lambda chosen: [look_of(four_ranks()) for _ in chosen],
+        test,
+        runs=runs,
+        wait_for_end=break_off,
+    )
+
+
+def test_a_run_that_begins_while_the_help_is_open_appears_behind_it() -> None:
+    runs: list[RunSummary] = []
+
+    async def test(shown: Shown) -> None:
+        await shown.wait_for("no runs yet")
+        await shown.pilot.press("question_mark")
+        await shown.wait_for("unfold or fold the ranks of a state")
+        runs.append(NIGHTLY)
+        async with asyncio.timeout(PATIENCE_S):
+            while not shown.app._panels:
+                await shown.pilot.pause()
+        await shown.pilot.press("x")
+        await shown.wait_for("awaited 41 s")
+        await shown.pilot.press("ctrl+c")
+        assert not shown.app.is_running or shown.app._exit
+
+    on_screen(lambda chosen: [look_of(four_ranks()) for _ in chosen], test, runs=runs)
 
 
 def test_runs_that_begin_later_appear() -> None:
