@@ -77,7 +77,10 @@ def _chosen(name: str | None) -> "list[RunSummary]":
     from rankwise.launch.control import list_runs  # noqa: PLC0415  # not for --help
 
     runs = list_runs()
-    return runs if name is None else [choose_run(runs, name)]
+    if name is None:
+        return runs
+    # Of a run on several nodes there may be several agents here.
+    return [run for run in runs if run.run_id == name] or [choose_run(runs, name)]
 
 
 def _print_once(name: str | None, *, as_json: bool) -> None:
@@ -106,7 +109,7 @@ def _rows(
     for look, picture in zip(looks, pictures, strict=True):
         row: dict[str, Any] = {"run_id": look.run.run_id, "pid": look.run.pid}
         if look.status is None:
-            yield row | {"state": "silent"}
+            yield row | {"state": "silent", "problem": look.problem}
             continue
         status = msgspec.to_builtins(look.status)
         for worker, shown in zip(status["workers"], picture.rows, strict=True):

@@ -51,7 +51,8 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
         call: the last one of these.
         awaited_by: how many ranks of this node wait for it in a collective.
         awaited_s: for how long the first of them has.
-        came_last: the share of the collectives to which it came last.
+        came_last: the share of the collectives to which it came last; None where none was judged,
+            as of groups with members on other nodes.
         waited_for_s: how long the others have waited for it alone, up to now.
     """
 
@@ -67,7 +68,7 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
     call: CallStatus | None = None
     awaited_by: int = 0
     awaited_s: float = 0.0
-    came_last: float = 0.0
+    came_last: float | None = None
     waited_for_s: float = 0.0
 
 

@@ -48,7 +48,8 @@ class RunLook(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         run: who was asked.
         at: when, on the monotonic clock.
-        status: what it said; None if it has not answered.
+        status: what it said; None if it has not answered, or cannot be understood.
+        problem: which of these, in words.
         usage: what the processes of each rank use, by the rank's pid.
         gpu_bytes: the GPU memory that they have, by the same; empty where that cannot be known.
         works: what each rank has done, by the same, where progress is watched.
@@ -58,6 +59,7 @@ class RunLook(msgspec.Struct, frozen=True, kw_only=True):
     run: RunSummary
     at: Instant
     status: RunStatus | None
+    problem: str = ""
     usage: Mapping[int, Usage] = {}
     gpu_bytes: Mapping[int, int] = {}
     works: Mapping[int, ProcessWork] = {}
@@ -70,12 +72,12 @@ def look_at(runs: Sequence[RunSummary], *, watches: bool = False) -> list[RunLoo
     statuses = {
         heard.run: _status(heard.lines) for heard in ask_all(runs, "status", Instant(at + PATIENCE))
     }
-    usage = usage_by_session() if any(statuses.values()) else {}
+    usage = usage_by_session() if any(status for status, _ in statuses.values()) else {}
     gpu_bytes = _gpu_bytes() if usage else {}
     boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     looks = []
     for run in runs:
-        status = statuses[run]
+        status, problem = statuses[run]
         workers = () if status is None else status.workers
         pids = {worker.pid for worker in workers if worker.pid is not None}
         looks.append(
@@ -83,23 +85,32 @@ def look_at(runs: Sequence[RunSummary], *, watches: bool = False) -> list[RunLoo
                 run=run,
                 at=at,
                 status=status,
+                problem=problem,
                 usage={pid: usage[pid] for pid in pids if pid in usage},
                 gpu_bytes={pid: gpu_bytes[pid] for pid in pids if pid in gpu_bytes},
                 works=works_of(pids) if watches else {},
                 boot_s=boot_s,
             )
         )
-    return looks
+    return sorted(looks, key=_place)
 
 
-def _status(lines: Callable[[], list[dict[str, Any]]]) -> RunStatus | None:
+def _place(look: RunLook) -> tuple[str, int, int]:
+    """Agents of one run in the order of their nodes."""
+    return look.run.run_id, look.status.node_rank if look.status else 0, look.run.pid
+
+
+def _status(lines: Callable[[], list[dict[str, Any]]]) -> tuple[RunStatus | None, str]:
+    """What an agent has answered, or why that is not known."""
     told: dict[str, Any] = {}
     try:
         for line in lines():
             told |= line
-        return msgspec.convert(told, RunStatus)
-    except (RunUnreachable, msgspec.ValidationError):
-        return None  # it has just ended, is stopped, or is of another version
+        return msgspec.convert(told, RunStatus), ""
+    except RunUnreachable:
+        return None, "its agent does not answer (it has just ended, or is stopped)"
+    except msgspec.ValidationError:
+        return None, "its agent is of another version of rankwise (rankwise ps knows more of it)"
 
 
 def _gpu_bytes() -> dict[int, int]:

@@ -120,14 +120,14 @@ class RunPicture(msgspec.Struct, frozen=True, kw_only=True):
         run: which.
         status: what its agent said last; None if it has not answered yet.
         rows: its ranks, one by one, in their order.
-        is_silent: whether it has not answered this time.
+        problem: why it is not known how the run is now; empty where it is.
         end: how it ended, once it has.
     """
 
     run: RunSummary
     status: RunStatus | None
     rows: tuple[Row, ...] = ()
-    is_silent: bool = False
+    problem: str = ""
     end: str = ""
 
 
@@ -145,7 +145,7 @@ class Watcher:
         if self._latest.end:
             return self._latest
         if look.status is None:
-            self._latest = msgspec.structs.replace(self._latest, is_silent=True)
+            self._latest = msgspec.structs.replace(self._latest, problem=look.problem)
             return self._latest
         while self._looks and between(self._looks[0].at, look.at) > WINDOW:
             self._looks.popleft()
@@ -166,7 +166,7 @@ class Watcher:
 
     def end(self, how: str) -> RunPicture:
         """The last picture, with how the run ended."""
-        self._latest = msgspec.structs.replace(self._latest, end=how, is_silent=False)
+        self._latest = msgspec.structs.replace(self._latest, end=how, problem="")
         return self._latest
 
     def _see_progress(self, look: RunLook) -> dict[int, float]:
@@ -207,7 +207,7 @@ def _notably_late(status: RunStatus) -> Collection[int]:
     delays = [
         Delay(
             rank=worker.rank,
-            last=worker.came_last,
+            last=worker.came_last or 0.0,
             waited=duration_from_seconds(worker.waited_for_s),
         )
         for worker in status.workers
@@ -228,7 +228,7 @@ def _row(
         for_s=for_s,
         step_rate=_step_rate(worker, earlier, look, before),
         call="" if worker.call is None else _call_in_words(worker),
-        late_share=worker.came_last if worker.calls else None,
+        late_share=worker.came_last,
         waited_for_s=worker.waited_for_s,
         cpu_percent=_cpu_percent(worker, look, before),
         memory_bytes=None if usage is None else usage.memory_bytes,

@@ -64,9 +64,8 @@ def head(picture: RunPicture, width: int = WIDTH) -> list[str]:
     """The lines above the ranks of a run."""
     status, name = picture.status, printable(picture.run.run_id)
     if status is None:
-        told = picture.end or "its agent does not answer (it may be stopped, see rankwise ps)"
-        return _wrapped([name, f"pid {picture.run.pid}", told], width)
-    state = "silent" if picture.is_silent else status.state
+        return _wrapped([name, f"pid {picture.run.pid}", picture.end or picture.problem], width)
+    state = "silent" if picture.problem else status.state
     facts = [name, f"pid {picture.run.pid}", picture.end or state]
     if status.round is not None:
         facts += [f"node {status.node_rank} of {status.nodes}", f"round {status.round}"]

@@ -138,9 +138,12 @@ def test_top_shows_a_run_that_answers_in_other_words_as_one_that_does_not(
     run_id: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert invoke(["top", "--json", run_id]) == 0
-    assert json.loads(capsys.readouterr().out) == {
-        "run_id": run_id, "pid": os.getpid(), "state": "silent"
-    }  # fmt: skip
+    row = json.loads(capsys.readouterr().out)
+    assert (row["run_id"], row["pid"], row["state"]) == (run_id, os.getpid(), "silent")
+    assert "of another version" in row["problem"]
+
+    assert invoke(["top", "--once", run_id]) == 0
+    assert "of another version of rankwise" in capsys.readouterr().out
 
     assert invoke(["top", "--interval=10ms"]) == 2
     assert "--interval: expected at least 100ms" in capsys.readouterr().err

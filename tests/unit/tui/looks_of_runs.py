@@ -20,7 +20,13 @@ def standing(number: int, in_s: float | None, group: str = "dp") -> CallStatus:
 
 
 def rank_status(rank: int, **fields: Any) -> RankStatus:
-    call = {"calls": 1204, "call": standing(1204, None), "steps": 1200, "step_s": 100.0}
+    call = {
+        "calls": 1204,
+        "call": standing(1204, None),
+        "steps": 1200,
+        "step_s": 100.0,
+        "came_last": 0.0,
+    }
     known = {"rank": rank, "local_rank": rank, "pid": 5000 + rank, "state": "running", **call}
     return RankStatus(**{**known, **fields})
 

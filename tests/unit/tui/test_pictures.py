@@ -152,23 +152,20 @@ def test_a_state_is_unfolded_and_a_few_odd_ranks_are_from_the_beginning() -> Non
 def test_the_last_picture_stays_with_how_the_run_ended() -> None:
     watcher = Watcher(NIGHTLY)
     seen = watcher.see(look_of(four_ranks()))
-    silent = watcher.see(RunLook(run=NIGHTLY, at=look_of([]).at, status=None))
+    silent = watcher.see(RunLook(run=NIGHTLY, at=look_of([]).at, status=None, problem="silent"))
     ended = watcher.end("failed: rank 1 failed (ValueError: bad shape)")
     late = watcher.see(look_of([rank_status(0)]))
 
-    assert silent == msgspec.structs.replace(seen, is_silent=True)
+    assert silent == msgspec.structs.replace(seen, problem="silent")
     assert late == ended
     assert ended.rows == seen.rows
     assert page([ended]).startswith("nightly  pid 4711  failed: rank 1 failed (ValueError: bad sh")
 
 
 def test_a_run_that_has_never_answered_is_shown_as_such() -> None:
-    picture = Watcher(NIGHTLY).see(RunLook(run=NIGHTLY, at=look_of([]).at, status=None))
+    silent = RunLook(run=NIGHTLY, at=look_of([]).at, status=None, problem="it does not answer")
 
-    assert page([picture]).splitlines() == [
-        "nightly  pid 4711",
-        "  its agent does not answer (it may be stopped, see rankwise ps)",
-    ]
+    assert page([Watcher(NIGHTLY).see(silent)]) == "nightly  pid 4711  it does not answer"
     assert page([]) == "no runs"
 
 

@@ -178,10 +178,14 @@ METRICS = (
         lambda rank: rank.calls,
         is_counter=True,
     ),
-    _of_ranks(
+    Metric(
         "came_last_ratio",
-        "share of the collectives of this node to which it came last, 0 to 1.",
-        lambda rank: rank.came_last,
+        is_counter=False,
+        what="For each rank: share of the collectives of this node to which it came last, 0 to 1.",
+        values=lambda snapshot: {
+            str(rank.rank): rank.came_last for rank in snapshot.ranks if rank.came_last is not None
+        },
+        label="rank",
     ),
     _of_ranks(
         "waiting_seconds",
