@@ -73,7 +73,7 @@ def look_at(runs: Sequence[RunSummary], *, watches: bool = False) -> list[RunLoo
         heard.run: _status(heard.lines) for heard in ask_all(runs, "status", Instant(at + PATIENCE))
     }
     usage = usage_by_session() if any(status for status, _ in statuses.values()) else {}
-    gpu_bytes = _gpu_bytes() if usage else {}
+    on_gpus = gpu_bytes() if usage else {}
     boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     looks = []
     for run in runs:
@@ -87,7 +87,7 @@ def look_at(runs: Sequence[RunSummary], *, watches: bool = False) -> list[RunLoo
                 status=status,
                 problem=problem,
                 usage={pid: usage[pid] for pid in pids if pid in usage},
-                gpu_bytes={pid: gpu_bytes[pid] for pid in pids if pid in gpu_bytes},
+                gpu_bytes={pid: on_gpus[pid] for pid in pids if pid in on_gpus},
                 works=works_of(pids) if watches else {},
                 boot_s=boot_s,
             )
@@ -113,7 +113,7 @@ def _status(lines: Callable[[], list[dict[str, Any]]]) -> tuple[RunStatus | None
         return None, "its agent is of another version of rankwise (rankwise ps knows more of it)"
 
 
-def _gpu_bytes() -> dict[int, int]:
+def gpu_bytes() -> dict[int, int]:
     """The GPU memory of each session, as NVIDIA's own tool tells it; empty where there is none."""
     tool = shutil.which("nvidia-smi")
     if tool is None:

@@ -1,6 +1,7 @@
 """Runs as rows: judged, folded, sorted, and as text of 80 columns."""
 
 import os
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -8,7 +9,7 @@ from looks_of_runs import MIB, NIGHTLY, four_ranks, look_of, many_ranks, rank_st
 
 from rankwise.launch.control.client import RunSummary
 from rankwise.launch.rank_status import RankStatus
-from rankwise.tui.looks import RunLook, gpu_bytes_by_session
+from rankwise.tui.looks import RunLook, gpu_bytes, gpu_bytes_by_session
 from rankwise.tui.picture import Order, State, Watcher, arranged
 from rankwise.tui.text import WIDTH, page
 
@@ -175,3 +176,30 @@ def test_gpu_memory_is_that_of_a_ranks_session() -> None:
 
     assert gpu_bytes_by_session(told) == {session: 1048 * MIB}
     assert gpu_bytes_by_session("") == {}
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ('echo "$(ps -o pid= -p $PPID), 512"', 512 * MIB),
+        ("echo 'NVIDIA-SMI has failed'; exit 9", None),
+    ],
+    ids=["a driver", "no driver"],
+)
+def test_the_drivers_own_tool_is_asked_and_may_fail(
+    script: str, told: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\n{script}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+
+    assert gpu_bytes().get(os.getsid(0)) == told
+
+
+def test_without_that_tool_nothing_is_known_of_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    assert gpu_bytes() == {}
