@@ -7,6 +7,7 @@ anyone.
 """
 
 from collections.abc import Iterable
+from typing import Literal
 
 import msgspec
 
@@ -18,6 +19,8 @@ from rankwise.core.ledger import Delay
 from rankwise.drivers.real.last_calls import LastCall, awaited, last_call
 from rankwise.drivers.real.segments import Segment
 from rankwise.launch.world import World
+
+RankState = Literal["starting", "running", "hung", "failed", "stopped", "ended"]
 
 
 class CallStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +46,7 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
         rank: which one.
         local_rank: its number on this node.
         pid: its process, while that lives.
-        state: `starting`, `running`, `hung`, `failed`, `stopped` or `ended`.
+        state: what has become of it.
         why: how it failed, in a few words.
         steps: how many steps it has done (`rankwise.should_stop`), else how many sections.
         step_s: how many seconds these took together.
@@ -60,7 +63,7 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     local_rank: int
     pid: int | None
-    state: str
+    state: RankState
     why: str = ""
     steps: int = 0
     step_s: float = 0.0
@@ -131,7 +134,7 @@ def _told(call: LastCall, now: Instant | None) -> CallStatus:
     return CallStatus(text=call.text, group=call.group, place=call.place, in_s=in_s)
 
 
-def _state(worker: WorkerLife) -> str:
+def _state(worker: WorkerLife) -> RankState:
     if worker.hung_at is not None:
         return "hung"
     if worker.blamed_at is not None or worker.error is not None:

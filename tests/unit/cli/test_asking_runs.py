@@ -133,7 +133,13 @@ def test_without_textual_the_command_that_installs_it_is_told(
     )
 
 
-@pytest.mark.parametrize("status", [{"state": "of the future", "nproc": "some"}])
+@pytest.mark.parametrize(
+    "status",
+    [
+        {"state": "of the future", "nproc": "some"},
+        ALONE | {"workers": [{"rank": 0, "local_rank": 0, "pid": 1, "state": "of the future"}]},
+    ],
+)
 def test_top_shows_a_run_that_answers_in_other_words_as_one_that_does_not(
     run_id: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
