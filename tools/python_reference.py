@@ -16,7 +16,8 @@ from typing import Any, get_args
 
 import rankwise
 from rankwise.core.agent.vocabulary import Effect, Stimulus
-from rankwise.launch.cluster.health import PATIENCE_S, AgentStatus, metrics
+from rankwise.launch.cluster.metrics import METRICS, AgentStatus
+from rankwise.launch.cluster.probe import PATIENCE_S
 
 MODULES = {
     "rankwise": "launching functions, the place of a rank, failures",
@@ -71,7 +72,26 @@ $ curl -s http://localhost:8080/health
 
 ## Metrics
 
+A run on one node has the same metrics as one on many. Their names and units stay. Those of ranks
+have the label `rank`, and failures have `kind`. CPU and memory are looked up when they are asked
+for; everything else the agent knows anyway.
+[grafana.json](../examples/grafana.json) is a dashboard for Grafana that shows them (*Dashboards*,
+*New*, *Import*).
+
 {metrics}
+## OpenTelemetry
+
+With the extra (`pip install 'rankwise[otel]'`) the agent of each node sends the same metrics to the
+collector that `OTEL_EXPORTER_OTLP_ENDPOINT` or `OTEL_EXPORTER_OTLP_METRICS_ENDPOINT` names, every
+60 s and at the end of the run; no port is needed. Counters are named without `_total` there, and
+`run_id` and `node` are attributes of the resource: `rankwise.run_id`, `service.instance.id`.
+
+OpenTelemetry's other variables apply, such as `OTEL_METRIC_EXPORT_INTERVAL` (milliseconds),
+`OTEL_EXPORTER_OTLP_HEADERS` and `OTEL_SERVICE_NAME`; it is always sent as protobuf over HTTP (port
+4318 as a rule), whatever `OTEL_EXPORTER_OTLP_PROTOCOL` says. `OTEL_METRICS_EXPORTER=none` and
+`OTEL_SDK_DISABLED=true` turn it off. A collector that does not answer costs a line, and at the end
+of a run 3 s at most.
+
 ## Fields of /health
 
 {fields}"""
@@ -131,7 +151,8 @@ def health() -> str:
     return HEALTH.format(
         patience=PATIENCE_S,
         metrics=_table(
-            "name", ((f"`{name}`", f"{kind}: {what}") for name, kind, what in metrics())
+            "name",
+            ((f"`{metric.full_name}`", f"{metric.kind}: {metric.what}") for metric in METRICS),
         ),
         fields=_table("field", zip(fields, _attributes(AgentStatus), strict=True)),
     )

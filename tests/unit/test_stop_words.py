@@ -6,8 +6,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
+from rankwise.base.units import Duration, Instant
 from rankwise.drivers.real.clock import SystemClock
-from rankwise.drivers.real.segments import Segment
+from rankwise.drivers.real.segments import Pace, Segment
 from rankwise.drivers.real.stop_words import StopWords
 
 LONG_S = 30.0
@@ -137,3 +138,21 @@ def test_the_farthest_step_is_told(segment: Segment, words: StopWords) -> None:
     words.begin_step(0)
 
     assert segment.steps() == 2
+
+
+def test_steps_are_counted_with_the_time_that_they_took(segment: Segment) -> None:
+    class Steps(SystemClock):
+        instants = iter((1_000, 1_500, 2_700))
+
+        def now(self) -> Instant:
+            return Instant(next(self.instants))
+
+    words = StopWords(segment, Steps())
+    assert segment.pace(1) == Pace(0, Duration(0))
+
+    for _ in range(3):
+        words.begin_step(1)
+    words.release()
+
+    assert segment.pace(1) == Pace(2, Duration(1_700))  # the third goes on
+    assert segment.pace(0) == Pace(0, Duration(0))

@@ -21,8 +21,13 @@ def ranks_in_words(ranks: Iterable[int]) -> str:
     ordered = sorted(set(ranks))
     if len(ordered) == 1:
         return f"rank {ordered[0]}"
+    return f"ranks {ranges_of(ordered)}"
+
+
+def ranges_of(ranks: Iterable[int]) -> str:
+    """`0, 3-6`; a long and scattered list is cut short."""
     ranges: list[tuple[int, int]] = []
-    for rank in ordered:
+    for rank in sorted(set(ranks)):
         if ranges and rank == ranges[-1][1] + 1:
             ranges[-1] = (ranges[-1][0], rank)
         else:
@@ -30,7 +35,7 @@ def ranks_in_words(ranks: Iterable[int]) -> str:
     shown = ranges[:_RANGES_SHOWN_MAX]
     text = ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in shown)
     unshown = sum(high - low + 1 for low, high in ranges[_RANGES_SHOWN_MAX:])
-    return f"ranks {text} and {unshown} more" if unshown else f"ranks {text}"
+    return f"{text} and {unshown} more" if unshown else text
 
 
 def kinds_in_words(problem: str) -> str:

@@ -54,6 +54,9 @@ SUBCOMMANDS = {
         "rankwise.cli.manifest", "manifest", "Write manifests for Kubernetes that run a job there."
     ),
     "ps": Subcommand("rankwise.cli.ps", "ps", "List the runs on this machine."),
+    "top": Subcommand(
+        "rankwise.cli.top", "top", "Show live how the ranks of a run are, the odd ones first."
+    ),
     "logs": Subcommand(
         "rankwise.cli.logs", "logs", "Show what the ranks of a run write, or have written."
     ),

@@ -4,12 +4,11 @@ What the agents cannot know without looking, memory and CPU time, is looked up h
 leads a session, and what is in it belongs to that rank.
 """
 
-import os
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any
 
 import click
 
@@ -79,20 +78,14 @@ def _statuses() -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (row["run_id"], row.get("node_rank", row["pid"])))
 
 
-class _Usage(NamedTuple):
-    """What processes use: seconds of CPU time so far, resident bytes, and when the first began."""
-
-    cpu_s: float = 0.0
-    memory_bytes: int = 0
-    began_s: float = float("inf")
-
-
 def _add_usage(rows: Iterable[dict[str, Any]]) -> None:
     """Add to each run and each of its workers what its processes use, as far as that is seen."""
     rows = [row for row in rows if row.get("workers")]
     if not rows:
         return
-    sessions = _usage_by_session()
+    from rankwise.drivers.real.process_usage import usage_by_session  # noqa: PLC0415  # not for --help
+
+    sessions = usage_by_session()
     now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     for row in rows:
         used = []
@@ -105,33 +98,6 @@ def _add_usage(rows: Iterable[dict[str, Any]]) -> None:
             age_s = max(now_s - min(usage.began_s for usage in used), 0.01)
             row["cpu_percent"] = round(100 * sum(usage.cpu_s for usage in used) / age_s, 1)
             row["memory_bytes"] = sum(usage.memory_bytes for usage in used)
-
-
-def _usage_by_session() -> dict[int, _Usage]:
-    found: dict[int, _Usage] = {}
-    ticks, page_bytes = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
-    for fields in _processes():
-        # Numbered as in proc(5), from `state`, which is 3: session 6, utime 14 and stime 15, those
-        # of children that have ended 16 and 17, starttime 22, rss 24.
-        session = int(fields[3])
-        before = found.get(session, _Usage())
-        found[session] = _Usage(
-            cpu_s=before.cpu_s + sum(map(int, fields[11:15])) / ticks,
-            memory_bytes=before.memory_bytes + int(fields[21]) * page_bytes,
-            began_s=min(before.began_s, int(fields[19]) / ticks),
-        )
-    return found
-
-
-def _processes() -> Iterator[list[bytes]]:
-    """What `/proc/PID/stat` says of each process, from its state on."""
-    for name in os.listdir("/proc"):  # noqa: PTH208  # pathlib costs milliseconds
-        if name.isdecimal():
-            try:
-                with open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123  # there are many
-                    yield file.read().rpartition(b")")[2].split()
-            except OSError:
-                continue  # it has ended meanwhile
 
 
 def _shown(row: dict[str, Any]) -> tuple[str, ...]:

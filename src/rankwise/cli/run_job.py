@@ -25,6 +25,7 @@ from rankwise.cli.programs import (
 from rankwise.cli.run_names import random_run_name
 from rankwise.core.gang.vocabulary import GangSpec
 from rankwise.core.rendezvous.configuration import RestartPolicy
+from rankwise.launch.cluster.plan import plan_alone
 from rankwise.launch.job import (
     Executable,
     Function,
@@ -50,6 +51,7 @@ BEYOND_RESTARTS = (
 """Options of rankwise's own: a job with one of them has a plan for its nodes, also if it has one
 node."""
 HEALTH_TOKEN_VARIABLE = "RANKWISE_HEALTH_TOKEN"  # noqa: S105  # the variable's name
+_COLLECTOR_VARIABLES = ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _KINDS = "a number, auto, cpu, gpu or xpu"
 _UNFIT_SIGNALS = {
     "SIGKILL": "cannot be handled by any process",
@@ -183,6 +185,10 @@ def job_from(options: RunOptions, environ: Mapping[str, str]) -> Job:
         from rankwise.cli.several_nodes import plan_of_one_node  # noqa: PLC0415  # rarely given
 
         cluster = plan_of_one_node(options, policy, master.host)
+    if _names_collector(environ):
+        cluster = msgspec.structs.replace(
+            cluster or plan_alone(policy, master.host), telemetry=True
+        )
     if cluster is not None:
         cluster = msgspec.structs.replace(
             cluster,
@@ -455,3 +461,10 @@ def _cpus_by_rank(options: RunOptions, size: int) -> dict[int, frozenset[int]] |
     except ValueError:
         raise ConfigError(f"numa binding {options.numa_binding!r} is not known") from None
     return cpus_by_rank(binding, size)
+
+
+def _names_collector(environ: Mapping[str, str]) -> bool:
+    """Whether OpenTelemetry's own variables ask for metrics to be sent to a collector."""
+    is_off = environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
+    goes_there = environ.get("OTEL_METRICS_EXPORTER", "").strip().lower() in ("", "otlp")
+    return goes_there and not is_off and any(map(environ.get, _COLLECTOR_VARIABLES))

@@ -23,11 +23,25 @@ class RunHistory:
         self._command = command
         self._own_failures: tuple[Failure, ...] = ()
         self._earlier: list[EarlierAttempt] = []
+        self.failure_counts: dict[str, int] = {}
+        """How many ranks of this node have failed by themselves, by cause, in all attempts."""
+        self.latest_failure = ""
+        """The root cause of the latest attempt that failed, as far as it is on this node."""
 
     @property
     def earlier(self) -> tuple[EarlierAttempt, ...]:
         """All attempts but the last one, in their order."""
         return tuple(self._earlier)
+
+    def count(self, failures: tuple[Failure, ...]) -> None:
+        """Ranks of this node have failed: for who asks how the run is."""
+        own = [failure for failure in failures if failure.cause is not FailureCause.STOPPED]
+        for failure in own:
+            self.failure_counts[failure.cause] = self.failure_counts.get(failure.cause, 0) + 1
+        if own:
+            from rankwise.launch.failure_report import one_line  # noqa: PLC0415  # rare
+
+            self.latest_failure = one_line(own[0])
 
     def on_failures(self, failures: tuple[Failure, ...]) -> None:
         """Ranks of this node, among several, have failed: whether a round follows is not known."""

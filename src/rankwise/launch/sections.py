@@ -20,7 +20,10 @@ from functools import cache
 from itertools import count
 
 from rankwise.base.errors import ConfigError
+from rankwise.base.units import SECOND
 from rankwise.drivers.real.segments import (
+    LEDGER_SECTION_RUNS,
+    LEDGER_SECTION_TIME,
     LEDGER_SECTIONS,
     LEDGER_WORDS,
     SEGMENT_VARIABLE,
@@ -78,11 +81,13 @@ def section(name: str, *, timeout: float | None = None) -> Iterator[None]:
         _runs[name] = _runs.get(name, 0) + 1
         _arm(now)
         _pass_border()
+        if not _open:
+            _count_run(now - began_at)
 
 
 @cache
-def _word_of_borders() -> "memoryview[int] | None":
-    """The word in which the agent sees that sections come and go."""
+def _own_words() -> "memoryview[int] | None":
+    """The words in which the agent sees that sections come and go."""
     text = os.environ.get(SEGMENT_VARIABLE)
     if text is None:
         return None
@@ -90,20 +95,28 @@ def _word_of_borders() -> "memoryview[int] | None":
         ledgers = Segment.attach(int(text)).ledgers
     except ConfigError:
         return None  # a process that a worker has started: it is no rank
-    at = int(os.environ["RANKWISE_LOCAL_RANK"]) * LEDGER_WORDS + LEDGER_SECTIONS
-    return ledgers[at : at + 1]
+    at = int(os.environ["RANKWISE_LOCAL_RANK"]) * LEDGER_WORDS
+    return ledgers[at : at + LEDGER_WORDS]
 
 
 def forget_segment() -> None:
     """Let the next section be the first one of another world."""
-    _word_of_borders.cache_clear()
+    _own_words.cache_clear()
 
 
 def _pass_border() -> None:
     """Let the agent see that the program has gone on: a section has begun or ended."""
-    word = _word_of_borders()
-    if word is not None:
-        word[0] = next(_borders)
+    words = _own_words()
+    if words is not None:
+        words[LEDGER_SECTIONS] = next(_borders)
+
+
+def _count_run(seconds: float) -> None:
+    """Let the agent see how long a section that is in no other one took."""
+    words = _own_words()
+    if words is not None:
+        words[LEDGER_SECTION_TIME] += round(seconds * SECOND)
+        words[LEDGER_SECTION_RUNS] += 1
 
 
 def _limit_of(name: str) -> float:

@@ -173,6 +173,7 @@ class Session:
             keeps_files=places.keep,
         )
         self._plan = plan_of(job)
+        history = RunHistory(clock.wall_ns, failure_command)
         self._dispatch = AgentRunner(
             self._plan,
             RunParts(
@@ -185,7 +186,7 @@ class Session:
                 decorator=self._decorator,
                 journal=open_journal(job, places, self._complaints, stack, clock),
                 delays=self._delays,
-                history=RunHistory(clock.wall_ns, failure_command),
+                history=history,
                 say=self._say,
             ),
         )
@@ -198,19 +199,19 @@ class Session:
         stack.callback(self.reactor.unwatch_readable, self._planner.stop_fd)
         if job.timeout is not None:
             self.reactor.call_at(after(clock.now(), job.timeout), self._on_time_limit)
-        self._open_control(
-            stack,
-            ControlAnswers(
-                job,
-                self._dispatch,
-                self._host,
-                self._planner,
-                clock,
-                explain=self._answer_why,
-                places=places,
-                stop=self._on_stop_command,
-            ),
+        self._answers = ControlAnswers(
+            job,
+            self._dispatch,
+            self._host,
+            self._planner,
+            clock,
+            delays=self._delays,
+            history=history,
+            explain=self._answer_why,
+            places=places,
+            stop=self._on_stop_command,
         )
+        self._open_control(stack, self._answers)
 
     def run(self) -> Outcome:
         """Turn until the gang has finished and all that was written is out."""
@@ -228,7 +229,9 @@ class Session:
             self._say(left_behind_line(self._host.left_behind), "left-behind")
         lateness = self._lateness()
         self._read_to_the_end(outcome, lateness)
-        return self._decorator.decorate_outcome(outcome, "" if lateness is None else lateness[1])
+        told = self._decorator.decorate_outcome(outcome, "" if lateness is None else lateness[1])
+        self._answers.tell_end(told)
+        return told
 
     def end_well_on_signals(self) -> bool:
         """After a success, have signals end this process as a success; tell whether they do.

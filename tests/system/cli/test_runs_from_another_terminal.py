@@ -2,10 +2,17 @@
 
 import json
 import os
+import signal
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-from running import WITHIN_S, Running, run, start, write_program
+from running import PATIENCE_S, WITHIN_S, Running, run, start, write_program
+
+from rankwise.base.units import SECOND, Duration
+from rankwise.cli.runs_here import deadline_after
+from rankwise.launch.control import Request, list_runs, listen
 
 pytestmark = pytest.mark.system
 
@@ -112,3 +119,74 @@ def test_a_run_that_is_stopped_can_save_and_the_second_stop_waits_with_the_first
     assert done.lines == ["begun on 0", "saved"]
     assert done.code == 143
     assert "stopped by SIGTERM after" in done.stderr
+
+
+STANDS = """
+import os, signal, rankwise
+from rankwise import collectives
+for _ in range(3):
+    assert not rankwise.should_stop()
+    collectives.barrier()
+if rankwise.rank() == 1:
+    print("begun on 1", flush=True)
+    signal.pause()
+collectives.barrier()
+"""
+
+
+def test_top_shows_who_is_awaited_in_a_pipe_and_for_programs(tmp_path: Path) -> None:
+    script = write_program(tmp_path, STANDS)
+    with start("run", "--nproc-per-node=3", "--no-prefix", script) as running:
+        running.wait_for("begun on 1")
+        told: list[dict[str, Any]] = []
+        deadline = time.monotonic() + PATIENCE_S
+        while not any(rank["state"] == "awaited" for rank in told):  # it takes a second of waiting
+            assert time.monotonic() < deadline, told
+            (row,) = map(json.loads, run("top", "--json", str(running.pid)).lines)
+            told = row["workers"]
+        shown = run("top", str(running.pid)).lines
+        every = run("top", "--once").lines
+        run("stop", "--now", str(running.pid))
+        running.finish(WITHIN_S)
+
+    assert [rank["state"] for rank in told] == ["waiting", "awaited", "waiting"]
+    assert [rank["steps"] for rank in told] == [2, 2, 2]
+    assert told[0]["call"]["text"].startswith("barrier #4")
+    assert told[1]["awaited_by"] == 2
+    assert told[1]["memory_bytes"] > 1 << 20
+    assert any(line.startswith("ranks 0, 2 wait for rank 1, for ") for line in shown)
+    header, odd, *others = (line.split() for line in shown[-4:])
+    assert header[:3] == ["RANKS", "STATE", "STEPS/S"]
+    assert odd[:2] == ["1", "awaited"]
+    assert [line[:2] for line in others] == [["0", "waiting"], ["2", "waiting"]]
+    assert max(map(len, shown)) <= 80
+    assert any(f"pid {running.pid}" in line for line in every)
+
+
+FAILS_ONCE = """
+import os, signal
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    raise ValueError("bad shape")
+print("begun again", flush=True)
+signal.pause()
+"""
+
+
+def test_an_agent_tells_of_earlier_failures_and_at_last_of_the_end(tmp_path: Path) -> None:
+    script = write_program(tmp_path, FAILS_ONCE)
+    with start("run", "--max-restarts=1", "--no-prefix", script) as running:
+        running.wait_for("begun again")
+        (asked,) = (each for each in list_runs() if each.pid == running.pid)
+        answer = listen(asked, Request("end"), deadline_after(Duration(10 * SECOND)))
+        assert next(answer) == {"state": "going on"}
+        (row,) = map(json.loads, run("top", "--json", str(running.pid)).lines)
+        shown = run("top", str(running.pid)).lines
+        os.kill(row["workers"][0]["pid"], signal.SIGKILL)
+        (end,) = answer
+        running.finish(WITHIN_S)
+
+    assert row["failures"] == {"raised": 1}
+    assert (row["restarts"], row["restarts_max"]) == (1, 1)
+    assert "failed so far: 1 raised  rank 0 failed (ValueError: bad shape)" in shown
+    assert (end["state"], end["attempts"]) == ("failed", 2)
+    assert "SIGKILL" in end["why"]

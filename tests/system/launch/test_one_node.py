@@ -60,11 +60,29 @@ def test_a_node_check_that_fails_keeps_the_ranks_from_starting(tmp_path: Path) -
     assert (passed.code, plain(passed.lines)) == (0, ["began"])
 
 
-def test_health_and_metrics_are_answered(tmp_path: Path) -> None:
-    script = write_program(tmp_path, "print('began', flush=True); import signal; signal.pause()")
+MEASURED = """
+import os, signal, time, rankwise
+from rankwise import collectives
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    if rankwise.rank() == 1:
+        raise ValueError("once")
+    signal.pause()
+for _ in range(4):
+    with rankwise.section("step"):
+        collectives.barrier()
+        time.sleep(0.002)
+print("began", flush=True)
+signal.pause()
+"""
 
-    with start("run", "--nproc-per-node=2", "--health-port=0", script) as running:
-        running.wait_for("began")
+
+def test_health_and_metrics_are_answered(tmp_path: Path) -> None:
+    script = write_program(tmp_path, MEASURED)
+
+    with start(
+        "run", "--nproc-per-node=2", "--max-restarts=1", "--health-port=0", script
+    ) as running:
+        running.wait_for("began", count=2)
         told = running.wait_for("health: http", stream="stderr")
         port = re.search(r"http://127.0.0.1:(\d+)/health", told)
         assert port is not None
@@ -78,7 +96,20 @@ def test_health_and_metrics_are_answered(tmp_path: Path) -> None:
         done = running.finish()
 
     assert (health["phase"], health["nodes"], health["workers"]) == ("running", 1, 2)
-    assert "rankwise_workers" in metrics
+    samples = dict(
+        re.sub(r'run_id="[^"]+",node="\w+",?', "", line).rsplit(" ", 1)
+        for line in metrics.splitlines()
+        if not line.startswith("#")
+    )
+    assert samples["rankwise_workers{}"] == "2"
+    assert samples["rankwise_restarts_total{}"] == "1"
+    assert samples['rankwise_failures_total{kind="raised"}'] == "1"
+    for rank in range(2):
+        assert samples[f'rankwise_steps_total{{rank="{rank}"}}'] == "4"
+        assert float(samples[f'rankwise_step_seconds_total{{rank="{rank}"}}']) > 0.007
+        assert samples[f'rankwise_collectives_total{{rank="{rank}"}}'] == "4"
+        assert int(samples[f'rankwise_memory_bytes{{rank="{rank}"}}']) > 1 << 20
+        assert float(samples[f'rankwise_cpu_seconds_total{{rank="{rank}"}}']) > 0
     assert done.code == 143
 
 

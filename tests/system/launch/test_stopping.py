@@ -98,6 +98,24 @@ def test_whoever_waits_for_stubborn_ranks_is_told_how_long_and_what_helps(tmp_pa
         assert running.finish().code == 128 + signal.SIGINT
 
 
+COUNTS_FIRST = """
+import rankwise
+from rankwise import collectives
+for _ in range(3):
+    assert not rankwise.should_stop()
+    collectives.barrier()
+print("done")
+"""
+
+
+def test_ranks_may_count_their_steps_before_their_first_collective(tmp_path: Path) -> None:
+    script = write_program(tmp_path, COUNTS_FIRST)
+
+    done = run("run", "--nproc-per-node=2", "--no-prefix", script)
+
+    assert (done.code, done.lines) == (0, ["done", "done"]), done.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_ranks_that_count_their_steps_all_stop_after_the_same(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -117,6 +117,44 @@ def test_runs_are_listed_for_programs(run_id: str, capsys: pytest.CaptureFixture
     assert {"run_id": run_id, "pid": os.getpid(), **ALONE} in rows
 
 
+def test_without_textual_the_command_that_installs_it_is_told(
+    run_id: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("rankwise.cli.top.find_spec", lambda _name: None)
+    monkeypatch.setattr("rankwise.cli.top._is_on_terminal", lambda: True)
+    monkeypatch.setattr("sys.executable", "/some where/python")
+
+    assert invoke(["top", run_id]) == 1
+
+    assert capsys.readouterr().err == (
+        "rankwise top: error: to be live in a terminal, rankwise top needs textual, which is not "
+        "installed (install it: '/some where/python' -m pip install 'rankwise[tui]'; or print it "
+        "once: rankwise top --once)\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {"state": "of the future", "nproc": "some"},
+        ALONE | {"workers": [{"rank": 0, "local_rank": 0, "pid": 1, "state": "of the future"}]},
+    ],
+)
+def test_top_shows_a_run_that_answers_in_other_words_as_one_that_does_not(
+    run_id: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke(["top", "--json", run_id]) == 0
+    row = json.loads(capsys.readouterr().out)
+    assert (row["run_id"], row["pid"], row["state"]) == (run_id, os.getpid(), "silent")
+    assert "of another version" in row["problem"]
+
+    assert invoke(["top", "--once", run_id]) == 0
+    assert "of another version of rankwise" in capsys.readouterr().out
+
+    assert invoke(["top", "--interval=10ms"]) == 2
+    assert "--interval: expected at least 100ms" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("by", ["name", "beginning"])
 def test_stacks_are_shown_and_equal_ones_once(
     run_id: str, by: str, capsys: pytest.CaptureFixture[str]

@@ -8,7 +8,8 @@ import threading
 import pytest
 
 from rankwise.base.errors import ConfigError
-from rankwise.launch.sections import section
+from rankwise.drivers.real.segments import SEGMENT_VARIABLE, Segment
+from rankwise.launch.sections import forget_segment, section
 
 
 def run_program(text: str) -> "subprocess.CompletedProcess[str]":
@@ -24,6 +25,24 @@ def run_program(text: str) -> "subprocess.CompletedProcess[str]":
 def test_a_section_that_is_left_in_time_changes_nothing() -> None:
     with section("quick", timeout=60), section("inner"):
         pass
+
+
+def test_outermost_sections_are_counted_with_the_time_that_they_took(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with Segment.create(2) as segment:
+        monkeypatch.setenv(SEGMENT_VARIABLE, str(segment.fd))
+        monkeypatch.setenv("RANKWISE_LOCAL_RANK", "1")
+        forget_segment()
+        for _ in range(3):
+            with section("step", timeout=60), section("inner", timeout=60):
+                pass
+        pace, others = segment.pace(1), segment.pace(0)
+        forget_segment()
+
+    assert pace.steps == 3
+    assert pace.time > 0
+    assert others.steps == 0
 
 
 def test_the_thread_that_watches_ends_when_there_is_nothing_to_watch() -> None:

@@ -16,7 +16,7 @@ a broadcast may go on before anybody has come, and a call that was issued keeps 
   tells the share.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -53,6 +53,20 @@ class Delay(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     last: float
     waited: Duration
+
+
+def notable(delays: Collection[Delay], lasted: Duration) -> Delay | None:
+    """The rank that has cost the others a notable part of that time; None if there is none."""
+    if not delays:
+        return None
+    worst = max(delays, key=lambda delay: (delay.waited, -delay.rank))
+    others = sum(delay.waited for delay in delays) - worst.waited
+    is_notable = (
+        worst.waited >= NOTABLE_TIME
+        and worst.waited > NOTABLE_SHARE * lasted
+        and worst.waited * (len(delays) - 1) > _OUTSTANDING * others
+    )
+    return worst if is_notable else None
 
 
 class Lateness:
@@ -100,17 +114,7 @@ class Lateness:
 
     def worst(self, lasted: Duration) -> Delay | None:
         """The rank that has cost the others a notable part of that time; None if there is none."""
-        delays = self.delays()
-        if not delays:
-            return None
-        worst = max(delays, key=lambda delay: (delay.waited, -delay.rank))
-        others = sum(delay.waited for delay in delays) - worst.waited
-        is_notable = (
-            worst.waited >= NOTABLE_TIME
-            and worst.waited > NOTABLE_SHARE * lasted
-            and worst.waited * (len(delays) - 1) > _OUTSTANDING * others
-        )
-        return worst if is_notable else None
+        return notable(self.delays(), lasted)
 
     def _delay(self, rank: int, judged: int) -> Delay:
         groups = [group for group in self._groups.values() if rank in group.last]

@@ -40,6 +40,7 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 
 from rankwise.base.errors import ConfigError, LocalProtocolError
+from rankwise.base.units import Duration
 
 if TYPE_CHECKING:
     from rankwise.drivers.real.futex import FutexWord
@@ -71,6 +72,10 @@ LEDGER_TAKES_SIGTERM = 8
 """1 for a rank that takes SIGTERM for a request to stop, instead of dying of it."""
 LEDGER_SECTIONS = 9
 """How often a rank has entered or left a section (`rankwise.section`)."""
+LEDGER_STEP_BEGAN, LEDGER_STEP_TIME = 10, 11
+"""When a rank began its present step, and how long those before took together, in nanoseconds."""
+LEDGER_SECTION_RUNS, LEDGER_SECTION_TIME = 12, 13
+"""How many sections it has left that were in no other one, and how long they took together."""
 
 _IDENTITY = struct.Struct("=8sIIQQ")
 _CACHE_LINE = 64
@@ -152,6 +157,18 @@ class Layout(msgspec.Struct, frozen=True):
     def buffer(self, buffer: int, local_rank: int) -> int:
         """Offset of one of a slot's buffers."""
         return self.slots + self.buffer_bytes * (BUFFER_COUNT * local_rank + buffer)
+
+
+class Pace(msgspec.Struct, frozen=True):
+    """How fast a worker gets on: in steps, or where it counts none, in its outermost sections.
+
+    Attributes:
+        steps: how many it has done.
+        time: how long they took together.
+    """
+
+    steps: int
+    time: Duration
 
 
 class Segment:
@@ -299,9 +316,15 @@ class Segment:
         They are when it last came to a barrier, of which a long collective has several, and its
         counts of steps and sections.
         """
-        at = self.layout.ledgers + 8 * LEDGER_WORDS * local_rank
-        ledger = struct.unpack(f"={LEDGER_WORDS}Q", os.pread(self.fd, 8 * LEDGER_WORDS, at))
+        ledger = self._ledger(local_rank)
         return ledger[LEDGER_MOVED_AT], ledger[LEDGER_STEPS], ledger[LEDGER_SECTIONS]
+
+    def pace(self, local_rank: int) -> Pace:
+        """How many steps a worker has done, and in what time."""
+        ledger = self._ledger(local_rank)
+        if begun := ledger[LEDGER_STEPS]:
+            return Pace(begun - 1, Duration(ledger[LEDGER_STEP_TIME]))
+        return Pace(ledger[LEDGER_SECTION_RUNS], Duration(ledger[LEDGER_SECTION_TIME]))
 
     def steps(self) -> int | None:
         """How many steps the farthest worker has begun; None where nobody counts them."""
@@ -320,6 +343,10 @@ class Segment:
         """For the agent: a worker that comes from an earlier segment takes SIGTERM as it did."""
         at = self.layout.ledgers + 8 * (LEDGER_WORDS * local_rank + LEDGER_TAKES_SIGTERM)
         os.pwrite(self.fd, struct.pack("=Q", 1), at)
+
+    def _ledger(self, local_rank: int) -> tuple[int, ...]:
+        at = self.layout.ledgers + 8 * LEDGER_WORDS * local_rank
+        return struct.unpack(f"={LEDGER_WORDS}Q", os.pread(self.fd, 8 * LEDGER_WORDS, at))
 
     def _read_ledgers(self) -> Iterator[tuple[int, ...]]:
         """Every worker's ledger."""

@@ -8,6 +8,7 @@ the run on this node.
 import os
 import socket
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -28,6 +29,10 @@ from rankwise.launch.cluster.console_announcements import ConsoleAnnouncements, 
 from rankwise.launch.cluster.node_host import RealNodeHost
 from rankwise.launch.cluster.plan import ClusterPlan
 from rankwise.launch.run_parts import RunParts
+
+if TYPE_CHECKING:
+    from rankwise.launch.cluster.metrics import Snapshot
+    from rankwise.launch.cluster.probe import Probe
 
 NEVER = Instant(1 << 63)
 
@@ -74,6 +79,11 @@ class AgentRunner:
 
         if plan.health_port is not None:
             self._answer_for_health(plan, plan.health_port, parts)
+        if plan.telemetry:
+            from rankwise.launch.cluster.telemetry import Telemetry  # noqa: PLC0415  # rare
+
+            probe = self._probe(plan, parts)
+            parts.stack.enter_context(Telemetry(probe, parts.reactor.post, parts.say))
 
     @property
     def outcome(self) -> Outcome | None:
@@ -211,44 +221,51 @@ class AgentRunner:
         self._parts.host.fence(self._fence)
 
     def _answer_for_health(self, plan: ClusterPlan, port: int, parts: RunParts) -> None:
-        from rankwise.launch.cluster.health import (  # noqa: PLC0415  # rare
-            AgentStatus,
-            HealthServer,
-            shown_id,
+        from rankwise.launch.cluster.health import HealthServer  # noqa: PLC0415  # rare
+
+        server = parts.stack.enter_context(
+            HealthServer(
+                port, self._probe(plan, parts), host=plan.health_host, token=plan.health_token
+            )
         )
+        if port == 0:
+            parts.say(f"health: http://{self._agent.spec.offer.address}:{server.port}/health")
+
+    def _probe(self, plan: ClusterPlan, parts: RunParts) -> "Probe":
+        from rankwise.launch.cluster.health import shown_id  # noqa: PLC0415  # rare
+        from rankwise.launch.cluster.probe import Probe  # noqa: PLC0415  # the same
 
         # Where the nodes know nothing of each other but the run's id, it is told to nobody.
         is_id_secret = plan.backend in ("static", "embedded") and not plan.has_token
+        name = shown_id(self._agent.spec.run_id, is_secret=is_id_secret)
+        return Probe(parts.reactor.post, lambda: self._snapshot(name, parts))
 
-        def look() -> AgentStatus:
-            agent = self._agent
-            world = agent.world
-            segment = parts.planner.segment
-            step = None if segment is None else segment.steps()
-            alive = sum(not link.is_over for link in parts.host.links.values())
-            status = AgentStatus(
-                run_id=shown_id(agent.spec.run_id, is_secret=is_id_secret),
-                node=agent.spec.offer.node_id,
-                phase=str(agent.phase),
-                workers=alive,
-                leads=agent.rendezvous.is_leading,
-                step=-1 if step is None else step,
-                waited_for_seconds={delay.rank: delay.waited / SECOND for delay in parts.delays()},
-            )
-            if world is None:
-                return status
-            return msgspec.structs.replace(
+    def _snapshot(self, run_name: str, parts: RunParts) -> "Snapshot":
+        from rankwise.launch.cluster.metrics import AgentStatus, Snapshot  # noqa: PLC0415  # rare
+        from rankwise.launch.rank_status import ranks_now  # noqa: PLC0415  # the same
+
+        agent, planner = self._agent, parts.planner
+        segment, delays = planner.segment, parts.delays()
+        step = None if segment is None else segment.steps()
+        status = AgentStatus(
+            run_id=run_name,
+            node=agent.spec.offer.node_id,
+            phase=str(agent.phase),
+            workers=sum(not link.is_over for link in parts.host.links.values()),
+            failures=parts.history.failure_counts.copy(),
+            leads=agent.rendezvous.is_leading,
+            step=-1 if step is None else step,
+            waited_for_seconds={delay.rank: delay.waited / SECOND for delay in delays},
+        )
+        if (world := agent.world) is not None:
+            status = msgspec.structs.replace(
                 status,
                 round=world.round,
                 node_rank=world.node_rank,
                 nodes=len(world.members),
                 restarts=world.restarts,
             )
-
-        server = parts.stack.enter_context(
-            HealthServer(
-                port, parts.reactor.post, look, host=plan.health_host, token=plan.health_token
-            )
-        )
-        if port == 0:
-            parts.say(f"health: http://{self._agent.spec.offer.address}:{server.port}/health")
+        if agent.gang is None:
+            return Snapshot(status=status)
+        ranks = ranks_now(agent.gang, planner.world, segment, delays, parts.clock.now())
+        return Snapshot(status=status, ranks=tuple(ranks))

@@ -154,6 +154,7 @@ class RealNodeHost:
     def describe_failures(self, number: int, failures: tuple[Failure, ...]) -> None:
         """Find out what only the world knows."""
         described = self._parts.decorator.decorate(failures)
+        self._parts.history.count(described)
         if not self._plan.is_alone:  # who is alone is told by what it announces
             self._parts.history.on_failures(described)
         self._deliver(FailuresDescribed(number, described))

@@ -25,6 +25,7 @@ class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True):
         health_port, health_host: where to answer questions about this agent's health; no port
             means nowhere, and no host the loopback.
         health_token: what who asks must bring; empty for nothing.
+        telemetry: whether the environment names an OpenTelemetry collector for metrics.
     """
 
     backend: str = ""
@@ -43,6 +44,7 @@ class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True):
     health_port: int | None = None
     health_host: str = "127.0.0.1"
     health_token: str = ""
+    telemetry: bool = False
 
     @property
     def is_alone(self) -> bool:

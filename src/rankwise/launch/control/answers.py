@@ -2,7 +2,9 @@
 
 import os
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
+from rankwise.base.failure import Outcome
 from rankwise.base.units import SECOND
 from rankwise.drivers.real.process_host import RealProcessHost
 from rankwise.launch.cluster.agent_runner import AgentRunner
@@ -10,7 +12,11 @@ from rankwise.launch.control.server import Reply, Request
 from rankwise.launch.job import Job, program_name, restarts_allowed
 from rankwise.launch.log_layout import LogPlaces
 from rankwise.launch.planning import JobPlanner
+from rankwise.launch.run_history import RunHistory
 from rankwise.ports.clock import Clock
+
+if TYPE_CHECKING:
+    from rankwise.core.ledger import Delay
 
 
 class ControlAnswers:
@@ -24,6 +30,8 @@ class ControlAnswers:
         planner: JobPlanner,
         clock: Clock,
         *,
+        delays: Callable[[], "tuple[Delay, ...]"],
+        history: RunHistory,
         explain: Callable[[Reply], None],
         places: LogPlaces,
         stop: Callable[[bool], None],
@@ -36,7 +44,10 @@ class ControlAnswers:
         self._explain = explain
         self._places = places
         self._stop = stop
+        self._delays = delays
+        self._history = history
         self._began_at = clock.now()
+        self._awaiting_end: list[Reply] = []
 
     def on_request(self, request: Request, reply: Reply) -> None:
         """Answer at once, or when the workers have been asked."""
@@ -50,6 +61,10 @@ class ControlAnswers:
                 self._explain(reply)
             case "logs":
                 self._show_logs(request, reply)
+            case "end":
+                reply.send({"state": "going on"})
+                self._awaiting_end = [each for each in self._awaiting_end if each.is_wanted]
+                self._awaiting_end.append(reply)
             case "stop":
                 self._stop(request.at_once)
                 # The answer ends when this run does.
@@ -57,7 +72,15 @@ class ControlAnswers:
                     {"stopping": len(self._living()), "grace_s": self._job.gang.grace / SECOND}
                 )
 
+    def tell_end(self, outcome: Outcome) -> None:
+        """Tell those who asked for it that the run is over, and how."""
+        for reply in self._awaiting_end:
+            reply.send(_end_of(outcome))
+            reply.finish()
+
     def _status(self) -> dict[str, object]:
+        from rankwise.launch.rank_status import ranks_now  # noqa: PLC0415  # nobody may ask
+
         gang = self._dispatch.gang
         status: dict[str, object] = {
             "nproc": self._job.gang.size,
@@ -76,10 +99,11 @@ class ControlAnswers:
                 "first_rank": world.first_rank,
                 "world_size": world.size,
                 "restarts": gang.attempt if world.restarts is None else world.restarts,
-                "workers": [
-                    {"rank": world.rank(local_rank), "local_rank": local_rank, "pid": pid}
-                    for local_rank, pid in sorted(self._living().items())
-                ],
+                "failures": self._history.failure_counts,
+                "latest_failure": self._history.latest_failure,
+                "workers": ranks_now(
+                    gang, world, self._planner.segment, self._delays(), self._clock.now()
+                ),
             }
             if lineup := self._dispatch.lineup:  # agreed upon by nodes, however few there are
                 status |= {"round": gang.attempt, "lineup": lineup}
@@ -129,3 +153,10 @@ class ControlAnswers:
             lines = fatal_lines(stacks.get(local_rank, ""))
             reply.send({"rank": rank, "pid": pid, "stacks": "\n".join(lines)})
         reply.finish()
+
+
+def _end_of(outcome: Outcome) -> dict[str, object]:
+    from rankwise.launch.failure_report import one_line  # noqa: PLC0415  # nobody may ask
+
+    why = one_line(outcome.failures[0]) if outcome.failures else outcome.detail
+    return {"state": str(outcome.status), "attempts": outcome.attempts, "why": why}

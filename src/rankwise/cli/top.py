@@ -1,0 +1,124 @@
+"""`rankwise top`: how the ranks of a run are, live in a terminal, or once as text or JSON."""
+
+import os
+import shlex
+import sys
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rankwise.base.errors import RankwiseError
+from rankwise.base.units import SECOND, Duration, duration_from_seconds
+from rankwise.cli.main import CONTEXT_SETTINGS
+from rankwise.cli.options import DURATION
+from rankwise.cli.runs_here import choose_run, complete_run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rankwise.launch.control import RunSummary
+    from rankwise.tui.looks import RunLook
+    from rankwise.tui.picture import RunPicture
+
+INTERVAL_MIN = duration_from_seconds(0.1)
+
+
+class NoScreen(RankwiseError):
+    """What draws on the terminal is not installed."""
+
+
+@click.command("top", context_settings=CONTEXT_SETTINGS)
+@click.argument("run", required=False, shell_complete=complete_run)
+@click.option("--once", is_flag=True, help="Print it once, as text of 80 columns, and end.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per run, and end.")
+@click.option(
+    "--interval",
+    type=DURATION,
+    default="1s",
+    show_default=True,
+    help="How long to wait between two looks; longer where a look takes more than a tenth of it.",
+)
+def top(run: str | None, *, once: bool, as_json: bool, interval: Duration) -> None:
+    """Show how the ranks of RUN are: state, steps, last collective, lateness, CPU, memory.
+
+    Without RUN, all of your runs on this machine. Many ranks are folded by state, the odd ones
+    first: failed, hung, awaited (others wait for it in a collective), late, still (no progress for
+    10 s). Keys: q quit, enter unfold or fold, o order, f fold all, ? help. It is live in a terminal
+    (needs the extra: pip install 'rankwise[tui]'); into a pipe it is printed once. The run is not
+    disturbed.
+
+    RUN is a run's name as `rankwise ps` shows it, the beginning of one, or the pid of its agent. Of
+    a run on several nodes, its ranks on this node are shown.
+    """
+    if interval < INTERVAL_MIN:
+        raise click.BadParameter("expected at least 100ms", param_hint="--interval")
+    if as_json or once or not _is_on_terminal():
+        _print_once(run, as_json=as_json)
+        return
+    if find_spec("textual") is None:
+        command = f"{shlex.quote(sys.executable)} -m pip install 'rankwise[tui]'"
+        raise NoScreen(
+            "to be live in a terminal, rankwise top needs textual, which is not installed",
+            hint=f"install it: {command}; or print it once: rankwise top --once",
+        )
+    from rankwise.tui.app import show  # noqa: PLC0415  # textual takes its time
+
+    show(lambda: _chosen(run), interval / SECOND)
+
+
+def _is_on_terminal() -> bool:
+    """Whether keys can be read, and a screen can be drawn."""
+    has_screen = os.environ.get("TERM", "dumb") != "dumb"
+    return has_screen and sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def _chosen(name: str | None) -> "list[RunSummary]":
+    from rankwise.launch.control import list_runs  # noqa: PLC0415  # not for --help
+
+    runs = list_runs()
+    if name is None:
+        return runs
+    # Of a run on several nodes there may be several agents here.
+    return [run for run in runs if run.run_id == name] or [choose_run(runs, name)]
+
+
+def _print_once(name: str | None, *, as_json: bool) -> None:
+    from rankwise.tui.looks import look_at  # noqa: PLC0415  # not for --help
+    from rankwise.tui.picture import Watcher  # noqa: PLC0415  # the same
+
+    looks = look_at(_chosen(name))
+    pictures = [Watcher(look.run).see(look) for look in looks]
+    if not as_json:
+        from rankwise.tui.text import page  # noqa: PLC0415  # the same
+
+        click.echo(page(pictures))
+        return
+    import msgspec  # noqa: PLC0415  # only here
+
+    for row in _rows(looks, pictures):
+        click.echo(msgspec.json.encode(row).decode())
+
+
+def _rows(
+    looks: "Sequence[RunLook]", pictures: "Sequence[RunPicture]"
+) -> "Iterator[dict[str, Any]]":
+    """One object per run: what its agent says, and what each rank uses."""
+    import msgspec  # noqa: PLC0415  # only here
+
+    for look, picture in zip(looks, pictures, strict=True):
+        row: dict[str, Any] = {"run_id": look.run.run_id, "pid": look.run.pid}
+        if look.status is None:
+            yield row | {"state": "silent", "problem": look.problem}
+            continue
+        status = msgspec.to_builtins(look.status)
+        for worker, shown in zip(status["workers"], picture.rows, strict=True):
+            del worker["marks"]
+            worker |= {
+                "state": str(shown.state),
+                "step_rate": shown.step_rate,
+                "cpu_percent": shown.cpu_percent,
+                "memory_bytes": shown.memory_bytes,
+                "gpu_bytes": shown.gpu_bytes,
+            }
+        yield row | status

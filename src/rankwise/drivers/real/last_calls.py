@@ -1,0 +1,165 @@
+"""The call that each worker began last, and whom it has been waiting for: read from their books.
+
+`call_rings` reads whole books, for who judges them. Who only looks on, as `rankwise top` does every
+second, needs one entry of each: this reads a few hundred bytes of a worker, and tables of groups
+only while somebody waits.
+"""
+
+import os
+import struct
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from rankwise.base.units import MILLISECOND, Duration, Instant, between
+from rankwise.drivers.real.segments import Segment
+from rankwise.drivers.real.worker.call_ring import (
+    ENTRIES,
+    ENTRY_BYTES,
+    ENTRY_HEAD,
+    GROUP_BYTES,
+    GROUP_HEAD,
+    GROUP_KEY_BYTES,
+    GROUP_LABEL_BYTES,
+    HEAD_BYTES,
+    HEAD_CALLS,
+    HEAD_GROUPS,
+    RING_AT,
+    TEXT_BYTES,
+)
+
+NOTABLE_WAIT = Duration(500 * MILLISECOND)
+"""Ranks that wait for less are not looked into: in every healthy run some do."""
+_HEAD = struct.Struct("=8Q")
+
+
+class LastCall(msgspec.Struct, frozen=True, kw_only=True):
+    """The call that a worker began last.
+
+    Attributes:
+        sequence: how many calls it has begun in all.
+        text: the operation in words, with its number in the group.
+        group: how people call the group; empty for the group of all ranks.
+        key: the group's key, the same on all its members; empty for a message to one rank.
+        number: the call's number in the group.
+        place: the line of the program, such as `train.py:88`.
+        begun_at: when the worker came to it.
+        is_standing: whether the worker is still in it.
+    """
+
+    sequence: int
+    text: str
+    group: str
+    key: str
+    number: int
+    place: str
+    begun_at: Instant
+    is_standing: bool
+
+
+def last_call(segment: Segment, local_rank: int) -> LastCall | None:
+    """The last call of a worker; None where it has made none, or makes the next one right now."""
+    area = segment.area_of_calls(local_rank)
+    sequence = _HEAD.unpack(os.pread(segment.fd, HEAD_BYTES, area))[HEAD_CALLS]
+    if not sequence:
+        return None
+    at = area + RING_AT + sequence % ENTRIES * ENTRY_BYTES
+    entry = os.pread(segment.fd, ENTRY_BYTES, at)
+    found, number, begun_at, end, slot, *_ = ENTRY_HEAD.unpack_from(entry)
+    if found != sequence:
+        return None
+    key, label = ("", "") if slot < 0 else _names_of_group(segment, area, slot)
+    words = entry[ENTRY_HEAD.size :]
+    return LastCall(
+        sequence=sequence,
+        text=_text(words[:TEXT_BYTES]).replace("#?", f"#{number}"),
+        group=label,
+        key=key,
+        number=number,
+        place=_text(words[TEXT_BYTES:]),
+        begun_at=Instant(begun_at),
+        is_standing=not end,
+    )
+
+
+def awaited(
+    segment: Segment, calls: Mapping[int, LastCall], now: Instant
+) -> dict[int, tuple[int, Instant]]:
+    """The workers for which others wait in calls: how many wait, and since when the first does.
+
+    A worker that stands in a call itself is awaited by nobody: it waits. So is one of a group that
+    it shares with none of those that wait.
+    """
+    standing = {
+        rank: call
+        for rank, call in calls.items()
+        if call.is_standing and call.key and between(call.begun_at, now) >= NOTABLE_WAIT
+    }
+    if not standing:
+        return {}
+    waiting: dict[str, list[LastCall]] = {}
+    for call in standing.values():
+        waiting.setdefault(call.key, []).append(call)
+    members = _members(segment, standing)
+    found: dict[int, tuple[int, Instant]] = {}
+    for rank in range(segment.worker_count):
+        known = calls.get(rank)
+        if known is not None and known.is_standing:
+            continue
+        counts = _counts(segment, rank)
+        missed = [
+            call
+            for key, calls_there in waiting.items()
+            if rank in members[key]
+            for call in calls_there
+            if counts.get(key, 0) < call.number
+        ]
+        if missed:
+            found[rank] = len(missed), min(call.begun_at for call in missed)
+    return found
+
+
+def _members(segment: Segment, standing: Mapping[int, LastCall]) -> dict[str, frozenset[int]]:
+    """The workers in each group in which somebody stands, from the table of one who does."""
+    members: dict[str, frozenset[int]] = {}
+    for rank, call in standing.items():
+        if call.key in members:
+            continue
+        for table, at in _groups(segment, rank):
+            if _key(table, at) == call.key:
+                begin = at + GROUP_HEAD.size + GROUP_KEY_BYTES + GROUP_LABEL_BYTES
+                bits = int.from_bytes(table[begin : at + GROUP_BYTES], "little")
+                here = (bit for bit in range(bits.bit_length()) if bits >> bit & 1)
+                members[call.key] = frozenset(here)
+    return members
+
+
+def _counts(segment: Segment, local_rank: int) -> dict[str, int]:
+    """How many calls of each group a worker has begun."""
+    return {
+        _key(table, at): GROUP_HEAD.unpack_from(table, at)[0]
+        for table, at in _groups(segment, local_rank)
+    }
+
+
+def _groups(segment: Segment, local_rank: int) -> Iterable[tuple[bytes, int]]:
+    """A worker's table of groups, and where in it each of them begins."""
+    area = segment.area_of_calls(local_rank)
+    count = _HEAD.unpack(os.pread(segment.fd, HEAD_BYTES, area))[HEAD_GROUPS]
+    table = os.pread(segment.fd, count * GROUP_BYTES, area + HEAD_BYTES)
+    return ((table, slot * GROUP_BYTES) for slot in range(count))
+
+
+def _names_of_group(segment: Segment, area: int, slot: int) -> tuple[str, str]:
+    head = os.pread(segment.fd, GROUP_BYTES, area + HEAD_BYTES + slot * GROUP_BYTES)
+    label_at = GROUP_HEAD.size + GROUP_KEY_BYTES
+    return _key(head, 0), _text(head[label_at : label_at + GROUP_LABEL_BYTES])
+
+
+def _key(table: bytes, at: int) -> str:
+    at += GROUP_HEAD.size
+    return _text(table[at : at + GROUP_KEY_BYTES])
+
+
+def _text(data: bytes) -> str:
+    return data.rstrip(b"\0").decode(errors="replace")

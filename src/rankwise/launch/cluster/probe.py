@@ -1,0 +1,60 @@
+"""Asks an agent, from any thread, how it is.
+
+The answer is made in the reactor's thread, for which the asker waits: an agent that is stuck does
+not answer as if it were well. What any process may look up, CPU time and memory, is looked up in
+the asker's thread.
+"""
+
+import threading
+from collections.abc import Callable
+
+import msgspec
+
+from rankwise.drivers.real.process_usage import usage_by_session
+from rankwise.launch.cluster.metrics import Snapshot
+
+PATIENCE_S = 5.0
+
+
+class Probe:
+    """Asks one agent.
+
+    Args:
+        ask: has a callback called in the agent's thread.
+        look: describes the agent; called in the agent's thread.
+        patience_s: how long an answer may take.
+    """
+
+    def __init__(
+        self,
+        ask: Callable[[Callable[[], None]], None],
+        look: Callable[[], Snapshot],
+        *,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self._ask = ask
+        self._look = look
+        self._patience_s = patience_s
+        self._last: Snapshot | None = None
+
+    def snapshot(self, *, measures: bool) -> Snapshot | None:
+        """How the agent says that it is, and what its ranks use; None if it does not answer."""
+        snapshot = self._last or self._asked()
+        if snapshot is None or not measures:
+            return snapshot
+        return msgspec.structs.replace(snapshot, usage=usage_by_session())
+
+    def conclude(self) -> None:
+        """In the agent's thread, at its end: what it is now is what it will be."""
+        self._last = self._look()
+
+    def _asked(self) -> Snapshot | None:
+        answers: list[Snapshot] = []
+        answered = threading.Event()
+
+        def answer() -> None:
+            answers.append(self._look())
+            answered.set()
+
+        self._ask(answer)
+        return answers[0] if answered.wait(self._patience_s) else None

@@ -1,0 +1,154 @@
+"""Hands an agent's metrics to an OpenTelemetry collector, where one is named in the environment.
+
+`OTEL_EXPORTER_OTLP_ENDPOINT` (or that of metrics alone) asks for it, as of any program, and so the
+other standard variables apply: the interval, headers, certificates, the service's name. The extra
+`otel` brings the packages; a run without them does nothing, since the variable may be meant for the
+program alone. It is sent as protobuf over HTTP.
+
+Importing takes longer than the start of a run, so a thread does it, and reads the metrics from then
+on in intervals through the `Probe`. At the end of the run the last values are sent, for which a
+collector that does not answer is not waited for long.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Self
+
+from rankwise.launch.cluster.metrics import METRICS, Metric, Snapshot
+from rankwise.launch.cluster.probe import Probe
+from rankwise.launch.notices import Say
+
+LAST_WORDS_S = 3.0
+"""How long the end of a run waits until the last values are sent."""
+FRESH_S = 0.2
+"""Metrics that are read within this time are made of one answer of the agent."""
+
+
+class Telemetry:
+    """Sends metrics from a thread of its own while it is entered.
+
+    Args:
+        probe: asks the agent.
+        ask: has a callback called in the agent's thread.
+        say: tells the user that they cannot be sent, once.
+    """
+
+    def __init__(self, probe: Probe, ask: Callable[[Callable[[], None]], None], say: Say) -> None:
+        self._probe = probe
+        self._complaints = _Complaints(ask, say)
+        self._latest: tuple[float, Snapshot | None] = (float("-inf"), None)
+        self._provider: Any = None
+        self._thread = threading.Thread(target=self._begin, name="rankwise-otel", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """In the agent's thread: send what is known now, and end."""
+        deadline = time.monotonic() + LAST_WORDS_S
+        self._probe.conclude()
+        self._latest = (float("-inf"), None)
+        self._thread.join(LAST_WORDS_S)
+        if self._provider is not None:
+            left_s = max(deadline - time.monotonic(), 0.1)
+            self._provider.shutdown(timeout_millis=left_s * 1000)
+        self._complaints.tell()
+
+    def _begin(self) -> None:
+        try:
+            from opentelemetry.exporter.otlp.proto.http.metric_exporter import (  # noqa: PLC0415
+                OTLPMetricExporter,
+            )
+            from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415  # see above
+            from opentelemetry.sdk.metrics.export import (  # noqa: PLC0415
+                PeriodicExportingMetricReader,
+            )
+            from opentelemetry.sdk.resources import (  # noqa: PLC0415
+                OTELResourceDetector,
+                Resource,
+            )
+        except ImportError:
+            return  # the extra is not installed
+        logger = logging.getLogger("opentelemetry")
+        logger.addHandler(self._complaints)
+        logger.propagate = False
+        snapshot = self._fresh()
+        if snapshot is None:
+            return  # the agent is stuck, or over
+        own = {
+            "service.name": "rankwise",
+            "service.instance.id": snapshot.status.node,
+            "rankwise.run_id": snapshot.status.run_id,
+        }
+        provider = MeterProvider(
+            [PeriodicExportingMetricReader(OTLPMetricExporter())],
+            # What the environment names is the user's will.
+            resource=Resource.create().merge(Resource(own)).merge(OTELResourceDetector().detect()),
+            shutdown_on_exit=False,
+        )
+        meter = provider.get_meter("rankwise")
+        for metric in METRICS:
+            make = (
+                meter.create_observable_counter
+                if metric.is_counter
+                else meter.create_observable_gauge
+            )
+            make(
+                f"rankwise_{metric.name}",
+                [self._reader(metric)],
+                unit=_unit(metric),
+                description=metric.what,
+            )
+        self._provider = provider
+
+    def _reader(self, metric: Metric) -> Callable[[Any], Iterable[Any]]:
+        from opentelemetry.metrics import Observation  # noqa: PLC0415  # see above
+
+        def read(_options: Any) -> Iterable[Any]:
+            snapshot = self._fresh()
+            if snapshot is None:
+                return
+            for key, value in metric.values(snapshot).items():
+                yield Observation(value, {metric.label: key} if metric.label else {})
+
+        return read
+
+    def _fresh(self) -> Snapshot | None:
+        at, snapshot = self._latest
+        if time.monotonic() - at > FRESH_S:
+            snapshot = self._probe.snapshot(measures=True)
+            self._latest = time.monotonic(), snapshot
+        return snapshot
+
+
+class _Complaints(logging.Handler):
+    """Tells the first warning of the library in one line, instead of a traceback on stderr each."""
+
+    def __init__(self, ask: Callable[[Callable[[], None]], None], say: Say) -> None:
+        super().__init__(logging.WARNING)
+        self._ask = ask
+        self._say = say
+        self._untold = ""
+        self._is_told = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not self._untold:
+            self._untold = " ".join(record.getMessage().split())
+            self._ask(self.tell)
+
+    def tell(self) -> None:
+        """In the agent's thread: say it, if there is something to say that was not said."""
+        if self._untold and not self._is_told:
+            self._is_told = True
+            told = f"metrics cannot be sent to the OpenTelemetry collector: {self._untold}"
+            self._say(told, "no-telemetry")
+
+
+def _unit(metric: Metric) -> str:
+    for ending, unit in (("_seconds", "s"), ("_bytes", "By"), ("_ratio", "1")):
+        if metric.name.endswith(ending):
+            return unit
+    return "1"

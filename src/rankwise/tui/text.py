@@ -1,0 +1,192 @@
+"""Pictures of runs as lines of text, 80 columns wide: what `rankwise top --once` prints.
+
+The screen shows the same head and the same cells.
+"""
+
+from collections.abc import Iterable, Sequence
+from textwrap import wrap
+from typing import NamedTuple
+
+from rankwise.base.units import (
+    duration_from_seconds,
+    format_bytes,
+    format_duration,
+)
+from rankwise.base.wording import ranges_of, ranks_in_words
+from rankwise.launch.failure_report.text import printable
+from rankwise.tui.picture import NOTABLE_S, Row, RunPicture, State, arranged
+
+WIDTH = 80
+CALL_WIDTH_MAX = 40
+
+
+class Column(NamedTuple):
+    """A column of the table: its head, its width, and whether numbers stand in it."""
+
+    head: str
+    width: int
+    is_number: bool = False
+
+
+RANKS, STATE, STEPS, CALL, LATE, CPU, MEMORY, GPU = COLUMNS = (
+    Column("RANKS", 12),
+    Column("STATE", 14),
+    Column("STEPS/S", 7, is_number=True),
+    Column("COLLECTIVE", 23),
+    Column("LATE", 5, is_number=True),
+    Column("CPU", 5, is_number=True),
+    Column("MEMORY", 8, is_number=True),
+    Column("GPU", 8, is_number=True),
+)
+"""With the gaps between them, and without the GPU's, these fit into 80 columns."""
+
+
+def columns_for(rows: Iterable[Row], width: int = WIDTH) -> tuple[Column, ...]:
+    """The columns that have something in them; the collective makes room, or takes what is left."""
+    has_gpu = any(row.gpu_bytes is not None for row in rows)
+    columns = COLUMNS if has_gpu else COLUMNS[:-1]
+    others = sum(column.width + 1 for column in columns if column is not CALL)
+    call = CALL._replace(width=min(max(width - others, 12), CALL_WIDTH_MAX))
+    return tuple(call if column is CALL else column for column in columns)
+
+
+def cells(row: Row, columns: Sequence[Column]) -> list[str]:
+    """What stands in the columns, each cut or padded to its width."""
+    return [_fitted(_cell(row, column.head), column) for column in columns]
+
+
+def heading(columns: Sequence[Column]) -> list[str]:
+    """The heads of the columns, as wide as these."""
+    return [_fitted(column.head, column) for column in columns]
+
+
+def head(picture: RunPicture, width: int = WIDTH) -> list[str]:
+    """The lines above the ranks of a run."""
+    status, name = picture.status, printable(picture.run.run_id)
+    if status is None:
+        return _wrapped([name, f"pid {picture.run.pid}", picture.end or picture.problem], width)
+    state = "silent" if picture.problem else status.state
+    facts = [name, f"pid {picture.run.pid}", picture.end or state]
+    if status.round is not None:
+        facts += [f"node {status.node_rank} of {status.nodes}", f"round {status.round}"]
+    facts += [
+        f"{status.nproc} of {status.world_size} ranks"
+        if status.nodes > 1
+        else _ranks(status.nproc),
+        _restarts(status.restarts, status.restarts_max),
+        f"age {_time(status.age_s)}",
+        printable(status.program),
+    ]
+    lines = _wrapped(facts, width)
+    if status.failures:
+        counts = ", ".join(f"{count} {cause}" for cause, count in sorted(status.failures.items()))
+        lines += _wrapped([f"failed so far: {counts}", printable(status.latest_failure)], width)
+    if told := _who_waits(picture.rows):
+        lines += _wrapped([told], width)
+    return lines
+
+
+def table(rows: Sequence[Row]) -> list[str]:
+    """Rows as lines, below the heads of the columns; a line more for the reason of a failure."""
+    columns = columns_for(rows)
+    lines = [" ".join(heading(columns)).rstrip()]
+    for row in rows:
+        lines.append(" ".join(cells(row, columns)).rstrip())
+        if row.why and row.state in (State.FAILED, State.HUNG):
+            lines.append(_cut(f"  {printable(row.why)}", WIDTH))
+    return lines
+
+
+def page(pictures: Sequence[RunPicture]) -> str:
+    """All runs, as text."""
+    if not pictures:
+        return "no runs"
+    return "\n\n".join(
+        "\n".join([*head(picture), *(table(arranged(picture.rows)) if picture.rows else ())])
+        for picture in pictures
+    )
+
+
+def _cell(row: Row, name: str) -> str:
+    if name == RANKS.head:
+        return _ranks_cell(row)
+    if name == STATE.head:
+        return str(row.state) if row.for_s is None else f"{row.state} {_time(row.for_s)}"
+    if name == STEPS.head:
+        return "-" if row.step_rate is None else f"{row.step_rate:.3g}"
+    if name == CALL.head:
+        return printable(row.call) or "-"
+    if name == LATE.head:
+        return "-" if row.late_share is None else f"{row.late_share:.0%}"
+    if name == CPU.head:
+        return "-" if row.cpu_percent is None else f"{row.cpu_percent:.0f}%"
+    size = row.memory_bytes if name == MEMORY.head else row.gpu_bytes
+    return "-" if size is None else _size(size)
+
+
+def _ranks_cell(row: Row) -> str:
+    if len(row.ranks) == 1:
+        return f"{'  ' * row.depth}{row.ranks[0]}"
+    text = f"{'+' if row.is_folded else '-'} {ranges_of(row.ranks)}"
+    return text if len(text) <= RANKS.width else f"{text[0]} {len(row.ranks)} ranks"
+
+
+def _who_waits(rows: Iterable[Row]) -> str:
+    rows = list(rows)
+    awaited = [row.ranks[0] for row in rows if row.state is State.AWAITED]
+    waiting = [row.ranks[0] for row in rows if row.state is State.WAITING]
+    if not awaited or not waiting:
+        return ""
+    longest = max(row.for_s or 0.0 for row in rows if row.state is State.AWAITED)
+    verb = "waits" if len(waiting) == 1 else "wait"
+    told = f"{ranks_in_words(waiting)} {verb} for {ranks_in_words(awaited)}"
+    return f"{told}, for {_time(longest)} (rankwise why tells more)"
+
+
+def _ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"
+
+
+def _restarts(count: int, most: int) -> str:
+    return f"restarts {count} of {most}" if most else f"restarts {count}"
+
+
+def _time(seconds: float) -> str:
+    """A duration in as few letters as can be told: whole seconds are enough here."""
+    if seconds < NOTABLE_S:
+        return format_duration(duration_from_seconds(round(seconds, 2)))
+    minutes, whole = divmod(int(seconds), 60)
+    if not minutes:
+        return f"{whole} s"
+    if minutes < 60:
+        return f"{minutes}m{whole:02}s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02}m"
+
+
+def _size(size: int) -> str:
+    """At most 8 letters: `1023 MiB`, `1.25 GiB`."""
+    if size >= 1 << 30:
+        return f"{size / (1 << 30):.3g} GiB"
+    return f"{size >> 20} MiB" if size >= 1 << 20 else format_bytes(size)[: MEMORY.width]
+
+
+def _fitted(text: str, column: Column) -> str:
+    text = _cut(text, column.width)
+    return text.rjust(column.width) if column.is_number else text.ljust(column.width)
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def _wrapped(facts: Iterable[str], width: int) -> list[str]:
+    """Facts side by side, as many as fit into a line; one that is too long is broken at spaces."""
+    lines = [""]
+    for fact in filter(None, facts):
+        joined = f"{lines[-1]}  {fact}" if lines[-1] else fact
+        if len(joined) <= width:
+            lines[-1] = joined
+        else:
+            lines += wrap(fact, width, initial_indent="  ", subsequent_indent="  ")
+    return [line for line in lines if line]

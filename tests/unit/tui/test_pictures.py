@@ -1,0 +1,205 @@
+"""Runs as rows: judged, folded, sorted, and as text of 80 columns."""
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+from looks_of_runs import MIB, NIGHTLY, four_ranks, look_of, many_ranks, rank_status, standing
+
+from rankwise.launch.control.client import RunSummary
+from rankwise.launch.rank_status import RankStatus
+from rankwise.tui.looks import RunLook, gpu_bytes, gpu_bytes_by_session
+from rankwise.tui.picture import Order, State, Watcher, arranged
+from rankwise.tui.text import WIDTH, page
+
+
+def states_of(*workers: RankStatus) -> list[State]:
+    return [row.state for row in Watcher(NIGHTLY).see(look_of(workers)).rows]
+
+
+def test_four_ranks_are_shown_one_by_one_with_who_waits_for_whom() -> None:
+    picture = Watcher(NIGHTLY).see(look_of(four_ranks(), restarts=1, restarts_max=3))
+
+    assert page([picture]).splitlines() == [
+        "nightly  pid 4711  running  4 ranks  restarts 1 of 3  age 2m05s  train.py",
+        "ranks 0, 2-3 wait for rank 1, for 41 s (rankwise why tells more)",
+        "RANKS        STATE          STEPS/S COLLECTIVE               LATE   CPU   MEMORY",
+        "1            awaited 41 s        12 #1204 all_reduce dp        0%   90%  1.5 GiB",
+        "0            waiting 41 s        12 #1205 all_reduce dp        0%   90%  1.5 GiB",
+        "2            waiting 41 s        12 #1205 all_reduce dp        0%   90%  1.5 GiB",
+        "3            waiting 41 s        12 #1205 all_reduce dp        0%   90%  1.5 GiB",
+    ]
+
+
+def test_four_thousand_ranks_are_folded_by_state_the_odd_ones_first() -> None:
+    failures = {"failures": {"raised": 1}, "latest_failure": "rank 77 failed (ValueError: bad)"}
+    picture = Watcher(NIGHTLY).see(look_of(many_ranks(), gpu_bytes=70 << 30, **failures))
+
+    assert page([picture]).splitlines() == [
+        "nightly  pid 4711  running  4096 ranks  restarts 0  age 2m05s  train.py",
+        "failed so far: 1 raised  rank 77 failed (ValueError: bad)",
+        "RANKS        STATE          STEPS/S COLLECTIVE      LATE   CPU   MEMORY      GPU",
+        "77           failed              12 #1204 all_red…    0%     -        -        -",
+        "  failed: ValueError",
+        "1031         awaited 3 s         12 #1204 all_red…    0%   90%  1.5 GiB   70 GiB",
+        "+ 4084 ranks running             12 #1204 all_red…    0%   90%  1.5 GiB   70 GiB",
+        "+ 4000-4009  ended               12 #1204 all_red…    0%     -        -        -",
+    ]
+
+
+@pytest.mark.parametrize("ranks", [four_ranks(), many_ranks()], ids=["4", "4096"])
+@pytest.mark.parametrize("name", ["x" * 100, "wide nightly run", "\x1b[31mred"])
+def test_no_line_is_wider_than_a_terminal_and_none_commands_it(
+    ranks: list[RankStatus], name: str
+) -> None:
+    run = RunSummary(name, 1, 1)
+    look = look_of(
+        ranks,
+        run=run,
+        program="a-very-long-name-of-a-program/" * 5,
+        failures={"raised": 12345, "signaled": 12345, "out-of-step": 99999, "exited": 12345},
+        latest_failure="rank 3 failed (ValueError: " + "word " * 60,
+        round=12,
+        nodes=128,
+    )
+
+    text = page([Watcher(run).see(look)])
+
+    assert max(map(len, text.splitlines())) <= WIDTH
+    assert "\x1b" not in text
+
+
+def test_rates_are_those_since_a_look_some_seconds_ago() -> None:
+    watcher = Watcher(NIGHTLY)
+    watcher.see(look_of([rank_status(0, steps=100), rank_status(1, steps=100)], at_s=10))
+
+    later = [rank_status(0, steps=106), rank_status(1, steps=9, pid=77)]
+    picture = watcher.see(look_of(later, at_s=12, cpu_s=lambda _: 93.0))
+
+    goes_on, restarted = picture.rows
+    assert (goes_on.step_rate, goes_on.cpu_percent) == (3.0, 150.0)
+    assert restarted.step_rate == 0.09  # it is another process: on average since it began
+    assert restarted.cpu_percent == 93.0
+
+
+def test_a_rank_without_progress_is_still_and_one_that_computes_is_not() -> None:
+    watcher = Watcher(NIGHTLY)
+    pictures = [
+        watcher.see(
+            look_of(
+                [rank_status(0), rank_status(1)], at_s=at_s, cpu_s=lambda rank, now=at_s: rank * now
+            )
+        )
+        for at_s in (100.0, 105.0, 112.0)
+    ]
+
+    assert [row.state for row in pictures[1].rows] == [State.RUNNING, State.RUNNING]
+    assert [row.state for row in pictures[2].rows] == [State.STILL, State.RUNNING]
+    assert pictures[2].rows[0].for_s == 12.0
+
+
+def test_who_costs_the_others_much_is_late_and_who_waits_briefly_runs() -> None:
+    late = rank_status(1, came_last=0.9, waited_for_s=20.0)
+    brief = rank_status(2, call=standing(9, 0.2))
+
+    assert states_of(rank_status(0), late, brief) == [State.RUNNING, State.LATE, State.RUNNING]
+    assert states_of(late) == [State.RUNNING]  # nobody is there to wait
+
+
+def test_what_the_agent_tells_of_an_end_comes_before_all_else() -> None:
+    ended = [
+        rank_status(rank, pid=None, state=state)
+        for rank, state in enumerate(State)
+        if state in (State.FAILED, State.HUNG, State.ENDED, State.STOPPED)
+    ]
+
+    assert states_of(*ended) == [State.FAILED, State.HUNG, State.STOPPED, State.ENDED]
+
+
+def test_ranks_are_sorted_by_what_is_asked_for() -> None:
+    ranks = [
+        rank_status(0, steps=30, waited_for_s=1.0),
+        rank_status(1, steps=10, waited_for_s=2.0),
+        rank_status(2, steps=20, waited_for_s=0.5),
+    ]
+    rows = Watcher(NIGHTLY).see(look_of(ranks, cpu_s=lambda rank: 10.0 + rank)).rows
+
+    def order(by: Order) -> list[int]:
+        return [row.ranks[0] for row in arranged(rows, by)]
+
+    assert order(Order.STEPS) == [1, 2, 0]
+    assert order(Order.LATE) == [1, 0, 2]
+    assert order(Order.CPU) == [2, 1, 0]
+    assert order(Order.RANK) == order(Order.MEMORY) == order(Order.STATE) == [0, 1, 2]
+
+
+def test_a_state_is_unfolded_and_a_few_odd_ranks_are_from_the_beginning() -> None:
+    ranks = many_ranks()
+    ranks[2000] = rank_status(2000, awaited_by=9, awaited_s=2.0)
+    rows = Watcher(NIGHTLY).see(look_of(ranks)).rows
+
+    folded = arranged(rows)
+    unfolded = arranged(rows, unfolded={State.ENDED, State.AWAITED})
+
+    assert [(row.state, len(row.ranks), row.depth) for row in folded] == [
+        (State.FAILED, 1, 0), (State.AWAITED, 2, 0), (State.AWAITED, 1, 1), (State.AWAITED, 1, 1),
+        (State.RUNNING, 4083, 0), (State.ENDED, 10, 0),
+    ]  # fmt: skip
+    assert [len(row.ranks) for row in unfolded] == [1, 2, 4083, 10, *[1] * 10]
+    assert len({row.key for row in unfolded}) == len(unfolded)
+
+
+def test_the_last_picture_stays_with_how_the_run_ended() -> None:
+    watcher = Watcher(NIGHTLY)
+    seen = watcher.see(look_of(four_ranks()))
+    silent = watcher.see(RunLook(run=NIGHTLY, at=look_of([]).at, status=None, problem="silent"))
+    ended = watcher.end("failed: rank 1 failed (ValueError: bad shape)")
+    late = watcher.see(look_of([rank_status(0)]))
+
+    assert silent == msgspec.structs.replace(seen, problem="silent")
+    assert late == ended
+    assert ended.rows == seen.rows
+    assert page([ended]).startswith("nightly  pid 4711  failed: rank 1 failed (ValueError: bad sh")
+
+
+def test_a_run_that_has_never_answered_is_shown_as_such() -> None:
+    silent = RunLook(run=NIGHTLY, at=look_of([]).at, status=None, problem="it does not answer")
+
+    assert page([Watcher(NIGHTLY).see(silent)]) == "nightly  pid 4711  it does not answer"
+    assert page([]) == "no runs"
+
+
+def test_gpu_memory_is_that_of_a_ranks_session() -> None:
+    pid, session = os.getpid(), os.getsid(0)
+    told = f"{pid}, 1024\n{pid}, 24\n{pid}, [N/A]\n999999999, 7\nNo devices were found\n"
+
+    assert gpu_bytes_by_session(told) == {session: 1048 * MIB}
+    assert gpu_bytes_by_session("") == {}
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ('echo "$(ps -o pid= -p $PPID), 512"', 512 * MIB),
+        ("echo 'NVIDIA-SMI has failed'; exit 9", None),
+    ],
+    ids=["a driver", "no driver"],
+)
+def test_the_drivers_own_tool_is_asked_and_may_fail(
+    script: str, told: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\n{script}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+
+    assert gpu_bytes().get(os.getsid(0)) == told
+
+
+def test_without_that_tool_nothing_is_known_of_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    assert gpu_bytes() == {}
