@@ -18,14 +18,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from itertools import count
+from typing import TYPE_CHECKING, NamedTuple
 
 from rankwise.base.errors import ConfigError
+from rankwise.base.units import SECOND
 from rankwise.drivers.real.segments import (
     LEDGER_SECTIONS,
     LEDGER_WORDS,
     SEGMENT_VARIABLE,
     Segment,
 )
+
+if TYPE_CHECKING:
+    from rankwise.drivers.real.section_ring import SectionWriter
 
 LEARNING_RUNS = 3
 """How often a section runs before its limit is learned: the first ones compile and connect."""
@@ -68,7 +73,10 @@ def section(name: str, *, timeout: float | None = None) -> Iterator[None]:
     limit_s = _limit_of(name) if timeout is None else timeout
     _open.append((name, began_at + limit_s))
     _arm(began_at)
-    _pass_border()
+    borders = _borders_of_rank()
+    if borders is not None:
+        borders.pass_one()
+        borders.sections.begin(name, round(began_at * SECOND))
     try:
         yield
     finally:
@@ -77,33 +85,41 @@ def section(name: str, *, timeout: float | None = None) -> Iterator[None]:
         _longest_s[name] = max(_longest_s.get(name, 0.0), now - began_at)
         _runs[name] = _runs.get(name, 0) + 1
         _arm(now)
-        _pass_border()
+        if borders is not None:
+            borders.pass_one()
+            borders.sections.end(name, round(began_at * SECOND), round(now * SECOND))
+
+
+class _Borders(NamedTuple):
+    """Where the agent sees that sections come and go, and which."""
+
+    word: "memoryview[int]"
+    sections: "SectionWriter"
+
+    def pass_one(self) -> None:
+        """Let the agent see that the program has gone on: a section has begun or ended."""
+        self.word[0] = next(_borders)
 
 
 @cache
-def _word_of_borders() -> "memoryview[int] | None":
-    """The word in which the agent sees that sections come and go."""
+def _borders_of_rank() -> _Borders | None:
     text = os.environ.get(SEGMENT_VARIABLE)
     if text is None:
         return None
+    from rankwise.drivers.real.section_ring import SectionWriter  # noqa: PLC0415  # for ranks
+
     try:
-        ledgers = Segment.attach(int(text)).ledgers
+        segment = Segment.attach(int(text))
     except ConfigError:
         return None  # a process that a worker has started: it is no rank
-    at = int(os.environ["RANKWISE_LOCAL_RANK"]) * LEDGER_WORDS + LEDGER_SECTIONS
-    return ledgers[at : at + 1]
+    local_rank = int(os.environ["RANKWISE_LOCAL_RANK"])
+    at = local_rank * LEDGER_WORDS + LEDGER_SECTIONS
+    return _Borders(segment.ledgers[at : at + 1], SectionWriter(segment, local_rank))
 
 
 def forget_segment() -> None:
     """Let the next section be the first one of another world."""
-    _word_of_borders.cache_clear()
-
-
-def _pass_border() -> None:
-    """Let the agent see that the program has gone on: a section has begun or ended."""
-    word = _word_of_borders()
-    if word is not None:
-        word[0] = next(_borders)
+    _borders_of_rank.cache_clear()
 
 
 def _limit_of(name: str) -> float:

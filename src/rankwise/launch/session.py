@@ -25,6 +25,7 @@ from rankwise.core.gang.vocabulary import (
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.hosting.hosting import Hosting
 from rankwise.drivers.real.interrupts import gate_here
+from rankwise.drivers.real.journal import FileJournal
 from rankwise.drivers.real.logs.console import Console
 from rankwise.drivers.real.logs.file import DiskComplaints
 from rankwise.drivers.real.logs.flow import LogFlow
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from rankwise.launch.control.server import Reply
     from rankwise.launch.failure_command import FailureCommand
     from rankwise.launch.hang_watch import HangWatch
+    from rankwise.launch.recording import RunRecorder
 
 SIGTERM = 15
 STRAY_PATIENCE = Duration(1 * SECOND)
@@ -173,6 +175,8 @@ class Session:
             keeps_files=places.keep,
         )
         self._plan = plan_of(job)
+        journal = open_journal(job, places, self._complaints, stack, clock)
+        self._recorder = None if journal is None else self._recorder_into(journal)
         self._dispatch = AgentRunner(
             self._plan,
             RunParts(
@@ -183,7 +187,7 @@ class Session:
                 host=self._host,
                 planner=self._planner,
                 decorator=self._decorator,
-                journal=open_journal(job, places, self._complaints, stack, clock),
+                journal=journal,
                 delays=self._delays,
                 history=RunHistory(clock.wall_ns, failure_command),
                 say=self._say,
@@ -396,7 +400,20 @@ class Session:
             self.reactor.watch_readable(control.fileno(), control.on_readable)
             stack.callback(self.reactor.unwatch_readable, control.fileno())
 
+    def _recorder_into(self, journal: FileJournal) -> "RunRecorder":
+        """Record in the journal what the ranks do."""
+        from rankwise.launch.recording import RunRecorder  # noqa: PLC0415  # only with a journal
+
+        name = self._job.run_id
+        if self._plan.is_id_secret:
+            from rankwise.launch.cluster.health import shown_id  # noqa: PLC0415  # rare
+
+            name = shown_id(name, is_secret=True)
+        return RunRecorder(journal, self._host, self._planner, self.reactor, self._clock, name=name)
+
     def _deliver(self, stimulus: Stimulus) -> None:
+        if self._recorder is not None:
+            self._recorder.on_stimulus(stimulus)
         if self._held is not None:
             self._held.append(stimulus)
             return

@@ -217,9 +217,6 @@ class AgentRunner:
             shown_id,
         )
 
-        # Where the nodes know nothing of each other but the run's id, it is told to nobody.
-        is_id_secret = plan.backend in ("static", "embedded") and not plan.has_token
-
         def look() -> AgentStatus:
             agent = self._agent
             world = agent.world
@@ -227,7 +224,7 @@ class AgentRunner:
             step = None if segment is None else segment.steps()
             alive = sum(not link.is_over for link in parts.host.links.values())
             status = AgentStatus(
-                run_id=shown_id(agent.spec.run_id, is_secret=is_id_secret),
+                run_id=shown_id(agent.spec.run_id, is_secret=plan.is_id_secret),
                 node=agent.spec.offer.node_id,
                 phase=str(agent.phase),
                 workers=alive,
