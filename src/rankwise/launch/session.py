@@ -25,7 +25,6 @@ from rankwise.core.gang.vocabulary import (
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.hosting.hosting import Hosting
 from rankwise.drivers.real.interrupts import gate_here
-from rankwise.drivers.real.journal import FileJournal
 from rankwise.drivers.real.logs.console import Console
 from rankwise.drivers.real.logs.file import DiskComplaints
 from rankwise.drivers.real.logs.flow import LogFlow
@@ -175,8 +174,7 @@ class Session:
             keeps_files=places.keep,
         )
         self._plan = plan_of(job)
-        journal = open_journal(job, places, self._complaints, stack, clock)
-        self._recorder = None if journal is None else self._recorder_into(journal)
+        self._journal = open_journal(job, places, self._complaints, stack, clock)
         self._dispatch = AgentRunner(
             self._plan,
             RunParts(
@@ -187,7 +185,7 @@ class Session:
                 host=self._host,
                 planner=self._planner,
                 decorator=self._decorator,
-                journal=journal,
+                journal=self._journal,
                 delays=self._delays,
                 history=RunHistory(clock.wall_ns, failure_command),
                 say=self._say,
@@ -400,8 +398,11 @@ class Session:
             self.reactor.watch_readable(control.fileno(), control.on_readable)
             stack.callback(self.reactor.unwatch_readable, control.fileno())
 
-    def _recorder_into(self, journal: FileJournal) -> "RunRecorder":
-        """Record in the journal what the ranks do."""
+    @cached_property
+    def _recorder(self) -> "RunRecorder | None":
+        """Records in the journal what the ranks do; loaded while the first one is starting."""
+        if self._journal is None:
+            return None
         from rankwise.launch.recording import RunRecorder  # noqa: PLC0415  # only with a journal
 
         name = self._job.run_id
@@ -409,10 +410,12 @@ class Session:
             from rankwise.launch.cluster.health import shown_id  # noqa: PLC0415  # rare
 
             name = shown_id(name, is_secret=True)
-        return RunRecorder(journal, self._host, self._planner, self.reactor, self._clock, name=name)
+        return RunRecorder(
+            self._journal, self._host, self._planner, self.reactor, self._clock, name=name
+        )
 
     def _deliver(self, stimulus: Stimulus) -> None:
-        if self._recorder is not None:
+        if isinstance(stimulus, WorkerSpawned | WorkerExited) and self._recorder is not None:
             self._recorder.on_stimulus(stimulus)
         if self._held is not None:
             self._held.append(stimulus)

@@ -245,9 +245,10 @@ def _place_life(
     ended_at = timeline.nodes[index].last_at if life.ended_at is None else life.ended_at
     end = place(ended_at)
     is_over = life.ended_at is not None
-    track.lives.append(
-        PlacedLife(life.attempt, index, place(life.begun_at), end, life.exit, is_over)
-    )
+    # An agent that starts many ranks hears of their processes later than they begin their work.
+    firsts = [life.begun_at, *(call.begun_at for call in life.calls[:1])]
+    begin = place(min([*firsts, *(each.begun_at for each in life.sections)]))
+    track.lives.append(PlacedLife(life.attempt, index, begin, end, life.exit, is_over))
     track.covered += [(place(since), place(until)) for since, until in life.covered]
     for name, depth, begun_at, section_end in life.sections:
         until = place(section_end) if section_end else end

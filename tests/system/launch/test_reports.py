@@ -8,6 +8,7 @@ import gzip
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -52,6 +53,14 @@ print("begun", flush=True)
 while True:
     time.sleep(0.01)
     x = collectives.all_reduce(x, op="mean")
+"""
+ABSENT = """
+import threading, rankwise
+from rankwise import collectives
+collectives.barrier()
+if rankwise.rank() == 1:
+    threading.Event().wait()
+collectives.barrier()
 """
 PLAIN = "print('done')"
 VOID = {"meta", "br", "rect", "line", "circle", "path", "polyline"}
@@ -187,6 +196,64 @@ def test_a_run_that_failed_once_leaves_a_page_and_a_trace(tmp_path: Path) -> Non
     assert drawn.arrow_count >= 50
     assert any(event["cat"] == "failure" for event in drawn.events if event["ph"] == "i")
     assert not list(tmp_path.glob("*.part"))
+
+
+@pytest.mark.parametrize("width", [360, 1200])
+def test_a_page_fits_into_windows_of_any_width(width: int, tmp_path: Path) -> None:
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no browser is installed")
+    script, page = write_program(tmp_path, NUMPY), tmp_path / "run.html"
+    assert run("run", "--nproc-per-node", "3", "--report", page, script).code == 1
+    frame = tmp_path / "frame.html"
+    frame.write_text(
+        f"<iframe id=f src=run.html style='width:{width}px;height:900px;border:0'></iframe>"
+        "<script>onload = () => { const page = f.contentDocument, root = page.documentElement;"
+        "document.title = [root.scrollWidth - root.clientWidth,"
+        "page.querySelectorAll('svg rect').length, page.querySelector('h1').clientHeight]"
+        ".join(' ') }</script>"
+    )
+
+    done = subprocess.run(
+        [
+            *(browser, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"),
+            *("--allow-file-access-from-files", f"--user-data-dir={tmp_path / 'profile'}"),
+            frame.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    shown = re.search(r"<title>(\d+) (\d+) (\d+)</title>", done.stdout)
+
+    assert shown is not None, done
+    too_wide, rectangles, heading_height = map(int, shown.groups())
+    assert not too_wide  # charts and tables scroll by themselves
+    assert rectangles > 20
+    assert heading_height > 10
+
+
+def test_ranks_that_are_stopped_by_ctrl_c_have_a_page(tmp_path: Path) -> None:
+    script, page = write_program(tmp_path, ENDLESS), tmp_path / "run.html"
+    with start("run", "--nproc-per-node", "2", "--report", page, script) as running:
+        running.wait_for("begun", count=2)
+        running.signal_group(signal.SIGINT)
+        done = running.finish()
+
+    assert done.code == 130, done
+    assert f"report: {page}" in done.stderr
+    assert "Stopped after" in Page(page).text
+
+
+def test_a_rank_that_was_never_seen_to_come_is_waited_for(tmp_path: Path) -> None:
+    script, trace = write_program(tmp_path, ABSENT), tmp_path / "run.json"
+
+    done = run("run", "--nproc-per-node", "2", "--hang-timeout", "3", "--trace", trace, script)
+
+    assert done.code == 124, done
+    waiting = Trace(trace).slices("waiting", "waits for rank 1")
+    assert max(each["dur"] for each in waiting) > 2_000_000
 
 
 def test_torch_programs_are_recorded_and_a_journal_tells_later(tmp_path: Path) -> None:

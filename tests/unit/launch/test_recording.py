@@ -1,8 +1,10 @@
-"""What is recorded of a command line."""
+"""What is recorded of the environment."""
+
+from pathlib import Path
 
 import pytest
 
-from rankwise.launch.recording import without_secrets
+from rankwise.launch.recording import installed_versions, without_secrets
 
 
 @pytest.mark.parametrize(
@@ -23,3 +25,16 @@ def test_what_looks_like_a_secret_is_left_out(
     words: tuple[str, ...], shown: tuple[str, ...]
 ) -> None:
     assert without_secrets(words) == shown
+
+
+def test_versions_of_packages_are_those_that_are_imported_first(tmp_path: Path) -> None:
+    for name in (
+        "a/torch-2.13.0+cpu.dist-info",
+        "b/torch-1.0.dist-info",
+        "b/numpy-2.4.6.dist-info",
+    ):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "b" / "torchvision-1.0.dist-info").mkdir()
+    folders = ["", str(tmp_path / "a"), str(tmp_path / "none"), str(tmp_path / "b")]
+
+    assert installed_versions(folders) == {"numpy": "2.4.6", "torch": "2.13.0+cpu"}
