@@ -45,8 +45,9 @@ from rankwise.ports.clock import Clock
 INTERVAL = Duration(500 * MILLISECOND)
 SAMPLE_INTERVAL = Duration(2 * SECOND)
 _FIRST_SAMPLE = Duration(125 * MILLISECOND)
-BYTES_MAX, _SAMPLE_BYTES_MAX = 64 << 20, 8 << 20
-"""What the records of one node may take, and the samples among them."""
+BYTES_MAX, _SAMPLE_BYTES_MAX = 16 << 20, 2 << 20
+"""What the records of one node may take, and the samples among them: some 600,000 calls, of which a
+page is made in ten seconds."""
 _CALLS_MAX, _CALLS_MIN = 4096, 16
 """How many calls a look takes in: of all ranks together (6 ms of CPU), and of each at least."""
 _ALWAYS = Instant(0)

@@ -75,6 +75,8 @@ class NodeClock:
     def common(self, at: int) -> int:
         """An instant of the node, on the clock of the reference."""
         anchors = self.anchors
+        if len(anchors) == 1:  # of one node, and of short runs
+            return at + anchors[0][1]
         place = bisect_right(anchors, at, key=lambda anchor: anchor[0])
         if place in (0, len(anchors)):
             return at + anchors[min(place, len(anchors) - 1)][1]

@@ -151,6 +151,7 @@ def timeline_of(journals: Iterable[tuple[str, Iterable[bytes]]]) -> RunTimeline:
     for index, life in lives:
         track = timeline.tracks.setdefault(life.rank, RankTrack(life.rank))
         _place_life(timeline, track, index, life, last_to_come)
+        life.calls.clear()  # there may be hundreds of thousands, which are on the timeline now
     timeline.tracks = dict(sorted(timeline.tracks.items()))
     for index, node in enumerate(nodes):
         for rank, samples in node.samples.items():
@@ -170,13 +171,18 @@ def _check_one_run(nodes: Sequence[NodeStory]) -> None:
         other = seen.setdefault(node.node_id, node)
         if other is not node:
             raise ConfigError(f"{other.path} and {node.path} are the journal of the same node")
-    names = {node.described.name for node in nodes if node.described is not None}
-    if len(names) > 1 or (len(nodes) > 1 and any(node.is_alone for node in nodes)):
-        paths = ", ".join(node.path for node in nodes)
-        raise ConfigError(
-            f"the journals are of different runs: {paths}",
-            hint="give those that the nodes of one run have written",
-        )
+    lineups: dict[int, tuple[str, ...]] = {}
+    for node in nodes:
+        is_among = len(nodes) == 1 or not node.is_alone
+        # A name may be used again; what a round agreed upon is the same on all that were in it.
+        for number, world in node.worlds.items():
+            is_among &= lineups.setdefault(number, world.members) == world.members
+        if not is_among:
+            paths = ", ".join(node.path for node in nodes)
+            raise ConfigError(
+                f"the journals are of different runs: {paths}",
+                hint="give those that the nodes of one run have written",
+            )
 
 
 def _members(lives: Sequence[tuple[int, RankLife]]) -> dict[tuple[int, str], Group]:

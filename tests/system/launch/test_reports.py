@@ -318,10 +318,15 @@ def test_two_nodes_are_joined_on_one_clock(tmp_path: Path) -> None:
     assert all(min(ends_of[name]) > max(begins_of[name]) - 3000 - error for name in ends_of)
 
 
-def test_journals_of_different_runs_are_not_joined(tmp_path: Path) -> None:
+@pytest.mark.parametrize("nnodes", ["1", "1:2"])
+def test_journals_of_different_runs_are_not_joined(nnodes: str, tmp_path: Path) -> None:
     script = write_program(tmp_path, PLAIN)
     for name in ("one", "two"):
-        assert run("run", "--log-dir", tmp_path / name, script).code == 0
+        endpoint = f"127.0.0.1:{free_ports(1)[0]}"
+        nodes = ("--nnodes", nnodes, "--rdzv-conf", "last_call_timeout=0.1")
+        meeting = ("--rdzv-backend", "embedded", "--rdzv-endpoint", endpoint)
+        done = run("run", *nodes, *meeting, "--log-dir", tmp_path / name, script)
+        assert done.code == 0, done
 
     done = run("report", tmp_path / "one", tmp_path / "two", "-o", tmp_path / "x.html")
 
