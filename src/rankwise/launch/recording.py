@@ -18,12 +18,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import rankwise
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after
-from rankwise.core.gang.vocabulary import Stimulus, WorkerExited, WorkerSpawned
+from rankwise.core.gang.vocabulary import Said, WorkerExited, WorkerSaid, WorkerSpawned
 from rankwise.drivers.real.call_rings import CallReader, SeenCall, words_in
 from rankwise.drivers.real.journal import FileJournal
 from rankwise.drivers.real.process_host import RealProcessHost
 from rankwise.drivers.real.process_work import usage_of
-from rankwise.drivers.real.reactor import Reactor
+from rankwise.drivers.real.reactor import Reactor, Timer
 from rankwise.drivers.real.section_ring import SectionReader
 from rankwise.drivers.real.segments import Segment
 from rankwise.launch.planning import JobPlanner
@@ -96,21 +96,23 @@ class RunRecorder:
         self._thinning = Thinning(BYTES_MAX - _SAMPLE_BYTES_MAX)
         self._samples_thinning = Thinning(_SAMPLE_BYTES_MAX)
         self._is_looking = False
+        self._sample_timer: Timer | None = None
         self._attempt = -1
         self._segment: Segment | None = None
         self._ranks: dict[int, _RankReader] = {}
 
-    def on_stimulus(self, stimulus: Stimulus) -> None:
-        """Begin when a rank is there, and take a last look at one that has ended."""
-        if isinstance(stimulus, WorkerSpawned):
-            if stimulus.attempt != self._attempt:
-                self._attempt = stimulus.attempt
-                self._read_present_segment()
-            if not self._is_looking:
-                self._is_looking = True
-                self._look_later()
-                self._sample_later(_FIRST_SAMPLE)
-        elif isinstance(stimulus, WorkerExited) and stimulus.attempt == self._attempt:
+    def on_stimulus(self, stimulus: WorkerSpawned | WorkerSaid | WorkerExited) -> None:
+        """Begin with the first rank; take a last look at one that ends or is called again."""
+        if stimulus.attempt > self._attempt:  # of which no rank need be new: they are called again
+            self._attempt = stimulus.attempt
+            self._read_present_segment()
+        if not self._is_looking:
+            self._is_looking = True
+            self._look_later()
+            if self._sample_timer is not None:  # of the attempt before
+                self._sample_timer.cancel()
+            self._sample_later(_FIRST_SAMPLE)
+        if _has_left(stimulus) and stimulus.attempt == self._attempt:
             self._describe()
             reader = self._ranks.pop(stimulus.local_rank, None)
             if reader is not None and self._reads_present_segment:
@@ -145,9 +147,7 @@ class RunRecorder:
         if not self._living():
             self._is_looking = False
             return
-        if not self._reads_present_segment:  # its ranks are called again, in memory of their own
-            self._read_present_segment()
-        if self._thinning.takes_look():
+        if self._reads_present_segment and self._thinning.takes_look():
             now, most = self._clock.now(), self._most
             since = _ALWAYS if self._thinning.every == 1 else Instant(now - INTERVAL)
             for reader in self._ranks.values():
@@ -164,7 +164,7 @@ class RunRecorder:
                 self._samples_thinning.note(self._write([self._sampled(living)]))
             self._sample_later(min(SAMPLE_INTERVAL, Duration(2 * pause)))
 
-        self._reactor.call_at(after(self._clock.now(), pause), sample)
+        self._sample_timer = self._reactor.call_at(after(self._clock.now(), pause), sample)
 
     def _describe(self) -> None:
         """Record what runs where, once the ranks are busy starting: it takes some milliseconds."""
@@ -187,6 +187,13 @@ class RunRecorder:
     def _write(self, records: Iterable[Record]) -> int:
         now = self._clock.now()
         return sum(self._journal.record(RECORDER, record, now) for record in records)
+
+
+def _has_left(stimulus: WorkerSpawned | WorkerSaid | WorkerExited) -> bool:
+    """Whether a rank does nothing more in this attempt."""
+    if isinstance(stimulus, WorkerSaid):
+        return stimulus.word is Said.YIELDED
+    return isinstance(stimulus, WorkerExited)
 
 
 class _RankReader:

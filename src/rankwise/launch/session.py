@@ -20,6 +20,7 @@ from rankwise.core.gang.vocabulary import (
     StopRequested,
     WorkerExited,
     WorkerReported,
+    WorkerSaid,
     WorkerSpawned,
 )
 from rankwise.drivers.real.clock import SystemClock
@@ -65,6 +66,7 @@ CONSOLE_PATIENCE = Duration(3 * SECOND)
 """How long a console that takes nothing is waited for when the run has been stopped."""
 STOP_NOTICE = Duration(1 * SECOND)
 """How long a stop that was asked for may take before we say that we wait for ranks."""
+_OF_PROCESSES = (WorkerSpawned, WorkerSaid, WorkerExited)
 DESCRIPTORS_PER_WORKER = 8
 """Four pipes, a log file for each stream, the process, and the line of one that recovers."""
 
@@ -415,7 +417,7 @@ class Session:
         )
 
     def _deliver(self, stimulus: Stimulus) -> None:
-        if isinstance(stimulus, WorkerSpawned | WorkerExited) and self._recorder is not None:
+        if isinstance(stimulus, _OF_PROCESSES) and self._recorder is not None:
             self._recorder.on_stimulus(stimulus)
         if self._held is not None:
             self._held.append(stimulus)

@@ -26,7 +26,14 @@ from rankwise.core.agent.vocabulary import (
     FailuresDescribed,
     FinishRun,
 )
-from rankwise.core.gang.vocabulary import WorkerExited, WorkerSpawned
+from rankwise.core.gang.vocabulary import (
+    Said,
+    TellWorker,
+    Told,
+    WorkerExited,
+    WorkerSaid,
+    WorkerSpawned,
+)
 from rankwise.core.rendezvous.vocabulary import World
 from rankwise.observe.records import (
     RECORDER,
@@ -154,6 +161,8 @@ _Word = (
     AgentStarted
     | WorkerSpawned
     | WorkerExited
+    | WorkerSaid
+    | TellWorker
     | FailuresDescribed
     | BeginAttempt
     | AnnounceRestart
@@ -268,6 +277,11 @@ class _Reader:
                 life = self._life(word.attempt, self._rank(word.local_rank))
                 life.ended_at = word.at
                 life.exit = "" if word.exit.ok else str(word.exit)
+            case WorkerSaid(word=Said.YIELDED):
+                life = self._life(word.attempt, self._rank(word.local_rank))
+                life.ended_at, life.exit = self._at, "left its function, to be called again"
+            case TellWorker(word=Told.AGAIN):
+                self._life(word.attempt, self._rank(word.local_rank)).begun_at = self._at
             case FailuresDescribed():
                 story.failures[word.round] = word.failures
             case AnnounceRestart():
@@ -281,6 +295,8 @@ class _Reader:
             case FinishRun():
                 size = None if story.is_alone else self._world_size()
                 story.outcome = word.as_outcome(size)
+            case WorkerSaid() | TellWorker():
+                pass  # what asks nobody to leave or to come
 
     def _world_size(self) -> int | None:
         world = self.story.worlds.get(self._attempt)

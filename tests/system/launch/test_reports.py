@@ -62,6 +62,18 @@ if rankwise.rank() == 1:
     threading.Event().wait()
 collectives.barrier()
 """
+RECOVERING = """
+import os, signal, numpy, rankwise
+from rankwise import collectives
+def train():
+    x = numpy.ones(100)
+    for step in range(30):
+        with rankwise.section("step"):
+            x = collectives.all_reduce(x, op="mean")
+        if step == 20 and rankwise.rank() == 1 and rankwise.restart_count() == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+rankwise.recover(train)
+"""
 PLAIN = "print('done')"
 VOID = {"meta", "br", "rect", "line", "circle", "path", "polyline"}
 
@@ -254,6 +266,25 @@ def test_a_rank_that_was_never_seen_to_come_is_waited_for(tmp_path: Path) -> Non
     assert done.code == 124, done
     waiting = Trace(trace).slices("waiting", "waits for rank 1")
     assert max(each["dur"] for each in waiting) > 2_000_000
+
+
+def test_a_rank_that_is_called_again_has_a_life_in_each_attempt(tmp_path: Path) -> None:
+    script, trace = write_program(tmp_path, RECOVERING), tmp_path / "run.json"
+
+    done = run("run", "--nproc-per-node", "2", "--max-restarts", "1", "--trace", trace, script)
+
+    assert done.code == 0, done
+    drawn = Trace(trace)
+    (earlier,) = (
+        each for each in drawn.slices("attempt", "attempt 0") if drawn.track_of(each) == "rank 0"
+    )
+    (later,) = (
+        each for each in drawn.slices("attempt", "attempt 1") if drawn.track_of(each) == "rank 0"
+    )
+    assert earlier["args"] == {"ended": "left its function, to be called again"}
+    assert later["args"] == {"ended": "well"}
+    assert earlier["ts"] + earlier["dur"] <= later["ts"]
+    assert 2 * 30 + 2 * 21 <= drawn.count("section", "step") <= 2 * 30 + 2 * 21 + 1
 
 
 def test_torch_programs_are_recorded_and_a_journal_tells_later(tmp_path: Path) -> None:
