@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rankwise.base.errors import ConfigError
-from rankwise.core.ledger import Arrival, Delay, Group, Lateness, number_text
+from rankwise.core.ledger import Arrival, Delay, Group, Lateness, Stage, number_text
 from rankwise.observe.clocks import NodeClock, align
 from rankwise.observe.records import Sample
 from rankwise.observe.story import NodeStory, RankLife, TimedCall, read_story
@@ -43,6 +43,7 @@ class PlacedCall(NamedTuple):
     text: str
     place: str
     is_over: bool
+    is_issued: bool
     label: str
 
 
@@ -262,14 +263,16 @@ def _place_life(
     for call in life.calls:
         key = _key_of(life.attempt, call)
         begin, until = place(call.begun_at), place(call.ended_at) if call.ended_at else end
-        last, awaited = last_to_come.get(key, (begin, -1)) if key is not None else (begin, -1)
+        last, awaited = begin, -1
+        if key is not None and call.stage != Stage.ISSUED:  # who has issued one goes on
+            last, awaited = last_to_come.get(key, (begin, -1))
         text = number_text(call.text, call.number)
         label = "" if call.group is None else call.group.label
         track.calls.append(
             PlacedCall(
                 key, begin, max(begin, until), max(begin, min(last, until)),
                 awaited if last > begin else -1, text, call.place,
-                bool(call.ended_at), label,
+                bool(call.ended_at), call.stage == Stage.ISSUED, label,
             )
         )  # fmt: skip
 

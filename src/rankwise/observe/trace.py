@@ -118,6 +118,8 @@ def _bars(track: RankTrack) -> list[_Bar]:
         details: dict[str, Any] = {"line": call.place} if call.place else {}
         if call.label:
             details["group"] = call.label
+        if call.is_issued:
+            details["issued"] = "without waiting"
         if not call.is_over:
             details["ended"] = "not seen"
         waited = call.waited_until - call.begin

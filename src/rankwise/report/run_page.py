@@ -234,7 +234,7 @@ def _collectives(timeline: RunTimeline) -> Iterable[str]:
     yield (
         '<p class="note">Calls that were recorded, of all ranks, by the line that made them: those '
         "that took most first. Waiting is the time until the last rank came, where all members "
-        "were seen.</p>"
+        "were seen. Of calls that were issued without waiting, the time is that to issue them.</p>"
     )
     yield table([["operation", "line", "calls", "on average", "waiting", "longest"], *rows])
 
