@@ -286,7 +286,7 @@ def _described(name: str) -> RunDescribed:
     system = os.uname()
     return RunDescribed(
         name=name,
-        command=without_secrets(("rankwise", *sys.argv[1:])),
+        command=without_secrets(command_line(sys.argv)),
         directory=os.getcwd(),  # pathlib costs milliseconds
         host=socket.gethostname(),
         rankwise=rankwise.__version__,
@@ -296,6 +296,12 @@ def _described(name: str) -> RunDescribed:
         memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         packages=installed_versions(sys.path),
     )
+
+
+def command_line(argv: Sequence[str]) -> tuple[str, ...]:
+    """The words that started this process: `rankwise` by its name, a program by its path."""
+    first = "rankwise" if os.path.basename(argv[0]) in ("rankwise", "__main__.py") else argv[0]
+    return (first, *argv[1:])
 
 
 def without_secrets(words: Iterable[str]) -> tuple[str, ...]:

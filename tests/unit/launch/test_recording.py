@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwise.launch.recording import installed_versions, without_secrets
+from rankwise.launch.recording import command_line, installed_versions, without_secrets
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,12 @@ def test_what_looks_like_a_secret_is_left_out(
     words: tuple[str, ...], shown: tuple[str, ...]
 ) -> None:
     assert without_secrets(words) == shown
+
+
+def test_a_run_of_the_command_is_told_from_one_of_a_program() -> None:
+    assert command_line(["/usr/bin/rankwise", "run", "x.py"]) == ("rankwise", "run", "x.py")
+    assert command_line(["/lib/rankwise/__main__.py", "run"]) == ("rankwise", "run")
+    assert command_line(["tune.py", "--lr", "3"]) == ("tune.py", "--lr", "3")
 
 
 def test_versions_of_packages_are_those_that_are_imported_first(tmp_path: Path) -> None:
