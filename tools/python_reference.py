@@ -15,9 +15,12 @@ from importlib import import_module
 from typing import Any, get_args
 
 import rankwise
+from rankwise.base.units import format_bytes, format_duration
 from rankwise.core.agent.vocabulary import Effect, Stimulus
 from rankwise.launch.cluster.metrics import METRICS, AgentStatus
 from rankwise.launch.cluster.probe import PATIENCE_S
+from rankwise.launch.recording import BYTES_MAX, INTERVAL, SAMPLE_INTERVAL
+from rankwise.observe.records import Record
 
 MODULES = {
     "rankwise": "launching functions, the place of a rank, failures",
@@ -101,8 +104,9 @@ JOURNAL = """\
 *Written by `python tools/python_reference.py journal`; change the package, not this page.*
 
 With `--log-dir`, each node writes `journal.jsonl` beside its [logs](files.md): every fact that its
-agent was told, and every order that it gave. It is for finding out afterwards why something was
-done:
+agent was told, and every order that it gave, and what its ranks did meanwhile. It is for finding
+out afterwards why something was done. [`rankwise report`](howto/report.md) makes a page of it, and
+`rankwise replay` shows the states of the agent again:
 
 ```python
 # file: train.py
@@ -123,16 +127,17 @@ The version of rankwise that wrote a journal reads it; others may not.
 
 ## Lines
 
-One JSON object per line, for a fact (`stimulus`) or an order (`effect`):
+One JSON object per line, for a fact (`stimulus`), an order (`effect`) or a record of the ranks
+(`record`):
 
 | field | meaning |
 | --- | --- |
 | `at` | nanoseconds of the node's monotonic clock |
 | `wall` | the same instant of the calendar, UTC; it may jump, and nothing depends on it |
-| `machine` | who was told, or ordered: `agent`; in a simulation followed by the node's id |
+| `machine` | `agent`, in a simulation followed by the node's id; of records `recorder` |
 | `number` | of a fact: which it is, counted from 1 |
 | `cause` | of an order: the number of the fact that led to it |
-| `stimulus`, `effect` | the fact or the order: `type`, one of those below, and its fields |
+| `stimulus`, `effect`, `record` | what it is about: `type`, one of those below, and its fields |
 
 Durations are nanoseconds. Chip workers write journals in the same format, with machines and types
 of their own.
@@ -142,7 +147,19 @@ of their own.
 {facts}
 ## Orders
 
-{orders}"""
+{orders}
+## Records
+
+What ranks enter into memory that their agent reads, which costs them nothing: it looks every
+{interval}, and once more when a rank has ended. CPU time and memory are sampled often at first, and
+then every {samples}. Of a rank that makes more than some 250 calls between two looks, the latest
+are recorded; `since` and `until` say between which instants none is missing.
+
+Records of one node take {limit} at most: when a quarter of that is written, every second look is
+recorded, then every fourth, and so on, so that a run of weeks has them from begin to end. Nothing
+is decided by records, and `rankwise replay` leaves them out.
+
+{records}"""
 
 
 def health() -> str:
@@ -160,7 +177,14 @@ def health() -> str:
 
 def journal() -> str:
     """The page of the journal."""
-    return JOURNAL.format(facts=_vocabulary(Stimulus), orders=_vocabulary(Effect))
+    return JOURNAL.format(
+        facts=_vocabulary(Stimulus),
+        orders=_vocabulary(Effect),
+        records=_vocabulary(Record),
+        interval=format_duration(INTERVAL),
+        samples=format_duration(SAMPLE_INTERVAL),
+        limit=format_bytes(BYTES_MAX),
+    )
 
 
 def reference() -> str:

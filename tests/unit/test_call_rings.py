@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from rankwise.core.ledger import Arrival, Fate, Stage
-from rankwise.drivers.real import segments
+from rankwise.drivers.real import section_ring, segments
 from rankwise.drivers.real.call_rings import ArrivalReader, calls_begun, read_book
 from rankwise.drivers.real.segments import Segment
 from rankwise.drivers.real.worker import call_ring, torch_calls
@@ -47,6 +47,9 @@ def attached() -> CallRing:
 
 def test_the_agent_knows_how_long_a_book_is() -> None:
     assert segments.CALLS_BYTES == call_ring.AREA_BYTES
+    assert segments.SECTIONS_AT == call_ring.SECTIONS_AT
+    assert section_ring.BYTES <= call_ring.SECTIONS_BYTES
+    assert not call_ring.AREA_BYTES % 4096
 
 
 def test_a_call_of_another_thread_does_not_hold_the_main_thread(segment: Segment) -> None:

@@ -50,6 +50,11 @@ SUBCOMMANDS = {
         "replay",
         "Show the states of a run's agents again, from its journal.",
     ),
+    "report": Subcommand(
+        "rankwise.cli.report",
+        "report",
+        "Write a page about a run, or its timeline, from its journal.",
+    ),
     "manifest": Subcommand(
         "rankwise.cli.manifest", "manifest", "Write manifests for Kubernetes that run a job there."
     ),

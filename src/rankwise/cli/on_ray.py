@@ -24,6 +24,8 @@ _MEANINGLESS = {
     "node_rank": "ranks are agreed upon when the agents meet",
     "master_addr": "the agents agree upon it when they meet",
     "local_addr": "every agent finds its own",
+    "report": "give --log-dir, and join the journals of the nodes by rankwise report",
+    "trace": "give --log-dir, and join the journals of the nodes by rankwise report --trace",
 }
 _DECIDED_HERE = ("--on", "--ray-resources", "--nnodes", "--rdzv-id", "--rdzv-backend")
 _ALSO_DECIDED_HERE = ("--rdzv-endpoint", "--rdzv-conf")

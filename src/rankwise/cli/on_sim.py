@@ -155,26 +155,21 @@ def _check_files(options: "RunOptions", machine: str | None) -> None:
     Raises:
         ConfigError: names the option and why.
     """
-    from rankwise.sim.reporting.files import check_writable  # noqa: PLC0415  # only there
+    from rankwise.cli.run_files import check_files  # noqa: PLC0415  # only there
 
     for name, path in (("trace", options.trace), ("report", options.report)):
-        if path is None:
-            continue
-        if machine is None:
+        if path is not None and machine is None:
             raise ConfigError(
                 f"{options.label(name)} needs a machine, which says how long things take: expected "
                 "--on sim:MACHINE, a preset or a topology file"
             )
-        check_writable(path)
-    if options.trace is not None and options.trace == options.report:
-        raise ConfigError(
-            f"--trace and --report are both {options.trace!r}, and would overwrite each other"
-        )
+    check_files(options)
 
 
 def _tell_prediction(options: "RunOptions", prediction: "Prediction", *, has_console: bool) -> None:
     """Show the figures on stderr, and write the files that were asked for."""
-    from rankwise.sim.prediction.summary import summary, write_files  # noqa: PLC0415  # only there
+    from rankwise.cli.run_files import tell_file  # noqa: PLC0415  # only there
+    from rankwise.sim.prediction.summary import summary, write_files  # noqa: PLC0415  # the same
 
     write_files(prediction, options.training_script, options.trace, options.report)
     if not has_console:
@@ -182,5 +177,4 @@ def _tell_prediction(options: "RunOptions", prediction: "Prediction", *, has_con
     print(summary(prediction), file=sys.stderr)
     for name, path in (("trace", options.trace), ("report", options.report)):
         if path is not None:
-            where = " (open it at https://ui.perfetto.dev)" if name == "trace" else ""
-            print(f"{name}: {path}{where}", file=sys.stderr)
+            print(tell_file(name, path, ""), file=sys.stderr)

@@ -4,23 +4,18 @@ Exit codes: 0 the machines decide as they did; 1 one decides otherwise (another 
 has written the journal, or the journal was changed); 2 a file that is no journal.
 """
 
-import shlex
-from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from rankwise.base.errors import ConfigError
-from rankwise.base.units import SECOND, format_bytes
+from rankwise.base.units import SECOND
+from rankwise.cli.journals import journal_at, lines_of
 from rankwise.cli.main import CONTEXT_SETTINGS
 
 if TYPE_CHECKING:
     from rankwise.base.failure import Failure
     from rankwise.core.agent.replay import Step
-
-LINE_BYTES_MAX = 16 << 20
-"""Far above an entry of a journal; devices may never end."""
 
 _COLUMNS = "{:<14} {:>14}  {:<11} {:<13} {:<6} {}"
 
@@ -49,13 +44,13 @@ def replay(journal: str, machine: str | None, *, shows_all: bool) -> int:
     """
     from rankwise.core.agent.replay import replay as steps_of  # noqa: PLC0415  # not for --help
 
-    journal = _file_of(journal)
+    journal = journal_at(journal, "replay")
     last: dict[str, tuple[str, str, bool]] = {}
     first_at: dict[str, int] = {}
     different: Step | None = None
     root: Failure | None = None
     count = 0
-    for step in steps_of(_lines(journal), journal):
+    for step in steps_of(lines_of(journal), journal):
         if machine is not None and step.machine != machine:
             continue
         if not count:
@@ -98,26 +93,6 @@ def replay(journal: str, machine: str | None, *, shows_all: bool) -> int:
     return 0
 
 
-def _file_of(path: str) -> str:
-    """The journal that a path names: the file itself, or the one in a run's log directory."""
-    folder = Path(path)
-    if not folder.is_dir():
-        return path
-    found = [folder / "journal.jsonl"] if (folder / "journal.jsonl").is_file() else []
-    found = found or sorted(folder.glob("*/journal.jsonl"), key=lambda file: file.stat().st_mtime)
-    if not found:
-        raise ConfigError(
-            f"there is no journal.jsonl in {path}, nor in a folder there",
-            hint="a run writes its journal where --log-dir says",
-        )
-    if len(found) > 1:
-        raise ConfigError(
-            f"{path} holds the journals of {len(found)} runs, expected one",
-            hint=f"the newest: rankwise replay {shlex.quote(str(found[-1]))}",
-        )
-    return str(found[0])
-
-
 def _root_cause(step: "Step") -> "Failure | None":
     """The root cause of the whole job, if this step ends an agent's life with one."""
     from rankwise.core.agent.vocabulary import FinishRun  # noqa: PLC0415  # not for --help
@@ -131,7 +106,7 @@ def _show_entries(journal: str, machine: str | None) -> bool:
     from rankwise.core.agent.replay import entries  # noqa: PLC0415  # not for --help
 
     begun: int | None = None
-    for entry in entries(_lines(journal), journal):
+    for entry in entries(lines_of(journal), journal):
         if machine is not None and entry.machine != machine:
             continue
         begun = entry.at if begun is None else begun
@@ -141,17 +116,3 @@ def _show_entries(journal: str, machine: str | None) -> bool:
             f"{entry.kind:<20} {entry.text}"
         )
     return begun is not None
-
-
-def _lines(path: str) -> Iterator[bytes]:
-    try:
-        with open(path, "rb") as file:  # noqa: PTH123  # a plain name, as given
-            while line := file.readline(LINE_BYTES_MAX + 1):
-                if len(line) > LINE_BYTES_MAX:
-                    raise ConfigError(
-                        f"{path} has a line of more than {format_bytes(LINE_BYTES_MAX)}, or no end",
-                        hint="is it the journal of a run?",
-                    )
-                yield line
-    except OSError as error:
-        raise ConfigError(f"the journal {path} cannot be read: {error.strerror}") from error

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from rankwise.base.failure import Outcome
     from rankwise.cli.run_job import RunOptions
     from rankwise.launch.job import Job
+    from rankwise.launch.log_layout import LogPlaces
 
 EXIT_CODE_OF_A_TIMEOUT = 124
 """What `timeout` of the core utilities says of a command that ran out of time."""
@@ -162,6 +163,12 @@ def run(ctx: click.Context, /, **_values: Any) -> int:
         begin_work()
         return launch_with_handler(options)
     job = job_from(options, os.environ)
+    files = None
+    if options.report is not None or options.trace is not None:
+        from rankwise.cli.run_files import RunFiles  # noqa: PLC0415  # rarely asked for
+
+        files = RunFiles(options, job)
+        job = files.job
     with suppress(OSError):  # the run goes on although its notices cannot be written
         for notice in [*of_scheduler, *notices(options, job)]:
             if job.log_format == "json":
@@ -173,7 +180,15 @@ def run(ctx: click.Context, /, **_values: Any) -> int:
 
                 stamp = notice_stamp(job.logs)
                 print(f"{stamp}rankwise run: {notice}", file=sys.stderr, flush=True)
-    if job.logs.log_specs is None and options.event_log_handler == "null":
+    outcome = _supervise(job, options.event_log_handler, None if files is None else files.places)
+    if files is not None:
+        files.write()
+    return exit_code(outcome)
+
+
+def _supervise(job: "Job", event_log_handler: str, places: "LogPlaces | None") -> "Outcome":
+    """Run the job in this process, which ends with it."""
+    if job.logs.log_specs is None and event_log_handler == "null":
         from rankwise.launch.fork_server import hosting_for  # noqa: PLC0415  # not for --help
 
         if signal.SIGTERM in job.signals:
@@ -184,11 +199,11 @@ def run(ctx: click.Context, /, **_values: Any) -> int:
         from rankwise.launch.supervision import supervise  # noqa: PLC0415  # see above
 
         begin_work()
-        return exit_code(supervise(job, started=started, ends_process=True))
+        return supervise(job, places, started=started, ends_process=True)
     from rankwise.cli.torch_plugins import supervise_with_plugins  # noqa: PLC0415  # rare
 
     begin_work()
-    return exit_code(supervise_with_plugins(job, options.event_log_handler))
+    return supervise_with_plugins(job, event_log_handler, places)
 
 
 def _meets_by_plugin(options: "RunOptions") -> bool:

@@ -16,6 +16,7 @@ from rankwise.cli.options import (
     SIZE,
     OptionWithVariable,
     complete_directory,
+    complete_file,
 )
 
 PROGRAM = "Program"
@@ -202,6 +203,29 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         default_shown="rankwise's own layout",
         help="An installed plug-in of the entry-point group torchrun.logs_specs that decides "
         "where logs go.",
+    ),
+    _value(
+        "--report",
+        group=LOGS,
+        metavar="FILE",
+        default=None,
+        default_shown="none",
+        shell_complete=complete_file,
+        is_torchrun=False,
+        help="Write one HTML page when the run is over: a timeline of the ranks, who made others "
+        "wait, failures, CPU and memory over time; of simulated ranks, the prediction. Of several "
+        "nodes, that of rank 0 writes it; `rankwise report` joins their journals.",
+    ),
+    _value(
+        "--trace",
+        group=LOGS,
+        metavar="FILE",
+        default=None,
+        default_shown="none",
+        shell_complete=complete_file,
+        is_torchrun=False,
+        help="Write a timeline of all ranks for Perfetto; compressed if FILE ends in .gz. As for "
+        "--report, that of several nodes is made of their journals.",
     ),
     _flag(
         "--quiet",
@@ -480,24 +504,6 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         group=REHEARSAL,
         is_torchrun=False,
         help="Python's time functions and CUDA events show ranks the virtual time only.",
-    ),
-    _value(
-        "--trace",
-        group=REHEARSAL,
-        metavar="FILE",
-        default=None,
-        default_shown="none",
-        is_torchrun=False,
-        help="Write a timeline of all ranks for Perfetto; compressed if FILE ends in .gz.",
-    ),
-    _value(
-        "--report",
-        group=REHEARSAL,
-        metavar="FILE",
-        default=None,
-        default_shown="none",
-        is_torchrun=False,
-        help="Write the prediction as one HTML page.",
     ),
     _value(
         "--ray-resources",

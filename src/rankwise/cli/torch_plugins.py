@@ -23,21 +23,26 @@ from rankwise.compat.torch.elastic.events import Event, EventSource, record
 from rankwise.compat.torch.elastic.multiprocessing.reified_logs import ReifiedLogs
 from rankwise.compat.torch.elastic.multiprocessing.std import Std
 from rankwise.launch.job import Job, StreamChoice, Streams, program_name
-from rankwise.launch.log_layout import Destinations
+from rankwise.launch.log_layout import Destinations, LogPlaces
 from rankwise.launch.supervision import supervise
 
 if TYPE_CHECKING:
     from rankwise.cli.run_job import RunOptions
 
 
-def supervise_with_plugins(job: Job, event_handler: str) -> Outcome:
+def supervise_with_plugins(
+    job: Job, event_handler: str, places: LogPlaces | None = None
+) -> Outcome:
     """Run a job with the log specs that it names, and tell the handler what became of it.
+
+    `places` are those of the log files where no log specs decide.
 
     Raises:
         ConfigError: the log specs refuse their arguments.
     """
     began_ns = time.monotonic_ns()
-    places = None if job.logs.log_specs is None else PluggedInLogs(job, job.logs.log_specs)
+    if job.logs.log_specs is not None:
+        places = PluggedInLogs(job, job.logs.log_specs)
     outcome = supervise(job, places, ends_process=True)
     seconds = (time.monotonic_ns() - began_ns) // 1_000_000_000
     record(outcome_event(job, outcome, seconds), event_handler)
@@ -61,7 +66,7 @@ def launch_with_handler(options: "RunOptions") -> int:
     )
     from rankwise.compat.torch.run import run  # noqa: PLC0415  # all three pay for much
 
-    for name in ("timeout", "on_failure", "log_size"):
+    for name in ("timeout", "on_failure", "log_size", "report", "trace"):
         if name in options.origins:
             raise ConfigError(
                 f"{options.label(name)} is not known to agents that meet by a plug-in",

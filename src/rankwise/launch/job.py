@@ -150,6 +150,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             variables; otherwise `environment_by_rank` says whatever they are to know.
         master_addr, master_port: where rank 0 listens; None reserves a free port.
         logs: where output goes.
+        journal_fd: an open file for the run's journal; None: it goes beside the logs, if the user
+            has named a place for them.
         on_failure: a command for the shell that is told of failures, see `launch.failure_command`.
         timeout: how long the whole run may take, restarts included; None: as long as it takes.
         signals: signal numbers that end the run gracefully.
@@ -175,6 +177,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     master_addr: str = "127.0.0.1"
     master_port: int | None = None
     logs: LogPlan = LogPlan()
+    journal_fd: int | None = None
     on_failure: str | None = None
     timeout: Duration | None = None
     signals: tuple[int, ...] = (15, 2, 1, 3)

@@ -1,4 +1,7 @@
-"""Where a run's journal goes: beside its logs, when the user has named a place for logs."""
+"""Where a run's journal goes: beside its logs, when the user has named a place for logs.
+
+Who wants a report or a timeline without logs hands in a file without a name (`Job.journal_fd`).
+"""
 
 import os
 from contextlib import ExitStack
@@ -14,6 +17,11 @@ def open_journal(
     job: Job, places: LogPlaces, complaints: DiskComplaints, stack: ExitStack, clock: Clock
 ) -> FileJournal | None:
     """Open a run's journal, if it has one; `stack` closes it. A disk that refuses ends no run."""
+    if job.journal_fd is not None:
+        name = "the record of this run, in the place for temporary files"
+        journal = FileJournal(name, complaints.complain, clock.wall_ns, job.journal_fd)
+        stack.callback(journal.close)
+        return journal
     if not job.logs.directory or job.logs.directory == os.devnull:
         return None
     directory = places.directory

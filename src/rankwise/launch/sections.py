@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from itertools import count
+from typing import TYPE_CHECKING, NamedTuple
 
 from rankwise.base.errors import ConfigError
 from rankwise.base.units import SECOND
@@ -29,6 +30,9 @@ from rankwise.drivers.real.segments import (
     SEGMENT_VARIABLE,
     Segment,
 )
+
+if TYPE_CHECKING:
+    from rankwise.drivers.real.section_ring import SectionWriter
 
 LEARNING_RUNS = 3
 """How often a section runs before its limit is learned: the first ones compile and connect."""
@@ -71,7 +75,10 @@ def section(name: str, *, timeout: float | None = None) -> Iterator[None]:
     limit_s = _limit_of(name) if timeout is None else timeout
     _open.append((name, began_at + limit_s))
     _arm(began_at)
-    _pass_border()
+    borders = _borders_of_rank()
+    if borders is not None:
+        borders.pass_one()
+        borders.sections.begin(name, round(began_at * SECOND))
     try:
         yield
     finally:
@@ -80,43 +87,48 @@ def section(name: str, *, timeout: float | None = None) -> Iterator[None]:
         _longest_s[name] = max(_longest_s.get(name, 0.0), now - began_at)
         _runs[name] = _runs.get(name, 0) + 1
         _arm(now)
-        _pass_border()
-        if not _open:
-            _count_run(now - began_at)
+        if borders is not None:
+            borders.pass_one()
+            borders.sections.end(name, round(began_at * SECOND), round(now * SECOND))
+            if not _open:
+                borders.count_run(now - began_at)
+
+
+class _Borders(NamedTuple):
+    """Where the agent sees that sections come and go, and which."""
+
+    words: "memoryview[int]"
+    sections: "SectionWriter"
+
+    def pass_one(self) -> None:
+        """Let the agent see that the program has gone on: a section has begun or ended."""
+        self.words[LEDGER_SECTIONS] = next(_borders)
+
+    def count_run(self, seconds: float) -> None:
+        """Let the agent see how long a section that is in no other one took."""
+        self.words[LEDGER_SECTION_TIME] += round(seconds * SECOND)
+        self.words[LEDGER_SECTION_RUNS] += 1
 
 
 @cache
-def _own_words() -> "memoryview[int] | None":
-    """The words in which the agent sees that sections come and go."""
+def _borders_of_rank() -> _Borders | None:
     text = os.environ.get(SEGMENT_VARIABLE)
     if text is None:
         return None
+    from rankwise.drivers.real.section_ring import SectionWriter  # noqa: PLC0415  # for ranks
+
     try:
-        ledgers = Segment.attach(int(text)).ledgers
+        segment = Segment.attach(int(text))
     except ConfigError:
         return None  # a process that a worker has started: it is no rank
-    at = int(os.environ["RANKWISE_LOCAL_RANK"]) * LEDGER_WORDS
-    return ledgers[at : at + LEDGER_WORDS]
+    local_rank = int(os.environ["RANKWISE_LOCAL_RANK"])
+    at = local_rank * LEDGER_WORDS
+    return _Borders(segment.ledgers[at : at + LEDGER_WORDS], SectionWriter(segment, local_rank))
 
 
 def forget_segment() -> None:
     """Let the next section be the first one of another world."""
-    _own_words.cache_clear()
-
-
-def _pass_border() -> None:
-    """Let the agent see that the program has gone on: a section has begun or ended."""
-    words = _own_words()
-    if words is not None:
-        words[LEDGER_SECTIONS] = next(_borders)
-
-
-def _count_run(seconds: float) -> None:
-    """Let the agent see how long a section that is in no other one took."""
-    words = _own_words()
-    if words is not None:
-        words[LEDGER_SECTION_TIME] += round(seconds * SECOND)
-        words[LEDGER_SECTION_RUNS] += 1
+    _borders_of_rank.cache_clear()
 
 
 def _limit_of(name: str) -> float:

@@ -20,6 +20,7 @@ from rankwise.core.gang.vocabulary import (
     StopRequested,
     WorkerExited,
     WorkerReported,
+    WorkerSaid,
     WorkerSpawned,
 )
 from rankwise.drivers.real.clock import SystemClock
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from rankwise.launch.control.server import Reply
     from rankwise.launch.failure_command import FailureCommand
     from rankwise.launch.hang_watch import HangWatch
+    from rankwise.launch.recording import RunRecorder
 
 SIGTERM = 15
 STRAY_PATIENCE = Duration(1 * SECOND)
@@ -64,6 +66,7 @@ CONSOLE_PATIENCE = Duration(3 * SECOND)
 """How long a console that takes nothing is waited for when the run has been stopped."""
 STOP_NOTICE = Duration(1 * SECOND)
 """How long a stop that was asked for may take before we say that we wait for ranks."""
+_OF_PROCESSES = (WorkerSpawned, WorkerSaid, WorkerExited)
 DESCRIPTORS_PER_WORKER = 8
 """Four pipes, a log file for each stream, the process, and the line of one that recovers."""
 
@@ -173,6 +176,7 @@ class Session:
             keeps_files=places.keep,
         )
         self._plan = plan_of(job)
+        self._journal = open_journal(job, places, self._complaints, stack, clock)
         history = RunHistory(clock.wall_ns, failure_command)
         self._dispatch = AgentRunner(
             self._plan,
@@ -184,7 +188,7 @@ class Session:
                 host=self._host,
                 planner=self._planner,
                 decorator=self._decorator,
-                journal=open_journal(job, places, self._complaints, stack, clock),
+                journal=self._journal,
                 delays=self._delays,
                 history=history,
                 say=self._say,
@@ -399,7 +403,25 @@ class Session:
             self.reactor.watch_readable(control.fileno(), control.on_readable)
             stack.callback(self.reactor.unwatch_readable, control.fileno())
 
+    @cached_property
+    def _recorder(self) -> "RunRecorder | None":
+        """Records in the journal what the ranks do; loaded while the first one is starting."""
+        if self._journal is None:
+            return None
+        from rankwise.launch.recording import RunRecorder  # noqa: PLC0415  # only with a journal
+
+        name = self._job.run_id
+        if self._plan.is_id_secret:
+            from rankwise.launch.cluster.health import shown_id  # noqa: PLC0415  # rare
+
+            name = shown_id(name, is_secret=True)
+        return RunRecorder(
+            self._journal, self._host, self._planner, self.reactor, self._clock, name=name
+        )
+
     def _deliver(self, stimulus: Stimulus) -> None:
+        if isinstance(stimulus, _OF_PROCESSES) and self._recorder is not None:
+            self._recorder.on_stimulus(stimulus)
         if self._held is not None:
             self._held.append(stimulus)
             return

@@ -27,6 +27,7 @@ class _Line(msgspec.Struct, frozen=True):
     cause: int = 0
     stimulus: msgspec.Raw = msgspec.Raw()
     effect: msgspec.Raw = msgspec.Raw()
+    record: msgspec.Raw = msgspec.Raw()
 
 
 @dataclass(slots=True)
@@ -86,6 +87,8 @@ def entries(lines: Iterable[bytes], path: str) -> Iterator[Told]:
         ConfigError: a line is no entry of a journal.
     """
     for _, line in _read(lines, path):
+        if bytes(line.record):
+            continue  # no machine was told of it
         word = line.effect if bytes(line.effect) else line.stimulus
         kind = msgspec.json.decode(word, type=_Kind).type
         number = line.number or line.cause

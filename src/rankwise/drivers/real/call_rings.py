@@ -9,6 +9,7 @@ long. Of the ring the oldest entry is left out: it may be half another by now. T
 import os
 import struct
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from rankwise.base.units import Instant
 from rankwise.core.ledger import Arrival, Book, Call, Fate, Group, Stage
@@ -107,6 +108,80 @@ class ArrivalReader:
     def _entry(self, sequence: int) -> tuple[int, ...]:
         at = self._area + RING_AT + sequence % ENTRIES * ENTRY_BYTES
         return ENTRY_HEAD.unpack(os.pread(self._segment.fd, ENTRY_HEAD.size, at))
+
+
+class SeenCall(NamedTuple):
+    """A call as it stands in a ring: `words` are its text and place, as the rank has fitted them.
+
+    `slot` is that of its group, -1 for a message; `ended_at` is 0 while the rank is in it.
+    """
+
+    slot: int
+    number: int
+    begun_at: int
+    ended_at: int
+    stage: int
+    words: bytes
+
+
+class CallReader:
+    """Reads all calls of one worker with their words, each once, for the record of the run."""
+
+    def __init__(self, segment: Segment, local_rank: int, first_rank: int) -> None:
+        self._segment = segment
+        self._local_rank = local_rank
+        self._first_rank = first_rank
+        self._area = segment.area_of_calls(local_rank)
+        self._seen = 0
+        self.keys: list[str] = []
+        self.groups: dict[str, Group] = {}
+
+    def read(self, most: int, *, is_last: bool = False) -> tuple[list[SeenCall], int]:
+        """Its calls since the last look as far as they have ended, of many the latest.
+
+        Args:
+            most: how many to read.
+            is_last: whether there is no other look, so that one it is in is read as well.
+
+        Returns:
+            The calls, and how many were lost before them.
+        """
+        head = _head(self._segment, self._local_rank)
+        last, group_count = head[HEAD_CALLS], head[HEAD_GROUPS]
+        if last == self._seen:
+            return [], 0
+        if group_count != len(self.keys):
+            table = os.pread(self._segment.fd, HEAD_BYTES + group_count * GROUP_BYTES, self._area)
+            self.keys, self.groups, _ = _read_groups(table, group_count, self._first_rank)
+        first = max(self._seen, last - min(most, _SAFE_ENTRIES)) + 1
+        lost, calls = first - self._seen - 1, []
+        for sequence, entry in self._entries(first, last):
+            found, number, begun_at, end, slot, *_ = ENTRY_HEAD.unpack_from(entry)
+            if found == sequence and not end and not is_last:
+                break  # the rank is in it: read on from here the next time
+            self._seen = sequence
+            if found == sequence and slot < len(self.keys):
+                ended_at, stage = end >> STAGE_BITS, end & _STAGE_MASK
+                words = entry[ENTRY_HEAD.size :]
+                calls.append(SeenCall(slot, number, begun_at, ended_at, stage, words))
+        return calls, lost
+
+    def _entries(self, first: int, last: int) -> Iterator[tuple[int, bytes]]:
+        """Those entries, read as the one or two stretches of memory that they lie in."""
+        while first <= last:
+            index = first % ENTRIES
+            count = min(last - first + 1, ENTRIES - index)
+            at = self._area + RING_AT + index * ENTRY_BYTES
+            stretch = os.pread(self._segment.fd, count * ENTRY_BYTES, at)
+            for offset in range(count):
+                begin = offset * ENTRY_BYTES
+                yield first + offset, stretch[begin : begin + ENTRY_BYTES]
+            first += count
+
+
+def words_in(words: bytes) -> tuple[str, str]:
+    """The operation, and the line that called it."""
+    return _text(words[:TEXT_BYTES]), _text(words[TEXT_BYTES:])
 
 
 def _head(segment: Segment, local_rank: int) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ import msgspec
 from rankwise.base.units import SECOND, Duration
 
 _TICK = SECOND // os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _WATCHERS = (b"pt_nccl_", b"NCCL ", b"cuda-EvtHandlr")
 """Threads that look after calls and compute nothing for the program; NCCL's spin while it waits."""
 _BYTE_COUNTS = (b"rchar:", b"wchar:", b"read_bytes:")
@@ -37,6 +38,14 @@ def works_of(pids: Iterable[int]) -> dict[int, ProcessWork]:
     """What each of these processes has done; those that have ended are left out."""
     children = _children()
     return {pid: work for pid in pids if (work := _work_of(pid, children)) is not None}
+
+
+def usage_of(pid: int) -> tuple[Duration, int] | None:
+    """A process's CPU time so far, with that of children that have ended, and memory in bytes."""
+    fields = _fields_after_name(_read(f"/proc/{pid}/stat"))
+    if not fields:
+        return None
+    return Duration(sum(map(int, fields[11:15])) * _TICK), int(fields[21]) * _PAGE_BYTES
 
 
 def _work_of(pid: int, children: Mapping[int, list[int]]) -> ProcessWork | None:

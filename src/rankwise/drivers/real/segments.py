@@ -19,6 +19,7 @@ Layout (native byte order, offsets from `Layout`):
     headers      BUFFER_COUNT texts per worker, written by that worker: what it is doing
     slots        BUFFER_COUNT buffers per worker, page-aligned: its data
     calls        behind all that, an area per worker: its book of collective calls (`call_ring`)
+                 and its sections (`section_ring`)
 
 Every word but `arrivals` has one writer, is aligned, and only ever grows, so a reader sees an old
 value or a new one and never a mixture. `arrivals` is written by the kernel on behalf of all. How
@@ -50,14 +51,15 @@ STOP_VARIABLE = "RANKWISE_STOP_FD"
 """Names the descriptor of an eventfd beside the segment, by which a rank that was sent SIGTERM asks
 its agent to stop the run."""
 MAGIC = b"rankwise"
-VERSION = 3
+VERSION = 4
 BUFFER_COUNT = 3
 """Buffers per slot: one is written, one reduced, one read (see `barrier`)."""
 HEADER_BYTES = 128
 ABORT_REASON_BYTES = 256
 WORKERS_MAX = 4096
-CALLS_BYTES = 110_592
-"""A worker's book of calls: `call_ring.AREA_BYTES`, told here so that agents need not load that."""
+CALLS_BYTES, SECTIONS_AT = 114_688, 107_584
+"""A worker's book of calls, and where its sections begin there: `call_ring.AREA_BYTES` and
+`SECTIONS_AT`, told here so that agents need not load that."""
 DEFAULT_BUFFER_BYTES = 1 << 20
 """Large enough that barriers are rare, small enough that the buffers of a few ranks stay in the
 caches: among 128 KiB to 2 MiB the fastest for arrays of 64 MiB, for 2 and 4 ranks."""

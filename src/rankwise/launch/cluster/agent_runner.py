@@ -235,9 +235,7 @@ class AgentRunner:
         from rankwise.launch.cluster.health import shown_id  # noqa: PLC0415  # rare
         from rankwise.launch.cluster.probe import Probe  # noqa: PLC0415  # the same
 
-        # Where the nodes know nothing of each other but the run's id, it is told to nobody.
-        is_id_secret = plan.backend in ("static", "embedded") and not plan.has_token
-        name = shown_id(self._agent.spec.run_id, is_secret=is_id_secret)
+        name = shown_id(self._agent.spec.run_id, is_secret=plan.is_id_secret)
         return Probe(parts.reactor.post, lambda: self._snapshot(name, parts))
 
     def _snapshot(self, run_name: str, parts: RunParts) -> "Snapshot":

@@ -51,6 +51,11 @@ class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True):
         """Whether this node meets nobody."""
         return not self.backend
 
+    @property
+    def is_id_secret(self) -> bool:
+        """Whether nodes know each other by nothing but the run's id, so that nobody is told it."""
+        return self.backend in ("static", "embedded") and not self.has_token
+
 
 def plan_of(job: Job) -> ClusterPlan:
     """The plan of a job; for one that has none, that of a node alone with the job's policy."""

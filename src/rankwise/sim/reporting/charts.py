@@ -4,19 +4,18 @@ import math
 from collections.abc import Sequence
 from html import escape
 
+from rankwise.base.web_page import BINS, LEFT, ROW, WIDTH, busy_shares, strip, svg, time_axis
 from rankwise.sim.hardware.quantities import format_picoseconds
 from rankwise.sim.hardware.topology import Topology
 from rankwise.sim.reporting.results import BenchResult, format_rate
-from rankwise.sim.reporting.timeline import ENGINES, ReportedRun, busy_shares, by_place
+from rankwise.sim.reporting.timeline import ENGINES, ReportedRun, by_place
 
-BINS = 160
 SIPS_SHOWN = 8
 _COLOURS = {
     "host": "#8a63b8", "commands": "#7a8699", "kernels": "#2f6fb5", "collectives": "#c77d2e",
     "waiting": "#9aa9bd",
     "dma": "#2b9a8b", "gemm": "#c2453f", "math": "#b08a1e",
 }  # fmt: skip
-_LEFT, _WIDTH, _ROW = 130, 880, 15
 
 
 def timeline_chart(engine: ReportedRun) -> str:
@@ -41,51 +40,13 @@ def timeline_chart(engine: ReportedRun) -> str:
             if (sip, name) not in totals:
                 continue
             shares = [share / counts[sip, name] for share in totals[sip, name]]
-            lines += _strip(f"SIP {sip} {name}", _COLOURS[name], shares, y)
-            y += _ROW
+            lines += strip(f"SIP {sip} {name}", _COLOURS[name], shares, y)
+            y += ROW
         y += 6
-    lines += _time_axis(end, y)
+    lines += time_axis(end, y, format_picoseconds)
     if has_more:
         lines.append(f'<text x="0" y="{y + 34}">SIPs from {SIPS_SHOWN} on are not shown</text>')
-    return _svg(_LEFT + _WIDTH + 20, y + 40, lines, "How busy engines were over time")
-
-
-def _strip(name: str, colour: str, shares: Sequence[float], y: int) -> list[str]:
-    step = _WIDTH / BINS
-    lines = [
-        f'<text x="0" y="{y + 10}">{name}</text>',
-        (
-            f'<rect x="{_LEFT}" y="{y}" width="{_WIDTH}" height="{_ROW - 3}" fill="{colour}" '
-            'opacity="0.07"/>'
-        ),
-    ]
-    start = 0
-    while start < BINS:
-        stop = start + 1
-        level = round(shares[start], 2)
-        while stop < BINS and round(shares[stop], 2) == level:
-            stop += 1
-        if level:
-            lines.append(
-                f'<rect x="{_LEFT + start * step:.1f}" y="{y}" width="{(stop - start) * step:.1f}" '
-                f'height="{_ROW - 3}" fill="{colour}" opacity="{0.25 + 0.75 * level:.2f}">'
-                f"<title>{name}: {100 * level:.0f} % busy</title></rect>"
-            )
-        start = stop
-    return lines
-
-
-def _time_axis(end: int, y: int) -> list[str]:
-    lines = [f'<line x1="{_LEFT}" y1="{y}" x2="{_LEFT + _WIDTH}" y2="{y}" stroke="#8fa3bf"/>']
-    for fifth in range(6):
-        x = _LEFT + _WIDTH * fifth / 5
-        anchor = "start" if not fifth else "end" if fifth == 5 else "middle"
-        lines.append(f'<line x1="{x}" y1="{y}" x2="{x}" y2="{y + 5}" stroke="#8fa3bf"/>')
-        lines.append(
-            f'<text x="{x}" y="{y + 18}" text-anchor="{anchor}">'
-            f"{format_picoseconds(end * fifth // 5) if fifth else 0}</text>"
-        )
-    return lines
+    return svg(LEFT + WIDTH + 20, y + 40, lines, "How busy engines were over time")
 
 
 class _LogScale:
@@ -154,7 +115,7 @@ def roofline_chart(topology: Topology, results: Sequence[BenchResult]) -> str:
             f"{escape(result.bench)}: {escape(result.case)}, "
             f"{format_rate(result.flops_per_second, 'FLOP/s')}</text>"
         )
-    return _svg(1030, top + 15 * len(points), lines, "Roofline")
+    return svg(1030, top + 15 * len(points), lines, "Roofline")
 
 
 def _numbered_points(points: Sequence[tuple[float, float]]) -> list[str]:
@@ -211,17 +172,3 @@ def _grid(x: _LogScale, y: _LogScale) -> list[str]:
         "operations per byte</text>"
     )
     return lines
-
-
-def _svg(width: int, height: int, lines: Sequence[str], label: str) -> str:
-    return "\n".join(
-        [
-            (
-                f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-                f'role="img" aria-label="{label}" font-family="system-ui, sans-serif" '
-                'font-size="11">'
-            ),
-            *lines,
-            "</svg>",
-        ]
-    )

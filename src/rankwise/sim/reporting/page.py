@@ -7,6 +7,7 @@ mailed. Equal runs give equal pages.
 from collections.abc import Sequence
 from html import escape
 
+from rankwise.base.web_page import document, facts_table, table
 from rankwise.sim.hardware.quantities import format_picoseconds
 from rankwise.sim.reporting.charts import roofline_chart, timeline_chart
 from rankwise.sim.reporting.files import write_text
@@ -20,35 +21,6 @@ from rankwise.sim.reporting.timeline import ReportedRun
 from rankwise.sim.reporting.utilisation import busiest_first, by_kind
 
 UTILISATION_ROWS = 12
-
-_STYLE = """
-:root { color-scheme: light dark; --ink: #1d2733; --soft: #5f6f84; --line: #d5dde8;
-  --paper: #ffffff; --card: #f6f8fb; --accent: #2f6fb5; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e4eaf2; --soft: #9aa9bd; --line: #344255;
-  --paper: #141b24; --card: #1c2530; --accent: #6ba5e4; } }
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--paper); color: var(--ink);
-  font: 14px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; }
-main { max-width: 1140px; margin: 0 auto; padding: 32px 24px 64px; }
-h1 { font-size: 24px; margin: 0 0 4px; } h2 { font-size: 17px; margin: 36px 0 10px; }
-p.about, p.note { color: var(--soft); margin: 0 0 12px; max-width: 78ch; }
-.scroll { overflow-x: auto; background: var(--card); border: 1px solid var(--line);
-  border-radius: 8px; padding: 12px; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th { text-align: left; color: var(--soft); font-weight: 600; }
-th, td { padding: 4px 10px; border-bottom: 1px solid var(--line); white-space: nowrap; }
-tr:last-child td { border-bottom: 0; } td.wrap { white-space: normal; }
-.bar { display: inline-block; height: 9px; background: var(--accent); border-radius: 2px;
-  min-width: 1px; vertical-align: middle; }
-.bar-cell { width: 40%; min-width: 80px; }
-svg { min-width: 900px; width: 100%; height: auto; display: block; }
-svg text:not([fill]) { fill: var(--soft); } svg text.strong { fill: var(--ink); }
-div + p.note { margin-top: 8px; }
-@media (prefers-color-scheme: dark) { svg .cube { fill: #263548; } svg .on-cube { fill: #c3d0e2; } }
-@media (max-width: 600px) { main { padding: 20px 12px 40px; } .scroll { padding: 8px; }
-  th, td { padding: 4px 7px; } .bar-cell { width: 25%; } }
-"""
-
 
 Table = tuple[str, Sequence[Sequence[str]]]
 """A heading, and rows of cells; the first row has the names of the columns."""
@@ -83,7 +55,7 @@ def page(
         ),
     ]
     for heading, rows in tables:
-        sections += [f"<h2>{escape(heading)}</h2>", _table(rows)]
+        sections += [f"<h2>{escape(heading)}</h2>", table(rows)]
     if results:
         heading = "Operations" if tables else "Results"
         sections += [f"<h2>{heading}</h2>", _results(results, engine, is_program=bool(tables))]
@@ -111,30 +83,15 @@ def page(
     sections += [
         "<h2>Machine</h2>",
         f'<div class="scroll">{as_svg(topology)}</div>',
-        _facts(engine),
+        "<p></p>" + facts_table(facts(engine.topology)),
     ]
-    body = "\n".join(sections)
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}: simulated run</title>\n<style>{_STYLE}</style>\n</head>\n"
-        f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
-    )
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    head, *body = (
-        "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in row)
-        for row, tag in zip(rows, ("th", *["td"] * len(rows)), strict=False)
-    )
-    lines = "".join(f"<tr>{row}</tr>\n" for row in body)
-    return f'<div class="scroll"><table><tr>{head}</tr>\n{lines}</table></div>'
+    return document(f"{title}: simulated run", sections)
 
 
 def _results(results: Sequence[BenchResult], engine: ReportedRun, *, is_program: bool) -> str:
     # The bench is the page's title, unless there are several.
     first = int(len({result.bench for result in results}) == 1)
-    table = _table([column_names()[first:], *(cells_of(each)[first:] for each in results)])
+    rows = table([column_names()[first:], *(cells_of(each)[first:] for each in results)])
     if is_program:
         note = "The operations that took most of the time, of all ranks together."
     elif all(result.is_checked for result in results):
@@ -147,7 +104,7 @@ def _results(results: Sequence[BenchResult], engine: ReportedRun, *, is_program:
             " The table has the simulated time of the measured operations alone;"
             f" the {whole} at the top are the whole run, with what comes before and after them."
         )
-    return f'{table}<p class="note">{note}</p>'
+    return f'{rows}<p class="note">{note}</p>'
 
 
 def _utilisation(engine: ReportedRun) -> str:
@@ -184,11 +141,3 @@ def _bar(share: float) -> str:
         f'<td class="bar-cell"><span class="bar" style="width:{max(0.1, 100 * share):.1f}%">'
         "</span></td>"
     )
-
-
-def _facts(engine: ReportedRun) -> str:
-    rows = "".join(
-        f'<tr><th>{escape(name)}</th><td class="wrap">{escape(sentence)}</td></tr>\n'
-        for name, sentence in facts(engine.topology)
-    )
-    return f'<p></p><div class="scroll"><table>{rows}</table></div>'

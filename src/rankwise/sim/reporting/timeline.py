@@ -134,21 +134,3 @@ def got_to(intervals: Sequence[tuple[int, int]]) -> list[int]:
                 earlier.pop()
             earlier.append((start, end))
     return starts
-
-
-def busy_shares(slices: Iterable[tuple[int, int]], end: int, bins: int) -> list[float]:
-    """In how much of each of `bins` equal parts of the time something was going on, 0 to 1."""
-    shares = [0.0] * bins
-    if not end:
-        return shares
-    covered = 0
-    for start, stop in sorted(slices):
-        begin = max(start, covered)
-        if stop <= begin:
-            continue
-        covered = stop
-        first, last = begin * bins // end, min(bins, -(-stop * bins // end)) - 1
-        for index in range(first, last + 1):
-            low, high = index * end / bins, (index + 1) * end / bins
-            shares[index] += (min(stop, high) - max(begin, low)) * bins / end
-    return [min(1.0, max(0.0, share)) for share in shares]

@@ -3,8 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankwise.base.web_page import busy_shares
 from rankwise.sim.hardware.op_log import OpLog
-from rankwise.sim.reporting.timeline import Place, busy_shares, by_place, got_to
+from rankwise.sim.reporting.timeline import Place, by_place, got_to
 
 intervals = st.lists(
     st.tuples(st.integers(0, 50), st.integers(0, 20)).map(lambda each: (each[0], sum(each))),

@@ -6,6 +6,7 @@ It lies behind the buffers of the segment: an *area* per worker, which nobody el
              plus one there were when the rank was done
     groups   GROUPS_MAX slots: how many calls it has begun there, and who the members are
     ring     ENTRIES entries: the latest calls, each over the one ENTRIES before
+    sections what `rankwise.drivers.real.section_ring` keeps there
 
 A call costs one entry: a few words, and the text of operation and line, which is made once for each
 line and shape. An entry's sequence number is stored after its text, so a reader that leaves out the
@@ -55,7 +56,9 @@ STAGE_BITS = 2
 TEXT_BYTES, PLACE_BYTES = 144, 64
 ENTRY_BYTES = ENTRY_HEAD.size + TEXT_BYTES + PLACE_BYTES
 _END_AT = 24
-AREA_BYTES = -(-(RING_AT + ENTRIES * ENTRY_BYTES) // 4096) * 4096
+SECTIONS_AT = RING_AT + ENTRIES * ENTRY_BYTES
+SECTIONS_BYTES = 7104
+AREA_BYTES = SECTIONS_AT + SECTIONS_BYTES
 NO_SLOT = -1
 _WORDS_AT = ENTRY_HEAD.size
 _pack_entry = ENTRY_HEAD.pack_into

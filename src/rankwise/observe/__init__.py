@@ -1,0 +1,1 @@
+"""What runs leave behind, read and told: records in journals, and timelines made of them."""

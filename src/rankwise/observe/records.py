@@ -1,0 +1,128 @@
+"""What an agent records of its ranks in the run's journal, besides what machines are told.
+
+Facts and orders tell how a run was decided. These records tell what its ranks did meanwhile;
+nothing is decided by them. They are written by `rankwise.launch.recording`, and read by
+`rankwise.observe.story`. Instants are nanoseconds of the node's monotonic clock.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from rankwise.base.units import Duration, Instant
+
+RECORDER = "recorder"
+"""Who writes records: their `machine` in the journal."""
+
+
+class RunDescribed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What runs, on which machine, and with which versions. Comes once.
+
+    Attributes:
+        name: the run's name; where that is what nodes know each other by, one made of it.
+        command: the words of the command line; what looks like a secret is left out.
+        directory: where it was given.
+        host: the machine.
+        rankwise, python: versions of this package and of the ranks' interpreter's parent.
+        system: the kernel.
+        cpus: how many CPUs the agent may use.
+        memory: of the machine, in bytes.
+        packages: versions of what ranks usually compute with, as far as it is installed.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    directory: str
+    host: str
+    rankwise: str
+    python: str
+    system: str
+    cpus: int
+    memory: int
+    packages: Mapping[str, str] = {}
+
+
+class Sample(msgspec.Struct, frozen=True, array_like=True):
+    """What one rank's process has used: CPU time so far, and memory now, in bytes."""
+
+    rank: int
+    cpu: Duration
+    memory: int
+
+
+class RanksSampled(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What the processes of all ranks here use at that instant."""
+
+    attempt: int
+    samples: tuple[Sample, ...]
+
+
+class RecordedGroup(msgspec.Struct, frozen=True, array_like=True):
+    """A group of ranks: its key, what people call it, its size, and its members on this node."""
+
+    key: str
+    label: str
+    size: int
+    members: tuple[int, ...]
+
+
+class RecordedCall(msgspec.Struct, frozen=True, array_like=True):
+    """A call that a rank has made: instants count from the record's `base`.
+
+    Attributes:
+        group: the number of its group; -1 for a message to one rank.
+        number: which of the group's calls it was.
+        begun: when the rank came to it.
+        lasted: until it had ended or was issued; -1 while the rank is in it.
+        stage: how far it has come, see `core.ledger.Stage`.
+        text: the number of its text.
+    """
+
+    group: int
+    number: int
+    begun: int
+    lasted: int
+    stage: int
+    text: int
+
+
+class CallsSeen(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Collective calls of one rank.
+
+    Attributes:
+        attempt, rank: whose calls.
+        base: from where instants count.
+        since, until: between these instants no call is missing.
+        groups, texts: those that are new, by their numbers in this attempt of the rank; a text is
+            the operation (`#?` stands for the number) and the line that has called it.
+        calls: in their order.
+    """
+
+    attempt: int
+    rank: int
+    base: Instant
+    since: Instant
+    until: Instant
+    calls: tuple[RecordedCall, ...]
+    groups: Mapping[int, RecordedGroup] = {}
+    texts: Mapping[int, tuple[str, str]] = {}
+
+
+class RecordedSection(msgspec.Struct, frozen=True, array_like=True):
+    """A section: how many others it lies in, when it began, how long it lasted (-1: it is open)."""
+
+    name: str
+    depth: int
+    begun_at: Instant
+    lasted: int
+
+
+class SectionsSeen(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Sections of one rank (`rankwise.section`)."""
+
+    attempt: int
+    rank: int
+    sections: tuple[RecordedSection, ...]
+
+
+Record = RunDescribed | RanksSampled | CallsSeen | SectionsSeen

@@ -1,0 +1,1 @@
+"""What people are shown of a run afterwards: one HTML page."""

@@ -1,0 +1,307 @@
+"""The page of a real run: what its ranks did, who was late, what failed, and in which environment.
+
+It is made of the journals of one node or of many, as a simulated run's page is made of its results,
+and of the same parts (`rankwise.base.web_page`). What a journal lacks, the page says: a node whose
+journal was not given, a run whose end nobody wrote, calls that were not recorded.
+"""
+
+import shlex
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from html import escape
+from typing import NamedTuple, TypeVar
+
+from rankwise.base.failure import Failure, FailureCause
+from rankwise.base.units import SECOND, Duration, format_bytes, format_duration
+from rankwise.base.web_page import document, facts_table, table
+from rankwise.base.wording import ranks_in_words
+from rankwise.launch.failure_report.words import headline
+from rankwise.observe.story import NodeStory
+from rankwise.observe.timeline import PlacedCall, RunTimeline, clocks_in_words
+from rankwise.report.charts import RANKS_SHOWN, ranks_chart, resource_chart
+
+K = TypeVar("K")
+
+ROWS_SHOWN = 20
+FAILURES_SHOWN = 32
+_TEXT_LINES = 60
+
+
+def run_page(timeline: RunTimeline) -> str:
+    """The page as HTML."""
+    ranks = _shown_ranks(timeline)
+    title = _title(timeline)
+    sections = [
+        f"<h1>{escape(title)}</h1>",
+        f'<p class="about">{escape(_about(timeline))}</p>',
+        *(f'<p class="note">{escape(note)}</p>' for note in _holds(timeline)),
+        "<h2>Timeline</h2>",
+        f'<p class="note">{escape(_about_chart(timeline, ranks))}</p>',
+        f'<div class="scroll">{ranks_chart(timeline, ranks)}</div>',
+        *_failures(timeline),
+        *_lateness(timeline),
+        *_collectives(timeline),
+        *_sections(timeline),
+        *_resources(timeline, ranks),
+        "<h2>Environment</h2>",
+        *(facts_table(_environment(node)) for node in timeline.nodes),
+    ]
+    return document(f"{title}: run", sections)
+
+
+def _title(timeline: RunTimeline) -> str:
+    described = timeline.nodes[0].described
+    return described.name if described is not None else "A run"
+
+
+def _about(timeline: RunTimeline) -> str:
+    began = datetime.fromtimestamp(timeline.wall_ns / SECOND, UTC)
+    attempts = len({life.attempt for track in timeline.tracks.values() for life in track.lives})
+    nodes = timeline.node_count
+    return (
+        f"{_status(timeline)}, {_counted(timeline.world_size, 'rank')} on "
+        f"{_counted(nodes, 'node')}, {_counted(attempts, 'attempt')}; "
+        f"began {began:%Y-%m-%d %H:%M:%S} UTC."
+    )
+
+
+def _status(timeline: RunTimeline) -> str:
+    outcomes = [node.outcome for node in timeline.nodes if node.outcome is not None]
+    took = format_duration(Duration(timeline.end))
+    if not outcomes:
+        return f"No end was seen, after {took}"
+    worst = next((each for each in outcomes if each.status != "succeeded"), outcomes[0])
+    return f"{str(worst.status).capitalize()} after {took}"
+
+
+def _holds(timeline: RunTimeline) -> Iterable[str]:
+    """What the page does not hold, and how well the clocks agree."""
+    nodes = timeline.node_count
+    if nodes > len(timeline.nodes):
+        here = ranks_in_words(timeline.tracks)
+        yield (
+            f"The run had {nodes} nodes. This page holds {here}, from "
+            f"{_counted(len(timeline.nodes), 'journal')}; to join them, give the journals of all "
+            "nodes: rankwise report JOURNAL JOURNAL …"
+        )
+    if clocks := clocks_in_words(timeline):
+        yield f"{clocks[0].upper()}{clocks[1:]}."
+    for node in timeline.nodes:
+        if node.outcome is None:
+            how = "in the middle of a line" if node.is_cut else "before the run does"
+            yield (
+                f"The journal {node.path} ends {how}: its agent was killed, is still running, or "
+                "could not write any more. What follows is told up to there."
+            )
+
+
+def _about_chart(timeline: RunTimeline, ranks: Sequence[int]) -> str:
+    told = (
+        "A rank's first row are its attempts: green ended well, red failed or was stopped. The "
+        "rows below tell how much of each part of the time it was in sections and in collectives, "
+        "and how long it waited there for the last rank to come: the more, the stronger the "
+        "colour. A dashed line is a restart."
+    )
+    left_out = len(timeline.tracks) - len(ranks)
+    if left_out:
+        told += (
+            f" {left_out} of {len(timeline.tracks)} ranks are left out; shown are those that "
+            "failed, those that others waited for, and the lowest."
+        )
+    share = timeline.calls_recorded
+    if share < 0.995:
+        told += (
+            f" {100 * share:.2g} % of the calls were recorded, a part of each interval, and stand "
+            "for the others."
+        )
+    return told
+
+
+def _shown_ranks(timeline: RunTimeline) -> list[int]:
+    """The ranks of the charts: the odd ones first, if there are too many."""
+    failed = [failure.rank for _, failure in _all_failures(timeline)]
+    late = sorted(timeline.delays, key=lambda delay: -delay.waited)
+    order = [*failed, *(delay.rank for delay in late[: RANKS_SHOWN // 2]), *timeline.tracks]
+    known = [rank for rank in dict.fromkeys(order) if rank in timeline.tracks]
+    return sorted(known[:RANKS_SHOWN])
+
+
+def _all_failures(timeline: RunTimeline) -> list[tuple[int, Failure]]:
+    """Those that ranks had by themselves, by attempt, each once; the root cause first."""
+    found: dict[tuple[int, int], Failure] = {}
+    for node in timeline.nodes:
+        last = () if node.outcome is None else node.outcome.failures
+        for failures in (*node.failures.values(), last):
+            for failure in failures:
+                key = (failure.attempt, failure.rank)
+                if failure.rank >= 0 and failure.cause is not FailureCause.STOPPED:
+                    found.setdefault(key, failure)
+    order = sorted(found.items(), key=lambda item: (item[0][0], item[1].wall_ns))
+    return [(attempt, failure) for (attempt, _), failure in order]
+
+
+def _failures(timeline: RunTimeline) -> Iterable[str]:
+    failures = _all_failures(timeline)
+    if not failures:
+        return
+    yield "<h2>Failures</h2>"
+    for attempt, failure in failures[:FAILURES_SHOWN]:
+        when = datetime.fromtimestamp(failure.wall_ns / SECOND, UTC) if failure.wall_ns else None
+        at = f", {when:%H:%M:%S} UTC" if when else ""
+        where = f" on {failure.host}" if failure.host else ""
+        yield (
+            f"<h3>Attempt {attempt}: {escape(headline(failure))}</h3>"
+            f'<p class="note">rank {failure.rank}{escape(where)}{at}</p>'
+        )
+        if text := _text_of(failure):
+            yield f'<pre class="scroll">{escape(text)}</pre>'
+    if len(failures) > FAILURES_SHOWN:
+        yield f'<p class="note">{len(failures) - FAILURES_SHOWN} more failures are left out.</p>'
+
+
+def _text_of(failure: Failure) -> str:
+    """Its traceback, or its stacks, or else what it wrote last."""
+    text = failure.error.traceback if failure.error is not None else failure.stacks
+    lines = text.splitlines() or list(failure.stderr_tail)
+    left_out = len(lines) - _TEXT_LINES
+    if left_out > 0:
+        half = _TEXT_LINES // 2
+        lines = [*lines[:half], f"… {left_out} lines are left out", *lines[-half:]]
+    return "\n".join(lines)
+
+
+def _lateness(timeline: RunTimeline) -> Iterable[str]:
+    delays = [delay for delay in timeline.delays if delay.last]
+    if not delays:
+        return
+    delays.sort(key=lambda delay: (-delay.waited, delay.rank))
+    rows = [
+        [
+            str(delay.rank),
+            f"{100 * delay.last:.0f} %",
+            format_duration(delay.waited),
+            f"{100 * delay.waited / timeline.end:.1f} %" if timeline.end else "",
+        ]
+        for delay in delays[:ROWS_SHOWN]
+    ]
+    seen = "" if timeline.seen > 0.995 else f" {100 * timeline.seen:.2g} % of the calls were seen."
+    yield "<h2>Lateness</h2>"
+    yield (
+        '<p class="note">Who made the others wait in collectives: in how many calls a rank came '
+        "last, and how long each of the others waited for it alone, on average. The first call "
+        f"of each group is not counted.{seen}</p>"
+    )
+    yield table([["rank", "came last in", "others waited", "of the run"], *rows])
+    if len(delays) > ROWS_SHOWN:
+        yield f'<p class="note">{len(delays) - ROWS_SHOWN} ranks cost less.</p>'
+
+
+class _Sum(NamedTuple):
+    """Of calls of one line, or sections of one name."""
+
+    number: int
+    lasted: int
+    waited: int
+    longest: int
+    rank: int
+
+    def plus(self, lasted: int, waited: int, rank: int) -> "_Sum":
+        longest, of = max((self.longest, -self.rank), (lasted, -rank))
+        return _Sum(self.number + 1, self.lasted + lasted, self.waited + waited, longest, -of)
+
+
+def _collectives(timeline: RunTimeline) -> Iterable[str]:
+    sums: dict[tuple[str, str], _Sum] = {}
+    for rank, track in timeline.tracks.items():
+        for call in track.calls:
+            key = (_unnumbered(call), call.place)
+            known = sums.get(key, _Sum(0, 0, 0, 0, rank))
+            sums[key] = known.plus(call.end - call.begin, call.waited_until - call.begin, rank)
+    if not sums:
+        return
+    rows = [
+        [
+            operation,
+            place,
+            f"{each.number:,}",
+            format_duration(Duration(each.lasted // each.number)),
+            f"{100 * each.waited / each.lasted:.0f} %" if each.lasted else "",
+            f"{format_duration(Duration(each.longest))} (rank {each.rank})",
+        ]
+        for (operation, place), each in _largest(sums)
+    ]
+    yield "<h2>Collectives</h2>"
+    yield (
+        '<p class="note">Calls that were recorded, of all ranks, by the line that made them: those '
+        "that took most first. Waiting is the time until the last rank came, where all members "
+        "were seen. Of calls that were issued without waiting, the time is that to issue them.</p>"
+    )
+    yield table([["operation", "line", "calls", "on average", "waiting", "longest"], *rows])
+
+
+def _unnumbered(call: PlacedCall) -> str:
+    number = "" if call.key is None else f" #{call.key[2]}"
+    text = call.text.replace(number, "", 1) if number else call.text
+    return f"{text} in group {call.label}" if call.label else text
+
+
+def _sections(timeline: RunTimeline) -> Iterable[str]:
+    sums: dict[str, _Sum] = {}
+    for rank, track in timeline.tracks.items():
+        for each in track.sections:
+            known = sums.get(each.name, _Sum(0, 0, 0, 0, rank))
+            sums[each.name] = known.plus(each.end - each.begin, 0, rank)
+    if not sums:
+        return
+    rows = [
+        [
+            name,
+            f"{each.number:,}",
+            format_duration(Duration(each.lasted // each.number)),
+            f"{format_duration(Duration(each.longest))} (rank {each.rank})",
+        ]
+        for name, each in _largest(sums)
+    ]
+    yield "<h2>Sections</h2>"
+    yield '<p class="note">Of all ranks; sections may lie in each other.</p>'
+    yield table([["section", "runs", "on average", "longest"], *rows])
+
+
+def _largest(sums: dict[K, _Sum]) -> list[tuple[K, _Sum]]:
+    return sorted(sums.items(), key=lambda item: -item[1].lasted)[:ROWS_SHOWN]
+
+
+def _resources(timeline: RunTimeline, ranks: Sequence[int]) -> Iterable[str]:
+    sampled = [rank for rank in ranks if timeline.tracks[rank].samples]
+    if not sampled:
+        return
+    yield "<h2>Resources</h2>"
+    yield (
+        '<p class="note">CPU time per second, and memory, of each rank\'s own process; processes '
+        "that it starts count when they have ended.</p>"
+    )
+    for what in ("cores", "GB"):
+        yield f'<div class="scroll">{resource_chart(timeline, sampled, what)}</div><p></p>'
+
+
+def _environment(node: NodeStory) -> Iterable[tuple[str, str]]:
+    yield "node", f"{node.node_rank}: {ranks_in_words(node.ranks)}" if node.ranks else "no rank"
+    described = node.described
+    if described is None:
+        yield "host", node.host
+        yield "journal", node.path
+        return
+    yield "host", described.host
+    yield "command", shlex.join(described.command)
+    yield "directory", described.directory
+    packages = (f"{name} {version}" for name, version in described.packages.items())
+    yield (
+        "versions",
+        ", ".join([f"rankwise {described.rankwise}", f"Python {described.python}", *packages]),
+    )
+    yield "system", described.system
+    yield "machine", f"{described.cpus} CPUs, {format_bytes(described.memory)} of memory"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s' * (count != 1)}"
