@@ -436,8 +436,14 @@ def play_etcd(table: Table, folder: Path) -> None:
             table.row(name, "rankwise", *scene(run, etcd))
 
 
+def lose_one_of_four(slurm: SlurmCluster) -> None:
+    slurm.spare.start()
+    slurm.spare.wait_up()
+    slurm.nodes[2].lose()
+
+
 def play_slurm(table: Table) -> None:
-    """What SLURM does to a job, on three of four nodes."""
+    """What SLURM does to a job, on three nodes."""
     run = " ".join([*RANKWISE, "run"])
     scenes: dict[str, tuple[str, Callable[[SlurmCluster], object], str, int]] = {
         "scancel": (
@@ -448,11 +454,11 @@ def play_slurm(table: Table) -> None:
         ),
         "scontrol requeue": (
             "srun {run} {program}",
-            lambda one: one.do("scontrol", "requeue", "2"),
+            lambda one: one.do("scontrol", "requeue", "1"),
             "up 3 ",
             6,
         ),
-        "a node fails": ("srun {run} {program}", lambda one: one.nodes[2].lose(), "up 3 ", 6),
+        "a node fails": ("srun {run} {program}", lose_one_of_four, "up 3 ", 6),
         "a node fails, --no-kill, --nnodes 2:3": (
             "srun --no-kill {run} --nnodes 2:3 {program}",
             lambda one: one.nodes[2].lose(),
@@ -462,7 +468,7 @@ def play_slurm(table: Table) -> None:
         "no srun": ("{run} {program}", lambda _: None, "write srun", 1),
     }
     for name, (line, happen, awaited, count) in scenes.items():
-        with scratch_directory() as folder, slurm_cluster(folder, 4) as slurm:
+        with scratch_directory() as folder, slurm_cluster(folder, 3) as slurm:
             program = write_program(folder, SAVING_PROGRAM)
             line = line.format(run=run, program=program)  # noqa: PLW2901
             script = write_program(folder, f"#!/bin/bash\n{line}\n", "job.sh")
