@@ -1,11 +1,15 @@
 """Ranks that agree on a step: threads stand for ranks, each with its own view of one segment."""
 
+import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
+import numpy as np
 import pytest
 
+from rankwise.collectives.communicator import Communicator
+from rankwise.collectives.shared_memory import SharedMemoryTransport
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.segments import Segment
 from rankwise.drivers.real.stop_words import StopWords
@@ -137,3 +141,18 @@ def test_the_farthest_step_is_told(segment: Segment, words: StopWords) -> None:
     words.begin_step(0)
 
     assert segment.steps() == 2
+
+
+def test_who_has_begun_a_step_may_still_begin_to_communicate(
+    segment: Segment, words: StopWords
+) -> None:
+    words.begin_step(0)
+    ranks = [
+        Communicator(SharedMemoryTransport(Segment.attach(segment.fd), rank, os.getpid()))
+        for rank in range(3)
+    ]
+
+    with ThreadPoolExecutor(3) as pool:
+        sums = [pool.submit(rank.all_reduce, np.array([1])) for rank in ranks]
+
+    assert [int(each.result(LONG_S)[0]) for each in sums] == [3, 3, 3]

@@ -18,14 +18,12 @@ A rank that dies meanwhile is seen by the agent, which then waits for one less. 
 takes its ranks along, so nobody sleeps for ever.
 """
 
-import os
 from collections.abc import Collection
 
 from rankwise.base.units import SECOND, Duration, Instant, after
 from rankwise.drivers.real.futex import FutexWord
 from rankwise.drivers.real.segments import (
     LEDGER_MOVED_AT,
-    LEDGER_PID,
     LEDGER_STANDS,
     LEDGER_STEPS,
     LEDGER_TAKES_SIGTERM,
@@ -97,7 +95,6 @@ class StopWords:
         """
         ledger = local_rank * LEDGER_WORDS
         step = self._ledgers[ledger + LEDGER_STEPS] + 1
-        self._ledgers[ledger + LEDGER_PID] = os.getpid()
         self._ledgers[ledger + LEDGER_MOVED_AT] = self._clock.now()
         self._ledgers[ledger + LEDGER_TAKES_SIGTERM] = takes_sigterm
         self._ledgers[ledger + LEDGER_STEPS] = step
