@@ -72,7 +72,7 @@ test-clients: ## Run trainers that nobody here wrote on simulated ranks (install
 	$(CLEAN) $(BIN)/python -m pytest tests/clients $(PYTEST_ARGS)
 
 .PHONY: slurm
-slurm: ## Run the tests on a real SLURM, of four nodes in namespaces (as root; installs Debian's SLURM)
+slurm: ## Run the tests on a real SLURM, of three nodes in namespaces, and a spare one (as root; installs Debian's SLURM)
 	@$(SETUP) slurm
 	$(CLEAN) $(BIN)/python -m pytest -n 2 --durations=10 $(PYTEST_ARGS) tests/system/cluster/test_on_slurm.py
 

@@ -6,6 +6,10 @@ which is process 1 there, is killed; the kernel then kills all others. The contr
 test's own network. Everything that the daemons read and write lies in one folder.
 
 Nothing is polled: a daemon is up when it says so, and srun itself waits for the nodes.
+
+SLURM gives a job whichever nodes are free first: one that has not registered yet, or that still
+cleans up after another job, is passed over. So that a test knows its nodes, there are as many as
+its job needs, and the spare one is off until a test starts it.
 """
 
 import os
@@ -152,18 +156,18 @@ class SlurmNode:
 
 
 class SlurmCluster:
-    """The controller, its nodes, and SLURM's commands."""
+    """The controller, its nodes, a spare one that is off, and SLURM's commands."""
 
     def __init__(self, folder: Path, stack: ExitStack, node_count: int) -> None:
         self._folder = folder
         lan: Network = stack.enter_context(network())
-        places = [lan.add_node() for _ in range(node_count)]
+        places = [lan.add_node() for _ in range(node_count + 1)]
         hosts = folder / "hosts"
-        self.nodes = [
+        *self.nodes, self.spare = (
             SlurmNode(f"node{number}", place, folder, hosts)
             for number, place in enumerate(places, start=1)
-        ]
-        lines = [f"{each.address} {each.name}" for each in self.nodes]
+        )
+        lines = [f"{each.address} {each.name}" for each in (*self.nodes, self.spare)]
         hosts.write_text(
             "\n".join([f"127.0.0.1 localhost\n{lan.address} {CONTROLLER}", *lines, ""])
         )
@@ -184,13 +188,12 @@ class SlurmCluster:
         )
         stack.callback(controller.end, signal.SIGKILL)
         controller.wait_up()
+        stack.callback(self.spare.stop)
         for node in self.nodes:
             stack.callback(node.stop)
             node.start()
         for node in self.nodes:
             node.wait_up()
-        # srun waits until they have registered.
-        self.do("srun", "--nodes", str(node_count), "true")
 
     def command(self, name: str, *words: str | Path, **environment: str) -> Running:
         """Start one of SLURM's commands, with these variables, which it hands on to a job."""
@@ -223,7 +226,7 @@ class SlurmCluster:
         folder = self._folder
         names = "\n".join(
             f"NodeName={each.name} NodeAddr={each.address} CPUs=2 State=UNKNOWN"
-            for each in self.nodes
+            for each in (*self.nodes, self.spare)
         )
         return f"""
 ClusterName=trial
@@ -258,7 +261,7 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 @contextmanager
 def slurm_cluster(folder: Path, node_count: int) -> Iterator[SlurmCluster]:
-    """A cluster that is up, with no job in it."""
+    """A cluster of so many nodes that is up, with no job in it."""
     with ExitStack() as stack:
         yield SlurmCluster(folder, stack, node_count)
 

@@ -1,12 +1,16 @@
 """Ranks that agree on a step: threads stand for ranks, each with its own view of one segment."""
 
+import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
+import numpy as np
 import pytest
 
 from rankwise.base.units import Duration, Instant
+from rankwise.collectives.communicator import Communicator
+from rankwise.collectives.shared_memory import SharedMemoryTransport
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.segments import Pace, Segment
 from rankwise.drivers.real.stop_words import StopWords
@@ -29,13 +33,6 @@ def words(segment: Segment) -> Iterator[StopWords]:
 
 def view_of(segment: Segment) -> StopWords:
     return StopWords(Segment.attach(segment.fd), SystemClock())
-
-
-def wait_until_all_stand(words: StopWords, ranks: set[int]) -> int:
-    seen = words.wait_standing(-1)
-    while (step := words.standing_step(ranks)) is None:
-        seen = words.wait_standing(seen)
-    return step
 
 
 def test_nobody_stops_while_nobody_asks(words: StopWords) -> None:
@@ -79,9 +76,8 @@ def test_all_ranks_stop_at_the_step_of_the_farthest(segment: Segment, words: Sto
     with ThreadPoolExecutor(3) as pool:
         ranks = [pool.submit(run, rank) for rank in range(3)]
         ready.wait(LONG_S)
-        words.ask()
+        step = words.ask({0, 1, 2})
         asked.set()
-        step = wait_until_all_stand(words, {0, 1, 2})
         words.decide(step)
         done = [rank.result(LONG_S) for rank in ranks]
 
@@ -97,33 +93,68 @@ def test_another_node_may_be_farther(segment: Segment, words: StopWords) -> None
             done += 1
         return done
 
-    words.ask()
+    assert words.ask({0}) == 1
     with ThreadPoolExecutor(1) as pool:
         rank: Future[int] = pool.submit(run)
-        assert wait_until_all_stand(words, {0}) == 1
         words.decide(12)
 
         assert rank.result(LONG_S) == 11
 
 
-def test_a_rank_that_has_died_is_not_waited_for(segment: Segment, words: StopWords) -> None:
-    words.begin_step(1)
-    words.ask()
-    standing = threading.Thread(target=lambda: view_of(segment).begin_step(0))
-    standing.start()
+def test_a_rank_that_has_ended_is_not_caught_up_with(segment: Segment, words: StopWords) -> None:
+    for _ in range(9):
+        words.begin_step(1)
+    words.begin_step(0)
 
-    assert wait_until_all_stand(words, {0}) == 1
-    assert words.standing_step({0, 1}) is None
-    assert words.standing_step(set()) is None
+    assert words.ask({0}) == 2
+    words.decide(2)
 
-    words.decide(1)
-    standing.join(LONG_S)
-    assert not standing.is_alive()
+    assert words.begin_step(0)
+
+
+def test_ranks_that_meet_in_each_step_stop_whenever_they_are_asked(
+    segment: Segment, words: StopWords
+) -> None:
+    """One of them is often told to go on with a step that the other one is to begin."""
+    met = threading.Barrier(2)
+
+    def run(rank: int) -> int:
+        own = view_of(segment)
+        done = 0
+        while not own.begin_step(rank):
+            met.wait(LONG_S)
+            done += 1
+            if done == 100:
+                under_way.set()
+        return done
+
+    under_way = threading.Event()
+    with ThreadPoolExecutor(2) as pool:
+        ranks = [pool.submit(run, rank) for rank in range(2)]
+        under_way.wait(LONG_S)
+        step = words.ask({0, 1})
+        words.decide(step)
+
+        assert [rank.result(LONG_S) for rank in ranks] == [step - 1, step - 1]
+
+
+def test_a_rank_that_was_asked_at_a_step_that_another_one_has_begun_does_it(
+    segment: Segment, words: StopWords
+) -> None:
+    assert not words.begin_step(0)
+    words.ask({0, 1})
+    with ThreadPoolExecutor(1) as pool:
+        late = pool.submit(view_of(segment).begin_step, 1)
+        words.decide(words.ask({0, 1}))
+
+        assert not late.result(LONG_S)
+    assert words.begin_step(0)
+    assert words.begin_step(1)
 
 
 def test_asking_and_deciding_twice_changes_nothing(words: StopWords) -> None:
-    words.ask()
-    words.ask()
+    words.ask({0})
+    words.ask({0})
     words.decide(1)
     words.decide(99)
 
@@ -156,3 +187,18 @@ def test_steps_are_counted_with_the_time_that_they_took(segment: Segment) -> Non
 
     assert segment.pace(1) == Pace(2, Duration(1_700))  # the third goes on
     assert segment.pace(0) == Pace(0, Duration(0))
+
+
+def test_who_has_begun_a_step_may_still_begin_to_communicate(
+    segment: Segment, words: StopWords
+) -> None:
+    words.begin_step(0)
+    ranks = [
+        Communicator(SharedMemoryTransport(Segment.attach(segment.fd), rank, os.getpid()))
+        for rank in range(3)
+    ]
+
+    with ThreadPoolExecutor(3) as pool:
+        sums = [pool.submit(rank.all_reduce, np.array([1])) for rank in ranks]
+
+    assert [int(each.result(LONG_S)[0]) for each in sums] == [3, 3, 3]

@@ -60,7 +60,7 @@ class NodeHost(ProcessHost, Protocol):
         ...
 
     def ask_ranks_to_stop(self, number: int, signal: int | None) -> None:
-        """Gather the ranks for a common stop: `RanksStood` when all wait, if they ever do."""
+        """Hold the ranks for a common stop: `RanksStood`, unless none of them counts its steps."""
         ...
 
     def stop_ranks_at(self, number: int, step: int) -> None:

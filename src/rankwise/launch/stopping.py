@@ -27,7 +27,8 @@ def should_stop(*, takes_sigterm: bool = True) -> bool:
 
     When the run, or a node of it, gets SIGTERM or another signal to stop, all ranks on all nodes
     get the same answer at the same call: none of them is a step ahead. To agree, a call may wait
-    for ranks that are behind. In a program without a launcher the answer is always no.
+    for the agents, for milliseconds. Ranks that are behind catch up. In a program without a
+    launcher the answer is always no.
 
     A rank that calls it is not sent the signal by which the job was asked to stop. It has the whole
     grace (`--shutdown-timeout`) to reach the step and to end; then it is killed. Where SIGTERM

@@ -2,10 +2,11 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -71,16 +72,23 @@ class Node:
         _ip("-n", name, "link", "set", "eth0", "up")
         _ip("-n", name, "link", "set", "lo", "up")
 
-    def start(self, *words: str | Path) -> Running:
+    def start(self, *words: str | Path, environment: Mapping[str, str] | None = None) -> Running:
         """Start `rankwise` with these words on this node."""
         program = (sys.executable, "-m", "rankwise", *map(str, words))
-        return Running("ip", "netns", "exec", self.name, *program)
+        return Running("ip", "netns", "exec", self.name, *program, environment=environment)
 
     def pull_out(self) -> None:
         _ip("link", "set", self._port, "down")
 
     def plug_in(self) -> None:
         _ip("link", "set", self._port, "up")
+
+    def lose(self) -> None:
+        """Cut its power: no packet leaves it any more, not even that a connection is closed."""
+        self.pull_out()
+        for pid in _ip("netns", "pids", self.name).split():
+            with suppress(ProcessLookupError):  # it went with one of those before it
+                os.kill(int(pid), signal.SIGKILL)
 
 
 @contextmanager
@@ -90,6 +98,7 @@ def network() -> Iterator[Network]:
         yield Network(stack)
 
 
-def _ip(*words: str) -> None:
+def _ip(*words: str) -> str:
     done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"ip {' '.join(words)}: {done.stderr}"
+    return done.stdout

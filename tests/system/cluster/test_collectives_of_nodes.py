@@ -1,12 +1,14 @@
 """Collectives of a job on several nodes: agents that a user starts, ranks that find each other."""
 
+import re
+import signal
 import socket
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from nodes_in_namespaces import needs_namespaces, network
-from running import RANKWISE, Running, run, write_program
+from running import RANKWISE, Running, run, wait_for_any, write_program
 
 pytestmark = pytest.mark.system
 
@@ -74,6 +76,41 @@ def test_a_job_of_two_agents_reduces_over_all_ranks_and_again_after_a_restart(
     assert [each.code for each in ended] == [0, 0], ended
     lines = sorted(line.partition(":")[2] for each in ended for line in each.lines)
     assert lines == [f"rank {rank} of {size} after 1" for rank in range(size)]
+
+
+REDUCING_UNTIL_TOLD = """
+import numpy as np
+
+import rankwise
+from rankwise import collectives
+
+steps = 0
+while not rankwise.should_stop():
+    steps += 1
+    collectives.all_reduce(np.ones(10))
+    if steps == 100:
+        print("under way", flush=True)
+print(f"saved after {steps} steps", flush=True)
+"""
+
+
+def test_nodes_whose_ranks_meet_in_each_step_save_after_the_same_one(tmp_path: Path) -> None:
+    program = write_program(tmp_path, REDUCING_UNTIL_TOLD)
+    words = (
+        *(*RANKWISE, "run", "--nnodes", "2", "--nproc-per-node", "2", "--rdzv-id", "reduce"),
+        *("--rdzv-backend", "embedded", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"),
+        str(program),
+    )
+    with ExitStack() as stack:
+        nodes = [stack.enter_context(Running(*words)) for _ in range(2)]
+        wait_for_any(nodes, "under way", count=4)
+        nodes[0].signal(signal.SIGTERM)
+        done = [node.finish() for node in nodes]
+
+    assert [each.code for each in done] == [143, 143], done
+    saved = re.findall(r"saved after \d+ steps", "".join(each.stdout for each in done))
+    assert len(saved) == 4, done
+    assert len(set(saved)) == 1
 
 
 FOLDING = """

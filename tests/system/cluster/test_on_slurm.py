@@ -1,4 +1,4 @@
-"""Jobs of a real SLURM, whose four nodes are lost, cancelled and requeued."""
+"""Jobs of a real SLURM, whose nodes are lost, cancelled and requeued."""
 
 import os
 import re
@@ -50,7 +50,7 @@ def folder() -> Path:
 
 @pytest.fixture
 def slurm(folder: Path) -> Iterator[SlurmCluster]:
-    with slurm_cluster(folder, 4) as cluster:
+    with slurm_cluster(folder, 3) as cluster:
         yield cluster
 
 
@@ -181,8 +181,10 @@ def test_a_job_whose_node_fails_is_requeued_and_runs_on_the_others(
         output,
     ):
         output.wait_for("stepping", count=3)
+        slurm.spare.start()
+        slurm.spare.wait_up()
         slurm.nodes[2].lose()
-        output.wait_for("stepping as 2.0-1", count=3)
+        output.wait_for("stepping as 1.0-1", count=3)
 
     assert "3 nodes (node1, node2, node4)" in output.stdout
 
@@ -190,9 +192,9 @@ def test_a_job_whose_node_fails_is_requeued_and_runs_on_the_others(
 def test_a_requeued_job_saves_and_begins_again(job: Job, tmp_path: Path) -> None:
     program = write_program(tmp_path, STEPS_UNTIL_TOLD)
     with job.batch(f"srun {RUN} {program}") as (_, output):
-        output.wait_for("stepping as 2.0", count=3)
+        output.wait_for("stepping as 1.0", count=3)
         job.requeue()
-        output.wait_for("stepping as 2.0-1", count=3)
+        output.wait_for("stepping as 1.0-1", count=3)
         job.cancel()
         output.wait_for("saved", count=6)
         output.wait_for("exit code 143", count=6)

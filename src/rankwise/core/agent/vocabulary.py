@@ -100,9 +100,9 @@ class StepTold(msgspec.Struct, frozen=True, tag=True):
 
 
 class RanksStood(msgspec.Struct, frozen=True, tag=True):
-    """All ranks of this node have been asked to stop, and wait to learn the step.
+    """The ranks of this node were asked to stop, and wait at their next step to learn where.
 
-    `step` is the largest count of `should_stop` calls among them.
+    `step` is the first one that none of them had begun.
     """
 
     round: int
@@ -151,7 +151,7 @@ class BeginAttempt(msgspec.Struct, frozen=True, tag=True):
 
 
 class AskRanksToStop(msgspec.Struct, frozen=True, tag=True):
-    """Let `should_stop` gather the ranks; answer `RanksStood` when all of them stand, if ever."""
+    """Let `should_stop` hold the ranks; answer `RanksStood`, if any of them counts its steps."""
 
     round: int
     signal: int | None

@@ -494,7 +494,7 @@ def _struck_now(view: View, round_: Round) -> set[str]:
 
 
 def _see_off(view: View, round_: Round) -> Decision:
-    """STOPPING: agree on the step as soon as all stand; close when all have ended."""
+    """STOPPING: agree on the step as soon as all have told theirs; close when all have ended."""
     pending = view.blockers()
     if not pending:
         records = [heard.record for _, heard in view.last_words()]

@@ -80,8 +80,8 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         step: the last step that its workers told of in round `ended`.
         departure: whether, and how, it is about to go.
         signal: the signal by which it was told to.
-        arrived_at: the largest step at which its ranks stand, once all of them stand and wait
-            for the step at which everybody stops.
+        arrived_at: the first step that none of its ranks has begun, once they wait to learn the
+            step at which everybody stops.
     """
 
     version: int = PROTOCOL_VERSION

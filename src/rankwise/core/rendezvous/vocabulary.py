@@ -98,7 +98,7 @@ class DepartureRequested(msgspec.Struct, frozen=True, tag=True):
 
 
 class RanksArrived(msgspec.Struct, frozen=True, tag=True):
-    """All ranks of this node stand and wait for the step to stop at; `step` is the largest."""
+    """The ranks of this node wait to learn where to stop; `step` is the first none has begun."""
 
     round: int
     step: int

@@ -136,6 +136,13 @@ class FutexWord:
         if self._needs_fence:
             self._call_fence()
 
+    def fence_stores(self) -> None:
+        """Let others see what was stored before this point before anything is loaded after it.
+
+        No machine promises that by itself, not even x86.
+        """
+        self._call_fence()
+
     def add(self) -> None:
         """Add one and wake nobody. A full memory barrier."""
         if self._call_add() < 0:

@@ -11,7 +11,7 @@ Layout (native byte order, offsets from `Layout`):
     identity     magic, version, worker count, bytes of a buffer, bytes in all
     arrivals     the futex word that all ranks count up and sleep on (see futex.py)
     quiet        a word that nobody sleeps on
-    stopping     three words by which ranks agree on the step to stop at (see stop_words.py)
+    stopping     two words by which ranks agree on the step to stop at (see stop_words.py)
     deaths       u32 per worker, written by the agent: 1 when it is gone
     withdrawals  u32 per worker, written by that worker: 1 when it gave up in an operation
     ledgers      16 u64 per worker, written by that worker: who it is and how far it has come
@@ -68,8 +68,8 @@ LEDGER_WORDS = 16
 LEDGER_PID, LEDGER_PHASES, LEDGER_OPERATIONS, LEDGER_OPENING_PHASE, LEDGER_MOVED_AT = range(5)
 LEDGER_PLACE = 5
 """Where in its window a rank's array lies, plus one; 0 when it lies elsewhere (windows only)."""
-LEDGER_STEPS, LEDGER_STANDS = 6, 7
-"""How many steps a rank has begun; that number plus one while it stands and waits, else 0."""
+LEDGER_STEPS = 6
+"""How many steps a rank has begun."""
 LEDGER_TAKES_SIGTERM = 8
 """1 for a rank that takes SIGTERM for a request to stop, instead of dying of it."""
 LEDGER_SECTIONS = 9

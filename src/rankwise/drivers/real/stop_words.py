@@ -1,21 +1,23 @@
-"""How ranks that were asked to stop agree on a step: three words in the segment of their node.
+"""How ranks that were asked to stop agree on a step: two words in the segment of their node.
 
 A rank *begins a step* whenever it asks whether to stop, and counts them in its ledger. Then:
 
 ```
  phase 0: nobody stops    the answer is no, at once
-   │ agent: `ask`
- phase 1: asked           the rank says where it stands, and sleeps on `phase`
-   │ agent: `decide(step)`, the largest count of all ranks of all nodes
+   │ agent: `ask`, which tells the first step that none of them has begun
+ phase 1: asked           the rank sleeps on `phase`
+   │ agent: `decide(step)`, the latest of those that the nodes were told
  phase 2: decided         the answer is yes from that step on, and no before
 ```
 
-A rank that stands has done all its earlier steps, so a rank that is behind can catch up with it:
-what it takes part in for those steps has been given. `phase` and `standing` are futex words,
-counted up by the agent and by the ranks; `stop_at` is stored before `phase` says that it is there.
+The decision waits for no rank. It must not: a rank that sleeps has begun its step and may have to
+communicate in it with one that has had its answer already, and which comes to its next step only
+when they have. So what counts is which steps were begun before the ranks were asked: no rank was
+told to go on with a later one. That holds since a rank counts its step before it looks at `phase`,
+with a fence between the two, and the agent changes `phase` before it looks at the counts.
 
-A rank that dies meanwhile is seen by the agent, which then waits for one less. An agent that dies
-takes its ranks along, so nobody sleeps for ever.
+`phase` is a futex word, counted up by the agent; `stop_at` is stored before `phase` says that it is
+there. An agent that dies takes its ranks along, so nobody sleeps for ever.
 """
 
 from collections.abc import Collection
@@ -24,7 +26,6 @@ from rankwise.base.units import SECOND, Duration, Instant, after
 from rankwise.drivers.real.futex import FutexWord
 from rankwise.drivers.real.segments import (
     LEDGER_MOVED_AT,
-    LEDGER_STANDS,
     LEDGER_STEP_BEGAN,
     LEDGER_STEP_TIME,
     LEDGER_STEPS,
@@ -34,7 +35,7 @@ from rankwise.drivers.real.segments import (
 )
 from rankwise.ports.clock import Clock
 
-_PHASE, _STANDING, _STOP_AT = 0, 4, 8
+_PHASE, _STOP_AT = 0, 8
 ASKED, DECIDED = 1, 2
 SLEEP = Duration(60 * SECOND)
 """A sleeper looks around once in a while, though a wake-up is never lost."""
@@ -47,16 +48,20 @@ class StopWords:
         memory, layout = segment.memory, segment.layout
         base = layout.stopping
         self._clock = clock
-        self._count = segment.worker_count
         self._phase = FutexWord(memory, base + _PHASE, layout.quiet)
-        self._standing = FutexWord(memory, base + _STANDING, layout.quiet)
         self._stop_at = memoryview(memory)[base + _STOP_AT : base + _STOP_AT + 8].cast("Q")
         self._ledgers = segment.ledgers
 
-    def ask(self) -> None:
-        """For the agent: let every rank stand at its next step."""
+    def ask(self, local_ranks: Collection[int]) -> int:
+        """For the agent: let every rank wait at its next step.
+
+        Returns the first step that none of these ranks has begun.
+        """
         if self._phase.look() < ASKED:
             self._phase.add_and_wake()
+        return 1 + max(
+            (self._ledgers[rank * LEDGER_WORDS + LEDGER_STEPS] for rank in local_ranks), default=0
+        )
 
     def decide(self, step: int) -> None:
         """For the agent: let the ranks go on to `step`, and stop there."""
@@ -72,26 +77,8 @@ class StopWords:
             self._ledgers[ledger + LEDGER_STEPS] or self._ledgers[ledger + LEDGER_TAKES_SIGTERM]
         )
 
-    def standing_step(self, alive: Collection[int]) -> int | None:
-        """The largest step at which ranks stand, if all that are alive do; else None."""
-        stands = [self._ledgers[rank * LEDGER_WORDS + LEDGER_STANDS] for rank in sorted(alive)]
-        if not stands or not all(stands):
-            return None
-        return max(stands) - 1
-
-    def wait_standing(self, seen: int) -> int:
-        """For a thread of the agent: sleep until more ranks stand than `seen`, or it was woken."""
-        if (now := self._standing.look()) != seen:
-            return now
-        self._standing.sleep(seen, after(self._clock.now(), SLEEP))
-        return self._standing.look()
-
-    def wake_waiter(self) -> None:
-        """Let `wait_standing` return, since the ranks that are alive have changed."""
-        self._standing.ring()
-
     def begin_step(self, local_rank: int, *, takes_sigterm: bool = False) -> bool:
-        """For a rank: begin a step; whether it is the one to stop at. May sleep while others come.
+        """For a rank: begin a step; whether it is the one to stop at. May sleep until it knows.
 
         The first step of a rank has the number 1.
         """
@@ -104,20 +91,18 @@ class StopWords:
         self._ledgers[ledger + LEDGER_MOVED_AT] = now
         self._ledgers[ledger + LEDGER_TAKES_SIGTERM] = takes_sigterm
         self._ledgers[ledger + LEDGER_STEPS] = step
+        self._phase.fence_stores()
         phase = self._phase.look()
         if phase == 0:
             return False
-        if phase == ASKED:
-            self._ledgers[ledger + LEDGER_STANDS] = step + 1
-            self._standing.add_and_wake()
-            while self._phase.look() == ASKED:
-                self._phase.sleep(ASKED, self._next_look())
+        while phase == ASKED:
+            self._phase.sleep(ASKED, self._next_look())
+            phase = self._phase.look()
         return bool(step >= self._stop_at[0])
 
     def release(self) -> None:
         """Let go of the segment's memory."""
         self._phase.release()
-        self._standing.release()
         self._stop_at.release()
         self._ledgers.release()
 

@@ -131,7 +131,7 @@ class RealNodeHost:
         )
 
     def ask_ranks_to_stop(self, number: int, signal: int | None) -> None:  # noqa: ARG002  # the gang's
-        """Gather the ranks that count their steps."""
+        """Let the ranks that count their steps wait until they know where to stop."""
         segment = self._parts.planner.segment
         if segment is None or (segment.steps() is None and not segment.sigterm_takers()):
             return  # nobody counts steps: the signal is all that the ranks are told
@@ -139,17 +139,16 @@ class RealNodeHost:
         from rankwise.launch.agreement import Agreement  # noqa: PLC0415  # the same
 
         self._agreement = Agreement(
-            StopWords(segment, self._parts.clock),
-            alive=set(self._processes.links) - self._over,
-            on_stood=lambda step: self._parts.reactor.post(
-                partial(self._deliver, RanksStood(number, step))
-            ),
+            StopWords(segment, self._parts.clock), set(self._processes.links) - self._over
         )
+        step = self._agreement.first_step
+        if step is not None:
+            self._parts.reactor.post(partial(self._deliver, RanksStood(number, step)))
 
     def stop_ranks_at(self, number: int, step: int) -> None:  # noqa: ARG002  # there is one round
         """Let the ranks go on to that step."""
         if self._agreement is not None:
-            self._agreement.words.decide(step)
+            self._agreement.decide(step)
 
     def describe_failures(self, number: int, failures: tuple[Failure, ...]) -> None:
         """Find out what only the world knows."""
@@ -163,8 +162,6 @@ class RealNodeHost:
         """Pass on what the process host tells, after what has to come before it."""
         if isinstance(stimulus, WorkerExited):
             self._over.add(stimulus.local_rank)
-            if self._agreement is not None:
-                self._agreement.on_over(stimulus.local_rank)
             if len(self._over) == self._parts.job.gang.size:
                 self._tell_step(stimulus.attempt)
         assert not isinstance(stimulus, Started | RecallRequested | Resumed), (
