@@ -200,6 +200,7 @@ class Rehearsal:
             journal=open_journal(self.job, self.places, complaints, stack, clock),
             describe=lambda failure, host: self._describe(failure, host, records, output),
             announce=announce,
+            note_loss=announcements.note_loss,
         )
         nodes = SimulatedNodes(
             setting,
