@@ -62,7 +62,8 @@ class Rehearsal:
 
     Args:
         job: what each node runs.
-        node_count: how many nodes of `job.gang.size` ranks there are at most.
+        node_count: how many nodes of `job.gang.size` ranks run at most; as many as the rendezvous
+            keeps in reserve (`spares`) come on top.
         rendezvous: how nodes that come and go meet; None has `node_count` of them all the time,
             unless a fault strikes one.
         console_fds: what stands for standard output and standard error.
@@ -121,7 +122,7 @@ class Rehearsal:
         self.places = LogLayout(job.logs, size=self.size, run_id=job.run_id)
         self.results: Mapping[int, bytes] = {}
         self.caught_signal: int | None = None
-        self._node_count = node_count
+        self._node_count = node_count + (0 if rendezvous is None else rendezvous.spares)
         self._rendezvous = rendezvous
         if rendezvous is None and any(isinstance(fault, FaultOfNode) for fault in faults):
             self._rendezvous = RendezvousConfig(

@@ -128,6 +128,11 @@ class RankClock:
         self._prediction.log(self, "Wait", "waits for others", begun, under_way)
         self._prediction.log(self, "Wait", "waits for the transfer", under_way, self.time)
 
+    def wait_until(self, time: int) -> None:
+        """Go on at an instant, if it is to come."""
+        self._waiting += max(time - self.time, 0)
+        self.time = max(time, self.time)
+
     def sleep(self, scheduler: Scheduler, nanoseconds: int) -> None:
         """Let time pass, for the world too."""
         duration = max(nanoseconds, 0) * PICOSECONDS_PER_NANOSECOND
@@ -208,6 +213,14 @@ class Prediction:
         self._begun_at = self.now
         self.clocks = {}
         self._group_free, self._way_free = {}, {}
+
+    def rejoin(self, rank: Rank) -> None:
+        """A rank that has lived on waits for where the new ones begin, and has a new number."""
+        clock: RankClock | None = rank.belongings.get(_KEY)
+        if clock is not None:
+            clock.number = rank.number
+            clock.wait_until(self._begun_at)
+            self.clocks[rank.number] = clock
 
     def clock_of(self, rank: Rank) -> RankClock:
         """The clock of a rank."""
