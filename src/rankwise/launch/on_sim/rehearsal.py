@@ -172,6 +172,7 @@ class Rehearsal:
                     "rankwise.drivers.real.windows.region": _follow_windows,
                     "torch": partial(_follow_torch, self._device),
                     "torch.distributed.tensor": _follow_dtensor,
+                    "torch.distributed._symmetric_memory": _follow_symmetric_memory,
                 },
                 prediction=self.prediction,
                 packages=self._packages,
@@ -390,3 +391,9 @@ def _follow_dtensor(world: World) -> Callable[[], None]:
     from rankwise.sim.torch import dtensor  # noqa: PLC0415  # only for programs that use it
 
     return dtensor.install(world)
+
+
+def _follow_symmetric_memory(_world: World) -> Callable[[], None]:
+    from rankwise.sim.torch import share_memory  # noqa: PLC0415  # the same
+
+    return share_memory()

@@ -141,6 +141,10 @@ class RankClock:
         self.time += duration
         scheduler.wait(scheduler.at(Instant(self.time // PICOSECONDS_PER_NANOSECOND)))
 
+    def message_arrives(self, target: int, size: int) -> int:
+        """When bytes that are sent now are at another rank; this one goes on meanwhile."""
+        return self.time + self._prediction.network.message_time(self.number, target, size)
+
     def communicate(self, duration: int) -> None:
         """Take part in an operation, whether it will be waited for or not."""
         self._communicating += duration
