@@ -34,7 +34,6 @@ _MEANINGLESS = {
     "start_method": "simulated ranks are threads, not processes",
     "preload": "simulated ranks share what one of them has imported",
     "numa_binding": "simulated ranks take turns on one core",
-    "spares": "all simulated nodes run",
     "node_check": "simulated nodes are always fit",
     "health_port": "it is over before anybody could ask",
     "retry_startup_errors": "simulated ranks always start",
@@ -60,9 +59,14 @@ def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, 
     for name, why in _MEANINGLESS.items():
         if name in options.origins:
             raise ConfigError(f"{options.label(name)} has no meaning with --on sim: {why}")
-    one_node = msgspec.structs.replace(options, nnodes="1")
+    one_node = msgspec.structs.replace(options, nnodes="1", spares=0)
     if counts.most > 1 and not {"log_prefix", "no_prefix"} & options.origins.keys():
         one_node = msgspec.structs.replace(one_node, log_prefix=_PREFIX_OF_RANKS)
+    if options.spares < 0:
+        raise ConfigError(
+            f"{options.label('spares')} is {options.spares}, expected 0 or more",
+            hint="it is how many nodes wait to replace one that is lost",
+        )
     job = job_from(one_node, environ)
     if "OMP_NUM_THREADS" not in environ and counts.most * job.gang.size > 1:
         # As each rank of a real run; libraries read it once, so it must be there before them.
@@ -73,7 +77,9 @@ def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, 
     from rankwise.launch.on_sim.rehearsal import Rehearsal  # noqa: PLC0415  # after all checks
     from rankwise.launch.supervision import tell  # noqa: PLC0415  # the same
 
-    faults = read_faults(options.faults, counts.most * job.gang.size, node_count=counts.most)
+    faults = read_faults(
+        options.faults, counts.most * job.gang.size, node_count=counts.most + options.spares
+    )
     make = partial(
         Rehearsal,
         job,
@@ -117,12 +123,15 @@ def _rendezvous(
 
     label = options.label("rdzv_conf")
     config = RendezvousConfig(
-        nodes_min=counts.least, nodes_max=counts.most, policy=plan_of(job).rendezvous.policy
+        nodes_min=counts.least,
+        nodes_max=counts.most,
+        spares=options.spares,
+        policy=plan_of(job).rendezvous.policy,
     )
     config = with_timing(
         config, split_settings(parse_settings(options.rdzv_conf), label=label), label
     )
-    is_fixed = counts.least == counts.most
+    is_fixed = counts.least == counts.most and not options.spares
     return (
         None if is_fixed and not any(isinstance(each, FaultOfNode) for each in faults) else config
     )

@@ -118,6 +118,15 @@ class RunCommand(click.Command):
         formatter.write("Examples:\n" + EXAMPLES)
 
 
+def _check_one_place(words: Sequence[str]) -> None:
+    """Refuse --on sim beside --on ray; of two machines the last one is meant, as ever."""
+    ours = words[: words.index("--")] if "--" in words else words
+    places = [word.removeprefix("--on=") for word in ours if word.startswith("--on=")]
+    if len({place.partition(":")[0] for place in places}) > 1:
+        given = " and ".join(f"--on {place}" for place in places)
+        raise ConfigError(f"{given} exclude each other: each says where the ranks run")
+
+
 @click.command(
     "run",
     cls=RunCommand,
@@ -142,6 +151,7 @@ def run(ctx: click.Context, /, **_values: Any) -> int:
     from rankwise.cli.run_job import job_from  # noqa: PLC0415  # not needed for --help
 
     options = options_in(ctx)
+    _check_one_place(ctx.meta[STRICT_WORDS])
     if options.on is not None and options.on.startswith("sim"):
         from rankwise.cli.on_sim import simulate  # noqa: PLC0415  # only there
 

@@ -61,6 +61,11 @@ def default_communicator() -> Communicator:
 def forget_communicator() -> None:
     """Let the next call make another one: this process is a rank of another world."""
     global _default  # noqa: PLW0603  # as above
+    if SIMULATED_VARIABLE in os.environ:
+        from rankwise.collectives.simulated import forget_simulated  # noqa: PLC0415  # only there
+
+        forget_simulated()
+        return
     _default = None
 
 

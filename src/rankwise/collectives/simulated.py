@@ -39,6 +39,13 @@ def simulated_communicator(timeout: Duration) -> Communicator | None:
     return communicator
 
 
+def forget_simulated() -> None:
+    """Let the next call of the rank that runs make another one: its world is new."""
+    rank = running_rank()
+    if rank is not None:
+        rank.belongings.pop(_KEY, None)
+
+
 class RehearsedTransport:
     """Carries out operations between all ranks of a simulated world; a `Transport`."""
 

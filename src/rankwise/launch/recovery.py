@@ -4,7 +4,7 @@ Runs inside workers. What is decided is told in `rankwise.core.gang.machine`, an
 a party dies in ADR 0021. Here are two threads. The main one runs the function, or waits for a word
 of the agent when the function has been left. A thread of ours listens: when the rank is recalled
 it aborts torch's process groups, for the main thread may be waiting in one of them, and sends it a
-signal, whose handler raises `Recalled`.
+signal, whose handler raises `Recalled`. A simulated rank has another line (`on_sim/recovery`).
 
 The main thread takes `Recalled` only while it is *armed*, in the function: the handler looks, and
 both run in the same thread, so that neither our own code nor the program after it is interrupted.
@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 from rankwise.base.errors import ConfigError, LocalProtocolError
 from rankwise.base.units import SECOND, Duration
@@ -40,6 +40,8 @@ RAISED_AT = "_rankwise_raised_at"
 """Tells the reporter when an exception that was held back was raised: monotonic and wall clock."""
 
 R = TypeVar("R")
+Heard: TypeAlias = "tuple[AgentWord, list[int]]"
+"""A word of the agent, and the descriptors that have come with it."""
 
 
 class Recalled(BaseException):
@@ -72,8 +74,8 @@ def recover(function: Callable[[], R], *, timeout: float = RECALL_TIMEOUT_S) -> 
     spare, or by its own return, or is done without (`--nnodes 2:4`): so ranks may change their
     numbers, and there may be more or fewer of them.
 
-    Without restarts, on simulated ranks and without a launcher the function is called, and that is
-    all: a failure then starts all ranks again, as ever.
+    Simulated ranks (`--on sim`) are recovered as well. Without restarts and without a launcher the
+    function is called, and that is all: a failure then starts all ranks again, as ever.
 
     Args:
         function: takes nothing; makes its process groups, and whatever else belongs to one world of
@@ -90,10 +92,14 @@ def recover(function: Callable[[], R], *, timeout: float = RECALL_TIMEOUT_S) -> 
     """
     if not timeout > 0:
         raise ConfigError(f"the timeout of recover is {timeout}, expected more than 0 s")
-    if "RANKWISE_SIMULATED" in os.environ:
-        return function()
-    rank = _rank()
+    rank = _simulated_rank() if "RANKWISE_SIMULATED" in os.environ else _rank()
     return function() if rank is None else rank.run(function, timeout)
+
+
+def _simulated_rank() -> "RecoverableRank | None":
+    from rankwise.launch.on_sim.recovery import recoverable_rank  # noqa: PLC0415  # only there
+
+    return recoverable_rank()
 
 
 _known: "tuple[int, RecoverableRank | None] | None" = None
@@ -120,27 +126,98 @@ def _attach() -> "RecoverableRank | None":
             "recover was called in another thread than the main one",
             hint="only the main thread can be recalled: call it there",
         )
-    return RecoverableRank(line)
+    return RecoverableRank(_SocketLine(line))
 
 
-class RecoverableRank:
-    """The end of the line in a rank. It lasts as long as the process."""
+class Line(Protocol):
+    """A rank's end of the line to its agent."""
+
+    def listen(self, rank: "RecoverableRank") -> None:
+        """Let a rank `note` each word as soon as it has come, and get `RECALL_SIGNAL` if told."""
+        ...
+
+    def say(self, word: "Said", recall_timeout: Duration) -> None:
+        """Say a word to the agent."""
+        ...
+
+    def next_word(self) -> "Heard | None":
+        """Wait for the next word; None when the agent has ended."""
+        ...
+
+    def release(self) -> None:
+        """See to it that connections which nobody refers to are closed."""
+        ...
+
+
+class _SocketLine:
+    """The line of a process, and the thread that listens to it."""
 
     def __init__(self, line: "socket.socket") -> None:
         self._line = line
-        self._pid = os.getpid()
         self._main = threading.get_ident()
-        self._words: queue.SimpleQueue[tuple[AgentWord, list[int]] | None] = queue.SimpleQueue()
+        self._words: queue.SimpleQueue[Heard | None] = queue.SimpleQueue()
+
+    def listen(self, rank: "RecoverableRank") -> None:
+        """Begin to listen, in a thread of ours."""
+        threading.Thread(
+            target=self._listen, args=(rank,), name="rankwise-recover", daemon=True
+        ).start()
+
+    def say(self, word: "Said", recall_timeout: Duration) -> None:
+        """Say a word to the agent."""
+        from rankwise.drivers.real.recall_line import WorkerWord, say  # noqa: PLC0415  # as below
+
+        say(self._line, WorkerWord(word, recall_timeout))
+
+    def next_word(self) -> "Heard | None":
+        """Wait for the next word."""
+        return self._words.get()
+
+    def release(self) -> None:
+        """Models and their reducers hold each other, and the groups' connections."""
+        gc.collect()
+
+    def _listen(self, rank: "RecoverableRank") -> None:
+        from rankwise.core.gang.vocabulary import Told  # noqa: PLC0415  # not for who only boots
+        from rankwise.drivers.real.recall_line import hear  # noqa: PLC0415  # the same
+
+        heard = hear(self._line)
+        while heard is not None:
+            rank.note(heard[0])
+            self._words.put(heard)
+            if heard[0].word is Told.RECALL:
+                _interrupt_waits(heard[0].peers, rank.earlier_connections)
+                signal.pthread_kill(self._main, RECALL_SIGNAL)
+            heard = hear(self._line)
+        self._words.put(None)
+
+
+class RecoverableRank:
+    """A rank that can be called again. It lasts as long as the process.
+
+    Attributes:
+        earlier_connections: those that the function has not made; None where no peer is on another
+            machine.
+    """
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+        self._pid = os.getpid()
         self._is_recalled = False
         self._is_armed = False
         self._is_running = False
         self._held: Exception | None = None
         self._store: object = None
         """What keeps torch's store on rank 0 at work until the function has made its own."""
-        self._earlier_connections: frozenset[int] | None = None
-        """Those that the function has not made; None where no peer is on another machine."""
+        self.earlier_connections: frozenset[int] | None = None
         signal.signal(RECALL_SIGNAL, self._on_signal)
-        threading.Thread(target=self._listen, name="rankwise-recover", daemon=True).start()
+        line.listen(self)
+
+    def note(self, word: "AgentWord") -> None:
+        """A word has come, which `next_word` will tell when the main thread asks."""
+        from rankwise.core.gang.vocabulary import Told  # noqa: PLC0415  # not for who only boots
+
+        self._is_recalled = word.word is Told.RECALL
 
     def run(self, function: Callable[[], R], timeout: float) -> R:
         """Call the function until it comes to its end by itself."""
@@ -169,7 +246,7 @@ class RecoverableRank:
         from rankwise.core.gang.vocabulary import Said  # noqa: PLC0415  # as above
 
         try:
-            self._earlier_connections = _connections_to_keep()
+            self.earlier_connections = _connections_to_keep()
             self._store = _serve_store()
             try:
                 self._is_armed = True
@@ -192,7 +269,7 @@ class RecoverableRank:
         from rankwise.core.gang.vocabulary import Said, Told  # noqa: PLC0415  # as above
 
         while True:
-            heard = self._words.get()
+            heard = self._line.next_word()
             word = None if heard is None else heard[0].word
             if heard is not None and word is Told.RECALL:
                 held, self._held = self._held, None
@@ -201,6 +278,7 @@ class RecoverableRank:
                     del held
                 self._store = None
                 _give_up_world()
+                self._line.release()
                 self._say(Said.YIELDED)
             elif heard is not None and word is Told.AGAIN:
                 _enter_world(*heard)
@@ -210,25 +288,7 @@ class RecoverableRank:
                 raise held or SystemExit(1)
 
     def _say(self, word: "Said", recall_timeout: Duration = NO_TIME) -> None:
-        from rankwise.drivers.real.recall_line import WorkerWord, say  # noqa: PLC0415  # as above
-
-        say(self._line, WorkerWord(word, recall_timeout))
-
-    def _listen(self) -> None:
-        """In a thread of ours: take what the agent says."""
-        from rankwise.core.gang.vocabulary import Told  # noqa: PLC0415  # as above
-        from rankwise.drivers.real.recall_line import hear  # noqa: PLC0415  # the same
-
-        heard = hear(self._line)
-        while heard is not None:
-            is_recall = heard[0].word is Told.RECALL
-            self._is_recalled = is_recall
-            self._words.put(heard)
-            if is_recall:
-                _interrupt_waits(heard[0].peers, self._earlier_connections)
-                signal.pthread_kill(self._main, RECALL_SIGNAL)
-            heard = hear(self._line)
-        self._words.put(None)
+        self._line.say(word, recall_timeout)
 
     def _on_signal(self, _signum: int, _frame: FrameType | None) -> None:
         if self._is_armed and self._is_recalled and os.getpid() == self._pid:
@@ -327,7 +387,6 @@ def _give_up_world() -> None:
     ring = sys.modules.get("rankwise.drivers.real.worker.call_ring")
     if ring is not None:
         ring.forget_ring()
-    gc.collect()  # models and their reducers hold each other, and the groups' connections
 
 
 def _enter_world(word: "AgentWord", descriptors: list[int]) -> None:

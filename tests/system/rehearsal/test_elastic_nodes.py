@@ -79,6 +79,7 @@ def test_the_others_go_on_without_a_node_that_dies_and_it_costs_no_restart(tmp_p
 
     assert run.values == {rank: (4, str(rank // 2), "2", "0") for rank in range(4)}
     assert "fault: node 2 is killed at operation #9 of group rankwise.collectives" in run.told
+    assert "round 0 is over: node h2 was lost, and rank " in run.told
     assert (
         "round 1: 4 ranks; 2 nodes (h0, h1); left: h2; round 0 ended because node n2.0 on h2 is"
         " lost" in run.told

@@ -148,3 +148,13 @@ def test_a_client_of_ray_is_told_that_nodes_could_not_reach_it(
     assert invoke(["run", "--on", "ray", "t.py"]) == 2
 
     assert "ray job submit" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("places", [("sim", "ray"), ("ray", "sim:switch8")])
+def test_ranks_run_at_one_place(places: tuple[str, str], capfd: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["run", "--on", places[0], "--on", places[1], "t.py", "--on", "sim"]) == 2
+
+    told = (
+        f"--on {places[0]} and --on {places[1]} exclude each other: each says where the ranks run"
+    )
+    assert told in capfd.readouterr().err

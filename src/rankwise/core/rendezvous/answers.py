@@ -261,7 +261,10 @@ def _take_round(node: NodeState, value: bytes, now: Instant) -> None:
         node.refuse(RefusalKind.STORE, error.message, error.hint or "")
         return
     place = places_in(value, node.keys.round).get(node.me)
+    was_spare = node.membership.is_spare
     node.membership.turn_to(round_, value, place)
+    if was_spare and not node.membership.is_spare:
+        node.waiting.begin(now)  # it may have been in reserve for days, which was no waiting
     node.lease.share_with(len(round_.members))
     node.lead.turn_to(round_, now)
     node.compare(now)

@@ -39,6 +39,11 @@ class NodesAnnouncements:
         self._say = say
         self._is_alone = is_alone
         self._told: set[str] = set()
+        self._lost: dict[int, list[str]] = {}
+
+    def note_loss(self, round_number: int, host: str) -> None:
+        """A node has died in a round, of which the agents will hear only what follows from it."""
+        self._lost.setdefault(round_number, []).append(host)
 
     def tell(self, host: str, announcement: Announcement) -> None:
         """Say what the agent of a host announces, unless another one has."""
@@ -48,7 +53,8 @@ class NodesAnnouncements:
                 line = f"round {world.round}: {ranks}; {lineup_text(world)}"
                 self._once(line, "round", **fields_of_round(world))
             case AnnounceRoundEnd(number, why) if not self._is_alone:
-                self._once(f"round {number} is over", "round-over", f": {why}", round=number)
+                text = f": {self._with_losses(number, why)}"
+                self._once(f"round {number} is over", "round-over", text, round=number)
             case AnnounceStop() if not self._is_alone:
                 self._once(stop_line(announcement), "stop", signal=announcement.signal)
             case AnnounceWaiting():
@@ -56,6 +62,14 @@ class NodesAnnouncements:
                 self._once(text, "waiting", round=announcement.round)
             case _:
                 ConsoleAnnouncements(self._job, self._plan, self._say_of(host)).tell(announcement)
+
+    def _with_losses(self, number: int, why: str) -> str:
+        """Why a round is over, with the nodes that were lost in it."""
+        lost = [host for host in self._lost.get(number, ()) if host not in why]
+        if not lost:
+            return why
+        nodes = f"node {lost[0]} was" if len(lost) == 1 else f"nodes {', '.join(lost)} were"
+        return f"{nodes} lost, and {why}"
 
     def _once(self, line: str, event: str, more: str = "", **fields: Any) -> None:
         if line not in self._told:

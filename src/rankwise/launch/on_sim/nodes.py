@@ -81,6 +81,7 @@ class Setting(NamedTuple):
         journal: of all agents.
         describe: adds to a failure on a host what only this run knows of it.
         announce: tells people what the agent of a host announces.
+        note_loss: is told of a host that is lost, and in which round.
     """
 
     job: Job
@@ -90,6 +91,7 @@ class Setting(NamedTuple):
     journal: Journal | None
     describe: Callable[[Failure, str], Failure]
     announce: Callable[[str, Announcement], None]
+    note_loss: Callable[[int, str], None]
 
 
 class Node:
@@ -260,6 +262,7 @@ class SimulatedNodes:
         self._faults = faults
         self._starts_pending = 0
         self._lost: list[Failure] = []
+        self._note_loss = setting.note_loss
         self._is_alone = rendezvous is None
         clock = _WorldTime(setting.clock, self._world.scheduler)
         self._agenda = _HasteningAgenda(clock, self._world.scheduler)
@@ -367,7 +370,10 @@ class SimulatedNodes:
     def kill(self, fault: KillNode) -> None:
         """Let a node die, which is up, and come back if the fault says so."""
         node = self._nodes[fault.node]
-        self._lost += node.losses(self._world.scheduler.now)
+        losses = node.losses(self._world.scheduler.now)
+        if losses:
+            self._note_loss(losses[0].attempt, node.host)
+        self._lost += losses
         node.kill()
         if fault.back_after is not None:
             self._start_after(node, fault.back_after)

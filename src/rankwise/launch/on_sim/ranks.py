@@ -30,21 +30,30 @@ from rankwise.core.agent.vocabulary import (
 from rankwise.core.gang.vocabulary import (
     ProgressLooked,
     RanksBlamed,
+    Said,
     StacksDumped,
     Swept,
+    Told,
     WorkerExited,
     WorkerReported,
+    WorkerSaid,
     WorkerSpawned,
 )
 from rankwise.core.ledger import Verdict, find_verdict
 from rankwise.core.rendezvous.vocabulary import World as AgreedWorld
+from rankwise.drivers.real.recall_line import AgentWord
 from rankwise.drivers.real.worker import bootstrap
 from rankwise.drivers.real.worker.call_ring import SWITCH_VARIABLE
-from rankwise.launch.environment import inherited_environment, worker_environment
-from rankwise.launch.job import Executable, Function, Job, Module, Script
+from rankwise.launch.environment import (
+    VARIABLES_OF_RANKS,
+    inherited_environment,
+    worker_environment,
+)
+from rankwise.launch.job import Executable, Function, Job, Module, Script, restarts_allowed
 from rankwise.launch.log_layout import Destinations, LogPlaces
 from rankwise.launch.on_sim.books import books_of
 from rankwise.launch.on_sim.output import Output
+from rankwise.launch.on_sim.recovery import SimulatedLine, line_of
 from rankwise.launch.search_path import search_path
 from rankwise.launch.world import World as Place
 from rankwise.sim.rehearsal.belongings import RankProcess
@@ -53,6 +62,7 @@ from rankwise.sim.rehearsal.places import places_of
 from rankwise.sim.rehearsal.scheduler import SIGKILL, Rank, RankEnded
 from rankwise.sim.rehearsal.world import SIMULATED_VARIABLE, World
 
+_ERROR_FILE = bootstrap.ERROR_FILE_VARIABLE
 MASTER_PORT = 29500
 """Nothing listens there: torch's, for programs that print it."""
 
@@ -219,7 +229,8 @@ class SimulatedRanks:
     def begin_attempt(self, world: AgreedWorld) -> None:
         """Let the next ranks live in this world."""
         self._place = world
-        self._ranks, self._over = {}, set()
+        self._ranks = {place: rank for place, rank in self._ranks.items() if rank.is_aside}
+        self._over = set()
         self._is_gathering = False
         self._records.begin_attempt(world.round, world.size)
         self._records.accused.append(self._accuse)
@@ -227,14 +238,34 @@ class SimulatedRanks:
     def spawn(self, local_rank: int, attempt: int) -> None:
         """Make a rank."""
         assert self._place is not None, "ranks are spawned in a world"
-        rank = self._place.first_rank + local_rank
-        self._records.nodes[rank] = self._node + local_rank // self._job.gang.size
-        process = RankProcess(environment=self._environment(rank, self._place), path=self._path)
-        reporter = _Reporter(partial(self._on_error, local_rank, attempt))
-        self._ranks[local_rank] = self._world.spawn(
-            rank, process, lambda: self._live(rank, reporter)
-        )
+        number, process = self._settle(local_rank, self._place)
+        reporter = _Reporter(partial(self._report, local_rank))
+        rank = self._world.spawn(number, process, lambda: self._live(rank, reporter))
+        if restarts_allowed(self._job):
+            SimulatedLine(rank, partial(self._hear, local_rank))
+        self._ranks[local_rank] = rank
         self._deliver(WorkerSpawned(local_rank, attempt, os.getpid()))
+
+    def _settle(self, local_rank: int, world: AgreedWorld) -> tuple[int, RankProcess]:
+        """The number of a rank in a world, and what its process has there."""
+        number = world.first_rank + local_rank
+        self._records.nodes[number] = self._node + local_rank // self._job.gang.size
+        environment = self._environment(number, world)
+        return number, RankProcess(environment=environment, path=self._path)
+
+    def _report(self, local_rank: int, error: ErrorRecord) -> None:
+        """A rank dies of this exception: tell who is to blame, if it is another one."""
+        assert self._place is not None, "ranks report in a world"
+        error = msgspec.structs.replace(error, raised_at=self._clock.now())
+        rank = self._place.first_rank + local_rank
+        self._records.errors[rank] = error
+        if may_be_of_others(error):
+            self._records.judge(rank, patience_is_over=tells_of_time(error))
+        self._deliver(WorkerReported(local_rank, self._place.round, error))
+
+    def _hear(self, local_rank: int, word: Said, recall_timeout: Duration) -> None:
+        assert self._place is not None, "ranks speak in a world"
+        self._deliver(WorkerSaid(local_rank, self._place.round, word, recall_timeout))
 
     def signal(self, local_rank: int, attempt: int, signal: int) -> None:
         """Send a rank a signal, unless it is on its way to a step to stop at."""
@@ -313,14 +344,25 @@ class SimulatedRanks:
             silent_since = Instant(self._clock.now() - hang_timeout)
             self._deliver(ProgressLooked(self._place.round, silent_since))
 
-    def tell(self, local_rank: int, attempt: int, word: str) -> None:
-        """None of these offers to be called again, so nothing is ever said to them."""
-        raise AssertionError(f"{word} for rank {local_rank} of {attempt}, which offers nothing")
+    def tell(self, local_rank: int, attempt: int, word: str) -> None:  # noqa: ARG002  # the world's
+        """Say a word to a rank that can be called again; with AGAIN it enters the present world."""
+        rank = self._ranks.get(local_rank)
+        line = None if rank is None or rank.is_over else line_of(rank)
+        if rank is None or line is None:
+            return
+        told = AgentWord(Told(word))
+        if told.word is Told.AGAIN:
+            assert self._place is not None, "ranks are called in a world"
+            number, process = self._settle(local_rank, self._place)
+            self._world.rejoin(rank, number, process)
+            names = (*sorted(VARIABLES_OF_RANKS & process.environment.keys()), _ERROR_FILE)
+            variables = {name: process.environment.get(name) for name in names}
+            told = AgentWord(Told.AGAIN, variables)
+        line.tell(told)
 
     def sweep(self, attempt: int, spares: Sequence[int] = ()) -> None:
         """Nothing outlives a rank that is a thread."""
-        assert not spares, "only workers that offer to be called again are spared"
-        self._deliver(Swept(attempt))
+        self._deliver(Swept(attempt, (), tuple(spares)))
 
     def notice_ends(self) -> None:
         """Tell of the ranks that have ended since the last look."""
@@ -345,16 +387,6 @@ class SimulatedRanks:
             return failure  # described already
         rank = self._place.first_rank + failure.local_rank
         return self._describe(msgspec.structs.replace(failure, rank=rank))
-
-    def _on_error(self, local_rank: int, attempt: int, error: ErrorRecord) -> None:
-        """A rank dies of this exception: tell who is to blame, if it is another one."""
-        assert self._place is not None, "it lives in a world"
-        error = msgspec.structs.replace(error, raised_at=self._clock.now())
-        rank = self._place.first_rank + local_rank
-        self._records.errors[rank] = error
-        if may_be_of_others(error):
-            self._records.judge(rank, patience_is_over=tells_of_time(error))
-        self._deliver(WorkerReported(local_rank, attempt, error))
 
     def _accuse(self, verdict: Verdict) -> None:
         """Blame those that are ours."""
@@ -388,10 +420,10 @@ class SimulatedRanks:
             **environment,
             SIMULATED_VARIABLE: "1",
             SWITCH_VARIABLE: "0",  # the simulation knows itself who waits for whom
-            bootstrap.ERROR_FILE_VARIABLE: self._records.destinations.error_files.get(rank, ""),
+            _ERROR_FILE: self._records.destinations.error_files.get(rank, ""),
         }
 
-    def _live(self, rank: int, reporter: "_Reporter") -> int:
+    def _live(self, rank: Rank, reporter: "_Reporter") -> int:
         """Run the program, in the thread of the rank; returns its exit code."""
         match self._job.program:
             case Script(path=path, args=args):
@@ -403,7 +435,7 @@ class SimulatedRanks:
             case Executable(path=path):
                 raise ConfigError(f"{path} is not a Python program: it cannot be simulated")
 
-    def _call(self, rank: int, payload: bytes, reporter: "_Reporter") -> int:
+    def _call(self, rank: Rank, payload: bytes, reporter: "_Reporter") -> int:
         """Call a function as workers do, with files in memory where they have pipes."""
         question, answer = os.memfd_create("payload"), os.memfd_create("result")
         os.write(question, payload)
@@ -415,7 +447,7 @@ class SimulatedRanks:
             frame = os.pread(answer, os.fstat(answer).st_size, 0)
             os.close(answer)
             if frame:
-                self._records.results[rank] = frame
+                self._records.results[rank.number] = frame
             else:
                 os.close(sending)  # the sender of a result closes it
 

@@ -62,7 +62,8 @@ class Rehearsal:
 
     Args:
         job: what each node runs.
-        node_count: how many nodes of `job.gang.size` ranks there are at most.
+        node_count: how many nodes of `job.gang.size` ranks run at most; as many as the rendezvous
+            keeps in reserve (`spares`) come on top.
         rendezvous: how nodes that come and go meet; None has `node_count` of them all the time,
             unless a fault strikes one.
         console_fds: what stands for standard output and standard error.
@@ -121,7 +122,7 @@ class Rehearsal:
         self.places = LogLayout(job.logs, size=self.size, run_id=job.run_id)
         self.results: Mapping[int, bytes] = {}
         self.caught_signal: int | None = None
-        self._node_count = node_count
+        self._node_count = node_count + (0 if rendezvous is None else rendezvous.spares)
         self._rendezvous = rendezvous
         if rendezvous is None and any(isinstance(fault, FaultOfNode) for fault in faults):
             self._rendezvous = RendezvousConfig(
@@ -171,6 +172,7 @@ class Rehearsal:
                     "rankwise.drivers.real.windows.region": _follow_windows,
                     "torch": partial(_follow_torch, self._device),
                     "torch.distributed.tensor": _follow_dtensor,
+                    "torch.distributed._symmetric_memory": _follow_symmetric_memory,
                 },
                 prediction=self.prediction,
                 packages=self._packages,
@@ -200,6 +202,7 @@ class Rehearsal:
             journal=open_journal(self.job, self.places, complaints, stack, clock),
             describe=lambda failure, host: self._describe(failure, host, records, output),
             announce=announce,
+            note_loss=announcements.note_loss,
         )
         nodes = SimulatedNodes(
             setting,
@@ -389,3 +392,9 @@ def _follow_dtensor(world: World) -> Callable[[], None]:
     from rankwise.sim.torch import dtensor  # noqa: PLC0415  # only for programs that use it
 
     return dtensor.install(world)
+
+
+def _follow_symmetric_memory(_world: World) -> Callable[[], None]:
+    from rankwise.sim.torch import share_memory  # noqa: PLC0415  # the same
+
+    return share_memory()

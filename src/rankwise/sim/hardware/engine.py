@@ -31,6 +31,7 @@ from rankwise.sim.hardware.op_log import Operand, OpLog
 from rankwise.sim.hardware.peers import Peers
 from rankwise.sim.hardware.quantities import exact_picoseconds, picoseconds
 from rankwise.sim.hardware.topology import Topology, load_topology
+from rankwise.sim.hardware.watchpoints import Watchpoints
 from rankwise.sim.kernel import Event, Line, Simulator, Steps, all_of, users_line
 
 
@@ -46,6 +47,7 @@ class GraphEngine:
 
     Attributes:
         peers: the memory that devices share with each other.
+        watchpoints: who waits for memory to change.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class GraphEngine:
         self.machine = Machine(self.simulator, self.topology)
         self.op_log = OpLog(keeps_data=replayable and enable_data)
         self.peers = Peers()
+        self.watchpoints = Watchpoints()
         self._spaces: dict[int, AddressSpace] = {}
         self._last_of_stream: dict[tuple[int, int], Event] = {}
         self._command_count = 0
@@ -80,7 +83,9 @@ class GraphEngine:
         space = self._spaces.get(sip)
         if space is None:
             self.machine.sip(sip)  # refuses numbers that the system does not have
-            space = self._spaces[sip] = AddressSpace(sip, has_data=self.enable_data)
+            space = self._spaces[sip] = AddressSpace(
+                sip, self.watchpoints, has_data=self.enable_data
+            )
         return space
 
     def submit(self, command: Command, line: Line | None = None) -> Handle:
@@ -180,7 +185,7 @@ class GraphEngine:
             raise LocalProtocolError("MemoryWrite needs data, or a size where data is off")
         space = self.space(command.sip)
         yield from self._move_with_host(command.sip, command.address, size, is_write=True)
-        if data is not None and self.enable_data:
+        if data is not None and size and space.mapping_at(command.address).has_data:
             space.write(command.address, data)
         payload = None if data is None or not self.op_log.keeps_data else data.copy()
         self._log(

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from rankwise.base.errors import SimulationError
 from rankwise.sim.hardware.machine import Memory
 from rankwise.sim.hardware.places import Consecutive, Interleaved, Offsets, Places
+from rankwise.sim.hardware.watchpoints import Watchpoints
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -109,10 +110,11 @@ class Mapping:
 
 
 class AddressSpace:
-    """The virtual addresses of one SIP."""
+    """The virtual addresses of one SIP; what is written to them wakes who watches them."""
 
-    def __init__(self, sip: int, *, has_data: bool) -> None:
+    def __init__(self, sip: int, watchpoints: Watchpoints, *, has_data: bool) -> None:
         self.sip = sip
+        self._watchpoints = watchpoints
         self.has_data = has_data
         self._starts: list[int] = []
         self._mappings: dict[int, Mapping] = {}
@@ -253,6 +255,7 @@ class AddressSpace:
             if mapping.was_written or piece.any():
                 mapping.data[offset : offset + count] = piece
             position += count
+        self._watchpoints.changed(address, source.size)
 
     def mappings(self) -> list[Mapping]:
         """All mappings, by address."""

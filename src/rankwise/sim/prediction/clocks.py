@@ -128,6 +128,11 @@ class RankClock:
         self._prediction.log(self, "Wait", "waits for others", begun, under_way)
         self._prediction.log(self, "Wait", "waits for the transfer", under_way, self.time)
 
+    def wait_until(self, time: int) -> None:
+        """Go on at an instant, if it is to come."""
+        self._waiting += max(time - self.time, 0)
+        self.time = max(time, self.time)
+
     def sleep(self, scheduler: Scheduler, nanoseconds: int) -> None:
         """Let time pass, for the world too."""
         duration = max(nanoseconds, 0) * PICOSECONDS_PER_NANOSECOND
@@ -135,6 +140,10 @@ class RankClock:
         self._asleep += duration
         self.time += duration
         scheduler.wait(scheduler.at(Instant(self.time // PICOSECONDS_PER_NANOSECOND)))
+
+    def message_arrives(self, target: int, size: int) -> int:
+        """When bytes that are sent now are at another rank; this one goes on meanwhile."""
+        return self.time + self._prediction.network.message_time(self.number, target, size)
 
     def communicate(self, duration: int) -> None:
         """Take part in an operation, whether it will be waited for or not."""
@@ -208,6 +217,14 @@ class Prediction:
         self._begun_at = self.now
         self.clocks = {}
         self._group_free, self._way_free = {}, {}
+
+    def rejoin(self, rank: Rank) -> None:
+        """A rank that has lived on waits for where the new ones begin, and has a new number."""
+        clock: RankClock | None = rank.belongings.get(_KEY)
+        if clock is not None:
+            clock.number = rank.number
+            clock.wait_until(self._begun_at)
+            self.clocks[rank.number] = clock
 
     def clock_of(self, rank: Rank) -> RankClock:
         """The clock of a rank."""

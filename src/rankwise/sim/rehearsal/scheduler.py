@@ -134,6 +134,7 @@ class Rank:
         has_begun: whether it has ever run.
         is_given_up: whether it has let no other rank run for too long; then it counts as killed.
         is_ready: whether it is in the queue of those that can go on.
+        is_aside: whether it belongs to no world, and waits to be called again in another one.
         handlers: its signal handlers, by number.
         belongings: what `Belongings` keep for it, by keeper.
         process: what it begins with, for those who keep its belongings.
@@ -157,6 +158,7 @@ class Rank:
         self.is_ready = False
         self.has_begun = False
         self.is_given_up = False
+        self.is_aside = False
         self.thread = threading.Thread(target=self._live, name=f"rank {number}", daemon=True)
 
     @property

@@ -167,8 +167,10 @@ class World:
         return self.substitutes.seed_of(rank)
 
     def begin_attempt(self, size: int) -> None:
-        """Forget what belongs to ranks that are no more; there are `size` others to come."""
-        assert all(rank.is_over for rank in self.scheduler.ranks.values()), "ranks live on"
+        """Forget what belongs to an attempt that is over; there are `size` ranks to come."""
+        assert all(rank.is_over or rank.is_aside for rank in self.scheduler.ranks.values()), (
+            "ranks of the attempt before are at work"
+        )
         self.scheduler.ranks.clear()
         self.size = size
         self._conditions.begin_attempt()
@@ -177,6 +179,13 @@ class World:
         self.last_step = None
         if self.prediction is not None:
             self.prediction.begin_attempt()
+
+    def rejoin(self, rank: Rank, number: int, process: RankProcess) -> None:
+        """A rank that has lived on belongs to the present attempt, with this number."""
+        rank.number, rank.process, rank.is_aside = number, process, False
+        self.scheduler.ranks[number] = rank
+        if self.prediction is not None:
+            self.prediction.rejoin(rank)
 
     def begin_step(self, rank: int) -> bool:
         """A rank begins a step; whether it must stop instead."""

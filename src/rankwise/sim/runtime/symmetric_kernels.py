@@ -7,7 +7,7 @@ A signal pad has a word for each channel and peer: 1 where a signal has come and
 
 import rankwise.sim.triton.language as tl
 from rankwise.sim.triton import distributed as dl
-from rankwise.sim.triton import jit
+from rankwise.sim.triton import jit, next_power_of_2
 
 
 @jit
@@ -80,8 +80,8 @@ def _meet(words, me, SIZE: tl.constexpr):
     for peer in range(SIZE):
         dl.notify(words + me, peer, signal=1)
     dl.wait(words, SIZE, scope="sys", semantic="acquire", waitValue=1)
-    for peer in range(SIZE):
-        tl.store(words + peer, 0)
+    peers = tl.arange(0, next_power_of_2(SIZE))
+    tl.store(words + peers, 0, mask=peers < SIZE)
 
 
 @jit

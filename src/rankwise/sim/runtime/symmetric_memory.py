@@ -61,6 +61,11 @@ class SymmetricMemory:
         self.signal_pad_size = pads[0].nbytes
 
     @property
+    def own_pad(self) -> Tensor:
+        """The signal pad of this rank."""
+        return self._pads[self.rank]
+
+    @property
     def device(self) -> Any:
         """The device that this rank's part lies on."""
         return self._buffers[self.rank].device
@@ -237,7 +242,8 @@ def _added_in(kind: Any) -> Any:
     return float32 if kind.is_floating() and kind.itemsize < float32.itemsize else kind
 
 
-_PROGRAMS_MAX = 64
+_PROGRAMS_MAX = 24
+"""As many as in torch. Each of them signals every rank twice."""
 _BLOCK_MIN = 256
 _WORDS_OF_PROGRAM = 2
 """For each rank: how many words of the signal pad a program of an all-reduce meets at."""
@@ -252,6 +258,7 @@ class SymmetricMemoryModule:
         self._pad_bytes = _SIGNAL_PAD_BYTES
         self._own: dict[int, Tensor] = {}
         self._handles: dict[int, SymmetricMemory] = {}
+        # Until the last has come; who has come holds on to it.
         self._arrived: dict[tuple[str, int], dict[int, tuple[Tensor, Tensor]]] = {}
         self._counts: dict[tuple[str, int], int] = {}
 
@@ -314,6 +321,7 @@ class SymmetricMemoryModule:
                 is shared with another group.
         """
         context, group = self._context, self.group_of(group)
+        tensor.check_alive()
         if self._own.get(tensor.address) is None:
             raise LocalProtocolError(
                 f"rendezvous of {tensor.name}, which is not symmetric memory",
@@ -332,6 +340,7 @@ class SymmetricMemoryModule:
         arrived = self._arrived.setdefault((group.name, number), {})
         arrived[own] = (tensor, pad)
         context.distributed.barrier(group)
+        self._arrived.pop((group.name, number), None)
         buffers, pads = zip(*(arrived[rank] for rank in range(group.size())), strict=True)
         self._check_alike(buffers)
         # All ranks say the same, so that it does not matter who does it first.
@@ -339,6 +348,13 @@ class SymmetricMemoryModule:
             self._share(parts)
         handle = self._handles[tensor.address] = SymmetricMemory(context, own, buffers, pads, group)
         return handle
+
+    def forget(self, tensor: Tensor) -> None:
+        """Give back what belongs to a tensor that is freed: its signal pad, and who shares it."""
+        self._own.pop(tensor.address, None)
+        handle = self._handles.pop(tensor.address, None)
+        if handle is not None:
+            handle.own_pad.free()
 
     def handle_of(self, tensor: Tensor) -> SymmetricMemory | None:
         """What `rendezvous` has given for a tensor; None if it is not shared."""

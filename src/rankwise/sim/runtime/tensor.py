@@ -338,7 +338,8 @@ class Tensor(Operators):
     def free(self) -> None:
         """Give its memory back, after all that has been submitted.
 
-        Neither it nor what sees the same memory (`reshape`) may be used again.
+        Neither it nor what sees the same memory (`reshape`) may be used again. Symmetric memory is
+        shared no longer, and the signal pad of this rank goes with it.
         """
         if self._memory.is_freed:
             return
@@ -346,6 +347,7 @@ class Tensor(Operators):
         if self.nbytes:
             context = self._context
             context.engine.peers.forget(self.address)
+            context.distributed._symmetric_memory.forget(self)  # noqa: SLF001  # torch's name
             context.submit(
                 MmuUnmap(
                     sip=self.device.sip,
@@ -373,6 +375,8 @@ class Tensor(Operators):
     def write(self, stored: Array | None) -> None:
         """Write its bytes from the host, and wait for it; without data, only take the time.
 
+        Words that programs wait for are kept even where the engine keeps no data.
+
         In the order of the current stream: what other streams do with it is not waited for.
         """
         self.check_alive()
@@ -382,7 +386,7 @@ class Tensor(Operators):
                 MemoryWrite(
                     sip=self.device.sip,
                     address=self.address,
-                    data=stored if context.engine.enable_data else None,
+                    data=stored,
                     size=self.nbytes,
                     name=f"write {self.name}",
                     stream=context.stream_number(),

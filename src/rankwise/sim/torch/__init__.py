@@ -5,6 +5,6 @@ program names, it gets process groups whose operations meet in that world (`proc
 a store in memory (`store`). All that is private in torch is touched in `hooks`.
 """
 
-from rankwise.sim.torch.hooks import install
+from rankwise.sim.torch.hooks import install, share_memory
 
-__all__ = ["install"]
+__all__ = ["install", "share_memory"]

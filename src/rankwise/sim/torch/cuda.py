@@ -173,7 +173,7 @@ def _cpu_random_state(*_: Any) -> Tensor:
     return torch.get_rng_state()
 
 
-_YES, _NO_BYTES = True, 0
+_YES, _NO, _NO_BYTES = True, False, 0
 _NAMES: dict[str, Any] = {
     "device_count": _count, "current_device": _current, "set_device": _set_device,
     "device": _device, "get_device_properties": _properties,
@@ -182,6 +182,7 @@ _NAMES: dict[str, Any] = {
     "memory_summary": _answers(""), "get_rng_state": _cpu_random_state,
     "Stream": Stream, "Event": Event, "current_stream": lambda *_: Stream(),
     "default_stream": lambda *_: Stream(), "stream": nullcontext,
+    "is_current_stream_capturing": _answers(_NO),
     **{
         name: _answers(_YES)
         for name in ("is_available", "is_initialized", "is_bf16_supported")

@@ -16,6 +16,8 @@ What is touched:
 - `distributed_c10d.rendezvous`: gives the store of the simulated world.
 - `torch._C._push_on_torch_dispatch_stack`: what a rank computes is charged by a mode in its thread,
   on a modelled machine; the public way would leave marks in torch that other threads see.
+- `torch.distributed._symmetric_memory`: the class of C++ behind it, and `torch.ops.symm_mem` for
+  tensors on the CPU (`symmetric_memory`).
 - `torch.UntypedStorage.resize_`, `torch.cuda.Event`, `torch.cuda.synchronize`: the memory and
   the time of the modelled machine.
 """
@@ -41,6 +43,7 @@ from rankwise.sim.torch.process_group import RehearsedProcessGroup
 from rankwise.sim.torch.recording import follow_steps, recorded
 from rankwise.sim.torch.store import (
     OF_RANK,
+    SYMMETRIC_MEMORY,
     Entries,
     RehearsedFileStore,
     RehearsedStore,
@@ -91,6 +94,13 @@ def install(world: World, device: str = "cpu") -> Callable[[], None]:
     world.belongings.add(TorchState(world, device))
     world.at_end_of_ranks(_forget_groups)
     return stack.close
+
+
+def share_memory() -> Callable[[], None]:
+    """Follow the import of torch's symmetric memory; returns what undoes it."""
+    from rankwise.sim.torch import symmetric_memory  # noqa: PLC0415  # few programs have it
+
+    return symmetric_memory.install()
 
 
 def record_in_process() -> None:
@@ -327,7 +337,8 @@ def _unregister_those_of_rank(original: Callable[[], None]) -> Callable[[], None
 
 
 def _forget_groups(rank: Rank) -> None:
-    """Take a rank's groups out of the registry in C++."""
+    """Take a rank's groups out of the registry in C++, and what they share."""
+    rank.belongings.pop(SYMMETRIC_MEMORY, None)
     names, rank.belongings[_KEY].names = rank.belongings[_KEY].names, []
     for name in names:
         with suppress(RuntimeError):  # the program has destroyed it

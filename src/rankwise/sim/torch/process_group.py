@@ -41,6 +41,17 @@ _KINDS = {
     "all_reduce_coalesced": "all_reduce", "all_gather_single": "all_gather",
     "all_gather_coalesced": "all_gather", "reduce_scatter_single": "reduce_scatter",
     "all_to_all_single": "all_to_all", "monitored_barrier": "barrier",
+    "symm_mem.rendezvous": "barrier", "symm_mem.multimem_all_gather_out": "all_gather",
+    "symm_mem.reduce_scatter_out": "reduce_scatter",
+    **dict.fromkeys(
+        (
+            "symm_mem.one_shot_all_reduce", "symm_mem.one_shot_all_reduce_out",
+            "symm_mem.one_shot_all_reduce_copy", "symm_mem.two_shot_all_reduce_",
+            "symm_mem.two_shot_all_reduce_out", "symm_mem.multimem_all_reduce_",
+            "symm_mem.multimem_one_shot_all_reduce", "symm_mem.multimem_one_shot_all_reduce_out",
+        ),
+        "all_reduce",
+    ),
 }  # fmt: skip
 """What a network calls operations that have several names here."""
 _NO_TIMEOUT = timedelta(0)
@@ -230,6 +241,17 @@ class RehearsedProcessGroup(NamedProcessGroup):
         self._meetings = group
         self._count = len(group.ranks)
         self._coalescing: list[RehearsedWork] | None = None
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The ranks of the group, as the world counts them."""
+        return self._meetings.ranks
+
+    def exchange(
+        self, call: str, alike: Sequence[Tensor], load: Any, carry_out: Callable[[Loads], None]
+    ) -> None:
+        """Do an operation that is none of torch's process groups, and wait for it."""
+        self._meet(call, alike, load, carry_out, opts=None).wait()
 
     def shutdown(self) -> None:
         """Nothing is held."""

@@ -15,6 +15,8 @@ from torch.distributed import DistStoreError, Store
 from rankwise.base.units import SECOND, Instant
 from rankwise.sim.rehearsal.scheduler import Gate, Scheduler
 
+SYMMETRIC_MEMORY = "symmetric memory"
+"""What a rank has shared, which goes with its groups."""
 OF_RANK = "@rank"
 _MARK = re.compile(OF_RANK + r"\d+")
 _PATIENCE = timedelta(seconds=300)

@@ -76,9 +76,13 @@ def atomic(
         chosen = _for_each(mask_data, size).reshape(-1)
         where, operands = access.elements.reshape(-1)[chosen], values.reshape(-1)[chosen]
     before = np.zeros(size * pointer.numel, element.compute)
+    changes = execution.launch.memory.changes
     before[chosen] = _combined(execution, flat, element, where, operands, _COMBINE[name])
     result = tensor(before.reshape(size, *pointer.shape), element, pointer.shape)
-    _conclude(execution, target, access, result, (pointer, value, mask), (sem, scope))
+    _conclude(
+        execution, target, access, result, (pointer, value, mask), (sem, scope),
+        changes_before=changes,
+    )  # fmt: skip
     return result
 
 
@@ -107,6 +111,7 @@ def compare_and_swap(
         if (before != wanted).any():
             raise MustInterleave  # somebody has to let go first
         execution.remember(lambda: flat.__setitem__(words, before))
+    changes = execution.launch.memory.changes
     for at, where in enumerate(words.tolist()):
         before[at] = flat[where]
         if before[at] == wanted[at]:
@@ -114,8 +119,10 @@ def compare_and_swap(
                 execution.launch.memory.changes += 1
             flat[where] = new[at]
     result = tensor(element.decode(before).reshape(index.shape), element, pointer.shape)
-    order, swapped = (sem, scope), words[before == wanted]
-    _conclude(execution, target, access, result, (pointer, expected, value), order, swapped)
+    _conclude(
+        execution, target, access, result, (pointer, expected, value), (sem, scope),
+        words[before == wanted], changes_before=changes,
+    )  # fmt: skip
     return result
 
 
@@ -235,6 +242,8 @@ def _conclude(
     operands: tuple[Any, ...],
     order: tuple[str | None, str | None],
     swapped: Array | None = None,
+    *,
+    changes_before: int,
 ) -> None:
     launch = execution.launch
     # In lockstep, only what may be a lock: there may be thousands of others.
@@ -262,6 +271,7 @@ def _conclude(
                 space=target.buffer.space,
                 address=lowest,
                 after=tokens_of(map(to_tensor, (each for each in operands if each is not None))),
+                changes_memory=launch.memory.changes != changes_before,
             )
         )
         execution.observer.settle()

@@ -109,8 +109,7 @@ def wait(
             f"{place()}: wait has semantic={semantic!r}: it is 'acquire' or 'acq_rel'",
             hint="what is loaded after a wait that does not acquire may be older than the signal",
         )
-    for index in range(_number(numBarriers, "wait")):
-        _wait("wait", barrierPtrs, 0, waitValue, index)
+    _wait("wait", barrierPtrs, 0, waitValue, _number(numBarriers, "wait"))
     return scalar(0, int32)
 
 
@@ -142,7 +141,7 @@ def signal_op(sig_addr: Any, signal: Any, sig_op: Any, pe: Any) -> None:
 
 def signal_wait_until(signal: Any, cmp: Any, cmp_val: Any) -> None:
     """Wait until a signal here compares as it should: `CMP_EQ`, `CMP_GE`, ..."""
-    _wait("signal_wait_until", signal, _number(cmp, "signal_wait_until"), cmp_val, 0)
+    _wait("signal_wait_until", signal, _number(cmp, "signal_wait_until"), cmp_val, 1)
 
 
 wait_until = signal_wait_until
@@ -160,7 +159,8 @@ def get(dest: Any, source: Any, nelems: Any, pe: Any) -> None:
 
 def get_nbi(dest: Any, source: Any, nelems: Any, pe: Any) -> None:
     """Begin to copy elements from a peer to here; they have come after `quiet`."""
-    _copy("get_nbi", symm_at(source, pe), dest, _bytes_of("get", dest, source, nelems), waits=False)
+    size = _bytes_of("get_nbi", dest, source, nelems)
+    _copy("get_nbi", symm_at(source, pe), dest, size, waits=False, reads_later=True)
 
 
 def putmem_block(dest: Any, source: Any, size: Any, pe: Any) -> None:
@@ -191,6 +191,8 @@ def quiet() -> None:
     execution = _peers("quiet")[0]
     assert execution.observer is not None, "a launch with peers runs in simulated time"
     execution.observer.settle()
+    if execution.launch.races is not None:
+        execution.launch.races.copies_are_done(execution)
 
 
 def _peers(name: str) -> tuple[Execution, LaunchPeers]:
@@ -271,12 +273,12 @@ def _fitting(value: int, word: Word, name: str) -> int:
     return value
 
 
-def _wait(name: str, pointer: Any, comparison: int, value: Any, index: int) -> None:
+def _wait(name: str, pointer: Any, comparison: int, value: Any, count: int) -> None:
     execution, peers = _peers(name)
     if comparison not in _COMPARISONS:
         raise KernelValueError(f"{place()}: {name} has cmp={comparison}: it is 0 to 5 (CMP_*)")
-    word = _signal_at(execution, pointer, name, index)
-    peers.wait(execution, word, Condition(*_COMPARISONS[comparison], _number(value, name)))
+    words = [_signal_at(execution, pointer, name, index) for index in range(count)]
+    peers.wait(execution, words, Condition(*_COMPARISONS[comparison], _number(value, name)))
 
 
 def _bytes_of(name: str, dest: Any, source: Any, nelems: Any) -> int:
@@ -288,7 +290,9 @@ def _bytes_of(name: str, dest: Any, source: Any, nelems: Any) -> int:
     return _number(nelems, name) * int(element.itemsize)
 
 
-def _copy(name: str, source: Any, target: Any, size: int, *, waits: bool) -> None:
+def _copy(
+    name: str, source: Any, target: Any, size: int, *, waits: bool, reads_later: bool = False
+) -> None:
     execution, peers = _peers(name)
     if not size:
         return
@@ -302,4 +306,4 @@ def _copy(name: str, source: Any, target: Any, size: int, *, waits: bool) -> Non
                 f" element {word.position} on"
             )
         ends.append(word)
-    peers.copy(execution, ends[0], ends[1], size, waits=waits)
+    peers.copy(execution, ends[0], ends[1], size, waits=waits, reads_later=reads_later)

@@ -98,6 +98,7 @@ class Operation(msgspec.Struct, frozen=True):
         address: the lowest byte that an access to memory touches.
         programs: linear program ids.
         after: tokens of the operations whose results this one reads.
+        changes_memory: whether an atomic has left anything different; True for what only stores.
     """
 
     kind: str
@@ -112,6 +113,7 @@ class Operation(msgspec.Struct, frozen=True):
     space: str = ""
     address: int = 0
     after: tuple[Any, ...] = ()
+    changes_memory: bool = True
 
 
 class Observer(Protocol):

@@ -5,9 +5,9 @@ is told to the PE's engines (`timing`), and its messages go through the modelled
 Kernels are children of the main greenlet, which drives the agenda, never of the rank that happened
 to launch them: when a rank dies, its kernels do not die in the middle with it.
 
-A program that looks at memory twice and sees the same waits for the next store or atomic of any
-kernel on the machine. If none can come, the simulation itself finds the deadlock, and names the
-line.
+A program that looks at memory twice and sees the same waits for the next change of memory, by a
+kernel, a copy or the host. If none can come, the simulation itself finds the deadlock, and names
+the line.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,7 +27,6 @@ from rankwise.sim.hardware.op_log import Operand
 from rankwise.sim.kernel import (
     Event,
     Process,
-    Simulator,
     Steps,
     all_of,
     main_greenlet,
@@ -40,7 +39,7 @@ from rankwise.sim.triton.execution import ACTIVE, Execution, Launch, Operation
 from rankwise.sim.triton.host import TensorDescriptor
 from rankwise.sim.triton.jit import JITFunction, grid_sizes
 from rankwise.sim.triton.memory import Buffer, Memory
-from rankwise.sim.triton.peers import LaunchPeers, Place
+from rankwise.sim.triton.peers import LaunchPeers, Place, SignalAwaited
 from rankwise.sim.triton.queues import LaunchQueues, PeQueues, ProgramQueues
 from rankwise.sim.triton.races import LaunchRaces, RaceDetector
 from rankwise.sim.triton.recording import Recording, Recordings, Step, key_of, recorded
@@ -78,19 +77,6 @@ class _SharedState:
         self.recordings = Recordings()
         self.setters = Setters()
         self.races: RaceDetector | None = None
-        self._awaited: list[Event] = []
-
-    def next_change(self, simulator: Simulator, change: object) -> Event:
-        """The event of the next change of memory, which may be the one that is waited for."""
-        event = Event(simulator, change)
-        self._awaited.append(event)
-        return event
-
-    def memory_changed(self) -> None:
-        """Wake who waits for memory to change."""
-        awaited, self._awaited = self._awaited, []
-        for event in awaited:
-            event.succeed()
 
 
 _SHARED: "WeakKeyDictionary[Machine, _SharedState]" = WeakKeyDictionary()
@@ -201,9 +187,8 @@ class _Launching:
         """By parameter, where `_buffers` is by name."""
         self._memory: Memory | None = None
         self._races: LaunchRaces | None = None
-        self._changes_announced = 0
         shared = self._shared = _shared_state(env.machine)
-        self._peers = LaunchPeers(env, place, shared.setters, shared.memory_changed, self._taken_in)
+        self._peers = LaunchPeers(env, place, shared.setters, self._taken_in)
 
     def start(
         self, kernel_fn: Any, kernel_args: Sequence[Any], meta: dict[str, Any], grid: Any
@@ -311,7 +296,14 @@ class _Launching:
     def _wait_for_change(self, change: object) -> None:
         execution = ACTIVE.execution
         assert execution is not None, "only a running program waits"
-        _wait_for(execution, self._shared.next_change(self._simulator, change))
+        event = Event(self._simulator, change)
+        watchpoints = self._env.engine.watchpoints
+        if isinstance(change, SignalAwaited):
+            watchpoints.watch(event, change.word.address, change.word.element.itemsize)
+        else:
+            # It may look at several words in turn.
+            watchpoints.watch_everything(event)
+        _wait_for(execution, event)
 
     def _log(self, operation: Operation, place: str, start: int, end: int) -> None:
         env = self._env
@@ -332,15 +324,9 @@ class _Launching:
             writes=at if writes else (),
         )
         if writes:
-            self._announce_changes()
+            if operation.changes_memory:
+                env.engine.watchpoints.changed(operation.address, _extent_bytes(operation))
             self._stored[operation.buffer] = self._buffers[operation.buffer]
-
-    def _announce_changes(self) -> None:
-        """Wake who waits for memory, if it has changed: who only looks must not wake the others."""
-        assert self._memory is not None, "programs store only once they run"
-        if self._memory.changes != self._changes_announced:
-            self._changes_announced = self._memory.changes
-            self._shared.memory_changed()
 
     def end(self) -> None:
         """All programs have come to their end."""
@@ -422,6 +408,12 @@ class _Launching:
             # Never touched, so it takes no memory: it only has the right size.
             flat = np.zeros(size // type_.itemsize, type_.storage)
         return Buffer(name, flat, type_, address)
+
+
+def _extent_bytes(operation: Operation) -> int:
+    """How far it is from the lowest byte that an operation touches to the end of the highest."""
+    footprint = operation.footprint
+    return operation.size_bytes if footprint is None else int(footprint.offsets[-1]) + footprint.run
 
 
 def _extent(buffer: Buffer) -> tuple[int, int, dtype]:

@@ -5,7 +5,7 @@ program made before are in memory, and its own bytes have gone their way. The pr
 meanwhile. Who waits for it looks at the word again whenever memory has changed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -77,13 +77,11 @@ class LaunchPeers:
         env: KernelEnvironment,
         own: Place,
         setters: Setters,
-        memory_changed: Callable[[], None],
         take: Callable[[Buffer], Buffer],
     ) -> None:
         self.rank, self.size = own
         self._env = env
         self._setters = setters
-        self._memory_changed = memory_changed
         self._take = take
         self._twins: dict[tuple[int, int, dtype, int], Buffer] = {}
 
@@ -142,28 +140,48 @@ class LaunchPeers:
             if races is not None and known is not None:
                 races.publish(word, known)
             self._setters.note(word.address, word.value, who, line)
-            self._memory_changed()
+            self._env.engine.watchpoints.changed(word.address, word.element.itemsize)
 
         where = where_of(kernel_frames())
         clock.release(_access("store", word, execution), take_effect, lambda: where)
 
-    def wait(self, execution: Execution, word: Word, condition: Condition) -> None:
-        """Leave the program until a word is as it should be, and look at it once more."""
+    def wait(self, execution: Execution, words: Sequence[Word], condition: Condition) -> None:
+        """Leave the program until consecutive words are as they should be, and load them."""
         clock = execution.observer
         assert isinstance(clock, ProgramClock), "a launch with peers runs in simulated time"
         assert execution.wait is not None, "its programs run one by one"
-        awaited = SignalAwaited(word, self._setters, condition, self.rank)
-        while not condition.holds(word.value, condition.value):
-            execution.wait(awaited)
-        clock.complete(_access("load", word, execution))
+        if not words:
+            return
+        for word in words:
+            awaited = SignalAwaited(word, self._setters, condition, self.rank)
+            while not condition.holds(word.value, condition.value):
+                execution.wait(awaited)
+        clock.complete(_access("load", words[0], execution, len(words)))
         races: LaunchRaces | None = execution.launch.races
         if races is not None:
-            races.acquire(execution, word)
+            for word in words:
+                races.acquire(execution, word)
 
     def copy(
-        self, execution: Execution, source: Word, target: Word, size: int, *, waits: bool
+        self,
+        execution: Execution,
+        source: Word,
+        target: Word,
+        size: int,
+        *,
+        waits: bool,
+        reads_later: bool,
     ) -> None:
-        """Move bytes from memory to memory by the DMA engine of the program's PE."""
+        """Move bytes from memory to memory by the DMA engine of the program's PE.
+
+        Args:
+            execution: the program.
+            source: where the bytes lie.
+            target: where they come to lie.
+            size: how many they are.
+            waits: whether the program goes on only when they have come.
+            reads_later: whether the source must stay as it is until they have.
+        """
         clock = execution.observer
         assert isinstance(clock, ProgramClock), "a launch with peers runs in simulated time"
         if not size:
@@ -176,12 +194,14 @@ class LaunchPeers:
 
         races: LaunchRaces | None = execution.launch.races
         if races is not None:
-            races.touch(execution, source, size, is_store=False)
-            races.touch(execution, target, size, is_store=True)
+            if not waits:
+                races.copy_begins(execution)
+            races.touch(execution, source, size, is_store=False, by_copy=reads_later)
+            races.touch(execution, target, size, is_store=True, by_copy=not waits)
         target.buffer.bytes_at(end, size)[:] = source.buffer.bytes_at(begin, size)
         execution.launch.memory.changes += 1
         operation = Operation(
-            "copy", "put" if waits is False else "get", target.element.name,
+            "copy", "get" if waits or reads_later else "put", target.element.name,
             size // target.element.itemsize, (int(execution.programs[0]),), size_bytes=size,
             buffer=target.buffer.name, space=target.buffer.space, address=end,
         )  # fmt: skip
@@ -190,15 +210,17 @@ class LaunchPeers:
             clock.wait_for(token)
 
 
-def _access(kind: str, word: Word, execution: Execution) -> Operation:
+def _access(kind: str, word: Word, execution: Execution, count: int = 1) -> Operation:
+    """A store or load of a word, or of several from it on."""
+    size = count * word.element.itemsize
     return Operation(
         kind,
         "signal" if kind == "store" else "wait",
         word.element.name,
-        1,
+        count,
         (int(execution.programs[0]),),
-        size_bytes=word.element.itemsize,
-        footprint=Footprint(word.element.itemsize, np.zeros(1, np.int64)),
+        size_bytes=size,
+        footprint=Footprint(size, np.zeros(1, np.int64)),
         buffer=word.buffer.name,
         space=word.buffer.space,
         address=word.address,

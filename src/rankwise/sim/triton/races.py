@@ -7,6 +7,9 @@ race if the last store to, or load from, one of its elements is not known to its
 the last store is not. Of the loads of an element only the latest is remembered, so that a race
 between a store and an earlier load may be missed; what is reported is one.
 
+A copy that goes on while its program does (`put`, `get_nbi`) uses memory as somebody else, of whom
+the program knows after `quiet`, and who waits for its next signal from that.
+
 Launches on a simulated machine may share a detector. A launch knows what earlier launches of its
 rank have done, and those of other ranks up to the latest collective that both were in. Among ranks
 an atomic orders only with `scope="sys"`.
@@ -65,10 +68,7 @@ class RaceDetector:
 
     def launch(self, program_count: int, rank: int = 0, run_of: RunOf = _whole) -> "LaunchRaces":
         """Watch a launch of a rank; it knows what that rank knows."""
-        free = self._free.setdefault(rank, [])
-        if len(free) < program_count:
-            free += self._grown(program_count - len(free))
-        slots, self._free[rank] = free[:program_count], free[program_count:]
+        slots = self.take_slots(rank, program_count)
         known = self._of_rank(rank)
         for slot in slots:
             # Never less than before: its number stood for an earlier program until now.
@@ -76,6 +76,14 @@ class RaceDetector:
             self.clocks[slot] = known
             self.clocks[slot, slot] = own + 1
         return LaunchRaces(self, slots, rank, run_of)
+
+    def take_slots(self, rank: int, count: int) -> list[int]:
+        """Places for the clocks of so many of a rank's programs, or of their copies."""
+        free = self._free.setdefault(rank, [])
+        if len(free) < count:
+            free += self._grown(count - len(free))
+        self._free[rank] = free[count:]
+        return free[:count]
 
     def _grown(self, count: int) -> Iterable[int]:
         size = len(self.clocks)
@@ -151,10 +159,12 @@ class LaunchRaces:
         self._slots = slots
         self._rank = rank
         self._run_of = run_of
+        self._copies: dict[int, int] = {}
+        """By a program's slot: that of its copies."""
 
     def ended(self) -> None:
         """Hear that all programs have come to their end."""
-        self._detector.ended(self._rank, self._slots)
+        self._detector.ended(self._rank, [*self._slots, *self._copies.values()])
 
     def on_load(
         self, execution: Execution, target: Target, pointer: tensor, mask: tensor | None
@@ -168,11 +178,38 @@ class LaunchRaces:
         """Check a store, and remember it."""
         self._use(execution, target, _touched(target, pointer, mask), is_store=True)
 
-    def touch(self, execution: Execution, first: Word, size: int, *, is_store: bool) -> None:
-        """Check a copy's use of consecutive bytes, and remember it."""
+    def touch(
+        self, execution: Execution, first: Word, size: int, *, is_store: bool, by_copy: bool
+    ) -> None:
+        """Check a copy's use of consecutive bytes, and remember it.
+
+        Args:
+            execution: the program.
+            first: where the bytes begin.
+            size: how many they are.
+            is_store: whether the copy stores them.
+            by_copy: whether it uses them after the program has gone on.
+        """
+        me = self._slot(execution)
         start = first.position * first.element.itemsize
         target = Target("store" if is_store else "load", first.buffer, first.element, ())
-        self._use(execution, target, np.arange(start, start + size), is_store=is_store)
+        who = self._copies.get(me) if by_copy else None
+        self._use(execution, target, np.arange(start, start + size), is_store=is_store, who=who)
+
+    def copy_begins(self, execution: Execution) -> None:
+        """Hear that a program begins a copy that goes on while it does."""
+        me = self._slot(execution)
+        if me not in self._copies:
+            (self._copies[me],) = self._detector.take_slots(self._rank, 1)
+        copies = self._copies[me]
+        self._join(copies, self._clock(me))
+        self._clock(copies)[copies] += 1
+
+    def copies_are_done(self, execution: Execution) -> None:
+        """Order the program after all copies that it has begun."""
+        me = self._slot(execution)
+        if me in self._copies:
+            self._join(me, self._clock(self._copies[me]))
 
     def on_atomic(
         self,
@@ -212,6 +249,9 @@ class LaunchRaces:
         """What a program has done and known up to now, for a signal that it begins to set."""
         me = self._slot(execution)
         known = self._clock(me).copy()
+        if me in self._copies:
+            # The signal leaves after them, though the program does not wait.
+            np.maximum(known, self._clock(self._copies[me]), out=known)
         self._clock(me)[me] += 1
         return known
 
@@ -234,20 +274,27 @@ class LaunchRaces:
         mine = self._clock(me)[: len(known)]
         np.maximum(mine, known, out=mine)
 
-    def _use(self, execution: Execution, target: Target, offsets: Array, *, is_store: bool) -> None:
-        me = self._slot(execution)
+    def _use(
+        self,
+        execution: Execution,
+        target: Target,
+        offsets: Array,
+        *,
+        is_store: bool,
+        who: int | None = None,
+    ) -> None:
+        me = self._slot(execution) if who is None else who
         start, size = self._run_of(target.buffer)
         addresses = offsets + (target.buffer.address - start)
         shadow = self._detector.shadow_of(start, size)
-        self._check(execution, target, addresses, offsets, shadow.stores)
-        if is_store:
-            self._check(execution, target, addresses, offsets, shadow.loads)
+        for used in (shadow.stores, shadow.loads) if is_store else (shadow.stores,):
+            self._check(execution, me, target, addresses, offsets, used)
         uses = shadow.stores if is_store else shadow.loads
         uses.who[addresses] = me
         uses.when[addresses] = self._clock(me)[me]
         uses.told[addresses] = self._detector.number_of(
-            f"{self._program(execution)}, which {'stored' if is_store else 'loaded'} it at"
-            f" {line_of_kernel()}"
+            f"{'' if who is None else 'a copy begun by '}{self._program(execution)}, which"
+            f" {'stored' if is_store else 'loaded'} it at {line_of_kernel()}"
         )
 
     def _program(self, execution: Execution) -> str:
@@ -256,9 +303,14 @@ class LaunchRaces:
         )
 
     def _check(
-        self, execution: Execution, target: Target, addresses: Array, offsets: Array, uses: _Uses
+        self,
+        execution: Execution,
+        me: int,
+        target: Target,
+        addresses: Array,
+        offsets: Array,
+        uses: _Uses,
     ) -> None:
-        me = self._slot(execution)
         others = uses.who[addresses]
         unknown = (others >= 0) & (others != me)
         unknown &= uses.when[addresses] > self._clock(me)[np.maximum(others, 0)]

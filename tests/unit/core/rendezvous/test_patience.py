@@ -4,7 +4,13 @@ from table_of_nodes import Table
 
 from rankwise.base.units import SECOND, Duration
 from rankwise.core.rendezvous.configuration import RendezvousConfig
-from rankwise.core.rendezvous.vocabulary import GangEnded, RefusalKind, Refused
+from rankwise.core.rendezvous.vocabulary import (
+    GangEnded,
+    MadeSpare,
+    RefusalKind,
+    Refused,
+    Settled,
+)
 
 
 def test_a_node_that_was_done_when_the_store_went_away_says_so() -> None:
@@ -25,3 +31,25 @@ def test_a_node_that_was_done_when_the_store_went_away_says_so() -> None:
     assert refused.why == (
         "its workers were done, but how the job ended was not heard within 9 s: nobody answers"
     )
+
+
+def test_a_spare_takes_a_seat_though_it_was_in_reserve_for_longer_than_nodes_wait() -> None:
+    table = Table()
+    patience = Duration(30 * SECOND)
+    config = RendezvousConfig(nodes_min=2, nodes_max=2, spares=1, join_timeout=patience)
+    for node in ("a", "b", "c"):
+        table.add(node, config)
+        table.ready(node)
+    table.pass_time(20 * SECOND)
+    assert isinstance(table.told["c"][-1], MadeSpare)
+    table.pass_time(10 * patience)
+
+    table.kill("b")
+    table.pass_time(10 * SECOND)
+    table.tell("a", GangEnded(round=0, is_done=False))
+    table.ready("a", 1)
+    table.pass_time(20 * SECOND)
+
+    settled = table.told["c"][-1]
+    assert isinstance(settled, Settled)
+    assert sorted(settled.world.members) == ["a", "c"]

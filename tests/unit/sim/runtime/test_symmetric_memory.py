@@ -2,6 +2,7 @@
 
 import runpy
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import rankwise.sim.triton.language as tl
 from rankwise.base.errors import LocalProtocolError
 from rankwise.sim import GraphEngine, RuntimeContext, SpawnException, triton
+from rankwise.sim.hardware.watchpoints import Watchpoints
 from rankwise.sim.runtime.multiprocessing import RanksStuck
 from rankwise.sim.triton import distributed as dl
 from rankwise.sim.triton import iris
@@ -659,3 +661,132 @@ def test_a_signal_that_its_word_cannot_hold_is_refused() -> None:
 
     with pytest.raises(SpawnException, match="signal=-1: a word of uint32 holds 0 to 4294967295"):
         on_ranks(worker)
+
+
+@triton.jit
+def take_flag(flag: Any, out: Any) -> None:
+    dl.wait(flag, 1, scope="sys", semantic="acquire", waitValue=1)
+    tl.store(out, tl.load(flag) + 0.0)
+
+
+@triton.jit
+def spin_for_flag(flag: Any, out: Any) -> None:
+    while tl.load(flag, volatile=True) == 0:
+        pass
+    tl.store(out, 1.0)
+
+
+@pytest.mark.parametrize("how", ["host", "collective"])
+@pytest.mark.parametrize("kernel", [take_flag, spin_for_flag])
+def test_what_is_written_without_a_kernel_wakes_one_that_waits(kernel: Any, how: str) -> None:
+    got: dict[int, Any] = {}
+
+    def worker(rank: int, torch: Any) -> None:
+        flag, handle = shared(torch, 1, dtype="u32", name="flag")
+        out, waiting, writing = torch.zeros(1), torch.Stream(), torch.Stream()
+        if rank == 1:
+            with torch.stream(waiting):
+                kernel[(1,)](flag, out)
+        with torch.stream(writing):
+            torch.zeros(4_096)  # takes time: the kernel waits by now
+            if how == "collective":
+                torch.distributed.broadcast(flag if rank else torch.ones(1, dtype="u32"), src=0)
+            elif rank == 0:
+                handle.get_buffer(1, (1,), "u32").fill_(1)
+        waiting.synchronize()
+        got[rank] = out.tolist()
+
+    on_ranks(worker)
+
+    assert got == {0: [0], 1: [1]}
+
+
+def test_a_flag_that_the_host_sets_is_seen_where_only_time_is_simulated() -> None:
+    def worker(rank: int, torch: Any) -> None:
+        flag, handle = shared(torch, 1, dtype="u32", name="flag")
+        handle.get_buffer(1 - rank, (1,), "u32").fill_(1)
+        take_flag[(1,)](flag, torch.zeros(1))
+        torch.synchronize()
+
+    on_ranks(worker, data=False)
+
+
+@triton.jit
+def fetch(x: Any, out: Any, QUIET: tl.constexpr) -> None:
+    peer = 1 - dl.rank()
+    dl.get_nbi(out, x, 4, peer)  # copies
+    if QUIET:
+        dl.quiet()
+    at = tl.arange(0, 4)
+    tl.store(out + at, tl.load(out + at) * 2)  # uses
+
+
+def test_the_use_of_a_copy_before_quiet_is_a_race() -> None:
+    got: dict[int, Any] = {}
+
+    def worker(rank: int, torch: Any, *, quiet: bool) -> None:
+        x, _ = shared(torch, 4)
+        x.fill_(rank + 1)
+        out = torch.zeros(4, name="out")
+        torch.distributed.barrier()
+        fetch[(1,)](x, out, QUIET=quiet)
+        got[rank] = out.tolist()
+
+    on_ranks(partial(worker, quiet=True), detect_races=True)
+    assert got == {0: [4] * 4, 1: [2] * 4}
+
+    with pytest.raises(SpawnException) as caught:
+        on_ranks(partial(worker, quiet=False), detect_races=True)
+
+    race = str(next(iter(caught.value.errors.values())))
+    assert f'({line("uses")}): load of element 0 of buffer "out" by program (0, 0, 0)' in race
+    assert "races with a copy begun by program (0, 0, 0) of rank" in race
+    assert f"which stored it at {line('copies')}" in race
+
+
+def test_symmetric_memory_that_is_freed_takes_its_signal_pad_with_it() -> None:
+    told: dict[int, str] = {}
+
+    def worker(rank: int, torch: Any) -> None:
+        symm_mem = torch.distributed._symmetric_memory
+        space = torch.engine.space(rank)
+        before = len(space.mappings())
+        for _ in range(3):
+            x, handle = shared(torch, 64)
+            handle.barrier()
+            torch.synchronize()
+            torch.distributed.barrier()
+            x.free()
+            torch.synchronize()
+            assert not symm_mem.is_symm_mem_tensor(x)
+            assert len(space.mappings()) == before
+        try:
+            symm_mem.rendezvous(x)
+        except LocalProtocolError as error:
+            told[rank] = str(error)
+
+    context = on_ranks(worker)
+
+    assert told == dict.fromkeys((0, 1), "x was used after it was freed")
+    module = context.distributed._symmetric_memory
+    assert (module._own, module._handles, module._arrived) == ({}, {}, {})
+
+
+def test_a_change_wakes_who_watches_its_bytes_and_who_watches_all() -> None:
+    simulator = GraphEngine("default").simulator
+    points = Watchpoints()
+    names = ("first", "second", "across", "all")
+    first, second, across, everything = (simulator.event(name) for name in names)
+    points.watch(first, 64, 4)
+    points.watch(second, 4_096, 8)
+    points.watch(across, 70, 4)
+    points.watch_everything(everything)
+
+    points.changed(72, 8)
+
+    assert (first.is_done, second.is_done) == (False, False)
+    assert (across.is_done, everything.is_done) == (True, True)
+
+    points.changed(0, 1 << 20)
+
+    assert (first.is_done, second.is_done) == (True, True)

@@ -1,0 +1,544 @@
+"""`torch.distributed._symmetric_memory` between simulated ranks.
+
+All ranks live in one process, so a peer's memory is a tensor like any other: `get_buffer` gives it,
+and what a program computes with it is computed. What is simulated is who waits for whom. A signal
+is a word of a pad, which a peer sets and the rank that waits for it takes back; one that never
+comes leaves the world at rest, and is named in the report. `torch.ops.symm_mem` meets like a
+collective.
+
+On a modelled machine a signal, and what `put_signal` copies, take the time of a message, and an
+operation that of the collective that does the same. What a program itself loads from a peer's
+memory counts as memory of its own device.
+
+torch makes its objects in C++. The Python module refers to their class by one name,
+`_SymmetricMemory`, which stands for `RehearsedSymmetricMemory` while ranks are simulated.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+import torch.distributed._symmetric_memory as symm_mem
+import torch.distributed.distributed_c10d as c10d
+from torch import Tensor
+
+from rankwise.base.errors import CollectiveTimeout, LocalProtocolError
+from rankwise.base.units import MILLISECOND, Duration, after, format_duration
+from rankwise.sim.rehearsal.scheduler import Gate, Rank
+from rankwise.sim.rehearsal.world import present_world, running_rank
+from rankwise.sim.torch.arithmetic import plainly
+from rankwise.sim.torch.process_group import Loads, RehearsedProcessGroup
+from rankwise.sim.torch.store import OF_RANK, SYMMETRIC_MEMORY
+
+if TYPE_CHECKING:
+    from rankwise.sim.prediction import RankClock
+
+_PAD_BYTES = 9_216
+"""As many as in torch 2.13."""
+_WORD_BYTES = 4
+
+
+class _Allocation:
+    """One rank's part of an allocation.
+
+    Attributes:
+        memory: its bytes.
+        pad: its signal pad.
+        arrivals: when a signal comes on a modelled machine, in picoseconds, by word of the pad.
+        group_name: the group that it was made for; empty if the rendezvous says.
+        handles: what a rendezvous has given for it, by name of the group.
+    """
+
+    def __init__(self, memory: Tensor, pad_bytes: int, group_name: str) -> None:
+        self.memory = memory
+        self.pad = torch.zeros(pad_bytes // _WORD_BYTES, dtype=torch.int32)
+        self.arrivals: dict[int, int] = {}
+        self.group_name = group_name
+        self.handles: dict[str, RehearsedSymmetricMemory] = {}
+        self._changes: dict[int, Gate] = {}
+
+    def wait_for_word(
+        self, word: int, value: int, awaited: Callable[[], "_Signal"], timeout_ms: int
+    ) -> None:
+        """Wait until a word of the pad has a value; one rank waits for a word at a time.
+
+        Raises:
+            CollectiveTimeout: it has not after so much virtual time; 0 is for ever.
+        """
+        scheduler = _running().scheduler
+        patience = Duration(timeout_ms * MILLISECOND)
+        until = after(scheduler.now, patience) if patience else None
+        while int(self.pad[word]) != value:
+            change = self._changes[word] = awaited()
+            if not scheduler.wait(change, until):
+                raise CollectiveTimeout(
+                    f"waited {format_duration(patience)} of virtual time for {change.told()}"
+                )
+
+    def set_words(self, first: int, count: int, value: int) -> None:
+        """Write words of the pad, and wake who waits for one of them."""
+        self.pad[first : first + count] = value
+        self.changed(first, count)
+
+    def changed(self, first: int, count: int) -> None:
+        """Wake who waits for one of these words."""
+        for word in range(first, first + count):
+            change = self._changes.pop(word, None)
+            if change is not None:
+                change.open()
+
+
+class _Signal(Gate):
+    """That a signal comes, or is taken, so that the next one can come."""
+
+    __slots__ = ("_signal",)
+
+    def __init__(self, source: int, target: int, channel: int, *, is_to_come: bool) -> None:
+        super().__init__()
+        self._signal = (is_to_come, source, target, channel)
+
+    def told(self) -> str:
+        """Say which."""
+        is_to_come, source, target, channel = self._signal
+        where = f"on channel {channel} of symmetric memory"
+        if is_to_come:
+            return f"the signal of rank {source} for rank {target} {where}"
+        return f"rank {target} to take the last signal of rank {source} {where}"
+
+    def missing(self) -> list[int]:
+        """The rank that would have to act."""
+        is_to_come, source, target, _ = self._signal
+        return [source if is_to_come else target]
+
+
+class _Handles:
+    """What one rank knows of symmetric memory; it goes with the rank, or with its groups."""
+
+    def __init__(self) -> None:
+        self.allocations: dict[int, _Allocation] = {}
+        self.pad_bytes = _PAD_BYTES
+        self.backend = "CUDA"
+
+    def around(self, tensor: Tensor) -> _Allocation | None:
+        """The allocation that a tensor lies in."""
+        return self.allocations.get(tensor.untyped_storage().data_ptr())
+
+
+class _OfRank(type):
+    """The properties of torch's class itself."""
+
+    @property
+    def signal_pad_size(cls) -> int:
+        """Bytes of the pads of allocations from now on."""
+        return _mine().pad_bytes
+
+    @signal_pad_size.setter
+    def signal_pad_size(cls, size: int) -> None:
+        if size < _WORD_BYTES or size % _WORD_BYTES:
+            raise LocalProtocolError(f"signal pads of {size} bytes; expected a multiple of 4")
+        _mine().pad_bytes = size
+
+
+class RehearsedSymmetricMemory(metaclass=_OfRank):
+    """What a rendezvous gives to one rank: every rank's part of an allocation.
+
+    Attributes:
+        rank, world_size: this rank's place in the group, and how many ranks it has.
+        offset: where the tensor of the rendezvous begins in its allocation, in bytes.
+        buffer_ptrs, signal_pad_ptrs: where each rank's part begins.
+        buffer_size: bytes of one part.
+        multicast_ptr: always 0: there are no multicast addresses.
+    """
+
+    multicast_ptr: ClassVar[int] = 0
+
+    def __init__(
+        self, group: RehearsedProcessGroup, parts: Sequence[_Allocation], offset: int
+    ) -> None:
+        self._group = group
+        self._parts = parts
+        self.rank = group.rank()
+        self.world_size = len(parts)
+        self.offset = offset
+        self.buffer_ptrs = [part.memory.data_ptr() for part in parts]
+        self.signal_pad_ptrs = [part.pad.data_ptr() for part in parts]
+        self.buffer_size = parts[0].memory.nbytes
+        self._pad_bytes = int(parts[0].pad.nbytes)
+
+    @staticmethod
+    def empty_strided_p2p(  # noqa: PLR0917  # torch's signature
+        size: Sequence[int],
+        stride: Sequence[int],
+        dtype: Any,
+        device: Any,
+        group_name: str | None = None,
+        alloc_id: int | None = None,
+    ) -> Tensor:
+        """Allocate a part."""
+        del alloc_id
+        mine = _mine()
+        tensor = torch.empty_strided(tuple(size), tuple(stride), dtype=dtype, device=device)
+        if not tensor.nbytes:
+            raise LocalProtocolError(f"symmetric memory of shape {tuple(size)} has no bytes")
+        memory = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+        key = tensor.untyped_storage().data_ptr()
+        mine.allocations[key] = _Allocation(memory, mine.pad_bytes, group_name or "")
+        return tensor
+
+    @staticmethod
+    def rendezvous(tensor: Tensor, group_name: str | None = None) -> "RehearsedSymmetricMemory":
+        """Share an allocation among the ranks of a group; a collective, but for the second time."""
+        own = _allocation_of("rendezvous", tensor)
+        name = group_name or own.group_name or c10d.group.WORLD.group_name
+        known = own.handles.get(name)
+        if known is not None:
+            return known
+        group = c10d._resolve_process_group(name)  # noqa: SLF001  # torch has no public name
+        assert isinstance(group, RehearsedProcessGroup), "simulated ranks have no other groups"
+        parts: list[_Allocation] = []
+
+        def carry_out(loads: Loads) -> None:
+            everybody = [allocation for allocation, _ in loads]
+            for _, mine in loads:
+                mine.extend(everybody)
+
+        group.exchange(
+            f"symm_mem.rendezvous #? of {own.memory.nbytes} bytes", [], (own, parts), carry_out
+        )
+        offset = tensor.data_ptr() - own.memory.data_ptr()
+        handle = own.handles[name] = RehearsedSymmetricMemory(group, parts, offset)
+        return handle
+
+    @staticmethod
+    def is_symm_mem_tensor(tensor: Tensor) -> bool:
+        """Whether a tensor lies in symmetric memory."""
+        return _mine().around(tensor) is not None
+
+    @staticmethod
+    def set_backend(name: str) -> None:
+        """Remember the name: there is one kind of memory here."""
+        _mine().backend = name
+
+    @staticmethod
+    def get_backend(device: Any) -> str:
+        """The name that was set."""
+        del device
+        return _mine().backend
+
+    @staticmethod
+    def has_multicast_support(device_type: Any, device_index: int) -> bool:
+        """There is none."""
+        del device_type, device_index
+        return False
+
+    @staticmethod
+    def set_group_info(name: str, rank: int, size: int, store: Any) -> None:
+        """Groups know that themselves."""
+
+    @property
+    def device(self) -> Any:
+        """Where this rank's part lies."""
+        return self._parts[self.rank].memory.device
+
+    @property
+    def signal_pad_size(self) -> int:
+        """Bytes of one signal pad."""
+        return self._pad_bytes
+
+    def get_buffer(
+        self, rank: int, sizes: Sequence[int], dtype: Any, storage_offset: int = 0
+    ) -> Tensor:
+        """A rank's part, or some of it; the offset counts elements."""
+        return self._view(self._part(rank).memory, "buffer", sizes, dtype, storage_offset)
+
+    def get_remote_tensor(self, peer: int, sizes: Sequence[int], dtype: Any) -> Tensor:
+        """What corresponds, at a peer, to the tensor of the rendezvous."""
+        return self.get_buffer(peer, sizes, dtype, self.offset // dtype.itemsize)
+
+    def get_signal_pad(
+        self, rank: int, sizes: Sequence[int] = (), dtype: Any = None, storage_offset: int = 0
+    ) -> Tensor:
+        """A rank's signal pad, or some of it; write to it by `put_signal`, which wakes."""
+        kind = torch.uint32 if dtype is None else dtype
+        if not sizes:
+            sizes = (self._pad_bytes // kind.itemsize - storage_offset,)
+        return self._view(self._part(rank).pad, "signal pad", sizes, kind, storage_offset)
+
+    def put_signal(self, dst_rank: int, channel: int = 0, timeout_ms: int = 0) -> None:
+        """Signal a rank, as soon as it has taken the last one."""
+        self._signal(dst_rank, channel, timeout_ms, _WORD_BYTES)
+
+    def wait_signal(self, src_rank: int, channel: int = 0, timeout_ms: int = 0) -> None:
+        """Wait for the signal of a rank, and take it."""
+        self._part(src_rank)
+        word, own = self._word(channel, src_rank), self._parts[self.rank]
+        source, here = self._numbers(src_rank, self.rank)
+        awaited = partial(_Signal, source, here, channel, is_to_come=True)
+        own.wait_for_word(word, 1, awaited, timeout_ms)
+        own.set_words(word, 1, 0)
+        clock = _clock()
+        if clock is not None:
+            clock.wait_until(own.arrivals.pop(word, 0))
+
+    def barrier(self, channel: int = 0, timeout_ms: int = 0) -> None:
+        """Wait until all ranks have come."""
+        others = [rank for rank in range(self.world_size) if rank != self.rank]
+        for rank in others:
+            self.put_signal(rank, channel, timeout_ms)
+        for rank in others:
+            self.wait_signal(rank, channel, timeout_ms)
+
+    def put(self, source: Tensor, peer: int) -> None:
+        """Copy a tensor to a peer's part, and signal the peer."""
+        target = self.get_remote_tensor(peer, source.shape, source.dtype)
+        plainly(target.copy_, source)
+        self._signal(peer, 0, 0, source.nbytes)
+
+    def boxed(self) -> "RehearsedSymmetricMemory":
+        """Itself: nothing of C++ is asked."""
+        return self
+
+    def wake(self, address: int, count: int) -> None:
+        """Words have been written from an address on: if they are of a pad, wake who waits."""
+        for part in self._parts:
+            first = (address - part.pad.data_ptr()) // _WORD_BYTES
+            if 0 <= first < part.pad.numel():
+                part.changed(first, count)
+
+    def meet(self, call: str, alike: Tensor, load: Any, carry_out: Callable[[Loads], None]) -> None:
+        """Do an operation of all ranks of the group."""
+        self._group.exchange(f"symm_mem.{call} #?", [alike], load, carry_out)
+
+    def _signal(self, target: int, channel: int, timeout_ms: int, size: int) -> None:
+        there, word = self._part(target), self._word(channel, self.rank)
+        source, peer = self._numbers(self.rank, target)
+        taken = partial(_Signal, source, peer, channel, is_to_come=False)
+        there.wait_for_word(word, 0, taken, timeout_ms)
+        clock = _clock()
+        if clock is not None:
+            there.arrivals[word] = clock.message_arrives(peer, size)
+        there.set_words(word, 1, 1)
+
+    def _numbers(self, *ranks: int) -> tuple[int, ...]:
+        """Those of the world, for people."""
+        return tuple(self._group.members[rank] for rank in ranks)
+
+    def _part(self, rank: int) -> _Allocation:
+        if not 0 <= rank < self.world_size:
+            raise LocalProtocolError(
+                f"rank {rank} is not in the group of this symmetric memory: its ranks are 0 to"
+                f" {self.world_size - 1}"
+            )
+        return self._parts[rank]
+
+    def _word(self, channel: int, source: int) -> int:
+        channels = self._pad_bytes // _WORD_BYTES // self.world_size
+        if not 0 <= channel < channels:
+            raise LocalProtocolError(
+                f"channel {channel}: the signal pad of {self._pad_bytes} bytes has channels 0 to"
+                f" {channels - 1} for {self.world_size} ranks",
+                hint="set_signal_pad_size(...) before the allocation gives more",
+            )
+        return channel * self.world_size + source
+
+    def _view(
+        self, memory: Tensor, what: str, sizes: Sequence[int], dtype: Any, offset: int
+    ) -> Tensor:
+        end = (offset + math.prod(sizes)) * dtype.itemsize
+        if offset < 0 or end > memory.nbytes:
+            raise LocalProtocolError(
+                f"{what} of symmetric memory: {tuple(sizes)} {dtype} from element {offset} on end"
+                f" at byte {end}, and it has {memory.nbytes}"
+            )
+        view: Tensor = torch.empty(0, dtype=dtype).set_(
+            memory.untyped_storage(), offset, tuple(sizes)
+        )
+        return view
+
+
+def install() -> Callable[[], None]:
+    """Let torch's module and operations be those of simulated ranks; returns what undoes it."""
+    stack = ExitStack()
+    for name, value in (
+        ("_SymmetricMemory", RehearsedSymmetricMemory),
+        ("_should_use_implicit_mempool", lambda: False),
+        ("put_signal", lambda src, hdl, peer: hdl.put(src, peer)),
+        ("wait_signal", lambda hdl, peer: hdl.wait_signal(peer)),
+    ):
+        stack.callback(setattr, symm_mem, name, getattr(symm_mem, name))
+        setattr(symm_mem, name, value)
+    library = torch.library.Library("symm_mem", "IMPL")
+    stack.callback(library._destroy)  # noqa: SLF001  # torch has no public name
+    for name, function in _operations().items():
+        library.impl(name, function, "CPU")
+    return stack.close
+
+
+def _operations() -> dict[str, Callable[..., Any]]:
+    """`torch.ops.symm_mem`: those that torch has for CUDA devices of one machine."""
+    shot, in_place = _one_shot, _in_place
+    return {
+        "one_shot_all_reduce": partial(shot, "one_shot_all_reduce"),
+        "one_shot_all_reduce_out": partial(shot, "one_shot_all_reduce_out"),
+        "one_shot_all_reduce_copy": _one_shot_copy,
+        "one_shot_all_reduce_copy_out": _one_shot_copy,
+        "two_shot_all_reduce_": partial(in_place, "two_shot_all_reduce_"),
+        "two_shot_all_reduce_out": partial(shot, "two_shot_all_reduce_out"),
+        "multimem_all_reduce_": partial(in_place, "multimem_all_reduce_"),
+        "multimem_one_shot_all_reduce": partial(shot, "multimem_one_shot_all_reduce"),
+        "multimem_one_shot_all_reduce_out": partial(shot, "multimem_one_shot_all_reduce_out"),
+        "multimem_all_gather_out": _all_gather_out,
+        "reduce_scatter_out": _reduce_scatter_out,
+        "get_remote_tensors": _get_remote_tensors,
+        "memset32_": _memset,
+        "stream_write_value32_": lambda words, offset, value: _memset(words, offset, value, 1),
+        "fused_all_gather_matmul": symm_mem._fused_all_gather_matmul_fallback,  # noqa: SLF001  # torch has no public name
+        "fused_all_gather_scaled_matmul": symm_mem._fused_all_gather_scaled_matmul_fallback,  # noqa: SLF001  # the same
+        "fused_matmul_reduce_scatter": symm_mem._fused_matmul_reduce_scatter_fallback,  # noqa: SLF001  # the same
+        "fused_scaled_matmul_reduce_scatter": symm_mem._fused_scaled_matmul_reduce_scatter_fallback,  # noqa: SLF001  # the same
+    }
+
+
+def _one_shot(
+    name: str,
+    source: Tensor,
+    reduce_op: str,
+    group_name: str,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The sum over all ranks, in the order of ranks, as torch's kernel adds."""
+    result = torch.empty_like(source) if out is None else out
+    _reduce(name, source, result, reduce_op, group_name)
+    return result
+
+
+def _one_shot_copy(
+    symm_buffer: Tensor,
+    local_input: Tensor,
+    reduce_op: str,
+    group_name: str,
+    out: Tensor | None = None,
+) -> Tensor:
+    part = symm_buffer.reshape(-1)[: local_input.numel()].view(local_input.shape)
+    part.copy_(local_input)
+    return _one_shot("one_shot_all_reduce_copy", part, reduce_op, group_name, out)
+
+
+def _in_place(name: str, source: Tensor, reduce_op: str, group_name: str) -> Tensor:
+    _reduce(name, source, source, reduce_op, group_name)
+    return source
+
+
+def _reduce(name: str, source: Tensor, result: Tensor, reduce_op: str, group_name: str) -> None:
+    if reduce_op != "sum":
+        raise LocalProtocolError(f"symm_mem.{name} has reduce_op={reduce_op!r}; it can do 'sum'")
+    if result.shape != source.shape or result.dtype != source.dtype:
+        raise LocalProtocolError(
+            f"symm_mem.{name}: the result has {tuple(result.shape)} {result.dtype}, and the input"
+            f" {tuple(source.shape)} {source.dtype}"
+        )
+
+    def carry_out(loads: Loads) -> None:
+        whole = _summed([each for _, each in loads])
+        for own, _ in loads:
+            own.copy_(whole)
+
+    _handle(name, source, group_name).meet(name, source, (result, source), carry_out)
+
+
+def _all_gather_out(source: Tensor, group_name: str, out: Tensor) -> Tensor:
+    def carry_out(loads: Loads) -> None:
+        whole = torch.cat([each.reshape(-1) for _, each in loads])
+        for own, _ in loads:
+            own.copy_(whole.view(own.shape))
+
+    name = "multimem_all_gather_out"
+    _handle(name, out, group_name).meet(name, source, (out, source), carry_out)
+    return out
+
+
+def _reduce_scatter_out(
+    source: Tensor,
+    group_name: str,
+    split_last_dim: bool,
+    output: Tensor,
+) -> Tensor:
+    name = "reduce_scatter_out"
+    handle = _handle(name, source, group_name)
+
+    def carry_out(loads: Loads) -> None:
+        whole = _summed([each for _, each in loads])
+        parts = whole.chunk(len(loads), dim=-1 if split_last_dim else 0)
+        for (own, _), part in zip(loads, parts, strict=True):
+            own.copy_(part.reshape(own.shape))
+
+    handle.meet(name, source, (output, source), carry_out)
+    return output
+
+
+def _get_remote_tensors(x: Tensor, group_name: str) -> list[Tensor]:
+    handle = symm_mem.rendezvous(x, group_name)
+    return [handle.get_remote_tensor(rank, x.shape, x.dtype) for rank in range(handle.world_size)]
+
+
+def _memset(words: Tensor, offset: int, value: int, count: int) -> Tensor:
+    """Write words of a pad, or of any memory; those who wait for a signal are woken."""
+    words[offset : offset + count] = value
+    address = words.data_ptr() + offset * words.itemsize
+    for allocation in _mine().allocations.values():
+        for handle in allocation.handles.values():
+            handle.wake(address, count)
+    return words
+
+
+def _summed(tensors: Sequence[Tensor]) -> Tensor:
+    whole = tensors[0].clone()
+    for each in tensors[1:]:
+        whole += each
+    return whole
+
+
+def _handle(name: str, tensor: Tensor, group_name: str) -> RehearsedSymmetricMemory:
+    """The handle of a tensor that has been shared in a group."""
+    allocation = _allocation_of(name, tensor)
+    handle = allocation.handles.get(group_name)
+    if handle is None:
+        raise LocalProtocolError(
+            f"symm_mem.{name} of a tensor that has had no rendezvous in group"
+            f" {group_name.partition(OF_RANK)[0]!r}",
+            hint="call symm_mem.rendezvous(tensor, group) on every rank before",
+        )
+    return handle
+
+
+def _allocation_of(name: str, tensor: Tensor) -> _Allocation:
+    found = _mine().around(tensor)
+    if found is None:
+        raise LocalProtocolError(
+            f"symm_mem.{name} of a tensor of shape {tuple(tensor.shape)}, which is not symmetric"
+            " memory",
+            hint="allocate it with symm_mem.empty",
+        )
+    return found
+
+
+def _running() -> Rank:
+    rank = running_rank()
+    assert rank is not None, "installed for simulated ranks"
+    return rank
+
+
+def _mine() -> _Handles:
+    rank = _running()
+    mine: _Handles | None = rank.belongings.get(SYMMETRIC_MEMORY)
+    if mine is None:
+        mine = rank.belongings[SYMMETRIC_MEMORY] = _Handles()
+    return mine
+
+
+def _clock() -> "RankClock | None":
+    prediction = present_world().prediction
+    return None if prediction is None else prediction.clock_of(_running())
