@@ -13,6 +13,7 @@ import socket
 import sys
 from collections.abc import Callable
 from enum import StrEnum
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import NamedTuple
 
@@ -219,6 +220,15 @@ def check_terminal() -> Finding:
     return Finding("terminal", Verdict.OK, os.environ["TERM"])
 
 
+def check_simulator(package: Path = Path(__file__).parent.parent) -> Finding:
+    """Whether the simulator's kernel was compiled when rankwise was installed."""
+    kernel = package / "sim" / "kernel"
+    if any((kernel / f"simulator{suffix}").exists() for suffix in EXTENSION_SUFFIXES):
+        return Finding("simulator", Verdict.OK, "its kernel is compiled")
+    text = "its kernel is plain Python (RANKWISE_COMPILED=1 pip install compiles it)"
+    return Finding("simulator", Verdict.OK, text)
+
+
 CHECKS: tuple[Callable[[], Finding], ...] = (
     check_python,
     check_kernel,
@@ -233,6 +243,7 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
     check_memory_accounting,
     check_stacks_signal,
     check_torch,
+    check_simulator,
     check_terminal,
 )
 

@@ -8,6 +8,7 @@ import select
 import threading
 import uuid
 from collections.abc import Iterator
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
@@ -366,6 +367,16 @@ def test_the_doctor_exits_with_1_when_there_is_a_problem(
 
     assert invoke(["doctor"]) == 1
     assert capsys.readouterr().out == "problem  kernel  Linux 4.9.0; 5.4 or newer is needed\n"
+
+
+def test_the_doctor_tells_whether_the_simulator_is_compiled(tmp_path: Path) -> None:
+    kernel = tmp_path / "sim" / "kernel"
+    kernel.mkdir(parents=True)
+    (kernel / "simulator.py").touch()
+    assert "plain Python" in doctor.check_simulator(tmp_path).text
+
+    (kernel / f"simulator{EXTENSION_SUFFIXES[0]}").touch()
+    assert "is compiled" in doctor.check_simulator(tmp_path).text
 
 
 def test_the_doctor_says_what_to_do(tmp_path: Path) -> None:

@@ -47,8 +47,9 @@ from rankwise.sim.ccl.execution import TCM_SHARE
 from rankwise.sim.ccl.message_model import Picoseconds
 from rankwise.sim.ccl.plan import Plan
 from rankwise.sim.hardware.fluids import Fluid
-from rankwise.sim.hardware.links import Link, Path
+from rankwise.sim.hardware.links import Link
 from rankwise.sim.hardware.machine import Machine
+from rankwise.sim.hardware.paths import Path
 from rankwise.sim.hardware.quantities import MIB, picoseconds
 from rankwise.sim.kernel import Steps
 

@@ -25,6 +25,7 @@ from rankwise.sim.hardware.commands import (
     Run,
 )
 from rankwise.sim.hardware.environment import DealtPes, KernelEnvironment
+from rankwise.sim.hardware.links import CHUNKS_PER_FLOW_MAX
 from rankwise.sim.hardware.machine import Machine, Memory
 from rankwise.sim.hardware.memory import AddressSpace, BadAddress, Bytes, as_bytes
 from rankwise.sim.hardware.op_log import Operand, OpLog
@@ -206,10 +207,14 @@ class GraphEngine:
         return None
 
     def _move_with_host(self, sip: int, address: int, size: int, *, is_write: bool) -> Steps:
-        host, flows = self.machine.host, []
-        for memory, count in self.space(sip).shares(address, size) if size else ():
-            ends = (host, memory) if is_write else (memory, host)
-            flows.append(self.machine.start_transfer(*ends, count))
+        machine = self.machine
+        shares = self.space(sip).shares(address, size) if size else []
+        # All of them go over the one link with the host, so their chunks are bounded together.
+        chunk = max(machine.topology.machine.system.chunk_bytes, -(-size // CHUNKS_PER_FLOW_MAX))
+        flows = []
+        for memory, count in shares:
+            ends = (machine.host, memory) if is_write else (memory, machine.host)
+            flows.append(machine.start_transfer(*ends, count, chunk))
         if flows:
             yield all_of(flows)
 

@@ -36,11 +36,12 @@ PEs) has credits, in `ipcq`.
 """
 
 from collections import deque
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from rankwise.sim.hardware.paths import Path
 from rankwise.sim.hardware.quantities import Rate
-from rankwise.sim.kernel import Event, Simulator
+from rankwise.sim.kernel.events import Event  # not from the package, which is not compiled
+from rankwise.sim.kernel.simulator import Simulator
 
 if TYPE_CHECKING:
     from rankwise.sim.hardware.fluids import Sharing
@@ -186,22 +187,6 @@ class Link:
 
     def __repr__(self) -> str:
         return f"<Link {self.name}>"
-
-
-class Path(list[Link]):
-    """A way over links, and what follows from all of them, worked out once.
-
-    Attributes:
-        latency: of all links together.
-        slowest: the lowest rate among them; None of a path without links.
-    """
-
-    __slots__ = ("latency", "slowest")
-
-    def __init__(self, links: Iterable[Link]) -> None:
-        super().__init__(links)
-        self.latency = sum(link.latency for link in self)
-        self.slowest = min((link.rate for link in self), default=None)
 
 
 class Flow:

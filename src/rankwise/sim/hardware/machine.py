@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from rankwise.base.errors import ConfigError
 from rankwise.sim.hardware.cost_models import cost_model
 from rankwise.sim.hardware.engines import GemmEngine, MathEngine
-from rankwise.sim.hardware.links import Link, Path, start_flow
+from rankwise.sim.hardware.links import Link, start_flow
+from rankwise.sim.hardware.paths import Path
 from rankwise.sim.hardware.quantities import Rate, picoseconds
 from rankwise.sim.hardware.routing import mesh_route, sip_route
 from rankwise.sim.kernel import Event, Server, Simulator, Steps, all_of

@@ -97,7 +97,9 @@ class Mapping:
             low, high = max(int(begins[0]), self.start), min(int(ends[-1]), self.end)
             outside = int(ends[-1]) - int(begins[0]) - (high - low)
             return [(memories[0], int((ends - begins).sum()) - outside)]
-        lows, highs = (np.clip(edge, self.start, self.end) - self.start for edge in (begins, ends))
+        lows, highs = begins - self.start, ends - self.start
+        if lows[0] < 0 or highs[-1] > self.size:
+            lows, highs = (np.clip(edges, 0, self.size) for edges in (lows, highs))
         numbers, sizes = self.places.pieces(lows, highs)
         totals = np.bincount(numbers, sizes, len(memories)).astype(np.int64)
         shares: dict[Memory, int] = {}

@@ -102,7 +102,12 @@ class Interleaved:
 
     def pieces(self, begins: Offsets, ends: Offsets) -> tuple[Offsets, Offsets]:
         """Of ranges: the memories that they lie in, by number, and how many bytes there."""
-        granule = self.granule
+        granule, count = self.granule, len(self.memories)
+        if len(begins) == 1 and int(ends[0] - begins[0]) > 2 * granule * count:
+            before, upto = (
+                np.array(interleaved_sizes(int(edge[0]), granule, count)) for edge in (begins, ends)
+            )
+            return np.arange(count), upto - before
         numbers, lows, highs = _cut(begins, ends, begins // granule, (ends - 1) // granule)
         sizes = np.minimum(highs, (numbers + 1) * granule) - np.maximum(lows, numbers * granule)
         return self._memory_of(numbers), sizes

@@ -36,21 +36,31 @@ class Event:
     `name` is shown in deadlock reports, through `str`, so it may be an object that says more.
     """
 
-    __slots__ = ("_failure", "_simulator", "_value", "_waiters", "is_done", "name")
+    __slots__ = ("_failure", "_is_done", "_name", "_simulator", "_value", "_waiters")
 
     def __init__(self, simulator: "Simulator", name: object = "") -> None:
         self._simulator = simulator
-        self.name = name
-        self.is_done = False
+        self._name = name
+        self._is_done = False
         self._value: Any = None
         self._failure: BaseException | None = None
         self._waiters: list[AgendaItem] = []
 
+    @property
+    def name(self) -> object:
+        """What deadlock reports call it."""
+        return self._name
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has happened."""
+        return self._is_done
+
     def succeed(self, value: Any = None) -> None:
         """Let it happen now, and have those who wait go on with `value`."""
-        if self.is_done:
+        if self._is_done:
             raise LocalProtocolError(f"{self} has already happened")
-        self.is_done = True
+        self._is_done = True
         self._value = value
         if self._waiters:
             self._simulator._ready.extend(self._waiters)  # noqa: SLF001 (one module in two files)
@@ -97,22 +107,38 @@ class Event:
 class Timer(Event):
     """An event that happens by itself when its instant comes; `Simulator.timer` makes it.
 
-    It is on no agenda; the processes that wait for it are.
+    It is on no agenda; the processes that wait for it are. Of the fields of an event it has the
+    simulator alone: what never changes costs nothing to make. So who may have a timer in his hands
+    asks the properties.
     """
 
     __slots__ = ("due",)
 
     due: int
-    __init__ = object.__init__
-    # No slots: what never changes costs nothing to make.
-    name = "timer"
-    _value = None
-    _failure = None
+
+    def __init__(self) -> None:
+        """Set nothing: who makes it sets the simulator and the instant."""
 
     @property
-    def is_done(self) -> bool:  # type: ignore[override]
+    def name(self) -> str:
+        """What reports call it."""
+        return "timer"
+
+    @property
+    def is_done(self) -> bool:
         """Whether its instant has come."""
         return self.due <= self._simulator.now
+
+    @property
+    def value(self) -> None:
+        """Nothing; an error if its instant has not come."""
+        if not self.is_done:
+            raise LocalProtocolError(f"{self} has not happened yet")
+
+    @property
+    def failure(self) -> None:
+        """Nothing: it never fails."""
+        return
 
     def succeed(self, _value: Any = None) -> None:
         """Refuse: it happens by itself."""
@@ -125,6 +151,10 @@ class Timer(Event):
     def add_callback(self, callback: "Callable[[Event], object]") -> None:
         """Have `callback(event)` called when it happens; soon, if it already has."""
         self._simulator.call_at(max(self.due, self._simulator.now), callback, self)
+
+
+if __file__.endswith(".py"):  # with a constructor in Python, waiting for a timer takes a tenth more
+    Timer.__init__ = object.__init__  # type: ignore[method-assign]
 
 
 class Process(Event):
@@ -156,15 +186,15 @@ class Process(Event):
     @property
     def waits_for(self) -> Event | None:
         """The event that it waits for; None while it is running or only letting time pass."""
-        return None if self.is_done else self._waits_for
+        return None if self._is_done else self._waits_for
 
     def cancel(self, exception: BaseException) -> None:
         """Raise `exception` where the process waits, at this instant. Nothing if it has ended."""
-        if self.is_done:
+        if self._is_done:
             return
         waited_for = self._waits_for
         refusal = Event(self._simulator, "cancellation")
-        refusal.is_done, refusal._failure = True, exception  # noqa: SLF001
+        refusal._is_done, refusal._failure = True, exception  # noqa: SLF001
         self._waits_for = refusal
         if waited_for is not None and not waited_for.is_done:
             waited_for._waiters.remove(self)  # noqa: SLF001

@@ -15,7 +15,9 @@ from typing import NamedTuple
 from rankwise.sim.kernel.events import Steps
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep  # noqa: PTH100, PTH120 (compared as text with file names of code objects)
-_NOT_THE_USERS = (_PACKAGE, "<frozen ", importlib.__file__, contextlib.__file__)
+_COMPILED = os.path.join("rankwise", "sim") + os.sep  # noqa: PTH118 (the same)
+"""How compiled code calls itself in tracebacks: tools/compile_kernel.py knows no other folder."""
+_NOT_THE_USERS = (_PACKAGE, _COMPILED, "<frozen ", importlib.__file__, contextlib.__file__)
 
 
 class Line(NamedTuple):

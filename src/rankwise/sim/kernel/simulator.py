@@ -76,7 +76,7 @@ class Simulator:
         self._later: dict[int, Wave] = {}
         self._ready: list[AgendaItem] = []
         self._living: dict[Process, None] = {}
-        self._thread = threading.get_ident()
+        self._owner = threading.get_ident()
         self._is_running = False
 
     def call_at(self, instant: int, callback: Callable[..., object], *args: Any) -> None:
@@ -184,22 +184,24 @@ class Simulator:
         try:
             while self._begin_stretch(ahead, horizon):
                 ahead, furthest = iter(soon_at), soon_at[-1]
-                for instant, wave in zip(ahead, soon, strict=False):
+                for instant, wave in zip(ahead, soon):  # noqa: B905 (mypyc knows it so)
                     self.now = now = instant
-                    if wave.__class__ is Process:
+                    if type(wave) is Process:
                         alone: Process = wave
                         try:
                             target = alone._send(None)  # noqa: SLF001 (the kernel is one module in files)
                             # Timers first: they are the dearer ones, for having been made.
-                            if target.__class__ is Timer:
+                            if type(target) is Timer:
                                 at = target.due
-                            elif target.__class__ is int:
+                            elif type(target) is int:
                                 at = now + target
                             else:
                                 at = 0
-                            if at > furthest and at not in later:
+                            if at > furthest:
                                 if later or now < furthest or at > horizon or len(soon) > _WALK:
-                                    later[at] = alone
+                                    there = later.setdefault(at, alone)
+                                    if there is not alone:
+                                        later[at] = _joined(there, alone)
                                 else:  # it is the only one: there is nothing to sort
                                     soon_at.append(at)
                                     soon.append(alone)
@@ -213,10 +215,10 @@ class Simulator:
                         if not self._ready:
                             continue
                     else:
-                        items = iter(wave) if wave.__class__ is list else iter((wave,))  # type: ignore[arg-type]
+                        items = iter(wave) if type(wave) is list else iter((wave,))  # type: ignore[arg-type]
                     while True:
                         for item in items:
-                            if item.__class__ is tuple:
+                            if type(item) is tuple:
                                 item[0](*item[1])
                                 continue
                             process: Process = item  # type: ignore[assignment]
@@ -230,11 +232,11 @@ class Simulator:
                                         target = process._send(awaited._value)  # noqa: SLF001
                                     else:
                                         target = process._generator.throw(awaited._failure)  # noqa: SLF001
-                                if target.__class__ is int:
+                                if type(target) is int:
                                     at = now + target
-                                elif target.__class__ is Timer:
+                                elif type(target) is Timer:
                                     at = target.due
-                                elif isinstance(target, Event) and not target.is_done:
+                                elif isinstance(target, Event) and not target._is_done:  # noqa: SLF001
                                     process._waits_for = target  # noqa: SLF001
                                     process._since = now  # noqa: SLF001
                                     target._waiters.append(process)  # noqa: SLF001
@@ -242,12 +244,9 @@ class Simulator:
                                 else:
                                     at = 0
                                 if at > furthest:
-                                    if at not in later:
-                                        later[at] = process
-                                    elif later[at].__class__ is list:
-                                        later[at].append(process)  # type: ignore[union-attr]
-                                    else:
-                                        later[at] = [later[at], process]  # type: ignore[list-item]
+                                    there = later.setdefault(at, process)
+                                    if there is not process:
+                                        later[at] = _joined(there, process)
                                 elif at > now:
                                     self._put(process, at)
                                 else:
@@ -333,10 +332,9 @@ class Simulator:
     def _put(self, item: AgendaItem, instant: int) -> None:
         soon_at, soon, later = self._soon_at, self._soon, self._later
         if not soon_at or instant > soon_at[-1]:
-            if instant not in later:
-                later[instant] = item
-            else:
-                later[instant] = _joined(later[instant], item)
+            there = later.setdefault(instant, item)
+            if there is not item:
+                later[instant] = _joined(there, item)
             return
         place = bisect(soon_at, instant)
         if soon_at[place - 1] == instant:
@@ -353,26 +351,26 @@ class Simulator:
         resume = process._generator  # noqa: SLF001 (the kernel is one module in files)
         patience = _PATIENCE
         while True:
-            if target.__class__ is Timer and target.due > self.now:
-                self._put(process, target.due)
-                return
             if isinstance(target, Event):
-                if not target.is_done:
+                value = failure = None
+                if type(target) is Timer:
+                    if target.due > self.now:
+                        self._put(process, target.due)
+                        return
+                elif not target._is_done:  # noqa: SLF001
                     process._waits_for = target  # noqa: SLF001
                     process._since = self.now  # noqa: SLF001
                     target._waiters.append(process)  # noqa: SLF001
                     return
+                else:
+                    value, failure = target._value, target._failure  # noqa: SLF001
                 patience -= 1
                 if not patience:
-                    process._waits_for = target  # noqa: SLF001
+                    process._waits_for = None if type(target) is Timer else target  # noqa: SLF001
                     self._ready.append(process)
                     return
-                failure = target._failure  # noqa: SLF001
-                if failure is not None:
-                    target = resume.throw(failure)
-                else:
-                    target = resume.send(target._value)  # noqa: SLF001
-            elif target.__class__ is not int:
+                target = resume.send(value) if failure is None else resume.throw(failure)
+            elif type(target) is not int:
                 target = resume.throw(
                     LocalProtocolError(
                         f"a process yielded {target!r}; expected a delay (int) or an event"
@@ -406,7 +404,7 @@ class Simulator:
                 return
 
     def _assert_thread(self) -> None:
-        if threading.get_ident() != self._thread:
+        if threading.get_ident() != self._owner:
             raise LocalProtocolError(
                 "a simulator belongs to the thread that made it, and this is another one",
                 hint="make the simulator in the thread that runs it",
@@ -415,7 +413,7 @@ class Simulator:
 
 def _joined(there: Wave, item: AgendaItem) -> Wave:
     """What is to happen at an instant, and one thing more."""
-    if there.__class__ is list:
+    if type(there) is list:
         there.append(item)
         return there
     return [there, item]  # type: ignore[list-item]

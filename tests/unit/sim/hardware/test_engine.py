@@ -117,6 +117,28 @@ def test_without_data_only_time_passes_and_it_is_the_same_time() -> None:
     assert times[0] == times[1]
 
 
+def test_what_the_host_writes_moves_in_as_many_chunks_however_many_memories_it_goes_to() -> None:
+    size, taken, first_chunks = 256 * MIB, [], []
+    for count in (1, 8):
+        engine = GraphEngine("default", enable_data=False)
+        address = engine.space(0).reserve(size)
+        places = tuple((size // count, 0, pe) for pe in range(count))
+        engine.wait(engine.submit(MmuMap(sip=0, address=address, size=size, places=places)))
+
+        handle = engine.submit(MemoryWrite(sip=0, address=address, size=size))
+        engine.simulator.run(engine.now + 10**7)
+        (link,) = (each for each in engine.machine.links if each.name == "host->sip0")
+        first_chunks.append(link.bytes_carried)
+        engine.wait(handle)
+
+        assert handle.completed_at is not None
+        assert handle.started_at is not None
+        taken.append(handle.completed_at - handle.started_at)
+
+    assert first_chunks == [size // 64] * 2
+    assert taken[0] == taken[1]
+
+
 def test_a_full_memory_says_what_was_wanted_and_what_is_free() -> None:
     engine = GraphEngine("default", enable_data=False)
     channel = 512 * MIB

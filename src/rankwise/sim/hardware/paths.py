@@ -1,0 +1,23 @@
+"""Ways over links, with what follows from all of their links."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rankwise.sim.hardware.links import Link
+
+
+class Path(list["Link"]):
+    """A way over links, and what follows from all of them, worked out once.
+
+    Attributes:
+        latency: of all links together.
+        slowest: the lowest rate among them; None of a path without links.
+    """
+
+    __slots__ = ("latency", "slowest")
+
+    def __init__(self, links: Iterable["Link"]) -> None:
+        super().__init__(links)
+        self.latency = sum(link.latency for link in self)
+        self.slowest = min((link.rate for link in self), default=None)
