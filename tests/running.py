@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -183,6 +183,14 @@ class OnTerminal:
             self.shown += data.decode(errors="replace")
         seen, _, self.shown = self.shown.partition(text)
         return seen + text
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    """Wait for what the kernel tells nobody of, such as the state of another's child."""
+    deadline = time.monotonic() + WITHIN_S
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def stop_child(child: "subprocess.Popen[Any]") -> None:

@@ -32,6 +32,11 @@ def between(earlier: Instant, later: Instant) -> Duration:
     return Duration(later - earlier)
 
 
+def postponed(instant: Instant | None, duration: Duration) -> Instant | None:
+    """A deadline that comes so much later; none stays none."""
+    return None if instant is None else after(instant, duration)
+
+
 def duration_from_seconds(seconds: float) -> Duration:
     """Convert a user's figure in seconds, rounded to the nanosecond."""
     return Duration(round(seconds * SECOND))

@@ -83,6 +83,14 @@ def stopping_line(signum: int, ranks_left: int, rest: Duration) -> str:
     return f"stopping {who} ({name}) for up to {format_duration(rest)}; once more kills them now"
 
 
+def suspension_line(lease: Duration) -> str:
+    """Say what follows when an agent among others stops with its ranks."""
+    return (
+        "stopping this node's ranks with their agent (Ctrl-Z): the other nodes take them for dead "
+        f"after {format_duration(lease)}, and go on without them or begin anew"
+    )
+
+
 def time_limit_line(timeout: Duration, grace: Duration) -> str:
     """Say that the run has taken as long as it may, and what follows."""
     return (

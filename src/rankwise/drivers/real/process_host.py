@@ -302,6 +302,12 @@ class RealProcessHost:
             # tracker of multiprocessing, which has yet to remove the worker's shared memory.
             self._signal(link, signal, group=signal != SIGKILL)
 
+    def signal_all(self, signum: int) -> None:
+        """Send a signal to every worker, and to its process group."""
+        for link in self._current.values():
+            if not link.is_over:
+                self._signal(link, signum, group=True)
+
     def look_for_progress(self, attempt: int) -> None:
         """Find out when a worker last made progress; see ports.processes."""
         self._deliver(ProgressLooked(attempt, self._last_progress()))
