@@ -131,6 +131,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     timeout: Duration | None
     on_failure: str | None
     no_ledger: bool
+    keep_children: bool
     restart_backoff: Duration | None
     log_prefix: str | None
     log_size: int | None
@@ -205,6 +206,7 @@ def job_from(options: RunOptions, environ: Mapping[str, str]) -> Job:
         logs=_logs(options, size),
         on_failure=options.on_failure or None,
         timeout=_more_than_nothing(options, "timeout", options.timeout),
+        keep_children=options.keep_children,
         signals=_signals(options),
         virtual_local_rank=options.virtual_local_rank,
         cpus_by_rank=_cpus_by_rank(options, size),

@@ -161,6 +161,7 @@ class Session:
             on_preload_failure=self._on_preload_failure,
             abandon_spawns=partial(self._abandon_spawns, hosting),
             renew_spawner=hosting.replace_server,
+            keeps_children=job.keep_children,
         )
         stack.callback(self._host.close)
         self._guard_files(hosting)
@@ -226,7 +227,9 @@ class Session:
         if outcome.status is OutcomeStatus.SUCCEEDED and self._host.left_behind:
             from rankwise.launch.announcements import left_behind_line  # noqa: PLC0415  # rare
 
-            self._say(left_behind_line(self._host.left_behind), "left-behind")
+            kept = self._job.keep_children
+            line = left_behind_line(self._host.left_behind, are_kept=kept)
+            self._say(line, "kept-children" if kept else "left-behind")
         lateness = self._lateness()
         self._read_to_the_end(outcome, lateness)
         return self._decorator.decorate_outcome(outcome, "" if lateness is None else lateness[1])
@@ -288,11 +291,17 @@ class Session:
         now = self._clock.now()
         was_stopped = outcome.status is OutcomeStatus.STOPPED
         patience = after(now, CONSOLE_PATIENCE) if was_stopped else None
-        self._turn_until(
-            lambda: self._host.is_drained or self._is_interrupted,
-            after(now, STRAY_PATIENCE) if self._host.has_survivors else patience,
-        )
-        is_drained = self._host.is_drained
+        writers_live = self._job.keep_children and bool(self._host.left_behind)
+        if not writers_live:
+            self._turn_until(
+                lambda: self._host.is_drained or self._is_interrupted,
+                after(now, STRAY_PATIENCE) if self._host.has_survivors else patience,
+            )
+        is_drained = self._host.is_drained or writers_live
+        if writers_live:
+            from rankwise.launch.kept_children import discard_output  # noqa: PLC0415  # rare
+
+            discard_output(self._host.unread_streams())
         self._host.close()
         self._complaints.tell_losses()
         has_report = outcome.status is OutcomeStatus.FAILED and self._job.log_format != "json"
