@@ -42,7 +42,7 @@ def logs(run: str | None, *, rank: int | None, follow: bool, lines: int | None) 
     may be left out while there is only one run. Standard output and error of the ranks are those of
     this command. On several nodes these are the ranks of this node.
     """
-    from rankwise.launch.control import listen  # noqa: PLC0415  # not for --help
+    from rankwise.launch.control import expect_over, listen  # noqa: PLC0415  # not for --help
     from rankwise.launch.control.server import Request  # noqa: PLC0415  # the same
 
     chosen = run_called(run)
@@ -51,6 +51,7 @@ def logs(run: str | None, *, rank: int | None, follow: bool, lines: int | None) 
     show(listen(chosen, request, deadline_after(PATIENCE)), shown, lines)
     shown.end()
     if follow:
+        expect_over(chosen)
         click.echo(f"rankwise: {chosen.run_id} has ended", err=True)
 
 

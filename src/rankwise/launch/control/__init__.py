@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         RunUnreachable,
         ask,
         ask_all,
+        expect_over,
         list_runs,
         listen,
     )
@@ -37,6 +38,7 @@ __all__ = [
     "RunUnreachable",
     "ask",
     "ask_all",
+    "expect_over",
     "list_runs",
     "listen",
 ]
