@@ -26,9 +26,21 @@ PATIENCE = Duration(10 * SECOND)
 _CHUNK_BYTES = 1 << 20
 
 
+class RankType(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.4
+    """A rank's number."""
+
+    name = "rank"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Read the text."""
+        if not str(value).isdecimal():
+            self.fail(f"{value!r} is not a rank, expected one number such as 0 or 3", param, ctx)
+        return int(value)
+
+
 @click.command("logs", context_settings=CONTEXT_SETTINGS)
 @RUN_ARGUMENT
-@click.option("--rank", type=click.IntRange(0), metavar="N", help="Only this rank's output.")
+@click.option("--rank", type=RankType(), metavar="N", help="Only this rank's output, such as 3.")
 @click.option(
     "-f", "--follow", is_flag=True, help="Go on with what is written, until the run ends."
 )
