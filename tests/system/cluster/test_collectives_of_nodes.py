@@ -1,10 +1,10 @@
 """Collectives of a job on several nodes: agents that a user starts, ranks that find each other."""
 
-import socket
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from etcd_servers import free_ports
 from nodes_in_namespaces import needs_namespaces, network
 from running import RANKWISE, Running, run, write_program
 
@@ -46,18 +46,11 @@ def program(tmp_path: Path) -> Path:
     return path
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @pytest.mark.parametrize("local_sizes", [(1, 1), (2, 1)])
 def test_a_job_of_two_agents_reduces_over_all_ranks_and_again_after_a_restart(
     program: Path, local_sizes: tuple[int, int]
 ) -> None:
-    size, port = sum(local_sizes), free_port()
+    size, port = sum(local_sizes), free_ports(1)[0]
     with ExitStack() as stack:
         nodes = [
             stack.enter_context(
@@ -92,7 +85,7 @@ if collectives.rank() == 0:
 
 
 def test_simulated_nodes_give_the_bits_of_real_ones(tmp_path: Path) -> None:
-    program, port = tmp_path / "fold.py", free_port()
+    program, port = tmp_path / "fold.py", free_ports(1)[0]
     program.write_text(FOLDING)
     run = (*RANKWISE, "run", "--nnodes", "2", "--nproc-per-node", "2")
     meet = ("--rdzv-backend", "embedded", "--rdzv-endpoint", f"127.0.0.1:{port}")
