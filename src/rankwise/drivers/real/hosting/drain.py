@@ -31,5 +31,5 @@ def drain(pipes: list[int]) -> None:
 
 if __name__ == "__main__":
     if os.fork():
-        os._exit(0)  # whoever has started us waits for nobody else, and need not reap us
+        os._exit(0)  # the agent waits for this one, and need not reap the other
     drain([int(word) for word in sys.argv[1:]])
