@@ -1,11 +1,12 @@
 """Real etcd servers for tests: one or three members, to be stopped, killed and started again.
 
-A member's ports are chosen by binding port 0 and letting go of it; should somebody else take one
+A member's ports are such that the kernel gives them to nobody; should somebody else ask for one
 before etcd does, the cluster is started anew on others. Nothing is polled: a member is up when it
 says so in its log, which is kept beside its data and named when something goes wrong.
 """
 
 import contextlib
+import random
 import shutil
 import signal
 import socket
@@ -31,6 +32,10 @@ needs_etcd = pytest.mark.skipif(
     find_etcd() is None,
     reason="there is no etcd: install it, or let tools/setup test unpack Debian's",
 )
+
+FIRST_PORT = 10_000
+_names: list[socket.socket] = []
+"""Of the ports that this process has taken, until it ends."""
 
 
 class AddressTaken(Exception):
@@ -199,12 +204,24 @@ def etcd_cluster(
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on at the moment, all different."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+    """Ports that nobody listens on, all different, and that nobody gets without asking for them.
+
+    Between a test's look and its program's bind, the kernel may give a port of its own range to any
+    connection. So these lie beneath that range, and a name tells other tests that they are taken.
+    """
+    own_first, _ = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    ports: list[int] = []
+    while len(ports) < count:
+        port = random.randrange(FIRST_PORT, own_first)
+        with contextlib.suppress(OSError), contextlib.ExitStack() as on_failure:
+            name = on_failure.enter_context(socket.socket(socket.AF_UNIX))
+            name.bind(f"\0rankwise-test-port-{port}")
+            with socket.socket() as probe:
+                probe.bind(("", port))
+            on_failure.pop_all()
+            _names.append(name)
+            ports.append(port)
+    return ports
 
 
 def members_of(agent: Running) -> list[int]:

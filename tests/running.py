@@ -1,12 +1,13 @@
 """Commands that run while a test looks on: their output is read as it comes, never slept for."""
 
 import os
+import pty
 import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -132,6 +133,64 @@ class Running:
             if not data:
                 del self._open[fd]
         return bool(ready)
+
+
+class OnTerminal:
+    """A command that a terminal controls: what it shows, typed words, Ctrl-C and Ctrl-Z."""
+
+    def __init__(self, *command: str, cwd: Path | None = None) -> None:
+        self.keyboard, terminal = pty.openpty()
+        self.shown = ""
+        try:
+            self.process = subprocess.Popen(
+                ("setsid", "--ctty", *command),
+                stdin=terminal,
+                stdout=terminal,
+                stderr=terminal,
+                cwd=cwd,
+                env={**os.environ, "NO_COLOR": "1"},
+            )
+        finally:
+            os.close(terminal)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        os.close(self.keyboard)  # everything that it controls gets SIGHUP
+        try:
+            self.process.wait(WITHIN_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise
+
+    def type(self, text: str) -> None:
+        """Type on the keyboard; control characters have their usual meaning."""
+        os.write(self.keyboard, text.encode())
+
+    def wait_for(self, text: str) -> str:
+        """Read until `text` is shown, and forget what was shown up to it; return that."""
+        deadline = time.monotonic() + PATIENCE_S
+        while text not in self.shown:
+            remaining = max(0.0, deadline - time.monotonic())
+            assert select.select([self.keyboard], [], [], remaining)[0], self.shown
+            try:
+                data = os.read(self.keyboard, 1 << 16)
+            except OSError:  # nobody has the terminal open any more
+                data = b""
+            assert data, f"{text!r} never came\n{self.shown}"
+            self.shown += data.decode(errors="replace")
+        seen, _, self.shown = self.shown.partition(text)
+        return seen + text
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    """Wait for what the kernel tells nobody of, such as the state of another's child."""
+    deadline = time.monotonic() + WITHIN_S
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def stop_child(child: "subprocess.Popen[Any]") -> None:

@@ -32,9 +32,40 @@ def between(earlier: Instant, later: Instant) -> Duration:
     return Duration(later - earlier)
 
 
+def postponed(instant: Instant | None, duration: Duration) -> Instant | None:
+    """A deadline that comes so much later; none stays none."""
+    return None if instant is None else after(instant, duration)
+
+
 def duration_from_seconds(seconds: float) -> Duration:
     """Convert a user's figure in seconds, rounded to the nanosecond."""
     return Duration(round(seconds * SECOND))
+
+
+_PARTS = (
+    (r"h", 3600 * SECOND),
+    (r"m(?:in)?", 60 * SECOND),
+    (r"s", SECOND),
+    (r"ms", MILLISECOND),
+    (r"us", MICROSECOND),
+    (r"ns", 1),
+)
+_DURATION = r"\s*".join(rf"(?:(\d+\.?\d*|\.\d+)\s*{unit}(?![a-z]))?" for unit, _ in _PARTS)
+
+
+def parse_duration(text: str) -> Duration | None:
+    """Read `500ms`, `30s`, `5 min`, `1h30m`: parts with their units, the largest first.
+
+    None if it is none. More than `DURATION_MAX` is told as twice that.
+    """
+    import re  # noqa: PLC0415  # ranks read none
+
+    found = re.fullmatch(_DURATION, text.strip())
+    if found is None or not any(found.groups()):
+        return None
+    parts = zip(found.groups(), _PARTS, strict=True)
+    total = sum(float(part) * unit for part, (_, unit) in parts if part)
+    return Duration(round(min(total, 2.0 * DURATION_MAX)))
 
 
 def format_duration(duration: Duration) -> str:

@@ -26,9 +26,21 @@ PATIENCE = Duration(10 * SECOND)
 _CHUNK_BYTES = 1 << 20
 
 
+class RankType(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.4
+    """A rank's number."""
+
+    name = "rank"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Read the text."""
+        if not str(value).isdecimal():
+            self.fail(f"{value!r} is not a rank, expected one number such as 0 or 3", param, ctx)
+        return int(value)
+
+
 @click.command("logs", context_settings=CONTEXT_SETTINGS)
 @RUN_ARGUMENT
-@click.option("--rank", type=click.IntRange(0), metavar="N", help="Only this rank's output.")
+@click.option("--rank", type=RankType(), metavar="N", help="Only this rank's output, such as 3.")
 @click.option(
     "-f", "--follow", is_flag=True, help="Go on with what is written, until the run ends."
 )
@@ -42,7 +54,7 @@ def logs(run: str | None, *, rank: int | None, follow: bool, lines: int | None) 
     may be left out while there is only one run. Standard output and error of the ranks are those of
     this command. On several nodes these are the ranks of this node.
     """
-    from rankwise.launch.control import listen  # noqa: PLC0415  # not for --help
+    from rankwise.launch.control import expect_over, listen  # noqa: PLC0415  # not for --help
     from rankwise.launch.control.server import Request  # noqa: PLC0415  # the same
 
     chosen = run_called(run)
@@ -51,6 +63,7 @@ def logs(run: str | None, *, rank: int | None, follow: bool, lines: int | None) 
     show(listen(chosen, request, deadline_after(PATIENCE)), shown, lines)
     shown.end()
     if follow:
+        expect_over(chosen)
         click.echo(f"rankwise: {chosen.run_id} has ended", err=True)
 
 

@@ -38,6 +38,7 @@ _MEANINGLESS = {
     "health_port": "it is over before anybody could ask",
     "retry_startup_errors": "simulated ranks always start",
     "log_size": "their log files are written in full",
+    "keep_children": "what simulated ranks start is this process's own",
     "on_failure": "who simulates is there to read the report",
     "ray_resources": "it is for --on ray",
 }

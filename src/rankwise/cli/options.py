@@ -12,11 +12,10 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from rankwise.base.units import DURATION_MAX, MILLISECOND, SECOND, Duration
+from rankwise.base.units import DURATION_MAX, Duration, parse_duration
 from rankwise.cli.spelling import Flag
 
-_UNITS = {"ms": MILLISECOND, "": SECOND, "s": SECOND, "m": 60 * SECOND, "h": 3600 * SECOND}
-_DURATION = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*(ms|s|m|h|)\s*")
+_SECONDS = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*")
 _SIZE_UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 _SIZE = re.compile(r"\s*(\d{1,15})\s*([KMGT]?)(?:I?B)?\s*")
 _SIZE_MIN = 4 << 10
@@ -86,7 +85,7 @@ class OptionWithVariable(click.Option):
 
 
 class DurationType(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.4
-    """A time such as `30`, `2.5`, `500ms`, `30s`, `5m`, `1h`; without a unit it is seconds."""
+    """A time such as `30`, `2.5`, `500ms`, `30s`, `1h30m`; without a unit it is seconds."""
 
     name = "seconds"
 
@@ -96,14 +95,14 @@ class DurationType(click.ParamType):  # type: ignore[type-arg]  # not generic be
         """Read the text into nanoseconds."""
         if not isinstance(value, str):
             return Duration(value)
-        if (found := _DURATION.fullmatch(value)) is None:
+        duration = parse_duration(f"{value}s" if _SECONDS.fullmatch(value) else value)
+        if duration is None:
             self.fail(
-                f"{value!r} is not a time, expected seconds or 500ms, 30s, 5m, 1h", param, ctx
+                f"{value!r} is not a time, expected seconds or 500ms, 30s, 5m, 1h30m", param, ctx
             )
-        nanoseconds = float(found[1]) * _UNITS[found[2]]
-        if nanoseconds > DURATION_MAX:
+        if duration > DURATION_MAX:
             self.fail(f"{value!r} is too long, expected at most ten years (87600h)", param, ctx)
-        return Duration(round(nanoseconds))
+        return duration
 
 
 class SizeType(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.4

@@ -22,7 +22,7 @@ from rankwise.cli.main import CONTEXT_SETTINGS, begin_work
 from rankwise.cli.options import OptionWithVariable, complete_file, values_from
 from rankwise.cli.run_options import GROUPS, OPTIONS, REHEARSAL
 from rankwise.cli.spelling import Flag, SpellingError, in_strict_spelling
-from rankwise.cli.start import end_on_sigterm
+from rankwise.cli.start import end_on_sigterm, hold_interrupts
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -203,6 +203,7 @@ def _supervise(job: "Job", event_log_handler: str, places: "LogPlaces | None") -
 
         if signal.SIGTERM in job.signals:
             end_on_sigterm()
+        hold_interrupts()
         started = None
         with suppress(OSError):  # it is tried again by who can tell the reason
             started = hosting_for(job)  # it starts on another core while we import the rest

@@ -42,7 +42,7 @@ from rankwise.launch.limits import (
     check_working_directory,
     shown,
 )
-from rankwise.launch.log_layout import log_plan_problems, parse_streams
+from rankwise.launch.log_layout import check_prefix, log_plan_problems, parse_streams
 
 BEYOND_RESTARTS = (
     "no_retry", "retry_startup_errors", "max_no_progress", "max_node_failures", "node_check",
@@ -50,6 +50,7 @@ BEYOND_RESTARTS = (
 )  # fmt: skip
 """Options of rankwise's own: a job with one of them has a plan for its nodes, also if it has one
 node."""
+PREFIX_TEMPLATE_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 HEALTH_TOKEN_VARIABLE = "RANKWISE_HEALTH_TOKEN"  # noqa: S105  # the variable's name
 _COLLECTOR_VARIABLES = ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _KINDS = "a number, auto, cpu, gpu or xpu"
@@ -133,6 +134,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     timeout: Duration | None
     on_failure: str | None
     no_ledger: bool
+    keep_children: bool
     restart_backoff: Duration | None
     log_prefix: str | None
     log_size: int | None
@@ -209,8 +211,9 @@ def job_from(options: RunOptions, environ: Mapping[str, str]) -> Job:
         master_addr=master.host,
         master_port=master.port,
         logs=_logs(options, size),
-        on_failure=options.on_failure or None,
+        on_failure=_failure_command(options),
         timeout=_more_than_nothing(options, "timeout", options.timeout),
+        keep_children=options.keep_children,
         signals=_signals(options),
         virtual_local_rank=options.virtual_local_rank,
         cpus_by_rank=_cpus_by_rank(options, size),
@@ -307,6 +310,16 @@ def _more_than_nothing(options: RunOptions, name: str, value: Duration | None) -
     return value
 
 
+def _failure_command(options: RunOptions) -> str | None:
+    command = options.on_failure
+    if command is not None and not command.strip():
+        raise ConfigError(
+            f"{options.label('on_failure')} is {command!r}, expected a shell command",
+            hint="leave it out for none",
+        )
+    return command
+
+
 def _policy(options: RunOptions) -> RestartPolicy:
     check_restarts(options.max_restarts, options.label("max_restarts"))
     if options.restart_backoff is None:
@@ -367,6 +380,9 @@ def _environment(size: int, environ: Mapping[str, str]) -> dict[str, str]:
 
 def _logs(options: RunOptions, size: int) -> LogPlan:
     _check_logs_specs(options)
+    # What torch's variable may name besides is left as it is, as torchrun does.
+    if options.label("log_prefix") != PREFIX_TEMPLATE_VARIABLE:
+        check_prefix(options.log_prefix, options.label("log_prefix"))
     plan = LogPlan(
         directory=options.log_dir or None,
         redirects=parse_streams(options.redirects, option=options.label("redirects")),

@@ -333,6 +333,13 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         help="Do not enter the ranks' collective calls in memory, from which the failure report "
         "tells who kept the others waiting.",
     ),
+    _flag(
+        "--keep-children",
+        group=FAILURES,
+        is_torchrun=False,
+        help="Let processes live on that ranks have left running, such as an upload, when all "
+        "ranks have ended well. They are killed otherwise, as they are after a failure.",
+    ),
     _value(
         "--shutdown-timeout",
         group=FAILURES,

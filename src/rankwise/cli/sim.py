@@ -160,7 +160,13 @@ def _check_options_of_triton(given: set[str]) -> None:
     for name, option in (("sweep", "--sweep"), ("timing_only", "--timing-only")):
         if name in given:
             raise ConfigError(f"{option} has no meaning with --triton")
-    of_machines = {"fields": "--set", "ccl": "--ccl", "trace": "--trace", "report": "--report"}
+    of_machines = {
+        "fields": "--set",
+        "ccl": "--ccl",
+        "trace": "--trace",
+        "report": "--report",
+        "detect_races": "--detect-races",
+    }
     for name in given & set(of_machines):
         if "topology" not in given:
             raise ConfigError(
@@ -364,6 +370,7 @@ def _settings(
     fields: tuple[str, ...],
     seed: int,
     timing_only: bool,
+    detect_races: bool,
     max_time: tuple[str, ...],
 ) -> "Settings":
     from rankwise.sim.benches.session import Settings  # noqa: PLC0415  # not for --help
@@ -378,6 +385,7 @@ def _settings(
         fields={each.key: each.values[0] for each in assignments("--set", fields, is_list=False)},
         seed=seed,
         has_data=not timing_only,
+        detects_races=detect_races,
         virtual_limit_ps=limits.virtual_ps,
         real_limit_s=limits.real_s,
     )

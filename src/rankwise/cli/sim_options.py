@@ -135,6 +135,11 @@ _OPTIONS = (
         "--timing-only", is_flag=True, help="Skip the numerics: faster, for large machines."
     ),
     click.option(
+        "--detect-races",
+        is_flag=True,
+        help="Fail where two programs of kernels use an element unordered, one of them writing.",
+    ),
+    click.option(
         "--max-time",
         multiple=True,
         metavar="TIME",

@@ -23,6 +23,14 @@ def end_interrupted(_signum: int, _frame: "FrameType | None") -> "NoReturn":
     os._exit(128 + 2)
 
 
+def hold_interrupts() -> None:
+    """Let Ctrl-C wait until the run catches it: what is started meanwhile must be taken down.
+
+    The run lets it come; see `Supervision.run`.
+    """
+    _signal.pthread_sigmask(_signal.SIG_BLOCK, (_signal.SIGINT,))
+
+
 def end_on_sigterm() -> None:
     """Let SIGTERM end this process with a line until the run itself catches it.
 

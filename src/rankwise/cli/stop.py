@@ -27,7 +27,7 @@ def stop(run: str, *, now: bool, no_wait: bool) -> None:
     unless it was started with --on-preemption leave. Stopping it twice changes nothing; Ctrl-C ends
     the waiting, and the run goes on to its end.
     """
-    from rankwise.launch.control import listen  # noqa: PLC0415  # not for --help
+    from rankwise.launch.control import expect_over, listen  # noqa: PLC0415  # not for --help
     from rankwise.launch.control.server import Request  # noqa: PLC0415  # the same
 
     chosen = run_called(run)
@@ -45,4 +45,5 @@ def stop(run: str, *, now: bool, no_wait: bool) -> None:
         return
     for _ in answer:
         pass
+    expect_over(chosen)
     click.echo("stopped")

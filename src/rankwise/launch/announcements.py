@@ -59,20 +59,23 @@ def stuck_line(announcement: AnnounceStuck) -> str:
     return f"{who} did not leave what recover runs in time: killed, to be started anew"
 
 
-def left_behind_line(killed: Mapping[int, str]) -> str:
-    """Say that ranks have ended well and left processes running, which were killed."""
-    named = [f"{_process_in_words(words)} (pid {pid})" for pid, words in killed.items()]
+def left_behind_line(left: Mapping[int, str], *, are_kept: bool = False) -> str:
+    """Say that ranks have ended well and left processes running, and what became of these."""
+    named = [f"{_process_in_words(words)} (pid {pid})" for pid, words in left.items()]
     more = f" and {len(named) - LEFT_BEHIND_SHOWN} more" if len(named) > LEFT_BEHIND_SHOWN else ""
     what = "a process that a rank" if len(named) == 1 else f"{len(named)} processes that ranks"
-    was = "was" if len(named) == 1 else "were"
-    return (
-        f"{what} had left running {was} killed: {', '.join(named[:LEFT_BEHIND_SHOWN])}{more}; "
-        "a rank has to wait for what is to be finished"
-    )
+    fate = "was killed" if len(named) == 1 else "were killed"
+    advice = "a rank has to wait for what is to be finished, or --keep-children lets it go on"
+    if are_kept:
+        fate = "lives on" if len(named) == 1 else "live on"
+        advice = "what is printed there from now on is discarded"
+    return f"{what} had left running {fate}: {', '.join(named[:LEFT_BEHIND_SHOWN])}{more}; {advice}"
 
 
 def _process_in_words(words: str) -> str:
     """A command line; that of a process that a rank has forked is the rank's own, and ours."""
+    if "from multiprocessing." in words:
+        return "a process of multiprocessing"
     return "a fork of a rank" if _OUR_PROGRAMS in words else printable(words, 80)
 
 
@@ -81,6 +84,14 @@ def stopping_line(signum: int, ranks_left: int, rest: Duration) -> str:
     who = "1 rank" if ranks_left == 1 else f"{ranks_left} ranks"
     name = SIGNAL_NAMES.get(signum, f"signal {signum}")
     return f"stopping {who} ({name}) for up to {format_duration(rest)}; once more kills them now"
+
+
+def suspension_line(lease: Duration) -> str:
+    """Say what follows when an agent among others stops with its ranks."""
+    return (
+        "stopping this node's ranks with their agent (Ctrl-Z): the other nodes take them for dead "
+        f"after {format_duration(lease)}, and go on without them or begin anew"
+    )
 
 
 def time_limit_line(timeout: Duration, grace: Duration) -> str:

@@ -36,6 +36,7 @@ class RunOptions(TypedDict, total=False):
     grace: float
     hang_timeout: float | None
     timeout: float | None
+    keep_children: bool
     env: Mapping[str, str] | None
     log_dir: str | os.PathLike[str] | None
     redirects: str
@@ -110,6 +111,7 @@ def run(
     grace: float = 30.0,
     hang_timeout: float | None = None,
     timeout: float | None = None,
+    keep_children: bool = False,
     env: Mapping[str, str] | None = None,
     log_dir: str | os.PathLike[str] | None = None,
     redirects: str = "0",
@@ -148,6 +150,8 @@ def run(
             which the run counts as hung: stacks are collected and it fails.
         timeout: seconds that the whole run may take, restarts included, before ranks are told to
             stop; on simulated ranks in real time.
+        keep_children: whether processes that ranks have left running live on when all ranks have
+            returned; they are killed otherwise.
         env: variables to add; not those that tell a rank its place, such as RANK or MASTER_PORT,
             which rankwise sets itself.
         log_dir: directory for log files.
@@ -228,6 +232,7 @@ def run(
         grace=grace,
         hang_timeout=hang_timeout,
         timeout=timeout,
+        keep_children=keep_children,
         environment=env,
         preload=preload,
         run_id=run_id,

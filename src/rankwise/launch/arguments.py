@@ -25,7 +25,7 @@ from rankwise.launch.limits import (
     duration_of,
     shown,
 )
-from rankwise.launch.log_layout import log_plan_problems, parse_streams
+from rankwise.launch.log_layout import check_prefix, log_plan_problems, parse_streams
 
 
 def call_arguments(args: Any) -> tuple[Any, ...]:
@@ -131,6 +131,8 @@ def modules_to_import(preload: Any) -> tuple[str, ...]:
 
 def log_plan(*, log_dir: Any, redirects: Any, tee: Any, prefix: Any, nprocs: int) -> LogPlan:
     """`log_dir`, `redirects`, `tee` and `prefix`: where the output of `nprocs` workers goes."""
+    if isinstance(prefix, str):
+        check_prefix(prefix, "prefix")
     plan = LogPlan(
         directory=_directory(log_dir),
         redirects=_streams(redirects, "redirects"),

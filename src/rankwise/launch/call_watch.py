@@ -184,6 +184,10 @@ class CallWatch:
             return None
         return worst, delay_in_words(worst, lasted, self._lateness.seen)
 
+    def stand_still(self, since: Instant, until: Instant) -> None:
+        """Take note that all ranks were stopped for a while."""
+        self._lateness.stand_still(since, until)
+
     @property
     def _attempt(self) -> int:
         return max((link.attempt for link in self._host.links.values()), default=-1)

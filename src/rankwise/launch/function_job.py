@@ -36,6 +36,7 @@ def function_job(
     grace: float = 30.0,
     hang_timeout: float | None = None,
     timeout: float | None = None,
+    keep_children: bool = False,
     environment: Mapping[str, str] | None = None,
     preload: Sequence[str] | None = None,
     run_id: str | None = None,
@@ -74,6 +75,7 @@ def function_job(
         environment={**_threads_environment(size), **added_environment(environment)},
         logs=logs,
         timeout=time_limit(timeout, "timeout"),
+        keep_children=keep_children,
         console=console,
     )
 

@@ -68,6 +68,10 @@ class HangWatch:
         if self._timer is None:
             self._look()
 
+    def stand_still(self, duration: Duration) -> None:
+        """Take note that ranks and agent were stopped for so long, and have just gone on."""
+        self._watch.stand_still(duration)
+
     def last_progress(self) -> Instant:
         """When any rank last made progress, as of now."""
         self._look()

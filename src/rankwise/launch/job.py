@@ -154,6 +154,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             has named a place for them.
         on_failure: a command for the shell that is told of failures, see `launch.failure_command`.
         timeout: how long the whole run may take, restarts included; None: as long as it takes.
+        keep_children: whether processes that ranks have left running live on when all ranks have
+            ended well.
         signals: signal numbers that end the run gracefully.
         virtual_local_rank: every worker sees LOCAL_RANK=0 and one device.
         cpus_by_rank: CPUs that each local rank is bound to; None leaves them alone.
@@ -180,6 +182,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     journal_fd: int | None = None
     on_failure: str | None = None
     timeout: Duration | None = None
+    keep_children: bool = False
     signals: tuple[int, ...] = (15, 2, 1, 3)
     virtual_local_rank: bool = False
     cpus_by_rank: Mapping[int, frozenset[int]] | None = None

@@ -27,6 +27,8 @@ from rankwise.launch.private_places import (
 )
 
 _TIME_MARKS = {"date": DATE_MARK, "time": TIME_MARK}
+PLACEHOLDERS = ("role_name", "local_rank", "rank", *_TIME_MARKS)
+"""What a prefix may name."""
 _FILE_NAMES = {Streams.OUT: "stdout.log", Streams.ERR: "stderr.log"}
 
 
@@ -234,6 +236,28 @@ def line_prefix(
 
     values = {"role_name": role, "local_rank": local_rank, "rank": rank, **_TIME_MARKS}
     return Template(plan.prefix_template).safe_substitute(values)
+
+
+def check_prefix(template: str | None, label: str) -> None:
+    """Refuse a prefix that names in `${...}` what no rank has.
+
+    Raises:
+        ConfigError: it does.
+    """
+    if "$" not in (template or ""):
+        return
+    from string import Template  # noqa: PLC0415  # rarely needed
+
+    from rankwise.base.suggestions import nearest  # noqa: PLC0415  # the same
+
+    for name in Template(template or "").get_identifiers():
+        if name not in PLACEHOLDERS:
+            meant = nearest(name, PLACEHOLDERS)
+            raise ConfigError(
+                f"{label} is {template!r}, and nothing is called {name}; there are "
+                + ", ".join(f"${{{known}}}" for known in PLACEHOLDERS),
+                hint=f"did you mean ${{{meant}}}?" if meant else "write $$ for a dollar sign",
+            )
 
 
 def notice_stamp(plan: LogPlan) -> str:

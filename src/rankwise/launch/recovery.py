@@ -88,7 +88,7 @@ def recover(function: Callable[[], R], *, timeout: float = RECALL_TIMEOUT_S) -> 
 
     Raises:
         ConfigError: `timeout` is not positive, or this is not the main thread.
-        LocalProtocolError: it is called by a function that `recover` runs.
+        LocalProtocolError: it is called in a function that `recover` runs.
     """
     if not timeout > 0:
         raise ConfigError(f"the timeout of recover is {timeout}, expected more than 0 s")
@@ -225,8 +225,10 @@ class RecoverableRank:
 
         if self._is_running:
             raise LocalProtocolError(
-                "recover was called by a function that recover runs",
-                hint="call it once, around all that is to be done again",
+                "rankwise.recover was called in a function that rankwise.recover runs, and "
+                "recoveries cannot be nested",
+                hint="call it once, around all that is to be done again, and functions in there "
+                "plainly",
             )
         self._is_running = True
         try:

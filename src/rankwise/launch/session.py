@@ -13,10 +13,11 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from rankwise.base.failure import TIME_LIMIT_SIGNAL, Outcome, OutcomeStatus
-from rankwise.base.units import SECOND, Duration, Instant, after
+from rankwise.base.units import SECOND, Duration, Instant, after, between
 from rankwise.core.gang.state import Phase
 from rankwise.core.gang.vocabulary import (
     Stimulus,
+    StoodStill,
     StopRequested,
     WorkerExited,
     WorkerReported,
@@ -31,7 +32,7 @@ from rankwise.drivers.real.logs.file import DiskComplaints
 from rankwise.drivers.real.logs.flow import LogFlow
 from rankwise.drivers.real.process_host import RealProcessHost
 from rankwise.drivers.real.reactor import Reactor
-from rankwise.drivers.real.signals import SignalPipe, end_well
+from rankwise.drivers.real.signals import SignalPipe, end_well, is_default, stop_self
 from rankwise.launch.cluster.agent_runner import AgentRunner
 from rankwise.launch.cluster.plan import plan_of
 from rankwise.launch.commands import ensure_open_files
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
     from rankwise.launch.hang_watch import HangWatch
     from rankwise.launch.recording import RunRecorder
 
-SIGTERM = 15
+SIGTERM, SIGCONT, SIGSTOP, SIGTSTP = 15, 18, 19, 20
 STRAY_PATIENCE = Duration(1 * SECOND)
 """How long output is awaited from processes that survived the sweep and hold a pipe open."""
 CONSOLE_PATIENCE = Duration(3 * SECOND)
@@ -163,6 +164,7 @@ class Session:
             on_preload_failure=self._on_preload_failure,
             abandon_spawns=partial(self._abandon_spawns, hosting),
             renew_spawner=hosting.replace_server,
+            keeps_children=job.keep_children,
         )
         stack.callback(self._host.close)
         self._guard_files(hosting)
@@ -230,7 +232,9 @@ class Session:
         if outcome.status is OutcomeStatus.SUCCEEDED and self._host.left_behind:
             from rankwise.launch.announcements import left_behind_line  # noqa: PLC0415  # rare
 
-            self._say(left_behind_line(self._host.left_behind), "left-behind")
+            kept = self._job.keep_children
+            line = left_behind_line(self._host.left_behind, are_kept=kept)
+            self._say(line, "kept-children" if kept else "left-behind")
         lateness = self._lateness()
         self._read_to_the_end(outcome, lateness)
         told = self._decorator.decorate_outcome(outcome, "" if lateness is None else lateness[1])
@@ -294,11 +298,17 @@ class Session:
         now = self._clock.now()
         was_stopped = outcome.status is OutcomeStatus.STOPPED
         patience = after(now, CONSOLE_PATIENCE) if was_stopped else None
-        self._turn_until(
-            lambda: self._host.is_drained or self._is_interrupted,
-            after(now, STRAY_PATIENCE) if self._host.has_survivors else patience,
-        )
-        is_drained = self._host.is_drained
+        writers_live = self._job.keep_children and bool(self._host.left_behind)
+        if not writers_live:
+            self._turn_until(
+                lambda: self._host.is_drained or self._is_interrupted,
+                after(now, STRAY_PATIENCE) if self._host.has_survivors else patience,
+            )
+        is_drained = self._host.is_drained or writers_live
+        if writers_live:
+            from rankwise.launch.kept_children import discard_output  # noqa: PLC0415  # rare
+
+            discard_output(self._host.unread_streams())
         self._host.close()
         self._complaints.tell_losses()
         has_report = outcome.status is OutcomeStatus.FAILED and self._job.log_format != "json"
@@ -321,13 +331,18 @@ class Session:
     def _catch_signals(self, stack: ExitStack) -> SignalPipe | None:
         if not self._job.handle_signals:
             return None
-        signals = SignalPipe(self._job.signals)
+        self._pauses = SIGTSTP not in self._job.signals and is_default(SIGTSTP)
+        pausing = (SIGTSTP,) if self._pauses else ()
+        signals = SignalPipe((*self._job.signals, *pausing))
         stack.callback(lambda: self.late_signals.extend(signals.late))
         stack.enter_context(signals)
         return signals if signals.is_active else None
 
     def _on_signals(self, numbers: list[int]) -> None:
         for signum in numbers:
+            if signum == SIGTSTP and self._pauses:
+                self._stand_still()
+                continue
             if self._dispatch.outcome is None:
                 self.caught_signal = self.caught_signal or signum
                 self._signals_caught += 1
@@ -341,6 +356,29 @@ class Session:
             # That ranks got it too, and were heard of first, does not make it the second request.
             if not self._is_asked_by_ranks or self._signals_caught != 1:
                 self.request_stop(signum)
+
+    def _stand_still(self) -> None:
+        """Ctrl-Z: stop with all ranks until a shell lets this process go on; then let them go on.
+
+        They are in sessions of their own, where no key of the terminal reaches them, and where
+        SIGTSTP does nothing.
+        """
+        if not self._plan.is_alone:
+            from rankwise.launch.announcements import suspension_line  # noqa: PLC0415  # rare
+
+            self._say(suspension_line(self._plan.rendezvous.lease_ttl), "suspended")
+        since = self._clock.now()
+        self._host.signal_all(SIGSTOP)
+        stop_self()
+        self._host.signal_all(SIGCONT)
+        until = self._clock.now()
+        stood = between(since, until)
+        self.reactor.postpone(stood)
+        if self._has_watch:
+            self._call_watch.stand_still(since, until)
+        if "_hang_watch" in vars(self):
+            self._hang_watch.stand_still(stood)
+        self._dispatch.deliver(StoodStill(stood))
 
     def _on_time_limit(self) -> None:
         """Stop a run that has taken too long, unless something has ended it already."""

@@ -8,6 +8,7 @@ waiting. What a run is made of, while it lasts, is in `session.py`.
 import errno
 import math
 import os
+import signal
 import sys
 import threading
 import time
@@ -117,7 +118,11 @@ class Supervision:
         try:
             # What a handler tears could not be taken down any more.
             with gate_here().used(), ExitStack() as stack:
-                session = self._make_session(stack)
+                try:
+                    session = self._make_session(stack)
+                finally:
+                    if self._ends_process:  # the command line has held them; see its `start.py`
+                        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
                 with self._lock:
                     self._session = session
                     for signum in self._early_stops:

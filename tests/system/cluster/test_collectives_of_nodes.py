@@ -2,11 +2,11 @@
 
 import re
 import signal
-import socket
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from etcd_servers import free_ports
 from nodes_in_namespaces import needs_namespaces, network
 from running import RANKWISE, Running, run, wait_for_any, write_program
 
@@ -48,18 +48,11 @@ def program(tmp_path: Path) -> Path:
     return path
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @pytest.mark.parametrize("local_sizes", [(1, 1), (2, 1)])
 def test_a_job_of_two_agents_reduces_over_all_ranks_and_again_after_a_restart(
     program: Path, local_sizes: tuple[int, int]
 ) -> None:
-    size, port = sum(local_sizes), free_port()
+    size, port = sum(local_sizes), free_ports(1)[0]
     with ExitStack() as stack:
         nodes = [
             stack.enter_context(
@@ -98,7 +91,7 @@ def test_nodes_whose_ranks_meet_in_each_step_save_after_the_same_one(tmp_path: P
     program = write_program(tmp_path, REDUCING_UNTIL_TOLD)
     words = (
         *(*RANKWISE, "run", "--nnodes", "2", "--nproc-per-node", "2", "--rdzv-id", "reduce"),
-        *("--rdzv-backend", "embedded", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"),
+        *("--rdzv-backend", "embedded", "--rdzv-endpoint", f"127.0.0.1:{free_ports(1)[0]}"),
         str(program),
     )
     with ExitStack() as stack:
@@ -129,7 +122,7 @@ if collectives.rank() == 0:
 
 
 def test_simulated_nodes_give_the_bits_of_real_ones(tmp_path: Path) -> None:
-    program, port = tmp_path / "fold.py", free_port()
+    program, port = tmp_path / "fold.py", free_ports(1)[0]
     program.write_text(FOLDING)
     run = (*RANKWISE, "run", "--nnodes", "2", "--nproc-per-node", "2")
     meet = ("--rdzv-backend", "embedded", "--rdzv-endpoint", f"127.0.0.1:{port}")

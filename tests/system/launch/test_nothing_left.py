@@ -19,6 +19,7 @@ from running import (
     run,
     start,
     start_program,
+    wait_until,
     write_program,
 )
 
@@ -228,6 +229,86 @@ for seconds in ("1000", "2000"):
     assert line.startswith("rankwise: 2 processes that ranks had left running were killed: sleep ")
     assert {word for word in line.split() if word.endswith("000")} == {"1000", "2000"}
     assert "a rank has to wait for what is to be finished" in line
+
+
+KEEPING = """
+import os, subprocess, sys
+def chatter():
+    return [sys.executable, "-uc", (
+        "import os, sys, time\\n"
+        "print('up', os.getpid())\\n"
+        "while os.getppid() == int(sys.argv[1]): time.sleep(0.001)\\n"  # its rank lives
+        "sys.stdout.write('x' * (4 << 20))\\n"  # more than a pipe holds
+        "open(sys.argv[2], 'w').close()\\n"
+        "time.sleep(1000)"
+    )]
+for number in range(2):
+    child = subprocess.Popen(
+        [*chatter(), str(os.getpid()), f"done-{number}-{os.environ['RANK']}"],
+        start_new_session=number == 1,
+    )
+    print("child", child.pid, flush=True)
+"""
+
+
+@pytest.mark.parametrize("method", ["subprocess", "spawn", "forkserver"])
+def test_but_what_is_to_live_on(method: str, tmp_path: Path) -> None:
+    script = write_program(tmp_path, KEEPING)
+    options = ("--nproc-per-node=2", "--keep-children", "--start-method", method)
+
+    done = run("run", *options, script, cwd=tmp_path)
+
+    children = numbers_after("child", done.stdout)
+    deaths = Deaths(children)
+    try:
+        wait_until(lambda: len([*tmp_path.glob("done-*")]) == 4)
+        (line,) = [line for line in done.stderr.splitlines() if "left running" in line]
+        assert line.startswith("rankwise: 4 processes that ranks had left running live on: ")
+        assert done.code == 0
+        assert all(Path(f"/proc/{pid}").exists() for pid in children)
+    finally:
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+    assert deaths.survivors(WITHIN_S) == []
+    wait_until(lambda: everybody() == {})  # whoever has read their output ends with them
+
+
+def test_nothing_lives_on_after_a_failure(tmp_path: Path) -> None:
+    script = write_program(
+        tmp_path, "import subprocess, sys; subprocess.Popen(['sleep', '1000']); sys.exit(3)"
+    )
+
+    done = run("run", "--keep-children", script)
+
+    assert done.code == 3
+    assert everybody() == {}
+
+
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+def test_what_multiprocessing_has_been_told_to_leave_is_told_of(
+    context: str, tmp_path: Path
+) -> None:
+    script = write_program(
+        tmp_path,
+        f"""
+import multiprocessing, os, time
+def upload(begun):
+    begun.set()
+    time.sleep(1000)
+if __name__ == "__main__":
+    context = multiprocessing.get_context("{context}")
+    begun = context.Event()
+    context.Process(target=upload, args=(begun,)).start()
+    begun.wait()
+    os._exit(0)
+""",
+    )
+
+    done = run("run", script)
+
+    assert done.code == 0
+    (line,) = [line for line in done.stderr.splitlines() if "left running" in line]
+    assert "killed: a process of multiprocessing (pid " in line
 
 
 def test_helpers_of_libraries_that_end_after_their_rank_are_not_told_of(tmp_path: Path) -> None:

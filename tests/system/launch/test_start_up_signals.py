@@ -1,4 +1,4 @@
-"""SIGTERM while a run starts, at instants that are counted in calls, not in seconds."""
+"""SIGTERM and Ctrl-C while a run starts, at instants that are counted in calls, not in seconds."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ LAUNCHER = """
 import os, signal, sys
 from rankwise.cli.main import main
 
-FIRST, LAST = sys.argv[1], int(sys.argv[2])
+FIRST, LAST, SIGNAL = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 launcher = os.getpid()
 calls = None
 
@@ -33,10 +33,10 @@ def count(frame, event, _argument):
     if calls == LAST or is_over:
         sys.setprofile(None)
         print("calls", calls, flush=True)
-        os.kill(launcher, signal.SIGTERM)
+        os.kill(launcher, SIGNAL)
 
 sys.setprofile(count)
-main(["run", "--nproc-per-node=2", *sys.argv[3:]])
+main(["run", "--nproc-per-node=2", *sys.argv[4:]])
 """
 NEVER = 1_000_000_000
 
@@ -49,12 +49,13 @@ def test_sigterm_ends_a_run_in_the_same_way_at_any_moment_of_its_start(
     words = (f"--start-method={method}", "--no-python", "sleep", "1000")
     mark = os.environ[leftovers.MARK_VARIABLE]
     before = frozenset(leftovers.marked_processes(mark))
-    last = run_program(LAUNCHER, tmp_path, first, str(NEVER), *words)
+    sigterm = str(int(signal.SIGTERM))
+    last = run_program(LAUNCHER, tmp_path, first, str(NEVER), sigterm, *words)
     (calls,) = numbers_after("calls", last.stdout)
     assert calls > 10 * INSTANTS, "the run is started in many steps"
 
     for instant in range(1, calls, calls // INSTANTS):
-        done = run_program(LAUNCHER, tmp_path, first, str(instant), *words)
+        done = run_program(LAUNCHER, tmp_path, first, str(instant), sigterm, *words)
 
         assert done.code == 128 + signal.SIGTERM, f"at call {instant}: {done.stderr}"
         assert "stopped by SIGTERM" in done.stderr, f"at call {instant}: {done.stderr}"
@@ -68,6 +69,30 @@ def test_sigterm_that_the_run_is_not_to_handle_does_what_it_does_to_any_program(
 ) -> None:
     words = ("--signals-to-handle=SIGINT", "--no-python", "sleep", "1000")
 
-    done = run_program(LAUNCHER, tmp_path, "be_interruptible", str(NEVER), *words)
+    sigterm = str(int(signal.SIGTERM))
+
+    done = run_program(LAUNCHER, tmp_path, "be_interruptible", str(NEVER), sigterm, *words)
 
     assert done.code == -signal.SIGTERM, done.stderr
+
+
+@pytest.mark.parametrize("method", ["subprocess", "forkserver"])
+def test_when_ctrl_c_has_ended_the_start_of_a_run_nothing_is_left(
+    method: str, tmp_path: Path
+) -> None:
+    words = (f"--start-method={method}", "--no-python", "sleep", "1000")
+    mark = os.environ[leftovers.MARK_VARIABLE]
+    before = leftovers.marked_processes(mark).keys()
+    sigint, first = str(int(signal.SIGINT)), "hold_interrupts"
+    last = run_program(LAUNCHER, tmp_path, first, str(NEVER), sigint, *words)
+    (calls,) = numbers_after("calls", last.stdout)
+    assert calls > 10 * INSTANTS, "the run is started in many steps"
+
+    for instant in range(1, calls, calls // INSTANTS):
+        done = run_program(LAUNCHER, tmp_path, first, str(instant), sigint, *words)
+
+        # At once: whoever reads the exit code may start the next run.
+        assert leftovers.marked_processes(mark).keys() <= before, f"at call {instant}"
+        assert done.code == 128 + signal.SIGINT, f"at call {instant}: {done.stderr}"
+        assert "stopped by SIGINT" in done.stderr, f"at call {instant}: {done.stderr}"
+        assert "Traceback" not in done.stderr, f"at call {instant}"

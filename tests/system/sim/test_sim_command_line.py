@@ -271,3 +271,29 @@ def test_asking_for_help_does_not_load_the_simulator(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], check=False, timeout=PATIENCE_S)
 
     assert done.returncode == 0
+
+
+def test_a_race_between_programs_is_a_failure_if_one_asks_for_it(tmp_path: Path) -> None:
+    (tmp_path / "racy.py").write_text(
+        """
+import rankwise.sim.triton as triton
+import rankwise.sim.triton.language as tl
+
+@triton.jit
+def both(x):
+    tl.store(x, tl.program_id(0))
+
+def run(torch):
+    both[(2,)](torch.zeros(4))
+"""
+    )
+
+    silent = rankwise("run", "racy.py", cwd=tmp_path)
+    told = rankwise("run", "--detect-races", "racy.py", cwd=tmp_path)
+    nowhere = rankwise("run", "--triton", "--detect-races", "racy.py", cwd=tmp_path)
+
+    assert silent.returncode == 0
+    assert told.returncode == 1
+    assert 'kernel "both" (racy.py:7): store of element 0 of buffer' in told.stderr
+    assert "races with program (0, 0, 0) of rank 0" in told.stderr
+    assert "--detect-races is about a machine, and --triton alone has none" in nowhere.stderr

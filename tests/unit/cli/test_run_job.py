@@ -62,8 +62,8 @@ def test_without_options_one_worker_runs_the_script(folder: Path) -> None:
 
 def test_options_reach_the_job(folder: Path) -> None:
     job = job_of(
-        "--nproc_per_node 3 --max-restarts 2 --shutdown-timeout 5 --hang-timeout 2m --timeout 8h "
-        "--log-size 2M "
+        "--nproc_per_node 3 --max-restarts 2 --shutdown-timeout 5 --hang-timeout 2m "
+        "--log-size 2M --timeout 1h30m "
         "--restart-backoff 500ms --role trainer --log-dir logs -r 0:1,2:3 -t 1 "
         "--local-ranks-filter 0,2 --duplicate-stdout-filters a,,b,c --rdzv-id nightly "
         "--start-method forkserver --preload json,email.mime --signals-to-handle SIGTERM,SIGUSR1 "
@@ -75,7 +75,7 @@ def test_options_reach_the_job(folder: Path) -> None:
     assert job.policy.restarts_max == 2
     assert job.gang.grace == 5 * SECOND
     assert job.gang.hang_timeout == 120 * SECOND
-    assert job.timeout == 8 * 3600 * SECOND
+    assert job.timeout == 5400 * SECOND
     assert job.policy.backoff.initial == 500 * MILLISECOND
     assert job.role == "trainer"
     assert job.logs.directory == "logs"
@@ -390,6 +390,11 @@ def test_a_static_endpoint_is_the_master(
         ("--log-size 1K train.py", "'1K' is not a size, expected 4K or more, such as 64K, 100M"),
         ("--log-size big train.py", "'big' is not a size"),
         ("--hang-timeout 5d train.py", "'5d' is not a time, expected seconds or 500ms, 30s"),
+        ("--timeout 30m1h train.py", "'30m1h' is not a time, expected seconds or 500ms, 30s, 5m"),
+        (
+            "--log-prefix '${tiem}|' train.py",
+            "nothing is called tiem; there are ${role_name}, ${local_rank}, ${rank}, ${date}",
+        ),
         (
             "--hang-timeout 99999999999999h train.py",
             "'99999999999999h' is too long, expected at most ten years (87600h)",
@@ -547,3 +552,18 @@ def test_numa_binding_gives_every_rank_cpus_that_it_may_use(folder: Path) -> Non
 
 def test_a_known_event_handler_is_accepted(folder: Path) -> None:
     assert job_of("--event-log-handler console train.py").gang.size == 1
+
+
+@pytest.mark.usefixtures("folder")
+def test_an_empty_failure_command_is_refused() -> None:
+    refused = refusal(["--on-failure", " ", "train.py"])
+
+    assert "--on-failure is ' ', expected a shell command (leave it out for none)" in refused
+
+
+@pytest.mark.usefixtures("folder")
+def test_torch_s_variable_may_name_in_a_prefix_what_nobody_knows() -> None:
+    variable = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "${host}:"}
+
+    assert job_of("train.py", **variable).logs.prefix_template == "${host}:"
+    assert "nothing is called host" in refusal("--log-prefix ${host}: train.py")

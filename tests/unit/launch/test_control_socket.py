@@ -24,9 +24,12 @@ from rankwise.launch.control import (
     RunUnreachable,
     ask,
     ask_all,
+    expect_over,
     list_runs,
+    listen,
 )
 from rankwise.launch.control.addresses import parse_name, socket_name
+from rankwise.launch.control.server import Question
 
 PATIENCE_S = 60.0
 
@@ -275,3 +278,31 @@ def test_a_name_leads_back_to_the_run(run_id: str, pid: int, uid: int) -> None:
     assert socket_name(*parsed) == name
     if len(run_id.encode()) <= 20:
         assert parsed[0] == run_id
+
+
+def test_who_reads_logs_makes_room_and_is_told_that_the_run_goes_on(run_id: str) -> None:
+    def never(request: Request, reply: Reply) -> None:
+        reply.send({"asked": request.ask})
+
+    def begin(question: Question) -> Iterator[dict[str, object]]:
+        answer = listen(summary(run_id), Request(question), soon())
+        assert next(answer) == {"asked": question}
+        return answer
+
+    with ControlServer(run_id, never) as server:
+        with served(server):
+            stopper = begin("stop")
+            readers = [begin("logs") for _ in range(31)]
+            others = [begin("stop"), begin("stop")]
+            for reader in readers[:2]:
+                with pytest.raises(RunUnreachable, match="refused: 32 others ask since then"):
+                    next(reader)
+        server.close()
+
+        assert [next(answer, None) for answer in (stopper, *others, readers[2])] == [None] * 4
+        expect_over(summary(run_id))
+
+
+def test_an_answer_that_breaks_off_while_the_run_goes_on_is_no_end(run_id: str) -> None:
+    with ControlServer(run_id, answer_with()), pytest.raises(RunUnreachable, match="and goes on"):
+        expect_over(summary(run_id))

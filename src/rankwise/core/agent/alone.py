@@ -20,7 +20,7 @@ what a failed round means is judged by the same rules (`policy.py`).
 import msgspec
 
 from rankwise.base.failure import Failure, OutcomeStatus
-from rankwise.base.units import Instant, after
+from rankwise.base.units import Duration, Instant, after, postponed
 from rankwise.core.agent.vocabulary import AgentSpec, AnnounceRestart
 from rankwise.core.gang.vocabulary import GangSpec
 from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig, RestartPolicy
@@ -107,6 +107,11 @@ class Alone:
                 return [LeaveSettled()]
             case _:  # what others would hear of, and answers of a store
                 return []
+
+    def stand_still(self, duration: Duration) -> None:
+        """Let a pause not count the time in which this node was stopped."""
+        self._pause_ends = after(self._pause_ends, duration)
+        self.next_deadline = postponed(self.next_deadline, duration)
 
     def _settle(self, now: Instant) -> list[AloneEffect]:
         """Begin the round if the node is ready and the pause is over."""

@@ -46,7 +46,7 @@ import msgspec
 from rankwise.base.errors import LocalProtocolError
 from rankwise.base.failure import Failure, FailureCause, Outcome, OutcomeStatus, what_it_did
 from rankwise.base.machine import Ticked
-from rankwise.base.units import Duration, Instant, after, between, format_duration
+from rankwise.base.units import Duration, Instant, after, between, format_duration, postponed
 from rankwise.core.agent.alone import Alone
 from rankwise.core.agent.vocabulary import (
     AgentSpec,
@@ -227,6 +227,8 @@ class Agent:
                 | gang_words.StacksDumped()
             ):
                 self._tell_gang(stimulus, now)
+            case gang_words.StoodStill():
+                self._on_stood_still(stimulus, now)
             case gang_words.GuardianLost():
                 self._on_guardian_lost(stimulus, now)
 
@@ -297,6 +299,15 @@ class Agent:
     def _on_preparation_failed(self, stimulus: PreparationFailed, now: Instant) -> None:
         if self.phase is Phase.PREPARING and stimulus.round == self._next_round:
             self._refuse(stimulus.reason, stimulus.hint, now)
+
+    def _on_stood_still(self, stimulus: gang_words.StoodStill, now: Instant) -> None:
+        """Let no deadline of this node count that time; what other nodes think of it is theirs."""
+        self._deadline = postponed(self._deadline, stimulus.duration)
+        self._gone_by = after(self._gone_by, stimulus.duration)
+        if isinstance(self.rendezvous, Alone):
+            self.rendezvous.stand_still(stimulus.duration)
+        if self.gang is not None:
+            self._tell_gang(stimulus, now)
 
     def _on_guardian_lost(self, stimulus: gang_words.GuardianLost, now: Instant) -> None:
         """No worker can be made on this node any more; those that there were have died."""

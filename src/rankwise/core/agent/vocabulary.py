@@ -126,6 +126,7 @@ NodeStimulus = (
     | gang.ProgressLooked
     | gang.RanksBlamed
     | gang.StacksDumped
+    | gang.StoodStill
     | gang.GuardianLost
     | RoundPrepared
     | PreparationFailed

@@ -54,6 +54,7 @@ finished: a stray of this one could hold the port or the device of the next.
 - A worker that has told of the exception that it dies of may still not end: a thread of its own
   keeps it. Its exit would tell, so only when `exit_timeout` has passed without one is the gang
   ended as if it had.
+- Ctrl-Z stops the workers and their agent. No deadline counts the time in which they stood still.
 - If the guardian is lost, so are its workers: the gang ends at once, and none can follow. What had
   happened before stays true: a gang whose workers had all ended well has succeeded.
 """
@@ -61,7 +62,7 @@ finished: a stray of this one could hold the port or the device of the next.
 from rankwise.base.errors import LocalProtocolError
 from rankwise.base.failure import TIME_LIMIT_SIGNAL, Failure, Outcome, OutcomeStatus
 from rankwise.base.machine import Ticked
-from rankwise.base.units import Instant, after, between, format_duration
+from rankwise.base.units import Instant, after, between, format_duration, postponed
 from rankwise.core.gang.failures import StopOrders, failures_of
 from rankwise.core.gang.state import Phase, Standing, WorkerLife
 from rankwise.core.gang.vocabulary import (
@@ -84,6 +85,7 @@ from rankwise.core.gang.vocabulary import (
     StacksDumped,
     Started,
     Stimulus,
+    StoodStill,
     StopRequested,
     Sweep,
     Swept,
@@ -178,6 +180,8 @@ class Gang:
                 return self._on_ranks_blamed(stimulus, now)
             case StacksDumped():
                 return self._on_stacks_dumped(stimulus, now)
+            case StoodStill():
+                return self._on_stood_still(stimulus)
             case GuardianLost():
                 return self._on_guardian_lost(stimulus, now)
             case Ticked():
@@ -691,6 +695,16 @@ class Gang:
         if self.phase is not Phase.DUMPING or stimulus.attempt != self.attempt:
             return []
         return self._begin_stopping(now)
+
+    def _on_stood_still(self, stimulus: StoodStill) -> list[Effect]:
+        stood = stimulus.duration
+        self._deadline = postponed(self._deadline, stood)
+        self._exits_due = postponed(self._exits_due, stood)
+        self._stop_due = postponed(self._stop_due, stood)
+        self._falls_due = postponed(self._falls_due, stood)
+        for worker in self._workers:
+            worker.must_end_by = postponed(worker.must_end_by, stood)
+        return []
 
     def _on_guardian_lost(self, stimulus: GuardianLost, now: Instant) -> list[Effect]:
         if self.phase is Phase.FINISHED:

@@ -20,7 +20,8 @@ Nobody polls: `next_look` is a quarter of the patience after the last look. Prog
 the look that found it, so a hang is found at most a quarter of the patience late, never early.
 
 A look that comes much later than it was due tells that who looks stood still itself, and the ranks
-perhaps too: Ctrl-Z, a suspended machine. That time is not held against them.
+perhaps too: SIGSTOP, a suspended machine. That time is not held against them. Of Ctrl-Z it is told
+(`stand_still`).
 
 That all others wait for one rank, and this one makes no progress, needs no rule of its own: those
 who wait in a call make none, so the rank that made progress last is the one they wait for.
@@ -31,7 +32,7 @@ from enum import StrEnum
 
 import msgspec
 
-from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after, between
+from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after, between, postponed
 
 LOOKS_PER_PATIENCE = 4
 LEAST_INTERVAL = Duration(50 * MILLISECOND)
@@ -135,6 +136,16 @@ class ProgressWatch:
         }
         self._works = dict(works)
         self._looked_at = now
+
+    def stand_still(self, duration: Duration) -> None:
+        """Take note that ranks and agent were stopped for so long, and have just gone on."""
+        self._began_at = after(self._began_at, duration)
+        self._looked_at = after(self._looked_at, duration)
+        self._warned_of = postponed(self._warned_of, duration)
+        self._ranks = {
+            rank: RankProgress(known.doing, after(known.last_progress, duration))
+            for rank, known in self._ranks.items()
+        }
 
     def warns(self, now: Instant) -> bool:
         """Whether half of the patience is over, and nobody was told so yet."""

@@ -180,6 +180,12 @@ class StacksDumped(msgspec.Struct, frozen=True, tag=True):
     attempt: int
 
 
+class StoodStill(msgspec.Struct, frozen=True, tag=True):
+    """This node's ranks and their agent were stopped for so long, and go on: Ctrl-Z."""
+
+    duration: Duration
+
+
 class GuardianLost(msgspec.Struct, frozen=True, tag=True):
     """The process that owns the workers died; they have been killed, or are being."""
 
@@ -200,6 +206,7 @@ Stimulus = (
     | ProgressLooked
     | RanksBlamed
     | StacksDumped
+    | StoodStill
     | GuardianLost
     | Ticked
 )

@@ -11,17 +11,18 @@ a broadcast may go on before anybody has come, and a call that was issued keeps 
 
 - The first call of a group is not judged. That ranks start at different moments is no lateness.
 - A group with members elsewhere is not judged: the last one may be there.
+- Who waited while all ranks were stopped (Ctrl-Z) waited for nobody.
 - Who feeds us reads memory that holds the latest calls only, and reads now and then. What is seen
   stands for the rest: the waiting in a group is scaled by how many calls it has had, and `seen`
   tells the share.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from rankwise.base.units import SECOND, Duration
+from rankwise.base.units import SECOND, Duration, Instant
 from rankwise.core.ledger.books import Group
 
 NOTABLE_SHARE = 0.05
@@ -78,6 +79,11 @@ class Lateness:
         self._last = dict.fromkeys(self.ranks, 0)
         self._waited = dict.fromkeys(self.ranks, 0.0)
         self._judged = self._begun = 0
+        self._stops: list[tuple[Instant, Instant]] = []
+
+    def stand_still(self, since: Instant, until: Instant) -> None:
+        """Take note that all ranks were stopped (Ctrl-Z): who waited then waited for nobody."""
+        self._stops.append((since, until))
 
     def see(self, rank: int, groups: Mapping[str, Group], arrivals: Iterable[Arrival]) -> None:
         """Take in calls of one rank, in their order; one that was seen before changes nothing."""
@@ -87,7 +93,7 @@ class Lateness:
                 group = groups[arrival.group]
                 if not 1 < group.size == len(group.members):
                     continue
-                known = self._groups[arrival.group] = _Arrivals(group.members)
+                known = self._groups[arrival.group] = _Arrivals(group.members, self._stops)
             known.see(rank, arrival)
 
     def forget_groups(self) -> None:
@@ -128,8 +134,9 @@ class Lateness:
 class _Arrivals:
     """The calls of one group."""
 
-    def __init__(self, members: tuple[int, ...]) -> None:
+    def __init__(self, members: tuple[int, ...], stops: Sequence[tuple[Instant, Instant]]) -> None:
         self.members = members
+        self._stops = stops
         self.last = dict.fromkeys(members, 0)
         self.waited = dict.fromkeys(members, 0)
         """What they have cost, in nanoseconds of all that waited."""
@@ -167,6 +174,8 @@ class _Arrivals:
         since, until = come[before].begun_at, come[last].begun_at
         self.judged += 1
         self.last[last] += 1
+        if any(since <= end and until >= begin for begin, end in self._stops):
+            return
         self.waited[last] += sum(
             max(0, min(until, arrival.ended_at) - since)
             for rank, arrival in come.items()

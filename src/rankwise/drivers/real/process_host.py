@@ -224,6 +224,7 @@ class RealProcessHost:
         on_preload_failure: is told of a module that a fork server could not import, and why.
         abandon_spawns: takes back orders for workers that have not been made yet.
         renew_spawner: makes a spawner that was lost by that as good as new, before the next order.
+        keeps_children: whether what workers have left running lives on when all have ended well.
     """
 
     def __init__(
@@ -244,11 +245,14 @@ class RealProcessHost:
         on_preload_failure: Callable[[str, str], None],
         abandon_spawns: Callable[[], None],
         renew_spawner: Callable[[], None],
+        keeps_children: bool = False,
     ) -> None:
         self.has_survivors = False
         """Whether a process that nobody can kill, or find, may hold a pipe open for ever."""
         self.left_behind: Mapping[int, str] = {}
-        """What the last sweep has found alive, and killed: command lines by pid."""
+        """What the last sweep has found alive, and killed or kept: command lines by pid."""
+        self.is_stopping = False
+        """Whether the attempt was asked to stop: what is left then is killed in any case."""
         self._reactor = reactor
         self._clock = clock
         self._guardian = guardian
@@ -264,6 +268,7 @@ class RealProcessHost:
         self._on_preload_failure = on_preload_failure
         self._abandon_spawns = abandon_spawns
         self._renew_spawner = renew_spawner
+        self._keeps_children = keeps_children
         self._links: dict[int, WorkerLink] = {}
         self._current: dict[int, WorkerLink] = {}
         self._stacks: StacksRequest | None = None
@@ -301,6 +306,12 @@ class RealProcessHost:
             # What is left of the group is swept. A kill of all would take along the resource
             # tracker of multiprocessing, which has yet to remove the worker's shared memory.
             self._signal(link, signal, group=signal != SIGKILL)
+
+    def signal_all(self, signum: int) -> None:
+        """Send a signal to every worker, and to its process group."""
+        for link in self._current.values():
+            if not link.is_over:
+                self._signal(link, signum, group=True)
 
     def look_for_progress(self, attempt: int) -> None:
         """Find out when a worker last made progress; see ports.processes."""
@@ -380,7 +391,20 @@ class RealProcessHost:
         token = self._guardian.next_number()
         self._sweeps[token] = attempt, tuple(spares)
         spared = (self._current[local_rank].pid for local_rank in spares)
-        self._guardian.sweep(token, [pid for pid in spared if pid is not None])
+        self._guardian.sweep(token, [pid for pid in spared if pid is not None], self._manner)
+
+    @property
+    def _manner(self) -> str:
+        """What becomes of the processes that the workers have left running."""
+        ends = [link.exit_code for link in self._current.values()]
+        if self.is_stopping or any(code != 0 for code in ends):
+            return "kill"
+        return "keep" if self._keeps_children else "tell"
+
+    def unread_streams(self) -> list[int]:
+        """The pipes into which processes that were kept still write."""
+        streams = [stream for link in self._links.values() for stream in link.streams]
+        return [stream.pump.fd for stream in streams if not stream.is_over]
 
     def close(self) -> None:
         """Close every pipe, read to its end or not."""

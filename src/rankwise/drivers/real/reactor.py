@@ -16,7 +16,7 @@ from select import EPOLLIN, EPOLLOUT, epoll
 from threading import RLock
 from typing import Self
 
-from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant
+from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after
 from rankwise.ports.clock import Clock
 
 Callback = Callable[[], None]
@@ -97,6 +97,13 @@ class Reactor:
         timer = Timer(instant, callback)
         heappush(self._timers, (instant, next(self._sequence), timer))
         return timer
+
+    def postpone(self, duration: Duration) -> None:
+        """Let no timer count a time in which this process was stopped."""
+        for _, _, timer in self._timers:
+            timer.instant = after(timer.instant, duration)
+        # The same for all, so they stay in order.
+        self._timers = [(timer.instant, place, timer) for _, place, timer in self._timers]
 
     def post(self, callback: Callback) -> None:
         """Call back in the reactor's thread; the one call that any thread may make."""

@@ -117,6 +117,21 @@ class SignalPipe:
         return [signum for signum in numbers if signum in self._caught]
 
 
+def is_default(signum: int) -> bool:
+    """Whether a signal does what it does by default: nobody handles or ignores it."""
+    return signal.getsignal(signum) is signal.SIG_DFL
+
+
+def stop_self() -> None:
+    """Let SIGTSTP stop this process as it does by default; return when it goes on.
+
+    Where no shell could let it go on (its process group is orphaned), the kernel does not stop it.
+    """
+    handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+    signal.raise_signal(signal.SIGTSTP)
+    signal.signal(signal.SIGTSTP, handler)
+
+
 def deliver_to_self(signum: int, on_default: Callable[[], None] | None = None) -> None:
     """Let a signal take the effect it would have had, after our handlers are gone.
 

@@ -29,6 +29,7 @@ from rankwise.core.gang.vocabulary import (
     SignalWorker,
     SpawnWorker,
     StacksDumped,
+    StoodStill,
     StopRequested,
     Sweep,
     Swept,
@@ -105,6 +106,8 @@ def _tell_stimulus(stimulus: Stimulus, now: Instant) -> Told | None:
             return "", ranks[0], f" blamed: {reason}"
         case StacksDumped():
             return "stacks dumped", None, ""
+        case StoodStill(duration):
+            return f"stood still for {format_duration(duration)}", None, ""
         case GuardianLost(reason):
             return f"guardian lost: {reason}", None, ""
         case Ticked():

@@ -115,6 +115,7 @@ class RealNodeHost:
         """Let the next workers live in `world`."""
         plan = self._plan
         self._over = set()
+        self._processes.is_stopping = False
         self.world_size = world.size
         self._parts.decorator.begin_attempt()
         listener = self._listener if world.node_rank == 0 else None
@@ -132,6 +133,7 @@ class RealNodeHost:
 
     def ask_ranks_to_stop(self, number: int, signal: int | None) -> None:  # noqa: ARG002  # the gang's
         """Let the ranks that count their steps wait until they know where to stop."""
+        self._processes.is_stopping = True
         segment = self._parts.planner.segment
         if segment is None or (segment.steps() is None and not segment.sigterm_takers()):
             return  # nobody counts steps: the signal is all that the ranks are told

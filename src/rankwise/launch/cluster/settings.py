@@ -11,7 +11,7 @@ import msgspec
 
 from rankwise.base.errors import ConfigError
 from rankwise.base.suggestions import nearest
-from rankwise.base.units import SECOND, Duration, duration_from_seconds
+from rankwise.base.units import SECOND, Duration, duration_from_seconds, parse_duration
 from rankwise.core.rendezvous.configuration import RendezvousConfig
 
 RUN_TTL = Duration(2 * 3600 * SECOND)
@@ -101,9 +101,10 @@ def _positive(value: object, key: str, label: str) -> float:
     try:
         number = float(str(value))
     except ValueError:
-        number = 0.0
+        number = (parse_duration(str(value)) or 0) / SECOND
     if not 0 < number < 1e9:
         raise ConfigError(
-            f"{label}: {key} is {str(value)!r}, expected more than 0 and less than 1e9 seconds"
+            f"{label}: {key} is {str(value)!r}, expected more than 0 and less than 1e9 seconds, "
+            "or a time such as 30s, 1h30m"
         )
     return number

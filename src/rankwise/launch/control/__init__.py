@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         RunUnreachable,
         ask,
         ask_all,
+        expect_over,
         list_runs,
         listen,
     )
@@ -39,6 +40,7 @@ __all__ = [
     "RunUnreachable",
     "ask",
     "ask_all",
+    "expect_over",
     "list_runs",
     "listen",
 ]

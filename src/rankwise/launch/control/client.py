@@ -5,7 +5,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from select import POLLIN, poll
 from typing import Any
@@ -20,6 +20,9 @@ from rankwise.launch.control.server import Question, Request
 Answer = dict[str, Any]
 
 _ACCEPTS_CONNECTIONS = 0x10000  # __SO_ACCEPTCON, column Flags of /proc/net/unix
+
+_DEATH_PATIENCE_MS = 1_000
+"""How long a process may take to end after its sockets have."""
 
 
 class RunUnreachable(RankwiseError):
@@ -121,6 +124,31 @@ def listen(run: RunSummary, request: Request, deadline: Instant) -> Iterator[Ans
                 if "error" in told:
                     raise _refused(run, told)
                 yield told
+
+
+def expect_over(run: RunSummary) -> None:
+    """After an answer that ends with the run: make sure that the run has ended, too.
+
+    An agent gives its name up before it hangs up. One that was killed may do so a moment later.
+
+    Raises:
+        RunUnreachable: it goes on, and has hung up on us.
+    """
+    if run not in list_runs(run.uid):
+        return
+    with suppress(OSError):  # of a process that is gone
+        death = os.pidfd_open(run.pid)
+        try:
+            poller = poll()
+            poller.register(death, POLLIN)
+            has_ended = bool(poller.poll(_DEATH_PATIENCE_MS))
+        finally:
+            os.close(death)
+        if not has_ended and run in list_runs(run.uid):
+            raise RunUnreachable(
+                f"run {run.run_id!r} (pid {run.pid}) has hung up, and goes on",
+                hint="too many others may have asked it at once; ask again",
+            )
 
 
 def _is_readable(connection: socket.socket, deadline: Instant) -> bool:

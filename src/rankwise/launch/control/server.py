@@ -80,6 +80,8 @@ class _Conversation:
         self.unsent = bytearray()
         self.is_open = True
         self.is_answered = False
+        self.asked: Question | None = None
+        """What it wants to know, once that is known."""
         self._is_asked = False
         self._received = bytearray()
         self._connection = connection
@@ -186,13 +188,13 @@ class ControlServer:
         self._forget_ended()
 
     def close(self) -> None:
-        """Leave: clients see end of file, and the name is free. Harmless when repeated."""
+        """Leave: the name is free, and then clients see end of file. Harmless when repeated."""
+        self._listener.close()
         for conversation in self._conversations.values():
             conversation.send_the_rest()
             conversation.end()
         self._conversations.clear()
         self._watcher.close()
-        self._listener.close()
 
     def _accept(self) -> None:
         try:
@@ -204,11 +206,22 @@ class ControlServer:
             return
         self._forget_ended()
         if len(self._conversations) >= _CONVERSATIONS_MAX:
-            # Somebody opens connections and leaves them: the oldest makes room.
-            self._conversations.pop(next(iter(self._conversations))).end()
+            self._make_room()
         self._conversations[connection.fileno()] = _Conversation(
             connection, self._watcher, self._answer
         )
+
+    def _make_room(self) -> None:
+        """Send the oldest client away: one that asks nothing, or else one that reads logs."""
+        clients = list(self._conversations.values())
+        silent = [client for client in clients if client.asked is None]
+        readers = [client for client in clients if client.asked == "logs"]
+        leaving = next(iter(silent or readers or clients))
+        Reply(leaving).send(
+            {"error": f"{_CONVERSATIONS_MAX} others ask since then; ask again, the run goes on"}
+        )
+        leaving.end()
+        self._forget_ended()
 
     def _forget_ended(self) -> None:
         # Replies end conversations at any time, also between two calls of `on_readable`.
@@ -226,4 +239,5 @@ class ControlServer:
             reply.send({"error": f"not a request: {error}"})
             reply.finish()
         else:
+            conversation.asked = request.ask
             self._on_request(request, reply)

@@ -14,7 +14,8 @@ import msgspec
 
 from rankwise.base.errors import ConfigError
 from rankwise.base.suggestions import hint_on_name
-from rankwise.drivers.sim.cluster.plan_file import parse_duration, read_tree
+from rankwise.base.units import parse_duration
+from rankwise.drivers.sim.cluster.plan_file import read_tree
 from rankwise.sim.rehearsal.faults import Fault, FaultOfNode, FaultOfRank, LateNode
 
 _OF_RANKS: dict[str, Any] = {kind.__struct_config__.tag: kind for kind in get_args(FaultOfRank)}

@@ -53,6 +53,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         fields: values that were set one by one, as text.
         seed: what random tensors are drawn from.
         has_data: whether numbers are computed, or time alone is simulated.
+        detects_races: whether two programs that use an element unordered are a failure.
         virtual_limit_ps: the last simulated instant that may be reached.
         real_limit_s: how many seconds the simulation may take.
     """
@@ -65,6 +66,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     fields: Mapping[str, str] = {}
     seed: int = 0
     has_data: bool = True
+    detects_races: bool = False
     virtual_limit_ps: int | None = None
     real_limit_s: float | None = None
 
@@ -120,7 +122,12 @@ class Session:
 
     def run(self) -> Finished:
         """Run the program to its end."""
-        context = RuntimeContext(self.engine, ccl=self._ccl, seed=self._settings.seed)
+        context = RuntimeContext(
+            self.engine,
+            ccl=self._ccl,
+            seed=self._settings.seed,
+            detect_races=self._settings.detects_races,
+        )
         try:
             with self._limited(), context as torch:
                 results = self._program.run(torch, self._options)

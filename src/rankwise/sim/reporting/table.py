@@ -72,9 +72,9 @@ def _columns(results: Sequence[BenchResult], labels: Labels) -> list[_Column]:
 
 
 def _tells(head: str, cells: Sequence[str]) -> bool:
-    """Whether a column says something: fidelity, where messages stand for more exact levels."""
+    """Whether a column says something: fidelity, where it differs or is not the most exact."""
     if head == _FIDELITY:
-        return any("message" in cell for cell in cells)
+        return any("message" in cell for cell in cells) or len(set(cells)) > 1
     return head != _HELD_BACK or any(cells)
 
 

@@ -27,6 +27,7 @@ from rankwise.core.gang.vocabulary import (
     GuardianLost,
     SignalWorker,
     SpawnWorker,
+    StoodStill,
     StopRequested,
     Sweep,
     Swept,
@@ -294,3 +295,17 @@ def test_the_next_gang_owes_nothing_to_a_worker_that_was_slow_to_end() -> None:
     node.exits(0, 1, -15)
 
     assert node.agent.next_deadline is None
+
+
+def test_a_pause_does_not_count_the_time_in_which_the_node_stood_still() -> None:
+    backoff = Backoff(initial=Duration(10 * SECOND), longest=Duration(10 * SECOND))
+    node = Node(RestartPolicy(restarts_max=2, backoff=backoff))
+    node.exits(0, 1, 0)
+    node.exits(1, 1, 0)
+    due = node.agent.next_deadline
+    assert due is not None
+
+    node.now = after(due, Duration(3600 * SECOND))
+    node.tell(StoodStill(Duration(3600 * SECOND)))
+
+    assert node.agent.next_deadline == after(due, Duration(3600 * SECOND))

@@ -3,7 +3,7 @@
 import pytest
 
 from rankwise.base.failure import TIME_LIMIT_SIGNAL, FailureCause, OutcomeStatus
-from rankwise.base.units import SECOND, Duration, Instant
+from rankwise.base.units import SECOND, Duration, Instant, after
 from rankwise.core.gang.machine import Gang
 from rankwise.core.gang.state import Phase
 from rankwise.core.gang.vocabulary import (
@@ -12,6 +12,7 @@ from rankwise.core.gang.vocabulary import (
     Finish,
     ProgressLooked,
     StacksDumped,
+    StoodStill,
     StopRequested,
     Sweep,
     Swept,
@@ -222,3 +223,14 @@ def test_a_worker_that_survives_the_kill_after_a_stop_is_given_up() -> None:
     assert gang.outcome.status is OutcomeStatus.STOPPED
     assert gang.outcome.survivors == (1000,)
     assert gang.outcome.detail == ""
+
+
+def test_no_deadline_counts_the_time_in_which_everybody_stood_still() -> None:
+    gang = running_gang(size=2, grace=GRACE)
+    gang.handle(StopRequested(SIGTERM), Instant(5))
+    stood = Duration(3600 * SECOND)
+
+    assert gang.handle(StoodStill(stood), after(Instant(6), stood)) == []
+
+    assert gang.next_deadline == 5 + stood + GRACE
+    assert gang.tick(after(Instant(6), stood)) == []

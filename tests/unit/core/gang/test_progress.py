@@ -170,3 +170,15 @@ def test_time_in_which_nobody_looked_is_not_held_against_the_ranks() -> None:
     watch.look({0: work()}, Instant(3620 * SECOND))
 
     assert watch.last_progress == 3590 * SECOND
+
+
+def test_time_in_which_everybody_stood_still_is_not_held_against_the_ranks() -> None:
+    watch = watching(work())
+    watch.look({0: work(main=9)}, LOOK)
+
+    watch.stand_still(Duration(3600 * SECOND))
+    watch.look({0: work(main=9)}, Instant(3620 * SECOND))
+
+    assert watch.last_progress == 3610 * SECOND
+    assert not watch.warns(Instant(3620 * SECOND))
+    assert watch.warns(Instant(3630 * SECOND))

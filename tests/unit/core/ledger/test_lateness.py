@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from rankwise.base.units import MILLISECOND, SECOND, Duration
+from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant
 from rankwise.core.ledger import Arrival, Group, Lateness, delay_in_words
 
 RANKS = (0, 1, 2)
@@ -146,3 +146,17 @@ def test_lateness_is_told_in_a_sentence_that_says_how_much_was_seen() -> None:
         "rank 1 came last in 100 % of the calls; 14 % of the run was spent waiting for it"
     )
     assert sampled == f"{told} (of the calls, 20 % were seen)"
+
+
+def test_who_waited_while_everybody_was_stopped_waited_for_nobody() -> None:
+    lateness = Lateness(RANKS)
+    lateness.stand_still(Instant(200 * MILLISECOND), Instant(3_600 * MILLISECOND))
+
+    for rank, begun_ms in {
+        0: (100, 4_050),
+        1: (150, 4_050),
+        2: (3_601, 4_090),
+    }.items():
+        lateness.see(rank, WORLD, [arrival(2, begun_ms[0]), arrival(3, begun_ms[1])])
+
+    assert waited_ms(lateness) == [0, 0, 40]

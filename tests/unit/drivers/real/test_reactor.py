@@ -188,3 +188,20 @@ def test_a_deadline_in_ten_years_can_be_waited_for(
     reactor.run_once(after(clock.now(), DURATION_MAX))
 
     assert heard == [b"now"]
+
+
+def test_postponed_timers_fire_later_and_in_the_same_order(
+    reactor: Reactor, clock: SystemClock
+) -> None:
+    began, fired = clock.now(), list[str]()
+    reactor.call_at(after(began, Duration(2)), partial(fired.append, "second"))
+    reactor.call_at(after(began, Duration(1)), partial(fired.append, "first"))
+
+    reactor.postpone(Duration(30 * MILLISECOND))
+    reactor.run_once(began)
+    assert fired == []
+
+    reactor.run_once()
+    reactor.run_once(clock.now())
+    assert fired == ["first", "second"]
+    assert clock.now() >= after(began, Duration(30 * MILLISECOND))

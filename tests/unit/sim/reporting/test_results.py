@@ -49,6 +49,14 @@ def test_what_holds_results_back_is_a_column_where_there_is_any() -> None:
     assert held.as_row()["held_back_by"] == "wave tail"
 
 
+def test_the_level_of_fidelity_is_a_column_where_it_differs_or_is_not_the_most_exact() -> None:
+    kernel, queue, message = (result(fidelity=each) for each in ("kernel", "queue", "message"))
+
+    assert "fidelity" not in result_table([kernel, kernel])
+    assert result_table([kernel, queue]).splitlines()[2].rstrip().endswith("queue")
+    assert "message" in result_table([message, message])
+
+
 def test_a_result_whose_bound_nobody_knows_has_no_share_of_it() -> None:
     _head, row, _note = result_table([result(bound_ps=0)]).splitlines()
 

@@ -58,7 +58,7 @@ class HostingListener(Protocol):
     def on_swept(self, token: int, survivors: tuple[int, ...], killed: Mapping[int, str]) -> None:
         """Nothing is left of what was to be swept, but for the survivors.
 
-        `killed` were alive: their command lines by pid.
+        `killed` were alive, and are still if they are to be kept: their command lines by pid.
         """
         ...
 
@@ -146,9 +146,12 @@ class Connection:
         """Order a signal to a process or to its group."""
         self._send(("signal", worker, signum, group))
 
-    def sweep(self, token: int, spared: Sequence[int] = ()) -> None:
-        """Order that everything beneath is killed, but these workers (pids) and what is theirs."""
-        self._send(("sweep", token, list(spared)))
+    def sweep(self, token: int, spared: Sequence[int] = (), manner: str = "kill") -> None:
+        """Order that everything beneath is killed, but these workers (pids) and what is theirs.
+
+        `manner` says what becomes of what workers have left running: see the guardian.
+        """
+        self._send(("sweep", token, list(spared), manner))
 
     def guard(self, paths: Sequence[str]) -> None:
         """Order that these directories are removed if the agent dies."""

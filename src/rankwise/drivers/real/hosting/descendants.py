@@ -23,6 +23,12 @@ as we go, since they would make each look slower than the one before.
 could not do so themselves, as soon as all of them have ended. It is given the time for that. It is
 known by its command line, and a process that is just becoming another program has none for a
 moment: such a newcomer may be a tracker, and is looked at again before it is killed.
+
+**Helpers.** After a success, what is killed is told of, and so the processes are waited for that
+libraries have started and that end with their program: pools and servers of multiprocessing, the
+compilers of torch. Those that do not end have been left behind as any others.
+
+**Keeping.** `left_descendants` kills nobody, and says who is there, for a run that lets them live.
 """
 
 import _signal  # type: ignore[import-not-found]  # the core of `signal`, without its enums
@@ -48,7 +54,9 @@ _HELPER_MARKS = (
     b"torch/_inductor/compile_worker",
     b"torch._inductor.compile_worker",
 )
-"""Processes of libraries: they end some 10 ms after their program, which has forgotten nothing."""
+"""Processes of libraries: they end some 10 ms after their program, unless they have work to do."""
+HELPER_PATIENCE_NS = 1_000_000_000
+"""How long they may take, where it is told who was left behind."""
 _WATCHED_MAX = 200
 """How many deaths are waited for at a time: each needs a descriptor meanwhile."""
 _NANOSECONDS_PER_MILLISECOND = 1_000_000
@@ -61,14 +69,15 @@ def kill_descendants(
     spared_trees: "Collection[int]" = (),
     awaited: "Collection[int]" = (),
     killed: "dict[int, str] | None" = None,
+    awaits_helpers: bool = False,
 ) -> list[int]:
     """Kill all descendants of this process and wait until they are dead.
 
     Children are reaped, but for those `awaited` by somebody else; nobody else must reap meanwhile.
     `spared` processes are left alone, but their descendants are not. Leaders of sessions among
     `spared_trees` are left alone with their descendants, and with orphans of their sessions.
-    `killed` is filled with the command lines of those that were killed, by pid, but for helpers of
-    libraries, which would have ended by themselves.
+    `killed` is filled with the command lines of those that were killed, by pid, but for resource
+    trackers. With `awaits_helpers` helpers of libraries may end by themselves before.
     Returns the pids of those that are still alive after `patience_ns`, or cannot be killed.
     """
     began = time.monotonic_ns()
@@ -82,15 +91,16 @@ def kill_descendants(
             spared_trees,
             immune,
             spares_trackers=spares_trackers,
+            spares_helpers=awaits_helpers,
             spares_newcomers=time.monotonic_ns() < began + NEWCOMER_PATIENCE_NS,
         )
         for group in look.groups:
             _kill_group(group)
         if killed is not None:
-            killed.update(look.killed)
+            killed.update(look.left)
         reaped = _reap(look.dead - set(awaited))
         left = look.dead - reaped
-        left_alone = look.trackers | look.newcomers
+        left_alone = look.trackers | look.newcomers | look.helpers
         if not look.living.keys() - immune - left_alone:
             if not left_alone and not reaped and left == left_before:
                 return sorted(look.living)
@@ -102,11 +112,40 @@ def kill_descendants(
         if look.newcomers:
             pause_end = min(deadline, time.monotonic_ns() + _NEWCOMER_PAUSE_NS)
             _wait_for_deaths(_open_all(look.newcomers), pause_end)
+        elif look.helpers and not look.living.keys() - immune - left_alone:
+            last_call = min(deadline, began + HELPER_PATIENCE_NS)
+            _wait_for_deaths(_open_all(look.helpers), last_call)
+            awaits_helpers = time.monotonic_ns() < last_call
         elif look.trackers and not look.living.keys() - immune - look.trackers:
             last_call = min(deadline, time.monotonic_ns() + TRACKER_PATIENCE_NS)
             _wait_for_deaths(_open_all(look.trackers), last_call)
             spares_trackers = False
     return []
+
+
+def left_descendants(
+    *, spared: "Collection[int]", spared_trees: "Collection[int]", awaited: "Collection[int]"
+) -> "tuple[dict[int, str], set[int]]":
+    """Find all living descendants of this process, and kill nobody.
+
+    Returns the command lines of those that no library will end, by pid; and all pids and sessions
+    that are needed to spare them from now on. See `kill_descendants` for the arguments.
+    """
+    deadline = time.monotonic_ns() + HELPER_PATIENCE_NS
+    while True:
+        look = _Look(
+            spared,
+            spared_trees,
+            set(),
+            spares_trackers=True,
+            spares_helpers=time.monotonic_ns() < deadline,
+            spares_newcomers=False,
+            kills=False,
+        )
+        _reap(look.dead - set(awaited))
+        if not look.helpers:
+            return look.left, {*look.living, *look.sessions}
+        _wait_for_deaths(_open_all(look.helpers), deadline)
 
 
 def _has_children() -> bool:
@@ -126,7 +165,9 @@ class _Look:
         groups: the process groups of all of them, none of which is that of a spared one.
         trackers: the resource trackers among the living, which have been left alone.
         newcomers: those among the living who have no command line; the same.
-        killed: the command lines of those that were killed, but for helpers of libraries.
+        helpers: those of libraries among the living; the same.
+        left: the command lines of those that were killed, or would have been.
+        sessions: the sessions of the living.
         dying: pidfds of those that were killed, or of some of them.
     """
 
@@ -137,21 +178,27 @@ class _Look:
         immune: "set[int]",
         *,
         spares_trackers: bool,
+        spares_helpers: bool,
         spares_newcomers: bool,
+        kills: bool = True,
     ) -> None:
         self.living: dict[int, int] = {}
         self.dead: set[int] = set()
         self.groups: set[int] = set()
         self.trackers: set[int] = set()
         self.newcomers: set[int] = set()
-        self.killed: dict[int, str] = {}
+        self.helpers: set[int] = set()
+        self.left: dict[int, str] = {}
+        self.sessions: set[int] = set()
         self.dying: list[int] = []
         self._myself = os.getpid()
         self._spared = spared
         self._spared_trees = spared_trees
         self._immune = immune
         self._spares_trackers = spares_trackers
+        self._spares_helpers = spares_helpers
         self._spares_newcomers = spares_newcomers
+        self._kills = kills
         self._groups_with_others = {os.getpgrp()}
         # Whether a process is a descendant, for all that have been read.
         self._is_ours = {0: False, 1: False, self._myself: True}
@@ -162,17 +209,19 @@ class _Look:
 
     def _climb(self, pid: int) -> None:
         """Find out whether a process is a descendant, and so for all its ancestors."""
-        path: list[tuple[int, int, int, bool]] = []
+        path: list[tuple[int, int, int, int, bool]] = []
         while pid not in self._is_ours:
             self._is_ours[pid] = False  # until we know better; and no circle goes on for ever
             parent, group, session, is_alive = _read(pid)
             if session in self._spared_trees:
                 return  # nor are those whom we came from
-            path.append((pid, parent, group, is_alive))
+            path.append((pid, parent, group, session, is_alive))
             pid = parent
         if self._is_ours[pid]:
-            for descendant, parent, group, is_alive in reversed(path):
+            for descendant, parent, group, session, is_alive in reversed(path):
                 self._is_ours[descendant] = True
+                if is_alive and descendant not in self._spared:
+                    self.sessions.add(session)
                 self._take(descendant, parent, group, is_alive=is_alive)
 
     def _take(self, pid: int, parent: int, group: int, *, is_alive: bool) -> None:
@@ -186,17 +235,22 @@ class _Look:
         else:
             self.living[pid] = parent
             command_line = _command_line(pid)
-            if self._spares_trackers and command_line and _TRACKER_MARK in command_line:
+            if self._spares_trackers and _is_tracker(command_line):
                 self.trackers.add(pid)
                 self._groups_with_others.add(group)
             elif self._spares_newcomers and command_line == b"":
                 self.newcomers.add(pid)
                 self._groups_with_others.add(group)
+            elif self._spares_helpers and _is_helper(command_line):
+                self.helpers.add(pid)
+                self._groups_with_others.add(group)
+            elif not self._kills:
+                self.left[pid] = _words(command_line)
             else:
                 self.groups.add(group)
                 is_killed = pid not in self._immune and self._kill(pid, parent)
-                if is_killed and not _is_helper(command_line):
-                    self.killed[pid] = _words(command_line)
+                if is_killed and not _is_tracker(command_line):
+                    self.left[pid] = _words(command_line)
 
     def _kill(self, pid: int, parent: int) -> bool:
         """Kill a descendant, unless it has ended by itself or may not be killed."""
@@ -254,8 +308,12 @@ def _command_line(pid: int) -> bytes | None:
         os.close(fd)
 
 
+def _is_tracker(command_line: bytes | None) -> bool:
+    return _TRACKER_MARK in (command_line or b"")
+
+
 def _is_helper(command_line: bytes | None) -> bool:
-    """Whether a process was made by a library, and ends by itself once its program has ended."""
+    """Whether a process was made by a library, which usually ends it with its program."""
     return any(mark in (command_line or b"") for mark in _HELPER_MARKS)
 
 

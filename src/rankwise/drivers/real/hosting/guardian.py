@@ -18,7 +18,7 @@ if __name__ == "__main__":  # as a file, which knows where its package lies but 
     sys.path.append(os.path.abspath(__file__).rsplit("/", 5)[0])
 
 from rankwise.drivers.real.hosting import prctl
-from rankwise.drivers.real.hosting.descendants import kill_descendants
+from rankwise.drivers.real.hosting.descendants import kill_descendants, left_descendants
 from rankwise.drivers.real.hosting.spawn_loop import Refused, SpawnLoop
 
 TYPE_CHECKING = False  # `typing` would cost a third of the guardian's start-up
@@ -42,6 +42,8 @@ class Guardian:
     def __init__(self, control: "_socket.socket") -> None:
         self._environment: dict[str, str] = {}
         self._guarded: list[str] = []
+        self._released: set[int] = set()
+        """Processes that live on, and the sessions of theirs, which have nobody else in them."""
         self._loop = SpawnLoop(
             control,
             become=self._begin_worker,
@@ -58,7 +60,7 @@ class Guardian:
         """Serve until the agent ends; then kill everybody and remove what was guarded."""
         self._loop.tell(("ready", os.getpid(), {}))
         self._loop.run()
-        kill_descendants(SWEEP_PATIENCE_NS)
+        kill_descendants(SWEEP_PATIENCE_NS, spared_trees=self._released)
         _reap_all()
         for path in self._guarded:
             remove_tree(path)
@@ -78,22 +80,48 @@ class Guardian:
             environment[name] = str(fd)
         execute(order["argv"], environment)
 
-    def _sweep(self, token: object, spared_trees: "Sequence[int]" = ()) -> "Message":
-        killed: dict[int, str] = {}
-        survivors = self._kill_workers(spared_trees, killed)
-        shown = [(pid, words[:_WORDS_MAX]) for pid, words in sorted(killed.items())]
+    def _sweep(
+        self, token: object, spared_trees: "Sequence[int]" = (), manner: str = "kill"
+    ) -> "Message":
+        """Let nothing be left of the workers; `manner` says what of their children may be.
+
+        `kill`: nothing. `tell`: nothing, and it is told what was; helpers of libraries may end by
+        themselves. `keep`: all, for good.
+        """
+        left: dict[int, str] = {}
+        survivors: list[int] = []
+        if manner == "keep":
+            left, released = left_descendants(
+                spared=self._fork_servers,
+                spared_trees=self._released,
+                awaited=self._loop.workers.values(),
+            )
+            self._released |= released
+        else:
+            survivors = self._kill_workers(spared_trees, left, awaits_helpers=manner == "tell")
+        told = {} if manner == "kill" else left
+        shown = [(pid, words[:_WORDS_MAX]) for pid, words in sorted(told.items())]
         return ("swept", token, survivors, shown[:_KILLED_MAX])
 
+    @property
+    def _fork_servers(self) -> list[int]:
+        return [self._loop.workers[worker] for worker in self._loop.kept]
+
     def _kill_workers(
-        self, spared_trees: "Sequence[int]" = (), killed: "dict[int, str] | None" = None
+        self,
+        spared_trees: "Sequence[int]" = (),
+        killed: "dict[int, str] | None" = None,
+        *,
+        awaits_helpers: bool = False,
     ) -> list[int]:
         """Kill all descendants that are not kept; return those that could not be killed."""
         return kill_descendants(
             SWEEP_PATIENCE_NS,
-            spared=[self._loop.workers[worker] for worker in self._loop.kept],
-            spared_trees=spared_trees,
+            spared=self._fork_servers,
+            spared_trees={*spared_trees, *self._released},
             awaited=self._loop.workers.values(),
             killed=killed,
+            awaits_helpers=awaits_helpers,
         )
 
     def _fence(self, instant_ns: int | None) -> None:

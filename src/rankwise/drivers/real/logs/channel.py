@@ -1,4 +1,9 @@
-"""One worker's stream on its way to the console: whole lines, a prefix, the duplicates."""
+"""One worker's stream on its way to the console: whole lines, a prefix, the duplicates.
+
+On a terminal, a line that has no end is shown as far as it has come when nobody writes any more: a
+prompt of `breakpoint()`, or `Loading model ... `. If its stream is the next to write, it goes on
+behind that. If others have written meanwhile, the whole line is shown again when it is finished.
+"""
 
 from collections.abc import Sequence
 
@@ -59,6 +64,8 @@ class ConsoleChannel:
             colour + self._plain_prefix + RESET if colour and prefix else self._plain_prefix
         )
         self._duplicates = duplicates
+        self._opened = b""
+        """What has been shown of the unfinished line."""
 
     @property
     def is_congested(self) -> bool:
@@ -70,6 +77,15 @@ class ConsoleChannel:
         lines = self._splitter.feed(chunk, now)
         if lines is not None:
             self._show(lines, now)
+        if self._outlet.is_terminal and not self._outlet.is_gone and chunk[-1:] not in b"\r\n":
+            self._outlet.hold(self)
+
+    def show_unfinished(self) -> None:
+        """Show what has come of a line that has no end, if that is news."""
+        text = self._splitter.unfinished
+        if text and text != self._opened:
+            self._write(text, open_line=self)
+            self._opened = text
 
     def end(self, now: Instant) -> None:
         """Show the last line, even if it has no newline."""
@@ -81,8 +97,21 @@ class ConsoleChannel:
         if self._duplicates is not None:
             prefix = stamped(self._plain_prefix)
             self._duplicates.copy_matches(lines.prefixed(prefix), now)
-        if self._outlet.is_gone:
-            return
+        self._outlet.unfinished.pop(self, None)
+        if not self._outlet.is_gone:
+            self._write(lines.text)
+        self._opened = b""
+
+    def _write(self, text: bytes, open_line: "ConsoleChannel | None" = None) -> None:
+        opened = self._opened
+        goes_on = self._outlet.open_line is self and text.startswith(opened)
+        if goes_on:
+            text = text[len(opened) :]
         if self._outlet.is_terminal:
-            lines = lines._replace(text=harmless(lines.text))
-        self._outlet.write(lines.prefixed(stamped(self._shown_prefix)))
+            text = harmless(text)
+        prefix = stamped(self._shown_prefix)
+        block = prefix + text if open_line else Lines(text).prefixed(prefix)
+        if goes_on:
+            self._outlet.go_on(block[len(prefix) :], open_line=open_line)
+        else:
+            self._outlet.write(block, open_line=open_line)

@@ -6,6 +6,10 @@ handed to `write` leaves in one piece, so lines that are written whole are never
 even when they leave in parts. When both descriptors are the same file, such as the same
 terminal, they share one outlet for the same reason.
 
+On a terminal a line may stay *open*: what a silent stream has begun to say, such as a prompt, is
+shown without a newline (see `channel.py`). It is ended before anybody else writes, so the lines of
+others begin at the left all the same.
+
 The queue is bounded by those who fill it: an outlet that `is_congested` asks the pumps to stop
 reading, which in the end makes the workers wait, as a slow terminal does.
 
@@ -18,6 +22,7 @@ import os
 from collections import deque
 from collections.abc import Callable
 from errno import EBADF, EIO, EPIPE
+from typing import Protocol
 
 from rankwise.drivers.real.logs.shared_fd import DirectWriter, SharedWriter, shared_writer
 
@@ -36,6 +41,10 @@ class Outlet:
     Attributes:
         is_terminal: whether people look at it.
         on_blocked: called when bytes begin to wait, so that the reactor watches `fd`.
+        on_unfinished: called when a stream begins a line and does not end it, on a terminal.
+        activity: counts what is written, and what comes of unfinished lines.
+        unfinished: the streams whose line is held back, in the order of their last words.
+        open_line: the stream whose unfinished line is the last thing on the terminal.
     """
 
     def __init__(
@@ -50,6 +59,10 @@ class Outlet:
         self.name = name
         self.is_terminal = os.isatty(fd)
         self.on_blocked: Callable[[], None] | None = None
+        self.on_unfinished: Callable[[], None] | None = None
+        self.activity = 0
+        self.unfinished: dict[Unfinished, None] = {}
+        self.open_line: Unfinished | None = None
         self._say = say
         self._congested_bytes = congested_bytes
         self._relaxed_bytes = relaxed_bytes
@@ -84,10 +97,37 @@ class Outlet:
         """Whether so much waits that its writers should pause."""
         return self._is_congested
 
-    def write(self, data: bytes) -> None:
-        """Send `data` in one piece, now or later."""
+    def hold(self, stream: "Unfinished") -> None:
+        """Note that a stream's last line has no end yet."""
+        self.activity += 1
+        self.unfinished.pop(stream, None)
+        self.unfinished[stream] = None
+        if self.on_unfinished is not None:
+            self.on_unfinished()
+
+    def show_unfinished(self) -> None:
+        """Show what streams have begun to say; nobody has said anything for a while."""
+        streams = list(self.unfinished)
+        self.unfinished.clear()
+        for stream in streams:
+            stream.show_unfinished()
+
+    def write(self, data: bytes, *, open_line: "Unfinished | None" = None) -> None:
+        """Send `data` in one piece, now or later.
+
+        It begins a line, even if another one is open. It ends in a newline, unless it leaves the
+        line of a stream open.
+        """
+        if self.open_line is not None:
+            data = b"\n" + data
+        self.go_on(data, open_line=open_line)
+
+    def go_on(self, data: bytes, *, open_line: "Unfinished | None" = None) -> None:
+        """The same, where `data` goes on with the line that is open."""
         if self._is_gone or not data:
             return
+        self.activity += 1
+        self.open_line = open_line
         if not self._waiting_bytes:
             written = self._send(data, 0)
             if written is None or written == len(data):
@@ -167,6 +207,14 @@ class Outlet:
                 f"cannot write to {self.name}: {error.strerror or error}; what the workers print "
                 "is not shown there any more, the job goes on"
             )
+
+
+class Unfinished(Protocol):
+    """A stream that may have begun a line without ending it."""
+
+    def show_unfinished(self) -> None:
+        """Show what it has begun."""
+        ...
 
 
 class Console:

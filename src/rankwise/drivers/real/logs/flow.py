@@ -2,15 +2,24 @@
 
 A pump whose sinks are congested is not read until the console has caught up; its pipe fills, and
 its worker waits. An outlet is watched only while bytes wait in it.
+
+On a terminal, lines that have no end are shown when nobody has written for `QUIET`, and so between
+one and two times that after the last word: one timer looks at intervals whether anything has come,
+since to move one with every chunk would cost more than all else. While no line is unfinished there
+is no timer.
 """
 
 from collections.abc import Callable
 from functools import partial
 
+from rankwise.base.units import MILLISECOND, Duration, after
 from rankwise.drivers.real.logs.console import Console, Outlet
 from rankwise.drivers.real.logs.pump import StreamPump
 from rankwise.drivers.real.reactor import Reactor
 from rankwise.ports.clock import Clock
+
+QUIET = Duration(200 * MILLISECOND)
+"""How long nobody has written to a terminal when unfinished lines are shown there."""
 
 
 class LogFlow:
@@ -22,8 +31,11 @@ class LogFlow:
         self._console = console
         self._on_end: dict[StreamPump, Callable[[], None]] = {}
         self._held: dict[StreamPump, None] = {}
+        self._noisy: set[Outlet] = set()
+        """Outlets with unfinished lines, which are shown once nobody writes there."""
         for outlet in console.outlets:
             outlet.on_blocked = partial(self._watch, outlet)
+            outlet.on_unfinished = partial(self._await_quiet, outlet)
 
     def add(self, pump: StreamPump, on_end: Callable[[], None]) -> None:
         """Read the pump's stream until its end; then close it and call back."""
@@ -53,6 +65,21 @@ class LogFlow:
             on_end = self._on_end[pump]
             self.finish(pump)
             on_end()
+
+    def _await_quiet(self, outlet: Outlet) -> None:
+        if outlet in self._noisy:
+            return  # it is being looked at
+        self._noisy.add(outlet)
+        activity = outlet.activity
+
+        def look() -> None:
+            self._noisy.discard(outlet)
+            if outlet.activity == activity:
+                outlet.show_unfinished()
+            elif outlet.unfinished:
+                self._await_quiet(outlet)
+
+        self._reactor.call_at(after(self._clock.now(), QUIET), look)
 
     def _watch(self, outlet: Outlet) -> None:
         self._reactor.watch_writable(outlet.fd, partial(self._write, outlet))

@@ -16,6 +16,9 @@ Three kinds of unfinished line leave early, so that memory stays bounded and pro
 - The same goes for finished lines: they show what follows their last carriage return. Those
   directly before the newline are part of the line's end and vanish.
 
+What is `unfinished` of a stream that has fallen silent, such as a prompt, can be shown on a
+terminal; it is still a part of its line when that is finished.
+
 A finished line that equals what was shown of it already is not shown twice. Nothing here looks at
 a clock: the instants come with the chunks, and so an update that arrives within the second waits
 for the next chunk.
@@ -70,6 +73,11 @@ class LineSplitter:
         self._is_redrawn = False
         self._shown = b""
         self._shown_at: Instant | None = None
+
+    @property
+    def unfinished(self) -> bytes:
+        """What has come of a line that has no end yet, unless it is being redrawn."""
+        return b"" if self._is_redrawn else bytes(self._held).rstrip(b"\r")
 
     def feed(self, chunk: bytes, now: Instant) -> Lines | None:
         """Take the stream's next bytes; return the lines that are due."""

@@ -4,25 +4,14 @@ The fields are those of `ClusterPlan`. A duration is written with its unit, as `
 bare number would be one of nanoseconds, which is never meant, and is refused.
 """
 
-import re
 from functools import cache
 from typing import Any, get_args, get_type_hints
 
 import msgspec
 
 from rankwise.base.errors import ConfigError
-from rankwise.base.units import MICROSECOND, MILLISECOND, SECOND, Duration, Instant
+from rankwise.base.units import Duration, Instant, parse_duration
 from rankwise.drivers.sim.cluster.faults import ClusterPlan
-
-UNITS = {
-    "ns": 1,
-    "us": MICROSECOND,
-    "ms": MILLISECOND,
-    "s": SECOND,
-    "min": 60 * SECOND,
-    "h": 3600 * SECOND,
-}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ns|us|ms|s|min|h)")
 
 
 def load_plan(path: str, **overrides: Any) -> ClusterPlan:
@@ -71,12 +60,6 @@ def load_plan(path: str, **overrides: Any) -> ClusterPlan:
             hint="give more --nodes, or a smaller --nnodes",
         )
     return plan
-
-
-def parse_duration(text: str) -> int | None:
-    """Read a duration such as `1.5 s` as nanoseconds; None if it is none."""
-    found = _DURATION.fullmatch(text.strip())
-    return None if found is None else round(float(found[1]) * UNITS[found[2]])
 
 
 def read_tree(path: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import re
 import tty
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
 import pytest
 
@@ -140,3 +141,95 @@ def test_a_very_long_line_passes_in_pieces_with_a_prefix_each(
         b"[0]:d",
         b"[0]:next",
     ]
+
+
+class Terminal:
+    """A terminal with an outlet, and what it shows."""
+
+    def __init__(self) -> None:
+        self.reader, self._terminal = pty.openpty()
+        tty.setraw(self._terminal)
+        os.set_blocking(self.reader, False)
+        self.outlet = Outlet(self._terminal)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.outlet.close()
+        os.close(self._terminal)
+        os.close(self.reader)
+
+    def read(self) -> bytes:
+        try:
+            return os.read(self.reader, 1 << 16)
+        except BlockingIOError:
+            return b""
+
+
+def test_an_unfinished_line_is_shown_on_a_terminal_and_goes_on_behind_what_was_shown() -> None:
+    with Terminal() as terminal:
+        channel = ConsoleChannel(terminal.outlet, prefix="[0]:")
+
+        channel.take(b"Loading model ... ", NOW)
+        assert terminal.read() == b""
+
+        terminal.outlet.show_unfinished()
+        assert terminal.read() == b"[0]:Loading model ... "
+
+        channel.take(b"half", NOW)
+        terminal.outlet.show_unfinished()
+        assert terminal.read() == b"half"
+
+        channel.take(b" done\nnext\n", NOW)
+        assert terminal.read() == b" done\n[0]:next\n"
+
+
+def test_whoever_writes_behind_an_unfinished_line_begins_a_line() -> None:
+    with Terminal() as terminal:
+        first = ConsoleChannel(terminal.outlet, prefix="[0]:")
+        second = ConsoleChannel(terminal.outlet, prefix="[1]:")
+        first.take(b"(Pdb) ", NOW)
+        second.take(b"> ", NOW)
+
+        terminal.outlet.show_unfinished()
+        assert terminal.read() == b"[0]:(Pdb) \n[1]:> "
+
+        first.take(b"bye\n", NOW)
+        assert terminal.read() == b"\n[0]:(Pdb) bye\n"
+
+        second.end(NOW)
+        assert terminal.read() == b"[1]:> \n"
+
+
+def test_an_unfinished_line_that_the_stream_has_ended_is_ended() -> None:
+    with Terminal() as terminal:
+        channel = ConsoleChannel(terminal.outlet)
+        channel.take(b"? ", NOW)
+        terminal.outlet.show_unfinished()
+
+        channel.end(NOW)
+
+        assert terminal.read() == b"? \n"
+
+
+def test_a_line_that_is_redrawn_is_not_shown_as_an_unfinished_one() -> None:
+    with Terminal() as terminal:
+        channel = ConsoleChannel(terminal.outlet)
+        channel.take(b"\r 10%", NOW)
+        channel.take(b"\r 20%", NOW)
+        assert terminal.read() == b" 10%\n"
+
+        terminal.outlet.show_unfinished()
+
+        assert terminal.read() == b""
+
+
+def test_a_file_keeps_whole_lines(console_file: tuple[Outlet, Path]) -> None:
+    outlet, path = console_file
+    channel = ConsoleChannel(outlet)
+
+    channel.take(b"Loading model ... ", NOW)
+    outlet.show_unfinished()
+
+    assert path.read_bytes() == b""
