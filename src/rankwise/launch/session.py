@@ -51,6 +51,7 @@ from rankwise.launch.world import World
 
 if TYPE_CHECKING:
     from rankwise.core.ledger import Delay
+    from rankwise.core.rendezvous.vocabulary import BooksWanted, InquiryAnswered
     from rankwise.drivers.real.report_pipe import Recorded
     from rankwise.launch.call_watch import CallWatch
     from rankwise.launch.control.server import Reply
@@ -184,7 +185,7 @@ class Session:
                 planner=self._planner,
                 decorator=self._decorator,
                 journal=open_journal(job, places, self._complaints, stack, clock),
-                delays=self._delays,
+                calls=self,
                 history=RunHistory(clock.wall_ns, failure_command),
                 say=self._say,
             ),
@@ -449,6 +450,7 @@ class Session:
             self.reactor,
             self._clock,
             blame=self._dispatch.deliver,
+            ask_nodes=self._dispatch.ask_nodes,
             hang_timeout=self._job.gang.hang_timeout,
         )
 
@@ -456,8 +458,18 @@ class Session:
         """Who made the others wait in collectives, where that is notable, and in a sentence."""
         return self._call_watch.take_last_look() if self._has_watch else None
 
-    def _delays(self) -> "tuple[Delay, ...]":
+    def delays(self) -> "tuple[Delay, ...]":
+        """What each rank has cost the others by coming late to collectives."""
         return self._call_watch.delays() if self._has_watch else ()
+
+    def tell_books(self, wanted: "BooksWanted", on_sheet: Callable[[bytes], None]) -> None:
+        """Make a sheet of the ranks' books for the other nodes."""
+        self._call_watch.tell_books(wanted.trouble, on_sheet, with_recorders=wanted.with_recorders)
+
+    def on_inquiry_answered(self, answered: "InquiryAnswered") -> None:
+        """The trouble that the other nodes were asked about has been looked into."""
+        del answered
+        self._call_watch.on_nodes_answered()
 
     @property
     def _has_watch(self) -> bool:

@@ -133,6 +133,8 @@ NodeStimulus = (
     | StepTold
     | RanksStood
     | LeaveRequested
+    | rendezvous.TroubleTold
+    | rendezvous.BooksTold
 )
 """What does not come from the store."""
 Stimulus = NodeStimulus | Answer
@@ -300,6 +302,8 @@ NodeEffect = (
     | AskRanksToStop
     | StopRanksAt
     | DescribeFailures
+    | rendezvous.BooksWanted
+    | rendezvous.InquiryAnswered
     | Announcement
     | FinishRun
 )

@@ -20,8 +20,9 @@ from rankwise.core.gang.state import Phase as GangPhase
 from rankwise.core.gang.vocabulary import Stimulus as GangStimulus
 from rankwise.core.gang.vocabulary import WorkerExited
 from rankwise.core.rendezvous.configuration import NodeOffer
+from rankwise.core.rendezvous.records import Trouble
 from rankwise.core.rendezvous.requests import Order
-from rankwise.core.rendezvous.vocabulary import RefusalKind
+from rankwise.core.rendezvous.vocabulary import RefusalKind, TroubleTold
 from rankwise.drivers.agent_dispatch import AgentDispatch
 from rankwise.drivers.stop_window import StopWindow
 from rankwise.launch.cluster.console_announcements import ConsoleAnnouncements, lineup_text
@@ -143,6 +144,14 @@ class AgentRunner:
             self._host.on_gang_stimulus(stimulus)
         self._stop_window.look(self._gang_runs)
 
+    def ask_nodes(self, trouble: Trouble) -> bool:
+        """Have the other nodes asked what their ranks do; tells whether there are others."""
+        world = self._agent.world
+        if self._agent.spec.is_alone or world is None or len(world.members) < 2:
+            return False
+        self._dispatch.deliver(TroubleTold(world.round, trouble))
+        return self._agent.has_workers
+
     def wake(self) -> None:
         """Let a deadline that has passed take effect."""
         self._dispatch.wake()
@@ -233,7 +242,9 @@ class AgentRunner:
                 workers=alive,
                 leads=agent.rendezvous.is_leading,
                 step=-1 if step is None else step,
-                waited_for_seconds={delay.rank: delay.waited / SECOND for delay in parts.delays()},
+                waited_for_seconds={
+                    delay.rank: delay.waited / SECOND for delay in parts.calls.delays()
+                },
             )
             if world is None:
                 return status

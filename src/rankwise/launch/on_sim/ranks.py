@@ -32,6 +32,7 @@ from rankwise.core.gang.vocabulary import (
     WorkerReported,
     WorkerSpawned,
 )
+from rankwise.core.rendezvous.vocabulary import BooksWanted, InquiryAnswered
 from rankwise.core.rendezvous.vocabulary import World as AgreedWorld
 from rankwise.drivers.real.worker import bootstrap
 from rankwise.drivers.real.worker.call_ring import SWITCH_VARIABLE
@@ -270,6 +271,12 @@ class SimulatedRanks:
         """Find out what only this world knows."""
         described = tuple(self.described(failure) for failure in failures)
         self._deliver(FailuresDescribed(number, described))
+
+    def tell_books(self, wanted: BooksWanted) -> None:
+        """Not asked: who waits for whom is known here without any exchange."""
+
+    def on_inquiry_answered(self, answered: InquiryAnswered) -> None:
+        """Nothing is asked, so nothing is answered."""
 
     def look_for_progress(self, attempt: int) -> None:
         """As long as any rank can go on there is progress."""
