@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from rankwise.launch.call_watch import CallWatch
     from rankwise.launch.control.server import Reply
     from rankwise.launch.failure_command import FailureCommand
-    from rankwise.launch.hang_watch import HangWatch
+    from rankwise.launch.hang_watch import HangWatch, NodesTold
 
 SIGTERM = 15
 STRAY_PATIENCE = Duration(1 * SECOND)
@@ -112,6 +112,8 @@ class Session:
         self._on_begun: Callable[[], None] | None = on_begun
         self._held: list[Stimulus] | None = None
         """What is heard of the gang while it is found out who is to blame for a failure."""
+        self._curious: list[Callable[[InquiryAnswered], None]] = []
+        """Who has asked the other nodes why the run does not go on."""
         self._is_ledger_off = False
         self._is_interrupted = False
         self._is_cut_short = False
@@ -468,8 +470,10 @@ class Session:
 
     def on_inquiry_answered(self, answered: "InquiryAnswered") -> None:
         """The trouble that the other nodes were asked about has been looked into."""
-        del answered
         self._call_watch.on_nodes_answered()
+        curious, self._curious = self._curious, []
+        for on_answer in curious:
+            on_answer(answered)
 
     @property
     def _has_watch(self) -> bool:
@@ -488,6 +492,7 @@ class Session:
             reactor=self.reactor,
             clock=self._clock,
             ask=self._ask_recorders,
+            ask_nodes=self._ask_other_nodes,
             explain=self._explain_hang,
             warn=self._warn_of_hang,
         )
@@ -502,6 +507,17 @@ class Session:
 
     def _ask_recorders(self, on_answers: Callable[[], None]) -> None:
         self._call_watch.ask(on_answers)
+
+    def _ask_other_nodes(self, on_answer: Callable[["NodesTold | None"], None]) -> None:
+        from rankwise.core.rendezvous.records import Trouble  # noqa: PLC0415  # rare
+
+        def tell(answered: "InquiryAnswered") -> None:
+            on_answer(self._dispatch.nodes_told(answered))
+
+        self._curious.append(tell)
+        if not self._dispatch.ask_nodes(Trouble.WHY):
+            self._curious.remove(tell)
+            on_answer(None)
 
     def _explain_hang(self) -> tuple[str, Mapping[int, str]]:
         return self._call_watch.explain_hang()

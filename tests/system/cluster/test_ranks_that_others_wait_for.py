@@ -4,6 +4,7 @@ The culprit is alone on its node, so no node's own books tell who is missing.
 """
 
 import re
+import signal
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from etcd_servers import etcd_cluster, free_ports, needs_etcd
-from running import RANKWISE, Finished, Running, write_program
+from running import RANKWISE, Finished, Running, run, wait_for_any, write_program
 
 pytestmark = pytest.mark.system
 
@@ -182,3 +183,43 @@ def test_a_restart_follows_when_the_culprit_and_the_waiting_are_on_two_nodes(
 
     assert [each.code for each in done] == [0, 0], done
     assert any("rank 1 was done after all_reduce #7 " in each.stderr for each in done)
+
+
+@needs_etcd
+def test_why_tells_on_each_node_who_is_missing_and_which_node_does_not_answer(
+    tmp_path: Path,
+) -> None:
+    source = NUMPY + LATE.replace(
+        "    dist.all", "    if step == 5:\n        print('waits', flush=True)\n    dist.all"
+    )
+    program = write_program(tmp_path, source, "train.py")
+    with ExitStack() as stack:
+        cluster = stack.enter_context(etcd_cluster(tmp_path, 1))
+        host, port = cluster.endpoints[0]
+        agents = [
+            stack.enter_context(
+                Running(
+                    *(*RANKWISE, "run", "--nnodes", "2", "--rdzv-id", "asked"),
+                    *("--rdzv-backend", "etcd", "--rdzv-endpoint", f"{host}:{port}"),
+                    *("--rdzv-conf", "lease_ttl=60", str(program)),
+                    environment={"RANKWISE_COLLECTIVE_TIMEOUT": "600"},
+                )
+            )
+            for _ in range(2)
+        ]
+        wait_for_any(agents, "waits")
+        waiting = next(agent for agent in agents if "waits" in agent.stdout)
+        late = next(agent for agent in agents if agent is not waiting)
+        asked = [run("why", str(agent.pid)) for agent in agents]
+        late.signal(signal.SIGSTOP)
+        alone = run("why", str(waiting.pid))
+        late.signal(signal.SIGCONT)
+
+    where = line_of(source, "dist.all_reduce")
+    for each in asked:
+        assert each.lines[0] == (
+            f"rank 1 has not come to all_reduce #6 {OF} ({where}), in which rank 0 waits"
+        )
+        assert each.lines[1].startswith("below are the ranks of this node; the others are on ")
+    assert alone.lines[0] == "no rank of this node makes progress, and no call tells who is missing"
+    assert alone.lines[1].startswith("not known are the calls of ranks on ")

@@ -84,8 +84,8 @@ class NodeInquiry:
 
     def on_trouble(self, number: int, trouble: Trouble, now: Instant) -> None:
         """The node's ranks are in some trouble, or in none any more."""
-        if self.due is not None and not trouble.is_awaited:
-            return
+        if self.due is not None and trouble not in (Trouble.FAILED, Trouble.TIMED_OUT):
+            return  # what is awaited already answers it too
         self._note = msgspec.structs.replace(
             self._note, round=number, trouble=trouble, number=self._note.number + 1
         )
@@ -132,7 +132,7 @@ class NodeInquiry:
         if self.due is None:
             return []
         answer, self._answer, self.due = self._answer, None, None
-        return [answer or InquiryAnswered(self._note.round)]
+        return [answer or InquiryAnswered(self._note.round, in_time=False)]
 
     def write(self, lease: LeaseId, founder: str, now: Instant) -> list[Order]:
         """Ask the store to take the note, if it says something new."""

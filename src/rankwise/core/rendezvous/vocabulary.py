@@ -225,12 +225,13 @@ class InquiryAnswered(msgspec.Struct, frozen=True, tag=True):
     """The trouble that was told of, and is awaited, has been looked into.
 
     `text` says who is to blame, and is empty if that cannot be told; `silent` are nodes that did
-    not answer.
+    not answer. Without `in_time` nothing was heard of the leader.
     """
 
     round: int
     text: str = ""
     silent: tuple[str, ...] = ()
+    in_time: bool = True
 
 
 class Closed(msgspec.Struct, frozen=True, tag=True):

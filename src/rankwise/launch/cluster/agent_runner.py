@@ -8,6 +8,7 @@ the run on this node.
 import os
 import socket
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -22,13 +23,16 @@ from rankwise.core.gang.vocabulary import WorkerExited
 from rankwise.core.rendezvous.configuration import NodeOffer
 from rankwise.core.rendezvous.records import Trouble
 from rankwise.core.rendezvous.requests import Order
-from rankwise.core.rendezvous.vocabulary import RefusalKind, TroubleTold
+from rankwise.core.rendezvous.vocabulary import InquiryAnswered, RefusalKind, TroubleTold
 from rankwise.drivers.agent_dispatch import AgentDispatch
 from rankwise.drivers.stop_window import StopWindow
 from rankwise.launch.cluster.console_announcements import ConsoleAnnouncements, lineup_text
 from rankwise.launch.cluster.node_host import RealNodeHost
 from rankwise.launch.cluster.plan import ClusterPlan
 from rankwise.launch.run_parts import RunParts
+
+if TYPE_CHECKING:
+    from rankwise.launch.hang_watch import NodesTold
 
 NEVER = Instant(1 << 63)
 
@@ -151,6 +155,21 @@ class AgentRunner:
             return False
         self._dispatch.deliver(TroubleTold(world.round, trouble))
         return self._agent.has_workers
+
+    def nodes_told(self, answered: InquiryAnswered) -> "NodesTold | None":
+        """That answer with the names of nodes; None if the round is over."""
+        from rankwise.launch.hang_watch import NodesTold  # noqa: PLC0415  # rare
+
+        world = self._agent.world
+        if world is None:
+            return None
+        names = dict(zip(world.members, world.lineup.hosts, strict=False))
+        own = self._agent.spec.offer.node_id
+        others = tuple(names.get(node, node) for node in world.members if node != own)
+        silent = tuple(names.get(node, node) for node in answered.silent)
+        if not answered.in_time:
+            silent = others
+        return NodesTold(answered.text, others, silent)
 
     def wake(self) -> None:
         """Let a deadline that has passed take effect."""

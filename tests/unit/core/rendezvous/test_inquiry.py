@@ -91,7 +91,7 @@ def test_who_hears_nothing_from_the_leader_goes_on_by_itself() -> None:
     table.tell("b", TroubleTold(0, Trouble.FAILED))
     table.pass_time(2 * SECOND)
 
-    assert told(table, "b", InquiryAnswered) == [InquiryAnswered(0)]
+    assert told(table, "b", InquiryAnswered) == [InquiryAnswered(0, in_time=False)]
 
 
 def test_ranks_that_only_stand_are_accused_when_two_inquiries_agree() -> None:
