@@ -9,7 +9,8 @@ If the earliest failure may be such a consequence, a death by signal that was se
 or SIGPIPE, by which native code dies of a closed connection. A `ValueError` tells of no peer, and
 stays the cause of what was killed after it. What ended because rankwise had told it to stop never
 explains anything and comes last. Who was found to be out of step explains the exceptions of those
-that waited for it, and comes first: it was accused only since none had failed by itself.
+that waited for it, and comes first: it was accused only since none had failed by itself. Ranks that
+have hung explain consequences that others raise, also earlier: while these waited, they did.
 """
 
 import re
@@ -46,6 +47,9 @@ def suspects_in_order(suspects: Iterable[T], failure_of: Callable[[T], Failure])
         for place, suspect in enumerate(ordered):
             failure = failure_of(suspect)
             if _killed_by_foreign_signal(failure) and failure.at - earliest.at < HEAD_START:
+                return [suspect, *ordered[:place], *ordered[place + 1 :]]
+        for place, suspect in enumerate(ordered):
+            if failure_of(suspect).cause is FailureCause.HUNG:
                 return [suspect, *ordered[:place], *ordered[place + 1 :]]
     return ordered
 

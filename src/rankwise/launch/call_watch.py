@@ -221,6 +221,13 @@ class CallWatch:
         if self._is_holding or not self._questions.ask(on_answers):
             on_answers()
 
+    def awaited(self) -> tuple[int, ...]:
+        """The ranks of this node that keep all others waiting, if that can be told."""
+        seen = self._books(with_empty=True)
+        verdict = judge(seen, self._recorded_books(seen), patience_is_over=True)
+        blamed = () if verdict is None else verdict.blamed
+        return tuple(self._planner.world.local_rank(rank) for rank in blamed)
+
     def explain_hang(self) -> tuple[str, Mapping[int, str]]:
         """Who is to blame for a hang, if that can be told; and what each rank waits for."""
         seen = {book.rank: book for book in self._books(with_empty=True)}

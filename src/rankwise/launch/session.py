@@ -12,16 +12,20 @@ from contextlib import ExitStack, suppress
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from rankwise.base.failure import TIME_LIMIT_SIGNAL, Outcome, OutcomeStatus
-from rankwise.base.units import SECOND, Duration, Instant, after
+from rankwise.base.units import SECOND, Duration, Instant, after, between
 from rankwise.core.gang.state import Phase
 from rankwise.core.gang.vocabulary import (
+    ProgressLooked,
     Stimulus,
     StopRequested,
     WorkerExited,
     WorkerReported,
     WorkerSpawned,
 )
+from rankwise.core.rendezvous.records import Trouble
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.hosting.hosting import Hosting
 from rankwise.drivers.real.interrupts import gate_here
@@ -112,8 +116,8 @@ class Session:
         self._on_begun: Callable[[], None] | None = on_begun
         self._held: list[Stimulus] | None = None
         """What is heard of the gang while it is found out who is to blame for a failure."""
-        self._curious: list[Callable[[InquiryAnswered], None]] = []
-        """Who has asked the other nodes why the run does not go on."""
+        self._curious: list[Callable[[InquiryAnswered | None], None]] = []
+        """Who waits for what the other nodes tell."""
         self._is_ledger_off = False
         self._is_interrupted = False
         self._is_cut_short = False
@@ -403,6 +407,9 @@ class Session:
         if self._held is not None:
             self._held.append(stimulus)
             return
+        if isinstance(stimulus, ProgressLooked):
+            self._on_progress_looked(stimulus)
+            return
         gang = self._dispatch.gang
         is_running = gang is not None and gang.phase is Phase.RUNNING
         if isinstance(stimulus, WorkerExited) and is_running and self._has_watch:
@@ -416,6 +423,26 @@ class Session:
             rank, error = stimulus.local_rank, stimulus.error
             if self._call_watch.on_error(rank, error, self._let_go):
                 self._held = []
+
+    def _on_progress_looked(self, looked: ProgressLooked) -> None:
+        """Before this node's ranks count as hung, find out for whom they wait, on all nodes."""
+        if not self._is_too_long_ago(looked):
+            self._dispatch.deliver(looked)
+            return
+        awaited = self._call_watch.awaited()
+        if awaited:
+            self._dispatch.deliver(msgspec.structs.replace(looked, awaited=awaited))
+            return
+
+        def go_on(_: object) -> None:
+            self._dispatch.deliver(ProgressLooked(looked.attempt, self._last_progress()))
+
+        self._ask_nodes(Trouble.TIMED_OUT, go_on)
+
+    def _is_too_long_ago(self, looked: ProgressLooked) -> bool:
+        hang_timeout = self._job.gang.hang_timeout
+        still = between(looked.last_progress, self._clock.now())
+        return hang_timeout is not None and still >= hang_timeout
 
     def _let_go(self) -> None:
         """It is known who is to blame, or never will be: go on."""
@@ -509,14 +536,18 @@ class Session:
         self._call_watch.ask(on_answers)
 
     def _ask_other_nodes(self, on_answer: Callable[["NodesTold | None"], None]) -> None:
-        from rankwise.core.rendezvous.records import Trouble  # noqa: PLC0415  # rare
+        def tell(answered: "InquiryAnswered | None") -> None:
+            on_answer(None if answered is None else self._dispatch.nodes_told(answered))
 
-        def tell(answered: "InquiryAnswered") -> None:
-            on_answer(self._dispatch.nodes_told(answered))
+        self._ask_nodes(Trouble.WHY, tell)
 
-        self._curious.append(tell)
-        if not self._dispatch.ask_nodes(Trouble.WHY):
-            self._curious.remove(tell)
+    def _ask_nodes(
+        self, trouble: Trouble, on_answer: Callable[["InquiryAnswered | None"], None]
+    ) -> None:
+        """Have the other nodes asked; calls back with None at once if there are none."""
+        self._curious.append(on_answer)
+        if not self._dispatch.ask_nodes(trouble) and on_answer in self._curious:
+            self._curious.remove(on_answer)
             on_answer(None)
 
     def _explain_hang(self) -> tuple[str, Mapping[int, str]]:

@@ -223,3 +223,18 @@ def test_why_tells_on_each_node_who_is_missing_and_which_node_does_not_answer(
         assert each.lines[1].startswith("below are the ranks of this node; the others are on ")
     assert alone.lines[0] == "no rank of this node makes progress, and no call tells who is missing"
     assert alone.lines[1].startswith("not known are the calls of ranks on ")
+
+
+@pytest.mark.parametrize("timeout_s", [600, 2], ids=["all hang", "the others time out"])
+def test_a_hang_over_two_nodes_is_the_fault_of_the_rank_that_is_missing(
+    timeout_s: int, tmp_path: Path
+) -> None:
+    source = NUMPY + LATE
+
+    done = Nodes(tmp_path).run(source, (1, 1), "--hang-timeout", "4s", timeout_s=timeout_s)
+
+    cause = (
+        f"rank 1 has not come to all_reduce #6 {OF} ({line_of(source, 'dist.all_reduce')}), in "
+        f"which rank 0 waits: it is at {line_of(source, 'time.sleep')}, in load"
+    )
+    assert root_causes(done) == [cause, cause]

@@ -672,6 +672,7 @@ class Gang:
         for worker in self._workers:
             if worker.is_running:
                 worker.hung_at = now
+                worker.is_awaited = worker.local_rank in stimulus.awaited
         return self._begin_dumping(now)
 
     def _on_ranks_blamed(self, stimulus: RanksBlamed, now: Instant) -> list[Effect]:

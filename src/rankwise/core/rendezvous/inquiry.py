@@ -16,8 +16,8 @@ members for theirs, and says what was found. A healthy run whose calls move writ
 
 - *What is opened when.* A trouble that somebody waits to have answered: at once. Ranks that stand:
   once a second at most, and while the same ones stand, after pauses that double.
-- *Who is accused.* After an exception, whomever one inquiry finds. While ranks only stand, two
-  inquiries running must find the same, the second with the same means; `CONFIRM` lies between.
+- *Who is accused.* After an exception, the ranks that one inquiry finds. While ranks only stand,
+  two inquiries running must find the same, with the same means; `CONFIRM` lies between.
   Torch's recorders cost ranks time, and are read where entries alone have found nothing.
 - *Who is heard first.* A node whose rank has failed for another's sake holds that back until the
   round is over for the culprit: so the round ends, on all nodes, because of that one.
