@@ -278,7 +278,8 @@ class CallWatch:
 
     def _tell_nodes_who_stands(self) -> None:
         """Let the other nodes know when ranks begin to stand in calls, and when all move again."""
-        if not self._reads_this_attempt or self._is_holding:
+        is_alone = self._planner.world.node_count < 2
+        if is_alone or not self._reads_this_attempt or self._is_holding:
             return
         standing = {
             rank: begun for rank, begun in self._stood.items() if self._readers[rank].is_standing

@@ -140,6 +140,31 @@ def test_a_rank_that_skips_a_call_and_ends_early_is_the_root_cause(tmp_path: Pat
     assert [each.code for each in done] == [1, 1]
 
 
+def test_ranks_that_are_late_by_seconds_raise_no_alarm(tmp_path: Path) -> None:
+    source = (
+        TORCH
+        + """
+from torch.nn.parallel import DistributedDataParallel
+model = DistributedDataParallel(torch.nn.Linear(64, 64))
+pairs = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+for step in range(5):
+    time.sleep({1: 1.6, 3: 0.9}.get(rank + step, 0))
+    model(torch.ones(8, 64)).sum().backward()
+    dist.all_reduce(x, group=pairs[rank % 2])
+if rank == 0:
+    time.sleep(4)
+dist.barrier()
+print("done", flush=True)
+"""
+    )
+
+    done = Nodes(tmp_path).run(source, (2, 2))
+
+    assert [each.code for each in done] == [0, 0], done
+    assert "".join(each.stdout for each in done).count("done") == 4
+    assert all("is over" not in each.stderr for each in done)
+
+
 @needs_etcd
 def test_ranks_of_two_nodes_that_disagree_end_the_run_within_seconds_on_etcd(
     tmp_path: Path,
