@@ -10,7 +10,8 @@ exception that tells of a lost peer, or SIGABRT or SIGPIPE, by which native code
 connection. A `ValueError` tells of no peer, and stays the cause of what was killed after it. What
 ended because rankwise had told it to stop never explains anything and comes last. Who was found to
 be out of step explains the exceptions of those that waited for it, and comes first: it was accused
-only since none had failed by itself.
+only since none had failed by itself. Ranks that have hung explain consequences that others raise,
+also earlier: while these waited, they did.
 """
 
 import re
@@ -52,6 +53,9 @@ def suspects_in_order(suspects: Iterable[T], failure_of: Callable[[T], Failure])
             for suspect in soon:
                 if died_alone(failure_of(suspect)):
                     return [suspect, *(each for each in ordered if each is not suspect)]
+        hung = [each for each in ordered if failure_of(each).cause is FailureCause.HUNG]
+        if hung:
+            return [hung[0], *(each for each in ordered if each is not hung[0])]
     return ordered
 
 

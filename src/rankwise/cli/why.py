@@ -28,7 +28,8 @@ def why(run: str | None, *, as_json: bool, timeout: Duration) -> None:
     """Tell why RUN does not get on: which ranks wait, for which rank, and where that one is.
 
     It is what the report of --hang-timeout would say at this moment. The run goes on. Of a run on
-    several nodes, the agent of each node tells about its own ranks.
+    several nodes the first line is about all ranks, and names nodes that could not be asked; where
+    ranks stand is told of this node's alone.
 
     RUN is a run's name as `rankwise ps` shows it, the beginning of one, or the pid of its agent;
     it may be left out while there is only one run.
@@ -52,7 +53,18 @@ def render(header: dict[str, Any], ranks: "Sequence[dict[str, Any]]") -> str:
         key = (line["doing"], line["waits_for"], *line["frames"])
         alike.setdefault(key, []).append(line)
     groups = sorted(alike.values(), key=lambda group: (-len(group), group[0]["rank"]))
-    return "\n".join([_verdict(header, ranks), *(_render_group(group) for group in groups)])
+    told = [_verdict(header, ranks), *_about_nodes(header)]
+    return "\n".join([*told, *(_render_group(group) for group in groups)])
+
+
+def _about_nodes(header: dict[str, Any]) -> list[str]:
+    """Of a run on several nodes: what of the others is known, and where the rest is told."""
+    lines = []
+    if silent := header.get("silent"):
+        lines.append(f"not known are the calls of ranks on {', '.join(silent)}: no answer in time")
+    if others := header.get("others"):
+        lines.append(f"below are the ranks of this node; the others are on {', '.join(others)}")
+    return lines
 
 
 def _verdict(header: dict[str, Any], ranks: "Sequence[dict[str, Any]]") -> str:
@@ -60,11 +72,13 @@ def _verdict(header: dict[str, Any], ranks: "Sequence[dict[str, Any]]") -> str:
         return str(header["verdict"])
     getting_on = [line["rank"] for line in ranks if line["doing"] in _DOES]
     if len(getting_on) == len(ranks):
-        return "every rank makes progress"
+        here = " of this node" if header.get("others") else ""
+        return f"every rank{here} makes progress"
     if getting_on:
         verb = "makes" if len(getting_on) == 1 else "make"
         return f"{ranks_in_words(getting_on)} {verb} progress, and no call tells who is missing"
-    return "no rank makes progress, and no call tells who is missing"
+    here = " of this node" if header.get("others") else ""
+    return f"no rank{here} makes progress, and no call tells who is missing"
 
 
 def _render_group(group: "Sequence[dict[str, Any]]") -> str:

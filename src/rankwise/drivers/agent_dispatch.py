@@ -37,7 +37,13 @@ from rankwise.core.gang.vocabulary import (
     TellWorker,
 )
 from rankwise.core.rendezvous.requests import Order
-from rankwise.core.rendezvous.vocabulary import AnnounceWaiting, MadeSpare, World
+from rankwise.core.rendezvous.vocabulary import (
+    AnnounceWaiting,
+    BooksWanted,
+    InquiryAnswered,
+    MadeSpare,
+    World,
+)
 from rankwise.drivers.feed import Feeder
 from rankwise.ports.clock import Clock
 from rankwise.ports.journal import Journal
@@ -69,6 +75,14 @@ class NodeHost(ProcessHost, Protocol):
 
     def describe_failures(self, number: int, failures: tuple[Failure, ...]) -> None:
         """Find out what only the world knows about them: `FailuresDescribed`."""
+        ...
+
+    def tell_books(self, wanted: BooksWanted) -> None:
+        """Look what the ranks' calls are, and ask the ranks themselves if so told: `BooksTold`."""
+        ...
+
+    def on_inquiry_answered(self, answered: InquiryAnswered) -> None:
+        """The trouble that was told of has been looked into; go on with what was held back."""
         ...
 
 
@@ -163,6 +177,10 @@ class AgentDispatch:
                 host.stop_ranks_at(effect.round, effect.step)
             case DescribeFailures():
                 host.describe_failures(effect.round, effect.failures)
+            case BooksWanted():
+                host.tell_books(effect)
+            case InquiryAnswered():
+                host.on_inquiry_answered(effect)
             case (
                 AnnounceKill()
                 | AnnounceStuck()

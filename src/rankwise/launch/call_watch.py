@@ -16,12 +16,16 @@ answer any more.
 Where ranks have answered, their recorders tell who is absent before the books do: by those alone,
 ranks that wait in C++ for another seem to be missing.
 
+In a run over nodes the other nodes are asked too (`core/rendezvous/inquiry.py`): when a rank stands
+in a call from one look to the next, and when one has failed and this node's books do not tell by
+whose fault. News are held back then until there is an answer.
+
 Who is merely late is accused only when an exception tells that patience is over. What lateness has
 cost is summed up by the way: each look takes in the calls that are new, of many the latest, so that
 a look costs a millisecond whatever the ranks do.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -36,18 +40,23 @@ from rankwise.core.ledger import (
     Delay,
     Fate,
     Lateness,
+    Sheet,
     Verdict,
     delay_in_words,
     find_disagreement,
     find_verdict,
+    judge,
+    pack,
     wait_in_words,
     waits_of,
 )
+from rankwise.core.rendezvous.records import Trouble
 from rankwise.drivers.real.call_rings import ArrivalReader, calls_begun, read_book
 from rankwise.drivers.real.process_host import RealProcessHost
 from rankwise.drivers.real.reactor import Reactor
 from rankwise.drivers.real.recorded_books import recorded_book
 from rankwise.drivers.real.report_pipe import Recorded
+from rankwise.drivers.real.worker.call_ring import SWITCH_VARIABLE
 from rankwise.launch.planning import JobPlanner
 from rankwise.launch.recorder_questions import RecorderQuestions
 from rankwise.ports.clock import Clock
@@ -74,6 +83,8 @@ class CallWatch:
         reactor: wakes for the next look.
         clock: tells for how long a rank has stood in a call.
         blame: is told who is to blame.
+        ask_nodes: has the other nodes asked, or told that there is no more need; tells whether
+            there are others. What is awaited is answered by `on_nodes_answered`.
         hang_timeout: after which the run counts as hung, so that ranks are asked before.
     """
 
@@ -85,6 +96,7 @@ class CallWatch:
         clock: Clock,
         *,
         blame: Callable[[RanksBlamed], None],
+        ask_nodes: Callable[[Trouble], bool],
         hang_timeout: Duration | None,
     ) -> None:
         self._host = host
@@ -92,8 +104,13 @@ class CallWatch:
         self._reactor = reactor
         self._clock = clock
         self._blame = blame
+        self._ask_nodes = ask_nodes
+        self._go_on: Callable[[], None] | None = None
+        self._standing: dict[int, int] = {}
         self._looks_at: int | None = None
         self._begun: dict[int, int] = {}
+        self._stood: dict[int, int] = {}
+        """Ranks that have begun no call since the last look, and how many they have begun."""
         self._suspicion = ""
         self._began_at = self._still_since = clock.now()
         self._quiet = QUIET if hang_timeout is None else min(QUIET, Duration(hang_timeout // 3))
@@ -114,6 +131,7 @@ class CallWatch:
         is_looking = self._looks_at is not None
         self._looks_at = self._attempt
         self._begun, self._suspicion, self._told = {}, "", ""
+        self._standing = {}
         self._questions = RecorderQuestions(self._host, self._reactor, self._clock)
         self._has_held = False
         self._begin_lateness()
@@ -128,19 +146,60 @@ class CallWatch:
         """
         if not may_be_of_others(error) or self._is_holding:
             return False
-        judge = partial(self._judge_error, local_rank, patience_is_over=tells_of_time(error))
+        trouble = Trouble.TIMED_OUT if tells_of_time(error) else Trouble.FAILED
+        is_open = partial(self._judge_error, local_rank, trouble is Trouble.TIMED_OUT)
 
-        def end() -> None:
+        def let_go() -> None:
             if self._is_holding:
                 self._is_holding = False
-                judge()
                 on_answers()
 
-        if self._has_held or not self._questions.ask(end):
-            judge()
+        def end() -> None:
+            if self._is_holding and not (is_open() and self._awaits_nodes(trouble, let_go)):
+                let_go()
+
+        if self._has_held:
+            is_open()
+            return False
+        awaits = self._questions.ask(end) or (is_open() and self._awaits_nodes(trouble, let_go))
+        if not awaits:
             return False
         self._has_held = self._is_holding = True
         return True
+
+    def _awaits_nodes(self, trouble: Trouble, go_on: Callable[[], None]) -> bool:
+        """Have the other nodes asked; whether `go_on` is to be called, and has not been yet.
+
+        There is an answer at once where the round is over meanwhile.
+        """
+        self._go_on = go_on
+        if not self._ask_nodes(trouble):
+            self._go_on = None
+        return self._go_on is not None
+
+    def on_nodes_answered(self) -> None:
+        """The other nodes have been asked, and the agent knows who is to blame, if anybody does."""
+        go_on, self._go_on = self._go_on, None
+        if go_on is not None:
+            go_on()
+
+    def tell_books(
+        self, trouble: Trouble, on_sheet: Callable[[bytes], None], *, with_recorders: bool
+    ) -> None:
+        """Tell the other nodes what this node's ranks do."""
+
+        def tell() -> None:
+            books = self._books(with_empty=trouble in (Trouble.TIMED_OUT, Trouble.WHY))
+            if trouble in (Trouble.STANDS, Trouble.WHY):
+                books = [self._without_haste(book) for book in books]
+            recorded = self._recorded_books(books, range(self._planner.world.size))
+            sheet = Sheet(tuple(books), tuple(recorded) if with_recorders else ())
+            on_sheet(pack(sheet, self._clock.now()))
+
+        if with_recorders:
+            self.ask(tell)
+        else:
+            tell()
 
     def on_exit(self, local_rank: int, exit_status: ExitStatus) -> None:
         """A rank has ended: tell who is to blame, if gloo did that, whose data did not fit."""
@@ -159,11 +218,18 @@ class CallWatch:
         if self._is_holding or not self._questions.ask(on_answers):
             on_answers()
 
+    def awaited(self) -> tuple[int, ...]:
+        """The ranks of this node that keep all others waiting, if that can be told."""
+        seen = self._books(with_empty=True)
+        verdict = judge(seen, self._recorded_books(seen), patience_is_over=True)
+        blamed = () if verdict is None else verdict.blamed
+        return tuple(self._planner.world.local_rank(rank) for rank in blamed)
+
     def explain_hang(self) -> tuple[str, Mapping[int, str]]:
         """Who is to blame for a hang, if that can be told; and what each rank waits for."""
         seen = {book.rank: book for book in self._books(with_empty=True)}
         recorded = {book.rank: book for book in self._recorded_books(seen.values())}
-        verdict = self._verdict(seen.values(), patience_is_over=True)
+        verdict = judge(seen.values(), recorded.values(), patience_is_over=True)
         told = {
             self._planner.world.local_rank(rank): wait_in_words(wait, books[rank])
             for books in (recorded, seen)
@@ -208,7 +274,23 @@ class CallWatch:
             self._looks_at = None
             return
         self._suspicion = text
+        self._tell_nodes_who_stands()
         self._look_later()
+
+    def _tell_nodes_who_stands(self) -> None:
+        """Let the other nodes know when ranks begin to stand in calls, and when all move again."""
+        is_alone = self._planner.world.node_count < 2
+        if is_alone or not self._reads_this_attempt or self._is_holding:
+            return
+        standing = {
+            rank: begun for rank, begun in self._stood.items() if self._readers[rank].is_standing
+        }
+        # What C++ calls is in no book.
+        if not standing and between(self._still_since, self._clock.now()) >= self._quiet:
+            standing = self._stood
+        if standing != self._standing:
+            self._standing = standing
+            self._ask_nodes(Trouble.STANDS if standing else Trouble.NONE)
 
     def _begin_lateness(self) -> None:
         """Read the books of this attempt; sums go on where the ranks are those of the last one."""
@@ -249,7 +331,10 @@ class CallWatch:
         if last != begun:
             self._still_since = self._clock.now()
             self._asked_at, self._pause, self._told = None, None, ""
-        return any(count and last.get(rank) == count for rank, count in begun.items())
+        self._stood = {
+            rank: count for rank, count in begun.items() if count and last.get(rank) == count
+        }
+        return bool(self._stood)
 
     def _certain_verdict(self) -> Verdict | None:
         """A verdict on those who have stood for the time between two looks, if there is one."""
@@ -289,35 +374,30 @@ class CallWatch:
         else:
             self._told = verdict.text
 
-    def _judge_error(self, local_rank: int, patience_is_over: bool) -> None:  # by `partial`
+    def _judge_error(self, local_rank: int, patience_is_over: bool) -> bool:  # by `partial`
+        """Accuse who is to blame for an exception; whether only other nodes can tell who."""
         books = self._books(with_empty=patience_is_over)
         rank = self._planner.world.rank(local_rank)
         known = [*books, *self._recorded_books(books)]
         if not any(book.standing for book in known if book.rank == rank):
-            return
-        verdict = self._verdict(books, patience_is_over=patience_is_over)
-        if verdict is not None:
-            self._accuse(verdict)
+            return False
+        verdict = judge(books, self._recorded_books(books), patience_is_over=patience_is_over)
+        if verdict is None:
+            return True
+        self._accuse(verdict)
+        return False
 
-    def _verdict(self, seen: Iterable[Book], *, patience_is_over: bool) -> Verdict | None:
-        """Who is to blame: surely by the books; else by recorders; else perhaps by the books."""
-        seen = list(seen)
-        by_books = find_verdict(seen, patience_is_over=patience_is_over)
-        if by_books is not None and by_books.is_certain:
-            return by_books
-        recorded = self._recorded_books(seen)
-        verdict = find_verdict(recorded, patience_is_over=patience_is_over, issued_is_waiting=True)
-        if (
-            verdict is None
-            and by_books is not None
-            and not (waits_of(recorded).keys() & {*by_books.blamed})
-        ):
-            return by_books
-        return verdict  # none, if those that are absent by the books wait in what C++ has called
+    def _recorded_books(
+        self, seen: Iterable[Book], members: Collection[int] | None = None
+    ) -> list[Book]:
+        """What ranks have told of their recorders since the present trouble began.
 
-    def _recorded_books(self, seen: Iterable[Book]) -> list[Book]:
-        """What ranks have told of their recorders since the present trouble began."""
-        local_rank_of, ranks = self._planner.world.local_rank, frozenset(self._lateness.ranks)
+        Args:
+            seen: the books that they keep.
+            members: the ranks that count as members of groups, if not those of this node.
+        """
+        local_rank_of = self._planner.world.local_rank
+        ranks = frozenset(self._lateness.ranks) if members is None else members
         told = (
             (
                 book,
@@ -342,7 +422,7 @@ class CallWatch:
                 they are accused only where patience is over: one that is still starting, say.
         """
         segment = self._planner.segment
-        if segment is None:
+        if segment is None or self._planner.variable(SWITCH_VARIABLE) == "0":
             return []
         first_rank = self._planner.world.rank(0)
         books = []

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after, between
 from rankwise.core.gang.progress import Doing, ProgressWatch, Work
 from rankwise.drivers.real.call_rings import calls_begun, read_book
@@ -25,6 +27,20 @@ WINDOW = Duration(500 * MILLISECOND)
 """How long ranks are watched for an answer to `rankwise why`."""
 
 
+class NodesTold(msgspec.Struct, frozen=True):
+    """What the nodes of a run have told when they were asked why it does not go on.
+
+    Attributes:
+        verdict: who keeps whom waiting; empty if that cannot be told.
+        others: the other nodes, as people call them.
+        silent: those of all nodes that have told nothing in time.
+    """
+
+    verdict: str
+    others: tuple[str, ...]
+    silent: tuple[str, ...] = ()
+
+
 class HangWatch:
     """Watches the progress of one run's ranks on this node.
 
@@ -35,6 +51,7 @@ class HangWatch:
         reactor: wakes for the next look.
         clock: tells when a look was.
         ask: asks the ranks what C++ has called; calls back when they have told, or cannot.
+        ask_nodes: asks the other nodes what their ranks do; calls back with None if there are none.
         explain: reads from the books, and from what the ranks told last, who waits for whom.
         warn: is told that half of the timeout is over: how long there was no progress, and why.
     """
@@ -48,6 +65,7 @@ class HangWatch:
         reactor: Reactor,
         clock: Clock,
         ask: Callable[[Callable[[], None]], None],
+        ask_nodes: Callable[[Callable[[NodesTold | None], None]], None],
         explain: Callable[[], tuple[str, Mapping[int, str]]],
         warn: Callable[[Duration, str], None],
     ) -> None:
@@ -57,6 +75,7 @@ class HangWatch:
         self._reactor = reactor
         self._clock = clock
         self._ask = ask
+        self._ask_nodes = ask_nodes
         self._explain = explain
         self._warn = warn
         self._watch = ProgressWatch(hang_timeout, clock.now())
@@ -78,7 +97,7 @@ class HangWatch:
         return self._watch.last_progress
 
     def answer(self, reply: "Reply") -> None:
-        """Tell what each rank does, in a moment: it takes two looks.
+        """Tell what each rank does, in a moment: it takes two looks, on all nodes.
 
         The ranks are asked at each: an answer of a while ago tells of calls that may be over.
         """
@@ -87,23 +106,31 @@ class HangWatch:
     def _look_first(self, reply: "Reply") -> None:
         self._look()
         verdict, _ = self._explain()
+        self._ask_nodes(partial(self._look_later, verdict, reply))
+
+    def _look_later(self, own: str, reply: "Reply", told: NodesTold | None) -> None:
+        verdict = own if told is None else told.verdict or own
         again = after(self._clock.now(), WINDOW)
         self._reactor.call_at(again, partial(self._look_again, verdict, reply))
 
     def _look_again(self, verdict: str, reply: "Reply") -> None:
         self._look()
-        self._ask(partial(self._compare, verdict, reply))
+        self._ask(lambda: self._ask_nodes(partial(self._compare, verdict, reply)))
 
-    def _compare(self, verdict: str, reply: "Reply") -> None:
+    def _compare(self, verdict: str, reply: "Reply", told: NodesTold | None) -> None:
         now, waits = self._explain()
+        header: dict[str, Any] = {"verdict": now}
+        if told is not None:
+            verdict_now = told.verdict or now
+            header = {"verdict": verdict_now, "others": told.others, "silent": told.silent}
         # Who is late for a moment keeps nobody waiting in the same call all the time.
-        if now != verdict:
-            verdict = ""
-        self._host.collect_stacks(partial(self._answer, verdict, waits, reply))
+        if header["verdict"] != verdict:
+            header["verdict"] = ""
+        self._host.collect_stacks(partial(self._answer, header, waits, reply))
 
     def _answer(
         self,
-        verdict: str,
+        header: dict[str, Any],
         waits: Mapping[int, str],
         reply: "Reply",
         stacks: Mapping[int, str],
@@ -113,7 +140,7 @@ class HangWatch:
         alive = {link.local_rank: link.pid for link in self._alive()}
         if not alive:
             reply.send({"error": "none of its ranks is running now"})
-        reply.send({"verdict": verdict})
+        reply.send(header)
         for local_rank, pid in sorted(alive.items()):
             line = self._what_it_does(local_rank)
             reply.send(

@@ -240,6 +240,10 @@ class JobPlanner:
         """The memory that the workers of the present attempt share."""
         return self._segment
 
+    def variable(self, name: str) -> str | None:
+        """What all ranks find in their environment under that name, if anything."""
+        return self._job.environment.get(name, self._inherited.get(name))
+
     def on_worker_over(self, local_rank: int) -> None:
         """Wake the ranks that wait for this one in a collective."""
         if self._segment is not None:

@@ -12,10 +12,13 @@ from contextlib import ExitStack, suppress
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from rankwise.base.failure import TIME_LIMIT_SIGNAL, Outcome, OutcomeStatus
 from rankwise.base.units import SECOND, Duration, Instant, after, between
 from rankwise.core.gang.state import Phase
 from rankwise.core.gang.vocabulary import (
+    ProgressLooked,
     Stimulus,
     StoodStill,
     StopRequested,
@@ -24,6 +27,7 @@ from rankwise.core.gang.vocabulary import (
     WorkerSaid,
     WorkerSpawned,
 )
+from rankwise.core.rendezvous.records import Trouble
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.hosting.hosting import Hosting
 from rankwise.drivers.real.interrupts import gate_here
@@ -53,11 +57,12 @@ from rankwise.launch.world import World
 
 if TYPE_CHECKING:
     from rankwise.core.ledger import Delay
+    from rankwise.core.rendezvous.vocabulary import BooksWanted, InquiryAnswered
     from rankwise.drivers.real.report_pipe import Recorded
     from rankwise.launch.call_watch import CallWatch
     from rankwise.launch.control.server import Reply
     from rankwise.launch.failure_command import FailureCommand
-    from rankwise.launch.hang_watch import HangWatch
+    from rankwise.launch.hang_watch import HangWatch, NodesTold
     from rankwise.launch.recording import RunRecorder
 
 SIGTERM, SIGCONT, SIGSTOP, SIGTSTP = 15, 18, 19, 20
@@ -115,6 +120,8 @@ class Session:
         self._on_begun: Callable[[], None] | None = on_begun
         self._held: list[Stimulus] | None = None
         """What is heard of the gang while it is found out who is to blame for a failure."""
+        self._curious: list[Callable[[InquiryAnswered | None], None]] = []
+        """Who waits for what the other nodes tell."""
         self._is_ledger_off = False
         self._is_interrupted = False
         self._is_cut_short = False
@@ -191,7 +198,7 @@ class Session:
                 planner=self._planner,
                 decorator=self._decorator,
                 journal=self._journal,
-                delays=self._delays,
+                calls=self,
                 history=history,
                 say=self._say,
             ),
@@ -211,7 +218,7 @@ class Session:
             self._host,
             self._planner,
             clock,
-            delays=self._delays,
+            delays=self.delays,
             history=history,
             explain=self._answer_why,
             places=places,
@@ -463,6 +470,9 @@ class Session:
         if self._held is not None:
             self._held.append(stimulus)
             return
+        if isinstance(stimulus, ProgressLooked):
+            self._on_progress_looked(stimulus)
+            return
         gang = self._dispatch.gang
         is_running = gang is not None and gang.phase is Phase.RUNNING
         if isinstance(stimulus, WorkerExited) and is_running and self._has_watch:
@@ -476,6 +486,26 @@ class Session:
             rank, error = stimulus.local_rank, stimulus.error
             if self._call_watch.on_error(rank, error, self._let_go):
                 self._held = []
+
+    def _on_progress_looked(self, looked: ProgressLooked) -> None:
+        """Before this node's ranks count as hung, find out for whom they wait, on all nodes."""
+        if not self._is_too_long_ago(looked):
+            self._dispatch.deliver(looked)
+            return
+        awaited = self._call_watch.awaited()
+        if awaited:
+            self._dispatch.deliver(msgspec.structs.replace(looked, awaited=awaited))
+            return
+
+        def go_on(_: object) -> None:
+            self._dispatch.deliver(ProgressLooked(looked.attempt, self._last_progress()))
+
+        self._ask_nodes(Trouble.TIMED_OUT, go_on)
+
+    def _is_too_long_ago(self, looked: ProgressLooked) -> bool:
+        hang_timeout = self._job.gang.hang_timeout
+        still = between(looked.last_progress, self._clock.now())
+        return hang_timeout is not None and still >= hang_timeout
 
     def _let_go(self) -> None:
         """It is known who is to blame, or never will be: go on."""
@@ -512,6 +542,7 @@ class Session:
             self.reactor,
             self._clock,
             blame=self._dispatch.deliver,
+            ask_nodes=self._dispatch.ask_nodes,
             hang_timeout=self._job.gang.hang_timeout,
         )
 
@@ -519,8 +550,20 @@ class Session:
         """Who made the others wait in collectives, where that is notable, and in a sentence."""
         return self._call_watch.take_last_look() if self._has_watch else None
 
-    def _delays(self) -> "tuple[Delay, ...]":
+    def delays(self) -> "tuple[Delay, ...]":
+        """What each rank has cost the others by coming late to collectives."""
         return self._call_watch.delays() if self._has_watch else ()
+
+    def tell_books(self, wanted: "BooksWanted", on_sheet: Callable[[bytes], None]) -> None:
+        """Make a sheet of the ranks' books for the other nodes."""
+        self._call_watch.tell_books(wanted.trouble, on_sheet, with_recorders=wanted.with_recorders)
+
+    def on_inquiry_answered(self, answered: "InquiryAnswered") -> None:
+        """The trouble that the other nodes were asked about has been looked into."""
+        self._call_watch.on_nodes_answered()
+        curious, self._curious = self._curious, []
+        for on_answer in curious:
+            on_answer(answered)
 
     @property
     def _has_watch(self) -> bool:
@@ -539,6 +582,7 @@ class Session:
             reactor=self.reactor,
             clock=self._clock,
             ask=self._ask_recorders,
+            ask_nodes=self._ask_other_nodes,
             explain=self._explain_hang,
             warn=self._warn_of_hang,
         )
@@ -553,6 +597,21 @@ class Session:
 
     def _ask_recorders(self, on_answers: Callable[[], None]) -> None:
         self._call_watch.ask(on_answers)
+
+    def _ask_other_nodes(self, on_answer: Callable[["NodesTold | None"], None]) -> None:
+        def tell(answered: "InquiryAnswered | None") -> None:
+            on_answer(None if answered is None else self._dispatch.nodes_told(answered))
+
+        self._ask_nodes(Trouble.WHY, tell)
+
+    def _ask_nodes(
+        self, trouble: Trouble, on_answer: Callable[["InquiryAnswered | None"], None]
+    ) -> None:
+        """Have the other nodes asked; calls back with None at once if there are none."""
+        self._curious.append(on_answer)
+        if not self._dispatch.ask_nodes(trouble) and on_answer in self._curious:
+            self._curious.remove(on_answer)
+            on_answer(None)
 
     def _explain_hang(self) -> tuple[str, Mapping[int, str]]:
         return self._call_watch.explain_hang()

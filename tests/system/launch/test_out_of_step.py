@@ -222,6 +222,25 @@ dist.barrier()
     assert "ranks failed" not in done.stderr
 
 
+def test_a_hang_names_the_rank_that_is_missing_as_json_too(tmp_path: Path) -> None:
+    program = """
+import queue
+if rank == 2:
+    queue.Queue().get()
+dist.barrier()
+"""
+
+    done = run_program(tmp_path, "numpy", program, "--hang-timeout=2s", "--log-format=json")
+
+    notices = [json.loads(line) for line in done.stderr.splitlines()]
+    failures = [notice for notice in notices if notice["event"] == "failure"]
+    assert [(each["rank"], each["root_cause"]) for each in failures] == [
+        (2, True),
+        (0, False),
+        (1, False),
+    ]
+
+
 def test_a_rank_that_fails_by_itself_is_the_root_cause_whatever_others_wait_for(
     tmp_path: Path,
 ) -> None:

@@ -95,6 +95,15 @@ def test_it_does_not_explain_an_exception_that_tells_of_no_peer(
     assert order_of(own, killed(1, 128 * MILLISECOND)) == [0, 1]
 
 
+def test_a_hang_explains_what_others_raised_while_it_lasted() -> None:
+    timed_out = raised(0, 5, "RuntimeError", "Timed out waiting 4000ms for recv operation")
+    own = raised(0, 5, "ValueError", "loss is NaN")
+    hung = failure(1, 9, FailureCause.HUNG)
+
+    assert order_of(timed_out, hung) == [1, 0]
+    assert order_of(own, hung) == [0, 1]
+
+
 def test_it_does_not_explain_an_exit_that_came_before() -> None:
     left = failure(0, 100 * MILLISECOND, FailureCause.EXITED, code=3)
 

@@ -15,7 +15,7 @@ from rankwise.core.agent.vocabulary import (
 )
 from rankwise.core.gang.vocabulary import AnnounceKill, GangSpec, Swept, WorkerRefused
 from rankwise.core.rendezvous.configuration import RestartPolicy
-from rankwise.core.rendezvous.vocabulary import World
+from rankwise.core.rendezvous.vocabulary import BooksWanted, InquiryAnswered, World
 from rankwise.drivers.agent_dispatch import AgentDispatch
 from rankwise.drivers.sim.agenda import VirtualClock
 from rankwise.drivers.sim.journal import MemoryJournal
@@ -71,6 +71,12 @@ class EagerHost:
 
     def describe_failures(self, number: int, failures: tuple[Failure, ...]) -> None:
         self.deliver(FailuresDescribed(number, failures))
+
+    def tell_books(self, wanted: BooksWanted) -> None:
+        raise AssertionError(f"a node that is alone was asked {wanted}")
+
+    def on_inquiry_answered(self, answered: InquiryAnswered) -> None:
+        raise AssertionError(f"a node that is alone has asked nobody, and was told {answered}")
 
 
 class Bench:

@@ -38,13 +38,21 @@ they are as good as dead, also while this one is cut off or a spare.
   store, or the way to it: the rendezvous says when the gang must go.
 """
 
+from contextlib import suppress
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from rankwise.base.errors import LocalProtocolError
-from rankwise.base.failure import Failure, FailureCause, Outcome, OutcomeStatus, what_it_did
+from rankwise.base.errors import LocalProtocolError, RemoteProtocolError
+from rankwise.base.failure import (
+    ExitStatus,
+    Failure,
+    FailureCause,
+    Outcome,
+    OutcomeStatus,
+    what_it_did,
+)
 from rankwise.base.machine import Ticked
 from rankwise.base.units import Duration, Instant, after, between, format_duration, postponed
 from rankwise.core.agent.alone import Alone
@@ -74,24 +82,29 @@ from rankwise.core.gang import vocabulary as gang_words
 from rankwise.core.gang.machine import Gang
 from rankwise.core.gang.state import Phase as GangPhase
 from rankwise.core.rendezvous import vocabulary as rendezvous_words
-from rankwise.core.rendezvous.records import Departure, Verdict
+from rankwise.core.rendezvous.records import Departure, Trouble, Verdict
 from rankwise.core.rendezvous.requests import Answer
 from rankwise.core.rendezvous.vocabulary import (
+    BooksTold,
     Closed,
     DepartureRequested,
     Dissolved,
     GangEnded,
     GangFailing,
+    InquiryJudged,
     Joined,
     LeaveSettled,
     Left,
     NodeReady,
     RanksArrived,
+    RanksFound,
     RefusalKind,
     Refused,
     Settled,
+    SheetsGathered,
     StopAgreed,
     StopStepAgreed,
+    TroubleTold,
     World,
 )
 
@@ -231,6 +244,11 @@ class Agent:
                 self._on_stood_still(stimulus, now)
             case gang_words.GuardianLost():
                 self._on_guardian_lost(stimulus, now)
+            case TroubleTold():
+                if self.has_workers and self.world is not None:
+                    self._tell_rendezvous(stimulus, now)
+            case BooksTold():
+                self._tell_rendezvous(stimulus, now)
 
     def tick(self, now: Instant) -> list[Effect]:
         """Let deadlines that have passed take effect. Calling it too early changes nothing."""
@@ -346,10 +364,81 @@ class Agent:
                 case Refused():
                     self._refusal = effect
                     self._end_all(now)
+                case SheetsGathered():
+                    self._tell_rendezvous(self._judged(effect, now), now)
+                case RanksFound():
+                    self._on_ranks_found(effect, now)
                 case LeaveSettled():
                     self._finish()
                 case _:
                     self._effects.append(effect)
+
+    def _judged(self, gathered: SheetsGathered, now: Instant) -> InquiryJudged:
+        """Who is to blame that ranks of the job wait, by the books of all nodes that have told."""
+        from rankwise.core import ledger  # noqa: PLC0415  # rare: only where ranks wait
+
+        world = self.world
+        if world is None:
+            return InquiryJudged(gathered.inquiry)
+        sheets = []
+        for sheet in gathered.sheets.values():
+            with suppress(RemoteProtocolError):  # that node counts as one that has told nothing
+                sheets.append(ledger.unpack(sheet, now))
+        verdict = ledger.judge(
+            ledger.with_all_members((book for each in sheets for book in each.seen), world.size),
+            ledger.with_all_members(
+                (book for each in sheets for book in each.recorded), world.size
+            ),
+            patience_is_over=gathered.trouble in (Trouble.TIMED_OUT, Trouble.WHY),
+        )
+        if verdict is None:
+            return InquiryJudged(gathered.inquiry)
+        return InquiryJudged(gathered.inquiry, verdict.blamed, verdict.text, verdict.is_certain)
+
+    def _on_ranks_found(self, found: RanksFound, now: Instant) -> None:
+        """Ranks keep others waiting: those of this node have failed, though all may have ended."""
+        world = self.world
+        if world is None or world.round != found.round:
+            return
+        own = tuple(
+            rank - world.first_rank
+            for rank in found.ranks
+            if 0 <= rank - world.first_rank < world.slots
+        )
+        if not own:
+            return
+        if self.phase is Phase.RUNNING:
+            self._tell_gang(gang_words.RanksBlamed(own, found.round, found.text), now)
+        elif self.phase is Phase.ENDED and self._outcome is not None:
+            self._fail_after_all(own, found.text, now)
+
+    def _fail_after_all(self, local_ranks: tuple[int, ...], text: str, now: Instant) -> None:
+        """All workers have ended well, but ranks of other nodes wait for some of them."""
+        outcome, world = self._outcome, self.world
+        assert outcome is not None, "asked by who knows it"
+        assert world is not None, "a gang lives in a world"
+        if outcome.status is not OutcomeStatus.SUCCEEDED:
+            return
+        failures = self._own(
+            tuple(
+                Failure(
+                    local_rank=local_rank,
+                    attempt=world.round,
+                    cause=FailureCause.OUT_OF_STEP,
+                    at=now,
+                    exit=ExitStatus(code=0),
+                    detail=text,
+                )
+                for local_rank in local_ranks
+            )
+        )
+        self._outcome = msgspec.structs.replace(
+            outcome, status=OutcomeStatus.FAILED, failures=failures
+        )
+        self._tell_rendezvous(GangFailing(world.round, failures), now)
+        self.phase = Phase.DESCRIBING
+        self._deadline = after(now, self.spec.describe_timeout)
+        self._effects.append(DescribeFailures(world.round, failures))
 
     def _on_settled(self, settled: Settled, now: Instant) -> None:
         if self.phase is Phase.DISMISSING:
@@ -398,6 +487,10 @@ class Agent:
     def _on_dissolved(self, dissolved: Dissolved, now: Instant) -> None:
         self._announce_end(dissolved.round, dissolved.why)
         if self.phase is Phase.RUNNING:
+            gang = self.gang
+            if not dissolved.at_once and gang is not None and gang.phase is GangPhase.DUMPING:
+                self._stopped_at = self._stopped_at or now
+                return  # its workers show where they stand, and are told to stop then
             if dissolved.at_once or self._is_going or not self._may_recover:
                 self._stop_gang(SIGTERM, now, at_once=dissolved.at_once)
                 return

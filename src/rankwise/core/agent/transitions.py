@@ -46,6 +46,7 @@ TRANSITIONS: dict[Phase, dict[Phase, tuple[type, ...]]] = {
     },
     Phase.DESCRIBING: {Phase.ENDED: (FailuresDescribed, Ticked)},
     Phase.ENDED: {
+        Phase.DESCRIBING: (Answer,),
         Phase.PREPARING: (Answer, FailuresDescribed, Swept, Ticked),
         Phase.LEAVING: (
             Answer,
@@ -56,7 +57,7 @@ TRANSITIONS: dict[Phase, dict[Phase, tuple[type, ...]]] = {
             Swept,
             Ticked,
         ),
-        Phase.DISMISSING: (FailuresDescribed, StopRequested, Ticked),
+        Phase.DISMISSING: (Answer, FailuresDescribed, StopRequested, Ticked),
     },
     Phase.DISMISSING: {Phase.ENDED: (GuardianLost, Swept, Ticked)},
     Phase.LEAVING: {

@@ -134,6 +134,8 @@ NodeStimulus = (
     | StepTold
     | RanksStood
     | LeaveRequested
+    | rendezvous.TroubleTold
+    | rendezvous.BooksTold
 )
 """What does not come from the store."""
 Stimulus = NodeStimulus | Answer
@@ -301,6 +303,8 @@ NodeEffect = (
     | AskRanksToStop
     | StopRanksAt
     | DescribeFailures
+    | rendezvous.BooksWanted
+    | rendezvous.InquiryAnswered
     | Announcement
     | FinishRun
 )

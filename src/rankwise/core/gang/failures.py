@@ -36,7 +36,8 @@ def failures_of(
         attempt: which of its lives it was.
         orders: when they were told to stop and killed.
     """
-    return root_cause_first(
+    workers = tuple(workers)
+    failures = root_cause_first(
         Failure(
             local_rank=worker.local_rank,
             attempt=attempt,
@@ -51,6 +52,11 @@ def failures_of(
         for worker in workers
         if worker.has_failed
     )
+    if not failures or failures[0].cause is not FailureCause.HUNG:
+        return failures
+    # All have hung at once; the one for which the others wait explains that.
+    awaited = {worker.local_rank for worker in workers if worker.is_awaited}
+    return tuple(sorted(failures, key=lambda failure: failure.local_rank not in awaited))
 
 
 def _cause_of(worker: WorkerLife, stop_ordered_at: Instant | None) -> FailureCause:

@@ -676,15 +676,19 @@ class Gang:
         for worker in self._workers:
             if worker.is_running:
                 worker.hung_at = now
+                worker.is_awaited = worker.local_rank in stimulus.awaited
         return self._begin_dumping(now)
 
     def _on_ranks_blamed(self, stimulus: RanksBlamed, now: Instant) -> list[Effect]:
-        if self.phase is not Phase.RUNNING or stimulus.attempt != self.attempt:
+        if stimulus.attempt != self.attempt:
+            return []
+        if self.phase not in (Phase.RUNNING, Phase.SWEEPING):
             return []
         for local_rank in stimulus.local_ranks:
             self._workers[local_rank].blame = stimulus.reason
             self._workers[local_rank].blamed_at = now
-        return self._begin_dumping(now)
+        # Who was done too early may have been swept when ranks of another node miss it.
+        return self._begin_dumping(now) if self.phase is Phase.RUNNING else []
 
     def _begin_dumping(self, now: Instant) -> list[Effect]:
         self.phase = Phase.DUMPING

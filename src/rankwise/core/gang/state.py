@@ -57,6 +57,8 @@ class WorkerLife(msgspec.Struct):
     lost: str | None = None
     """Why its end could not be seen: what became of the guardian."""
     hung_at: Instant | None = None
+    is_awaited: bool = False
+    """Whether others waited for it when all hung."""
     blame: str = ""
     """What it has done that others waited for it in vain."""
     blamed_at: Instant | None = None

@@ -163,6 +163,8 @@ class ProgressLooked(msgspec.Struct, frozen=True, tag=True):
 
     attempt: int
     last_progress: Instant
+    awaited: tuple[int, ...] = ()
+    """If that was too long ago: workers that are known to keep the others waiting."""
 
 
 class RanksBlamed(msgspec.Struct, frozen=True, tag=True):

@@ -2,7 +2,15 @@
 
 from rankwise.core.ledger.books import Book, Call, Fate, Group, Stage
 from rankwise.core.ledger.lateness import Arrival, Delay, Lateness
-from rankwise.core.ledger.verdicts import Verdict, Wait, find_disagreement, find_verdict, waits_of
+from rankwise.core.ledger.sheets import Sheet, pack, unpack, with_all_members
+from rankwise.core.ledger.verdicts import (
+    Verdict,
+    Wait,
+    find_disagreement,
+    find_verdict,
+    judge,
+    waits_of,
+)
 from rankwise.core.ledger.words import NUMBER, delay_in_words, number_text, wait_in_words
 
 __all__ = [
@@ -14,13 +22,18 @@ __all__ = [
     "Fate",
     "Group",
     "Lateness",
+    "Sheet",
     "Stage",
     "Verdict",
     "Wait",
     "delay_in_words",
     "find_disagreement",
     "find_verdict",
+    "judge",
     "number_text",
+    "pack",
+    "unpack",
     "wait_in_words",
     "waits_of",
+    "with_all_members",
 ]

@@ -105,6 +105,30 @@ def find_verdict(
     return None
 
 
+def judge(
+    seen: Iterable[Book], recorded: Iterable[Book], *, patience_is_over: bool
+) -> Verdict | None:
+    """Tell who is to blame: surely by the books; else by recorders; else perhaps by the books.
+
+    Args:
+        seen: the books that ranks keep themselves.
+        recorded: those of what C++ has called, of ranks that were asked and told.
+        patience_is_over: see `find_verdict`.
+    """
+    recorded = list(recorded)
+    by_books = find_verdict(seen, patience_is_over=patience_is_over)
+    if by_books is not None and by_books.is_certain:
+        return by_books
+    verdict = find_verdict(recorded, patience_is_over=patience_is_over, issued_is_waiting=True)
+    if (
+        verdict is None
+        and by_books is not None
+        and not (waits_of(recorded).keys() & {*by_books.blamed})
+    ):
+        return by_books
+    return verdict  # none, if those that are absent by the books wait in what C++ has called
+
+
 def find_disagreement(books: Iterable[Book], rank: int, at: Call | None = None) -> Verdict | None:
     """Tell who has come to a call of a rank with something else; None if nobody has.
 

@@ -4,11 +4,18 @@ Answers come late, twice, in any order, or not at all: each is taken for what it
 whatever is left uncertain is read again before anything is built on it.
 """
 
+from contextlib import suppress
+
 from rankwise.base.errors import RemoteProtocolError
 from rankwise.base.keys import ABSENT, Revision, Snapshot
 from rankwise.base.units import Instant
 from rankwise.core.rendezvous.charter import agree, forgotten, founder_in
-from rankwise.core.rendezvous.codec import decode_charter, decode_round, places_in
+from rankwise.core.rendezvous.codec import (
+    decode_charter,
+    decode_inquiry,
+    decode_round,
+    places_in,
+)
 from rankwise.core.rendezvous.in_flight import Purpose, Request
 from rankwise.core.rendezvous.node_state import NodeState
 from rankwise.core.rendezvous.requests import (
@@ -102,7 +109,7 @@ def _on_unsure(node: NodeState, request: Request, now: Instant) -> None:
     match request.purpose:
         case Purpose.OWN:
             node.own.revision = None
-        case Purpose.CHARTER | Purpose.LEAD | Purpose.RUN_LEASE:
+        case Purpose.CHARTER | Purpose.LEAD | Purpose.RUN_LEASE | Purpose.INQUIRY:
             node.shared.is_stale = True
         case Purpose.ROUND:
             node.shared.is_stale = True
@@ -170,6 +177,9 @@ def _on_committed(node: NodeState, request: Request, revision: Revision, now: In
         return
     if request.purpose is Purpose.DONE_NOTE:
         return
+    if request.purpose is Purpose.BOOKS:
+        node.inquiry.committed(request.context)
+        return
     match request.purpose:
         case Purpose.CHARTER:
             shared.charter.learn(request.context, revision, shared.charter.lease, revision)
@@ -181,6 +191,8 @@ def _on_committed(node: NodeState, request: Request, revision: Revision, now: In
             node.lead.written(request.context, revision, now)
         case Purpose.RUN_LEASE:
             node.lead.bound(request.context, revision, now)
+        case Purpose.INQUIRY:
+            node.lead.inquiry.committed(request.context)
         case _:
             raise AssertionError(f"nothing is committed for {request.purpose}")
     _after_shared(node, now)
@@ -219,6 +231,20 @@ def _after_shared(node: NodeState, now: Instant) -> None:
         and value is not node.membership.round_bytes
     ):
         _take_round(node, value, now)
+    _take_inquiry(node)
+
+
+def _take_inquiry(node: NodeState) -> None:
+    """The leader may have asked something; who has no gang in that round has nothing to tell."""
+    value, member_of = node.shared.inquiry.value, node.membership.member_of
+    if value is None or value is node.inquiry_bytes or member_of is None:
+        return
+    node.inquiry_bytes = value
+    with suppress(RemoteProtocolError):  # of another version, as the round will tell
+        inquiry = decode_inquiry(value, node.keys.inquiry)
+        if (inquiry.founder, inquiry.round) == (node.own.record.founder, member_of.round):
+            ranks = range(member_of.first_rank, member_of.first_rank + member_of.slots)
+            node.effects += node.inquiry.hear(inquiry, node.me, ranks)
 
 
 def _check_charter(node: NodeState) -> None:

@@ -11,10 +11,17 @@ from typing import Any, TypeVar
 import msgspec
 
 from rankwise.base.errors import RemoteProtocolError
-from rankwise.core.rendezvous.records import PROTOCOL_VERSION, Charter, NodeRecord, Round
+from rankwise.core.rendezvous.records import (
+    PROTOCOL_VERSION,
+    BooksNote,
+    Charter,
+    Inquiry,
+    NodeRecord,
+    Round,
+)
 
-Record = Charter | NodeRecord | Round
-RecordT = TypeVar("RecordT", Charter, NodeRecord, Round)
+Record = Charter | NodeRecord | Round | BooksNote | Inquiry
+RecordT = TypeVar("RecordT", Charter, NodeRecord, Round, BooksNote, Inquiry)
 
 SHOWN_MAX = 60
 _ENCODER = msgspec.json.Encoder()
@@ -29,7 +36,7 @@ class _Versioned(msgspec.Struct):
 _VERSION = msgspec.json.Decoder(_Versioned)
 # Made here, since two threads that meet a type for the first time at once crash msgspec (0.22).
 _DECODERS: dict[type, msgspec.json.Decoder[Any]] = {
-    kind: msgspec.json.Decoder(kind) for kind in (Charter, NodeRecord, Round)
+    kind: msgspec.json.Decoder(kind) for kind in (Charter, NodeRecord, Round, BooksNote, Inquiry)
 }
 
 
@@ -54,6 +61,24 @@ def decode_node(value: bytes, key: str, node_id: str) -> NodeRecord:
         RemoteProtocolError: it is of another version, or no node record.
     """
     return _decode(value, NodeRecord, key, f"node {node_id}")
+
+
+def decode_books_note(value: bytes, key: str, node_id: str) -> BooksNote:
+    """Read what a node tells of its ranks' calls.
+
+    Raises:
+        RemoteProtocolError: it is of another version, or no such note.
+    """
+    return _decode(value, BooksNote, key, f"node {node_id}")
+
+
+def decode_inquiry(value: bytes, key: str) -> Inquiry:
+    """Read what the leader asks.
+
+    Raises:
+        RemoteProtocolError: it is of another version, or no inquiry.
+    """
+    return _decode(value, Inquiry, key, "the leader of the run")
 
 
 # A round reaches every node; where many live in one process, as in a simulation, it is read once.

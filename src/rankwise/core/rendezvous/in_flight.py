@@ -23,6 +23,8 @@ class Purpose(StrEnum):
     ROUND = "round"
     RUN_LEASE = "run lease"
     GOODBYE = "goodbye"
+    BOOKS = "books"
+    INQUIRY = "inquiry"
 
 
 class Request(NamedTuple):

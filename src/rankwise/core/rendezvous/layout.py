@@ -33,6 +33,11 @@ class RunKeys(NamedTuple):
         return f"{self.shared}round"
 
     @property
+    def inquiry(self) -> str:
+        """What the leader asks all nodes about their ranks' calls."""
+        return f"{self.shared}inquiry"
+
+    @property
     def nodes(self) -> str:
         """The prefix of all node records."""
         return f"rankwise/{self.run_id}/nodes/"
@@ -50,6 +55,15 @@ class RunKeys(NamedTuple):
         """The record of one node as it was when it was done; it outlives the node's lease."""
         return f"{self.done_notes}{node_id}"
 
+    @property
+    def books_notes(self) -> str:
+        """The prefix of what nodes tell of their ranks' calls."""
+        return f"{self.nodes}books/"
+
+    def books_note(self, node_id: str) -> str:
+        """What one node tells of its ranks' calls."""
+        return f"{self.books_notes}{node_id}"
+
     def node_id(self, key: str) -> str:
         """The node whose record, or note, lies at `key`."""
-        return key.removeprefix(self.nodes).removeprefix("done/")
+        return key.rpartition("/")[2]

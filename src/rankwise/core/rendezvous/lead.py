@@ -12,9 +12,10 @@ from typing import NamedTuple
 from rankwise.base.errors import RemoteProtocolError
 from rankwise.base.keys import Change, LeaseId, Put, Revision, Transaction, Unchanged
 from rankwise.base.units import MILLISECOND, Duration, Instant, after
-from rankwise.core.rendezvous.codec import decode_node, encode
+from rankwise.core.rendezvous.codec import decode_books_note, decode_node, encode
 from rankwise.core.rendezvous.configuration import RendezvousConfig
 from rankwise.core.rendezvous.in_flight import Purpose, Requests
+from rankwise.core.rendezvous.inquiry import LeaderInquiry
 from rankwise.core.rendezvous.layout import RunKeys
 from rankwise.core.rendezvous.leader import Decision, decide
 from rankwise.core.rendezvous.records import Round
@@ -68,6 +69,7 @@ class Lead:
         self.round_trouble = ""
         """Why the store has not taken the round that was decided upon."""
         self.run_lease = RunLease(config, keys, shared, requests)
+        self.inquiry = LeaderInquiry(me.partition(b" ")[0].decode(), keys, shared.leader, requests)
         self._config = config
         self._me = me
         self._keys = keys
@@ -113,6 +115,7 @@ class Lead:
         """Take in the nodes as they were read: from now on there is a view."""
         self.watch = read.watch
         self.view = View(self._config, now)
+        self.inquiry.forget_nodes()
         for entry in read.snapshot.entries:
             self._hear(self.view, entry.key, entry.value, founder, now)
         if round_ is not None:
@@ -124,7 +127,9 @@ class Lead:
         if self.view is not None:
             for change in changes:
                 self._hear(self.view, change.key, change.value, founder, now)
-            self.look_soon(now)
+            # What concerns calls changes nothing about rounds.
+            if not all(change.key.startswith(self._keys.books_notes) for change in changes):
+                self.look_soon(now)
 
     def turn_to(self, round_: Round, now: Instant) -> None:
         """The round has been read, or written."""
@@ -198,12 +203,17 @@ class Lead:
         self.round_trouble = ""
         self.looks_at = None
         self.run_lease.stop()
+        self.inquiry.forget_nodes()
+        self.inquiry.begin_anew()
         self._requests.forget(Purpose.NODES)
 
     def _hear(self, view: View, key: str, value: bytes | None, founder: str, now: Instant) -> None:
         node = self._keys.node_id(key)
         if key.startswith(self._keys.done_notes):
             self._hear_of_done(view, node, key, value, founder)
+            return
+        if key.startswith(self._keys.books_notes):
+            self._hear_of_books(node, key, value, founder)
             return
         if value is None:
             view.delete(node, now)
@@ -216,6 +226,15 @@ class Lead:
         except RemoteProtocolError as error:
             heard = Heard(None, now, str(error))
         view.put(node, heard)
+
+    def _hear_of_books(self, node: str, key: str, value: bytes | None, founder: str) -> None:
+        if value is None:
+            self.inquiry.hear(node, None)
+            return
+        with suppress(RemoteProtocolError):  # told of its node's record
+            note = decode_books_note(value, key, node)
+            if note.founder == founder:
+                self.inquiry.hear(node, note)
 
     def _hear_of_done(
         self, view: View, node: str, key: str, value: bytes | None, founder: str

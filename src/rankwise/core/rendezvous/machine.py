@@ -36,7 +36,8 @@ which step a request failed, or in which order answers come; what failed is aske
 
 This module hears the agent and asks the store for what is missing; `answers.py` hears the store.
 What they know of the node, each part in a file of its own, is its `node_state.py`. `succession.py`
-says how one run follows another under one id, `run_lease.py` how the store comes to forget them.
+says how one run follows another under one id, `run_lease.py` how the store comes to forget them,
+`inquiry.py` how nodes find out together which rank keeps the others waiting in a collective.
 """
 
 import msgspec
@@ -53,16 +54,19 @@ from rankwise.core.rendezvous.node_state import NodeState
 from rankwise.core.rendezvous.records import Departure, Phase, Round
 from rankwise.core.rendezvous.requests import Commit, LeaseRenewed, RevokeLease
 from rankwise.core.rendezvous.vocabulary import (
+    BooksTold,
     DeadlinePassed,
     DepartureRequested,
     Effect,
     GangEnded,
     GangFailing,
+    InquiryJudged,
     Joined,
     Left,
     NodeReady,
     RanksArrived,
     Stimulus,
+    TroubleTold,
     World,
 )
 
@@ -157,6 +161,13 @@ class Rendezvous:
                 self._node.own.rewrite(departure=stimulus.departure, signal=stimulus.signal)
             case RanksArrived():
                 self._node.own.rewrite(arrived_at=stimulus.step)
+            case TroubleTold():
+                self._node.inquiry.on_trouble(stimulus.round, stimulus.trouble, now)
+            case BooksTold():
+                self._node.inquiry.on_books(stimulus.inquiry, stimulus.sheet)
+            case InquiryJudged():
+                if self._node.is_leading and self.round is not None:
+                    self._node.lead.inquiry.on_judged(stimulus, self.round, now)
             case Left():
                 self._on_left()
             case DeadlinePassed():
@@ -257,8 +268,21 @@ class Rendezvous:
         if is_leading:
             node.effects += node.lead.run_lease.keep(now)
             node.effects += node.lead.work(now)
+        self._inquire(now)
         node.effects += node.waiting.announce(now, is_leading=is_leading)
         self._rest(node.deadline_beside_lease(now))
+
+    def _inquire(self, now: Instant) -> None:
+        """Tell the others of this node's calls, and ask for theirs where it leads."""
+        node = self._node
+        is_over = node.membership.is_dissolved or node.membership.is_told_the_end
+        node.effects += node.inquiry.end() if is_over else node.inquiry.give_up(now)
+        lease, founder = node.lease.id, node.own.record.founder
+        if lease is None or not node.has_agreed:
+            return
+        node.effects += node.inquiry.write(lease, founder, now)
+        if node.is_leading and not node.shared.is_stale:
+            node.effects += node.lead.inquiry.work(self.round, lease, founder, now)
 
     def _rest(self, others: Instant | None) -> None:
         """Set the next deadline; until `others` there is nothing to do but to keep the lease."""

@@ -7,6 +7,7 @@ follows when the lease ends, when there is something to do next.
 from rankwise.base.units import Instant, between, format_duration
 from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig
 from rankwise.core.rendezvous.in_flight import Purpose, Requests
+from rankwise.core.rendezvous.inquiry import NodeInquiry
 from rankwise.core.rendezvous.layout import RunKeys
 from rankwise.core.rendezvous.lead import Lead
 from rankwise.core.rendezvous.lease import KeptLease
@@ -42,6 +43,9 @@ class NodeState:
         )
         self.membership = Membership(self.me, self.own, is_static=config.is_static)
         self.lead = Lead(config, self.name, self.keys, self.shared, self.requests)
+        self.inquiry = NodeInquiry(self.keys.books_note(self.me), self.requests)
+        self.inquiry_bytes: bytes | None = None
+        """The leader's inquiry as it was last taken in."""
         self.succession = Succession(config, self.keys, self.shared)
         self.waiting = Waiting(config, self.membership, self.lead, self.shared, self.succession)
         self.effects: list[Effect] = []
@@ -110,7 +114,10 @@ class NodeState:
         self.own.revision = None
         self.shared.is_stale = True
         self.waiting.cut_off_since = now
-        for purpose in (Purpose.LEASE, Purpose.OWN, Purpose.LEAD, Purpose.CHARTER, Purpose.ROUND):
+        for purpose in (
+            Purpose.LEASE, Purpose.OWN, Purpose.LEAD, Purpose.CHARTER, Purpose.ROUND,
+            Purpose.BOOKS, Purpose.INQUIRY,
+        ):  # fmt: skip
             self.requests.forget(purpose)
         self.stop_leading()
         trouble = self.waiting.store_trouble
@@ -170,11 +177,13 @@ class NodeState:
 
     def deadline_beside_lease(self, now: Instant) -> Instant | None:
         """The first instant at which there may be something to do but to keep the lease."""
-        deadlines = [self.requests.next_deadline(now), self.waiting.announce_at]
+        deadlines = [
+            self.requests.next_deadline(now), self.waiting.announce_at, self.inquiry.due
+        ]  # fmt: skip
         if not self.membership.is_told_the_end:
             deadlines += (self.waiting.deadline, self.own.flush_at, self.succession.abandoned_at)
         if self.is_leading:
-            deadlines.append(self.lead.run_lease.due_at)
+            deadlines += (self.lead.run_lease.due_at, self.lead.inquiry.next_look(now))
         if self.may_lead and self.requests.may_begin(Purpose.LEAD, now):
             deadlines.append(self.lead.turn(self.membership.place))
         if self.lead.view is not None and self.requests.may_begin(Purpose.ROUND, now):

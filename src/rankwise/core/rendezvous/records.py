@@ -105,6 +105,87 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     arrived_at: int | None = None
 
 
+class Trouble(StrEnum):
+    """Why a node wants to know what the ranks of the others do."""
+
+    NONE = "none"
+    STANDS = "stands"
+    """A rank of it stands in a collective call; nothing may be wrong."""
+    FAILED = "failed"
+    """A rank has raised an exception that may be another's doing."""
+    TIMED_OUT = "timed-out"
+    """The same, after a time-out: who has merely not come is to blame."""
+    WHY = "why"
+    """Somebody asks why the run does not go on; nobody is to be accused."""
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether somebody on the node waits for the answer."""
+        return self in (Trouble.FAILED, Trouble.TIMED_OUT, Trouble.WHY)
+
+
+class BooksNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a node tells the leader about its ranks' calls. Lies beside its record (ADR 0024).
+
+    Attributes:
+        version: of the protocol.
+        founder: of the run that it takes part in, see `Charter`.
+        round: of which round it tells.
+        trouble: what moves it, last.
+        number: counts its troubles.
+        inquiry: the inquiry that `sheet` answers.
+        sheet: its ranks' books, packed (`core/ledger/sheets.py`).
+    """
+
+    version: int = PROTOCOL_VERSION
+    founder: str = ""
+    round: int = -1
+    trouble: Trouble = Trouble.NONE
+    number: int = 0
+    inquiry: str = ""
+    sheet: bytes = b""
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What an inquiry has found.
+
+    Attributes:
+        inquiry: which one.
+        settles: the troubles that it answers: by node, the number of the last one.
+        blamed: ranks of the job that count as failed from now on.
+        text: what they did, or do, in a sentence; empty if nobody is known to be to blame.
+        silent: nodes that have not answered in time.
+    """
+
+    inquiry: str
+    settles: dict[str, int] = {}
+    blamed: tuple[int, ...] = ()
+    text: str = ""
+    silent: tuple[str, ...] = ()
+
+
+class Inquiry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the leader wants to know of all members' ranks, and what it has found out before.
+
+    Attributes:
+        version: of the protocol.
+        founder: of the run, see `Charter`.
+        round: whose members are asked.
+        id: names the inquiry; another leader's is another.
+        trouble: the worst trouble that is the reason.
+        with_recorders: whether torch's flight recorders are to be read for it.
+        finding: of the last inquiry that has ended, perhaps this one.
+    """
+
+    version: int = PROTOCOL_VERSION
+    founder: str = ""
+    round: int
+    id: str
+    trouble: Trouble
+    with_recorders: bool = False
+    finding: Finding | None = None
+
+
 class Phase(StrEnum):
     """Where in its life a round is."""
 

@@ -1,4 +1,4 @@
-"""The three keys that all nodes share, as one node knows them.
+"""The four keys that all nodes share, as one node knows them.
 
 News of a key come by three ways (a read, the watch, the answer to a transaction of one's own) and
 may overtake each other. The store's revision tells which is newer.
@@ -32,7 +32,7 @@ class SharedKey:
 
 
 class SharedKeys:
-    """The charter, the leader and the round.
+    """The charter, the leader, the round and the leader's inquiry.
 
     Args:
         keys: where they lie.
@@ -43,6 +43,7 @@ class SharedKeys:
         self.charter = SharedKey()
         self.leader = SharedKey()
         self.round = SharedKey()
+        self.inquiry = SharedKey()
         self.watch: int | None = None
         """The token of the watch that tells of them."""
         self.is_read = False
@@ -57,6 +58,7 @@ class SharedKeys:
             keys.charter: self.charter,
             keys.leader: self.leader,
             keys.round: self.round,
+            keys.inquiry: self.inquiry,
         }
 
     @property

@@ -11,7 +11,7 @@ import msgspec
 
 from rankwise.base.failure import Failure
 from rankwise.base.units import ZERO, Duration
-from rankwise.core.rendezvous.records import Departure, Lineup, Verdict
+from rankwise.core.rendezvous.records import Departure, Lineup, Trouble, Verdict
 from rankwise.core.rendezvous.requests import Answer, Order
 
 
@@ -104,6 +104,32 @@ class RanksArrived(msgspec.Struct, frozen=True, tag=True):
     step: int
 
 
+class TroubleTold(msgspec.Struct, frozen=True, tag=True):
+    """The ranks of this node give reason to ask all nodes what theirs do, or (NONE) none any more.
+
+    What is awaited is answered `InquiryAnswered`, at the latest when `ANSWER_WITHIN` is over.
+    """
+
+    round: int
+    trouble: Trouble
+
+
+class BooksTold(msgspec.Struct, frozen=True, tag=True):
+    """The answer to `BooksWanted`: the ranks' books, packed (`core/ledger/sheets.py`)."""
+
+    inquiry: str
+    sheet: bytes
+
+
+class InquiryJudged(msgspec.Struct, frozen=True, tag=True):
+    """The answer to `SheetsGathered`: who is to blame; with an empty text it cannot be told."""
+
+    inquiry: str
+    blamed: tuple[int, ...] = ()
+    text: str = ""
+    is_certain: bool = False
+
+
 class Left(msgspec.Struct, frozen=True, tag=True):
     """The agent is at its end: say goodbye. Comes last, and none of its workers lives."""
 
@@ -119,6 +145,9 @@ FromAgent = (
     | GangEnded
     | DepartureRequested
     | RanksArrived
+    | TroubleTold
+    | BooksTold
+    | InquiryJudged
     | Left
     | DeadlinePassed
 )
@@ -164,6 +193,45 @@ class StopStepAgreed(msgspec.Struct, frozen=True, tag=True):
 
     round: int
     step: int
+
+
+class BooksWanted(msgspec.Struct, frozen=True, tag=True):
+    """The leader asks for the books of this node's ranks; answer `BooksTold`, or never."""
+
+    round: int
+    inquiry: str
+    trouble: Trouble
+    with_recorders: bool = False
+
+
+class SheetsGathered(msgspec.Struct, frozen=True, tag=True):
+    """This node leads, and has the books of all that have answered; answer `InquiryJudged`."""
+
+    inquiry: str
+    trouble: Trouble
+    sheets: dict[str, bytes]
+    """By node."""
+
+
+class RanksFound(msgspec.Struct, frozen=True, tag=True):
+    """Ranks of the job, of this node or not, are to blame that others wait."""
+
+    round: int
+    ranks: tuple[int, ...]
+    text: str
+
+
+class InquiryAnswered(msgspec.Struct, frozen=True, tag=True):
+    """The trouble that was told of, and is awaited, has been looked into.
+
+    `text` says who is to blame, and is empty if that cannot be told; `silent` are nodes that did
+    not answer. Without `in_time` nothing was heard of the leader.
+    """
+
+    round: int
+    text: str = ""
+    silent: tuple[str, ...] = ()
+    in_time: bool = True
 
 
 class Closed(msgspec.Struct, frozen=True, tag=True):
@@ -221,6 +289,10 @@ Notification = (
     | Dissolved
     | StopAgreed
     | StopStepAgreed
+    | BooksWanted
+    | SheetsGathered
+    | RanksFound
+    | InquiryAnswered
     | Closed
     | Refused
     | LeaveSettled

@@ -21,8 +21,9 @@ from rankwise.core.gang.state import Phase as GangPhase
 from rankwise.core.gang.vocabulary import Stimulus as GangStimulus
 from rankwise.core.gang.vocabulary import WorkerExited
 from rankwise.core.rendezvous.configuration import NodeOffer
+from rankwise.core.rendezvous.records import Trouble
 from rankwise.core.rendezvous.requests import Order
-from rankwise.core.rendezvous.vocabulary import RefusalKind
+from rankwise.core.rendezvous.vocabulary import InquiryAnswered, RefusalKind, TroubleTold
 from rankwise.drivers.agent_dispatch import AgentDispatch
 from rankwise.drivers.stop_window import StopWindow
 from rankwise.launch.cluster.console_announcements import ConsoleAnnouncements, lineup_text
@@ -33,6 +34,7 @@ from rankwise.launch.run_parts import RunParts
 if TYPE_CHECKING:
     from rankwise.launch.cluster.metrics import Snapshot
     from rankwise.launch.cluster.probe import Probe
+    from rankwise.launch.hang_watch import NodesTold
 
 NEVER = Instant(1 << 63)
 
@@ -153,6 +155,29 @@ class AgentRunner:
             self._host.on_gang_stimulus(stimulus)
         self._stop_window.look(self._gang_runs)
 
+    def ask_nodes(self, trouble: Trouble) -> bool:
+        """Have the other nodes asked what their ranks do; tells whether there are others."""
+        world = self._agent.world
+        if self._agent.spec.is_alone or world is None or len(world.members) < 2:
+            return False
+        self._dispatch.deliver(TroubleTold(world.round, trouble))
+        return self._agent.has_workers
+
+    def nodes_told(self, answered: InquiryAnswered) -> "NodesTold | None":
+        """That answer with the names of nodes; None if the round is over."""
+        from rankwise.launch.hang_watch import NodesTold  # noqa: PLC0415  # rare
+
+        world = self._agent.world
+        if world is None:
+            return None
+        names = dict(zip(world.members, world.lineup.hosts, strict=False))
+        own = self._agent.spec.offer.node_id
+        others = tuple(names.get(node, node) for node in world.members if node != own)
+        silent = tuple(names.get(node, node) for node in answered.silent)
+        if not answered.in_time:
+            silent = others
+        return NodesTold(answered.text, others, silent)
+
     def wake(self) -> None:
         """Let a deadline that has passed take effect."""
         self._dispatch.wake()
@@ -243,7 +268,7 @@ class AgentRunner:
         from rankwise.launch.rank_status import ranks_now  # noqa: PLC0415  # the same
 
         agent, planner = self._agent, parts.planner
-        segment, delays = planner.segment, parts.delays()
+        segment, delays = planner.segment, parts.calls.delays()
         step = None if segment is None else segment.steps()
         status = AgentStatus(
             run_id=run_name,

@@ -26,7 +26,7 @@ from rankwise.core.agent.vocabulary import (
 )
 from rankwise.core.gang.vocabulary import RecallRequested, Resumed, Started, Told, WorkerExited
 from rankwise.core.gang.vocabulary import Stimulus as GangStimulus
-from rankwise.core.rendezvous.vocabulary import World
+from rankwise.core.rendezvous.vocabulary import BooksTold, BooksWanted, InquiryAnswered, World
 from rankwise.launch import world as launch_world
 from rankwise.launch.cluster.plan import ClusterPlan
 from rankwise.launch.master_port import ReservedPort, listen_next_to
@@ -159,6 +159,18 @@ class RealNodeHost:
         if not self._plan.is_alone:  # who is alone is told by what it announces
             self._parts.history.on_failures(described)
         self._deliver(FailuresDescribed(number, described))
+
+    def tell_books(self, wanted: BooksWanted) -> None:
+        """Look what the ranks' calls are."""
+        on_sheet = partial(self._tell_sheet, wanted.inquiry)
+        self._parts.calls.tell_books(wanted, on_sheet)
+
+    def on_inquiry_answered(self, answered: InquiryAnswered) -> None:
+        """Go on with what was held back."""
+        self._parts.calls.on_inquiry_answered(answered)
+
+    def _tell_sheet(self, inquiry: str, sheet: bytes) -> None:
+        self._deliver(BooksTold(inquiry, sheet))
 
     def on_gang_stimulus(self, stimulus: GangStimulus) -> None:
         """Pass on what the process host tells, after what has to come before it."""

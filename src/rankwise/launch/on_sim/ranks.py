@@ -40,6 +40,7 @@ from rankwise.core.gang.vocabulary import (
     WorkerSpawned,
 )
 from rankwise.core.ledger import Verdict, find_verdict
+from rankwise.core.rendezvous.vocabulary import BooksWanted, InquiryAnswered
 from rankwise.core.rendezvous.vocabulary import World as AgreedWorld
 from rankwise.drivers.real.recall_line import AgentWord
 from rankwise.drivers.real.worker import bootstrap
@@ -321,6 +322,12 @@ class SimulatedRanks:
         """Find out what only this world knows."""
         described = tuple(self.described(failure) for failure in failures)
         self._deliver(FailuresDescribed(number, described))
+
+    def tell_books(self, wanted: BooksWanted) -> None:
+        """Not asked: who waits for whom is known here without any exchange."""
+
+    def on_inquiry_answered(self, answered: InquiryAnswered) -> None:
+        """Nothing is asked, so nothing is answered."""
 
     def look_for_progress(self, attempt: int) -> None:
         """As long as any rank can go on there is progress; if none can, perhaps one is to blame."""

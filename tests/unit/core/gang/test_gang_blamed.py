@@ -74,3 +74,17 @@ def test_nobody_is_accused_of_another_attempt_or_when_all_are_being_stopped() ->
     assert (early, late) == ([], [])
     assert gang.phase is Phase.STOPPING
     assert not gang.workers[1].blame
+
+
+def test_who_is_missed_by_another_node_has_failed_though_all_here_had_ended_well() -> None:
+    gang = running_gang(size=2)
+    gang.handle(exited(0, 0, at=2), Instant(2))
+    gang.handle(exited(1, 0, at=3), Instant(3))
+
+    effects = gang.handle(RanksBlamed((1,), 0, REASON), Instant(4))
+    (finish,) = gang.handle(Swept(0), Instant(9))
+
+    assert effects == []
+    assert isinstance(finish, Finish)
+    assert finish.outcome.status is OutcomeStatus.FAILED
+    assert finish.outcome.failures[0].cause is FailureCause.OUT_OF_STEP

@@ -8,6 +8,7 @@ from rankwise.core.gang.machine import Gang
 from rankwise.core.gang.state import Phase
 from rankwise.core.gang.vocabulary import (
     DumpStacks,
+    Finish,
     LookForProgress,
     ProgressLooked,
     StacksDumped,
@@ -125,3 +126,17 @@ def test_an_answer_that_comes_after_the_attempt_began_to_end_is_ignored() -> Non
 
     assert gang.handle(ProgressLooked(0, Instant(0)), Instant(PATIENCE)) == []
     assert gang.handle(StacksDumped(0), Instant(PATIENCE)) == []
+
+
+def test_of_those_that_hang_the_one_that_the_others_wait_for_is_the_root_cause() -> None:
+    gang = running_gang(size=3, hang_timeout=Duration(10))
+
+    gang.handle(ProgressLooked(0, Instant(0), awaited=(2,)), Instant(10))
+    gang.handle(StacksDumped(0), Instant(11))
+    for local_rank in range(3):
+        gang.handle(exited(local_rank, -15, at=12), Instant(12))
+    (finish,) = gang.handle(Swept(0), Instant(13))
+
+    assert isinstance(finish, Finish)
+    told = [(each.local_rank, each.cause) for each in finish.outcome.failures]
+    assert told == [(rank, FailureCause.HUNG) for rank in (2, 0, 1)]

@@ -33,7 +33,7 @@ from typing import NoReturn
 
 import msgspec
 
-from rankwise.base.failure import FailureCause, OutcomeStatus
+from rankwise.base.failure import Failure, FailureCause, OutcomeStatus
 from rankwise.base.keys import Change, Entry
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, between, format_duration
 from rankwise.core.agent.vocabulary import FinishRun
@@ -49,7 +49,7 @@ from rankwise.drivers.sim.cluster.worker import Worker
 from rankwise.drivers.sim.invariants import InvariantBroken
 
 CAUSES_OF_BLAME = (FailureCause.HUNG, FailureCause.OUT_OF_STEP)
-FAILURES_WITHOUT_A_WORKER = ("refuse-workers", "blame-worker", "lose-guardian")
+FAILURES_WITHOUT_A_WORKER = ("refuse-workers", "blame-worker", "lose-guardian", "miss-call")
 """Faults of which no worker fails by itself, and which cost a restart all the same."""
 
 
@@ -126,6 +126,8 @@ class ClusterChecker:
                 self._note_leader(is_led=change.value is not None)
             elif change.key.startswith(self._keys.done_notes):
                 pass  # says again what the node's record says
+            elif change.key.startswith(self._keys.books_notes):
+                pass  # tells of calls
             elif change.key.startswith(self._keys.nodes):
                 self._note_node(self._keys.node_id(change.key), change)
 
@@ -453,6 +455,9 @@ class ClusterChecker:
             return
         if root.cause in CAUSES_OF_BLAME and self._happened("blame-worker"):
             return
+        if root.cause is FailureCause.OUT_OF_STEP and self._happened("miss-call"):
+            self._judge_blame(root, last)
+            return
         if root.cause is FailureCause.GUARDIAN_LOST and self._happened("lose-guardian"):
             return
         culprits = [worker for worker in last.workers if worker.failed_at is not None]
@@ -465,6 +470,13 @@ class ClusterChecker:
             self._broken(f"the root cause is told to be {root}, and the truth is {culprits}")
         if self._slack is not None and not may_be_root(told[0], culprits, self._slack):
             self._broken(f"the root cause is told to be {root}, and the truth is {culprits}")
+
+    def _judge_blame(self, root: Failure, last: RoundBook) -> None:
+        """Who is blamed has stood in no call, while others did."""
+        blamed = [worker for worker in last.workers if worker.rank == root.rank]
+        others = [worker for worker in last.workers if worker.stands_since is not None]
+        if not others or any(worker.stands_since is not None for worker in blamed):
+            self._broken(f"the root cause is told to be {root}, who had come to the call")
 
     @property
     def _slack(self) -> int | None:

@@ -172,6 +172,18 @@ class BlameWorker(msgspec.Struct, frozen=True, kw_only=True, tag="blame-worker",
     local_rank: int = 0
 
 
+class MissCall(msgspec.Struct, frozen=True, kw_only=True, tag="miss-call", tag_field="what"):
+    """A worker does not come to a collective, in which all others of its round stand from then on.
+
+    It does whatever it would do otherwise. The others raise a time-out after `patience`.
+    """
+
+    at: Instant
+    node: int
+    local_rank: int = 0
+    patience: Duration = Duration(5 * SECOND)
+
+
 class Preempt(msgspec.Struct, frozen=True, kw_only=True, tag="preempt", tag_field="what"):
     """SIGTERM to the agent; a second one follows when `again_after` is given.
 
@@ -255,6 +267,7 @@ Happening = (
     | RefuseWorkers
     | LoseGuardian
     | BlameWorker
+    | MissCall
     | Preempt
     | Leave
     | Partition
@@ -265,7 +278,7 @@ Happening = (
     | StartAgents
 )
 
-AmongOthers = Leave | Partition | CrashStore | LoseStore | SlowDisk | CompactStore
+AmongOthers = MissCall | Leave | Partition | CrashStore | LoseStore | SlowDisk | CompactStore
 
 
 class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -38,7 +38,15 @@ from rankwise.core.gang.vocabulary import (
     WorkerSaid,
     WorkerSpawned,
 )
-from rankwise.core.rendezvous.vocabulary import World
+from rankwise.core.ledger import Book, Call, Fate, Group, Sheet, pack
+from rankwise.core.rendezvous.records import Trouble
+from rankwise.core.rendezvous.vocabulary import (
+    BooksTold,
+    BooksWanted,
+    InquiryAnswered,
+    TroubleTold,
+    World,
+)
 from rankwise.drivers.sim.agenda import VIRTUAL_EPOCH_NS, Agenda
 from rankwise.drivers.sim.cluster.clocks import SkewedClock
 from rankwise.drivers.sim.cluster.faults import FailWorker, Guardian, Workers
@@ -62,6 +70,10 @@ FIRST_PID = 1001
 MASTER_PORT = 29500
 KILL_TAKES = Duration(20 * MILLISECOND)
 """At most, from SIGKILL to the end of a process that has no program of its own."""
+LOOK_TAKES = Duration(100 * MILLISECOND)
+"""How much later than another node one notices, at most, that its ranks stand in a call."""
+ALL = "all"
+"""The group of all ranks."""
 GOING_TAKES = Duration(100 * MILLISECOND)
 """At most, from the success of a node's last worker until its agent goes, if it does."""
 RECALL_PATIENCE = Duration(2 * SECOND)
@@ -196,6 +208,25 @@ class SimulatedHost:
         else:
             self._deliver(described)
 
+    def tell_books(self, wanted: BooksWanted) -> None:
+        """Tell which ranks stand in the one call that there is."""
+        world = self._world
+        if world is None:
+            return
+        members = tuple(range(world.first_rank, world.first_rank + world.slots))
+        group = Group(size=world.size, members=members)
+        books = tuple(
+            self._book(worker, group)
+            for worker in self.workers.values()
+            if worker.round == wanted.round
+        )
+        sheet = pack(Sheet(books), self.clock.now())
+        self._later(self._up_to(LOOK_TAKES), BooksTold(wanted.inquiry, sheet))
+
+    def on_inquiry_answered(self, answered: InquiryAnswered) -> None:
+        """Let the ranks fail whose time-outs were held back."""
+        self._fail_of_time_out(answered.round)
+
     # What the agent orders about its workers
 
     def spawn(self, local_rank: int, attempt: int) -> None:
@@ -267,6 +298,51 @@ class SimulatedHost:
         latest = max((number for number, _ in self.workers), default=0)
         self._deliver(RanksBlamed((local_rank,), latest, BLAME))
 
+    def latest(self, local_rank: int) -> Worker | None:
+        """The worker that holds this rank now, if one does."""
+        keys = [key for key in self.living if key[1] == local_rank]
+        return self.workers[max(keys)] if keys else None
+
+    def stand_in_call(self, absent: Worker, patience: Duration) -> None:
+        """The ranks of that worker's round wait for it in a collective, and not for ever."""
+        keys = [key for key in self.living if key[0] == absent.round]
+        standing = [self.workers[key] for key in keys if self.workers[key] is not absent]
+        for worker in standing:
+            worker.stands_since = self._agenda.now()
+        if standing:
+            self._later(self._up_to(LOOK_TAKES), TroubleTold(absent.round, Trouble.STANDS))
+            over = Duration(patience + self._up_to(LOOK_TAKES))
+            self._in_this_life(over, partial(self._time_out, absent.round))
+
+    def _time_out(self, round_number: int) -> None:
+        """A rank has waited for too long: hold that back until the other nodes have been asked."""
+        agent = self._node.agent
+        self._deliver(TroubleTold(round_number, Trouble.TIMED_OUT))
+        if agent is None or not agent.has_workers:
+            self._fail_of_time_out(round_number)
+
+    def _fail_of_time_out(self, round_number: int) -> None:
+        for key in sorted(key for key in self.living if key[0] == round_number):
+            worker = self.workers[key]
+            may_raise = worker.failed_at is None and not worker.is_told_to_die
+            may_raise = may_raise and worker.fell_at is None and not worker.is_recalled
+            if worker.stands_since is not None and may_raise:
+                timed_out = Raises("the connection timed out", "TimeoutError", KILL_TAKES)
+                self._raise_or_hold(worker, timed_out)
+
+    def _book(self, worker: Worker, group: Group) -> Book:
+        since = worker.stands_since
+        fate = Fate.LIVES if worker.is_alive else Fate.LEFT if worker.succeeded else Fate.DIED
+        begun_at = Instant(0) if since is None else self.clock.shown_at(since)
+        call = Call(group=ALL, number=1, text="all_reduce #?", begun_at=begun_at)
+        return Book(
+            rank=worker.rank,
+            groups={ALL: group},
+            counts={ALL: int(since is not None)},
+            calls=() if since is None else (call,),
+            fate=fate,
+        )
+
     def signal_ranks(self) -> None:
         """Send the living ranks SIGTERM, as somebody who signals every process."""
         for key in sorted(self.living):
@@ -334,8 +410,8 @@ class SimulatedHost:
     def _come_to_its_end(self, worker: Worker) -> None:
         if not worker.is_alive or worker.failed_at is not None or worker.fell_at is not None:
             return
-        if not worker.is_rank:
-            return  # it was recalled before
+        if not worker.is_rank or worker.stands_since is not None:
+            return  # it was recalled before, or waits
         match worker.program.ending:
             case Exits(0):
                 self._succeed(worker)

@@ -26,6 +26,7 @@ from rankwise.drivers.sim.cluster.faults import (
     Leave,
     LoseGuardian,
     LoseStore,
+    MissCall,
     Network,
     Partition,
     Preempt,
@@ -50,6 +51,7 @@ def random_plan(seed: int) -> ClusterPlan:
     happenings = _random_happenings(stream(seed, "happenings"), nodes)
     happenings = _with_stops(happenings, stream(seed, "stops"), nodes)
     happenings = _with_trouble_on_nodes(happenings, stream(seed, "trouble on nodes"), nodes)
+    happenings = _with_missed_calls(happenings, stream(seed, "missed calls"), nodes)
     rendezvous, happenings = _with_its_store_in_an_agent(
         rendezvous, happenings, stream(seed, "store"), nodes
     )
@@ -217,6 +219,21 @@ def _with_trouble_on_nodes(
             at = Instant(between(chance, ZERO, HAPPENINGS_END))
             trouble.append(kind(at=at, node=chance.randrange(nodes)))
     return tuple(sorted((*happenings, *trouble), key=lambda happening: happening.at))
+
+
+def _with_missed_calls(
+    happenings: tuple[Happening, ...], chance: Random, nodes: int
+) -> tuple[Happening, ...]:
+    """The same, and now and then a rank does not come to a collective."""
+    missed = [
+        MissCall(
+            at=Instant(between(chance, ZERO, HAPPENINGS_END)),
+            node=chance.randrange(nodes),
+            patience=between(chance, SECOND, 20 * SECOND),
+        )
+        for _ in range(chance.choice((0, 0, 0, 1, 2)))
+    ]
+    return tuple(sorted((*happenings, *missed), key=lambda happening: happening.at))
 
 
 def _random_guardian(chance: Random) -> Guardian:

@@ -42,6 +42,8 @@ class Worker:
     """Whether it failed since a peer's connection had closed."""
     succeeded: bool = False
     is_told_to_die: bool = False
+    stands_since: Instant | None = None
+    """Since when it stands in a collective to which a rank has not come; true time."""
     was_signalled: bool = False
     """Whether somebody else than its agent told it to end."""
     ended_at: Instant | None = None

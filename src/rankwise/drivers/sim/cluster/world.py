@@ -36,6 +36,7 @@ from rankwise.drivers.sim.cluster.faults import (
     Leave,
     LoseGuardian,
     LoseStore,
+    MissCall,
     Partition,
     Preempt,
     RefuseWorkers,
@@ -278,6 +279,8 @@ class ClusterWorld:
                 self.nodes[happening.node].workers.lose_guardian()
             case BlameWorker():
                 self.nodes[happening.node].workers.blame(happening.local_rank)
+            case MissCall():
+                self._miss_call(happening)
             case RefuseWorkers():
                 node = self.nodes[happening.node]
                 node.workers.refuses_until = after(self._clock.now(), happening.lasts)
@@ -308,6 +311,13 @@ class ClusterWorld:
                 self.store.compact()
             case StartAgents():
                 self._start_again(happening)
+
+    def _miss_call(self, missed: MissCall) -> None:
+        """All but one of the ranks of its round come to a collective."""
+        absent = self.nodes[missed.node].workers.latest(missed.local_rank)
+        if absent is not None:
+            for node in self.nodes:
+                node.workers.stand_in_call(absent, missed.patience)
 
     def _kill_agent(self, node: SimulatedNode, back_after: Duration | None) -> None:
         if not node.is_up:

@@ -1,0 +1,120 @@
+"""Books of one node's ranks, packed for the others, and the books of all put together.
+
+A *sheet* holds what verdicts need and no more: the calls that a rank stands in, and of each group
+the latest few. Ranks of one node do alike, so sheets are compressed; one that is still too large is
+made again with fewer calls. Clocks of nodes differ: a sheet holds ages instead of instants, so what
+two nodes tell is off by what their messages took.
+
+A node knows which of its own ranks are in a group, so the members are those that all nodes together
+know of. A group as large as the job has every rank, also those that have called nothing yet.
+"""
+
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+
+import msgspec
+
+from rankwise.base.errors import RemoteProtocolError
+from rankwise.base.units import Instant
+from rankwise.core.ledger.books import Book, Call, Group, Stage
+
+SHEET_BYTES_MAX = 32 * 1024
+_UNPACKED_BYTES_MAX = 16 * 1024 * 1024
+_CALLS_OF_GROUP = (8, 2, 1, 0)
+
+
+class Sheet(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one node knows of its ranks.
+
+    Attributes:
+        seen: the books that they keep.
+        recorded: what torch's flight recorder has, of those that were asked and told.
+    """
+
+    seen: tuple[Book, ...] = ()
+    recorded: tuple[Book, ...] = ()
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(Sheet)
+
+
+def pack(sheet: Sheet, now: Instant, bytes_max: int = SHEET_BYTES_MAX) -> bytes:
+    """Make bytes of a sheet, of at most that size; one that nothing makes so small is empty."""
+    for calls_of_group in _CALLS_OF_GROUP:
+        few = _mapped(sheet, partial(_without_old, calls_of_group=calls_of_group))
+        kept = _mapped(few, partial(_aged, now=now))
+        packed = zlib.compress(_ENCODER.encode(kept), 1)
+        if len(packed) <= bytes_max:
+            return packed
+    return zlib.compress(_ENCODER.encode(Sheet()), 1)
+
+
+def unpack(data: bytes, now: Instant) -> Sheet:
+    """Read a sheet.
+
+    Raises:
+        RemoteProtocolError: it is none, or far too long.
+    """
+    opened = zlib.decompressobj()
+    try:
+        sheet = _DECODER.decode(opened.decompress(data, _UNPACKED_BYTES_MAX))
+    except (zlib.error, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RemoteProtocolError(
+            f"a node's sheet of calls cannot be read: {error}",
+            hint="run the same version of rankwise on every node",
+        ) from error
+    return _mapped(sheet, partial(_aged, now=now))
+
+
+def with_all_members(books: Iterable[Book], world_size: int) -> list[Book]:
+    """The same books, with the members of their groups on all nodes."""
+    books = list(books)
+    members: dict[str, set[int]] = {}
+    for book in books:
+        for key, group in book.groups.items():
+            members.setdefault(key, set()).update(group.members)
+
+    def whole(key: str, group: Group) -> Group:
+        ranks = range(world_size) if group.size == world_size else sorted(members[key])
+        return msgspec.structs.replace(group, members=tuple(ranks))
+
+    return [
+        msgspec.structs.replace(
+            book, groups={key: whole(key, group) for key, group in book.groups.items()}
+        )
+        for book in books
+    ]
+
+
+def _mapped(sheet: Sheet, change: Callable[[Book], Book]) -> Sheet:
+    return Sheet(tuple(map(change, sheet.seen)), tuple(map(change, sheet.recorded)))
+
+
+def _without_old(book: Book, calls_of_group: int) -> Book:
+    return msgspec.structs.replace(book, calls=tuple(reversed([*_latest(book, calls_of_group)])))
+
+
+def _latest(book: Book, calls_of_group: int) -> Iterator[Call]:
+    left = dict.fromkeys(book.groups, calls_of_group)
+    for place, call in enumerate(reversed(book.calls)):
+        count = left.get(call.group, 0)
+        left[call.group] = count - 1
+        if count > 0 or place == 0 or call.stage is Stage.WAITING:
+            yield call
+
+
+def _aged(book: Book, now: Instant) -> Book:
+    """Ages for instants, or instants for ages."""
+    return msgspec.structs.replace(
+        book,
+        calls=tuple(
+            msgspec.structs.replace(
+                call,
+                begun_at=Instant(now - call.begun_at),
+                ended_at=Instant(now - call.ended_at if call.ended_at else 0),
+            )
+            for call in book.calls
+        ),
+    )

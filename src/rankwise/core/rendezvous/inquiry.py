@@ -1,0 +1,324 @@
+"""How nodes find out together which rank keeps the others waiting (ADR 0024).
+
+Theory of operation
+===================
+
+A node sees the calls of its own ranks only. What it makes of them is told in two records: a node's
+*note* says what its trouble is, and later holds its ranks' books; the leader's *inquiry* asks all
+members for theirs, and says what was found. A healthy run whose calls move writes neither.
+
+```
+ a rank stands, or has failed           every member has answered, or `ANSWERS_BY` is over
+ node: note with a trouble ──→ leader: inquiry ──→ node: note with its books ──→ leader: finding
+                                  ↑   nothing found: again, after pauses that double   │
+                                  └────────────────────────────────────────────────────┘
+```
+
+- *What is opened when.* A trouble that somebody waits to have answered: at once. Ranks that stand:
+  once a second at most, and while the same ones stand, after pauses that double.
+- *Who is accused.* After an exception, the ranks that one inquiry finds. While ranks only stand,
+  two inquiries running must find the same, with the same means; `CONFIRM` lies between.
+  Torch's recorders cost ranks time, and are read where entries alone have found nothing.
+- *Who is heard first.* A node whose rank has failed for another's sake holds that back until the
+  round is over for the culprit: so the round ends, on all nodes, because of that one.
+- *Who dies.* A node: it is silent, and the others' books are judged without it. The leader: its
+  record goes with its lease. Who waits for an answer waits for `ANSWER_WITHIN` and no longer.
+- *Lost requests.* Notes are bound to nothing but the node's lease, and inquiries to the lead. One
+  that overtakes another costs an answer, and so at most that patience.
+
+What the books mean is judged elsewhere: this is the carriage.
+"""
+
+import msgspec
+
+from rankwise.base.keys import LeaseId, Put, Transaction, Unchanged
+from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after
+from rankwise.core.rendezvous.codec import encode
+from rankwise.core.rendezvous.in_flight import Purpose, Requests
+from rankwise.core.rendezvous.layout import RunKeys
+from rankwise.core.rendezvous.records import (
+    BooksNote,
+    Finding,
+    Inquiry,
+    Phase,
+    Round,
+    Trouble,
+)
+from rankwise.core.rendezvous.requests import Commit, Order
+from rankwise.core.rendezvous.shared import SharedKey
+from rankwise.core.rendezvous.vocabulary import (
+    BooksWanted,
+    InquiryAnswered,
+    InquiryJudged,
+    Notification,
+    RanksFound,
+    SheetsGathered,
+)
+
+ANSWERS_BY = Duration(1 * SECOND)
+"""How long the leader waits for books. A node whose ranks have recorders waits half of that."""
+ANSWER_WITHIN = Duration(2 * SECOND)
+"""How long a node holds back what it would do without an answer."""
+CONFIRM = Duration(250 * MILLISECOND)
+PAUSE_MIN, PAUSE_MAX = Duration(1 * SECOND), Duration(60 * SECOND)
+
+
+class NodeInquiry:
+    """A node's part: its note, and what it does about inquiries.
+
+    Args:
+        key: where the note lies.
+        requests: those of this node.
+    """
+
+    def __init__(self, key: str, requests: Requests) -> None:
+        self.due: Instant | None = None
+        """When who waits for an answer is told that there is none."""
+        self._key = key
+        self._requests = requests
+        self._note = BooksNote()
+        self._written: tuple[BooksNote, LeaseId | None] = (self._note, None)
+        self._asked = self._heard = ""
+        self._answer: InquiryAnswered | None = None
+        """What was found of ranks of other nodes: these are to be heard of first."""
+
+    def on_trouble(self, number: int, trouble: Trouble, now: Instant) -> None:
+        """The node's ranks are in some trouble, or in none any more."""
+        if self.due is not None and trouble not in (Trouble.FAILED, Trouble.TIMED_OUT):
+            return  # what is awaited already answers it too
+        self._note = msgspec.structs.replace(
+            self._note, round=number, trouble=trouble, number=self._note.number + 1
+        )
+        if trouble.is_awaited:
+            self.due, self._answer = after(now, ANSWER_WITHIN), None
+
+    def on_books(self, inquiry: str, sheet: bytes) -> None:
+        """The node's ranks have told."""
+        if inquiry == self._asked:
+            self._note = msgspec.structs.replace(self._note, inquiry=inquiry, sheet=sheet)
+
+    def hear(self, inquiry: Inquiry, me: str, ranks: range) -> list[Notification]:
+        """Take in what the leader asks, and has found, in the round of this node's gang.
+
+        Args:
+            inquiry: that.
+            me: this node's id.
+            ranks: those of this node.
+        """
+        told: list[Notification] = []
+        finding = inquiry.finding
+        if finding is not None and finding.inquiry != self._heard:
+            self._heard = finding.inquiry
+            if finding.blamed:
+                told.append(RanksFound(inquiry.round, finding.blamed, finding.text))
+            if self.due is not None and finding.settles.get(me, -1) >= self._note.number:
+                self._answer = InquiryAnswered(inquiry.round, finding.text, finding.silent)
+                if not finding.blamed or set(finding.blamed) & set(ranks):
+                    told += self.end()
+        is_open = finding is None or finding.inquiry != inquiry.id
+        if is_open and inquiry.id != self._asked:
+            self._asked = inquiry.id
+            self._note = msgspec.structs.replace(self._note, round=inquiry.round)
+            wanted = BooksWanted(inquiry.round, inquiry.id, inquiry.trouble, inquiry.with_recorders)
+            told.append(wanted)
+        return told
+
+    def give_up(self, now: Instant) -> list[Notification]:
+        """Tell who waits that there is no answer, if its time is over."""
+        return [] if self.due is None or now < self.due else self.end()
+
+    def end(self) -> list[Notification]:
+        """Tell who waits what is known by now."""
+        if self.due is None:
+            return []
+        answer, self._answer, self.due = self._answer, None, None
+        return [answer or InquiryAnswered(self._note.round, in_time=False)]
+
+    def write(self, lease: LeaseId, founder: str, now: Instant) -> list[Order]:
+        """Ask the store to take the note, if it says something new."""
+        if self._note.round < 0 or self._written == (self._note, lease):
+            return []
+        if not self._requests.may_begin(Purpose.BOOKS, now):
+            return []
+        token = self._requests.begin(Purpose.BOOKS, now, (self._note, lease))
+        value = encode(msgspec.structs.replace(self._note, founder=founder))
+        return [Commit(token, Transaction(puts=(Put(self._key, value, lease),)))]
+
+    def committed(self, written: tuple[BooksNote, LeaseId]) -> None:
+        """The store has taken that one."""
+        self._written = written
+
+
+class LeaderInquiry:
+    """The leader's part: when it asks, and for how long it waits.
+
+    Args:
+        me: this node's id.
+        keys: where the run's records lie.
+        leader: the key whose revision shows that this node leads.
+        requests: those of this node.
+    """
+
+    def __init__(self, me: str, keys: RunKeys, leader: SharedKey, requests: Requests) -> None:
+        self._me = me
+        self._keys = keys
+        self._leader = leader
+        self._requests = requests
+        self._notes: dict[str, BooksNote] = {}
+        self._begun = 0
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Another round has begun, or this node leads no longer: nothing is asked."""
+        self._round = -1
+        self._open: Inquiry | None = None
+        self._due: Instant | None = None
+        self._unwritten: Inquiry | None = None
+        self._finding: Finding | None = None
+        self._covered: dict[str, int] = {}
+        self._settled: dict[str, int] = {}
+        self._standing: dict[str, int] = {}
+        self._suspicion = ""
+        self._pause = PAUSE_MIN
+        self._is_first = True
+        self._next_at = Instant(0)
+
+    def forget_nodes(self) -> None:
+        """All notes are read anew, or never again."""
+        self._notes = {}
+
+    def hear(self, node: str, note: BooksNote | None) -> None:
+        """A node has written its note, or it has vanished."""
+        if note is None:
+            self._notes.pop(node, None)
+        else:
+            self._notes[node] = note
+
+    def next_look(self, now: Instant) -> Instant | None:
+        """When time alone changes what is to be done."""
+        if self._open is not None:
+            return self._due
+        return self._next_at if self._next_at > now and self._stands else None
+
+    @property
+    def _stands(self) -> dict[str, int]:
+        return {
+            node: note.number
+            for node, note in self._notes.items()
+            if note.round == self._round and note.trouble is Trouble.STANDS
+        }
+
+    def work(
+        self, round_: Round | None, lease: LeaseId, founder: str, now: Instant
+    ) -> list[Order | Notification]:
+        """Ask, gather, or do nothing."""
+        if round_ is None or round_.phase is not Phase.RUNNING or len(round_.members) < 2:
+            return []
+        if round_.number != self._round:
+            self.begin_anew()
+            self._round = round_.number
+        if self._open is None and self._unwritten is None:
+            self._open_if_wanted(round_, now)
+        return [*self._write(lease, founder, now), *self._gather(round_, now)]
+
+    def _open_if_wanted(self, round_: Round, now: Instant) -> None:
+        awaited = {
+            node: note
+            for node in round_.members
+            if (note := self._notes.get(node)) is not None
+            and note.round == self._round
+            and note.trouble.is_awaited
+            and note.number > self._settled.get(node, 0)
+        }
+        stands = self._stands
+        self._covered = {node: note.number for node, note in awaited.items()}
+        if awaited:
+            # After a time-out more may be said than after another exception.
+            order = (Trouble.TIMED_OUT, Trouble.FAILED, Trouble.WHY)
+            worst = min((note.trouble for note in awaited.values()), key=order.index)
+            self._ask(worst, with_recorders=True, now=now)
+            return
+        if not stands:
+            self._standing, self._suspicion = {}, ""
+            return
+        if stands != self._standing:
+            self._standing, self._suspicion = stands, ""
+            self._pause, self._is_first = PAUSE_MIN, True
+        if now >= self._next_at:
+            self._ask(Trouble.STANDS, with_recorders=not self._is_first, now=now)
+
+    def _ask(self, trouble: Trouble, *, with_recorders: bool, now: Instant) -> None:
+        self._begun += 1
+        self._open = self._unwritten = Inquiry(
+            round=self._round,
+            id=f"{self._me}.{self._begun}",
+            trouble=trouble,
+            with_recorders=with_recorders,
+            finding=self._finding,
+        )
+        self._due = after(now, ANSWERS_BY)
+
+    def _write(self, lease: LeaseId, founder: str, now: Instant) -> list[Order]:
+        if self._unwritten is None or not self._requests.may_begin(Purpose.INQUIRY, now):
+            return []
+        inquiry = self._unwritten
+        token = self._requests.begin(Purpose.INQUIRY, now, inquiry)
+        value = encode(msgspec.structs.replace(inquiry, founder=founder))
+        transaction = Transaction(
+            conditions=(Unchanged(self._keys.leader, self._leader.revision),),
+            puts=(Put(self._keys.inquiry, value, lease),),
+        )
+        return [Commit(token, transaction)]
+
+    def committed(self, written: Inquiry) -> None:
+        """The store has taken that one."""
+        if self._unwritten == written:
+            self._unwritten = None
+
+    def _gather(self, round_: Round, now: Instant) -> list[Notification]:
+        inquiry = self._open
+        if inquiry is None or self._due is None:
+            return []
+        sheets = {
+            node: note.sheet
+            for node in round_.members
+            if (note := self._notes.get(node)) is not None and note.inquiry == inquiry.id
+        }
+        if len(sheets) < len(round_.members) and now < self._due:
+            return []
+        self._due = None
+        return [SheetsGathered(inquiry.id, inquiry.trouble, sheets)]
+
+    def on_judged(self, judged: InquiryJudged, round_: Round, now: Instant) -> None:
+        """The books have been read: close the inquiry with what was found."""
+        inquiry = self._open
+        if inquiry is None or inquiry.id != judged.inquiry:
+            return
+        self._open = None
+        self._settled |= self._covered
+        is_found = bool(judged.text)
+        if inquiry.trouble is Trouble.STANDS:
+            is_found = is_found and judged.is_certain and judged.text == self._suspicion
+            self._plan_next(judged, now)
+        finding = Finding(
+            inquiry=inquiry.id,
+            settles=dict(self._settled),
+            blamed=judged.blamed if is_found and inquiry.trouble is not Trouble.WHY else (),
+            text=judged.text if is_found else "",
+            silent=tuple(
+                node
+                for node in round_.members
+                if node not in self._notes or self._notes[node].inquiry != inquiry.id
+            ),
+        )
+        self._finding = finding
+        self._unwritten = msgspec.structs.replace(inquiry, finding=finding)
+
+    def _plan_next(self, judged: InquiryJudged, now: Instant) -> None:
+        self._suspicion = judged.text if judged.is_certain else ""
+        if self._suspicion:
+            self._next_at = after(now, CONFIRM)
+            return
+        self._is_first = False
+        self._next_at = after(now, self._pause)
+        self._pause = min(Duration(2 * self._pause), PAUSE_MAX)

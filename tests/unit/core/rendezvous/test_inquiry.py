@@ -1,0 +1,215 @@
+"""What nodes ask each other about their ranks' calls, with a keyspace that answers at once."""
+
+import itertools
+from typing import TypeVar
+
+from table_of_nodes import KEYS, Table
+
+from rankwise.base.units import MILLISECOND, SECOND
+from rankwise.core.rendezvous.configuration import RendezvousConfig
+from rankwise.core.rendezvous.records import Trouble
+from rankwise.core.rendezvous.requests import Commit, Order
+from rankwise.core.rendezvous.vocabulary import (
+    BooksTold,
+    BooksWanted,
+    GangFailing,
+    InquiryAnswered,
+    InquiryJudged,
+    Notification,
+    RanksFound,
+    SheetsGathered,
+    TroubleTold,
+)
+
+Kind = TypeVar("Kind", bound=Notification)
+TEXT = "rank 3 has not come to barrier #1"
+
+
+def test_a_run_whose_calls_move_asks_nothing() -> None:
+    table = running()
+
+    table.pass_time(60 * SECOND)
+
+    assert writes_of_inquiries(table) == []
+
+
+def test_who_waits_after_a_time_out_is_told_what_the_books_of_all_nodes_say() -> None:
+    table = running()
+
+    table.tell("b", TroubleTold(0, Trouble.TIMED_OUT))
+    inquiry = answer_all(table, Trouble.TIMED_OUT)
+    gathered = told(table, "a", SheetsGathered)
+    table.tell("a", InquiryJudged(inquiry, (1,), TEXT))
+
+    assert gathered == [
+        SheetsGathered(inquiry, Trouble.TIMED_OUT, {"a": b"sheet of a", "b": b"sheet of b"})
+    ]
+    for node in ("a", "b"):
+        assert told(table, node, RanksFound) == [RanksFound(0, (1,), TEXT)]
+
+
+def test_who_has_failed_for_another_node_is_heard_of_after_that_one() -> None:
+    table = running()
+    table.tell("b", TroubleTold(0, Trouble.TIMED_OUT))
+    inquiry = answer_all(table, Trouble.TIMED_OUT)
+
+    table.tell("a", InquiryJudged(inquiry, (1,), TEXT))
+    before = told(table, "b", InquiryAnswered)
+    table.tell("a", GangFailing(0, ()))
+
+    assert before == []
+    assert told(table, "b", InquiryAnswered) == [InquiryAnswered(0, TEXT)]
+
+
+def test_who_keeps_its_own_node_waiting_is_told_at_once() -> None:
+    table = running()
+    table.tell("b", TroubleTold(0, Trouble.TIMED_OUT))
+    inquiry = answer_all(table, Trouble.TIMED_OUT)
+
+    table.tell("a", InquiryJudged(inquiry, (2,), TEXT))
+
+    assert told(table, "b", InquiryAnswered) == [InquiryAnswered(0, TEXT)]
+
+
+def test_a_silent_node_is_waited_for_no_longer_than_a_second() -> None:
+    table = running()
+    table.tell("b", TroubleTold(0, Trouble.FAILED))
+    inquiry = told(table, "a", BooksWanted)[-1].inquiry
+    table.tell("b", BooksTold(inquiry, b"sheet of b"))
+
+    table.pass_time(SECOND)
+    table.tell("a", InquiryJudged(inquiry))
+
+    assert told(table, "a", SheetsGathered)[0].sheets == {"b": b"sheet of b"}
+    assert told(table, "b", InquiryAnswered) == [InquiryAnswered(0, "", ("a",))]
+
+
+def test_who_hears_nothing_from_the_leader_goes_on_by_itself() -> None:
+    table = running()
+    table.is_reached = lambda order: not _is_about_books(order)
+
+    table.tell("b", TroubleTold(0, Trouble.FAILED))
+    table.pass_time(2 * SECOND)
+
+    assert told(table, "b", InquiryAnswered) == [InquiryAnswered(0, in_time=False)]
+
+
+def test_ranks_that_only_stand_are_accused_when_two_inquiries_agree() -> None:
+    table = running()
+    table.tell("b", TroubleTold(0, Trouble.STANDS))
+    first = answer_all(table, Trouble.STANDS)
+    table.tell("a", InquiryJudged(first, (1,), TEXT, is_certain=True))
+    after_one = told(table, "a", RanksFound)
+
+    table.pass_time(250 * MILLISECOND)
+    second = answer_all(table, Trouble.STANDS)
+    table.tell("a", InquiryJudged(second, (1,), TEXT, is_certain=True))
+
+    assert after_one == []
+    assert second != first
+    assert told(table, "a", RanksFound) == [RanksFound(0, (1,), TEXT)]
+
+
+def test_nobody_is_accused_of_being_late_while_ranks_only_stand() -> None:
+    table = running()
+    table.tell("b", TroubleTold(0, Trouble.STANDS))
+
+    for _ in range(4):
+        table.tell("a", InquiryJudged(answer_all(table, Trouble.STANDS), (1,), TEXT))
+        table.pass_time(60 * SECOND)
+
+    assert told(table, "a", RanksFound) == []
+
+
+def test_pauses_between_inquiries_double_while_the_same_ranks_stand() -> None:
+    table = running()
+    table.tell("b", TroubleTold(0, Trouble.STANDS))
+    asked_at = []
+
+    for _ in range(5):
+        asked_at.append(table.now // SECOND)
+        table.tell("a", InquiryJudged(answer_all(table, Trouble.STANDS)))
+        while told(table, "a", BooksWanted)[-1].inquiry == table_inquiry(table):
+            table.pass_time(SECOND)
+
+    wanted = told(table, "a", BooksWanted)
+    pauses = [later - sooner for sooner, later in itertools.pairwise(asked_at)]
+    assert pauses == [1, 2, 4, 8]
+    assert [each.with_recorders for each in wanted] == [False] + 5 * [True]
+
+
+def test_ranks_that_move_again_are_asked_no_more() -> None:
+    table = running()
+    table.tell("b", TroubleTold(0, Trouble.STANDS))
+    table.tell("a", InquiryJudged(answer_all(table, Trouble.STANDS)))
+
+    table.tell("b", TroubleTold(0, Trouble.NONE))
+    table.pass_time(120 * SECOND)
+
+    assert len(told(table, "a", BooksWanted)) == 1
+
+
+def test_a_question_accuses_nobody() -> None:
+    table = running()
+    table.tell("b", TroubleTold(0, Trouble.WHY))
+    inquiry = answer_all(table, Trouble.WHY)
+
+    table.tell("a", InquiryJudged(inquiry, (1,), TEXT, is_certain=True))
+
+    assert told(table, "a", RanksFound) == []
+    assert told(table, "b", InquiryAnswered) == [InquiryAnswered(0, TEXT)]
+
+
+def test_what_two_nodes_ask_for_at_once_is_answered_by_one_inquiry_or_the_next() -> None:
+    table = running()
+    table.tell("b", TroubleTold(0, Trouble.TIMED_OUT))
+    table.tell("a", TroubleTold(0, Trouble.FAILED))
+
+    table.tell("a", InquiryJudged(answer_all(table, Trouble.TIMED_OUT)))
+    after_one = told(table, "a", InquiryAnswered)
+    table.tell("a", InquiryJudged(answer_all(table, Trouble.FAILED)))
+
+    assert after_one == []
+    assert told(table, "b", InquiryAnswered) == [InquiryAnswered(0)]
+    assert told(table, "a", InquiryAnswered) == [InquiryAnswered(0)]
+
+
+def running() -> Table:
+    """Two nodes with two ranks each, of which `a` leads."""
+    table = Table()
+    config = RendezvousConfig(nodes_min=2, nodes_max=2)
+    for node in ("a", "b"):
+        table.add(node, config)
+        table.ready(node)
+    table.pass_time(SECOND // 10)
+    assert table.nodes["a"].is_leading
+    return table
+
+
+def answer_all(table: Table, trouble: Trouble) -> str:
+    """Both nodes answer the last inquiry."""
+    wanted = told(table, "a", BooksWanted)[-1]
+    assert wanted.trouble is trouble
+    for node in ("a", "b"):
+        table.tell(node, BooksTold(wanted.inquiry, f"sheet of {node}".encode()))
+    return wanted.inquiry
+
+
+def table_inquiry(table: Table) -> str:
+    """The inquiry whose sheets were gathered last."""
+    return told(table, "a", SheetsGathered)[-1].inquiry
+
+
+def told(table: Table, node: str, kind: type[Kind]) -> list[Kind]:
+    return [each for each in table.told[node] if isinstance(each, kind)]
+
+
+def writes_of_inquiries(table: Table) -> list[Order]:
+    return [order for order in table.orders if _is_about_books(order)]
+
+
+def _is_about_books(order: Order) -> bool:
+    return isinstance(order, Commit) and any(
+        put.key == KEYS.inquiry or put.key.startswith(KEYS.books_notes)
+        for put in order.transaction.puts
+    )
