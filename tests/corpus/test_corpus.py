@@ -4,11 +4,14 @@ Healthy programs raise no alarm.
 """
 
 import re
+import socket
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 from corpus import PRELOADED, Program, programs
+from running import RANKWISE, Running
 
 import rankwise
 from rankwise.launch.run_path import run_script_path
@@ -17,6 +20,7 @@ pytestmark = pytest.mark.system
 
 CULPRITS = programs("culprits")
 HEALTHY = programs("healthy")
+HANG = re.compile("^the gang hung: no progress for [0-9.]+ s; ")
 DEADLOCK = re.compile("^the gang hung: (deadlock: no rank can ever go on; )?")
 PATIENCE_S = 200.0
 """So long no program lasts: the collectives' time-out is longer, and must not be what ends it."""
@@ -60,10 +64,8 @@ def test_the_culprit_is_named(program: Program, server: rankwise.ForkServer) -> 
     told = run(program, server)
 
     root_cause = root_cause_in(told)
-    if program.hang_timeout:
-        hang = f"the gang hung: no progress for {program.hang_timeout:g} s; "
-        assert root_cause.startswith(hang), told
-        root_cause = root_cause.removeprefix(hang)
+    assert bool(HANG.match(root_cause)) == (program.hang_timeout is not None), told
+    root_cause = HANG.sub("", root_cause)
     assert program.names_the_culprit(root_cause), told
     if program.stands:
         place = f'{program.path.name}", line {program.line(program.stands.strip("{}"))} in '
@@ -78,6 +80,34 @@ def test_simulated_ranks_come_to_the_same_verdict(program: Program) -> None:
 
     root_cause = DEADLOCK.sub("", root_cause_in(told))
     assert program.names_the_culprit(root_cause, is_simulated=True), told
+
+
+def on_two_nodes(program: Program) -> "pytest.ParameterSet":
+    is_told = program.two_nodes == "told"
+    marks = [] if is_told else [pytest.mark.xfail(reason=program.two_nodes, strict=True)]
+    return pytest.param(program, id=program.name, marks=marks)
+
+
+@pytest.mark.parametrize("program", [on_two_nodes(each) for each in CULPRITS if each.two_nodes])
+def test_agents_of_two_nodes_both_name_the_culprit(program: Program) -> None:
+    hang = () if program.hang_timeout is None else (f"--hang-timeout={program.hang_timeout}s",)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
+    command = (
+        *(*RANKWISE, "run", "--nnodes=2", "--nproc-per-node=1", "--rdzv-id=corpus", *hang),
+        *("--rdzv-backend=embedded", f"--rdzv-endpoint={endpoint}", str(program.path)),
+    )
+    with ExitStack() as stack:
+        agents = [
+            stack.enter_context(Running(*command, environment=program.environment))
+            for _ in range(2)
+        ]
+        ended = [agent.finish() for agent in agents]
+
+    for agent in ended:
+        root_cause = HANG.sub("", root_cause_in(agent.stderr))
+        assert program.names_the_culprit(root_cause), agent.stderr
 
 
 @pytest.mark.parametrize("program", of([each for each in CULPRITS if each.tells]))
