@@ -13,7 +13,7 @@ it. A line is named by a comment at its end, `# line: call`, and then meant by `
     hang_timeout  seconds; none by default
     simulated     why simulated ranks cannot show it; else they must come to the same verdict
     there         what they say instead, where they know more
-    two_nodes     "told" if two ranks on two nodes must come to it, too; or why they do not yet
+    two_nodes     whether two ranks on two nodes come to it, too, in a test
 
 It prints "now" where the fault begins: from then on, or when patience is over, it can be known.
 """
@@ -49,7 +49,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     hang_timeout: float | None = None
     simulated: str = ""
     there: str = ""
-    two_nodes: str = ""
+    two_nodes: bool = False
 
     @property
     def name(self) -> str:

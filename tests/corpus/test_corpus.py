@@ -4,13 +4,13 @@ Healthy programs raise no alarm.
 """
 
 import re
-import socket
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
 from corpus import PRELOADED, Program, programs
+from etcd_servers import free_ports
 from running import RANKWISE, Running
 
 import rankwise
@@ -82,18 +82,10 @@ def test_simulated_ranks_come_to_the_same_verdict(program: Program) -> None:
     assert program.names_the_culprit(root_cause, is_simulated=True), told
 
 
-def on_two_nodes(program: Program) -> "pytest.ParameterSet":
-    is_told = program.two_nodes == "told"
-    marks = [] if is_told else [pytest.mark.xfail(reason=program.two_nodes, strict=True)]
-    return pytest.param(program, id=program.name, marks=marks)
-
-
-@pytest.mark.parametrize("program", [on_two_nodes(each) for each in CULPRITS if each.two_nodes])
+@pytest.mark.parametrize("program", of([each for each in CULPRITS if each.two_nodes]))
 def test_agents_of_two_nodes_both_name_the_culprit(program: Program) -> None:
     hang = () if program.hang_timeout is None else (f"--hang-timeout={program.hang_timeout}s",)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
+    endpoint = f"127.0.0.1:{free_ports(1)[0]}"
     command = (
         *(*RANKWISE, "run", "--nnodes=2", "--nproc-per-node=1", "--rdzv-id=corpus", *hang),
         *("--rdzv-backend=embedded", f"--rdzv-endpoint={endpoint}", str(program.path)),

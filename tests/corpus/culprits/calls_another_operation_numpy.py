@@ -3,7 +3,7 @@
 # kind = "disagreement"
 # blamed = [1]
 # says = "call #3: rank 1 called broadcast from rank 0 of (4,) float64 ({culprit}), {others} called all_reduce (sum) of (4,) float64 ({call})"
-# two_nodes = "their agents do not tell each other yet what their ranks have called"
+# two_nodes = true
 # ///
 
 import numpy as np

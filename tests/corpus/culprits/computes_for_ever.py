@@ -5,7 +5,7 @@
 # patience = 2
 # says = "rank 1 has not come to all_reduce #2 (sum) of (4,) float64 ({call}), in which {others}: it is at {culprit}"
 # simulated = "computing takes no virtual time"
-# two_nodes = "their agents do not tell each other yet what their ranks have called"
+# two_nodes = true
 # ///
 
 import numpy as np

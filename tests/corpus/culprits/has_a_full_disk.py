@@ -3,7 +3,7 @@
 # kind = "failure"
 # blamed = [0]
 # says = "rank 0 failed: OSError: [Errno 28] No space left on device"
-# two_nodes = "told"
+# two_nodes = true
 # ///
 
 import numpy as np

@@ -5,7 +5,7 @@
 # says = "rank 0 was killed by SIGSEGV"
 # stands = "{culprit}"
 # simulated = "a segmentation fault ends the process that simulates"
-# two_nodes = "told"
+# two_nodes = true
 # ///
 
 import ctypes

@@ -3,7 +3,7 @@
 # kind = "departure"
 # blamed = [1]
 # says = "rank 1 was done after all_reduce #4 (sum) of (4,) float64 ({call}), while {others} in all_reduce #5 (sum) of (4,) float64 ({call})"
-# two_nodes = "their agents do not tell each other yet what their ranks have called"
+# two_nodes = true
 # ///
 
 import numpy as np

@@ -6,7 +6,7 @@
 # says = "rank 0 has not come to barrier #1 ({call}), in which {others}"
 # stands = "{culprit}"
 # there = "rank 0 has let no other rank run for 2 s"
-# two_nodes = "their agents do not tell each other yet what their ranks have called"
+# two_nodes = true
 # ///
 
 import os

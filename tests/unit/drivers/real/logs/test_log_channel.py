@@ -149,7 +149,6 @@ class Terminal:
     def __init__(self) -> None:
         self.reader, self._terminal = pty.openpty()
         tty.setraw(self._terminal)
-        os.set_blocking(self.reader, False)
         self.outlet = Outlet(self._terminal)
 
     def __enter__(self) -> Self:
@@ -161,10 +160,12 @@ class Terminal:
         os.close(self.reader)
 
     def read(self) -> bytes:
-        try:
-            return os.read(self.reader, 1 << 16)
-        except BlockingIOError:
-            return b""
+        """What it shows more than at the last look: all that was written, as a mark comes last."""
+        os.write(self._terminal, b"\0")
+        shown = b""
+        while not shown.endswith(b"\0"):
+            shown += os.read(self.reader, 1 << 16)
+        return shown[:-1]
 
 
 def test_an_unfinished_line_is_shown_on_a_terminal_and_goes_on_behind_what_was_shown() -> None:
