@@ -9,6 +9,7 @@ from running import Finished, run, write_program
 
 import rankwise
 from rankwise import collectives
+from rankwise.launch.run_path import run_script_path
 
 AT_ONCE_S = 100
 """Collectives have time-outs of 300 s, torch's of 1,800 s."""
@@ -227,7 +228,27 @@ CASES = {
 
 @pytest.mark.system
 @pytest.mark.parametrize("name", CASES)
-def test_the_report_names_operations_and_lines(name: str, tmp_path: Path) -> None:
+def test_the_report_names_operations_and_lines(
+    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    text, code, wanted = CASES[name]
+    program = write_program(tmp_path, text)
+
+    ended, told = 0, ""
+    try:  # in this process, which imports torch once for all
+        rankwise.run(run_script_path, (str(program),), nprocs=4, on="sim")
+    except rankwise.WorkersFailed as failed:
+        ended = 124 if failed.failures[0].cause is rankwise.FailureCause.HUNG else 1
+        told = str(failed)
+
+    told += capfd.readouterr().err
+    missing = [words for words in wanted if words not in told]
+    assert (ended, missing) == (code, []), told
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("name", ["one has ended", "a key that nobody sets"])
+def test_the_exit_code_is_that_of_real_processes(name: str, tmp_path: Path) -> None:
     text, code, wanted = CASES[name]
 
     finished = simulate(text, tmp_path)
