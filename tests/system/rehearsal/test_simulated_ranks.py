@@ -412,3 +412,15 @@ def test_the_fixture_takes_arguments_as_they_are_and_as_run_does(rankwise_ranks:
 
     assert rankwise_ranks(scaled, 3, nprocs=2) == [0, 3]
     assert rankwise_ranks(scaled, args=(3,), nprocs=2) == [0, 3]
+
+
+def test_what_ranks_set_in_their_environment_does_not_reach_later_processes() -> None:
+    def change() -> None:
+        os.environ["OF_A_RANK"] = str(rankwise.rank())
+        os.environ.pop("PATH")
+
+    rankwise.run(change, nprocs=2, on="sim")
+
+    show = "import os; print(os.environ.get('OF_A_RANK'), 'PATH' in os.environ)"
+    told = subprocess.run([sys.executable, "-c", show], capture_output=True, text=True, check=True)
+    assert told.stdout == "None True\n"

@@ -311,7 +311,12 @@ def _blocks_of(root: Failure) -> list[Block]:
     ]
     if root.stacks and root.cause is FailureCause.OUT_OF_STEP:
         if place_in_program(root.stacks) and not traceback:
-            blocks.append(Block("where it is, innermost call first", innermost_frames(root.stacks)))
+            blocks.append(
+                Block(
+                    "where it is, innermost call first",
+                    (*_lines_of_wait(root), *innermost_frames(root.stacks)),
+                )
+            )
     elif root.stacks:
         blocks.append(Block("stacks of all threads", tuple(fatal_lines(root.stacks))))
     if traceback:
@@ -332,12 +337,17 @@ def _block_of_stream(name: str, tail: Sequence[str], traceback: str, lines_max: 
     return [Block(f"{count} of {name}", tuple(shown))]
 
 
+def _lines_of_wait(failure: Failure) -> list[str]:
+    if not failure.waits_for:
+        return []
+    return [f"  {line}" for line in printable_lines(f"waits for {failure.waits_for}")]
+
+
 def _blocks_of_hung(hung: Sequence[Failure]) -> list[Block]:
     """Where every rank stands: ranks at the same place together, the fewest last."""
     places: dict[tuple[str, ...], list[int]] = {}
     for failure in hung:
-        waiting = printable_lines(f"waits for {failure.waits_for}") if failure.waits_for else []
-        lines = (*(f"  {line}" for line in waiting), *innermost_frames(failure.stacks))
+        lines = (*_lines_of_wait(failure), *innermost_frames(failure.stacks))
         places.setdefault(lines, []).append(rank_of(failure))
     if not any(places):
         return []

@@ -331,7 +331,7 @@ class Rehearsal:
             detail=hang if is_hung else failure.detail,
             signal_sender=self._sender_of_signal(failure),
             stacks=records.stacks.get(rank, "") if has_stacks else "",
-            waits_for=records.waits.get(rank, "") if is_hung else "",
+            waits_for=records.waits.get(rank, "") if has_stacks else "",
             stderr_tail=output.tail(rank, Streams.ERR, _STDERR_LINES),
             stdout_tail=output.tail(rank, Streams.OUT, _STDOUT_LINES),
             log_paths=tuple(filter(None, paths)),

@@ -99,6 +99,8 @@ class Substitutes:
         self._seed = seed
         self._cpus = cpus
         self._replaced: list[Replaced] = []
+        self._variables: set[bytes] = set()
+        """Of the process's environment, as C sees it: those that ranks have changed there."""
 
     def running(self) -> Rank | None:
         """The rank whose own thread calls this; None elsewhere."""
@@ -107,6 +109,7 @@ class Substitutes:
 
     def install(self) -> None:
         """Replace everything."""
+        self._environment = dict(os.environb)
         table: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
             (time, "sleep", self._sleep),
             *((time, name, self._later_s) for name in ("time", "monotonic", "perf_counter")),
@@ -118,6 +121,8 @@ class Substitutes:
             (os, "abort", self._abort),
             (os, "kill", self._kill),
             (os, "chdir", self._chdir),
+            (os, "putenv", self._noting_variable),
+            (os, "unsetenv", self._noting_variable),
             (signal, "signal", self._signal),
             (signal, "getsignal", self._getsignal),
             (signal, "raise_signal", self._raise_signal),
@@ -137,6 +142,11 @@ class Substitutes:
         while self._replaced:
             owner, name, original = self._replaced.pop()
             setattr(owner, name, original)
+        for variable in sorted(self._variables):
+            if (text := self._environment.get(variable)) is None:
+                os.unsetenv(variable)
+            else:
+                os.putenv(variable, text)
 
     def yield_at_files(self) -> None:
         """Let other ranks run before a rank touches a file: an order that a schedule decides."""
@@ -386,6 +396,13 @@ class Substitutes:
             return int(start(*args))
 
         return fork_exec
+
+    def _noting_variable(self, original: Callable[..., None]) -> Callable[..., None]:
+        def call(name: bytes, *text: bytes) -> None:
+            self._variables.add(os.fsencode(name))
+            original(name, *text)
+
+        return call
 
     def _yielding(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
