@@ -72,7 +72,7 @@ class Job:
         places = {"PATH": f"{Path(etcd).parent}:{os.environ['PATH']}", "TMPDIR": str(self._folder)}
         words = (
             *("run", "--nnodes", "2", "--nproc-per-node", "2", "--max-restarts", "1"),
-            *("--rdzv-id", "machines", "--rdzv-conf", "lease_ttl=2", "--rdzv-backend", "etcd"),
+            *("--rdzv-id", "machines", "--rdzv-conf", "lease_ttl=5", "--rdzv-backend", "etcd"),
             *(self._own_etcd() if has_own_etcd else self._etcd_elsewhere()),
             *(PRELOADED if steps is TORCH else ()),
             write_program(self._folder, steps + TRAIN),
