@@ -180,9 +180,9 @@ def test_ranks_of_two_nodes_that_disagree_end_the_run_within_seconds_on_etcd(
         float(found) for each in done for found in re.findall(r"differs at ([\d.]+)", each.stdout)
     )
     broadcast = line_of(source, "dist.broadcast")
-    for cause in root_causes(done):
+    for cause in root_causes(done):  # rank 0 may come to that call later than gloo ends another
         assert cause.startswith(
-            f"call #2: rank 2 called broadcast from rank 0 of (4096,) float32 ({broadcast}), ranks"
+            f"call #2: rank 2 called broadcast from rank 0 of (4096,) float32 ({broadcast}), rank"
         )
     assert ended_at - differed_at < 30, "it waited for the time-out of torch"
 

@@ -59,6 +59,26 @@ def test_ranks_that_end_when_they_are_asked_have_answered_all_the_same(tmp_path:
     assert done.stderr.count("rankwise: rank ") == 2
 
 
+LETS_GO_OF_THE_SIGNAL = """
+import faulthandler, os, signal
+asks = signal.SIGRTMIN + 6
+assert faulthandler.unregister(asks)  # as the interpreter does at its end
+os.kill(os.getpid(), asks)
+print("lives")
+"""
+
+
+@pytest.mark.parametrize("method", ["subprocess", "forkserver"])
+def test_a_rank_that_is_asked_while_its_interpreter_ends_is_not_killed(
+    method: str, tmp_path: Path
+) -> None:
+    script = write_program(tmp_path, LETS_GO_OF_THE_SIGNAL)
+
+    done = run("run", "--start-method", method, script)
+
+    assert (done.code, done.lines) == (0, ["[default0]:lives"])
+
+
 def test_ranks_that_cannot_answer_do_not_keep_the_others_from_answering(tmp_path: Path) -> None:
     script = write_program(tmp_path, HANG)
     stopped = write_program(

@@ -184,3 +184,13 @@ def test_opentelemetrys_own_switches_turn_it_off(tmp_path: Path, variables: dict
 
     assert done.code == 0
     assert "OpenTelemetry" not in done.stderr
+
+
+def test_what_the_library_refuses_is_told_in_a_line_and_costs_no_run(tmp_path: Path) -> None:
+    done = without_collector(tmp_path, OTEL_METRIC_EXPORT_INTERVAL="0")
+
+    assert (done.code, done.lines) == (0, ["[default0]:well"])
+    told = [line for line in done.stderr.splitlines() if "OpenTelemetry" in line]
+    assert len(told) == 1, done.stderr
+    assert "interval value 0.0 is invalid" in told[0]
+    assert "Traceback" not in done.stderr

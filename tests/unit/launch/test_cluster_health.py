@@ -60,6 +60,20 @@ def test_an_agent_that_is_stuck_is_not() -> None:
     assert json.loads(text)["alive"] is False
 
 
+def test_who_asks_an_agent_that_ends_meanwhile_is_told_how_it_was_at_its_end() -> None:
+    asked = threading.Event()
+    probe = Probe(lambda _callback: asked.set(), lambda: SNAPSHOT, patience_s=600)
+    heard: list[Snapshot | None] = []
+    asker = threading.Thread(target=lambda: heard.append(probe.snapshot(measures=False)))
+
+    asker.start()
+    asked.wait()
+    probe.conclude()
+    asker.join()
+
+    assert heard == [SNAPSHOT]
+
+
 def test_metrics_are_prometheus_text() -> None:
     with HealthServer(0, PROBE) as server:
         code, text = get(server, "/metrics")

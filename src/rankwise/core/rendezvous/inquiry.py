@@ -77,6 +77,8 @@ class NodeInquiry:
         self._key = key
         self._requests = requests
         self._note = BooksNote()
+        self._lasting = Trouble.NONE
+        """What is told when nothing is awaited: whether ranks stand."""
         self._written: tuple[BooksNote, LeaseId | None] = (self._note, None)
         self._asked = self._heard = ""
         self._answer: InquiryAnswered | None = None
@@ -84,13 +86,25 @@ class NodeInquiry:
 
     def on_trouble(self, number: int, trouble: Trouble, now: Instant) -> None:
         """The node's ranks are in some trouble, or in none any more."""
+        self._turn_to(number)
+        if not trouble.is_awaited:
+            self._lasting = trouble
         if self.due is not None and trouble not in (Trouble.FAILED, Trouble.TIMED_OUT):
             return  # what is awaited already answers it too
-        self._note = msgspec.structs.replace(
-            self._note, round=number, trouble=trouble, number=self._note.number + 1
-        )
+        self._tell(trouble)
         if trouble.is_awaited:
             self.due, self._answer = after(now, ANSWER_WITHIN), None
+
+    def _turn_to(self, number: int) -> None:
+        """Let no trouble of an earlier round pass for one of this round."""
+        if number != self._note.round:
+            self._lasting = Trouble.NONE
+            self._note = msgspec.structs.replace(self._note, round=number, trouble=Trouble.NONE)
+
+    def _tell(self, trouble: Trouble) -> None:
+        self._note = msgspec.structs.replace(
+            self._note, trouble=trouble, number=self._note.number + 1
+        )
 
     def on_books(self, inquiry: str, sheet: bytes) -> None:
         """The node's ranks have told."""
@@ -114,18 +128,25 @@ class NodeInquiry:
             if self.due is not None and finding.settles.get(me, -1) >= self._note.number:
                 self._answer = InquiryAnswered(inquiry.round, finding.text, finding.silent)
                 if not finding.blamed or set(finding.blamed) & set(ranks):
-                    told += self.end()
+                    told += self._answered()
         is_open = finding is None or finding.inquiry != inquiry.id
         if is_open and inquiry.id != self._asked:
             self._asked = inquiry.id
-            self._note = msgspec.structs.replace(self._note, round=inquiry.round)
+            self._turn_to(inquiry.round)
             wanted = BooksWanted(inquiry.round, inquiry.id, inquiry.trouble, inquiry.with_recorders)
             told.append(wanted)
         return told
 
     def give_up(self, now: Instant) -> list[Notification]:
         """Tell who waits that there is no answer, if its time is over."""
-        return [] if self.due is None or now < self.due else self.end()
+        return [] if self.due is None or now < self.due else self._answered()
+
+    def _answered(self) -> list[Notification]:
+        """Nothing is awaited any more; ranks that stood before may stand still."""
+        told = self.end()
+        if self._note.trouble is not self._lasting:
+            self._tell(self._lasting)
+        return told
 
     def end(self) -> list[Notification]:
         """Tell who waits what is known by now."""

@@ -13,7 +13,7 @@ import msgspec
 from rankwise.base.failure import Failure, OutcomeStatus
 from rankwise.base.units import ZERO, Duration
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """Raised when a record changes in a way that an older node would misread."""
 
 

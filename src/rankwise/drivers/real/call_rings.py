@@ -42,7 +42,7 @@ _SAFE_ENTRIES = ENTRIES - 6
 
 def calls_begun(segment: Segment, local_rank: int) -> int:
     """How many calls a worker has entered by now."""
-    return _head(segment, local_rank)[HEAD_CALLS]
+    return head_of(segment, local_rank)[HEAD_CALLS]
 
 
 def read_book(segment: Segment, local_rank: int, first_rank: int) -> Book | None:
@@ -50,7 +50,7 @@ def read_book(segment: Segment, local_rank: int, first_rank: int) -> Book | None
 
     None for one that enters nothing: who has made no call may yet be one that will.
     """
-    head = _head(segment, local_rank)
+    head = head_of(segment, local_rank)
     if not head[HEAD_PID]:
         return None
     area = os.pread(segment.fd, AREA_BYTES, segment.area_of_calls(local_rank))
@@ -85,12 +85,12 @@ class ArrivalReader:
     @property
     def is_standing(self) -> bool:
         """Whether the rank is in the call that it began last."""
-        last = _head(self._segment, self._local_rank)[HEAD_CALLS]
+        last = head_of(self._segment, self._local_rank)[HEAD_CALLS]
         return bool(last) and not self._entry(last)[_END]
 
     def read(self, most: int) -> list[Arrival]:
         """Its calls since the last look as far as they have ended, of many the latest."""
-        head = _head(self._segment, self._local_rank)
+        head = head_of(self._segment, self._local_rank)
         last, group_count = head[HEAD_CALLS], head[HEAD_GROUPS]
         if group_count != len(self._keys):
             table = os.pread(self._segment.fd, HEAD_BYTES + group_count * GROUP_BYTES, self._area)
@@ -146,7 +146,7 @@ class CallReader:
         Returns:
             The calls, and how many were lost before them.
         """
-        head = _head(self._segment, self._local_rank)
+        head = head_of(self._segment, self._local_rank)
         last, group_count = head[HEAD_CALLS], head[HEAD_GROUPS]
         if last == self._seen:
             return [], 0
@@ -181,10 +181,11 @@ class CallReader:
 
 def words_in(words: bytes) -> tuple[str, str]:
     """The operation, and the line that called it."""
-    return _text(words[:TEXT_BYTES]), _text(words[TEXT_BYTES:])
+    return text_in(words[:TEXT_BYTES]), text_in(words[TEXT_BYTES:])
 
 
-def _head(segment: Segment, local_rank: int) -> tuple[int, ...]:
+def head_of(segment: Segment, local_rank: int) -> tuple[int, ...]:
+    """The counts at the beginning of a worker's book."""
     return _HEAD.unpack(os.pread(segment.fd, HEAD_BYTES, segment.area_of_calls(local_rank)))
 
 
@@ -198,9 +199,9 @@ def _read_groups(
         at = HEAD_BYTES + slot * GROUP_BYTES
         count, size = GROUP_HEAD.unpack_from(area, at)
         at += GROUP_HEAD.size
-        key = _text(area[at : at + GROUP_KEY_BYTES])
+        key = text_in(area[at : at + GROUP_KEY_BYTES])
         at += GROUP_KEY_BYTES
-        label = _text(area[at : at + GROUP_LABEL_BYTES])
+        label = text_in(area[at : at + GROUP_LABEL_BYTES])
         bits = area[at + GROUP_LABEL_BYTES : HEAD_BYTES + (slot + 1) * GROUP_BYTES]
         here = int.from_bytes(bits, "little")
         members = tuple(first_rank + bit for bit in range(here.bit_length()) if here >> bit & 1)
@@ -222,9 +223,9 @@ def _read_calls(area: bytes, keys: list[str]) -> Iterator[Call]:
         yield Call(
             group=keys[slot] if slot >= 0 else "",
             number=number,
-            text=_text(area[at : at + TEXT_BYTES]),
+            text=text_in(area[at : at + TEXT_BYTES]),
             match=match,
-            place=_text(area[at + TEXT_BYTES : at - ENTRY_HEAD.size + ENTRY_BYTES]),
+            place=text_in(area[at + TEXT_BYTES : at - ENTRY_HEAD.size + ENTRY_BYTES]),
             begun_at=Instant(begun_at),
             ended_at=Instant(end >> STAGE_BITS),
             stage=Stage(end & _STAGE_MASK),
@@ -233,5 +234,6 @@ def _read_calls(area: bytes, keys: list[str]) -> Iterator[Call]:
         )
 
 
-def _text(data: bytes) -> str:
+def text_in(data: bytes) -> str:
+    """A text as ranks store it, filled up with zeros."""
     return data.rstrip(b"\0").decode(errors="replace")

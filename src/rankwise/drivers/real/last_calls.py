@@ -6,12 +6,13 @@ only while somebody waits.
 """
 
 import os
-import struct
 from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from rankwise.base.units import MILLISECOND, Duration, Instant, between
+from rankwise.core.ledger import number_text
+from rankwise.drivers.real.call_rings import calls_begun, head_of, text_in, words_in
 from rankwise.drivers.real.segments import Segment
 from rankwise.drivers.real.worker.call_ring import (
     ENTRIES,
@@ -22,15 +23,12 @@ from rankwise.drivers.real.worker.call_ring import (
     GROUP_KEY_BYTES,
     GROUP_LABEL_BYTES,
     HEAD_BYTES,
-    HEAD_CALLS,
     HEAD_GROUPS,
     RING_AT,
-    TEXT_BYTES,
 )
 
 NOTABLE_WAIT = Duration(500 * MILLISECOND)
 """Ranks that wait for less are not looked into: in every healthy run some do."""
-_HEAD = struct.Struct("=8Q")
 
 
 class LastCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,24 +57,24 @@ class LastCall(msgspec.Struct, frozen=True, kw_only=True):
 
 def last_call(segment: Segment, local_rank: int) -> LastCall | None:
     """The last call of a worker; None where it has made none, or makes the next one right now."""
-    area = segment.area_of_calls(local_rank)
-    sequence = _HEAD.unpack(os.pread(segment.fd, HEAD_BYTES, area))[HEAD_CALLS]
+    sequence = calls_begun(segment, local_rank)
     if not sequence:
         return None
+    area = segment.area_of_calls(local_rank)
     at = area + RING_AT + sequence % ENTRIES * ENTRY_BYTES
     entry = os.pread(segment.fd, ENTRY_BYTES, at)
     found, number, begun_at, end, slot, *_ = ENTRY_HEAD.unpack_from(entry)
     if found != sequence:
         return None
     key, label = ("", "") if slot < 0 else _names_of_group(segment, area, slot)
-    words = entry[ENTRY_HEAD.size :]
+    text, place = words_in(entry[ENTRY_HEAD.size :])
     return LastCall(
         sequence=sequence,
-        text=_text(words[:TEXT_BYTES]).replace("#?", f"#{number}"),
+        text=number_text(text, number),
         group=label,
         key=key,
         number=number,
-        place=_text(words[TEXT_BYTES:]),
+        place=place,
         begun_at=Instant(begun_at),
         is_standing=not end,
     )
@@ -144,22 +142,18 @@ def _counts(segment: Segment, local_rank: int) -> dict[str, int]:
 
 def _groups(segment: Segment, local_rank: int) -> Iterable[tuple[bytes, int]]:
     """A worker's table of groups, and where in it each of them begins."""
-    area = segment.area_of_calls(local_rank)
-    count = _HEAD.unpack(os.pread(segment.fd, HEAD_BYTES, area))[HEAD_GROUPS]
-    table = os.pread(segment.fd, count * GROUP_BYTES, area + HEAD_BYTES)
+    count = head_of(segment, local_rank)[HEAD_GROUPS]
+    at = segment.area_of_calls(local_rank) + HEAD_BYTES
+    table = os.pread(segment.fd, count * GROUP_BYTES, at)
     return ((table, slot * GROUP_BYTES) for slot in range(count))
 
 
 def _names_of_group(segment: Segment, area: int, slot: int) -> tuple[str, str]:
     head = os.pread(segment.fd, GROUP_BYTES, area + HEAD_BYTES + slot * GROUP_BYTES)
     label_at = GROUP_HEAD.size + GROUP_KEY_BYTES
-    return _key(head, 0), _text(head[label_at : label_at + GROUP_LABEL_BYTES])
+    return _key(head, 0), text_in(head[label_at : label_at + GROUP_LABEL_BYTES])
 
 
 def _key(table: bytes, at: int) -> str:
     at += GROUP_HEAD.size
-    return _text(table[at : at + GROUP_KEY_BYTES])
-
-
-def _text(data: bytes) -> str:
-    return data.rstrip(b"\0").decode(errors="replace")
+    return text_in(table[at : at + GROUP_KEY_BYTES])

@@ -36,6 +36,7 @@ class Probe:
         self._look = look
         self._patience_s = patience_s
         self._last: Snapshot | None = None
+        self._told = threading.Condition()
 
     def snapshot(self, *, measures: bool) -> Snapshot | None:
         """How the agent says that it is, and what its ranks use; None if it does not answer."""
@@ -46,15 +47,19 @@ class Probe:
 
     def conclude(self) -> None:
         """In the agent's thread, at its end: what it is now is what it will be."""
-        self._last = self._look()
+        with self._told:
+            self._last = self._look()
+            self._told.notify_all()  # who asked a moment ago would wait for an agent that is gone
 
     def _asked(self) -> Snapshot | None:
         answers: list[Snapshot] = []
-        answered = threading.Event()
 
         def answer() -> None:
-            answers.append(self._look())
-            answered.set()
+            with self._told:
+                answers.append(self._look())
+                self._told.notify_all()
 
         self._ask(answer)
-        return answers[0] if answered.wait(self._patience_s) else None
+        with self._told:
+            self._told.wait_for(lambda: answers or self._last, self._patience_s)
+        return answers[0] if answers else self._last

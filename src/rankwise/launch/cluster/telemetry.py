@@ -59,6 +59,12 @@ class Telemetry:
 
     def _begin(self) -> None:
         try:
+            self._set_up()
+        except Exception as error:  # noqa: BLE001  # the library refuses what the environment says
+            self._complaints.note(f"{type(error).__name__}: {error}")
+
+    def _set_up(self) -> None:
+        try:
             from opentelemetry.exporter.otlp.proto.http.metric_exporter import (  # noqa: PLC0415
                 OTLPMetricExporter,
             )
@@ -135,8 +141,12 @@ class _Complaints(logging.Handler):
         self._is_told = False
 
     def emit(self, record: logging.LogRecord) -> None:
+        self.note(record.getMessage())
+
+    def note(self, text: str) -> None:
+        """In any thread: let the first one be told."""
         if not self._untold:
-            self._untold = " ".join(record.getMessage().split())
+            self._untold = " ".join(text.split())
             self._ask(self.tell)
 
     def tell(self) -> None:

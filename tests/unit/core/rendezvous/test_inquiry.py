@@ -5,18 +5,21 @@ from typing import TypeVar
 
 from table_of_nodes import KEYS, Table
 
+from rankwise.base.failure import Failure, FailureCause
 from rankwise.base.units import MILLISECOND, SECOND
-from rankwise.core.rendezvous.configuration import RendezvousConfig
+from rankwise.core.rendezvous.configuration import RendezvousConfig, RestartPolicy
 from rankwise.core.rendezvous.records import Trouble
 from rankwise.core.rendezvous.requests import Commit, Order
 from rankwise.core.rendezvous.vocabulary import (
     BooksTold,
     BooksWanted,
+    GangEnded,
     GangFailing,
     InquiryAnswered,
     InquiryJudged,
     Notification,
     RanksFound,
+    Settled,
     SheetsGathered,
     TroubleTold,
 )
@@ -160,6 +163,42 @@ def test_a_question_accuses_nobody() -> None:
     assert told(table, "b", InquiryAnswered) == [InquiryAnswered(0, TEXT)]
 
 
+def test_ranks_that_stand_are_not_forgotten_when_somebody_has_asked_why() -> None:
+    table = running()
+    table.tell("b", TroubleTold(0, Trouble.STANDS))
+    table.tell("a", InquiryJudged(answer_all(table, Trouble.STANDS)))
+    table.tell("b", TroubleTold(0, Trouble.WHY))
+    table.tell("a", InquiryJudged(answer_all(table, Trouble.WHY)))
+
+    table.pass_time(SECOND)
+
+    assert answer_all(table, Trouble.STANDS)
+
+
+def test_ranks_that_begin_to_stand_while_somebody_asks_why_are_told_of_afterwards() -> None:
+    table = running()
+    table.tell("b", TroubleTold(0, Trouble.WHY))
+    table.tell("b", TroubleTold(0, Trouble.STANDS))
+
+    table.tell("a", InquiryJudged(answer_all(table, Trouble.WHY)))
+
+    assert answer_all(table, Trouble.STANDS)
+
+
+def test_a_time_out_of_an_earlier_round_accuses_nobody_who_is_late_in_this_one() -> None:
+    table = running()
+    table.tell("b", TroubleTold(0, Trouble.TIMED_OUT))
+    table.tell("a", InquiryJudged(answer_all(table, Trouble.TIMED_OUT)))
+    begin_another_round(table)
+
+    table.tell("a", TroubleTold(1, Trouble.STANDS))
+    table.tell("a", InquiryJudged(answer_all(table, Trouble.STANDS)))
+    table.pass_time(120 * SECOND)
+
+    in_round_1 = [each for each in told(table, "a", BooksWanted) if each.round == 1]
+    assert {each.trouble for each in in_round_1} == {Trouble.STANDS}
+
+
 def test_what_two_nodes_ask_for_at_once_is_answered_by_one_inquiry_or_the_next() -> None:
     table = running()
     table.tell("b", TroubleTold(0, Trouble.TIMED_OUT))
@@ -177,13 +216,25 @@ def test_what_two_nodes_ask_for_at_once_is_answered_by_one_inquiry_or_the_next()
 def running() -> Table:
     """Two nodes with two ranks each, of which `a` leads."""
     table = Table()
-    config = RendezvousConfig(nodes_min=2, nodes_max=2)
+    policy = RestartPolicy(restarts_max=1)
+    config = RendezvousConfig(nodes_min=2, nodes_max=2, policy=policy)
     for node in ("a", "b"):
         table.add(node, config)
         table.ready(node)
     table.pass_time(SECOND // 10)
     assert table.nodes["a"].is_leading
     return table
+
+
+def begin_another_round(table: Table) -> None:
+    """A rank of `b` has failed, and all are started again."""
+    failure = Failure(local_rank=0, attempt=0, cause=FailureCause.EXITED, at=table.now)
+    table.tell("b", GangEnded(round=0, is_done=False, failures=(failure,)))
+    table.tell("a", GangEnded(round=0, is_done=False))
+    for node in ("a", "b"):
+        table.ready(node, 1)
+    table.pass_time(SECOND)
+    assert told(table, "a", Settled)[-1].world.round == 1
 
 
 def answer_all(table: Table, trouble: Trouble) -> str:

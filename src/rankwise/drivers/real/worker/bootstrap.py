@@ -98,6 +98,9 @@ class Reporter:
         # Who asked Python for stacks on stderr has asked before us, and gets them there.
         if not faulthandler.is_enabled():
             faulthandler.enable(file=self._fd, all_threads=True)
+        # This comes back when the interpreter ends and lets go of the signal; by default it would
+        # kill a rank that is done, and about which others ask just then.
+        _signal.signal(STACKS_SIGNAL, _signal.SIG_IGN)
         faulthandler.register(STACKS_SIGNAL, file=self._fd, all_threads=True, chain=False)
         self._write('{"kind": "ready"}')
 
