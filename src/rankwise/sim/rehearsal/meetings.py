@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from rankwise.base.errors import CollectiveError, PeerDied
 from rankwise.base.units import Duration, after, between
 from rankwise.base.wording import ranks_in_words
+from rankwise.core.ledger import number_text
 from rankwise.sim.rehearsal.alarms import Alarms
 from rankwise.sim.rehearsal.faults import Faults
 from rankwise.sim.rehearsal.places import Place, place_here
@@ -369,7 +370,7 @@ class Meeting(Gate):
 
     def _named(self) -> str:
         call = next(iter(self.arrivals.values()))[0] if self.arrivals else "operation #?"
-        return numbered(call, self.number)
+        return number_text(call, self.number)
 
     def _disagreement(self) -> CollectiveError:
         return CollectiveError(
@@ -383,7 +384,7 @@ class Meeting(Gate):
         for rank, (call, _, place) in sorted(self.arrivals.items()):
             by_call.setdefault((call, place), []).append(rank)
         return "\n".join(
-            f"  {ranks_in_words(ranks)} called {numbered(call, self.number)}"
+            f"  {ranks_in_words(ranks)} called {number_text(call, self.number)}"
             + (f" at {place}" if place else "")
             for (call, place), ranks in by_call.items()
         )
@@ -488,8 +489,3 @@ def lost(rank: int, code: int) -> PeerDied:
     """The error of those that wait for a rank that has ended."""
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
     return PeerDied(f"rank {rank} has ended ({how})")
-
-
-def numbered(call: str, number: int) -> str:
-    """Fill the number of an operation into its words."""
-    return call.replace("#?", f"#{number}", 1)
