@@ -186,6 +186,11 @@ def read_story(lines: Iterable[bytes], path: str) -> NodeStory:
     reader = _Reader(NodeStory(path))
     for line in _whole_lines(lines, path, reader.story):
         reader.read(line)
+    if reader.has_simulated_nodes:
+        raise ConfigError(
+            f"{path} is of several simulated nodes (--on sim), of which there is no page",
+            hint="rankwise replay shows their agents; --on sim:MACHINE --report predicts the time",
+        )
     if not reader.has_agent:
         raise ConfigError(
             f"{path} holds nothing of an agent",
@@ -227,7 +232,7 @@ class _Reader:
 
     def __init__(self, story: NodeStory) -> None:
         self.story = story
-        self.has_agent = False
+        self.has_agent = self.has_simulated_nodes = False
         self._at = 0
         self._attempt = -1
         self._texts: dict[tuple[int, int], dict[int, tuple[str, str]]] = {}
@@ -261,6 +266,7 @@ class _Reader:
                 self.story.wall_offset = round(wall.timestamp() * 1e6) * 1000 - line.at
         self.story.last_at = max(self.story.last_at, line.at)
         self.has_agent |= line.machine == AGENT
+        self.has_simulated_nodes |= line.machine.startswith(f"{AGENT} ")  # which tells its node
 
     def _take_word(self, word: _Word) -> None:
         story = self.story

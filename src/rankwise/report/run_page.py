@@ -97,7 +97,7 @@ def _holds(timeline: RunTimeline) -> Iterable[str]:
 
 def _about_chart(timeline: RunTimeline, ranks: Sequence[int]) -> str:
     told = (
-        "A rank's first row are its attempts: green ended well, red failed or was stopped. The "
+        "A rank's first row shows its attempts: green ended well, red failed or was stopped. The "
         "rows below tell how much of each part of the time it was in sections and in collectives, "
         "and how long it waited there for the last rank to come: the more, the stronger the "
         "colour. A dashed line is a restart."

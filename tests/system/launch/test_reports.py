@@ -409,6 +409,16 @@ def test_a_run_without_calls_has_a_page_too(flags: tuple[str, str], tmp_path: Pa
     assert Page(tmp_path / "run.html").headings[0] == "Timeline"
 
 
+def test_the_journal_of_several_simulated_nodes_is_refused_by_what_it_is(tmp_path: Path) -> None:
+    script = write_program(tmp_path, "import rankwise; rankwise.collectives.barrier()")
+    run("run", "--on=sim", "--nnodes=1:2", "--log-dir=logs", str(script), cwd=tmp_path)
+
+    done = run("report", "logs", cwd=tmp_path)
+
+    assert done.code == 2
+    assert "is of several simulated nodes (--on sim), of which there is no page" in done.stderr
+
+
 def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(tmp_path: Path) -> None:
     script = write_program(tmp_path, PLAIN)
 

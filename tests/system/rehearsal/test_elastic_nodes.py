@@ -226,6 +226,34 @@ def test_a_deadlock_is_found_though_agents_have_their_timers(tmp_path: Path) -> 
     assert time.monotonic() - began < 60  # virtual time alone passes
 
 
+def leave_early() -> None:
+    collectives.barrier()
+    if rankwise.rank() == 0:
+        collectives.barrier()
+
+
+def leave_early_in_torch() -> None:
+    import torch.distributed as dist  # noqa: PLC0415  # as programs of torch, in ranks that have it
+
+    dist.init_process_group("gloo")
+    dist.barrier()
+    if rankwise.rank() == 0:
+        dist.barrier()
+
+
+@pytest.mark.parametrize(
+    "program", [leave_early, pytest.param(leave_early_in_torch, marks=pytest.mark.torch)]
+)
+def test_who_was_done_too_early_is_blamed_though_its_whole_node_has_ended_well(
+    program: Callable[[], None], tmp_path: Path
+) -> None:
+    run = rehearse(program, (2, 2), folder=tmp_path)
+
+    root = run.outcome.failures[0]
+    assert (root.rank, root.host, root.cause) == (1, "h1", FailureCause.OUT_OF_STEP)
+    assert root.detail.startswith("rank 1 was done after barrier #1 (test_elastic_nodes.py:")
+
+
 def stop_at_a_step() -> int:
     step = 0
     while not rankwise.should_stop():

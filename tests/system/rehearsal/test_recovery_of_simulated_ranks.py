@@ -199,9 +199,7 @@ def test_recover_does_not_nest(tmp_path: Path) -> None:
 
     run = rehearse(program, ranks=1, folder=tmp_path)
 
-    assert run.values[0].startswith(
-        "rankwise.recover was called in a function that rankwise.recover runs"
-    )
+    assert run.values[0].startswith("rankwise.recover was called in a function that")
 
 
 def train_with_ddp() -> tuple[int, int, bool]:

@@ -56,8 +56,10 @@ from rankwise.core.gang.vocabulary import (
     WorkerSaid,
     WorkerSpawned,
 )
-from rankwise.core.rendezvous.configuration import RestartPolicy
+from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig, RestartPolicy
 from rankwise.core.rendezvous.requests import Answer
+from rankwise.core.rendezvous.vocabulary import Settled
+from rankwise.core.rendezvous.vocabulary import World as AgreedWorld
 from rankwise.core.tree import transitions as of_child_groups
 from rankwise.core.tree.child_group import (
     ChildEnded,
@@ -442,6 +444,26 @@ def recovering_agent() -> World:
     return world
 
 
+def blame_when_done() -> None:
+    """All workers of a node have ended well, and ranks of another node wait for one of them."""
+    offer = NodeOffer(node_id="a", host="h", address="addr", slots=1)
+    meeting = RendezvousConfig(nodes_min=2, nodes_max=2)
+    spec = AgentSpec(run_id="run", rendezvous=meeting, offer=offer, gang=GangSpec(size=1))
+    agent, now = recorded_agent(spec), Instant(1)
+    agent.handle(AgentStarted(spec), now)
+    agent.handle(RoundPrepared(0, 1), now)
+    place = AgreedWorld(
+        round=0, node_rank=0, members=("a", "b"), first_rank=0, slots=1, size=2,
+        master_address="addr", master_port=1,
+    )  # fmt: skip
+    agent._on_settled(Settled(place), now)  # as the store would have it
+    for fact in (
+        WorkerSpawned(0, 0, 100), WorkerExited(0, 0, ExitStatus(0), now), Swept(0, ()),
+        RanksBlamed((0,), 0, "was done"),
+    ):  # fmt: skip
+        agent.handle(fact, now)
+
+
 def test_agents_go_from_phase_to_phase_as_their_table_says() -> None:
     policy = RestartPolicy(restarts_max=2)
     alone = spec_alone(GangSpec(size=1), policy)
@@ -449,6 +471,7 @@ def test_agents_go_from_phase_to_phase_as_their_table_says() -> None:
         spec = msgspec.structs.replace(alone, leaves_alone=leaves_alone)
         explore(NodeWorld(recorded_agent(spec)))
     explore(recovering_agent())
+    blame_when_done()
     for seed in range(CLUSTER_SEEDS):
         ClusterWorld(random_plan(seed), seed, keeps_journal=False, make_agent=recorded_agent).run()
 

@@ -236,10 +236,11 @@ class Agent:
                 | gang_words.WorkerSaid()
                 | gang_words.Swept()
                 | gang_words.ProgressLooked()
-                | gang_words.RanksBlamed()
                 | gang_words.StacksDumped()
             ):
                 self._tell_gang(stimulus, now)
+            case gang_words.RanksBlamed():
+                self._on_ranks_blamed(stimulus, now)
             case gang_words.StoodStill():
                 self._on_stood_still(stimulus, now)
             case gang_words.GuardianLost():
@@ -396,7 +397,7 @@ class Agent:
         return InquiryJudged(gathered.inquiry, verdict.blamed, verdict.text, verdict.is_certain)
 
     def _on_ranks_found(self, found: RanksFound, now: Instant) -> None:
-        """Ranks keep others waiting: those of this node have failed, though all may have ended."""
+        """Ranks keep others waiting, and some of them may be of this node."""
         world = self.world
         if world is None or world.round != found.round:
             return
@@ -405,12 +406,18 @@ class Agent:
             for rank in found.ranks
             if 0 <= rank - world.first_rank < world.slots
         )
-        if not own:
+        if own:
+            self._on_ranks_blamed(gang_words.RanksBlamed(own, found.round, found.text), now)
+
+    def _on_ranks_blamed(self, blamed: gang_words.RanksBlamed, now: Instant) -> None:
+        """Ranks of this node keep others waiting: they have failed, though all may have ended."""
+        world = self.world
+        if world is None or world.round != blamed.attempt:
             return
         if self.phase is Phase.RUNNING:
-            self._tell_gang(gang_words.RanksBlamed(own, found.round, found.text), now)
-        elif self.phase is Phase.ENDED and self._outcome is not None:
-            self._fail_after_all(own, found.text, now)
+            self._tell_gang(blamed, now)
+        elif self.phase is Phase.ENDED and self._outcome is not None and not self.spec.is_alone:
+            self._fail_after_all(blamed.local_ranks, blamed.reason, now)
 
     def _fail_after_all(self, local_ranks: tuple[int, ...], text: str, now: Instant) -> None:
         """All workers have ended well, but ranks of other nodes wait for some of them."""
@@ -435,7 +442,7 @@ class Agent:
         self._outcome = msgspec.structs.replace(
             outcome, status=OutcomeStatus.FAILED, failures=failures
         )
-        self._tell_rendezvous(GangFailing(world.round, failures), now)
+        # The others hear of it when it is described: this node has ended, so they would not wait.
         self.phase = Phase.DESCRIBING
         self._deadline = after(now, self.spec.describe_timeout)
         self._effects.append(DescribeFailures(world.round, failures))

@@ -12,7 +12,7 @@ from rankwise.core.agent.vocabulary import (
     PreparationFailed,
     RoundPrepared,
 )
-from rankwise.core.gang.vocabulary import GuardianLost, StopRequested, Swept
+from rankwise.core.gang.vocabulary import GuardianLost, RanksBlamed, StopRequested, Swept
 
 
 class Answer:
@@ -46,7 +46,7 @@ TRANSITIONS: dict[Phase, dict[Phase, tuple[type, ...]]] = {
     },
     Phase.DESCRIBING: {Phase.ENDED: (FailuresDescribed, Ticked)},
     Phase.ENDED: {
-        Phase.DESCRIBING: (Answer,),
+        Phase.DESCRIBING: (Answer, RanksBlamed),
         Phase.PREPARING: (Answer, FailuresDescribed, Swept, Ticked),
         Phase.LEAVING: (
             Answer,

@@ -3,7 +3,7 @@
 import pytest
 
 from rankwise.base.errors import LocalProtocolError
-from rankwise.base.failure import ExitStatus
+from rankwise.base.failure import ExitStatus, FailureCause
 from rankwise.base.units import SECOND, Instant
 from rankwise.core.agent.machine import Agent, Phase
 from rankwise.core.agent.vocabulary import (
@@ -11,6 +11,7 @@ from rankwise.core.agent.vocabulary import (
     AgentStarted,
     AnnounceRound,
     BeginAttempt,
+    DescribeFailures,
     FailuresDescribed,
     FinishRun,
     PreparationFailed,
@@ -21,6 +22,7 @@ from rankwise.core.agent.vocabulary import (
 from rankwise.core.gang.vocabulary import (
     GangSpec,
     GuardianLost,
+    RanksBlamed,
     SignalWorker,
     SpawnWorker,
     StopRequested,
@@ -157,6 +159,41 @@ def test_a_failure_bears_the_rank_that_its_worker_had_in_the_job() -> None:
     (failure,) = rendezvous_of(agent)._node.own.failures
     assert (failure.rank, failure.local_rank, failure.attempt) == (7, 1, 4)
     assert rendezvous_of(agent)._node.own.record.failing == 4
+
+
+def done() -> Agent:
+    """An agent all of whose workers have ended well, while those of other nodes go on."""
+    agent = settled()
+    feed(
+        agent,
+        *(WorkerSpawned(rank, 4, 100 + rank) for rank in (0, 1)),
+        *(WorkerExited(rank, 4, ExitStatus(0), NOW) for rank in (0, 1)),
+        Swept(4, ()),
+    )
+    assert agent.phase is Phase.ENDED
+    return agent
+
+
+def test_who_is_blamed_when_all_of_its_node_have_ended_well_has_failed_after_all() -> None:
+    agent = done()
+
+    effects = feed(agent, RanksBlamed((1,), 4, "rank 7 was done"))
+
+    (described,) = [each for each in effects if isinstance(each, DescribeFailures)]
+    (failure,) = described.failures
+    assert (failure.rank, failure.cause, failure.detail) == (
+        7, FailureCause.OUT_OF_STEP, "rank 7 was done",
+    )  # fmt: skip
+    feed(agent, FailuresDescribed(4, described.failures))
+    record = rendezvous_of(agent)._node.own.record
+    assert (record.failing, record.ended, record.is_done) == (4, 4, False)
+
+
+def test_a_blame_of_another_round_changes_nothing() -> None:
+    agent = done()
+
+    assert feed(agent, RanksBlamed((1,), 3, "rank 7 was done")) == []
+    assert agent.phase is Phase.ENDED
 
 
 def test_a_worker_that_was_called_off_has_not_failed() -> None:
