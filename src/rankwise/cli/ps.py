@@ -61,7 +61,12 @@ def ps(*, as_json: bool) -> None:
 
 def _statuses() -> list[dict[str, Any]]:
     """One dict per run: what its agent says, and always `run_id`, `pid` and `state`."""
-    from rankwise.launch.control import RunUnreachable, ask_all, list_runs  # noqa: PLC0415  # not for --help
+    from rankwise.launch.control import (  # noqa: PLC0415  # not for --help
+        RunSuspended,
+        RunUnreachable,
+        ask_all,
+        list_runs,
+    )
 
     deadline = Instant(time.monotonic_ns() + PATIENCE)
     rows = []
@@ -70,6 +75,8 @@ def _statuses() -> list[dict[str, Any]]:
         try:
             for line in heard.lines():
                 row |= line
+        except RunSuspended:
+            row["state"] = "suspended"
         except RunUnreachable:
             row["state"] = "silent"
         row.setdefault("state", "unknown")

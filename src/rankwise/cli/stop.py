@@ -23,14 +23,22 @@ def stop(run: str, *, now: bool, no_wait: bool) -> None:
     """Stop RUN as SIGTERM does: ranks may save, and are killed after --shutdown-timeout.
 
     RUN is a run's name as `rankwise ps` shows it, the beginning of one, or the pid of its agent.
-    A run on several nodes is stopped on all of them,
-    unless it was started with --on-preemption leave. Stopping it twice changes nothing; Ctrl-C ends
-    the waiting, and the run goes on to its end.
+    A run on several nodes is stopped on all of them, unless it was started with --on-preemption
+    leave. A run that Ctrl-Z has suspended is resumed first. Stopping it twice changes nothing;
+    Ctrl-C ends the waiting, and the run goes on to its end.
     """
-    from rankwise.launch.control import expect_over, listen  # noqa: PLC0415  # not for --help
+    from rankwise.launch.control import (  # noqa: PLC0415  # not for --help
+        expect_over,
+        is_suspended,
+        listen,
+        resume,
+    )
     from rankwise.launch.control.server import Request  # noqa: PLC0415  # the same
 
     chosen = run_called(run)
+    if is_suspended(chosen):
+        click.echo(f"resuming {chosen.run_id} (pid {chosen.pid}), which is suspended")
+        resume(chosen)
     answer = listen(chosen, Request("stop", at_once=now), deadline_after(PATIENCE))
     told = next(answer, None)
     if told is None:

@@ -106,10 +106,13 @@ def _rows(
     """One object per run: what its agent says, and what each rank uses."""
     import msgspec  # noqa: PLC0415  # only here
 
+    from rankwise.launch.control import is_suspended  # noqa: PLC0415  # only here
+
     for look, picture in zip(looks, pictures, strict=True):
         row: dict[str, Any] = {"run_id": look.run.run_id, "pid": look.run.pid}
         if look.status is None:
-            yield row | {"state": "silent", "problem": look.problem}
+            state = "suspended" if is_suspended(look.run) else "silent"
+            yield row | {"state": state, "problem": look.problem}
             continue
         status = msgspec.to_builtins(look.status)
         for worker, shown in zip(status["workers"], picture.rows, strict=True):

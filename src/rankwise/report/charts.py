@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from html import escape
 from itertools import pairwise
+from math import floor, log10
 
 from rankwise.base.units import Duration, format_duration
 from rankwise.base.web_page import BINS, LEFT, ROW, WIDTH, busy_shares, strip, svg, time_axis
@@ -80,7 +81,7 @@ def resource_chart(timeline: RunTimeline, ranks: Sequence[int], what: str) -> st
         (rank, _cores(timeline.tracks[rank]) if what == "cores" else _gigabytes(timeline, rank))
         for rank in ranks
     ]
-    highest = max((value for _, points in curves for _, value in points), default=0.0)
+    highest = round_up(max((value for _, points in curves for _, value in points), default=0.0))
     lines = _frame(highest, what)
     for index, (rank, points) in enumerate(curves):
         colour = _LINES[index % len(_LINES)]
@@ -100,6 +101,14 @@ def resource_chart(timeline: RunTimeline, ranks: Sequence[int], what: str) -> st
     lines += time_axis(timeline.end, _PLOT_TOP + _PLOT_HEIGHT, _time)
     height = _PLOT_TOP + _PLOT_HEIGHT + 46 + 14 * (max(0, len(curves) - 1) // 8)
     return svg(LEFT + WIDTH + 20, height, lines, f"{what} of each rank over time")
+
+
+def round_up(value: float) -> float:
+    """The next figure that people read at a glance, as does its half: 1, 2, 4, 10, 20, ..."""
+    if value <= 0:
+        return 0.0
+    scale = 10.0 ** floor(log10(value))
+    return scale * next(step for step in (1, 2, 4, 10, 20) if step * scale >= value)
 
 
 def _frame(highest: float, what: str) -> list[str]:

@@ -15,6 +15,8 @@ from rankwise.base.failure import Failure, FailureCause
 from rankwise.base.units import SECOND, Duration, format_bytes, format_duration
 from rankwise.base.web_page import document, facts_table, table
 from rankwise.base.wording import ranks_in_words
+from rankwise.launch.failure_report.composing import blocks_of_hung
+from rankwise.launch.failure_report.stacks import innermost_frames
 from rankwise.launch.failure_report.words import headline
 from rankwise.observe.story import NodeStory
 from rankwise.observe.timeline import PlacedCall, RunTimeline, clocks_in_words
@@ -56,13 +58,17 @@ def _title(timeline: RunTimeline) -> str:
 
 def _about(timeline: RunTimeline) -> str:
     began = datetime.fromtimestamp(timeline.wall_ns / SECOND, UTC)
-    attempts = len({life.attempt for track in timeline.tracks.values() for life in track.lives})
+    attempts = _attempt_count(timeline)
     nodes = timeline.node_count
     return (
         f"{_status(timeline)}, {_counted(timeline.world_size, 'rank')} on "
         f"{_counted(nodes, 'node')}, {_counted(attempts, 'attempt')}; "
         f"began {began:%Y-%m-%d %H:%M:%S} UTC."
     )
+
+
+def _attempt_count(timeline: RunTimeline) -> int:
+    return len({life.attempt for track in timeline.tracks.values() for life in track.lives})
 
 
 def _status(timeline: RunTimeline) -> str:
@@ -141,28 +147,51 @@ def _all_failures(timeline: RunTimeline) -> list[tuple[int, Failure]]:
 
 
 def _failures(timeline: RunTimeline) -> Iterable[str]:
-    failures = _all_failures(timeline)
+    failures = [failure for _, failure in _all_failures(timeline)]
     if not failures:
         return
     yield "<h2>Failures</h2>"
-    for attempt, failure in failures[:FAILURES_SHOWN]:
-        when = datetime.fromtimestamp(failure.wall_ns / SECOND, UTC) if failure.wall_ns else None
+    stories = _told_together(failures)
+    # Attempts are counted from 1, as in the report on the terminal.
+    has_many = _attempt_count(timeline) > 1
+    for told in stories[:FAILURES_SHOWN]:
+        first = told[0]
+        attempt = f"Attempt {first.attempt + 1}: " if has_many else ""
+        when = datetime.fromtimestamp(first.wall_ns / SECOND, UTC) if first.wall_ns else None
         at = f", {when:%H:%M:%S} UTC" if when else ""
-        where = f" on {failure.host}" if failure.host else ""
+        who = ranks_in_words([failure.rank for failure in told])
+        where = f" on {first.host}" if first.host else ""
         yield (
-            f"<h3>Attempt {attempt}: {escape(headline(failure))}</h3>"
-            f'<p class="note">rank {failure.rank}{escape(where)}{at}</p>'
+            f"<h3>{attempt}{escape(headline(first))}</h3>"
+            f'<p class="note">{who}{escape(where)}{at}</p>'
         )
-        if text := _text_of(failure):
+        if text := _text_of(told):
             yield f'<pre class="scroll">{escape(text)}</pre>'
-    if len(failures) > FAILURES_SHOWN:
-        yield f'<p class="note">{len(failures) - FAILURES_SHOWN} more failures are left out.</p>'
+    if len(stories) > FAILURES_SHOWN:
+        yield f'<p class="note">{len(stories) - FAILURES_SHOWN} more failures are left out.</p>'
 
 
-def _text_of(failure: Failure) -> str:
-    """Its traceback, or its stacks, or else what it wrote last."""
-    text = failure.error.traceback if failure.error is not None else failure.stacks
-    lines = text.splitlines() or list(failure.stderr_tail)
+def _told_together(failures: Iterable[Failure]) -> list[list[Failure]]:
+    """Each failure alone, but ranks that hung together as one: there may be thousands."""
+    stories: dict[tuple[int, int | str], list[Failure]] = {}
+    for failure in failures:
+        story = headline(failure) if failure.cause is FailureCause.HUNG else failure.rank
+        stories.setdefault((failure.attempt, story), []).append(failure)
+    return list(stories.values())
+
+
+def _text_of(told: Sequence[Failure]) -> str:
+    """The traceback, or where the ranks stand, or else what the rank wrote last."""
+    first = told[0]
+    if first.error is not None:
+        lines = first.error.traceback.splitlines()
+    elif first.cause is FailureCause.HUNG:
+        lines = [line for block in blocks_of_hung(told) for line in (block.title, *block.lines)]
+    elif first.cause is FailureCause.OUT_OF_STEP:
+        lines = list(innermost_frames(first.stacks))
+    else:
+        lines = first.stacks.splitlines()
+    lines = lines or list(first.stderr_tail)
     left_out = len(lines) - _TEXT_LINES
     if left_out > 0:
         half = _TEXT_LINES // 2

@@ -16,7 +16,7 @@ import msgspec
 from rankwise.base.units import SECOND, Duration, Instant
 from rankwise.drivers.real.process_usage import Usage, usage_by_session
 from rankwise.drivers.real.process_work import ProcessWork, works_of
-from rankwise.launch.control.client import RunSummary, RunUnreachable, ask_all
+from rankwise.launch.control.client import RunSummary, RunSuspended, RunUnreachable, ask_all
 from rankwise.launch.rank_status import RankStatus
 
 PATIENCE = Duration(2 * SECOND)
@@ -107,8 +107,10 @@ def _status(lines: Callable[[], list[dict[str, Any]]]) -> tuple[RunStatus | None
         for line in lines():
             told |= line
         return msgspec.convert(told, RunStatus), ""
+    except RunSuspended:
+        return None, "it is suspended, as by Ctrl-Z (fg in its terminal, or kill -CONT, resumes it)"
     except RunUnreachable:
-        return None, "its agent does not answer (it has just ended, or is stopped)"
+        return None, "its agent does not answer (it has just ended, or is busy)"
     except msgspec.ValidationError:
         return None, "its agent is of another version of rankwise (rankwise ps knows more of it)"
 

@@ -187,7 +187,7 @@ def test_a_run_that_failed_once_leaves_a_page_and_a_trace(tmp_path: Path) -> Non
         *("Timeline", "Failures", "Lateness", "Collectives", "Sections", "Resources"),
         "Environment",
     ]
-    assert "Attempt 0: rank 1 failed: ValueError: <bad> shape" in shown.text
+    assert "Attempt 1: rank 1 failed: ValueError: <bad> shape" in shown.text
     assert 'raise ValueError("<bad> shape")' in shown.text
     assert "3 ranks on 1 node, 2 attempts" in shown.text
     assert "all_reduce (mean) of (1000,) float64 program.py:9" in shown.text
@@ -266,6 +266,21 @@ def test_a_rank_that_was_never_seen_to_come_is_waited_for(tmp_path: Path) -> Non
     assert done.code == 124, done
     waiting = Trace(trace).slices("waiting", "waits for rank 1")
     assert max(each["dur"] for each in waiting) > 2_000_000
+
+
+def test_ranks_that_hung_are_one_failure_in_the_words_of_the_report(tmp_path: Path) -> None:
+    script, page = write_program(tmp_path, ABSENT), tmp_path / "run.html"
+
+    done = run("run", "--nproc-per-node", "3", "--hang-timeout", "3", "--report", page, script)
+
+    assert done.code == 124, done
+    shown = Page(page)
+    assert shown.html.count("<h3>") == 1
+    assert "<h3>the gang hung: no progress for 3 s; rank 1 has not come to barrier" in shown.html
+    assert "ranks 0-2 on " in shown.text
+    assert "ranks 0, 2, innermost call first waits for barrier" in shown.text
+    assert re.search(r'rank 1, innermost call first .*program\.py", line 6 in <module>', shown.text)
+    assert "bootstrap.py" not in shown.text
 
 
 def test_a_rank_that_is_called_again_has_a_life_in_each_attempt(tmp_path: Path) -> None:

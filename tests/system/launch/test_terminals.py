@@ -1,10 +1,13 @@
 """On a terminal: prompts without an end, Ctrl-Z, and a shell that goes on with the job."""
 
+import json
 import re
 import shlex
+import uuid
 from pathlib import Path
 
 from running import RANKWISE, OnTerminal, wait_until
+from running import run as run_rankwise
 
 CTRL_Z = "\x1a"
 
@@ -64,6 +67,34 @@ def test_ctrl_z_stops_the_ranks_and_fg_lets_them_go_on(tmp_path: Path) -> None:
         shell.type("bg; kill %1\n")
         shell.wait_for("rankwise: stopped by SIGTERM")
         shell.type("exit\n")
+
+
+def test_a_suspended_run_is_called_so_and_can_be_stopped(tmp_path: Path) -> None:
+    program = tmp_path / "count.py"
+    program.write_text(COUNTING)
+    name = f"suspended-{uuid.uuid4().hex}"
+    words = (*RANKWISE, "run", "--standalone", "--rdzv-id", name, str(program))
+
+    with OnTerminal("bash", "--norc", "-i", cwd=tmp_path) as shell:
+        shell.type(f"{shlex.join(words)}\n")
+        shell.wait_for("step 3\r\n")
+        shell.type(CTRL_Z)
+        shell.wait_for("Stopped")
+        rows = map(json.loads, run_rankwise("ps", "--json").lines)
+        (state,) = [row["state"] for row in rows if row["run_id"] == name]
+        shown = run_rankwise("top", name, "--once").stdout
+        asked = run_rankwise("why", name, "--timeout", "1")
+        stopped = run_rankwise("stop", name)
+        shell.wait_for("rankwise: stopped by SIGTERM")
+        shell.type("exit\n")
+
+    assert state == "suspended"
+    assert "it is suspended, as by Ctrl-Z" in " ".join(shown.split())
+    assert asked.code == 1
+    assert re.search(r"is suspended, as by Ctrl-Z \(`fg` .*`kill -CONT \d+`, lets", asked.stderr)
+    assert stopped.code == 0, stopped
+    assert stopped.lines[0].startswith(f"resuming {name} (pid ")
+    assert stopped.lines[-1] == "stopped"
 
 
 def state_of(pid: int) -> str:

@@ -266,7 +266,8 @@ def test_a_rank_that_really_blocks_meets_the_hang_timeout(tmp_path: Path) -> Non
     )  # fmt: skip
 
     assert finished.code == 124
-    assert "rank 1 has let no other rank run for 5 s" in finished.stderr
+    verdict = "the gang hung: rank 1 has let no other rank run for 5 s: it is at program.py:7\n"
+    assert f"root cause: {verdict}" in finished.stderr
     assert "line 7 in <module>" in finished.stderr
     assert "not called by ranks 1-3\n" in finished.stderr, "nobody had ended before the hang"
     assert "waits for its first turn" in finished.stderr

@@ -23,12 +23,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rankwise.launch.control.client import (
         RunSummary,
+        RunSuspended,
         RunUnreachable,
         ask,
         ask_all,
         expect_over,
+        is_suspended,
         list_runs,
         listen,
+        resume,
     )
     from rankwise.launch.control.server import ControlServer, Reply, Request
 
@@ -37,12 +40,15 @@ __all__ = [
     "Reply",
     "Request",
     "RunSummary",
+    "RunSuspended",
     "RunUnreachable",
     "ask",
     "ask_all",
     "expect_over",
+    "is_suspended",
     "list_runs",
     "listen",
+    "resume",
 ]
 
 

@@ -1,6 +1,7 @@
 """The asking end of the control socket, for `rankwise ps`, `logs`, `stop`, `stacks`, `why`."""
 
 import os
+import signal
 import socket
 import struct
 import time
@@ -27,6 +28,10 @@ _DEATH_PATIENCE_MS = 1_000
 
 class RunUnreachable(RankwiseError):
     """A run did not answer: it has just ended, is stopped, or belongs to somebody else."""
+
+
+class RunSuspended(RunUnreachable):
+    """A run did not answer, since its agent is suspended, as by Ctrl-Z."""
 
 
 class RunSummary(msgspec.Struct, frozen=True, order=True):
@@ -124,6 +129,21 @@ def listen(run: RunSummary, request: Request, deadline: Instant) -> Iterator[Ans
                 if "error" in told:
                     raise _refused(run, told)
                 yield told
+
+
+def is_suspended(run: RunSummary) -> bool:
+    """Whether its agent is suspended: it hears nothing until it is resumed."""
+    try:
+        stat = Path(f"/proc/{run.pid}/stat").read_bytes()
+    except OSError:
+        return False  # it has ended, or is hidden from us
+    return stat.rpartition(b")")[2].split()[0] == b"T"
+
+
+def resume(run: RunSummary) -> None:
+    """Let a suspended agent go on, and its ranks with it, as `bg` does."""
+    with suppress(ProcessLookupError, PermissionError):  # whoever asks it next is told
+        os.kill(run.pid, signal.SIGCONT)
 
 
 def expect_over(run: RunSummary) -> None:
@@ -226,7 +246,12 @@ def _limit_sending(connection: socket.socket, deadline: Instant) -> None:
 
 
 def _late(run: RunSummary) -> RunUnreachable:
+    if is_suspended(run):
+        return RunSuspended(
+            f"run {run.run_id!r} (pid {run.pid}) is suspended, as by Ctrl-Z",
+            hint=f"`fg` in its terminal, or `kill -CONT {run.pid}`, lets it go on",
+        )
     return RunUnreachable(
         f"run {run.run_id!r} (pid {run.pid}) has not answered in time",
-        hint="its agent may be stopped; see `ps -o state= -p PID`",
+        hint="its agent may be busy: ask again",
     )

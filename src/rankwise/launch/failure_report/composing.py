@@ -218,7 +218,7 @@ def _root_cause(root: Failure, outcome: Outcome, context: ReportContext) -> Root
     hint = hint_for(root)
     if root.cause is FailureCause.HUNG:
         hung = [failure for failure in failures if failure.cause is FailureCause.HUNG]
-        blocks = _blocks_of_hung(hung)
+        blocks = blocks_of_hung(hung)
         is_known = any(failure.waits_for for failure in hung)
         if not is_known and sum(bool(block.lines) for block in blocks) > 1:
             hint = "the others may be waiting for the rank that is elsewhere"
@@ -343,7 +343,7 @@ def _lines_of_wait(failure: Failure) -> list[str]:
     return [f"  {line}" for line in printable_lines(f"waits for {failure.waits_for}")]
 
 
-def _blocks_of_hung(hung: Sequence[Failure]) -> list[Block]:
+def blocks_of_hung(hung: Sequence[Failure]) -> list[Block]:
     """Where every rank stands: ranks at the same place together, the fewest last."""
     places: dict[tuple[str, ...], list[int]] = {}
     for failure in hung:

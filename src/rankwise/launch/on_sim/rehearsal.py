@@ -5,6 +5,7 @@ processes are threads (`nodes`). It must run in the main thread for Ctrl-C and o
 the run.
 """
 
+import os
 import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,7 +44,7 @@ from rankwise.launch.on_sim.output import Console, Output, write_all
 from rankwise.launch.on_sim.ranks import RankRecords, VirtualClock
 from rankwise.launch.run_history import RunHistory
 from rankwise.sim.rehearsal.faults import Fault, FaultOfNode, Faults
-from rankwise.sim.rehearsal.places import places_of
+from rankwise.sim.rehearsal.places import place_of, places_of
 from rankwise.sim.rehearsal.scheduler import NOTICE_S, Rank
 from rankwise.sim.rehearsal.schedules import Schedule
 from rankwise.sim.rehearsal.world import World, rank_of_the_moment
@@ -245,7 +246,10 @@ class Rehearsal:
                 )
             elif stuck is not None:
                 patience = format_duration(hang_timeout or Duration(0))
-                self._stuck = f"rank {stuck.number} has let no other rank run for {patience}"
+                self._stuck = (
+                    f"rank {stuck.number} has let no other rank run for {patience}"
+                    f"{_where_it_is(stuck)}"
+                )
                 nodes.find_stuck(stuck)
             nodes.go_on()
 
@@ -364,6 +368,16 @@ class Rehearsal:
         if self.job.console:
             line = notice(self.job, message, event, **fields)
             write_all(self._console_fds[1], line.encode("utf-8", "replace"))
+
+
+def _where_it_is(rank: Rank) -> str:
+    """The end of a verdict, as of real processes: `: it is at loader.py:31, in read`."""
+    place = place_of(rank.stack())
+    if place is None:
+        return ""
+    function = place.code.co_name
+    inside = "" if function == "<module>" else f", in {function}"
+    return f": it is at {os.path.basename(place.code.co_filename)}:{place.line}{inside}"
 
 
 def _number_of_the_moment() -> int | None:
