@@ -163,7 +163,7 @@ class SpawnLoop:
         return None
 
     def _wait(self) -> set[int]:
-        """Wait for whoever has something to tell, until the alarm is due.
+        """Wait for those that have something to tell, until the alarm is due.
 
         A process that is stopped and continued after its deadline comes out of `poll` without
         having looked: orders that put off the alarm may have come meanwhile.
