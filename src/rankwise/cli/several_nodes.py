@@ -4,6 +4,7 @@ import os
 import shlex
 import signal
 from collections.abc import Mapping
+from hmac import digest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from rankwise.base.errors import ConfigError
 from rankwise.cli.nodes import NodeCounts, check_name, parse_settings
 from rankwise.core.rendezvous.configuration import RendezvousConfig, RestartPolicy
 from rankwise.drivers.real.stores.encryption import encryption_lack, has_certificates
-from rankwise.drivers.real.stores.opening import TOKEN_VARIABLE
+from rankwise.drivers.real.stores.opening import TOKEN_VARIABLE, token_of
 from rankwise.launch.cluster.addresses import (
     address_of,
     interface_of,
@@ -58,7 +59,7 @@ def cluster_plan(options: "RunOptions", counts: NodeCounts, policy: RestartPolic
         spares=options.spares,
         is_static=is_static,
         policy=_policy(options, policy),
-        settings={"program": program},
+        settings={"program": program, **_token_fingerprint(settings.store, options.rdzv_id)},
         replaces_ended=not options.rdzv_once,
         ends_with_store=options.rdzv_backend in SERVED_BY_AN_AGENT
         and given.get("store_type") != "file",
@@ -189,6 +190,19 @@ def _endpoint(options: "RunOptions", *, is_static: bool) -> str:
 def has_token(store: Mapping[str, str]) -> bool:
     """Whether the nodes were given a token for the store that one of them serves."""
     return bool(os.environ.get(TOKEN_VARIABLE) or {"token", "token_file"} & store.keys())
+
+
+def _token_fingerprint(store: Mapping[str, str], run_id: str) -> dict[str, str]:
+    """Tells nodes with another token apart, also in a store that asks for none, such as an etcd.
+
+    Their ranks could not talk to each other. Who reads the store sees it: it is too short to find
+    a random token by.
+    """
+    if not has_token(store):
+        return {}
+    words = f"rankwise charter {run_id}"
+    fingerprint = digest(token_of(store, run_id).encode(), words.encode(), "sha256")
+    return {f"fingerprint of {TOKEN_VARIABLE}": fingerprint.hex()[:8]}
 
 
 def secrecy_notices(plan: ClusterPlan) -> list[str]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _DOES = {"advances": "getting on", "computes": "computing", "transfers": "reading or writing"}
 """What is progress."""
+_STOPPED = "it is stopped by a signal (SIGSTOP) or a debugger; `kill -CONT` lets it go on"
 
 
 @click.command("why", context_settings=CONTEXT_SETTINGS)
@@ -50,7 +51,7 @@ def render(header: dict[str, Any], ranks: "Sequence[dict[str, Any]]") -> str:
     """The verdict, then where each rank stands: alike ones together, the fewest last."""
     alike: dict[tuple[object, ...], list[dict[str, Any]]] = {}
     for line in ranks:
-        key = (line["doing"], line["waits_for"], *line["frames"])
+        key = (line["doing"], line["waits_for"], line["is_stopped"], *line["frames"])
         alike.setdefault(key, []).append(line)
     groups = sorted(alike.values(), key=lambda group: (-len(group), group[0]["rank"]))
     told = [_verdict(header, ranks), *_about_nodes(header)]
@@ -86,7 +87,8 @@ def _render_group(group: "Sequence[dict[str, Any]]") -> str:
     pids = ", ".join(str(line["pid"]) for line in group)
     who = f"{ranks_in_words(line['rank'] for line in group)} (pid{'s' * (len(group) > 1)} {pids})"
     waiting = [f"  waits for {first['waits_for']}"] if first["waits_for"] else []
-    frames = first["frames"] or ["  no stack could be had"]
+    nothing = _STOPPED if first["is_stopped"] else "no stack could be had"
+    frames = first["frames"] or [f"  {nothing}"]
     lines = "\n".join(f"  {line}" for line in (*waiting, *frames))
     return f"{who}, {_what_they_do(group)}, innermost call first:\n{lines}"
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from rankwise.base.failure import SIGNAL_NAMES, Failure
 from rankwise.base.units import Duration, format_duration
+from rankwise.base.wording import ranks_in_words
 from rankwise.core.agent.vocabulary import AnnounceRestart
 from rankwise.core.gang.vocabulary import AnnounceKill, AnnounceStuck
 from rankwise.launch.failure_report import one_line
@@ -43,19 +44,18 @@ def details_of(failure: Failure) -> str:
     return ""
 
 
-def kill_line(announcement: AnnounceKill, grace: str) -> str:
+def kill_line(announcement: AnnounceKill, first_rank: int, grace: str) -> str:
     """Say which ranks are killed: they did not end in time, or the user would not wait."""
     ranks = announcement.local_ranks
-    who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+    who = ranks_in_words(first_rank + each for each in ranks)
     if announcement.asked_again:
         return f"{who} {'is' if len(ranks) == 1 else 'are'} killed immediately"
     return f"{who} did not end within {grace}: killed"
 
 
-def stuck_line(announcement: AnnounceStuck) -> str:
+def stuck_line(announcement: AnnounceStuck, first_rank: int) -> str:
     """Say which ranks are killed because they could not be interrupted."""
-    ranks = announcement.local_ranks
-    who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+    who = ranks_in_words(first_rank + each for each in announcement.local_ranks)
     return f"{who} did not leave what recover runs in time: killed, to be started anew"
 
 

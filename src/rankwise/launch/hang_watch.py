@@ -15,7 +15,7 @@ from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after, b
 from rankwise.core.gang.progress import Doing, ProgressWatch, Work
 from rankwise.drivers.real.call_rings import calls_begun, read_book
 from rankwise.drivers.real.process_host import RealProcessHost, WorkerLink
-from rankwise.drivers.real.process_work import works_of
+from rankwise.drivers.real.process_work import is_stopped, works_of
 from rankwise.drivers.real.reactor import Reactor, Timer
 from rankwise.launch.planning import JobPlanner
 from rankwise.ports.clock import Clock
@@ -137,7 +137,7 @@ class HangWatch:
     ) -> None:
         from rankwise.launch.failure_report.stacks import innermost_frames  # noqa: PLC0415  # rarely asked
 
-        alive = {link.local_rank: link.pid for link in self._alive()}
+        alive = {link.local_rank: link.pid for link in self._alive() if link.pid is not None}
         if not alive:
             reply.send({"error": "none of its ranks is running now"})
         reply.send(header)
@@ -148,6 +148,7 @@ class HangWatch:
                 | line
                 | {
                     "waits_for": waits.get(local_rank, ""),
+                    "is_stopped": is_stopped(pid),
                     "frames": innermost_frames(stacks.get(local_rank, "")),
                 }
             )

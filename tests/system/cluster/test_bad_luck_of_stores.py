@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -31,14 +32,13 @@ class Agents:
         self._folder = folder
         self._stack = stack
 
-    def start(self, program: str, *words: str) -> Running:
+    def start(self, program: str, *words: str, **environment: str) -> Running:
         script = write_program(self._folder, program)
-        return self._stack.enter_context(start("run", *words, script))
+        return self._stack.enter_context(start("run", *words, script, environment=environment))
 
-    def at_etcd(self, etcd: EtcdCluster, program: str, *words: str) -> Running:
-        return self.start(
-            program, "--rdzv-backend", "etcd", "--rdzv-endpoint", endpoint(etcd), *words
-        )
+    def at_etcd(self, etcd: EtcdCluster, program: str, *words: str, **environment: str) -> Running:
+        place = ("--rdzv-backend", "etcd", "--rdzv-endpoint", endpoint(etcd))
+        return self.start(program, *place, *words, **environment)
 
 
 @pytest.fixture
@@ -133,6 +133,26 @@ def test_a_node_with_another_number_of_nodes_is_told_while_the_run_lives(
     assert other.code == 2
     assert "was started by other nodes with nodes_max 2 (here: 3)" in other.stderr
     assert one.finish().code == 143
+
+
+def test_a_node_with_another_token_or_none_is_told_while_the_run_lives(
+    agents: Agents, etcd: EtcdCluster
+) -> None:
+    words = ("--nnodes", "1:2", "--rdzv-id", "tokens", "--rdzv-conf", "last_call_timeout=0.1")
+    one = agents.at_etcd(etcd, STAY, *words, RANKWISE_STORE_TOKEN="ours")
+    one.wait_for("rank 0 of 1")
+
+    other = agents.at_etcd(etcd, STAY, *words, RANKWISE_STORE_TOKEN="theirs").finish()
+    none = agents.at_etcd(etcd, STAY, *words).finish()
+    one.signal(signal.SIGTERM)
+
+    told = r"started by other nodes with fingerprint of RANKWISE_STORE_TOKEN '\w{8}' \(here: "
+    assert (other.code, none.code) == (2, 2)
+    assert re.search(told + r"'\w{8}'\)", other.stderr), other.stderr
+    assert re.search(told + r"none\)", none.stderr), none.stderr
+    finished = one.finish()
+    assert finished.code == 143
+    assert "round 1" not in finished.stderr, "nobody else has got a seat"
 
 
 def test_another_run_at_an_embedded_store_is_told_whose_it_is(agents: Agents) -> None:

@@ -315,6 +315,26 @@ def test_a_fence_that_is_put_off_or_taken_away_harms_nobody(guardian: Hosted) ->
     assert guardian.wait_for("exited", 1)[2] == -signal.SIGTERM
 
 
+def test_a_fence_that_is_put_off_while_the_guardian_is_stopped_harms_nobody(
+    guardian: Hosted,
+) -> None:
+    guardian.order(1, argv=["sleep", "600"])
+    guardian.wait_for("spawned", 1)
+    fence = time.monotonic_ns() + 500_000_000
+    guardian.send("fence", fence)
+    assert guardian.run(2, argv=["true"]) == 0, "it waits for the fence now"
+
+    os.kill(guardian.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, guardian.pid, os.WSTOPPED)
+    guardian.send("fence", fence + 10**15)
+    time.sleep(max(0, fence + 10_000_000 - time.monotonic_ns()) / 1e9)
+    os.kill(guardian.pid, signal.SIGCONT)
+
+    assert guardian.run(3, argv=["true"]) == 0
+    guardian.signal(1, signal.SIGTERM, group=False)
+    assert guardian.wait_for("exited", 1)[2] == -signal.SIGTERM
+
+
 def test_a_sweep_is_over_when_a_fork_bomb_is(guardian: Hosted) -> None:
     """Processes that fork all the time are born between the look and the kill."""
     program = (

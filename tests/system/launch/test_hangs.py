@@ -1,6 +1,7 @@
 """A gang that makes no progress tells where it stands before it is killed; any other goes on."""
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -9,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from running import Running, run, start, write_program
+from running import Running, numbers_after, run, start, write_program
 
 import rankwise
 from rankwise import FailureCause
@@ -285,6 +286,20 @@ def test_why_tells_that_ranks_get_on(run_of: Callable[[str, int], Running]) -> N
 
     assert asked.stdout.startswith("every rank makes progress\nrank 0 (pid ")
     assert ", computing, innermost call first:\n" in asked.stdout
+
+
+def test_why_tells_that_a_rank_is_stopped(run_of: Callable[[str, int], Running]) -> None:
+    with run_of(
+        "import os, time\nprint('pid', os.getpid(), flush=True)\ntime.sleep(99)", 1
+    ) as running:
+        (rank,) = numbers_after("pid", running.wait_for("pid"))
+        os.kill(rank, signal.SIGSTOP)
+        asked = run("why", str(running.pid))
+        os.kill(rank, signal.SIGCONT)
+        running.signal(signal.SIGTERM)
+        running.finish()
+
+    assert "it is stopped by a signal (SIGSTOP) or a debugger" in asked.stdout
 
 
 @pytest.mark.skipif(shutil.which("py-spy") is None, reason="py-spy is not installed")

@@ -167,7 +167,7 @@ def test_when_workers_do_not_heed_the_signal_they_are_killed_after_the_grace(
         assert deaths.survivors(0.1 + WITHIN_S) == []
         done = running.finish()
     assert done.code == 128 + signal.SIGTERM
-    assert "rankwise: ranks 0, 1 did not end within 100 ms: killed" in done.stderr
+    assert "rankwise: ranks 0-1 did not end within 100 ms: killed" in done.stderr
 
 
 @pytest.mark.parametrize("slow_module", ["slow_to_import", "sitecustomize"])
@@ -209,7 +209,7 @@ def test_when_a_second_interrupt_says_now(tmp_path: Path) -> None:
         done = running.finish()
     assert done.code == 128 + signal.SIGINT
     assert "did not end within" not in done.stderr
-    assert "rankwise: ranks 0, 1 are killed immediately" in done.stderr
+    assert "rankwise: ranks 0-1 are killed immediately" in done.stderr
 
 
 def test_when_all_ranks_have_ended_well_which_is_told(tmp_path: Path) -> None:

@@ -254,10 +254,13 @@ def test_of_what_was_the_last_lines_are_shown_and_all_that_follows(
 
 
 WAITING = {
-    "doing": "waits", "waits_for": "barrier #2 (a.py:6): rank 2 has not come",
+    "is_stopped": False, "doing": "waits", "waits_for": "barrier #2 (a.py:6): rank 2 has not come",
     "frames": ["  ... (7 frames of rankwise)", '  File "a.py", line 6 in <module>'],
 }  # fmt: skip
-STUCK = {"doing": "nothing", "waits_for": "", "frames": ['  File "a.py", line 5 in <module>']}
+STUCK = {
+    "is_stopped": False, "doing": "nothing", "waits_for": "",
+    "frames": ['  File "a.py", line 5 in <module>'],
+}  # fmt: skip
 
 
 def test_why_tells_the_verdict_and_where_each_rank_stands() -> None:
@@ -297,6 +300,18 @@ def test_without_a_verdict_why_tells_who_gets_on(doings: list[str], told: str) -
 
     assert lines[0] == told
     assert "    no stack could be had" in lines
+
+
+def test_why_tells_which_ranks_are_stopped() -> None:
+    silent = STUCK | {"frames": [], "still_s": 1}
+    ranks = [silent | {"rank": 0, "pid": 7}, silent | {"rank": 1, "pid": 8, "is_stopped": True}]
+
+    assert why.render({"verdict": ""}, ranks).splitlines()[1:] == [
+        "rank 0 (pid 7), without progress for at least 1 s, innermost call first:",
+        "    no stack could be had",
+        "rank 1 (pid 8), without progress for at least 1 s, innermost call first:",
+        "    it is stopped by a signal (SIGSTOP) or a debugger; `kill -CONT` lets it go on",
+    ]
 
 
 @pytest.mark.parametrize("command", ["stacks", "why"])

@@ -244,6 +244,22 @@ def test_nodes_compare_what_they_run(folder: Path, words: str, program: str) -> 
     assert "program" not in plan.store
 
 
+def test_nodes_compare_their_tokens_and_show_none(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fingerprint(token: str, name: str = "night") -> str:
+        monkeypatch.setenv("RANKWISE_STORE_TOKEN", token)
+        words = f"--nnodes 2 --rdzv-backend etcd --rdzv-endpoint store --rdzv-id {name}"
+        plan = job_of(f"{words} train.py").cluster
+        assert plan is not None
+        return plan.rendezvous.charter.settings["fingerprint of RANKWISE_STORE_TOKEN"]
+
+    assert fingerprint("sesame") == fingerprint("sesame")
+    assert fingerprint("sesame") != fingerprint("another")
+    assert fingerprint("sesame") != fingerprint("sesame", "day"), "it tells nothing of other runs"
+    assert "sesame" not in fingerprint("sesame")
+
+
 def test_long_arguments_are_cut_and_told_apart(folder: Path) -> None:
     meeting = "--nnodes 2 --rdzv-backend embedded --rdzv-endpoint 127.0.0.1:1"
     plans = [job_of(f"{meeting} train.py {'x' * 300}{end}").cluster for end in "ab"]

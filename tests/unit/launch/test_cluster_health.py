@@ -141,6 +141,19 @@ def test_it_listens_where_it_was_told_and_not_elsewhere() -> None:
             there.connect(("127.0.0.2", server.port))
 
 
+def test_no_name_server_is_asked_for_the_name_of_an_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(socket, "getfqdn", asked.append)
+
+    with HealthServer(0, PROBE) as server:
+        code, _ = get(server, "/health")
+
+    assert code == 200
+    assert not asked, "an agent would stand still for as long as the name server does not answer"
+
+
 def test_garbage_prints_no_traceback(capfd: pytest.CaptureFixture[str]) -> None:
     with HealthServer(0, PROBE) as server:
         beginning = b"GET /health HTTP/1.1\r\nContent-Le"

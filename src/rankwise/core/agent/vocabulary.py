@@ -261,6 +261,7 @@ class FinishRun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
                 stop_signal=stop_signal if was_stopped else None,
                 survivors=survivors,
                 detail=detail,
+                size=size,
             )
         root = verdict.root
         failures = () if verdict.status is OutcomeStatus.SUCCEEDED else own

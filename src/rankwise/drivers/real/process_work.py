@@ -48,6 +48,11 @@ def usage_of(pid: int) -> tuple[Duration, int] | None:
     return Duration(sum(map(int, fields[11:15])) * _TICK), int(fields[21]) * _PAGE_BYTES
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a process stands still for a signal, such as SIGSTOP, or for a debugger."""
+    return _fields_after_name(_read(f"/proc/{pid}/stat"))[:1] in ([b"T"], [b"t"])
+
+
 def _work_of(pid: int, children: Mapping[int, list[int]]) -> ProcessWork | None:
     main_time = _main_time(pid)
     if main_time is None:

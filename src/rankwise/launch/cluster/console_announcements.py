@@ -25,12 +25,17 @@ SHOWN_MAX = 8
 
 
 class ConsoleAnnouncements:
-    """Says the announcements of one agent."""
+    """Says the announcements of one agent.
+
+    Attributes:
+        first_rank: the lowest of this node's ranks in its last round.
+    """
 
     def __init__(self, job: Job, plan: ClusterPlan, say: Say) -> None:
         self._job = job
         self._say = say
         self._is_alone = plan.is_alone
+        self.first_rank = 0
         self._place = f"{plan.backend} at {plan.endpoint}" if plan.endpoint else plan.backend
 
     def tell_too_late(self, verdict: Verdict) -> None:
@@ -59,6 +64,7 @@ class ConsoleAnnouncements:
                     round=announcement.round,
                 )
             case AnnounceRound(world, kept):
+                self.first_rank = world.first_rank
                 line = round_line(world, kept)
                 self._say(line, "round", called_again=kept, **fields_of_round(world))
             case AnnounceRoundEnd():
@@ -76,7 +82,7 @@ class ConsoleAnnouncements:
                 from rankwise.launch.announcements import stuck_line  # noqa: PLC0415  # rare
 
                 self._say(
-                    stuck_line(announcement),
+                    stuck_line(announcement, self.first_rank),
                     "stuck",
                     local_ranks=list(announcement.local_ranks),
                     attempt=announcement.attempt,
@@ -96,7 +102,8 @@ class ConsoleAnnouncements:
         """Tell the user that workers have not ended and are being killed."""
         from rankwise.launch.announcements import kill_line  # noqa: PLC0415  # rare
 
-        line = kill_line(announcement, format_duration(self._job.gang.grace))
+        grace = format_duration(self._job.gang.grace)
+        line = kill_line(announcement, self.first_rank, grace)
         ranks = list(announcement.local_ranks)
         self._say(line, "kill", local_ranks=ranks, attempt=announcement.attempt)
 

@@ -11,6 +11,7 @@ import threading
 from hashlib import sha256
 from hmac import compare_digest
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
 from typing import Self
 
 import msgspec
@@ -20,14 +21,22 @@ from rankwise.launch.cluster.metrics import TEXT_TYPE, metrics_text
 from rankwise.launch.cluster.probe import PATIENCE_S, Probe
 
 
-class _Server(ThreadingHTTPServer):
+class QuietServer(ThreadingHTTPServer):
+    """Answers in threads, and keeps to itself."""
+
     daemon_threads = True
+
+    def server_bind(self) -> None:
+        """Bind, and ask no name server for the host's name: one that is down takes 10 s."""
+        TCPServer.server_bind(self)
+        host, self.server_port = self.server_address[:2]
+        self.server_name = str(host)
 
     def handle_error(self, *_: object) -> None:
         """Say nothing of clients that send garbage, or leave in the middle."""
 
 
-class _Server6(_Server):
+class _Server6(QuietServer):
     address_family = socket.AF_INET6
 
 
@@ -55,7 +64,7 @@ class HealthServer:
         self.probe = probe
         self.authorization = f"Bearer {token}".encode() if token else b""
         try:
-            server = _Server6 if ":" in host else _Server
+            server = _Server6 if ":" in host else QuietServer
             self._server = server((host, port), _handler_for(self))
         except OSError as error:
             raise ConfigError(

@@ -14,8 +14,8 @@ over another one with its outcome: `state`, `attempts`, and `why`. Stacks are on
 `rank`, `pid`, `stacks`. Logs: see `launch.log_readers`. To be stopped is answered by
 `stopping`, how many ranks live, and `grace_s`; end of file then means that the run is over. The
 answer to why begins with a line `verdict`, which may be empty; then there is one per rank: `rank`,
-`pid`, `doing`, for how long where it makes no progress (`still_s`), `waits_for`, and `frames`, the
-innermost first.
+`pid`, `doing`, for how long where it makes no progress (`still_s`), `waits_for`, whether it
+`is_stopped` by a signal, and `frames`, the innermost first.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -38,6 +38,7 @@ class NodesAnnouncements:
         self._plan = plan
         self._say = say
         self._is_alone = is_alone
+        self._consoles: dict[str, ConsoleAnnouncements] = {}
         self._told: set[str] = set()
         self._lost: dict[int, list[str]] = {}
 
@@ -49,6 +50,7 @@ class NodesAnnouncements:
         """Say what the agent of a host announces, unless another one has."""
         match announcement:
             case AnnounceRound(world):
+                self._console(host).first_rank = world.first_rank
                 ranks = "1 rank" if world.size == 1 else f"{world.size} ranks"
                 line = f"round {world.round}: {ranks}; {lineup_text(world)}"
                 self._once(line, "round", **fields_of_round(world))
@@ -61,7 +63,12 @@ class NodesAnnouncements:
                 text = f"waiting {announcement.text}"
                 self._once(text, "waiting", round=announcement.round)
             case _:
-                ConsoleAnnouncements(self._job, self._plan, self._say_of(host)).tell(announcement)
+                self._console(host).tell(announcement)
+
+    def _console(self, host: str) -> ConsoleAnnouncements:
+        if host not in self._consoles:
+            self._consoles[host] = ConsoleAnnouncements(self._job, self._plan, self._say_of(host))
+        return self._consoles[host]
 
     def _with_losses(self, number: int, why: str) -> str:
         """Why a round is over, with the nodes that were lost in it."""

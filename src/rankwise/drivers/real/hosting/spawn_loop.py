@@ -143,7 +143,7 @@ class SpawnLoop:
     def run(self) -> "Order | None":
         """Work until the agent ends; in a child that did not exec, return its order."""
         while not self._agent_has_ended and not self._reader.ended and self._flush():
-            ready = {fd for fd, _ in self._epoll.poll(self._seconds_to_alarm())}
+            ready = self._wait()
             # An end must not overtake the beginning that it belongs to.
             for status in ready & self._starting.keys():
                 self._settle(status)
@@ -161,6 +161,15 @@ class SpawnLoop:
                 self._on_alarm()
         self._obey_last_orders()
         return None
+
+    def _wait(self) -> set[int]:
+        """Wait for those that have something to tell, until the alarm is due.
+
+        A process that is stopped and continued after its deadline comes out of `poll` without
+        having looked: orders that put off the alarm may have come meanwhile.
+        """
+        ready = self._epoll.poll(self._seconds_to_alarm()) or self._epoll.poll(0)
+        return {fd for fd, _ in ready}
 
     def leave(self) -> None:
         """Let go, in a child, of everything that belongs to the loop and not to the worker."""

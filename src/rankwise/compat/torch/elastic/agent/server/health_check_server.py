@@ -8,9 +8,10 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 from rankwise.compat.torch.elastic.utils.logging import get_logger
+from rankwise.launch.cluster.health import QuietServer
 
 __all__ = ["HealthCheckServer", "create_healthcheck_server"]
 
@@ -30,7 +31,7 @@ class HealthCheckServer:
         self._alive_callback = alive_callback
         self._port = port
         self._timeout = timeout
-        self._server: ThreadingHTTPServer | None = None
+        self._server: QuietServer | None = None
         self._thread: threading.Thread | None = None
 
     @property
@@ -48,7 +49,7 @@ class HealthCheckServer:
         if self._server is not None:
             return
         try:
-            server = ThreadingHTTPServer(("", self._port), _handler_for(self))
+            server = QuietServer(("", self._port), _handler_for(self))
         except OSError as error:
             log.warning("no health check server on port %s: %s", self._port, error)
             return
