@@ -142,7 +142,7 @@ def is_suspended(run: RunSummary) -> bool:
 
 def resume(run: RunSummary) -> None:
     """Let a suspended agent go on, and its ranks with it, as `bg` does."""
-    with suppress(ProcessLookupError, PermissionError):  # whoever asks it next is told
+    with suppress(ProcessLookupError, PermissionError):  # the next question tells
         os.kill(run.pid, signal.SIGCONT)
 
 
