@@ -60,7 +60,8 @@ class RendezvousConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         rejoin_timeout: how long the next round waits for members of the last one that are here and
             are getting ready again.
         settle_delay: how long a newcomer to a running job waits for others, before all begin
-            again in a larger round.
+            again in a larger round; and how long a spare leaves its seat to a member of the last
+            round that is here and is getting ready again.
         join_timeout: how long a round may take to gather `nodes_min` nodes.
         close_timeout: how long a node that is done waits for a verdict that does not come.
         lease_ttl: how long a node that is not heard of is believed to live.

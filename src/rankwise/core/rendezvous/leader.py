@@ -264,10 +264,15 @@ def _last_call_ends(view: View, candidates: dict[str, NodeRecord], now: Instant)
     """When nobody is waited for any more, now that there are enough."""
     config = view.config
     assert view.enough_since is not None, "asked when there are enough"
-    if config.is_static or len(candidates) >= config.nodes_max + config.spares:
+    if config.is_static:
         return now
     last = after(view.enough_since, config.last_call)
     late = {node for node in view.nodes if _may_become_ready(view, node, candidates)}
+    if len(candidates) >= config.nodes_max + config.spares:
+        # A spare could have the seat of a member that is slower than it; but with the member's
+        # ranks that are alive, what they have in memory would be lost.
+        keeps_seat = bool(late & view.membership)
+        return after(view.enough_since, config.settle_delay) if keeps_seat else now
     if late & view.membership:
         # Without them the round would be dissolved for them as soon as they are ready.
         return max(last, after(view.enough_since, config.rejoin_timeout))

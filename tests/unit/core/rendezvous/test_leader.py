@@ -304,6 +304,21 @@ def test_a_member_that_is_getting_ready_again_is_waited_for_beyond_the_last_call
     assert follow(view, BEGIN + 2 * SECOND).members == ("a", "b", "d")
 
 
+def test_a_spare_leaves_its_seat_for_a_while_to_a_member_that_is_getting_ready_again() -> None:
+    settings = config(settle_delay=Duration(3 * SECOND), policy=RestartPolicy(restarts_max=1))
+    view = running("a", "b", settings=settings)
+    hear(view, BEGIN, b=record("b", ready=3, ended=2, failing=3))
+    follow(view, BEGIN)
+    ready = {node: record(node, ready=4, ended=3) for node in ("a", "b")}
+    hear(view, BEGIN, a=ready["a"], b=record("b", ready=3, ended=3), d=record("d", ready=0))
+
+    assert decide(view, BEGIN).wake_at == BEGIN + 3 * SECOND
+
+    assert decide(view, Instant(BEGIN + 3 * SECOND)).round is not None
+    hear(view, BEGIN, b=ready["b"])
+    assert follow(view, BEGIN + 2 * SECOND).members == ("a", "b")
+
+
 def test_a_preempted_member_stops_all_at_the_largest_step() -> None:
     view = running("a", "b", settings=config())
     going = {"departure": Departure.PREEMPTED, "signal": 15}
