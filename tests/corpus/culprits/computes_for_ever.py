@@ -19,6 +19,5 @@ x = np.ones(4)
 collectives.all_reduce(x)
 if rank == 1:
     print("now", flush=True)
-    while x[0]:
-        x /= x  # line: culprit
+    sum(1 for _ in iter(int, 1))  # line: culprit
 collectives.all_reduce(x)  # line: call

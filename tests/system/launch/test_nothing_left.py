@@ -236,7 +236,7 @@ import os, subprocess, sys
 def chatter():
     return [sys.executable, "-uc", (
         "import os, sys, time\\n"
-        "print('up', os.getpid())\\n"
+        "os.write(1, b'up\\\\n')\\n"  # at once, or it would tear lines of its rank
         "while os.getppid() == int(sys.argv[1]): time.sleep(0.001)\\n"  # its rank lives
         "sys.stdout.write('x' * (4 << 20))\\n"  # more than a pipe holds
         "open(sys.argv[2], 'w').close()\\n"
