@@ -38,6 +38,7 @@ def steps():
         total = torch.tensor([rankwise.rank()])
         dist.all_reduce(total)
         yield int(total)
+    del model  # or torch, which destroys the group with the model's hooks alive, may hang there
     dist.destroy_process_group()
 """
 TRAIN = """
