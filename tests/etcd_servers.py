@@ -5,6 +5,7 @@ before etcd does, the cluster is started anew on others. Nothing is polled: a me
 says so in its log, which is kept beside its data and named when something goes wrong.
 """
 
+import atexit
 import contextlib
 import random
 import shutil
@@ -34,8 +35,6 @@ needs_etcd = pytest.mark.skipif(
 )
 
 FIRST_PORT = 10_000
-_names: list[socket.socket] = []
-"""Of the ports that this process has taken, until it ends."""
 
 
 class AddressTaken(Exception):
@@ -219,7 +218,7 @@ def free_ports(count: int) -> list[int]:
             with socket.socket() as probe:
                 probe.bind(("", port))
             on_failure.pop_all()
-            _names.append(name)
+            atexit.register(name.close)  # it is held until then
             ports.append(port)
     return ports
 
