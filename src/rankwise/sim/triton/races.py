@@ -7,8 +7,8 @@ race if the last store to, or load from, one of its elements is not known to its
 the last store is not. Of the loads of an element only the latest is remembered, so that a race
 between a store and an earlier load may be missed; what is reported is one.
 
-A copy that goes on while its program does (`put`, `get_nbi`) uses memory as somebody else, of whom
-the program knows after `quiet`, and who waits for its next signal from that.
+An asynchronous copy (`put`, `get_nbi`) counts as a thread of its own. `quiet` orders the program
+after it; the signal that follows it orders whoever waits for that signal.
 
 Launches on a simulated machine may share a detector. A launch knows what earlier launches of its
 rank have done, and those of other ranks up to the latest collective that both were in. Among ranks
