@@ -8,16 +8,14 @@ CPU time suffers less from other work on the machine than wall time, and still s
 """
 
 import statistics
-import subprocess
 
 from measuring import (
     HAS_TORCH,
     PROGRAMS,
-    RANKWISE,
     Table,
     arguments,
     describe_machine,
-    environment,
+    output_of_run,
 )
 
 PROGRAM = str(PROGRAMS / "entering.py")
@@ -26,17 +24,8 @@ PATIENCE = 300.0
 
 def measured(library: str) -> tuple[float, float]:
     """Seconds of CPU per call, not entered and entered."""
-    done = subprocess.run(
-        [*RANKWISE, "run", "--standalone", "--no-prefix", PROGRAM, library],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    if done.returncode:
-        raise SystemExit(f"{PROGRAM} {library} failed:\n{done.stderr}")
-    plain, entered = map(float, done.stdout.split())
+    told = output_of_run("--standalone", "--no-prefix", PROGRAM, library, patience_s=PATIENCE)
+    plain, entered = map(float, told.split())
     return plain, entered
 
 

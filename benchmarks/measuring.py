@@ -57,6 +57,21 @@ def scratch_directory() -> Iterator[Path]:
         yield Path(name)
 
 
+def output_of_run(*words: str, patience_s: float) -> str:
+    """What `rankwise run` with these words prints; a run that fails ends the benchmark."""
+    done = subprocess.run(
+        [*RANKWISE, "run", *words],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=patience_s,
+        check=False,
+    )
+    if done.returncode:
+        raise SystemExit(f"rankwise run {' '.join(words)} failed:\n{done.stderr}")
+    return done.stdout
+
+
 def environment(**added: str) -> dict[str, str]:
     """The environment of a sample: one thread per rank."""
     return {**os.environ, "OMP_NUM_THREADS": "1", **added}

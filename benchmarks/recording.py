@@ -9,7 +9,6 @@ call, and CPU time of all else (the agent, imports, the trace's making) per run.
 
 import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -17,11 +16,10 @@ from pathlib import Path
 from measuring import (
     HAS_TORCH,
     PROGRAMS,
-    RANKWISE,
     Table,
     arguments,
     describe_machine,
-    environment,
+    output_of_run,
 )
 
 PROGRAM = str(PROGRAMS / "reducing.py")
@@ -34,18 +32,10 @@ def measured(*flags: str) -> tuple[float, float, float]:
     """Seconds per call, of CPU per call, and of CPU beside the ranks' loops per run."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     ranks_flag = ("--nproc-per-node", str(RANKS))
-    done = subprocess.run(
-        [*RANKWISE, "run", *ranks_flag, "--no-prefix", *flags, PROGRAM, str(CALLS)],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    if done.returncode:
-        raise SystemExit(f"{PROGRAM} failed:\n{done.stderr}")
+    words = (*ranks_flag, "--no-prefix", *flags, PROGRAM, str(CALLS))
+    told = output_of_run(*words, patience_s=PATIENCE)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    ranks = [tuple(map(float, line.split())) for line in done.stdout.splitlines()]
+    ranks = [tuple(map(float, line.split())) for line in told.splitlines()]
     took, used = (statistics.mean(each) for each in zip(*ranks, strict=True))
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return took, used, cpu - used * CALLS * RANKS

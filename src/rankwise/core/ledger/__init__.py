@@ -1,6 +1,6 @@
 """The ledger of collectives: who has come to which call, and so who keeps the others waiting."""
 
-from rankwise.core.ledger.books import Book, Call, Fate, Group, Stage
+from rankwise.core.ledger.books import NO_PEER, Book, Call, Fate, Group, Stage
 from rankwise.core.ledger.lateness import Arrival, Delay, Lateness
 from rankwise.core.ledger.sheets import Sheet, pack, unpack, with_all_members
 from rankwise.core.ledger.verdicts import (
@@ -14,6 +14,7 @@ from rankwise.core.ledger.verdicts import (
 from rankwise.core.ledger.words import NUMBER, delay_in_words, number_text, wait_in_words
 
 __all__ = [
+    "NO_PEER",
     "NUMBER",
     "Arrival",
     "Book",

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from rankwise.base.failure import ErrorRecord
 from rankwise.base.root_cause import may_be_of_others
 from rankwise.base.units import Instant
-from rankwise.core.ledger import Book, Call, Fate, Group, Stage
+from rankwise.core.ledger import NO_PEER, Book, Call, Fate, Group, Stage
 from rankwise.sim.rehearsal import meetings
 from rankwise.sim.rehearsal.scheduler import Rank
 from rankwise.sim.rehearsal.world import World
@@ -70,13 +70,13 @@ def _calls(rank: Rank, name: str, group: meetings.Group, fate: Fate) -> Iterator
             place=_place(came),
             begun_at=Instant(came.order),
             stage=stage,
-            peer=gate.peer if isinstance(gate, meetings.Post) else -1,
+            peer=gate.peer if isinstance(gate, meetings.Post) else NO_PEER,
         )
 
 
 def _message(came: meetings.Came) -> str:
     """A message as real ranks enter it."""
-    return came.call.rpartition(" #")[0].removesuffix(_NO_TAG).removesuffix(",")
+    return came.call.removesuffix(_NO_TAG).removesuffix(",")
 
 
 def _place(came: meetings.Came) -> str:

@@ -240,7 +240,6 @@ class Group:
             deliver: moves the load of a send to that of a receive; what it raises, both raise.
         """
         self._posted[rank] += 1
-        call = f"{call} #{self._posted[rank]}"
         came = Came(self._posted[rank], call, place_here(), self._conditions.count_call())
         post = Post(self, rank, peer=peer, tag=tag, came=came, load=load, is_send=is_send)
         post.deliver = deliver
@@ -441,7 +440,7 @@ class Post(Gate):
 
     def told(self) -> str:
         """Say what is waited for."""
-        return f"{self.came.call} in group {self._group.told()}"
+        return f"{self._numbered()} in group {self._group.told()}"
 
     @property
     def last(self) -> int:
@@ -458,12 +457,15 @@ class Post(Gate):
 
     def named(self) -> str:
         """Name the message and its group."""
-        return f"{self.came.call} in group {self._group.name}"
+        return f"{self._numbered()} in group {self._group.name}"
 
     def told_with_place(self) -> str:
         """Say who called it, and where."""
         place = f" at {self.came.place}" if self.came.place else ""
-        return f"rank {self.rank} called {self.came.call}{place}"
+        return f"rank {self.rank} called {self._numbered()}{place}"
+
+    def _numbered(self) -> str:
+        return f"{self.came.call} #{self.came.number}"
 
 
 def _settle(send: Post, receive: Post) -> None:
