@@ -83,6 +83,16 @@ def interrupted_everywhere(
 
     Each time an interrupt that came must have been raised soon, and afterwards `check` must work.
     """
+    gc.disable()  # Python drops what is raised in a callback of its garbage collector
+    try:
+        return _interrupted_at_each_moment(action, check, step)
+    finally:
+        gc.enable()
+
+
+def _interrupted_at_each_moment(
+    action: Callable[[], object], check: Callable[[], object], step: int
+) -> int:
     moment = 0
     while True:
         interrupt = InterruptAt(moment)

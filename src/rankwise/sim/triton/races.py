@@ -8,7 +8,7 @@ the last store is not. Of the loads of an element only the latest is remembered,
 between a store and an earlier load may be missed; what is reported is one.
 
 An asynchronous copy (`put`, `get_nbi`) counts as a thread of its own. `quiet` orders the program
-after it; the signal that follows it orders whoever waits for that signal.
+after it; the signal that follows it orders the ranks that wait for that signal.
 
 Launches on a simulated machine may share a detector. A launch knows what earlier launches of its
 rank have done, and those of other ranks up to the latest collective that both were in. Among ranks
