@@ -17,7 +17,7 @@ import faulthandler, os, signal, sys, threading
 fd = int(sys.argv[1])
 faulthandler.enable(fd)
 faulthandler.register(signal.SIGUSR1, file=fd, all_threads=True)
-os.write(fd, b'\\x1e{"kind": "ready"}\\n')
+os.write(fd, b'\\x1e{"kind": "ready", "pid": 7}\\n')
 bell = threading.Event()
 entered = threading.Event()
 
@@ -51,7 +51,7 @@ def test_the_stacks_of_a_real_program_are_read_even_after_a_record_that_was_cut(
         os.close(reading)
 
     assert program.returncode == -11
-    assert reports == [Ready()]
+    assert reports == [Ready(7)]
     on_demand = pipe.take_stacks()
     assert len(read_stacks(on_demand).threads) == 2
     assert innermost_frames(on_demand)[0].endswith(" in innermost")

@@ -3,6 +3,7 @@
 import os
 import tempfile
 import time
+import uuid
 from datetime import timedelta
 
 import torch
@@ -12,14 +13,12 @@ dist.init_process_group("gloo", timeout=timedelta(seconds=float(os.environ["PATI
 rank = dist.get_rank()
 x = torch.ones(4)
 
+place = [f"{tempfile.gettempdir()}/rendezvous-{uuid.uuid4()}"]
+dist.broadcast_object_list(place)
 dist.all_reduce(x)
 dist.destroy_process_group()
 time.sleep(0.2 * rank)
-dist.init_process_group(
-    "gloo",
-    init_method=f"file://{tempfile.gettempdir()}/rendezvous-{os.environ['MASTER_PORT']}",
-    rank=rank,
-    world_size=3,
-)
+dist.init_process_group("gloo", init_method=f"file://{place[0]}", rank=rank, world_size=3)
 dist.barrier()
 dist.all_reduce(x)
+dist.destroy_process_group()

@@ -16,6 +16,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import ANY
 
 import pytest
 
@@ -131,7 +132,7 @@ def test_a_script_finds_the_names_paths_and_arguments_of_plain_python(
     run = assert_same(path, "--flag", "-m", "value", boot=boot)
 
     assert run.ending.code == 0
-    assert run.records == [{"kind": "ready"}]
+    assert run.records == [{"kind": "ready", "pid": ANY}]
 
 
 def test_what_is_compiled_is_given_to_our_own_interpreter_as_long_as_it_is_fresh(
@@ -281,7 +282,7 @@ def test_uncaught_exceptions_show_as_under_plain_python_and_are_reported(
 
     assert run.ending.code == 1
     ready, error = run.records
-    assert ready == {"kind": "ready"}
+    assert ready == {"kind": "ready", "pid": ANY}
     assert (error["kind"], error["type"]) == ("error", kind)
     assert message is None or error["message"] == message
     assert "boot" not in error["traceback"]
@@ -447,7 +448,7 @@ def test_a_fork_of_the_worker_reports_nothing_in_its_name(folder: Path) -> None:
     run = assert_same("program.py")
 
     assert run.ending.code == 0
-    assert run.records == [{"kind": "ready"}]
+    assert run.records == [{"kind": "ready", "pid": ANY}]
 
 
 def test_the_report_pipe_is_not_inherited_by_the_programs_children(folder: Path) -> None:

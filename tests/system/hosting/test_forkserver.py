@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from hosted import PATIENCE, Hosted, all_ended, read_line, read_to_end
@@ -173,7 +174,7 @@ def test_exceptions_are_reported_and_faulthandler_stands_by(server: Hosted, fold
     os.close(write_fd)
     ready, error = [json.loads(line[1:]) for line in read_to_end(read_fd).decode().split("\n")[:2]]
 
-    assert ready == {"kind": "ready"}
+    assert ready == {"kind": "ready", "pid": ANY}
     assert error["type"] == "ValueError"
     assert error["traceback"].startswith("Traceback (most recent call last):\n  File")
     assert "rankwise" not in error["traceback"]

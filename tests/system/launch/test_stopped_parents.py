@@ -7,6 +7,10 @@ from pathlib import Path
 import pytest
 from running import WITHIN_S, Deaths, Running, numbers_after, start, write_program
 
+import rankwise
+from rankwise.base.units import SECOND, Duration
+from rankwise.drivers.real.hosting import connection
+
 pytestmark = pytest.mark.system
 
 SLEEPER = "import os, time; print('pid', os.getpid(), flush=True); time.sleep(1000)"
@@ -52,6 +56,24 @@ def test_the_ends_of_ranks_are_seen_although_their_fork_server_is_stopped(tmp_pa
         assert deaths.survivors(0.0) == []
     assert done.code == 128 + signal.SIGUSR1
     assert "was killed by SIGUSR1" in done.stderr
+
+
+def test_a_fork_server_that_is_stopped_and_makes_no_ranks_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "SPAWN_PATIENCE", Duration(SECOND // 2))
+
+    with rankwise.ForkServer() as server:
+        (parent,) = rankwise.run(os.getppid, nprocs=1, server=server)
+        deaths = Deaths([parent])
+        os.kill(parent, signal.SIGSTOP)
+        with pytest.raises(rankwise.WorkersFailed) as caught:
+            rankwise.run(os.getpid, nprocs=2, server=server, timeout=60)
+
+    assert deaths.survivors(0.0) == []
+    assert [each.detail for each in caught.value.failures] == [
+        "the fork server has not answered for 500 ms, as if stopped"
+    ] * 2
 
 
 def test_a_run_whose_guardian_is_stopped_tells_ranks_to_stop_all_the_same(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from rankwise.base.failure import ErrorRecord
 from rankwise.base.units import Instant
 from rankwise.drivers.real.report_pipe import ErrorReported, Ready, ReportPipe, WorkerReport
 
-READY = b'\x1e{"kind": "ready"}\n'
+READY = b'\x1e{"kind": "ready", "pid": 7}\n'
 STACK = b'Current thread 0x00007f (most recent call first):\n  File "a.py", line 3 in f\n'
 FATAL = b"Fatal Python error: Segmentation fault\n\n" + STACK
 ERROR = ErrorRecord(
@@ -47,7 +47,7 @@ def test_reports_come_in_the_order_in_which_they_were_written() -> None:
 
     reports = pipe.feed(READY + record_of(ERROR))
 
-    assert reports == [Ready(), ErrorReported(ERROR)]
+    assert reports == [Ready(7), ErrorReported(ERROR)]
 
 
 @given(st.lists(st.integers(0, 10_000), max_size=40))
@@ -56,7 +56,7 @@ def test_no_way_of_cutting_the_bytes_changes_what_is_read(cuts: list[int]) -> No
 
     reports = feed_in_pieces(pipe, READY + STACK + record_of(ERROR) + FATAL, cuts)
 
-    assert reports == [Ready(), ErrorReported(ERROR)]
+    assert reports == [Ready(7), ErrorReported(ERROR)]
     assert pipe.take_stacks() == STACK.decode()
     assert pipe.fatal_stacks == FATAL.decode()
 
@@ -85,7 +85,7 @@ def test_a_record_may_stand_in_the_middle_of_a_line_of_text() -> None:
 
     reports = pipe.feed(b'  File "a.py", ' + READY + b"line 3 in f\n")
 
-    assert reports == [Ready()]
+    assert reports == [Ready(7)]
     assert pipe.take_stacks() == '  File "a.py", line 3 in f\n'
 
 
@@ -158,7 +158,7 @@ def test_a_record_without_end_is_not_kept_and_what_follows_is_read() -> None:
     for _ in range(100):
         assert pipe.feed(b"\x1e" * (_ == 0) + b"x" * 500) == []
 
-    assert pipe.feed(b"\n" + READY) == [Ready()]
+    assert pipe.feed(b"\n" + READY) == [Ready(7)]
 
 
 def test_text_without_newlines_is_kept_but_not_gathered_for_ever() -> None:

@@ -216,7 +216,7 @@ def test_ranks_are_listed_in_ranges(ranks: list[int], words: str) -> None:
                 FailureCause.GUARDIAN_LOST,
                 detail="the fork server has ended with exit code 3",
             ),
-            "the fork server has ended with exit code 3; no rank had started",
+            "the fork server has ended with exit code 3; the rank had not started",
         ),
     ],
 )

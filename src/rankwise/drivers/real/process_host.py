@@ -418,9 +418,9 @@ class RealProcessHost:
         self._links.clear()
 
     def on_spawned(self, worker: int, pid: int) -> None:
-        """A process exists."""
+        """A process exists: its parent says so, or it does itself, if that has been stopped."""
         link = self._links.get(worker)
-        if link is not None:
+        if link is not None and link.pid is None and not link.is_over:
             link.pid = pid
             with suppress(OSError):  # it has ended already; or without, its parent will do it all
                 link.process = WorkerProcess(pid)
@@ -632,6 +632,7 @@ class RealProcessHost:
             match record:
                 case Ready():
                     link.is_ready = True
+                    self.on_spawned(link.number, record.pid)
                 case CallsBegin():
                     self._on_calls()
                 case LedgerOff():

@@ -23,7 +23,9 @@ _LINE_BYTES_MAX = 64 * 1024
 
 
 class Ready(msgspec.Struct, frozen=True, tag_field="kind", tag="ready"):
-    """The worker can be asked for its stacks."""
+    """The worker can be asked for its stacks. It says itself which process it is."""
+
+    pid: int
 
 
 class CallsBegin(msgspec.Struct, frozen=True, tag_field="kind", tag="calls"):

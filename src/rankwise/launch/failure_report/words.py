@@ -120,7 +120,7 @@ def headline(failure: Failure) -> str:
         case FailureCause.NOT_STARTED:
             return f"{who} could not be started{because}"
         case FailureCause.GUARDIAN_LOST:
-            fate = "no rank had started" if failure.pid is None else "its ranks ended with it"
+            fate = "the rank had not started" if failure.pid is None else "its ranks ended with it"
             return f"{detail or 'the guardian has died'}; {fate}"
 
 

@@ -5,7 +5,8 @@ both. `Guardian` owns the guardian process: making it, its socket, and waiting f
 `ForkServer` is a worker of the guardian as far as processes go, and a second connection.
 
 What happens when the other side dies: the kernel closes its socket, `on_readable` finds the end
-of the stream and calls `on_lost`, once.
+of the stream and calls `on_lost`, once. One that is ready and does not answer orders to make
+processes, since it is stopped or stuck, is lost too, see `on_silent`.
 """
 
 import errno
@@ -22,9 +23,9 @@ from itertools import count
 from typing import Any, Protocol, Self
 
 from rankwise.base.errors import RemoteProtocolError, SpawnFailed
-from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant
+from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, format_duration
 from rankwise.drivers.real.hosting import wire
-from rankwise.drivers.real.reactor import Reactor
+from rankwise.drivers.real.reactor import Reactor, Timer
 
 MARK_VARIABLE = "RANKWISE_GUARDIAN"
 """In the environment of a guardian and of everything beneath it."""
@@ -33,6 +34,8 @@ GUARDIAN_PATIENCE = Duration(6 * SECOND)
 """How long a guardian may take to end: it tries for five seconds to kill what does not die."""
 KILL_PATIENCE = Duration(1 * SECOND)
 """How long processes may take to die of SIGKILL."""
+SPAWN_PATIENCE = Duration(30 * SECOND)
+"""How long one that is ready may take to make a process."""
 
 _CHANGES_SHARE_MAX = 0.25
 """How many variables a worker may have to itself, before those that all share are sent anew."""
@@ -112,6 +115,10 @@ class Connection:
         self._numbers = count(1)
         self.unanswered: set[int] = set()
         """Processes that were ordered, and neither made nor refused yet."""
+        self.on_silent: Callable[[str], None] = self._lose
+        """Is told why the other side must be given up though it has not died."""
+        self._is_ready = False
+        self._answer_timer: Timer | None = None
         self._environment: dict[str, str] | None = None
         self._unsent: deque[_UnsentFrame] = deque()
         self._untold: deque[tuple[Any, ...]] = deque()
@@ -128,6 +135,7 @@ class Connection:
         reactor.watch_readable(self._socket.fileno(), self.on_readable)
         if self._unsent:
             reactor.watch_writable(self._socket.fileno(), self._send_unsent)
+        self._expect_answer()
 
     def unwatch(self) -> None:
         """Leave the reactor. What is still unsent stays so until the next one."""
@@ -135,12 +143,14 @@ class Connection:
             self._reactor.unwatch_readable(self._socket.fileno())
             self._reactor.unwatch_writable(self._socket.fileno())
             self._reactor = None
+        self._expect_no_answer()
 
     def spawn(self, worker: int, order: dict[str, Any], fds: Sequence[int]) -> None:
         """Order a process; `fds` are copied on the way and remain the caller's."""
         changes = self._environment_changes(order["env"])
         self._send(("spawn", worker, {**order, "env": changes}), fds)
         self.unanswered.add(worker)
+        self._expect_answer()
 
     def signal(self, worker: int, signum: int, *, group: bool) -> None:
         """Order a signal to a process or to its group."""
@@ -193,6 +203,7 @@ class Connection:
         ours.setblocking(False)  # noqa: FBT003  # the standard library's signature
         self._reader = wire.FrameReader()
         self._environment = None
+        self._is_ready = False
         self._untold.clear()
         self.unanswered.clear()
         self.loss = ""
@@ -203,6 +214,30 @@ class Connection:
         self.unwatch()
         self._forget_unsent()
         self._socket.close()
+
+    def _expect_answer(self) -> None:
+        """Give up the other side if it can answer, has to, and does not."""
+        if self._reactor is None or self._answer_timer or not self._is_ready or not self.unanswered:
+            return
+
+        waited_for = set(self.unanswered)
+
+        def look() -> None:
+            self._answer_timer = None
+            self.on_readable()
+            if waited_for <= self.unanswered:
+                patience = format_duration(SPAWN_PATIENCE)
+                self.on_silent(f"the {self.name} has not answered for {patience}, as if stopped")
+            else:
+                self._expect_answer()
+
+        due = Instant(time.monotonic_ns() + SPAWN_PATIENCE)
+        self._answer_timer = self._reactor.call_at(due, look)
+
+    def _expect_no_answer(self) -> None:
+        if self._answer_timer is not None:
+            self._answer_timer.cancel()
+            self._answer_timer = None
 
     def _environment_changes(self, wanted: dict[str, str]) -> dict[str, str | None]:
         """Say what a process is to have that the other side does not know; None removes a variable.
@@ -277,6 +312,8 @@ class Connection:
             case ("swept", int(token), survivors, killed):
                 listener.on_swept(token, tuple(survivors), dict(killed))
             case ("ready", int(), dict() as details):
+                self._is_ready = True
+                self._expect_answer()
                 listener.on_ready(details)
             case _:
                 raise RemoteProtocolError(

@@ -6,6 +6,7 @@ are paid for once. It serves one gang at a time, since a sweep leaves nobody ali
 - The guardian dies: whatever carries its mark is killed, then the gang is told.
 - The fork server dies: the guardian says so and is asked to kill what is left, then the gang is
   told. Its socket may end earlier; that alone says nothing, not even whether it still lives.
+- The fork server is stopped and makes no workers: it is taken for dead. So is a guardian.
 - The fork server dies of imports that rankwise has guessed: another one is started, which imports
   nothing. A server reads no order before it is ready, and its end of the socket is kept here until
   then, so the second finds all orders that the first was given.
@@ -99,6 +100,7 @@ class Hosting:
         self.guardian.listener = _GuardianListener(self)
         if self.server is not None:
             self.server.listener = _ServerListener(self)
+            self.server.on_silent = self.lose_server
 
     def __enter__(self) -> Self:
         return self

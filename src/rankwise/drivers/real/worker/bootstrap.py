@@ -92,7 +92,7 @@ class Reporter:
         self._recorded: Callable[[], str] | None = None
 
     def announce(self) -> None:
-        """Send stacks to the report pipe from now on, and say so."""
+        """Send stacks to the report pipe from now on; say so, and who we are."""
         if self._fd is None:
             return
         # Who asked Python for stacks on stderr has asked before us, and gets them there.
@@ -102,7 +102,7 @@ class Reporter:
         # kill a rank that is done, and about which others ask just then.
         _signal.signal(STACKS_SIGNAL, _signal.SIG_IGN)
         faulthandler.register(STACKS_SIGNAL, file=self._fd, all_threads=True, chain=False)
-        self._write('{"kind": "ready"}')
+        self._write(f'{{"kind": "ready", "pid": {self._pid}}}')
 
     def tell_calls_begin(self) -> None:
         """Say that this rank enters its calls in its book from now on."""
