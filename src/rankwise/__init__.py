@@ -42,36 +42,21 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "run": "rankwise.launch.api",
-    "spawn": "rankwise.launch.spawning",
-    "SpawnContext": "rankwise.launch.spawning",
-    "ProcessRaisedException": "rankwise.launch.spawning",
-    "ProcessExitedException": "rankwise.launch.spawning",
-    "ForkServer": "rankwise.launch.fork_server",
-    "rank": "rankwise.launch.ranks",
-    "local_rank": "rankwise.launch.ranks",
-    "world_size": "rankwise.launch.ranks",
-    "restart_count": "rankwise.launch.ranks",
-    "run_id": "rankwise.launch.ranks",
-    "Recalled": "rankwise.launch.recovery",
-    "recover": "rankwise.launch.recovery",
-    "section": "rankwise.launch.sections",
-    "should_stop": "rankwise.launch.stopping",
-    "CollectiveError": "rankwise.base.errors",
-    "CollectiveTimeout": "rankwise.base.errors",
-    "ConfigError": "rankwise.base.errors",
-    "GangError": "rankwise.base.errors",
-    "PeerDied": "rankwise.base.errors",
-    "RankwiseError": "rankwise.base.errors",
-    "SpawnFailed": "rankwise.base.errors",
-    "RunTimeout": "rankwise.base.errors",
-    "WorkersFailed": "rankwise.base.errors",
-    "ErrorRecord": "rankwise.base.failure",
-    "ExitStatus": "rankwise.base.failure",
-    "Failure": "rankwise.base.failure",
-    "FailureCause": "rankwise.base.failure",
+_NAMES = {
+    "rankwise.base.errors": (
+        "CollectiveError CollectiveTimeout ConfigError GangError PeerDied RankwiseError "
+        "RunTimeout SpawnFailed WorkersFailed"
+    ),
+    "rankwise.base.failure": "ErrorRecord ExitStatus Failure FailureCause",
+    "rankwise.launch.api": "run",
+    "rankwise.launch.fork_server": "ForkServer",
+    "rankwise.launch.ranks": "local_rank rank restart_count run_id world_size",
+    "rankwise.launch.recovery": "Recalled recover",
+    "rankwise.launch.sections": "section",
+    "rankwise.launch.spawning": "ProcessExitedException ProcessRaisedException SpawnContext spawn",
+    "rankwise.launch.stopping": "should_stop",
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 _SUBPACKAGES = ("collectives", "sim", "workers")
 """Reached by `import rankwise` alone, as what they hold is part of the interface."""

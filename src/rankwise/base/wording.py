@@ -1,4 +1,4 @@
-"""How lists of ranks, and kinds of values, are said: the same in reports, notices and errors."""
+"""How ranks, counts and kinds of values are said: the same in reports, notices and errors."""
 
 import re
 from collections.abc import Iterable
@@ -36,6 +36,11 @@ def ranges_of(ranks: Iterable[int]) -> str:
     text = ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in shown)
     unshown = sum(high - low + 1 for low, high in ranges[_RANGES_SHOWN_MAX:])
     return f"{text} and {unshown} more" if unshown else text
+
+
+def counted(count: int, noun: str = "rank") -> str:
+    """`1 rank`, `2048 ranks`, `0 nodes`."""
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def kinds_in_words(problem: str) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rankwise.base.errors import ConfigError
+from rankwise.base.wording import counted
 from rankwise.cli.main import CONTEXT_SETTINGS
 from rankwise.cli.options import complete_file
 
@@ -67,7 +68,7 @@ def diff(*, nproc_per_node: int, module: bool, script: str, args: tuple[str, ...
                 click.echo("nothing to compare: the program has no operations and no results")
             else:
                 click.echo(
-                    f"equal, bit for bit: {events} events of {_ranks(nproc_per_node)}, each with "
+                    f"equal, bit for bit: {events} events of {counted(nproc_per_node)}, each with "
                     "all its tensors"
                 )
             return int(any(codes))
@@ -131,7 +132,3 @@ def _show_losses(simulated: "Events", real: "Events") -> None:
         click.echo(f"loss #{step + 1}: {mine[rank]} on rank {rank}, {verdict}")
     if count > _LOSSES_SHOWN:
         click.echo(f"… and {count - _LOSSES_SHOWN} more losses")
-
-
-def _ranks(count: int) -> str:
-    return "1 rank" if count == 1 else f"{count} ranks"

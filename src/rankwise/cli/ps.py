@@ -90,7 +90,7 @@ def _add_usage(rows: Iterable[dict[str, Any]]) -> None:
     rows = [row for row in rows if row.get("workers")]
     if not rows:
         return
-    from rankwise.drivers.real.process_usage import usage_by_session  # noqa: PLC0415  # not for --help
+    from rankwise.drivers.real.process_work import usage_by_session  # noqa: PLC0415  # not for --help
 
     sessions = usage_by_session()
     now_s = time.clock_gettime(time.CLOCK_BOOTTIME)

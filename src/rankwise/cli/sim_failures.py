@@ -7,6 +7,7 @@ import traceback
 from rankwise.base.errors import ConfigError, RankwiseError, SimulationError
 from rankwise.launch.failure_report.text import printable_lines
 from rankwise.sim.kernel.places import line_of, lines_of_traceback
+from rankwise.sim.runtime.multiprocessing import SpawnException
 
 _OUTPUT_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
 
@@ -23,11 +24,12 @@ def tell_failure(error: Exception) -> int:
     if not isinstance(error, RankwiseError):
         _show_traceback(error)
         return 1
-    failures = getattr(error, "errors", {}).values()
-    foreign = next((each for each in failures if not isinstance(each, RankwiseError)), None)
-    if foreign is not None:
-        _show_traceback(foreign)
-    elif not failures:
+    if isinstance(error, SpawnException):
+        raised = (error.errors.get(failure.rank, error) for failure in error.failures)
+        foreign = next((each for each in raised if not isinstance(each, RankwiseError)), None)
+        if foreign is not None:
+            _show_traceback(foreign)  # the root cause's, unless that is ours
+    else:
         _add_place(error)
     tell_error(str(error))
     return 2 if isinstance(error, ConfigError) else 1

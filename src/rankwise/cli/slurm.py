@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from rankwise.base.errors import ConfigError
+from rankwise.base.wording import counted
 from rankwise.cli.nodes import parse_settings
 
 if TYPE_CHECKING:
@@ -220,7 +221,7 @@ def _members(inside: str, host_list: str) -> list[str]:
 def _own_etcd_lack(options: "RunOptions", step: Step, environ: Mapping[str, str]) -> str | None:
     """Why the nodes of the step do not run an etcd of their own."""
     if step.node_count < OWN_ETCD_NODES_MIN:
-        return f"the step has {step.node_count} node{'s' * (step.node_count > 1)}"
+        return f"the step has {counted(step.node_count, 'node')}"
     if given := sorted(_SETTINGS_OF_EMBEDDED & parse_settings(options.rdzv_conf).keys()):
         return f"--rdzv-conf has {given[0]}"
     from rankwise.launch.cluster.etcd_program import own_etcd_lack  # noqa: PLC0415  # takes ms

@@ -4,6 +4,7 @@ import click
 
 from rankwise.base.errors import RankwiseError
 from rankwise.base.units import SECOND, Duration, duration_from_seconds, format_duration
+from rankwise.base.wording import counted
 from rankwise.cli.main import CONTEXT_SETTINGS
 from rankwise.cli.runs_here import NAMED_RUN_ARGUMENT, deadline_after, run_called
 
@@ -43,12 +44,10 @@ def stop(run: str, *, now: bool, no_wait: bool) -> None:
     told = next(answer, None)
     if told is None:
         raise NotStopped(f"run {chosen.run_id!r} (pid {chosen.pid}) was over already")
-    count = told["stopping"]
-    ranks = "1 rank" if count == 1 else f"{count} ranks"
     grace = format_duration(duration_from_seconds(told["grace_s"]))
     how = "killing" if now else "stopping"
     patience = "" if now else f" for up to {grace}"
-    click.echo(f"{how} {ranks} of {chosen.run_id} (pid {chosen.pid}){patience}")
+    click.echo(f"{how} {counted(told['stopping'])} of {chosen.run_id} (pid {chosen.pid}){patience}")
     if no_wait:
         return
     for _ in answer:

@@ -186,19 +186,13 @@ def reduce_scatter(array: ArrayLike, op: ReductionName = "sum", out: Array | Non
 
     Args:
         array: one row per rank, shape `(size, …)`; the same shape and dtype on all ranks.
-        op: sum, mean, max, min or prod, in the arrays' own dtype: integers wrap around, booleans
-            are or-ed by sum and and-ed by prod, mean is for floats only.
+        op: as for `all_reduce`.
         out: an array of the result's shape and dtype to fill and return.
 
     Returns:
         This rank's row, of shape `(…)`.
 
-    Raises:
-        PeerDied: a rank has ended, so it will never come.
-        CollectiveTimeout: a rank has not come within RANKWISE_COLLECTIVE_TIMEOUT (300 s).
-        CollectiveError: ranks called different things, or one gave up. After any of these three
-            every further operation raises it.
-        ConfigError: an argument cannot be used; nothing has happened yet.
+    Raises what `all_reduce` raises.
     """
     return default_communicator().reduce_scatter(array, op, out)
 
@@ -214,12 +208,7 @@ def all_gather(array: ArrayLike, out: Array | None = None) -> Array:
     Returns:
         An array of shape `(size, …)` whose row r is rank r's.
 
-    Raises:
-        PeerDied: a rank has ended, so it will never come.
-        CollectiveTimeout: a rank has not come within RANKWISE_COLLECTIVE_TIMEOUT (300 s).
-        CollectiveError: ranks called different things, or one gave up. After any of these three
-            every further operation raises it.
-        ConfigError: an argument cannot be used; nothing has happened yet.
+    Raises what `all_reduce` raises.
     """
     return default_communicator().all_gather(array, out)
 
@@ -235,12 +224,7 @@ def all_to_all(array: ArrayLike, out: Array | None = None) -> Array:
     Returns:
         An array of the same shape.
 
-    Raises:
-        PeerDied: a rank has ended, so it will never come.
-        CollectiveTimeout: a rank has not come within RANKWISE_COLLECTIVE_TIMEOUT (300 s).
-        CollectiveError: ranks called different things, or one gave up. After any of these three
-            every further operation raises it.
-        ConfigError: an argument cannot be used; nothing has happened yet.
+    Raises what `all_reduce` raises.
     """
     return default_communicator().all_to_all(array, out)
 
@@ -257,12 +241,7 @@ def broadcast(array: ArrayLike, root: int = 0, out: Array | None = None) -> Arra
     Returns:
         The root's array.
 
-    Raises:
-        PeerDied: a rank has ended, so it will never come.
-        CollectiveTimeout: a rank has not come within RANKWISE_COLLECTIVE_TIMEOUT (300 s).
-        CollectiveError: ranks called different things, or one gave up. After any of these three
-            every further operation raises it.
-        ConfigError: an argument cannot be used; nothing has happened yet.
+    Raises what `all_reduce` raises.
     """
     return default_communicator().broadcast(array, root, out)
 
@@ -273,11 +252,6 @@ def barrier(timeout: float | None = None) -> None:
     Args:
         timeout: seconds to wait, this time, instead of RANKWISE_COLLECTIVE_TIMEOUT (300 s).
 
-    Raises:
-        PeerDied: a rank has ended, so it will never come.
-        CollectiveTimeout: a rank has not come in time.
-        CollectiveError: ranks called different things, or one gave up. After any of these three
-            every further operation raises it.
-        ConfigError: `timeout` cannot be used; nothing has happened yet.
+    Raises what `all_reduce` raises.
     """
     default_communicator().barrier(timeout)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from rankwise.base.failure import SIGNAL_NAMES, Failure
 from rankwise.base.units import Duration, format_duration
-from rankwise.base.wording import ranks_in_words
+from rankwise.base.wording import counted, ranks_in_words
 from rankwise.core.agent.vocabulary import AnnounceRestart
 from rankwise.core.gang.vocabulary import AnnounceKill, AnnounceStuck
 from rankwise.launch.failure_report import one_line
@@ -31,8 +31,7 @@ def restart_line(
 def _what_follows(kept: int) -> str:
     if not kept:
         return "restarting all ranks"
-    who = "1 rank" if kept == 1 else f"{kept} ranks"
-    return f"calling {who} again and restarting the rest"
+    return f"calling {counted(kept)} again and restarting the rest"
 
 
 def details_of(failure: Failure) -> str:
@@ -81,9 +80,9 @@ def _process_in_words(words: str) -> str:
 
 def stopping_line(signum: int, ranks_left: int, rest: Duration) -> str:
     """Say that ranks which were told to stop have not ended yet, and how to wait no longer."""
-    who = "1 rank" if ranks_left == 1 else f"{ranks_left} ranks"
     name = SIGNAL_NAMES.get(signum, f"signal {signum}")
-    return f"stopping {who} ({name}) for up to {format_duration(rest)}; once more kills them now"
+    who, patience = counted(ranks_left), format_duration(rest)
+    return f"stopping {who} ({name}) for up to {patience}; once more kills them now"
 
 
 def suspension_line(lease: Duration) -> str:

@@ -14,7 +14,8 @@ import msgspec
 
 from rankwise.base.failure import ErrorRecord, Failure, FailureCause, Outcome
 from rankwise.drivers.real.oom import OomWatch
-from rankwise.drivers.real.process_host import RealProcessHost, WorkerLink
+from rankwise.drivers.real.process_host import RealProcessHost
+from rankwise.drivers.real.worker_link import WorkerLink
 from rankwise.launch.error_file import read_error_file
 from rankwise.launch.job import Job
 from rankwise.launch.log_layout import Destinations

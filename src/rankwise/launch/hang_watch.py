@@ -14,9 +14,10 @@ import msgspec
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after, between
 from rankwise.core.gang.progress import Doing, ProgressWatch, Work
 from rankwise.drivers.real.call_rings import calls_begun, read_book
-from rankwise.drivers.real.process_host import RealProcessHost, WorkerLink
+from rankwise.drivers.real.process_host import RealProcessHost
 from rankwise.drivers.real.process_work import is_stopped, works_of
 from rankwise.drivers.real.reactor import Reactor, Timer
+from rankwise.drivers.real.worker_link import WorkerLink
 from rankwise.launch.planning import JobPlanner
 from rankwise.ports.clock import Clock
 

@@ -19,9 +19,9 @@ from rankwise.drivers.real.logs.file import DiskComplaints, LogFile
 from rankwise.drivers.real.logs.pump import StreamPump
 from rankwise.drivers.real.logs.tail import Tail
 from rankwise.drivers.real.logs.terminal import colour_is_wanted, colour_of
-from rankwise.drivers.real.process_host import CallPlan, WorkerPlan, WorkerStream
 from rankwise.drivers.real.recall_line import MASTER_VARIABLE
 from rankwise.drivers.real.segments import SEGMENT_VARIABLE, STOP_VARIABLE, Segment
+from rankwise.drivers.real.worker_link import CallPlan, WorkerPlan, WorkerStream
 from rankwise.launch.commands import worker_order
 from rankwise.launch.compiled_script import compiled_script
 from rankwise.launch.environment import (

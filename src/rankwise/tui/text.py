@@ -12,7 +12,7 @@ from rankwise.base.units import (
     format_bytes,
     format_duration,
 )
-from rankwise.base.wording import ranges_of, ranks_in_words
+from rankwise.base.wording import counted, ranges_of, ranks_in_words
 from rankwise.launch.failure_report.text import printable
 from rankwise.tui.picture import NOTABLE_S, Row, RunPicture, State, arranged
 
@@ -72,7 +72,7 @@ def head(picture: RunPicture, width: int = WIDTH) -> list[str]:
     facts += [
         f"{status.nproc} of {status.world_size} ranks"
         if status.nodes > 1
-        else _ranks(status.nproc),
+        else counted(status.nproc),
         _restarts(status.restarts, status.restarts_max),
         f"age {_time(status.age_s)}",
         printable(status.program),
@@ -141,10 +141,6 @@ def _who_waits(rows: Iterable[Row]) -> str:
     verb = "waits" if len(waiting) == 1 else "wait"
     told = f"{ranks_in_words(waiting)} {verb} for {ranks_in_words(awaited)}"
     return f"{told}, for {_time(longest)} (rankwise why tells more)"
-
-
-def _ranks(count: int) -> str:
-    return "1 rank" if count == 1 else f"{count} ranks"
 
 
 def _restarts(count: int, most: int) -> str:

@@ -78,75 +78,46 @@ if TYPE_CHECKING:
     from rankwise.workers.timeline import Timeline, TimelineEntry
     from rankwise.workers.torch_bridge import make_tensor_arg, torch_dtype_to_datatype
     from rankwise.workers.worker import Worker
-_HOMES: dict[str, str] = {
-    "ArgDirection": "rankwise.workers.callables",
-    "BadArguments": "rankwise.workers.errors",
-    "BadPointer": "rankwise.workers.errors",
-    "CONTINUOUS_TENSOR_MAX_DIMS": "rankwise.core.tasks.tensors",
-    "ChildContext": "rankwise.workers.child_context",
-    "ChipBootstrapChannel": "rankwise.workers.bootstrap",
-    "ChipBootstrapConfig": "rankwise.workers.bootstrap",
-    "ChipBootstrapResult": "rankwise.workers.bootstrap",
-    "ChipBufferSpec": "rankwise.workers.bootstrap",
-    "ChipCallConfig": "rankwise.core.tasks.calls",
-    "ChipCallable": "rankwise.workers.callables",
-    "ChipCommBootstrapConfig": "rankwise.workers.bootstrap",
-    "ChipContext": "rankwise.workers.bootstrap",
-    "ChipShutdownFailed": "rankwise.workers.chip_worker",
-    "ChipStorageTaskArgs": "rankwise.workers.arguments",
-    "ChipWorker": "rankwise.workers.chip_worker",
-    "CommHandle": "rankwise.workers.comm",
-    "ContinuousTensor": "rankwise.core.tasks.tensors",
-    "CoreCallable": "rankwise.workers.callables",
-    "DEFAULT_HEAP_RING_SIZE": "rankwise.workers.states",
-    "DataType": "rankwise.core.tasks.tensors",
-    "Device": "rankwise.workers.platforms.port",
-    "DeviceMemoryExhausted": "rankwise.workers.errors",
-    "DomainSpec": "rankwise.workers.domains",
-    "HostBufferStaging": "rankwise.workers.bootstrap",
-    "IndexOutOfRange": "rankwise.workers.errors",
-    "Leak": "rankwise.workers.platforms.port",
-    "MAILBOX_ERROR_MSG_SIZE": "rankwise.workers.states",
-    "MAILBOX_OFF_ERROR_MSG": "rankwise.workers.states",
-    "MAILBOX_SIZE": "rankwise.workers.states",
-    "MAX_RING_DEPTH": "rankwise.workers.states",
-    "MAX_SCOPE_DEPTH": "rankwise.workers.states",
-    "Member": "rankwise.workers.member",
-    "Orchestrator": "rankwise.workers.orchestrator",
-    "Parameter": "rankwise.workers.callables",
-    "PeerWatch": "rankwise.drivers.real.windows",
-    "Platform": "rankwise.workers.platforms.port",
-    "RecordedGraph": "rankwise.workers.recording",
-    "Span": "rankwise.workers.platforms.port",
-    "SubmitResult": "rankwise.workers.states",
-    "TaskArgs": "rankwise.workers.arguments",
-    "TaskFailure": "rankwise.workers.failures",
-    "TaskReport": "rankwise.workers.platforms.port",
-    "TaskState": "rankwise.workers.states",
-    "TensorArgType": "rankwise.core.tasks.tensors",
-    "TensorSummary": "rankwise.workers.platforms.port",
-    "Timeline": "rankwise.workers.timeline",
-    "TimelineEntry": "rankwise.workers.timeline",
-    "UnknownName": "rankwise.workers.errors",
-    "Window": "rankwise.workers.member",
-    "WindowRegion": "rankwise.drivers.real.windows",
-    "Worker": "rankwise.workers.worker",
-    "WorkerType": "rankwise.workers.states",
-    "arg_direction_name": "rankwise.workers.callables",
-    "array_at": "rankwise.workers.arrays",
-    "context": "rankwise.workers.child_context",
-    "create_domain": "rankwise.workers.domains",
-    "get_dtype_name": "rankwise.core.tasks.tensors",
-    "get_element_size": "rankwise.core.tasks.tensors",
-    "load_platform": "rankwise.workers.platforms.registry",
-    "make_tensor_arg": "rankwise.workers.torch_bridge",
-    "place_domain": "rankwise.workers.domains",
-    "plan_domain": "rankwise.workers.domains",
-    "platform_names": "rankwise.workers.platforms.registry",
-    "read_args_from_blob": "rankwise.workers.arguments",
-    "scalar_to_uint64": "rankwise.workers.arguments",
-    "torch_dtype_to_datatype": "rankwise.workers.torch_bridge",
+_NAMES = {
+    "rankwise.core.tasks.calls": "ChipCallConfig",
+    "rankwise.core.tasks.tensors": (
+        "CONTINUOUS_TENSOR_MAX_DIMS ContinuousTensor DataType TensorArgType get_dtype_name "
+        "get_element_size"
+    ),
+    "rankwise.drivers.real.windows": "PeerWatch WindowRegion",
+    "rankwise.workers.arguments": (
+        "ChipStorageTaskArgs TaskArgs read_args_from_blob scalar_to_uint64"
+    ),
+    "rankwise.workers.arrays": "array_at",
+    "rankwise.workers.bootstrap": (
+        "ChipBootstrapChannel ChipBootstrapConfig ChipBootstrapResult ChipBufferSpec "
+        "ChipCommBootstrapConfig ChipContext HostBufferStaging"
+    ),
+    "rankwise.workers.callables": (
+        "ArgDirection ChipCallable CoreCallable Parameter arg_direction_name"
+    ),
+    "rankwise.workers.child_context": "ChildContext context",
+    "rankwise.workers.chip_worker": "ChipShutdownFailed ChipWorker",
+    "rankwise.workers.comm": "CommHandle",
+    "rankwise.workers.domains": "DomainSpec create_domain place_domain plan_domain",
+    "rankwise.workers.errors": (
+        "BadArguments BadPointer DeviceMemoryExhausted IndexOutOfRange UnknownName"
+    ),
+    "rankwise.workers.failures": "TaskFailure",
+    "rankwise.workers.member": "Member Window",
+    "rankwise.workers.orchestrator": "Orchestrator",
+    "rankwise.workers.platforms.port": "Device Leak Platform Span TaskReport TensorSummary",
+    "rankwise.workers.platforms.registry": "load_platform platform_names",
+    "rankwise.workers.recording": "RecordedGraph",
+    "rankwise.workers.states": (
+        "DEFAULT_HEAP_RING_SIZE MAILBOX_ERROR_MSG_SIZE MAILBOX_OFF_ERROR_MSG MAILBOX_SIZE "
+        "MAX_RING_DEPTH MAX_SCOPE_DEPTH SubmitResult TaskState WorkerType"
+    ),
+    "rankwise.workers.timeline": "Timeline TimelineEntry",
+    "rankwise.workers.torch_bridge": "make_tensor_arg torch_dtype_to_datatype",
+    "rankwise.workers.worker": "Worker",
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 """Which module a name lives in."""
 
 __all__ = [  # spelled out, since type checkers read this list and cannot run code

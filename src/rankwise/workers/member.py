@@ -38,6 +38,7 @@ from rankwise.base.errors import (
     TreeValueError,
 )
 from rankwise.base.units import Duration, format_duration
+from rankwise.base.wording import ranks_in_words
 from rankwise.collectives.communicator import (
     DEFAULT_TIMEOUT,
     Communicator,
@@ -475,11 +476,7 @@ class Member(Communicator):
         """How far a signal has come, and who has not added to it."""
         added = self._board.added(signal)
         silent = [rank for rank in range(self._size) if not added[rank] and rank != self.rank]
-        nothing = f"; nothing was added by {_ranks(silent)}" if silent else ""
+        nothing = f"; nothing was added by {ranks_in_words(silent)}" if silent else ""
         absent = [r for r in silent if self.region.presence(r) is Presence.ABSENT]
-        nobody = f"; {_ranks(absent)} never joined" if absent else ""
+        nobody = f"; {ranks_in_words(absent)} never joined" if absent else ""
         return f"it is {self._board.value(signal)}{nothing}{nobody}"
-
-
-def _ranks(ranks: list[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -1,7 +1,7 @@
 """Memory of the host that buffers of a chip are loaded from and stored to."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from mmap import mmap
 from typing import Any
@@ -14,6 +14,28 @@ from rankwise.workers.errors import UnknownName
 
 StagingSource = Callable[[str], Any]
 """From a name to memory: anything that has the buffer protocol."""
+
+
+def memory_with(array: Any) -> mmap:
+    """Memory that processes which are forked from now on share, with what the array holds."""
+    array = np.ascontiguousarray(array)
+    memory = mmap(-1, max(1, array.nbytes))
+    np.frombuffer(memory, array.dtype, array.size)[...] = array.reshape(-1)
+    return memory
+
+
+def array_staged(memory: Mapping[str, Any], name: str, dtype: Any) -> Any:
+    """What lies in the staged memory of a name, as a flat array.
+
+    Raises:
+        UnknownName: nothing was staged under this name.
+    """
+    if name not in memory:
+        raise UnknownName(
+            f"nothing was staged as {name!r}",
+            hint=f"staged are: {', '.join(memory) or 'none'}",
+        )
+    return np.frombuffer(memory[name], dtype)
 
 
 def posix_shared_memory(name: str) -> mmap:

@@ -11,10 +11,11 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+import msgspec
+
 from rankwise.base.errors import (
     BootstrapFailed,
     BootstrapRefused,
-    ConfigError,
     LocalProtocolError,
     TreeValueError,
 )
@@ -26,34 +27,28 @@ from rankwise.drivers.real.tree.placement import Home
 from rankwise.workers.arguments import TaskArgs
 from rankwise.workers.bootstrap import (
     ChipBootstrapConfig,
-    ChipCommBootstrapConfig,
     ChipContext,
 )
 from rankwise.workers.callable_table import CallableTable, check_call_runs, check_callable
 from rankwise.workers.child_context import path_here
+from rankwise.workers.communicators import Communicators, inherited
 from rankwise.workers.failures import TaskFailure
 from rankwise.workers.numbers import (
-    check_text,
-    check_whole,
-    checked_entries,
     checked_patience,
 )
 from rankwise.workers.orchestrator import Orchestrator
-from rankwise.workers.platforms.registry import check_platform
 from rankwise.workers.recording import Program, RecordedGraph, Recorder
 from rankwise.workers.runs import Runs
-from rankwise.workers.states import DEFAULT_HEAP_RING_SIZE, MAX_RING_DEPTH
+from rankwise.workers.staging import array_staged, memory_with
+from rankwise.workers.states import DEFAULT_HEAP_RING_SIZE
 from rankwise.workers.timeline import Timeline
-from rankwise.workers.worker_tree import WorkerTree, WorkerTreeSpec
+from rankwise.workers.worker_spec import WorkerSpec, spec_of
+from rankwise.workers.worker_tree import WorkerTree
 
 if TYPE_CHECKING:
-    from rankwise.drivers.real.windows import WindowRegion
     from rankwise.workers.chip_worker import ChipWorker
     from rankwise.workers.platforms.port import Leak, Platform
     from rankwise.workers.shared_arrays import SharedArrays
-
-_inherited: "dict[str, WindowRegion]" = {}
-"""Communicators that a worker above has made before this process was forked."""
 
 
 class Worker:
@@ -107,43 +102,30 @@ class Worker:
         build: bool = False,
     ) -> None:
         del runtime, build
-        check_whole("level", level, 2, "2 is one chip; 3 has chips, and each above has workers")
-        check_whole("num_sub_workers", num_sub_workers, 0)
-        check_whole("heap_ring_size", heap_ring_size, 1)
-        check_whole("ring_depth", ring_depth, 1)
-        if not hasattr(platform, "open"):
-            check_text("platform", platform, '"sim", "host", or another that is installed')
-        if placement not in (None, "near"):
-            raise TreeValueError(
-                f"placement is {placement!r}, expected None or 'near'",
-                hint="with None the kernel places all processes",
-            )
-        if journal is not None:
-            check_text("journal", journal, "a file, such as 'worker.jsonl'")
-        self.level = level
-        self._journal = journal
-        self._is_near = placement == "near"
-        self._home: Home | None = None
-        self._platform = platform
-        self._device_id = device_id
-        self._device_ids = checked_entries("device_ids", device_ids, "numbers of chips: [0, 1]")
-        self._sub_count = num_sub_workers
-        self._bootstraps = checked_entries(
-            "chip_bootstrap_configs", chip_bootstrap_configs or (), "one per device"
+        self._spec = spec_of(
+            level,
+            chip_bootstrap_configs,
+            platform=platform,
+            device_id=device_id,
+            device_ids=device_ids,
+            num_sub_workers=num_sub_workers,
+            heap_ring_size=heap_ring_size,
+            ring_depth=ring_depth,
+            start_timeout=start_timeout,
+            close_timeout=close_timeout,
+            placement=placement,
+            journal=journal,
+            takes_tokens=self._takes_tokens,
         )
-        self._heap_bytes = MAX_RING_DEPTH * heap_ring_size
-        self._ring_depth = ring_depth
-        self._start_patience = checked_patience("start_timeout", start_timeout)
-        self._close_patience = checked_patience("close_timeout", close_timeout)
-        self._check(has_bootstraps=chip_bootstrap_configs is not None)
+        self.level = level
+        self._home: Home | None = None
         self._table = CallableTable()
         self._next_level: list[Worker] = []
         self._parent: Worker | None = None
-        self._staged: dict[str, Any] = {}
         self._tree: WorkerTree | None = None
         self._runs = Runs(None, level)
         self._chip: ChipWorker | None = None
-        self._owned: dict[str, WindowRegion] = {}
+        self._communicators = Communicators()
         self._arrays: SharedArrays | None = None
         self._recordings: list[RecordedGraph] = []
         self._finalizer: Any = None
@@ -152,36 +134,12 @@ class Worker:
         self.killed: tuple[str, ...] = ()
         self.leaks: dict[str, tuple[Leak, ...]] = {}
 
-    def _check(self, *, has_bootstraps: bool) -> None:
-        level, chips = self.level, len(self._device_ids)
-        for device_id in self._device_ids:
-            check_whole("a number in device_ids", device_id, 0)
-        if has_bootstraps and level < 3:
-            raise TreeValueError(
-                f"chip_bootstrap_configs needs level >= 3, but the level is {level}",
-                hint="a level-3 worker brings chips up; at level 2, use ChipWorker",
-            )
-        if has_bootstraps and len(self._bootstraps) != chips:
-            raise TreeValueError(
-                f"chip_bootstrap_configs has {len(self._bootstraps)} entries, and must equal "
-                f"device_ids length, which is {chips}",
-                hint="give one per device",
-            )
-        if chips and level != 3:
-            raise TreeValueError(
-                f"device_ids was given to a worker of level {level}",
-                hint="chips belong to level 3; give add_worker() a level-3 worker",
-            )
-        if len(set(self._device_ids)) != chips:
-            raise TreeValueError(f"device_ids names a chip twice: {list(self._device_ids)}")
-        if self._sub_count and level < 3:
-            raise TreeValueError(
-                f"num_sub_workers is {self._sub_count}, but a level-2 worker has none",
-                hint="a level-3 worker has chips and sub workers",
-            )
-        for config in self._bootstraps:
-            if not isinstance(config, ChipBootstrapConfig):
-                raise TreeValueError(f"{config!r} is not a ChipBootstrapConfig")
+    @property
+    def spec(self) -> WorkerSpec:
+        """What it is made of at this moment."""
+        return msgspec.structs.replace(
+            self._spec, next_level=tuple(self._next_level), home=self._home
+        )
 
     # Before init
 
@@ -243,16 +201,9 @@ class Worker:
         Raises:
             LocalProtocolError: the worker is initialised already.
         """
-        from mmap import mmap  # noqa: PLC0415  # only who stages pays for it
-
-        import numpy as np  # noqa: PLC0415  # the same
-
         if self.is_initialized:
             raise LocalProtocolError(f"{name!r} was staged after init()", hint="stage it before")
-        array = np.ascontiguousarray(array)
-        memory = mmap(-1, max(1, array.nbytes))
-        np.frombuffer(memory, array.dtype, array.size)[...] = array.reshape(-1)
-        self._staged[name] = memory
+        self._spec.staged[name] = memory_with(array)
         return name
 
     def staged(self, name: str, dtype: Any = "u1") -> Any:
@@ -261,16 +212,7 @@ class Worker:
         Raises:
             UnknownName: nothing was staged under this name.
         """
-        import numpy as np  # noqa: PLC0415  # only who stages pays for it
-
-        from rankwise.workers.errors import UnknownName  # noqa: PLC0415
-
-        if name not in self._staged:
-            raise UnknownName(
-                f"nothing was staged as {name!r}",
-                hint=f"staged are: {', '.join(self._staged) or 'none'}",
-            )
-        return np.frombuffer(self._staged[name], dtype)
+        return array_staged(self._spec.staged, name, dtype)
 
     # Life
 
@@ -299,19 +241,19 @@ class Worker:
             self._init_chip()
             return
         if self._parent is None:
-            self._check_platforms()
-            self._check_bootstraps()
+            self.spec.check_platforms()
+            self.spec.check_bootstraps()
         with gate_here().used():
             self._init_tree()
 
     def _init_tree(self) -> None:
-        self._owned = self._make_communicators()
+        self._communicators.make(self.spec.communicators())
         try:
-            self._home = Home() if self._is_near else None
-            tree = WorkerTree(self._spec(), self._table)
-            tree.open(_inherited)
+            self._home = Home() if self._spec.is_near else None
+            tree = WorkerTree(self.spec, self._table)
+            tree.open(inherited)
         except BaseException:
-            self._drop_communicators()
+            self._communicators.drop()
             self._leave_home()
             raise
         self._tree = tree
@@ -319,96 +261,22 @@ class Worker:
         self._runs = Runs(tree, self.level)
         self._finalizer = weakref.finalize(self, _close_forgotten, tree, mark(), self._home)
 
-    def _check_platforms(self) -> None:
-        """Refuse unknown platforms, before any process is made."""
-        if isinstance(self._platform, str):
-            try:
-                check_platform(self._platform)
-            except ConfigError as error:
-                what = f"{type(error).__name__}: {error.message}"
-                raise BootstrapRefused(
-                    f"chip 0 bootstrap failed: {what}", hint=error.hint
-                ) from error
-        for worker in self._next_level:
-            worker._check_platforms()  # noqa: SLF001  # it is one of us
-
-    def _check_bootstraps(self, below: str = "") -> None:
-        """Refuse before anything is started what can be seen to be wrong with chips of this tree.
-
-        Raises:
-            BootstrapRefused: names the first of them.
-        """
-        for index, config in enumerate(self._bootstraps):
-            try:
-                config.check()
-            except ConfigError as error:
-                what = f"{type(error).__name__}: {error.message}"
-                raise BootstrapRefused(
-                    f"chip {index}{below} bootstrap failed: {what}", hint=error.hint
-                ) from error
-        for index, worker in enumerate(self._next_level):
-            worker._check_bootstraps(f" of worker {index}{below}")  # noqa: SLF001  # one of us
-
     def _init_chip(self) -> None:
         from rankwise.workers.chip_worker import ChipWorker  # noqa: PLC0415  # takes numpy along
 
         chip = ChipWorker()
         try:
             with gate_here().standing_in():
-                chip.init(self._platform)
-                chip.set_device(self._device_id)
+                chip.init(self._spec.platform)
+                chip.set_device(self._spec.device_id)
         except Exception as error:
             if came_from_handler(error):
                 raise
             kind = BootstrapRefused if isinstance(error, ValueError) else BootstrapFailed
             raise kind(
-                f"chip {self._device_id} bootstrap failed: {type(error).__name__}: {error}"
+                f"chip {self._spec.device_id} bootstrap failed: {type(error).__name__}: {error}"
             ) from error
         self._chip = chip
-
-    def _spec(self) -> WorkerTreeSpec:
-        return WorkerTreeSpec(
-            level=self.level,
-            platform=self._platform,
-            device_ids=self._device_ids,
-            bootstraps=self._bootstraps,
-            next_level=tuple(self._next_level),
-            sub_count=self._sub_count,
-            staged=self._staged,
-            ring_depth=self._ring_depth,
-            heap_bytes=self._heap_bytes,
-            start_patience=self._start_patience,
-            close_patience=self._close_patience,
-            journal=self._journal,
-            takes_tokens=self._takes_tokens,
-            home=self._home,
-        )
-
-    def communicators(self) -> list[ChipCommBootstrapConfig]:
-        """The places in communicators of all chips in this tree."""
-        own = [config.comm for config in self._bootstraps if config.comm is not None]
-        return own + [comm for worker in self._next_level for comm in worker.communicators()]
-
-    def _make_communicators(self) -> "dict[str, WindowRegion]":
-        """Make the windows of all communicators in this tree that no worker above has made."""
-        from rankwise.drivers.real.windows import WindowRegion  # noqa: PLC0415  # few need it
-
-        by_path: dict[str, list[ChipCommBootstrapConfig]] = {}
-        for comm in self.communicators():
-            if comm.rootinfo_path not in _inherited:
-                by_path.setdefault(comm.rootinfo_path, []).append(comm)
-        made: dict[str, WindowRegion] = {}
-        for path, places in by_path.items():
-            _check_communicator(path, places)
-            made[path] = WindowRegion.create(path, places[0].nranks, places[0].window_size)
-        _inherited.update(made)
-        return made
-
-    def _drop_communicators(self) -> None:
-        for path, region in self._owned.items():
-            _inherited.pop(path, None)
-            region.close()
-        self._owned = {}
 
     def close(self) -> None:
         """End everything, in order, within `close_timeout`; what does not end is killed.
@@ -440,7 +308,7 @@ class Worker:
         try:
             self.killed = tree.close()
         finally:
-            self._drop_communicators()
+            self._communicators.drop()
             self._leave_home()
         self.leaks = tree.leaks
         tree.check_exit_reports()
@@ -640,23 +508,6 @@ class Worker:
 
             self._arrays = SharedArrays(tree.engine.arena, self._runs)
         return self._arrays.make(shape, dtype)
-
-
-def _check_communicator(path: str, places: Sequence[ChipCommBootstrapConfig]) -> None:
-    """Refuse chips that disagree about their communicator, or are not all there."""
-    first = places[0]
-    for place in places:
-        if (place.nranks, place.window_size) != (first.nranks, first.window_size):
-            raise TreeValueError(
-                f"chips of communicator {path!r} disagree: nranks {first.nranks} and window_size "
-                f"{first.window_size}, or {place.nranks} and {place.window_size}"
-            )
-    ranks = sorted(place.rank for place in places)
-    if ranks != list(range(first.nranks)):
-        raise TreeValueError(
-            f"communicator {path!r} has {first.nranks} ranks, but the chips are {ranks}",
-            hint="each rank is one chip of this tree",
-        )
 
 
 @unheard

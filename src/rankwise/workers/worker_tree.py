@@ -11,18 +11,16 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from rankwise.base.errors import RankwiseError, TreeValueError, WorkerDied
-from rankwise.base.units import Duration, Instant
+from rankwise.base.units import Instant
 from rankwise.core.tasks.calls import ControlCode, encode_command
 from rankwise.core.tree.vocabulary import Pool
 from rankwise.drivers.real.tree.arena import SIZE as ARENA_BYTES
 from rankwise.drivers.real.tree.children import ChildSpec
 from rankwise.drivers.real.tree.engine import Engine, EngineSpec
 from rankwise.drivers.real.tree.mappings import SharedRanges
-from rankwise.drivers.real.tree.placement import Home
 from rankwise.drivers.real.tree.reports import rebuilt
 from rankwise.workers.bootstrap import (
     ChipBootstrapChannel,
-    ChipBootstrapConfig,
     ChipCommBootstrapConfig,
     ChipContext,
     channel_bytes,
@@ -42,6 +40,7 @@ from rankwise.workers.roles import (
 )
 from rankwise.workers.staging import posix_shared_memory
 from rankwise.workers.timeline import Timeline
+from rankwise.workers.worker_spec import WorkerSpec
 
 if TYPE_CHECKING:
     from mmap import mmap
@@ -49,42 +48,10 @@ if TYPE_CHECKING:
     from rankwise.drivers.real.tree.child import ChildEnds
     from rankwise.drivers.real.windows import WindowRegion
     from rankwise.workers.domains import DomainSpec
-    from rankwise.workers.platforms.port import Leak, Platform
+    from rankwise.workers.platforms.port import Leak
     from rankwise.workers.worker import Worker
 
 _SUB_STAGE, _CHIP_STAGE, _NEXT_LEVEL_STAGE = range(3)
-
-
-class WorkerTreeSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What an initialised worker consists of.
-
-    Attributes:
-        level: its level.
-        platform: what its chips are made of.
-        device_ids: its chips.
-        bootstraps: for each chip what it is brought up with; none, or one each.
-        next_level: its next-level workers, where it has no chips.
-        sub_count: how many sub workers it has.
-        staged: memory of the host by name, for chips that load or store buffers.
-        ring_depth, heap_bytes, start_patience, close_patience, journal: see `EngineSpec`.
-        takes_tokens: whether tensors may have addresses at which nothing lies.
-        home: where children run; anywhere if it is None.
-    """
-
-    level: int
-    platform: "str | Platform"
-    device_ids: tuple[int, ...]
-    bootstraps: tuple[ChipBootstrapConfig, ...]
-    next_level: tuple[Any, ...]
-    sub_count: int
-    staged: dict[str, Any]
-    ring_depth: int
-    heap_bytes: int
-    start_patience: Duration
-    close_patience: Duration
-    journal: str | None = None
-    takes_tokens: bool = False
-    home: Home | None = None
 
 
 class WorkerTree:
@@ -98,7 +65,7 @@ class WorkerTree:
         leaks: after `close`, memory that was not freed, by the name of its chip.
     """
 
-    def __init__(self, spec: WorkerTreeSpec, table: CallableTable) -> None:
+    def __init__(self, spec: WorkerSpec, table: CallableTable) -> None:
         self.spec = spec
         self.table = table
         self.next_level_count = len(spec.device_ids) or len(spec.next_level)
@@ -294,7 +261,7 @@ class WorkerTree:
             return [] if comm is None else [(comm.rank, comm.rootinfo_path)]
         if self.spec.next_level and child < len(self.spec.next_level):
             worker: Worker = self.spec.next_level[child]
-            return [(comm.rank, comm.rootinfo_path) for comm in worker.communicators()]
+            return [(comm.rank, comm.rootinfo_path) for comm in worker.spec.communicators()]
         return []
 
     def _on_left(self, number: int, child: int, left: bytes) -> int:

@@ -289,6 +289,32 @@ def test_ranks_that_fail_in_different_ways_have_a_line_each(start: Start, tmp_pa
     ]
 
 
+def test_the_rank_that_left_is_told_before_the_rank_that_lost_it(
+    start: Start, tmp_path: Path
+) -> None:
+    source = (
+        "import sys\n"
+        "def worker(rank, world_size, torch):\n"
+        "    if rank == 0:\n"
+        "        raise ConnectionResetError('connection reset by peer')\n"
+        "    if rank == 2:\n"
+        "        sys.exit(3)\n"
+        "    torch.distributed.barrier()\n"
+    )
+
+    code, _, err = ended(start("run", program(tmp_path, source)))
+
+    assert code == 1
+    assert err.splitlines()[1:] == [
+        '  File "mine.py", line 6, in worker',
+        "    sys.exit(3)",
+        "SystemExit: 3",
+        "rankwise sim: error: 2 of 4 ranks failed:",
+        "  rank 2: SystemExit: 3, at mine.py:6 in worker",
+        "  rank 0: ConnectionResetError: connection reset by peer, at mine.py:4 in worker",
+    ]
+
+
 KERNEL = (
     "import rankwise.sim.triton.language as tl\n"
     "def kernel(x, n: tl.constexpr):\n"

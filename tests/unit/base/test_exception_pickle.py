@@ -73,8 +73,8 @@ MADE_OTHERWISE: dict[str, Callable[[], BaseException]] = {
     "ProcessRaisedException": lambda: ProcessRaisedException("it raised", (FAILURE,)),
     "ProcessExitedException": lambda: ProcessExitedException("gone", (FAILURE,), -9, "SIGKILL"),
     "Deadlock": lambda: Deadlock("stuck", (WAITING,), hint="look"),
-    "SpawnException": lambda: SpawnException("ranks failed", {1: KeyError("x")}),
-    "RanksStuck": lambda: RanksStuck("stuck", (WAITING,), {1: "a stack"}),
+    "SpawnException": lambda: SpawnException("ranks failed", {1: KeyError("x")}, (FAILURE,)),
+    "RanksStuck": lambda: RanksStuck("stuck", (WAITING,), {1: "a stack"}, (FAILURE,)),
     "NoHttp": lambda: NoHttp("the answer begins with", b"SSH-2.0"),
     "ChildFailedError": lambda: ChildFailedError(
         "train.py", {0: ProcessFailure(local_rank=0, pid=1, exitcode=3, error_file="none")}

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from rankwise.base.errors import ConfigError
-from rankwise.drivers.real.process_usage import Usage
+from rankwise.drivers.real.process_work import Usage
 from rankwise.launch.cluster.health import HealthServer, shown_id
 from rankwise.launch.cluster.metrics import METRICS, AgentStatus, Snapshot, metrics_text
 from rankwise.launch.cluster.probe import Probe

@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from rankwise.base.units import SECOND, Duration, Instant, duration_from_seconds
-from rankwise.drivers.real.process_usage import Usage
-from rankwise.drivers.real.process_work import ProcessWork
+from rankwise.drivers.real.process_work import ProcessWork, Usage
 from rankwise.launch.control.client import RunSummary
 from rankwise.launch.rank_status import CallStatus, RankStatus
 from rankwise.tui.looks import RunLook, RunStatus

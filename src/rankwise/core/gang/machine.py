@@ -97,6 +97,7 @@ from rankwise.core.gang.vocabulary import (
     WorkerSaid,
     WorkerSpawned,
 )
+from rankwise.core.gang.workers import Workers
 
 SIGTERM = 15
 SIGKILL = 9
@@ -118,10 +119,7 @@ class Gang:
         self.outcome: Outcome | None = None
         self.recovers = False
         """Whether another attempt may follow, for which workers are worth keeping."""
-        self._workers = [WorkerLife(local_rank) for local_rank in range(spec.size)]
-        # Below these all have a process, and have ended: to look at all of them for each one that
-        # is made or ends would take a large gang longer than all else that it does.
-        self._made_below = self._ended_below = 0
+        self._workers = Workers(spec.size)
         self._deadline: Instant | None = None
         self._exits_due: Instant | None = None
         self._stop_due: Instant | None = None
@@ -254,29 +252,14 @@ class Gang:
             case _:
                 return []
 
-    @property
-    def _is_complete(self) -> bool:
-        """Whether every worker has a process, or had one."""
-        workers = self._workers
-        while self._made_below < len(workers) and workers[self._made_below].pid is not None:
-            self._made_below += 1
-        return self._made_below == len(workers)
-
-    @property
-    def _have_all_ended(self) -> bool:
-        workers = self._workers
-        while self._ended_below < len(workers) and workers[self._ended_below].has_ended:
-            self._ended_below += 1
-        return self._ended_below == len(workers)
-
     def _run_if_complete(self, now: Instant) -> list[Effect]:
-        if not self._is_complete:
+        if not self._workers.are_made:
             return []
         self.phase = Phase.RUNNING
         hang_timeout = self.spec.hang_timeout
         self._deadline = None if hang_timeout is None else after(now, hang_timeout)
         # Either waited for the others to exist.
-        if self._is_recall_due or any(worker.has_failed for worker in self._workers):
+        if self._is_recall_due or self._workers.has_failure:
             return self._end_attempt(now)
         return self._sweep_if_all_ended(now)
 
@@ -305,13 +288,7 @@ class Gang:
 
     def _check_exit_deadlines(self, now: Instant) -> list[Effect]:
         """End the gang if a worker should have ended by now; else look again at the next one."""
-        self._exits_due = None
-        for worker in self._workers:
-            if worker.must_end_by is None or worker.has_ended:
-                continue
-            worker.has_lingered = now >= worker.must_end_by
-            if not worker.has_lingered:
-                self._exits_due = min(self._exits_due or worker.must_end_by, worker.must_end_by)
+        self._exits_due = self._workers.note_lingerers(now)
         if any(worker.has_lingered for worker in self._workers):
             return self._begin_stopping(now)
         return []
@@ -326,7 +303,7 @@ class Gang:
 
     def _after_an_end(self, worker: WorkerLife, now: Instant) -> list[Effect]:
         if self._is_under_way and worker.has_failed:
-            if self.spec.stop_delay and not self._have_all_ended:
+            if self.spec.stop_delay and not self._workers.have_ended:
                 self._stop_due = self._stop_due or after(now, self.spec.stop_delay)
             else:
                 is_unborn = worker.refusal is not None
@@ -392,7 +369,7 @@ class Gang:
 
     def _end_attempt(self, now: Instant) -> list[Effect]:
         """The attempt is over: recall those that can be called again, or stop all."""
-        recallable = self._recallable
+        recallable = self._workers.recallable
         if not self.recovers or not recallable:
             return self._begin_stopping(now)
         if self.phase is Phase.STARTING:
@@ -407,33 +384,24 @@ class Gang:
             effects.append(TellWorker(worker.local_rank, self.attempt, Told.RECALL))
         effects += [
             self._signal(worker, SIGTERM)
-            for worker in self._workers
-            if worker.is_running and worker.standing is Standing.BOUND
+            for worker in self._workers.running
+            if worker.standing is Standing.BOUND
         ]
         return effects
-
-    @property
-    def _recallable(self) -> list[WorkerLife]:
-        return [
-            worker
-            for worker in self._workers
-            if worker.is_running and worker.standing in (Standing.OFFERED, Standing.FALLEN)
-        ]
 
     def _on_recall_requested(self, now: Instant) -> list[Effect]:
         is_recalled = self.phase in (Phase.RECALLING, Phase.CLEARING, Phase.PAUSED)
         if is_recalled or self._stop is not None:
             return []  # since a worker of our own has failed, or since it was told to end
-        if not (self._is_under_way and self.recovers and self._recallable):
+        if not (self._is_under_way and self.recovers and self._workers.recallable):
             return self._on_stop_requested(StopRequested(SIGTERM), now)
         self._is_recall_due = self._stop_came_first = True
         return self._end_attempt(now)
 
     def _clear_if_all_yielded(self, now: Instant) -> list[Effect]:
-        living = [worker for worker in self._workers if worker.is_running]
-        if any(worker.standing is not Standing.YIELDED for worker in living):
+        if self._workers.in_functions:
             return []
-        return self._begin_clearing(now) if living else self._begin_sweep(now)
+        return self._begin_clearing(now) if self._workers.running else self._begin_sweep(now)
 
     def _kill_stuck(self, now: Instant) -> list[Effect]:
         """Kill who has not left its function in time; whom not even that ends, ends the gang."""
@@ -441,25 +409,17 @@ class Gang:
             return self._begin_killing(now)
         self._is_stuck_killed = True
         self._deadline = after(now, self.spec.sweep_timeout)
-        stuck = [
-            worker
-            for worker in self._workers
-            if worker.is_running and worker.standing is not Standing.YIELDED
-        ]
+        stuck = self._workers.in_functions
         doomed = tuple(worker.local_rank for worker in stuck)
         return [
             AnnounceStuck(self.attempt, doomed),
             *(self._signal(worker, SIGKILL) for worker in stuck),
         ]
 
-    @property
-    def _kept(self) -> tuple[int, ...]:
-        return tuple(worker.local_rank for worker in self._workers if worker.is_running)
-
     def _begin_clearing(self, now: Instant) -> list[Effect]:
         self.phase = Phase.CLEARING
         self._deadline = after(now, self.spec.sweep_timeout)
-        return [Sweep(self.attempt, self._kept)]
+        return [Sweep(self.attempt, self._workers.kept)]
 
     def _pause(self, now: Instant) -> list[Effect]:
         self.phase = Phase.PAUSED
@@ -469,7 +429,7 @@ class Gang:
         if self._is_pause_told:
             return []
         self._is_pause_told = True
-        return [Pause(self._new_outcome(), self._kept)]
+        return [Pause(self._new_outcome(), self._workers.kept)]
 
     def _on_resumed(self, resumed: Resumed, now: Instant) -> list[Effect]:
         if self.phase is Phase.PAUSED:
@@ -485,14 +445,8 @@ class Gang:
         self._deadline = after(now, self.spec.start_patience)
         self._exits_due = self._stop_due = self._stop_ordered_at = self._resumed = None
         self._is_stuck_killed = self._is_pause_told = False
-        self._made_below = self._ended_below = 0
         self._is_recall_due = self._stop_came_first = False
-        kept = self._kept
-        for local_rank, worker in enumerate(self._workers):
-            if local_rank in kept:
-                worker.standing = Standing.OFFERED
-            else:
-                self._workers[local_rank] = WorkerLife(local_rank)
+        kept = self._workers.renew()
         return [
             *(TellWorker(local_rank, self.attempt, Told.AGAIN) for local_rank in kept),
             *(
@@ -506,9 +460,9 @@ class Gang:
     # The end
 
     def _sweep_if_all_ended(self, now: Instant) -> list[Effect]:
-        if self._have_all_ended:
+        if self._workers.have_ended:
             return self._begin_sweep(now)
-        is_ending = self.phase in (Phase.STOPPING, Phase.KILLING) and not self._is_complete
+        is_ending = self.phase in (Phase.STOPPING, Phase.KILLING) and not self._workers.are_made
         return self._call_off(now) if is_ending and self._is_stopped_before_spawn else []
 
     def _begin_sweep(self, now: Instant) -> list[Effect]:
@@ -535,14 +489,11 @@ class Gang:
     @property
     def _is_stopped_before_spawn(self) -> bool:
         """Whether a stop was requested while no worker has a process."""
-        return self._stop is not None and not any(worker.is_running for worker in self._workers)
+        return self._stop is not None and not self._workers.running
 
     def _call_off(self, now: Instant) -> list[Effect]:
         """Wait for no worker that does not exist yet; the sweep takes back the orders for them."""
-        for worker in self._workers:
-            if not worker.has_ended:
-                worker.refusal = "the gang was stopped before it had started"
-                worker.ended_at = now
+        self._workers.give_up_unmade("the gang was stopped before it had started", now)
         return self._begin_sweep(now)
 
     def _begin_killing(self, now: Instant, *, asked_again: bool = False) -> list[Effect]:
@@ -556,7 +507,7 @@ class Gang:
         orders = self._signal_all(SIGKILL)
         if not orders:
             return self._sweep_if_all_ended(now)
-        doomed = tuple(worker.local_rank for worker in self._workers if worker.is_running)
+        doomed = self._workers.kept
         return [AnnounceKill(self.attempt, doomed, asked_again), *orders]
 
     def _signal_all(self, signal: int) -> list[Effect]:
@@ -564,8 +515,7 @@ class Gang:
         outside = (Standing.FALLEN, Standing.RECALLED, Standing.YIELDED)
         return [
             self._signal(worker, SIGKILL if worker.standing in outside else signal)
-            for worker in self._workers
-            if worker.is_running
+            for worker in self._workers.running
         ]
 
     def _signal(self, worker: WorkerLife, signal: int) -> SignalWorker:
@@ -574,27 +524,21 @@ class Gang:
 
     def _give_up_starting(self, now: Instant) -> list[Effect]:
         patience = format_duration(self.spec.start_patience)
-        for worker in self._workers:
-            if worker.pid is None and not worker.has_ended:
-                worker.refusal = f"it did not start within {patience}"
-                worker.ended_at = now
+        self._workers.give_up_unmade(f"it did not start within {patience}", now)
         return self._begin_stopping(now)
 
     def _give_up_killing(self, now: Instant) -> list[Effect]:
-        for worker in self._workers:
-            if worker.is_running:
-                worker.outlived_kill = True
-            elif not worker.has_ended:
-                worker.refusal = "it was told to stop before it had started"
-            if not worker.has_ended:
-                worker.ended_at = now
+        for worker in self._workers.running:
+            worker.outlived_kill = True
+            worker.ended_at = now
+        self._workers.give_up_unmade("it was told to stop before it had started", now)
         return self._begin_sweep(now)
 
     def _on_swept(self, stimulus: Swept, now: Instant) -> list[Effect]:
         if stimulus.attempt != self.attempt:
             return []
         if self.phase is Phase.CLEARING:
-            if stimulus.spares != self._kept:
+            if stimulus.spares != self._workers.kept:
                 return []  # of an earlier sweep: another worker has died since
             return self._begin_stopping(now) if stimulus.survivors else self._pause(now)
         if self.phase is not Phase.SWEEPING or stimulus.spares:
@@ -620,17 +564,13 @@ class Gang:
     def _status(self) -> OutcomeStatus:
         if self._stop_came_first and not self._had_succeeded_before_stop:
             return OutcomeStatus.STOPPED
-        has_failed = any(worker.has_failed for worker in self._workers)
-        return OutcomeStatus.FAILED if has_failed else OutcomeStatus.SUCCEEDED
+        return OutcomeStatus.FAILED if self._workers.has_failure else OutcomeStatus.SUCCEEDED
 
     @property
     def _had_succeeded_before_stop(self) -> bool:
         """Whether all workers had ended well when a stop was ordered, though we heard it later."""
         ordered_at = self._stop_ordered_at
-        return ordered_at is not None and all(
-            worker.ended_at is not None and worker.ended_at <= ordered_at and not worker.has_failed
-            for worker in self._workers
-        )
+        return ordered_at is not None and self._workers.have_succeeded_by(ordered_at)
 
     def _finish(self, survivors: tuple[int, ...] = (), obstacle: str = "") -> list[Effect]:
         """End the gang's life; the `obstacle` is why none can follow a failed one."""
@@ -673,10 +613,9 @@ class Gang:
         if between(stimulus.last_progress, now) < hang_timeout:
             self._deadline = after(stimulus.last_progress, hang_timeout)
             return []
-        for worker in self._workers:
-            if worker.is_running:
-                worker.hung_at = now
-                worker.is_awaited = worker.local_rank in stimulus.awaited
+        for worker in self._workers.running:
+            worker.hung_at = now
+            worker.is_awaited = worker.local_rank in stimulus.awaited
         return self._begin_dumping(now)
 
     def _on_ranks_blamed(self, stimulus: RanksBlamed, now: Instant) -> list[Effect]:
@@ -706,8 +645,7 @@ class Gang:
         self._exits_due = postponed(self._exits_due, stood)
         self._stop_due = postponed(self._stop_due, stood)
         self._falls_due = postponed(self._falls_due, stood)
-        for worker in self._workers:
-            worker.must_end_by = postponed(worker.must_end_by, stood)
+        self._workers.postpone(stood)
         return []
 
     def _on_guardian_lost(self, stimulus: GuardianLost, now: Instant) -> list[Effect]:

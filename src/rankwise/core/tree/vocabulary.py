@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from rankwise.base.errors import TreeValueError
-from rankwise.base.units import MICROSECOND, Duration, Instant
+from rankwise.base.units import MICROSECOND, Duration
 
 
 class Pool(IntEnum):
@@ -292,6 +292,3 @@ class Drained(msgspec.Struct, frozen=True, tag=True):
 
 
 Effect = Dispatch | Recall | Granted | Refused | Discard | Drained
-
-NEVER = Instant((1 << 63) - 1)
-"""An instant that does not come."""

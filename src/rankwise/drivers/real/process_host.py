@@ -22,11 +22,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from fcntl import F_SETPIPE_SZ, fcntl
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
-import msgspec
-
-from rankwise.base.failure import ErrorRecord, ExitStatus
+from rankwise.base.failure import ExitStatus
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after
 from rankwise.core.gang.vocabulary import (
     GuardianLost,
@@ -43,9 +41,8 @@ from rankwise.core.gang.vocabulary import (
 )
 from rankwise.drivers.real.hosting.connection import Connection, Guardian
 from rankwise.drivers.real.logs.flow import LogFlow
-from rankwise.drivers.real.logs.pump import StreamPump, open_stream_pipe
-from rankwise.drivers.real.logs.tail import Tail
-from rankwise.drivers.real.reactor import Reactor, Timer
+from rankwise.drivers.real.logs.pump import open_stream_pipe
+from rankwise.drivers.real.reactor import Reactor
 from rankwise.drivers.real.recall_line import (
     LINE_VARIABLE,
     AgentWord,
@@ -60,18 +57,14 @@ from rankwise.drivers.real.report_pipe import (
     Ready,
     Recorded,
     RecorderReady,
-    ReportPipe,
     WorkerReport,
 )
+from rankwise.drivers.real.stacks_collection import StacksCollection
 from rankwise.drivers.real.worker.bootstrap import STACKS_SIGNAL
+from rankwise.drivers.real.worker_link import WorkerLink, WorkerPlanner, WorkerStream
 from rankwise.drivers.real.worker_process import WorkerProcess
 from rankwise.ports.clock import Clock
 
-STACKS_QUIET = Duration(60 * MILLISECOND)
-"""Stacks are complete when nothing more has come for this long; faulthandler has no last word."""
-STACKS_PATIENCE = Duration(1 * SECOND)
-"""How long a worker may take to begin printing its stacks: it may be stopped or swapped out.
-Less than `GangSpec.stacks_timeout`, so that the others' stacks are shown before anybody dies."""
 PEER_NOTICE = Duration(50 * MILLISECOND)
 """How long a failure is kept from the ranks that wait for the failed one, see `_tell_peers`."""
 EXIT_NEWS_PATIENCE = Duration(1 * SECOND)
@@ -83,126 +76,6 @@ SMALL_RESULT_BYTES = 1 << 15
 LARGE_CHUNK_BYTES = 1 << 20
 """What is read at once of a large result, whose pipe is made to hold as much."""
 SIGKILL = 9
-
-
-class WorkerPlan(msgspec.Struct, kw_only=True):
-    """How to make one worker: the order for the guardian, and which pipes it gets.
-
-    `descriptors` are inherited under the variables that name them (`RANKWISE_PAYLOAD_FD`, …) and
-    stay the planner's property.
-    """
-
-    order: dict[str, Any]
-    descriptors: Mapping[int | str, int]
-    stream_count: int
-    """How many streams the whole run has, which decides how large their pipes are."""
-    reports: bool
-    """Whether the program speaks on a report pipe: Python programs that rankwise boots."""
-    returns: bool
-    """Whether it sends a result: functions."""
-    gives: Mapping[str, int] = {}
-    """More descriptors, which are the worker's alone once it is made."""
-    recovers: bool = False
-    """Whether it may offer to be called again (`rankwise.recover`)."""
-
-
-class CallPlan(msgspec.Struct):
-    """In which world a worker that lives on is called again."""
-
-    environment: dict[str, str | None]
-    """Its variables; one that is None is not set in that world."""
-    descriptors: dict[str, int]
-    """What comes with the word, by the variables that name it; they stay the planner's property."""
-    gives: dict[str, int]
-    """The same, the worker's alone once it is told."""
-
-
-class WorkerPlanner(Protocol):
-    """Knows what to run: the launch layer's part of making a worker."""
-
-    def plan(self, local_rank: int, attempt: int) -> WorkerPlan:
-        """Say how to make a worker.
-
-        Raises:
-            OSError: something that it needs, such as a file, could not be had.
-            RankwiseError: the same, in words.
-        """
-        ...
-
-    def make_pumps(
-        self, local_rank: int, stdout_fd: int, stderr_fd: int
-    ) -> tuple["WorkerStream", "WorkerStream"]:
-        """Make the pumps that own the reading ends of a worker's output pipes."""
-        ...
-
-    def call_again(self, local_rank: int, attempt: int) -> CallPlan:
-        """Say in which world a worker that lives on is called again.
-
-        Raises:
-            OSError: what its attempt shares could not be made.
-        """
-        ...
-
-    def on_worker_over(self, local_rank: int) -> None:
-        """Take notice that a worker of the latest attempt has ended."""
-        ...
-
-
-class WorkerStream(msgspec.Struct):
-    """One output stream of a worker."""
-
-    pump: StreamPump
-    tail: Tail
-    is_over: bool = False
-
-
-class WorkerLink(msgspec.Struct):
-    """The agent's end of one worker of one attempt."""
-
-    local_rank: int
-    attempt: int
-    number: int
-    stdout: WorkerStream
-    stderr: WorkerStream
-    report_fd: int = -1
-    result_fd: int = -1
-    line: socket.socket | None = None
-    pid: int | None = None
-    process: WorkerProcess | None = None
-    is_ready: bool = False
-    has_recorder: bool = False
-    """Whether it can be asked for what torch has recorded."""
-    end_seen_at: Instant | None = None
-    """When we saw by ourselves that its process had ended."""
-    is_over: bool = False
-    exit_code: int | None = None
-    error: ErrorRecord | None = None
-    """What it has told that it dies of."""
-    reports: ReportPipe = msgspec.field(default_factory=ReportPipe)
-    result: bytearray = msgspec.field(default_factory=bytearray)
-
-    @property
-    def streams(self) -> tuple[WorkerStream, WorkerStream]:
-        """Both output streams."""
-        return self.stdout, self.stderr
-
-    @property
-    def is_read(self) -> bool:
-        """Whether every pipe has been read to its end."""
-        return (
-            self.report_fd < 0
-            and self.result_fd < 0
-            and self.stdout.is_over
-            and self.stderr.is_over
-        )
-
-
-class StacksRequest(msgspec.Struct):
-    """Somebody waits for the stacks of these workers."""
-
-    waiting: set[int]
-    on_done: list[Callable[[dict[int, str]], None]]
-    timer: Timer | None = None
 
 
 class RealProcessHost:
@@ -271,7 +144,9 @@ class RealProcessHost:
         self._keeps_children = keeps_children
         self._links: dict[int, WorkerLink] = {}
         self._current: dict[int, WorkerLink] = {}
-        self._stacks: StacksRequest | None = None
+        self._stacks = StacksCollection(
+            reactor, clock, self._current, partial(self._signal, signum=STACKS_SIGNAL, group=False)
+        )
         self._sweeps: dict[int, tuple[int, tuple[int, ...]]] = {}
 
     @property
@@ -342,16 +217,7 @@ class RealProcessHost:
 
     def collect_stacks(self, on_done: Callable[[dict[int, str]], None]) -> None:
         """Ask all workers that can answer for their stacks; call back with text by local rank."""
-        if self._stacks is not None:
-            # They are being collected already: everybody gets the same.
-            self._stacks.on_done.append(on_done)
-            return
-        ready = [link for link in self._current.values() if link.is_ready and not link.is_over]
-        request = self._stacks = StacksRequest({link.local_rank for link in ready}, [on_done])
-        for link in ready:
-            link.reports.take_stacks()  # what an earlier request left is not part of the answer
-            self._signal(link, STACKS_SIGNAL, group=False)
-        self._expect_stacks(request, STACKS_PATIENCE if ready else Duration(0))
+        self._stacks.collect(on_done)
 
     def note_ends(self) -> None:
         """Note which workers have ended by now, whatever is heard of them only later."""
@@ -573,7 +439,7 @@ class RealProcessHost:
         self._close_line(link)
         self._close_process(link)
         self._empty_pipes(link)
-        self._expect_no_stacks_of(link)
+        self._stacks.on_over(link)
         self._forget_if_done(link)
 
     def _tell_peers(self, link: WorkerLink, *, has_failed: bool) -> None:
@@ -624,7 +490,7 @@ class RealProcessHost:
             self._forget_if_done(link)
             return False
         self._on_records(link, link.reports.feed(data))
-        self._note_stacks(link)
+        self._stacks.on_report(link)
         return True
 
     def _on_records(self, link: WorkerLink, records: list[WorkerReport]) -> None:
@@ -690,38 +556,3 @@ class RealProcessHost:
             self._reactor.unwatch_readable(link.result_fd)
             os.close(link.result_fd)
             link.result_fd = -1
-
-    def _note_stacks(self, link: WorkerLink) -> None:
-        request = self._stacks
-        if request is None or not link.reports.has_stacks:
-            return
-        request.waiting.discard(link.local_rank)
-        if not request.waiting:
-            self._expect_stacks(request, STACKS_QUIET)
-
-    def _expect_no_stacks_of(self, link: WorkerLink) -> None:
-        """A worker that has ended prints no more; if it was the last, all that came is all."""
-        request = self._stacks
-        if request is None or self._current.get(link.local_rank) is not link:
-            return
-        request.waiting.discard(link.local_rank)
-        if all(other.is_over for other in self._current.values()):
-            self._finish_stacks(request)
-        elif not request.waiting:
-            self._expect_stacks(request, STACKS_QUIET)
-
-    def _expect_stacks(self, request: StacksRequest, patience: Duration) -> None:
-        if request.timer is not None:
-            request.timer.cancel()
-        deadline = after(self._clock.now(), patience)
-        request.timer = self._reactor.call_at(deadline, lambda: self._finish_stacks(request))
-
-    def _finish_stacks(self, request: StacksRequest) -> None:
-        if request.timer is not None:
-            request.timer.cancel()
-        if self._stacks is request:
-            self._stacks = None
-        stacks = {rank: link.reports.take_stacks() for rank, link in self._current.items()}
-        found = {rank: text for rank, text in stacks.items() if text}
-        for on_done in request.on_done:
-            on_done(found)

@@ -6,6 +6,7 @@ per process and one per thread: some 10 us each. A file that cannot be read coun
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -34,10 +35,38 @@ class ProcessWork(msgspec.Struct, frozen=True):
     byte_count: int
 
 
+class Usage(NamedTuple):
+    """What processes use: seconds of CPU time so far, resident bytes, and when the first began."""
+
+    cpu_s: float = 0.0
+    memory_bytes: int = 0
+    began_s: float = float("inf")
+    """On the clock that counts from the machine's start, suspensions included."""
+
+
 def works_of(pids: Iterable[int]) -> dict[int, ProcessWork]:
     """What each of these processes has done; those that have ended are left out."""
     children = _children()
     return {pid: work for pid in pids if (work := _work_of(pid, children)) is not None}
+
+
+def usage_by_session() -> dict[int, Usage]:
+    """The usage of every session on this machine, by the process that leads it.
+
+    Each rank leads a session, and what is in it belongs to that rank: data loaders, compilers.
+    """
+    found: dict[int, Usage] = {}
+    for _, fields in _processes():
+        # Numbered as in proc(5), from `state`, which is 3: session 6, utime 14 and stime 15, those
+        # of children that have ended 16 and 17, starttime 22, rss 24.
+        session = int(fields[3])
+        before = found.get(session, Usage())
+        found[session] = Usage(
+            cpu_s=before.cpu_s + sum(map(int, fields[11:15])) * _TICK / SECOND,
+            memory_bytes=before.memory_bytes + int(fields[21]) * _PAGE_BYTES,
+            began_s=min(before.began_s, int(fields[19]) * _TICK / SECOND),
+        )
+    return found
 
 
 def usage_of(pid: int) -> tuple[Duration, int] | None:
@@ -75,10 +104,16 @@ def _tree(root: int, children: Mapping[int, list[int]]) -> Iterator[int]:
 def _children() -> dict[int, list[int]]:
     """The children of every process: not every kernel tells them by parent."""
     children: dict[int, list[int]] = {}
+    for pid, fields in _processes():
+        children.setdefault(int(fields[1]), []).append(pid)
+    return children
+
+
+def _processes() -> Iterator[tuple[int, list[bytes]]]:
+    """Every process, and what `/proc/PID/stat` says of it, from its state on."""
     for name in filter(str.isdecimal, os.listdir("/proc")):
         if fields := _fields_after_name(_read(f"/proc/{name}/stat")):
-            children.setdefault(int(fields[1]), []).append(int(name))
-    return children
+            yield int(name), fields
 
 
 def _main_time(pid: int) -> Duration | None:

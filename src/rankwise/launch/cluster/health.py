@@ -10,8 +10,6 @@ import socket
 import threading
 from hashlib import sha256
 from hmac import compare_digest
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socketserver import TCPServer
 from typing import Self
 
 import msgspec
@@ -19,21 +17,7 @@ import msgspec
 from rankwise.base.errors import ConfigError
 from rankwise.launch.cluster.metrics import TEXT_TYPE, metrics_text
 from rankwise.launch.cluster.probe import PATIENCE_S, Probe
-
-
-class QuietServer(ThreadingHTTPServer):
-    """Answers in threads, and keeps to itself."""
-
-    daemon_threads = True
-
-    def server_bind(self) -> None:
-        """Bind, and ask no name server for the host's name: one that is down takes 10 s."""
-        TCPServer.server_bind(self)
-        host, self.server_port = self.server_address[:2]
-        self.server_name = str(host)
-
-    def handle_error(self, *_: object) -> None:
-        """Say nothing of clients that send garbage, or leave in the middle."""
+from rankwise.launch.quiet_http import QuietHandler, QuietServer
 
 
 class _Server6(QuietServer):
@@ -91,9 +75,9 @@ def shown_id(run_id: str, *, is_secret: bool) -> str:
     return f"run-{sha256(run_id.encode()).hexdigest()[:8]}" if is_secret else run_id
 
 
-def _handler_for(health: HealthServer) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:  # the library's name
+def _handler_for(health: HealthServer) -> type[QuietHandler]:
+    class Handler(QuietHandler):
+        def do_GET(self) -> None:  # noqa: N802  # the library's name
             given = self.headers.get("Authorization", "").encode()
             if health.authorization and not compare_digest(given, health.authorization):
                 self.send_error(401, "expected the token of RANKWISE_HEALTH_TOKEN")
@@ -105,22 +89,11 @@ def _handler_for(health: HealthServer) -> type[BaseHTTPRequestHandler]:
             snapshot = health.probe.snapshot(measures=path == "/metrics")
             if snapshot is None:
                 text = json.dumps({"alive": False, "detail": f"no answer within {PATIENCE_S:g} s"})
-                self._answer(503, "application/json", text)
+                self.answer(503, "application/json", text)
             elif path == "/metrics":
-                self._answer(200, TEXT_TYPE, metrics_text(snapshot))
+                self.answer(200, TEXT_TYPE, metrics_text(snapshot))
             else:
                 fields = {"alive": True, **msgspec.structs.asdict(snapshot.status)}
-                self._answer(200, "application/json", json.dumps(fields))
-
-        def _answer(self, code: int, kind: str, text: str) -> None:
-            body = text.encode()
-            self.send_response(code)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            """Say nothing: probes come every few seconds."""
+                self.answer(200, "application/json", json.dumps(fields))
 
     return Handler

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from rankwise.base.failure import FailureCause
-from rankwise.drivers.real.process_usage import Usage
+from rankwise.drivers.real.process_work import Usage
 from rankwise.launch.rank_status import RankStatus
 
 TEXT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from rankwise.drivers.real.process_usage import usage_by_session
+from rankwise.drivers.real.process_work import usage_by_session
 from rankwise.launch.cluster.metrics import Snapshot
 
 PATIENCE_S = 5.0

@@ -15,6 +15,7 @@ import msgspec
 
 from rankwise.base.errors import RankwiseError
 from rankwise.base.units import MICROSECOND, MILLISECOND, SECOND, Instant
+from rankwise.drivers.real.process_work import is_stopped
 from rankwise.launch.control.addresses import parse_name, peer, socket_name
 from rankwise.launch.control.server import Question, Request
 
@@ -133,11 +134,7 @@ def listen(run: RunSummary, request: Request, deadline: Instant) -> Iterator[Ans
 
 def is_suspended(run: RunSummary) -> bool:
     """Whether its agent is suspended: it hears nothing until it is resumed."""
-    try:
-        stat = Path(f"/proc/{run.pid}/stat").read_bytes()
-    except OSError:
-        return False  # it has ended, or is hidden from us
-    return stat.rpartition(b")")[2].split()[0] == b"T"
+    return is_stopped(run.pid)
 
 
 def resume(run: RunSummary) -> None:

@@ -5,6 +5,7 @@ What all agents announce alike, such as the begin of a round, is said once.
 
 from typing import Any
 
+from rankwise.base.wording import counted
 from rankwise.core.agent.vocabulary import (
     Announcement,
     AnnounceRound,
@@ -51,8 +52,7 @@ class NodesAnnouncements:
         match announcement:
             case AnnounceRound(world):
                 self._console(host).first_rank = world.first_rank
-                ranks = "1 rank" if world.size == 1 else f"{world.size} ranks"
-                line = f"round {world.round}: {ranks}; {lineup_text(world)}"
+                line = f"round {world.round}: {counted(world.size)}; {lineup_text(world)}"
                 self._once(line, "round", **fields_of_round(world))
             case AnnounceRoundEnd(number, why) if not self._is_alone:
                 text = f": {self._with_losses(number, why)}"

@@ -59,11 +59,6 @@ class Rate:
         """A bandwidth; a gigabyte is 10**9 bytes."""
         return cls(exactly(figure) / 1_000)
 
-    @classmethod
-    def per_cycle(cls, count: float, clock_ghz: float) -> "Rate":
-        """The rate of an engine that does `count` per cycle of its clock."""
-        return cls(exactly(count) * exactly(clock_ghz) / 1_000)
-
     def time_for(self, amount: int) -> int:
         """Picoseconds until `amount` is done, rounded up."""
         return -(-amount * self.denominator // self.numerator)

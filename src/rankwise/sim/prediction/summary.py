@@ -6,6 +6,7 @@ first step to that of the last: the first one has more to do. Otherwise they are
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from rankwise.base.units import format_bytes
 from rankwise.sim.hardware.quantities import format_picoseconds
 from rankwise.sim.prediction.clocks import Account, Prediction, PricedWork, RankClock
 from rankwise.sim.reporting.page import Table, write_page
@@ -104,8 +105,8 @@ def figure_rows(prediction: Prediction) -> list[tuple[str, str, str]]:
         ("asleep", _percent(figures.asleep), ""),
         (
             "peak memory",
-            _bytes(figures.memory_peak),
-            f"rank {figures.memory_rank}; a device has {_bytes(capacity)}{full}",
+            format_bytes(figures.memory_peak),
+            f"rank {figures.memory_rank}; a device has {format_bytes(capacity)}{full}",
         ),
     ]
     return [row for row in rows if row[0] != "asleep" or figures.asleep]
@@ -143,7 +144,7 @@ def rank_rows(prediction: Prediction) -> list[tuple[str, ...]]:
                 _percent(spent.computing / whole),
                 _percent(spent.exposed / whole),
                 _percent(spent.waiting / whole),
-                _bytes(clock.memory_peak),
+                format_bytes(clock.memory_peak),
             )
         )
     return rows
@@ -210,10 +211,3 @@ def write_files(
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
-
-
-def _bytes(size: int) -> str:
-    for factor, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if size >= factor:
-            return f"{size / factor:.4g} {unit}"
-    return f"{size} B"

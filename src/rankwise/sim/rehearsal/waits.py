@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from rankwise.base.units import MICROSECOND, Duration, format_duration
+from rankwise.base.wording import counted
 
 _CULPRITS_SHOWN = 5
 _LEAST = MICROSECOND
@@ -42,7 +43,7 @@ class Waits:
     def _remark(self, culprit: int) -> str:
         totals, longest = self._totals[culprit], self._longest[culprit]
         total = format_duration(Duration(sum(totals.values())))
-        others = "1 rank" if len(totals) == 1 else f"{len(totals)} ranks"
+        others = counted(len(totals))
         return (
             f"rank {culprit} made {others} wait, {total} of virtual time in all; the longest was "
             f"rank {longest.waiter} for {format_duration(longest.took)}, at {longest.what()}"

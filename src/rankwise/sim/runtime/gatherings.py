@@ -14,7 +14,7 @@ from greenlet import getcurrent
 
 from rankwise.base.errors import LocalProtocolError
 from rankwise.core.collectives.reductions import ReduceOp
-from rankwise.core.ledger import Book, Fate, Group, Stage, find_disagreement, find_verdict
+from rankwise.core.ledger import Book, Fate, Group, Stage, Verdict, find_disagreement, find_verdict
 from rankwise.core.ledger import Call as Entry
 from rankwise.sim.ccl.reductions import check_reduction
 from rankwise.sim.runtime.meetings import Call, Meeting, Signature, Work
@@ -51,8 +51,8 @@ class Gatherings:
         """The latest collective that a rank called."""
         return self._last.get(rank)
 
-    def deadlock_reason(self, alive: set[int], *, is_stuck: bool) -> str | None:
-        """Why a meeting can never take place, if there is such a one; the ledger knows.
+    def deadlock(self, alive: set[int], *, is_stuck: bool) -> Verdict | None:
+        """Why a meeting can never take place, and who is to blame; the ledger knows.
 
         Args:
             alive: the ranks that may yet call something.
@@ -65,15 +65,15 @@ class Gatherings:
             rank, call = next(iter(broken.calls.items()))
             verdict = find_disagreement(books, rank, self._entered(call, broken))
             assert verdict is not None, "its calls disagree"
-            return verdict.text
+            return verdict
         if is_stuck and not self._are_all_waiting(alive):
             return None
         if not is_stuck and all(alive.issuperset(meeting.missing()) for meeting in meetings):
             return None
         verdict = find_verdict(self._books(alive), patience_is_over=is_stuck)
-        if verdict is not None:
-            return verdict.text
-        return "every rank waits for another one" if is_stuck else None
+        if verdict is None and is_stuck:
+            return Verdict(blamed=(), text="every rank waits for another one", is_certain=True)
+        return verdict
 
     def _books(self, alive: set[int]) -> list[Book]:
         return [self._book(rank, alive) for rank in range(self._context.world_size)]
@@ -121,12 +121,13 @@ class Gatherings:
             stage=stage,
         )
 
-    def abandoned(self) -> str | None:
+    def abandoned(self) -> Verdict | None:
         """The call that is incomplete, when all ranks have returned without a wait for it."""
         for meeting in self._meetings.values():
             rank, call = next(iter(meeting.calls.items()))
-            missing = meeting.missing()[0]
-            return f"{call} of rank {rank} never took place: rank {missing} did not call it"
+            missing = tuple(meeting.missing())
+            text = f"{call} of rank {rank} never took place: rank {missing[0]} did not call it"
+            return Verdict(blamed=missing, text=text, is_certain=True)
         return None
 
     def open(self) -> list[Meeting]:

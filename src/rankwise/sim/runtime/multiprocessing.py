@@ -9,7 +9,8 @@ The signature is PyTorch's. There is no isolation: ranks share one process and i
 rank must not block on anything but the simulation.
 
 A rank that raises ends the others: each gets `SystemExit` at its wait, so that its `finally` blocks
-run; waiting again there raises `SystemExit` once more. Then `SpawnException` tells the root causes.
+run; waiting again there raises `SystemExit` once more. Then `SpawnException` tells the root causes,
+in the order that failures of processes have.
 The rest of the round is run first, so that ranks which fail on their own in it are told, too.
 """
 
@@ -28,11 +29,14 @@ from rankwise.base.errors import (
     SimulationError,
     Waiting,
 )
+from rankwise.base.failure import Failure
+from rankwise.base.root_cause import root_cause_first
 from rankwise.base.seeds import derived_seed
 from rankwise.base.wording import ranks_in_words
 from rankwise.sim.ccl.algorithm_modules import AlgorithmError
 from rankwise.sim.kernel import Rank
 from rankwise.sim.kernel.places import frames_of_stack, line_of, where_of
+from rankwise.sim.runtime.rank_failures import failure_of, failures_of_stuck
 from rankwise.sim.runtime.wall_limit import RealTimeLimit, wall_limit
 
 if TYPE_CHECKING:
@@ -52,13 +56,20 @@ class SpawnException(SimulationError):
 
     Attributes:
         errors: the exception of every rank that failed on its own, by rank.
+        failures: the same as values, the root cause first; ranks that others wait for are here too.
     """
 
     def __init__(
-        self, message: str, errors: dict[int, BaseException], *, hint: str | None = None
+        self,
+        message: str,
+        errors: dict[int, BaseException],
+        failures: tuple[Failure, ...] = (),
+        *,
+        hint: str | None = None,
     ) -> None:
         super().__init__(message, hint=hint)
         self.errors = errors
+        self.failures = failures
 
 
 class RanksStuck(SpawnException, Deadlock):
@@ -69,11 +80,16 @@ class RanksStuck(SpawnException, Deadlock):
         stacks: every waiting rank's stack as text, by rank.
     """
 
-    def __init__(self, message: str, waiting: tuple[Waiting, ...], stacks: dict[int, str]) -> None:
-        SimulationError.__init__(self, message)
+    def __init__(
+        self,
+        message: str,
+        waiting: tuple[Waiting, ...],
+        stacks: dict[int, str],
+        failures: tuple[Failure, ...] = (),
+    ) -> None:
+        SpawnException.__init__(self, message, dict.fromkeys(stacks, self), failures)
         self.waiting = waiting
         self.stacks = stacks
-        self.errors = dict.fromkeys(stacks, self)
 
 
 def _drain_pending(ctx: "RuntimeContext") -> None:
@@ -172,6 +188,7 @@ class _Schedule:
         self._fn = fn
         self._args = args
         self._errors: dict[int, BaseException] = {}
+        self._failures: list[Failure] = []
         self._interrupt: BaseException | None = None
         self._is_ending = False
         self._order = None if seed is None else random.Random(derived_seed(seed, "schedule"))  # noqa: S311 (a schedule, no secret)
@@ -205,7 +222,7 @@ class _Schedule:
         if self._interrupt is not None:
             raise self._interrupt
         if self._errors:
-            raise _spawn_exception(self._errors, len(self._ranks))
+            raise _spawn_exception(self._errors, root_cause_first(self._failures), len(self._ranks))
 
     def _run_rounds(self) -> None:
         live = self._ranks
@@ -227,12 +244,12 @@ class _Schedule:
             try:
                 _drain_pending(self._context)
             except Deadlock as deadlock:
-                raise self._stuck(live, str(deadlock), deadlock.waiting) from deadlock
+                raise self._stuck(live, str(deadlock), (), deadlock.waiting) from deadlock
             if live and not had_work:
                 self._refuse_deadlock(live, is_stuck=True)
         abandoned = self._context.distributed.gatherings.abandoned()
         if abandoned is not None and not self._errors:
-            raise self._stuck([], abandoned, ())
+            raise self._stuck([], abandoned.text, abandoned.blamed)
 
     def _is_interrupted(self) -> bool:
         """Whether the rank that ran last was interrupted: then no other one runs on."""
@@ -244,16 +261,20 @@ class _Schedule:
             self._fn(rank, *self._args)
         except SystemExit as leaving:
             if not self._is_ending and leaving.code not in {None, 0}:
-                self._errors[rank] = leaving
+                self._note_failure(rank, leaving)
         except RealTimeLimit as limit:
             if not self._is_ending:
                 self._interrupt = limit
         except Exception as error:  # noqa: BLE001 (a rank's own failure: told by SpawnException)
             if not self._is_ending:
-                self._errors[rank] = error
+                self._note_failure(rank, error)
         except BaseException as interrupt:  # noqa: BLE001 (raised again when the ranks have ended)
             if not self._is_ending:
                 self._interrupt = interrupt
+
+    def _note_failure(self, rank: int, error: BaseException) -> None:
+        self._errors[rank] = error
+        self._failures.append(failure_of(rank, error, self._context.now))
 
     def _end_ranks(self) -> None:
         """Raise `SystemExit` in every rank that is still there, until it has ended."""
@@ -272,12 +293,20 @@ class _Schedule:
         """Report waits that cannot end: for ranks that have left, or that are elsewhere."""
         alive = {rank.rank for rank in live}
         gatherings = self._context.distributed.gatherings
-        reason = gatherings.deadlock_reason(alive, is_stuck=is_stuck)
-        if reason is not None:
-            raise self._stuck(live, reason, ())
+        verdict = gatherings.deadlock(alive, is_stuck=is_stuck)
+        if verdict is not None:
+            raise self._stuck(live, verdict.text, verdict.blamed)
 
-    def _stuck(self, live: list[Rank], reason: str, others: tuple[Waiting, ...]) -> RanksStuck:
-        now, waiting, lines, stacks = self._context.now, [], [], {}
+    def _stuck(
+        self,
+        live: list[Rank],
+        reason: str,
+        blamed: tuple[int, ...],
+        others: tuple[Waiting, ...] = (),
+    ) -> RanksStuck:
+        now, lines = self._context.now, []
+        waiting: dict[int, Waiting] = {}
+        stacks: dict[int, str] = {}
         for rank in self._ranks:
             call = self._context.distributed.gatherings.call_of(rank.rank)
             if rank not in live:
@@ -294,7 +323,7 @@ class _Schedule:
                 name = getattr(getattr(command, "event", None), "name", "")
                 awaited = "a command" + (f" ({name})" if name else "")
                 lines.append(f"rank {rank.rank} is waiting for {awaited}, at {where}")
-            waiting.append(Waiting(f"rank {rank.rank}", awaited, now, where))
+            waiting[rank.rank] = Waiting(f"rank {rank.rank}", awaited, now, where)
         alike: dict[str, list[int]] = {}
         for number, stack in stacks.items():
             own = _users_part(stack)
@@ -310,7 +339,8 @@ class _Schedule:
         meetings = [f"  {meeting}" for meeting in self._context.distributed.gatherings.open()]
         shown = [head.removesuffix(":"), f"  {'; '.join(lines)}"]
         message = "\n".join([*shown, *meetings[:_MEETINGS_TOLD], *more, *told])
-        return RanksStuck(message, (*waiting, *others), stacks)
+        failures = failures_of_stuck(reason, blamed, waiting, stacks, now)
+        return RanksStuck(message, (*waiting.values(), *others), stacks, failures)
 
 
 def _after(context: "RuntimeContext", rank: int) -> str:
@@ -340,21 +370,25 @@ def _listed(told: list[str]) -> str:
     return "\n  ".join(told) if len(told) > 1 else f" {told[0]}"
 
 
-def _spawn_exception(errors: dict[int, BaseException], nprocs: int) -> SpawnException:
+def _spawn_exception(
+    errors: dict[int, BaseException], failures: tuple[Failure, ...], nprocs: int
+) -> SpawnException:
     failed = dict(sorted(errors.items()))
     faulty = next((each for each in failed.values() if isinstance(each, AlgorithmError)), None)
     if faulty is not None:
         line = line_of(faulty)
-        exception = SpawnException(f"{faulty}{f' (called at {line})' if line else ''}", failed)
+        told_as = f"{faulty}{f' (called at {line})' if line else ''}"
+        exception = SpawnException(told_as, failed, failures)
         exception.__cause__ = faulty
         return exception
     ranks: dict[str, list[int]] = {}
-    for rank, error in failed.items():
-        ranks.setdefault(_failure(error), []).append(rank)
+    for failure in failures:
+        ranks.setdefault(_failure(errors[failure.rank]), []).append(failure.rank)
     told = [f"{ranks_in_words(which)}: {what}" for what, which in ranks.items()]
     if len(told) > 1:
         more = len(told) - _FAILURES_TOLD
         told = ["", *told[:_FAILURES_TOLD], *([f"... and {more} more (see .errors)"] * (more > 0))]
-    exception = SpawnException(f"{len(errors)} of {nprocs} ranks failed:{_listed(told)}", failed)
-    exception.__cause__ = next(iter(failed.values()))
+    told_as = f"{len(errors)} of {nprocs} ranks failed:{_listed(told)}"
+    exception = SpawnException(told_as, failed, failures)
+    exception.__cause__ = errors[failures[0].rank]
     return exception

@@ -10,6 +10,7 @@ import pytest
 
 import rankwise.sim.triton.language as tl
 from rankwise.base.errors import ConfigError, Deadlock, LocalProtocolError
+from rankwise.base.failure import ExitStatus, FailureCause
 from rankwise.sim import GraphEngine, RuntimeContext, SpawnException, load_topology
 from rankwise.sim.hardware import MemoryExhausted, Run
 from rankwise.sim.runtime.multiprocessing import RanksStuck
@@ -146,6 +147,71 @@ def test_ranks_that_raise_in_the_same_round_are_all_root_causes(ctx: RuntimeCont
         ctx.multiprocessing.spawn(worker, nprocs=3)
 
     assert list(caught.value.errors) == [0, 2]
+
+
+def test_the_failure_that_explains_the_others_comes_first_as_it_does_of_processes(
+    ctx: RuntimeContext,
+) -> None:
+    def worker(rank: int) -> None:
+        ctx.wait(lasting(ctx, 10, 0))
+        if rank == 0:
+            raise ConnectionResetError("connection reset by peer")
+        if rank == 1:
+            sys.exit(3)
+        ctx.distributed.barrier()
+
+    with pytest.raises(SpawnException) as caught:
+        ctx.multiprocessing.spawn(worker, nprocs=3)
+
+    exited, raised = caught.value.failures
+    assert (exited.rank, exited.cause, exited.exit) == (1, FailureCause.EXITED, ExitStatus(3))
+    assert (raised.rank, raised.cause, raised.at) == (0, FailureCause.RAISED, exited.at)
+    assert raised.error is not None
+    assert (raised.error.type, raised.error.message) == (
+        "ConnectionResetError",
+        "connection reset by peer",
+    )
+    assert "in worker" in raised.error.traceback
+    assert caught.value.__cause__ is caught.value.errors[1]
+    assert str(caught.value).index("rank 1") < str(caught.value).index("rank 0")
+    assert list(caught.value.errors) == [0, 1]
+
+
+def test_of_ranks_that_are_stuck_those_that_are_out_of_step_come_first(
+    ctx: RuntimeContext,
+) -> None:
+    def worker(rank: int) -> None:
+        if rank != 1:
+            ctx.distributed.barrier()
+
+    with pytest.raises(RanksStuck) as caught:
+        ctx.multiprocessing.spawn(worker, nprocs=3)
+
+    culprit, *waiting = caught.value.failures
+    assert (culprit.rank, culprit.cause) == (1, FailureCause.OUT_OF_STEP)
+    assert culprit.detail == str(caught.value).splitlines()[0]
+    assert [(each.rank, each.cause) for each in waiting] == [
+        (0, FailureCause.HUNG),
+        (2, FailureCause.HUNG),
+    ]
+    assert waiting[0].waits_for.startswith("rank 1 to call barrier #1")
+    assert waiting[0].stacks == caught.value.stacks[0]
+
+
+def test_of_a_call_that_nobody_waited_for_those_that_never_came_are_to_blame(
+    ctx: RuntimeContext,
+) -> None:
+    def worker(rank: int) -> None:
+        if rank == 0:
+            ctx.distributed.all_reduce(ctx.ones(4), async_op=True)
+
+    with pytest.raises(RanksStuck, match="never took place") as caught:
+        ctx.multiprocessing.spawn(worker, nprocs=3)
+
+    assert [(each.rank, each.cause) for each in caught.value.failures] == [
+        (1, FailureCause.OUT_OF_STEP),
+        (2, FailureCause.OUT_OF_STEP),
+    ]
 
 
 def test_a_failed_command_is_the_failure_of_the_rank_that_waits_for_it(ctx: RuntimeContext) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from rankwise.compat.torch.elastic.multiprocessing.errors import record
 
 if TYPE_CHECKING:
-    from http.server import BaseHTTPRequestHandler
+    from rankwise.launch.quiet_http import QuietHandler
 
 __all__ = ["worker_main"]
 
@@ -84,36 +84,29 @@ def _dump_traceback() -> str:
 _HANDLERS: dict[str, Callable[[], str]] = {"dump_traceback": _dump_traceback, "ping": _ping}
 
 
-def _request_handler() -> "type[BaseHTTPRequestHandler]":
+def _request_handler() -> "type[QuietHandler]":
     import json  # noqa: PLC0415  # only for who listens
-    from http.server import BaseHTTPRequestHandler  # noqa: PLC0415  # the same
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:  # the library's name
+    from rankwise.launch.quiet_http import QuietHandler  # noqa: PLC0415  # the same
+
+    class Handler(QuietHandler):
+        def do_GET(self) -> None:  # noqa: N802  # the library's name
             if self.path == "/":
-                self._answer(200, WELCOME, "text/html")
+                self.answer(200, "text/html", WELCOME)
             elif self.path == HANDLERS_PATH:
-                self._answer(200, json.dumps(sorted(_HANDLERS)), "application/json")
+                self.answer(200, "application/json", json.dumps(sorted(_HANDLERS)))
             else:
-                self._answer(404, f"there is nothing at {self.path}; see {HANDLERS_PATH}\n")
+                self.answer(
+                    404, "text/plain", f"there is nothing at {self.path}; see {HANDLERS_PATH}\n"
+                )
 
-        def do_POST(self) -> None:  # the library's name
+        def do_POST(self) -> None:  # noqa: N802  # the library's name
             name = self.path.partition("?")[0].removeprefix(HANDLERS_PATH)
             answer = _HANDLERS.get(name) if self.path.startswith(HANDLERS_PATH) else None
             if answer is None:
-                self._answer(404, f"Handler {name} not found: there are {', '.join(_HANDLERS)}\n")
+                told = f"Handler {name} not found: there are {', '.join(_HANDLERS)}\n"
+                self.answer(404, "text/plain", told)
             else:
-                self._answer(200, answer())
-
-        def _answer(self, status: int, text: str, kind: str = "text/plain") -> None:
-            body = text.encode()
-            self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            """Say nothing: standard error is the worker's."""
+                self.answer(200, "text/plain", answer())
 
     return Handler

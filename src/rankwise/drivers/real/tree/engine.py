@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from rankwise.base.errors import TreeError, TreeTimeout, TreeValueError, WorkerDied
-from rankwise.base.units import SECOND, Duration, Instant, format_bytes
+from rankwise.base.units import SECOND, Duration, Instant
 from rankwise.core.tasks.request import Deliver
 from rankwise.core.tree.heap import ALIGNMENT
 from rankwise.core.tree.machine import TaskGraph
@@ -51,8 +51,10 @@ from rankwise.core.tree.vocabulary import (
 from rankwise.drivers.feed import Door
 from rankwise.drivers.real.interrupts import Gate, gate_here
 from rankwise.drivers.real.journal import FileJournal
-from rankwise.drivers.real.tree.arena import FRAME_BYTES, FRAME_HEAD, PAGE, Arena, Layout
+from rankwise.drivers.real.tree.arena import FRAME_BYTES, PAGE, Arena, Layout
 from rankwise.drivers.real.tree.children import Children, ChildSpec, Listener
+from rankwise.drivers.real.tree.frames import Frames
+from rankwise.drivers.real.tree.programs import ProgramRuns
 from rankwise.drivers.real.tree.reports import ANSWER, UNTOLD, Report, decode_report, rebuilt
 from rankwise.drivers.real.tree.requests import ChildRequests
 from rankwise.drivers.real.tree.words import (
@@ -68,7 +70,6 @@ from rankwise.drivers.real.tree.words import (
     LEFT_IN_FILE,
     MORE,
     NO_TASK,
-    PROGRAM,
     PROGRAM_ENDED,
     PROGRAM_FAILED,
     READY,
@@ -81,9 +82,6 @@ _POLL_EVERY = 32
 _KILLS_MAX = 2
 _UNDISTURBED = Duration(SECOND // 2)
 """How long the tasks of an interrupted run may go on whatever other interrupts come."""
-_KILL_PATIENCE = Duration(5 * SECOND)
-_LATE_KILL_PATIENCE = _PROGRAM_GRACE = Duration(SECOND // 2)
-"""How long it may take until a child is dead that was killed; when a time-out holds for all."""
 _ENDS = READY << KIND_SHIFT
 """Words below are ends of tasks that left nothing in their frames."""
 _END_MASK = (1 << VALUE_SHIFT) - 1
@@ -165,7 +163,7 @@ class Engine(Listener):
         self._deadline: Instant | None = None
         self._words = [0] * spec.ring_depth
         self._memory = memoryview(self.arena.memory)
-        self._frames = layout.frames
+        self._frames = Frames(self._memory, layout.frames)
         self._since_poll = 0
         self._has_gate = False
         self._drained: list[Drained] = []
@@ -175,10 +173,9 @@ class Engine(Listener):
         self._requests: list[ChildRequests] = []
         self._answers: dict[int, Report] = {}
         """What children have told in report files that was no task's."""
-        self._program_ends: dict[int, bool] = {}
         self._deaths: dict[int, str] = {}
         """Children that have ended since somebody began to wait for them."""
-        self._failed_to_run: dict[int, Report] = {}
+        self._programs = ProgramRuns(self.children, self._deaths, self._hear, self._check_alive)
 
     def start(self) -> None:
         """Start all children; see `Children.start` for what is raised."""
@@ -261,7 +258,7 @@ class Engine(Listener):
             word = slot | callable_ << FIELD_BITS
             if frame is not None:
                 word |= HAS_FRAME
-                self._write_frame(slot, frame)
+                self._frames.write(slot, frame)
             self._words[slot] = word
             effects = self._tell_graph(TaskSubmitted(pool, name, accesses, child), _now())
             if effects:
@@ -293,22 +290,10 @@ class Engine(Listener):
                 word = slot | callable_ << FIELD_BITS
                 if frame is not None:
                     word |= HAS_FRAME
-                    self._write_frame(slot, frame)
+                    self._frames.write(slot, frame)
                 self._words[slot] = word
             self._tell(stimulus)
         return slots[0] if slots else 0
-
-    def _write_frame(self, slot: int, frame: bytes) -> None:
-        if len(frame) > FRAME_BYTES - FRAME_HEAD.size:
-            raise TreeValueError(
-                f"a task's arguments take {format_bytes(len(frame))}, and a frame has "
-                f"{format_bytes(FRAME_BYTES)}",
-                hint="put what is long into a tensor",
-            )
-        place = self._frames + slot * FRAME_BYTES
-        FRAME_HEAD.pack_into(self._memory, place, len(frame), 0)
-        place += FRAME_HEAD.size
-        self._memory[place : place + len(frame)] = frame
 
     def _wait_for_slots(self, count: int) -> list[int]:
         while not (slots := self._graph.next_slots(count)) and count:
@@ -465,51 +450,9 @@ class Engine(Listener):
             Exception: whatever the first child raised.
         """
         with self.gate().closed():
-            self._run_programs(programs, deadline)
-
-    def _run_programs(self, programs: dict[int, int], deadline: Instant | None) -> None:
-        self.children.check_whole()
-        ends = self._program_ends
-        ends.clear()
-        self._deaths.clear()
-        for child, number in programs.items():
-            self.children.send(child, [PROGRAM | number])
-        try:
-            self._hear_programs(programs, deadline)
-        except BaseException as error:
-            # Late ends would be taken for those of the next replay.
-            is_late = isinstance(error, TimeoutError)
-            with self.children.gate.patience():
-                self._end_programs(programs, is_late=is_late)
-            raise
-        for child in programs:
-            self._check_alive(child)
-        for child, went_well in sorted(ends.items()):
-            if not went_well:
-                raise rebuilt(self._failed_to_run.pop(child), self.children.name_of(child))
-
-    def _end_programs(self, programs: dict[int, int], *, is_late: bool) -> None:
-        if not is_late:
-            with suppress(TimeoutError):
-                self._hear_programs(programs, Instant(_now() + _PROGRAM_GRACE))
-        killed = self._at_programs(programs)
-        for child in killed:
-            self.children.kill(child)
-        # An end that comes meanwhile does not count: the child is killed all the same.
-        deadline = Instant(_now() + (_LATE_KILL_PATIENCE if is_late else _KILL_PATIENCE))
-        while not self._deaths.keys() >= set(killed) and _now() < deadline:
-            self._hear(self.children.read(deadline))
-
-    def _hear_programs(self, programs: dict[int, int], deadline: Instant | None) -> None:
-        while self._at_programs(programs):
-            if deadline is not None and _now() >= deadline:
-                raise TreeTimeout("a recorded graph has not ended in time")
-            self._hear(self.children.read(deadline))
-            self.children.gate.run_due()
-
-    def _at_programs(self, programs: dict[int, int]) -> list[int]:
-        ends, deaths = self._program_ends, self._deaths
-        return [child for child in programs if child not in ends and child not in deaths]
+            self.children.check_whole()
+            self._deaths.clear()
+            self._programs.run(programs, deadline)
 
     def _check_alive(self, child: int) -> None:
         how = self._deaths.get(child) or self.children.lost.get(child)
@@ -565,9 +508,7 @@ class Engine(Listener):
     def _write_clocks(self, slots: list[int]) -> None:
         for slot in slots:
             if self._words[slot] & HAS_FRAME:
-                clock = max(self._clock_base, self._graph.clock_of(slot))
-                length = FRAME_HEAD.unpack_from(self._memory, self._frames + slot * FRAME_BYTES)[0]
-                FRAME_HEAD.pack_into(self._memory, self._frames + slot * FRAME_BYTES, length, clock)
+                self._frames.set_clock(slot, max(self._clock_base, self._graph.clock_of(slot)))
 
     def _recall(self, child: int) -> None:
         taken = self.children.take_back(child)
@@ -641,12 +582,11 @@ class Engine(Listener):
     def _take_what_was_left(self, slot: int, length: int) -> int:
         """Hand over what a task has left; the simulated instant at which it ended."""
         child = self._graph.child_of(slot)
-        place = self._frames + slot * FRAME_BYTES
         if length == LEFT_IN_FILE:
             self._read_reports(child)
             left = self._left.pop(slot)
         else:
-            left = bytes(self._memory[place : place + length])
+            left = self._frames.left(slot, length)
         number, _ = self._graph.task_in(slot)
         return self.on_left(number, child, left) if self.on_left is not None else 0
 
@@ -671,11 +611,11 @@ class Engine(Listener):
                 self._requests[child].on_answer_bytes(self._answers.pop(child).left)
             else:
                 self._requests[child].on_answer(value)
-        elif kind in (PROGRAM_ENDED, PROGRAM_FAILED):
-            if kind == PROGRAM_FAILED:
-                self._read_reports(child)
-                self._failed_to_run[child] = self._answers.pop(child, UNTOLD)
-            self._program_ends[child] = kind == PROGRAM_ENDED
+        elif kind == PROGRAM_ENDED:
+            self._programs.on_ended(child, None)
+        elif kind == PROGRAM_FAILED:
+            self._read_reports(child)
+            self._programs.on_ended(child, self._answers.pop(child, UNTOLD))
         else:
             self.children.hear(word)
 

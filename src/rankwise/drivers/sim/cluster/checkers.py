@@ -33,9 +33,8 @@ from typing import NoReturn
 
 import msgspec
 
-from rankwise.base.failure import Failure, FailureCause, OutcomeStatus
 from rankwise.base.keys import Change, Entry
-from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, between, format_duration
+from rankwise.base.units import SECOND, Duration, Instant, between, format_duration
 from rankwise.core.agent.vocabulary import FinishRun
 from rankwise.core.rendezvous.codec import decode_charter, decode_node, decode_round
 from rankwise.core.rendezvous.layout import RunKeys
@@ -44,11 +43,10 @@ from rankwise.core.rendezvous.vocabulary import RefusalKind, World
 from rankwise.drivers.sim.cluster.books import RoundBook, RunBook
 from rankwise.drivers.sim.cluster.faults import ClusterPlan
 from rankwise.drivers.sim.cluster.node import SimulatedNode
-from rankwise.drivers.sim.cluster.root_cause_truth import deaths_by_others, may_be_root
+from rankwise.drivers.sim.cluster.verdict_truth import verdict_is_true
 from rankwise.drivers.sim.cluster.worker import Worker
 from rankwise.drivers.sim.invariants import InvariantBroken
 
-CAUSES_OF_BLAME = (FailureCause.HUNG, FailureCause.OUT_OF_STEP)
 FAILURES_WITHOUT_A_WORKER = ("refuse-workers", "blame-worker", "lose-guardian", "miss-call")
 """Faults of which no worker fails by itself, and which cost a restart all the same."""
 
@@ -265,7 +263,7 @@ class ClusterChecker:
             failed = [worker for worker in last.workers if worker.failed_at is not None]
             if spent and not old.is_failure:
                 self._broken(f"round {new.number} spends a restart, and none had failed: {old.why}")
-            failed_otherwise = any(self._happened(what) for what in FAILURES_WITHOUT_A_WORKER)
+            failed_otherwise = any(self._plan.has(what) for what in FAILURES_WITHOUT_A_WORKER)
             if spent and not failed and not failed_otherwise:
                 self._broken(f"round {new.number} spends a restart, and no worker had failed")
             if old.is_failure and not spent and not last.member_vanished:
@@ -429,70 +427,8 @@ class ClusterChecker:
         run = possible[written.index(verdict)]
         if not run.is_shown:
             run.is_shown = True
-            self._judge_truth(run, verdict)
-
-    def _judge_truth(self, run: RunBook, verdict: Verdict) -> None:
-        last = run.rounds[max(run.rounds)] if run.rounds else None
-        match verdict.status:
-            case OutcomeStatus.SUCCEEDED:
-                if last is None:
-                    self._broken("a success without a round")
-                if sum(worker.succeeded for worker in last.workers) != self._size_of(last.record):
-                    self._broken(f"a success in round {last.record.number}, and not all succeeded")
-            case OutcomeStatus.STOPPED:
-                if not self._happened("preempt"):
-                    self._broken("a stop without a request")
-            case OutcomeStatus.FAILED:
-                if verdict.root is not None and last is not None:
-                    self._judge_root(verdict, last)
-                elif not verdict.detail:
-                    self._broken(f"a failure that explains nothing: {verdict}")
-
-    def _judge_root(self, verdict: Verdict, last: RoundBook) -> None:
-        root = verdict.root
-        assert root is not None, "looked at only when there is one"
-        if root.cause is FailureCause.NOT_STARTED:
-            return
-        if root.cause in CAUSES_OF_BLAME and self._happened("blame-worker"):
-            return
-        if root.cause is FailureCause.OUT_OF_STEP and self._happened("miss-call"):
-            self._judge_blame(root, last)
-            return
-        if root.cause is FailureCause.GUARDIAN_LOST and self._happened("lose-guardian"):
-            return
-        culprits = [worker for worker in last.workers if worker.failed_at is not None]
-        if any(worker.lost_peer for worker in culprits):
-            # What they have lost may be a rank that a scheduler has signalled. It has not failed,
-            # but explains what came after its death, where no agent had heard of a stop.
-            culprits += deaths_by_others(last.workers)
-        told = [worker for worker in culprits if worker.rank == root.rank]
-        if not told:
-            self._broken(f"the root cause is told to be {root}, and the truth is {culprits}")
-        if self._slack is not None and not may_be_root(told[0], culprits, self._slack):
-            self._broken(f"the root cause is told to be {root}, and the truth is {culprits}")
-
-    def _judge_blame(self, root: Failure, last: RoundBook) -> None:
-        """Who is blamed has stood in no call, while others did."""
-        blamed = [worker for worker in last.workers if worker.rank == root.rank]
-        others = [worker for worker in last.workers if worker.stands_since is not None]
-        if not others or any(worker.stands_since is not None for worker in blamed):
-            self._broken(f"the root cause is told to be {root}, who had come to the call")
-
-    @property
-    def _slack(self) -> int | None:
-        """How far two messages to the leader may differ; None in a world of large delays."""
-        network = self._plan.network
-        if self._is_harsh or self._happened("kill-agent") or self._plan.closers_die:
-            return None
-        # A commit and the watch that tells it, after whatever commit was under way before.
-        # Before it, the news of a death have travelled on the node.
-        news = self._plan.guardian.latency_max - self._plan.guardian.latency_min
-        return 6 * network.latency_max + news + 10 * MILLISECOND
-
-    @property
-    def _is_harsh(self) -> bool:
-        harsh = ("partition", "crash-store", "lose-store", "slow-disk", "compact-store")
-        return bool(self._plan.network.loss) or any(self._happened(what) for what in harsh)
+            if wrong := verdict_is_true(run, verdict, self._plan):
+                self._broken(wrong)
 
     def judge_end(self, now: Instant, unfinished: list[str]) -> None:
         """The job should be over."""
@@ -516,15 +452,7 @@ class ClusterChecker:
     def _may_leave_unbound(self) -> bool:
         """Whether the last leader may not have had the time to bind what it left to a lease."""
         config = self._plan.rendezvous
-        return self._is_harsh or self._led_for < 2 * config.lease_ttl
-
-    def _happened(self, what: str) -> bool:
-        return any(
-            type(happening).__struct_config__.tag == what for happening in self._plan.happenings
-        )
-
-    def _size_of(self, record: Round) -> int:
-        return sum(record.slots_of(rank) for rank in range(len(record.members)))
+        return self._plan.is_harsh or self._led_for < 2 * config.lease_ttl
 
     def _broken(self, what: str) -> NoReturn:
         raise InvariantBroken(f"at {self._now() / SECOND:.6f} s: {what}")

@@ -336,6 +336,16 @@ class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                         f"{self.nodes - 1}"
                     )
 
+    def has(self, what: str) -> bool:
+        """Whether a fault of this kind happens."""
+        return any(type(each).__struct_config__.tag == what for each in self.happenings)
+
+    @property
+    def is_harsh(self) -> bool:
+        """Whether something keeps nodes from the store, or it from remembering."""
+        harsh = ("partition", "crash-store", "lose-store", "slow-disk", "compact-store")
+        return bool(self.network.loss) or any(map(self.has, harsh))
+
     def _check_alone(self) -> None:
         if self.nodes > 1:
             raise ValueError(f"nodes is {self.nodes}, expected 1 where is_alone is true")

@@ -8,10 +8,9 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler
 
 from rankwise.compat.torch.elastic.utils.logging import get_logger
-from rankwise.launch.cluster.health import QuietServer
+from rankwise.launch.quiet_http import QuietHandler, QuietServer
 
 __all__ = ["HealthCheckServer", "create_healthcheck_server"]
 
@@ -86,22 +85,15 @@ def create_healthcheck_server(
     return HealthCheckServer(alive_callback, port, timeout)
 
 
-def _handler_for(health: HealthCheckServer) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:  # the library's name
+def _handler_for(health: HealthCheckServer) -> type[QuietHandler]:
+    class Handler(QuietHandler):
+        def do_GET(self) -> None:  # noqa: N802  # the library's name
             if self.path not in ("/", "/health"):
                 self.send_error(404, "expected /health")
                 return
             silence_s = health.silence_s()
             is_alive = silence_s <= health.timeout
-            body = json.dumps({"alive": is_alive, "silence_s": round(silence_s, 1)}).encode()
-            self.send_response(200 if is_alive else 503)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            """Say nothing: health is asked for every few seconds."""
+            told = json.dumps({"alive": is_alive, "silence_s": round(silence_s, 1)})
+            self.answer(200 if is_alive else 503, "application/json", told)
 
     return Handler

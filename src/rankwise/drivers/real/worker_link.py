@@ -1,0 +1,129 @@
+"""The agent's end of a worker: its process and pipes, what came through them, and how it is made.
+
+What is made here is only kept; `process_host.py` reads the pipes and says what follows.
+"""
+
+import socket
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from rankwise.base.failure import ErrorRecord
+from rankwise.base.units import Instant
+from rankwise.drivers.real.logs.pump import StreamPump
+from rankwise.drivers.real.logs.tail import Tail
+from rankwise.drivers.real.report_pipe import ReportPipe
+from rankwise.drivers.real.worker_process import WorkerProcess
+
+
+class WorkerPlan(msgspec.Struct, kw_only=True):
+    """How to make one worker: the order for the guardian, and which pipes it gets.
+
+    `descriptors` are inherited under the variables that name them (`RANKWISE_PAYLOAD_FD`, …) and
+    stay the planner's property.
+    """
+
+    order: dict[str, Any]
+    descriptors: Mapping[int | str, int]
+    stream_count: int
+    """How many streams the whole run has, which decides how large their pipes are."""
+    reports: bool
+    """Whether the program speaks on a report pipe: Python programs that rankwise boots."""
+    returns: bool
+    """Whether it sends a result: functions."""
+    gives: Mapping[str, int] = {}
+    """More descriptors, which are the worker's alone once it is made."""
+    recovers: bool = False
+    """Whether it may offer to be called again (`rankwise.recover`)."""
+
+
+class CallPlan(msgspec.Struct):
+    """In which world a worker that lives on is called again."""
+
+    environment: dict[str, str | None]
+    """Its variables; one that is None is not set in that world."""
+    descriptors: dict[str, int]
+    """What comes with the word, by the variables that name it; they stay the planner's property."""
+    gives: dict[str, int]
+    """The same, the worker's alone once it is told."""
+
+
+class WorkerStream(msgspec.Struct):
+    """One output stream of a worker."""
+
+    pump: StreamPump
+    tail: Tail
+    is_over: bool = False
+
+
+class WorkerPlanner(Protocol):
+    """Knows what to run: the launch layer's part of making a worker."""
+
+    def plan(self, local_rank: int, attempt: int) -> WorkerPlan:
+        """Say how to make a worker.
+
+        Raises:
+            OSError: something that it needs, such as a file, could not be had.
+            RankwiseError: the same, in words.
+        """
+        ...
+
+    def make_pumps(
+        self, local_rank: int, stdout_fd: int, stderr_fd: int
+    ) -> tuple[WorkerStream, WorkerStream]:
+        """Make the pumps that own the reading ends of a worker's output pipes."""
+        ...
+
+    def call_again(self, local_rank: int, attempt: int) -> CallPlan:
+        """Say in which world a worker that lives on is called again.
+
+        Raises:
+            OSError: what its attempt shares could not be made.
+        """
+        ...
+
+    def on_worker_over(self, local_rank: int) -> None:
+        """Take notice that a worker of the latest attempt has ended."""
+        ...
+
+
+class WorkerLink(msgspec.Struct):
+    """The agent's end of one worker of one attempt."""
+
+    local_rank: int
+    attempt: int
+    number: int
+    stdout: WorkerStream
+    stderr: WorkerStream
+    report_fd: int = -1
+    result_fd: int = -1
+    line: socket.socket | None = None
+    pid: int | None = None
+    process: WorkerProcess | None = None
+    is_ready: bool = False
+    has_recorder: bool = False
+    """Whether it can be asked for what torch has recorded."""
+    end_seen_at: Instant | None = None
+    """When we saw by ourselves that its process had ended."""
+    is_over: bool = False
+    exit_code: int | None = None
+    error: ErrorRecord | None = None
+    """What it has told that it dies of."""
+    reports: ReportPipe = msgspec.field(default_factory=ReportPipe)
+    result: bytearray = msgspec.field(default_factory=bytearray)
+
+    @property
+    def streams(self) -> tuple[WorkerStream, WorkerStream]:
+        """Both output streams."""
+        return self.stdout, self.stderr
+
+    @property
+    def is_read(self) -> bool:
+        """Whether every pipe has been read to its end."""
+        return (
+            self.report_fd < 0
+            and self.result_fd < 0
+            and self.stdout.is_over
+            and self.stderr.is_over
+        )
