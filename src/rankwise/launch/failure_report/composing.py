@@ -10,6 +10,7 @@ import datetime as dt
 from collections.abc import Iterable, Sequence
 
 from rankwise.base.failure import (
+    NO_RANK,
     TIME_LIMIT_SIGNAL,
     EarlierAttempt,
     Failure,
@@ -40,6 +41,7 @@ from rankwise.launch.failure_report.tracebacks import (
     without_traceback,
 )
 from rankwise.launch.failure_report.words import (
+    OWN_LENGTH_MAX,
     describe_signal,
     exit_in_words,
     headline,
@@ -57,7 +59,7 @@ _PATH_LENGTH_MAX = 4_096
 _PIDS_SHOWN_MAX = 16
 _ROLES_UNNAMED = ("default", "rank")
 """What roles are called unless they are named: by `rankwise run`, and by `rankwise.run`."""
-_OF_NO_COUNT = (FailureCause.HUNG, FailureCause.OUT_OF_STEP)
+_OF_NO_COUNT = (FailureCause.HUNG, FailureCause.OUT_OF_STEP, FailureCause.STORE_LOST)
 """Causes of which it tells nothing how many ranks have failed."""
 _SHARED_CAUSES = (FailureCause.HUNG, FailureCause.GUARDIAN_LOST)
 """Causes that strike the gang as a whole: the root cause's box speaks for all its ranks."""
@@ -100,6 +102,8 @@ def _summary(outcome: Outcome, context: ReportContext) -> str:
     if outcome.status is OutcomeStatus.FAILED and failed and causes.isdisjoint(_OF_NO_COUNT):
         count, size = outcome.failed or failed, outcome.size or context.nprocs
         text += f": {count} of {size} ranks failed"
+    elif FailureCause.STORE_LOST in causes:
+        text += ": the store was lost"
     if outcome.attempts > 1:
         text += f" in attempt {outcome.attempts} of {max(context.attempts_max, outcome.attempts)}"
     return f"{text} (run {printable(context.run_id)})" if context.run_id else text
@@ -159,7 +163,7 @@ def _note_on_other(root: Failure | None, group: Sequence[Failure]) -> str:
     text = headline(first)
     if root is not None:
         text = f"{_distance(root, first)}{text}"
-        if root.cause is FailureCause.OUT_OF_STEP:
+        if root.cause in (FailureCause.OUT_OF_STEP, FailureCause.STORE_LOST):
             text += " (a consequence)"
         elif is_peer_gone(first):
             text += " (a consequence: its peer was gone)"
@@ -205,7 +209,7 @@ def _notes_on_stopped(stopped: Iterable[Failure], stop_signal: int) -> list[str]
 
 
 def _notes_on_end(outcome: Outcome) -> list[str]:
-    notes = [first_line(outcome.detail)] if outcome.detail else []
+    notes = [printable(outcome.detail, OWN_LENGTH_MAX)] if outcome.detail else []
     if outcome.survivors:
         pids = ", ".join(map(str, outcome.survivors[:_PIDS_SHOWN_MAX]))
         more = ", ..." if len(outcome.survivors) > _PIDS_SHOWN_MAX else ""
@@ -255,6 +259,8 @@ def _fields(root: Failure, failures: Sequence[Failure], context: ReportContext) 
     if root.cause in _SHARED_CAUSES and len(together) > 1:
         add("ranks", ranks_in_words(together).removeprefix("ranks "))
         add("host", root.host)
+    elif root.local_rank == NO_RANK:
+        add("noticed on", root.host)
     else:
         rank = rank_of(root)
         is_local_told = root.local_rank != rank

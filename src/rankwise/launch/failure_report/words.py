@@ -31,6 +31,8 @@ _EXIT_CODES = {
 }
 
 _SIGKILL = 9
+OWN_LENGTH_MAX = 2_000
+"""How long a sentence of rankwise's own may be: it ends in what to do, and is not cut before."""
 _CAUSED = "\nThe above exception was the direct cause of the following exception:\n"
 _AFTER_FRAMES = re.compile(r"^  .*\n(?=\S)", re.MULTILINE)
 
@@ -122,6 +124,8 @@ def headline(failure: Failure) -> str:
         case FailureCause.GUARDIAN_LOST:
             fate = "no rank had started" if failure.pid is None else "its ranks ended with it"
             return f"{detail or 'the guardian has died'}; {fate}"
+        case FailureCause.STORE_LOST:
+            return printable(failure.detail, OWN_LENGTH_MAX)
 
 
 def _oom_in_words(failure: Failure) -> str:
@@ -136,7 +140,8 @@ def one_line(failure: Failure) -> str:
     if failure.cause is FailureCause.RAISED and failure.error is not None:
         told = f"rank {rank_of(failure)} failed ({error_in_words(failure.error)})"
         return printable(f"{told}{_oom_in_words(failure)}", 300)
-    return printable(headline(failure), 300)
+    is_own = failure.cause is FailureCause.STORE_LOST
+    return printable(headline(failure), OWN_LENGTH_MAX if is_own else 300)
 
 
 def _exited_in_words(status: ExitStatus | None) -> str:

@@ -27,7 +27,7 @@ def test_a_node_that_was_done_when_the_store_went_away_says_so() -> None:
 
     refused = table.told["a"][-1]
     assert isinstance(refused, Refused)
-    assert refused.kind is RefusalKind.TIMEOUT
+    assert refused.kind is RefusalKind.STORE
     assert refused.why == (
         "its workers were done, but how the job ended was not heard within 9 s: nobody answers"
     )
