@@ -205,7 +205,9 @@ class AgentRunner:
 
             data = Path(parts.planner.private_path, "etcd")
             token = token_of(settings, run_id)
-            own = OwnEtcd(plan.endpoint, run_id, token, self._is_over, data)
+            own = OwnEtcd(
+                plan.endpoint, run_id, token, self._is_over, own_hosts=plan.own_hosts, data=data
+            )
             settings = {**settings, **parts.stack.enter_context(own).settings}
         client = StoreClient(
             open_store(plan.backend, plan.endpoint, settings, run_id=run_id),

@@ -26,6 +26,7 @@ from rankwise.drivers.real.stores.connections import endpoint_text, hang_up, is_
 from rankwise.drivers.real.stores.etcd_connection import Connection
 from rankwise.drivers.real.stores.etcd_messages import AuthenticateReply, Fault, decoded
 from rankwise.drivers.real.stores.etcd_stream import NoHttp
+from rankwise.drivers.real.stores.names import Names
 from rankwise.drivers.real.stores.patience import Patience, closed_error, describe
 
 T = TypeVar("T")
@@ -97,6 +98,7 @@ class Members:
     def __init__(self, config: EtcdConfig) -> None:
         self.config = config
         self.closed = Event()
+        self._names = Names()
         self.members = [Member(host, port) for host, port in config.endpoints]
         self.who = "etcd at " + ", ".join(member.endpoint for member in self.members)
         self._tls = _tls_context(config)
@@ -228,6 +230,7 @@ class Members:
                     hang_up(sock)
             for connection in self._busy:
                 hang_up(connection.sock)
+        self._names.close()
 
     def raise_fault(self, status: int, body: bytes, member: Member) -> NoReturn:
         """Raise what an answer other than 200 means.
@@ -372,7 +375,7 @@ class Members:
 
     def _connect(self, member: Member, timeout_s: float) -> Connection:
         try:
-            return Connection(member.host, member.port, timeout_s, self._tls)
+            return Connection(member.host, member.port, timeout_s, self._tls, self._names)
         except OSError as error:
             _raise_if_not_etcd(error, member)
             raise NotReached(describe(error)) from error
