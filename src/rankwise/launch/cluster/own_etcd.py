@@ -25,7 +25,7 @@ import socket
 import ssl
 import subprocess
 from collections.abc import Callable, Collection
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -43,7 +43,7 @@ from rankwise.drivers.real.stores.opening import ETCD_PORT, open_store, split_en
 from rankwise.drivers.real.stores.patience import describe
 from rankwise.launch.cluster.etcd_beginning import PATIENCE_S, Place, find_beginning
 from rankwise.launch.cluster.etcd_program import check_version, etcd_version
-from rankwise.launch.cluster.own_etcd_end import wait_for_others
+from rankwise.launch.cluster.own_etcd_end import RegisteredNodes
 
 MEMBERS = 3
 LINGER = Duration(10 * SECOND)
@@ -93,6 +93,7 @@ class OwnEtcd:
                 f" {endpoints!r}",
                 hint="name the first three nodes, as in --rdzv-endpoint n1,n2,n3",
             )
+        self._stack = ExitStack()
         self._claim = socket.socket(socket.AF_UNIX)
         self._own = self._claimed_place(own_hosts)
         self.settings: dict[str, str] = {}
@@ -111,15 +112,17 @@ class OwnEtcd:
             self.settings = self._certificate_settings()
         if self._own is not None:
             self._thread.start()
+            store = open_store("etcd", self._endpoints, self.settings, run_id="")
+            nodes = self._stack.enter_context(RegisteredNodes(store, RunKeys(self._run_id)))
+            self._stack.callback(self._serve_to_the_end, nodes)
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._stack.close()
+        self._is_closed.set()
+        if self._process is not None:
+            self._process.kill()
         if self._own is not None:
-            if self._is_over():
-                self._wait_for_others()
-            self._is_closed.set()
-            if self._process is not None:
-                self._process.kill()
             self._thread.join()
         self._claim.close()
 
@@ -205,6 +208,11 @@ class OwnEtcd:
                     return place
         return None
 
+    def _serve_to_the_end(self, nodes: RegisteredNodes) -> None:
+        if self._is_over():
+            others = [(each.host, each.port) for each in self._places if each is not self._own]
+            nodes.wait_until_none(others, LINGER)
+
     def _keep(self) -> None:
         """In a thread: keep the member running. It dies with this thread, and so with the agent."""
         pause_s = RESTART_PAUSE_S
@@ -243,11 +251,6 @@ class OwnEtcd:
                     was_told = True
                     process.kill()
         return was_told
-
-    def _wait_for_others(self) -> None:
-        open_etcd = partial(open_store, "etcd", self._endpoints, self.settings, run_id="")
-        others = [(each.host, each.port) for each in self._places if each is not self._own]
-        wait_for_others(open_etcd, RunKeys(self._run_id), others, LINGER)
 
 
 def _environment() -> dict[str, str]:
