@@ -299,7 +299,7 @@ def test_a_node_with_another_token_is_refused(nodes: Nodes) -> None:
     refused, waiting = (one, two) if "its token is not ours" in one.stderr else (two, one)
     waiting.signal(signal.SIGTERM)
 
-    assert refused.finish().code == 1
+    assert refused.finish().code == 2
     assert "its token" not in waiting.finish().stderr
 
 

@@ -246,7 +246,7 @@ class RefusalKind(StrEnum):
     VERSION = "version"
     """Another version of rankwise wrote what lies in the store."""
     CHARTER = "charter"
-    """The other nodes want another job: numbers of nodes, restarts, settings."""
+    """The other nodes want another job: numbers of nodes, restarts, settings, another token."""
     SEAT = "seat"
     """Two nodes want one seat, or a seat does not exist."""
     EXCLUDED = "excluded"

@@ -16,7 +16,8 @@ survive the loss of any one, the first included. What each party's death means:
   that does not answer.
 
 Who knows the run's token is let in, and nobody else, at both ports: all nodes have the certificate
-that follows from it, and etcd asks for that one (`token_certificate`). Without the extra
+that follows from it, and etcd asks for that one (`token_certificate`). Its key is in no file that
+could outlive the agent. Without the extra
 `rankwise[tls]` nothing is asked for, and `rankwise run` warns.
 """
 
@@ -94,10 +95,12 @@ class OwnEtcd:
                 hint="name the first three nodes, as in --rdzv-endpoint n1,n2,n3",
             )
         self._stack = ExitStack()
-        self._claim = socket.socket(socket.AF_UNIX)
+        self._claim = self._stack.enter_context(socket.socket(socket.AF_UNIX))
         self._own = self._claimed_place(own_hosts)
         self.settings: dict[str, str] = {}
         """What a client of this etcd needs to know, once this object is entered."""
+        self._inherited: tuple[int, ...] = ()
+        """What the member needs of this process: its certificate and key."""
         self._data = data
         self._is_closed = Event()
         self._process: subprocess.Popen[bytes] | None = None
@@ -112,6 +115,7 @@ class OwnEtcd:
             self.settings = self._certificate_settings()
         if self._own is not None:
             self._thread.start()
+            self._stack.callback(self._end_member)
             store = open_store("etcd", self._endpoints, self.settings, run_id="")
             nodes = self._stack.enter_context(RegisteredNodes(store, RunKeys(self._run_id)))
             self._stack.callback(self._serve_to_the_end, nodes)
@@ -119,12 +123,12 @@ class OwnEtcd:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+    def _end_member(self) -> None:
         self._is_closed.set()
         if self._process is not None:
             self._process.kill()
-        if self._own is not None:
-            self._thread.join()
-        self._claim.close()
+        self._thread.join()
 
     def command(self) -> list[str]:
         """How the member is started.
@@ -158,17 +162,14 @@ class OwnEtcd:
 
     def _certificate_settings(self) -> dict[str, str]:
         from rankwise.drivers.real.stores.token_certificate import (  # noqa: PLC0415  # the extra
-            write_files,
+            certificate_files,
         )
 
         hosts = [each.host for each in self._places]
-        files = write_files(str(self._data), self._token.encode(), hosts)
-        return {
-            "protocol": "https",
-            "cacert": files.certificate,
-            "cert": files.certificate,
-            "key": files.key,
-        }
+        files = self._stack.enter_context(certificate_files(self._token.encode(), hosts))
+        self._inherited = tuple(files)
+        certificate, key = (f"/proc/self/fd/{fd}" for fd in files)
+        return {"protocol": "https", "cacert": certificate, "cert": certificate, "key": key}
 
     def _guards(self) -> list[str]:
         """Both ports are for who has the run's certificate, whatever machine that comes from."""
@@ -238,6 +239,7 @@ class OwnEtcd:
             env=_environment(),
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             start_new_session=True,
+            pass_fds=self._inherited,
             preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509  # one call
         )  # fmt: skip
         if self._is_closed.is_set():

@@ -30,6 +30,7 @@ from rankwise.base.errors import (
     LeaseLost,
     LocalProtocolError,
     RemoteProtocolError,
+    StoreOfAnotherRun,
     StoreRefused,
     StoreUnavailable,
 )
@@ -462,7 +463,7 @@ class _Conversation:
             except RemoteProtocolError as error:
                 with suppress(OSError):
                     self._sock.sendall(stream.unsent())
-                raise StoreRefused(
+                raise StoreOfAnotherRun(
                     f"{self._who} belongs to another run: its token is not ours, or it has another"
                     f" way to encrypt ({error})",
                     hint="give all nodes of a run the same run id, token and version of Python, and"
@@ -484,7 +485,7 @@ class _Conversation:
             case Welcome(_, own, proof, life):
                 secret = Secret(token, nonce, own)
                 if proof != secret.server_proof:
-                    raise StoreRefused(
+                    raise StoreOfAnotherRun(
                         f"{self._who} belongs to another run: its token is not ours",
                         hint="give all nodes of a run the same run id and token, and each run an"
                         " endpoint of its own",
