@@ -73,5 +73,6 @@ def end_notices(job: Job, outcome: Outcome, message: str) -> Iterator[str]:
         yield notice(job, one_line(failure), "failure", root_cause=place == 0, **fields_of(failure))
     yield notice(
         job, message, "end", status=str(outcome.status), attempts=outcome.attempts,
+        restarts=outcome.attempts - 1,
         signal=outcome.stop_signal,
     )  # fmt: skip

@@ -88,7 +88,7 @@ def _on_reply(node: NodeState, stimulus: Reply, now: Instant) -> None:
 
 
 def _on_denied(node: NodeState, denied: StoreDenied) -> None:
-    # The store of a run that this node has been in is lost to it, whoever has it now.
+    # A node that has taken part has lost its store, and another run has one in that place.
     is_wrong_place = denied.is_of_another_run and not node.lease.was_ever_held
     kind = RefusalKind.CHARTER if is_wrong_place else RefusalKind.STORE
     node.refuse(kind, denied.reason, denied.hint)
