@@ -41,7 +41,6 @@ from rankwise.launch.failure_report.tracebacks import (
     without_traceback,
 )
 from rankwise.launch.failure_report.words import (
-    OWN_LENGTH_MAX,
     describe_signal,
     exit_in_words,
     headline,
@@ -151,7 +150,7 @@ def _note_on_alike(group: Sequence[EarlierAttempt], timezone: dt.tzinfo | None) 
     first, last = group[0], group[-1]
     since, until = (_moment(attempt.wall_ns, timezone)[:19] for attempt in (first, last))
     span = until if first is last else f"{since} to {until}"
-    return f"until {span}: {first_line(first.why)}"
+    return f"until {span}: {printable(first.why)}"
 
 
 def _notes_on_failed(root: Failure | None, failed: Sequence[Failure]) -> list[str]:
@@ -229,7 +228,7 @@ def _notes_on_stopped(stopped: Iterable[Failure], stop_signal: int) -> list[str]
 
 
 def _notes_on_end(outcome: Outcome) -> list[str]:
-    notes = [printable(outcome.detail, OWN_LENGTH_MAX)] if outcome.detail else []
+    notes = [printable(outcome.detail)] if outcome.detail else []
     if outcome.survivors:
         pids = ", ".join(map(str, outcome.survivors[:_PIDS_SHOWN_MAX]))
         more = ", ..." if len(outcome.survivors) > _PIDS_SHOWN_MAX else ""
