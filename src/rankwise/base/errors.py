@@ -107,6 +107,10 @@ class StoreRefused(StoreError):
     """The store answers, but will not let us in: password, token, certificate or version."""
 
 
+class StoreOfAnotherRun(StoreRefused):
+    """The store answers, and is another run's: its token is not ours."""
+
+
 class LeaseLost(StoreError):
     """A lease has ended, and the entries that were bound to it are gone."""
 

@@ -19,6 +19,8 @@ SIGNAL_NAMES: dict[int, str] = {
 }  # fmt: skip
 """Linux signal numbers, spelled here because machines may not import `signal`."""
 
+NO_RANK = -1
+"""The rank of a failure that is none of a rank."""
 TIME_LIMIT_SIGNAL = 14
 """SIGALRM, the alarm clock: by which a run's own time limit asks it to stop. Ranks get SIGTERM."""
 
@@ -94,6 +96,11 @@ class FailureCause(StrEnum):
     """It could not be started."""
     GUARDIAN_LOST = "guardian-lost"
     """The process that owned it died, and took it along."""
+    STORE_LOST = "store-lost"
+    """No rank is to blame: the store of the nodes is gone, and what ranks tell follows from that.
+
+    Its `local_rank` and its `rank` are `NO_RANK`.
+    """
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):

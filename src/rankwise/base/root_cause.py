@@ -46,7 +46,7 @@ def root_cause_first(failures: Iterable[Failure]) -> tuple[Failure, ...]:
 def suspects_in_order(suspects: Iterable[T], failure_of: Callable[[T], Failure]) -> list[T]:
     """Order what carries failures so that the first one's explains the others."""
     ordered = sorted(suspects, key=lambda suspect: _order_in_time(failure_of(suspect)))
-    if ordered and _may_be_consequence(failure_of(ordered[0])):
+    if ordered and may_be_consequence(failure_of(ordered[0])):
         earliest = failure_of(ordered[0])
         soon = [each for each in ordered if failure_of(each).at - earliest.at < HEAD_START]
         for died_alone in (_killed_by_foreign_signal, _exited_in_silence):
@@ -88,7 +88,13 @@ def _order_in_time(failure: Failure) -> tuple[int, int, int, int]:
     return place, failure.at, failure.rank, failure.local_rank
 
 
-def _may_be_consequence(failure: Failure) -> bool:
+def may_follow_from_loss(failure: Failure) -> bool:
+    """Whether a rank may have failed since another node was lost, about the same time."""
+    return may_be_consequence(failure) or _exited_in_silence(failure)
+
+
+def may_be_consequence(failure: Failure) -> bool:
+    """Whether a rank may have failed since it has lost its connection to another one."""
     if failure.cause is FailureCause.RAISED:
         return failure.error is None or tells_of_lost_peer(failure.error)
     return (

@@ -22,7 +22,7 @@ from rankwise.cli.main import CONTEXT_SETTINGS, begin_work
 from rankwise.cli.options import OptionWithVariable, complete_file, values_from
 from rankwise.cli.run_options import GROUPS, OPTIONS, REHEARSAL
 from rankwise.cli.spelling import Flag, SpellingError, in_strict_spelling
-from rankwise.cli.start import end_on_sigterm, hold_interrupts
+from rankwise.cli.start import die_of_sigterm, end_on_sigterm, hold_interrupts
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -165,12 +165,14 @@ def run(ctx: click.Context, /, **_values: Any) -> int:
 
         begin_work()
         return run_elsewhere(options, ctx.meta[STRICT_WORDS], os.environ)
+    end_on_sigterm()
     words = ctx.meta[STRICT_WORDS]
     options, of_scheduler = _completed_by_scheduler(options, os.environ, words)
     if _meets_by_plugin(options):
         from rankwise.cli.torch_plugins import launch_with_handler  # noqa: PLC0415  # rare
 
         begin_work()
+        die_of_sigterm()
         return launch_with_handler(options)
     job = job_from(options, os.environ)
     files = None
@@ -201,8 +203,8 @@ def _supervise(job: "Job", event_log_handler: str, places: "LogPlaces | None") -
     if job.logs.log_specs is None and event_log_handler == "null":
         from rankwise.launch.fork_server import hosting_for  # noqa: PLC0415  # not for --help
 
-        if signal.SIGTERM in job.signals:
-            end_on_sigterm()
+        if signal.SIGTERM not in job.signals:
+            die_of_sigterm()
         hold_interrupts()
         started = None
         with suppress(OSError):  # it is tried again by who can tell the reason
@@ -214,6 +216,7 @@ def _supervise(job: "Job", event_log_handler: str, places: "LogPlaces | None") -
     from rankwise.cli.torch_plugins import supervise_with_plugins  # noqa: PLC0415  # rare
 
     begin_work()
+    die_of_sigterm()
     return supervise_with_plugins(job, event_log_handler, places)
 
 

@@ -19,6 +19,7 @@ from rankwise.launch.cluster.addresses import (
     address_of,
     interface_of,
     own_address,
+    own_hosts,
     split_endpoint,
 )
 from rankwise.launch.cluster.plan import ClusterPlan, plan_alone
@@ -73,6 +74,7 @@ def cluster_plan(options: "RunOptions", counts: NodeCounts, policy: RestartPolic
         endpoint=endpoint,
         store=settings.store,
         own_etcd=options.rdzv_own_etcd,
+        own_hosts=own_hosts(endpoint) if options.rdzv_own_etcd else (),
         rendezvous=rendezvous,
         address=address or own_address(endpoint),
         topology=options.node_topology,

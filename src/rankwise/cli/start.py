@@ -41,6 +41,12 @@ def end_on_sigterm() -> None:
         _signal.signal(_signal.SIGTERM, end_stopped)
 
 
+def die_of_sigterm() -> None:
+    """Let SIGTERM do again what it does without a handler, for who expects that."""
+    if _signal.getsignal(_signal.SIGTERM) is end_stopped:
+        _signal.signal(_signal.SIGTERM, _signal.SIG_DFL)
+
+
 def end_stopped(signum: int, _frame: "FrameType | None") -> "NoReturn":
     """End this process as a run that SIGTERM has stopped."""
     try:

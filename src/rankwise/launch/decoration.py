@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from rankwise.base.failure import ErrorRecord, Failure, FailureCause, Outcome
+from rankwise.base.failure import NO_RANK, ErrorRecord, Failure, FailureCause, Outcome
 from rankwise.drivers.real.oom import OomWatch
 from rankwise.drivers.real.process_host import RealProcessHost
 from rankwise.drivers.real.worker_link import WorkerLink
@@ -86,6 +86,8 @@ class FailureDecorator:
         destinations = self._planner.destinations
         if failure.host:
             return failure  # described already, perhaps on another node
+        if failure.local_rank == NO_RANK:
+            return msgspec.structs.replace(failure, host=self._hostname)
         rank = failure.local_rank
         is_hung = failure.cause is FailureCause.HUNG
         link = self._host.links.get(rank)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from rankwise.base.failure import Failure, Outcome
+from rankwise.base.failure import NO_RANK, Failure, Outcome
 from rankwise.launch.job import Job
 from rankwise.launch.log_layout import notice_stamp
 
@@ -48,14 +48,18 @@ def line_for_machines(job: Job, message: str, event: str, **fields: Any) -> dict
 def fields_of(failure: Failure) -> dict[str, Any]:
     """A failure for machines."""
     error = failure.error
+    rank = failure.rank if failure.rank >= 0 else failure.local_rank
+    text = "" if error is None else f"{error.type}: {error.message}"
+    if rank == NO_RANK:
+        text = failure.detail
     return {
-        "rank": failure.rank if failure.rank >= 0 else failure.local_rank,
+        "rank": None if rank == NO_RANK else rank,
         "attempt": failure.attempt,
         "cause": str(failure.cause),
         "host": failure.host or None,
         "pid": failure.pid,
         "exit_code": None if failure.exit is None else failure.exit.code,
-        "error": None if error is None else f"{error.type}: {error.message}",
+        "error": text or None,
         "traceback": None if error is None else error.traceback,
         "logs": list(failure.log_paths) or None,
     }
@@ -69,5 +73,6 @@ def end_notices(job: Job, outcome: Outcome, message: str) -> Iterator[str]:
         yield notice(job, one_line(failure), "failure", root_cause=place == 0, **fields_of(failure))
     yield notice(
         job, message, "end", status=str(outcome.status), attempts=outcome.attempts,
+        restarts=outcome.attempts - 1,
         signal=outcome.stop_signal,
     )  # fmt: skip

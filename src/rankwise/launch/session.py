@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from rankwise.base.failure import TIME_LIMIT_SIGNAL, Outcome, OutcomeStatus
+from rankwise.base.failure import NO_RANK, TIME_LIMIT_SIGNAL, Outcome, OutcomeStatus
 from rankwise.base.units import SECOND, Duration, Instant, after, between
 from rankwise.core.gang.state import Phase
 from rankwise.core.gang.vocabulary import (
@@ -263,6 +263,8 @@ class Session:
     def has_root_cause(self, outcome: Outcome) -> bool:
         """Whether the run failed because of this node; the first node answers where none did."""
         world, failures = self._planner.world, outcome.failures
+        if failures and failures[0].rank == NO_RANK:
+            return True  # no node knows which others are left to tell of it
         ranks = range(world.first_rank, world.first_rank + self._job.gang.size)
         return failures[0].rank in ranks if failures else world.node_rank == 0
 

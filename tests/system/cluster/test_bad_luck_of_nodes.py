@@ -1,5 +1,6 @@
 """What nodes make of each other's mistakes and deaths, with real agents on one host."""
 
+import json
 import os
 import re
 import signal
@@ -50,6 +51,16 @@ if not mark.exists():
     mark.touch()
     open(os.environ["IMPORTING"], "w").close()
     threading.Event().wait()
+"""
+REDUCE = """
+import numpy
+from rankwise import collectives
+count = 0
+while True:
+    collectives.all_reduce(numpy.ones(4))
+    count += 1
+    if count == 2:
+        print("reduced", flush=True)
 """
 STEP = """
 import os, threading, rankwise
@@ -288,7 +299,7 @@ def test_a_node_with_another_token_is_refused(nodes: Nodes) -> None:
     refused, waiting = (one, two) if "its token is not ours" in one.stderr else (two, one)
     waiting.signal(signal.SIGTERM)
 
-    assert refused.finish().code == 1
+    assert refused.finish().code == 2
     assert "its token" not in waiting.finish().stderr
 
 
@@ -335,6 +346,26 @@ def test_the_loss_of_the_agent_that_serves_the_store_ends_all_others(
     assert done.code == 1
     assert "the run ends here: the agent that serves its store, or its machine, is" in done.stderr
     assert deaths.survivors(within_s=0) == []
+
+
+def test_the_loss_of_the_store_and_no_innocent_rank_is_what_machines_are_told(nodes: Nodes) -> None:
+    words = ("--nnodes", "2", "--rdzv-backend", "embedded", "--log-format", "json")
+    place = ("--rdzv-endpoint", f"127.0.0.1:{nodes.port}", "--rdzv-conf")
+    host = nodes.start(REDUCE, *words, *place, "is_host=true,lease_ttl=3")
+    other = nodes.start(REDUCE, *words, *place, "is_host=false,lease_ttl=3")
+    wait_for_any([host, other], "reduced", count=2)
+
+    host.signal(signal.SIGKILL)
+    done = other.finish(WITHIN_S)
+
+    told = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
+    failures = [each for each in told if each["event"] == "failure"]
+    assert [each["root_cause"] for each in failures] == [True, False]
+    loss, consequence = failures
+    assert (loss["cause"], loss.get("rank")) == ("store-lost", None)
+    assert "the agent that serves its store, or its machine, is lost" in loss["error"]
+    assert "PeerDied" in consequence["error"]
+    assert done.code == 1
 
 
 @pytest.mark.torch

@@ -165,6 +165,6 @@ def test_another_run_at_an_embedded_store_is_told_whose_it_is(agents: Agents) ->
     other = agents.start(HELLO, *words, *place, *quick, "--rdzv-id", "yours").finish()
     one.signal(signal.SIGTERM)
 
-    assert other.code == 1
+    assert other.code == 2
     assert "belongs to another run: its token is not ours" in other.stderr
     assert one.finish().code == 143

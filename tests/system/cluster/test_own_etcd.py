@@ -88,16 +88,15 @@ def settings_with(token: str, folder: Path) -> dict[str, str]:
     """How a client of the run's etcd is set up who knows this token."""
     if not has_certificates():
         return {}
-    from rankwise.drivers.real.stores.token_certificate import write_files  # noqa: PLC0415
+    from rankwise.drivers.real.stores.token_certificate import certificate_of  # noqa: PLC0415
 
     folder.mkdir()
-    files = write_files(str(folder), token.encode(), HOSTS)
-    return {
-        "protocol": "https",
-        "cacert": files.certificate,
-        "cert": files.certificate,
-        "key": files.key,
-    }
+    made = certificate_of(token.encode(), HOSTS)
+    certificate, key = folder / "cert.pem", folder / "key.pem"
+    certificate.write_bytes(made.certificate)
+    key.write_bytes(made.key)
+    paths = {"cacert": str(certificate), "cert": str(certificate), "key": str(key)}
+    return {"protocol": "https", **paths}
 
 
 def test_the_loss_of_the_first_node_costs_a_round_and_nothing_is_left(
@@ -229,3 +228,29 @@ def test_strangers_can_neither_read_nor_write_at_any_port_of_any_member(
                 assert asked(*door, stranger) == b"", door
             except (OSError, http.client.HTTPException):
                 continue
+
+
+@needs_certificates
+@pytest.mark.usefixtures("agents")
+def test_no_file_holds_the_key_that_follows_from_the_token(tmp_path: Path) -> None:
+    files = [path for path in tmp_path.glob("rankwise_*/**/*") if path.is_file()]
+
+    assert any(path.name == "etcd.log" for path in files), files
+    assert [path for path in files if b"PRIVATE KEY" in path.read_bytes()] == []
+
+
+@needs_certificates
+@pytest.mark.usefixtures("agents")
+def test_a_node_with_another_token_is_told_so(port: int, tmp_path: Path) -> None:
+    endpoints = ",".join(f"{host}:{port}" for host in HOSTS)
+    words = ("--rdzv-backend", "etcd", "--rdzv-own-etcd", "--rdzv-endpoint", endpoints)
+    script = write_program(tmp_path, STAY)
+    environment = {"RANKWISE_STORE_TOKEN": "another", "TMPDIR": str(tmp_path)}
+
+    with start(
+        "run", "--nnodes", "2:4", "--rdzv-id", "own", *words, script, environment=environment
+    ) as stranger:
+        done = stranger.finish(WITHIN_S)
+
+    assert done.code == 2, done
+    assert "belongs to another run: its token is not ours" in done.stderr

@@ -103,6 +103,12 @@ def test_a_nodes_own_address() -> None:
     assert plan_of("--nnodes 2 --local-addr ::1").address == "::1"
 
 
+def test_while_nobody_knows_the_endpoint_a_node_has_its_address_on_the_way_to_anywhere() -> None:
+    unknown = plan_of("--nnodes 2 --master-addr nobody.invalid")
+
+    assert unknown.address == plan_of("--nnodes 2 --master-addr 192.0.2.1").address
+
+
 def test_variables_stand_for_flags() -> None:
     environ = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "SLURM_TOPOLOGY_ADDR": "s0.s1.n7"}
 

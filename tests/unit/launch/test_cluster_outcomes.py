@@ -3,6 +3,7 @@
 from msgspec.structs import replace
 
 from rankwise.base.failure import (
+    NO_RANK,
     ErrorRecord,
     ExitStatus,
     Failure,
@@ -14,6 +15,7 @@ from rankwise.base.units import Instant
 from rankwise.core.agent.vocabulary import FinishRun
 from rankwise.core.rendezvous.vocabulary import RefusalKind, Refused
 from rankwise.launch.failure_report import ReportContext, compose_report
+from rankwise.launch.notices import fields_of
 
 KILLED = Failure(
     cause=FailureCause.STOPPED, rank=0, local_rank=0, attempt=0, exit=ExitStatus(-9), at=Instant(0)
@@ -47,21 +49,60 @@ def test_a_node_that_stopped_by_itself_tells_the_signal_that_asked_for_it() -> N
     assert (outcome.status, outcome.stop_signal) == (OutcomeStatus.STOPPED, 15)
 
 
-def test_a_node_that_lost_its_store_says_nothing_of_the_ranks_of_other_nodes() -> None:
-    gone = ErrorRecord(
-        type="RuntimeError",
-        message="Connection closed by peer",
-        traceback="",
-        raised_at=Instant(0),
-        wall_ns=0,
-    )
-    lost = replace(KILLED, cause=FailureCause.RAISED, rank=2, error=gone)
-    gang = Outcome(status=OutcomeStatus.FAILED, attempts=1, failures=(lost,))
-    refused = Refused(RefusalKind.STORE, "the run ends here: its store is lost")
+LOST = Refused(RefusalKind.STORE, "the run ends here: its store is lost", "use etcd")
 
-    outcome = FinishRun(outcome=gang, refusal=refused).as_outcome(4)
+
+def rank_that_raised(type_name: str, message: str) -> Outcome:
+    error = ErrorRecord(
+        type=type_name, message=message, traceback="", raised_at=Instant(7), wall_ns=0
+    )
+    failed = replace(KILLED, cause=FailureCause.RAISED, rank=2, error=error, at=Instant(7))
+    return Outcome(status=OutcomeStatus.FAILED, attempts=1, failures=(failed,))
+
+
+def test_of_a_node_that_lost_its_store_the_loss_is_the_root_cause_and_not_a_rank() -> None:
+    gang = rank_that_raised("RuntimeError", "Connection closed by peer")
+
+    outcome = FinishRun(outcome=gang, refusal=LOST, rounds=1).as_outcome(4)
     report = compose_report(outcome, ReportContext(program="train.py", nprocs=2))
 
-    assert report.summary.endswith("1 of 4 ranks failed")
+    loss = Failure(
+        local_rank=NO_RANK,
+        attempt=0,
+        cause=FailureCause.STORE_LOST,
+        at=Instant(7),
+        detail="the run ends here: its store is lost (use etcd)",
+    )
+    assert outcome.failures == (loss, *gang.failures)
+    assert outcome.detail == ""
+    assert report.summary.endswith("failed: the store was lost")
+    assert report.notes == (
+        "rank 2 failed: RuntimeError: Connection closed by peer (a consequence)",
+    )
     assert report.root_cause is not None
-    assert "ended with exit code 0" not in report.root_cause.hint
+    assert report.root_cause.headline == loss.detail
+    assert [field.name for field in report.root_cause.fields] == []
+    assert (fields_of(loss)["rank"], fields_of(loss)["error"]) == (None, loss.detail)
+
+
+def test_a_node_that_lost_its_store_with_ranks_that_noticed_nothing_says_so_too() -> None:
+    outcome = FinishRun(outcome=ENDED_BY_US, refusal=LOST, rounds=3).as_outcome(4)
+
+    assert [(each.cause, each.attempt) for each in outcome.failures] == [
+        (FailureCause.STORE_LOST, 0)
+    ]
+
+
+def test_a_rank_that_failed_by_itself_stays_the_root_cause_though_the_store_is_lost() -> None:
+    gang = rank_that_raised("ValueError", "bad shape")
+
+    outcome = FinishRun(outcome=gang, refusal=LOST, rounds=1).as_outcome(4)
+
+    assert outcome.failures == gang.failures
+    assert outcome.detail == "the run ends here: its store is lost (use etcd)"
+
+
+def test_a_node_that_never_came_to_a_round_has_no_store_to_lose() -> None:
+    outcome = FinishRun(refusal=LOST).as_outcome(4)
+
+    assert outcome.failures == ()

@@ -269,6 +269,29 @@ def test_an_attempt_is_told_as_it_is_called_in_paths_too() -> None:
     )
 
 
+def test_among_several_nodes_rounds_are_told_by_their_numbers_and_restarts_are_counted() -> None:
+    context = ReportContext(program="train.py", nprocs=2, attempts_max=2, timezone=dt.UTC)
+    outcome = Outcome(
+        status=OutcomeStatus.FAILED,
+        attempts=2,
+        failures=(replace(raised(0), attempt=2),),
+        size=4,
+        failed=1,
+        earlier=(
+            EarlierAttempt(0, 0, "node b on h2 is joining"),
+            EarlierAttempt(1, 0, "rank 0 on h1 failed"),
+        ),
+    )
+
+    text = plain_text(compose_report(outcome, context))
+
+    assert "train.py failed: 1 of 4 ranks failed in round 2, restart 1 of 1" in text
+    assert "  round 0, until 1970-01-01 00:00:00: node b on h2 is joining\n" in text
+    assert "  round 1, until 1970-01-01 00:00:00: rank 0 on h1 failed\n" in text
+    assert "round: 2, restart 1 of 1\n" in text
+    assert "attempt" not in text
+
+
 @pytest.mark.parametrize("role", ["default", "rank"])
 def test_a_role_is_told_if_somebody_has_named_it(role: str) -> None:
     assert "role:" not in report_of(replace(raised(0), role=role))

@@ -23,11 +23,11 @@ def test_one_that_may_corrupt_what_it_holds_is_refused(version: str) -> None:
 @pytest.mark.parametrize("endpoints", ["a,b", "a,a,b", "a,b,a:2379"])
 def test_there_must_be_three_different_endpoints(endpoints: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="needs three different endpoints"):
-        OwnEtcd(endpoints, "run", "token", lambda: True, tmp_path)
+        OwnEtcd(endpoints, "run", "token", lambda: True, own_hosts=(), data=tmp_path)
 
 
 def test_a_node_without_an_endpoint_runs_no_member(tmp_path: Path) -> None:
-    own = OwnEtcd("a.invalid,b.invalid,c.invalid", "run", "token", lambda: True, tmp_path / "data")
+    own = OwnEtcd("a,b,c", "run", "token", lambda: True, own_hosts=("d",), data=tmp_path / "data")
     with own:
         pass
 

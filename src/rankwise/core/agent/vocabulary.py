@@ -11,9 +11,10 @@ to end, a second time at once; the agent's deadline has come.
 
 import msgspec
 
-from rankwise.base.failure import Failure, Outcome, OutcomeStatus
+from rankwise.base.failure import NO_RANK, Failure, FailureCause, Outcome, OutcomeStatus
 from rankwise.base.machine import Ticked
-from rankwise.base.units import SECOND, Duration
+from rankwise.base.root_cause import may_follow_from_loss
+from rankwise.base.units import SECOND, Duration, Instant
 from rankwise.core.gang import vocabulary as gang
 from rankwise.core.rendezvous import vocabulary as rendezvous
 from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig
@@ -23,6 +24,8 @@ from rankwise.core.rendezvous.vocabulary import World
 
 AGENT = "agent"
 """The machine's name in journals, in a simulation followed by the node's id."""
+LOSSES_OF_STORE = (rendezvous.RefusalKind.STORE, rendezvous.RefusalKind.FORGOTTEN)
+"""Of a node that has taken part: the store has gone, or can no longer be used."""
 
 
 class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -254,10 +257,13 @@ class FinishRun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
             )
             if refusal is None and self.outcome is not None and is_gang_stopped:
                 was_stopped, stop_signal = True, stop_signal or self.outcome.stop_signal
+            failures = () if is_gang_stopped else own
+            if self._has_lost_store and all(map(may_follow_from_loss, failures[:1])):
+                failures, detail = (self._loss_of_store(detail), *failures), ""
             return Outcome(
                 status=OutcomeStatus.STOPPED if was_stopped else OutcomeStatus.FAILED,
                 attempts=self.rounds,
-                failures=() if is_gang_stopped else own,
+                failures=failures,
                 stop_signal=stop_signal if was_stopped else None,
                 survivors=survivors,
                 detail=detail,
@@ -276,6 +282,23 @@ class FinishRun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
             detail=verdict.detail,
             size=size,
             failed=None if size is None else verdict.failure_count,
+        )
+
+    @property
+    def _has_lost_store(self) -> bool:
+        """Whether this node took part, and ended since its store was gone."""
+        refusal = self.refusal
+        return refusal is not None and refusal.kind in LOSSES_OF_STORE and self.rounds > 0
+
+    def _loss_of_store(self, detail: str) -> Failure:
+        """What explains the failures of this node's ranks then, with the instant of the first."""
+        own = () if self.outcome is None else self.outcome.failures
+        return Failure(
+            local_rank=NO_RANK,
+            attempt=own[0].attempt if own else self.rounds - 1,
+            cause=FailureCause.STORE_LOST,
+            at=own[0].at if own else Instant(0),
+            detail=detail,
         )
 
 

@@ -55,7 +55,7 @@ def _on_reply(node: NodeState, stimulus: Reply, now: Instant) -> None:
         if isinstance(stimulus, KeysRead):
             node.end_watch(stimulus.watch)
         elif isinstance(stimulus, StoreDenied) and node.is_watched(stimulus.token):
-            node.refuse(RefusalKind.STORE, stimulus.reason, stimulus.hint)
+            _on_denied(node, stimulus)
         return
     # That leases are renewed says nothing of what cannot be read.
     if not isinstance(stimulus, RequestFailed) and request.purpose is node.waiting.troubled:
@@ -84,7 +84,14 @@ def _on_reply(node: NodeState, stimulus: Reply, now: Instant) -> None:
         case RequestFailed():
             _on_failed(node, request, stimulus.reason, now)
         case StoreDenied():
-            node.refuse(RefusalKind.STORE, stimulus.reason, stimulus.hint)
+            _on_denied(node, stimulus)
+
+
+def _on_denied(node: NodeState, denied: StoreDenied) -> None:
+    # A node that has taken part has lost its store, and another run has one in that place.
+    is_wrong_place = denied.is_of_another_run and not node.lease.was_ever_held
+    kind = RefusalKind.CHARTER if is_wrong_place else RefusalKind.STORE
+    node.refuse(kind, denied.reason, denied.hint)
 
 
 def _on_failed(node: NodeState, request: Request, reason: str, now: Instant) -> None:

@@ -69,7 +69,7 @@ class RendezvousConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             lease must have ended by its own clock; nobody else gets its ranks before.
         request_timeout: after which a request to the store has failed.
         retry_pause: before it is repeated.
-        announce_every: how often people are told on whom is being waited.
+        announce_every: how often people are told on whom is being waited, while that changes.
         replaces_ended: whether this node, if it comes when the run of that id is over, begins
             another instead of being told how it ended (`succession.py`).
         ends_with_store: whether the store lives in an agent of the run, so that a node which has

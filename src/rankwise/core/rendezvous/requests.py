@@ -139,6 +139,8 @@ class StoreDenied(msgspec.Struct, frozen=True, tag=True):
     token: int
     reason: str
     hint: str = ""
+    is_of_another_run: bool = False
+    """Whether it is another run's store: this node has come to the wrong place."""
 
 
 Reply = (

@@ -51,11 +51,16 @@ class Waiting:
         self._shared = shared
         self._succession = succession
         self._since: Instant | None = None
+        self._told = ""
+        """What people were told last of this wait."""
+        self._again_at = Instant(0)
+        """When they are told again, though nothing has changed."""
         self._pause = config.announce_every
 
     def begin(self, now: Instant) -> None:
         """Count from now for how long this node waits, and tell people if it takes long."""
         self._since = now
+        self._told = ""
         self._pause = self._config.announce_every
         self.announce_at = after(now, self._pause)
 
@@ -87,25 +92,31 @@ class Waiting:
             return []
         waited = format_duration(between(self._since or now, now))
         trouble = self.store_trouble or "the store has answered"
-        why = f"no round with this node has started within {waited}"
+        why, kind = f"no round with this node has started within {waited}", RefusalKind.TIMEOUT
         if self.cut_off_since is not None:
+            if self._membership.round is not None:  # it has been there before
+                kind = RefusalKind.STORE
             waited = format_duration(between(self.cut_off_since, now))
             why = f"this node could not register within {waited}"
             if self._membership.was_done:
                 why = f"its workers were done, but how the job ended was not heard within {waited}"
         hint = "" if self.store_trouble else "is the store reachable from here?"  # else it says so
-        return self._membership.refuse(Refused(RefusalKind.TIMEOUT, f"{why}: {trouble}", hint))
+        return self._membership.refuse(Refused(kind, f"{why}: {trouble}", hint))
 
     def announce(self, now: Instant, *, is_leading: bool) -> list[Notification]:
-        """Tell people on whom is being waited, if that is due."""
+        """Tell people on whom is being waited, if that has changed; else more and more rarely."""
         if self.announce_at is None or now < self.announce_at:
             return []
-        self.announce_at = after(now, self._pause)
-        if self._membership.member_of is not None:  # others may work on for hours
-            self._pause = Duration(2 * self._pause)
+        self.announce_at = after(now, self._config.announce_every)
         waiting = self._waiting_for(is_leading=is_leading)
         if not waiting or self._since is None or self._membership.is_told_the_end:
             return []
+        # While others work on, perhaps for hours, what changes is who has ended.
+        is_news = waiting != self._told and not (self._told and self._membership.member_of)
+        if not is_news and now < self._again_at:
+            return []
+        self._pause = self._config.announce_every if is_news else Duration(2 * self._pause)
+        self._told, self._again_at = waiting, after(now, self._pause)
         number = 0 if self._membership.round is None else self._membership.round.number
         return [AnnounceWaiting(number, waiting, between(self._since, now))]
 

@@ -24,6 +24,7 @@ from rankwise.base.errors import (
     Compacted,
     LeaseLost,
     StoreError,
+    StoreOfAnotherRun,
     StoreRefused,
     StoreUnavailable,
 )
@@ -249,7 +250,7 @@ class StoreClient:
         except LeaseLost:
             return LeaseEnded(token)
         except StoreRefused as error:
-            return StoreDenied(token, error.message, error.hint or "")
+            return _denied(token, error)
         except StoreError as error:
             self._trouble = str(error)
             return RequestFailed(token, self._trouble)
@@ -290,7 +291,7 @@ class StoreClient:
                 self._tell(followed, WatchLost(followed.token, str(error)))
                 return
             except StoreRefused as error:
-                self._tell(followed, StoreDenied(followed.token, error.message, error.hint or ""))
+                self._tell(followed, _denied(followed.token, error))
                 return
             except StoreError:
                 # Requests tell of it. A store tries for its whole request timeout, and pauses while
@@ -314,6 +315,11 @@ class StoreClient:
                 self._deliver(answer)
 
         self._reactor.post(deliver)
+
+
+def _denied(token: int, error: StoreRefused) -> StoreDenied:
+    is_of_another_run = isinstance(error, StoreOfAnotherRun)
+    return StoreDenied(token, error.message, error.hint or "", is_of_another_run)
 
 
 def _raise(error: Exception) -> None:

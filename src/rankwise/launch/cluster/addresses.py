@@ -5,9 +5,16 @@ import struct
 from contextlib import suppress
 
 from rankwise.base.errors import ConfigError
+from rankwise.drivers.real.stores.addresses import is_here
+from rankwise.drivers.real.stores.names import Address, addresses_of
 
 LOOPBACK = "127.0.0.1"
 _DISCARD_PORT = 9
+ANYWHERE = (
+    (socket.AF_INET, ("192.0.2.1", _DISCARD_PORT)),
+    (socket.AF_INET6, ("2001:db8::1", _DISCARD_PORT)),
+)
+"""Addresses for documentation: the way to them is the way to anywhere else."""
 _SIOCGIFADDR = 0x8915
 """Linux: asks for an interface's IPv4 address."""
 
@@ -16,24 +23,36 @@ def own_address(endpoint: str) -> str:
     """This node's address on the way to `endpoint`: what the kernel would send from.
 
     No name of this host is looked up and nothing is sent. Without an endpoint, or one on this very
-    host, the others are on this host as well.
+    host, the others are on this host as well. While nobody knows the endpoint's name, it is the
+    address on the way to anywhere else.
     """
     host, _ = split_endpoint(endpoint.split(",", maxsplit=1)[0])
     if host in ("", "localhost"):
         return LOOPBACK
-    try:
-        addresses = socket.getaddrinfo(host, _DISCARD_PORT, type=socket.SOCK_DGRAM)
-    except OSError:
-        return LOOPBACK  # the store will say that it cannot be reached, and where it was sought
-    for family, kind, protocol, _, address in addresses:
+    addresses = [(found[0], found[4]) for found in _found(host)]
+    # Of an unknown name the store will say so, and where it was sought. It may be known soon.
+    for family, address in addresses or ANYWHERE:
         try:
-            with socket.socket(family, kind, protocol) as probe:
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
                 probe.connect(address)
                 own: str = probe.getsockname()[0]
                 return own
         except OSError:
             continue
     return LOOPBACK
+
+
+def own_hosts(endpoints: str) -> tuple[str, ...]:
+    """Which hosts of endpoints, with commas in between, are this machine."""
+    hosts = [split_endpoint(one)[0] for one in endpoints.split(",")]
+    return tuple(filter(is_here, hosts))
+
+
+def _found(host: str) -> list[Address]:
+    try:
+        return addresses_of(host, _DISCARD_PORT)
+    except OSError:
+        return []
 
 
 def address_of(local_addr: str) -> str:

@@ -95,6 +95,8 @@ class AgentRunner:
             # Of one node, its own failures tell how many there were.
             size = None if self._agent.spec.is_alone else self._host.world_size
             outcome = finished.as_outcome(size)
+            if finished.verdict is None and not self._agent.spec.is_alone:
+                outcome = msgspec.structs.replace(outcome, attempts=self._host.restarts + 1)
             self._outcome = msgspec.structs.replace(
                 outcome, absence=self._absence(finished), earlier=self._parts.history.earlier
             )
@@ -205,7 +207,9 @@ class AgentRunner:
 
             data = Path(parts.planner.private_path, "etcd")
             token = token_of(settings, run_id)
-            own = OwnEtcd(plan.endpoint, run_id, token, self._is_over, data)
+            own = OwnEtcd(
+                plan.endpoint, run_id, token, self._is_over, own_hosts=plan.own_hosts, data=data
+            )
             settings = {**settings, **parts.stack.enter_context(own).settings}
         client = StoreClient(
             open_store(plan.backend, plan.endpoint, settings, run_id=run_id),

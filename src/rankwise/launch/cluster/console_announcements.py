@@ -36,6 +36,7 @@ class ConsoleAnnouncements:
         self._say = say
         self._is_alone = plan.is_alone
         self.first_rank = 0
+        self._restarts = 0
         self._place = f"{plan.backend} at {plan.endpoint}" if plan.endpoint else plan.backend
 
     def tell_too_late(self, verdict: Verdict) -> None:
@@ -66,6 +67,9 @@ class ConsoleAnnouncements:
             case AnnounceRound(world, kept):
                 self.first_rank = world.first_rank
                 line = round_line(world, kept)
+                if world.restarts > self._restarts:
+                    self._restarts = world.restarts
+                    line += f" (restart {world.restarts} of {restarts_allowed(self._job)})"
                 self._say(line, "round", called_again=kept, **fields_of_round(world))
             case AnnounceRoundEnd():
                 if not self._is_alone:  # who is alone has been told what ended it

@@ -27,6 +27,7 @@ import msgspec
 from rankwise.base.errors import StoreUnavailable
 from rankwise.base.units import SECOND, Duration
 from rankwise.drivers.real.stores.etcd_members import EtcdConfig, Members
+from rankwise.drivers.real.stores.names import Names
 from rankwise.drivers.real.stores.patience import describe
 
 PATIENCE_S = 1.0
@@ -114,7 +115,7 @@ def _listed_by_others(others: Sequence[Place], tls: ssl.SSLContext | None) -> li
     is_heard_of, last_error = False, ""
     for other in others:
         try:
-            sock = socket.create_connection((other.host, other.port + 1), PATIENCE_S)
+            sock = Names().connect(other.host, other.port + 1, PATIENCE_S)
         except ConnectionRefusedError:
             is_heard_of = True
         except OSError as error:

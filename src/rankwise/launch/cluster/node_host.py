@@ -57,6 +57,8 @@ class RealNodeHost:
         self._processes = parts.host
         self._node_check: NodeCheck | None = None
         self.world_size: int | None = None
+        self.restarts = 0
+        """How many were spent when the last round began."""
         """How many workers the last of them had on all nodes."""
         self._port: ReservedPort | None = None
         self._listener: socket.socket | None = None
@@ -116,7 +118,7 @@ class RealNodeHost:
         plan = self._plan
         self._over = set()
         self._processes.is_stopping = False
-        self.world_size = world.size
+        self.world_size, self.restarts = world.size, world.restarts
         self._parts.decorator.begin_attempt()
         listener = self._listener if world.node_rank == 0 else None
         self._parts.planner.collectives_fd = -1 if listener is None else listener.fileno()

@@ -9,14 +9,15 @@ survive the loss of any one, the first included. What each party's death means:
   seven seconds over that, and answer nobody meanwhile, which is longer than a lease lives. So it is
   killed, which its data survive as they survive a power cut, and started again at once.
 - *An agent ends*: its member goes with it, and the other two are a quorum. Where the run is over
-  the member stays until the others have heard so, for `LINGER` at most.
+  the member stays until the others have heard so, for `LINGER` at most (`own_etcd_end`).
 - *The agent is started again there*: its member comes back as a new one in the old one's place
   (`etcd_beginning`), so that the quorum is whole again, and another loss is survived.
 - *Two agents of the three are gone at once*: there is no quorum, and the run ends as with any store
   that does not answer.
 
 Who knows the run's token is let in, and nobody else, at both ports: all nodes have the certificate
-that follows from it, and etcd asks for that one (`token_certificate`). Without the extra
+that follows from it, and etcd asks for that one (`token_certificate`). Its key is in no file that
+could outlive the agent. Without the extra
 `rankwise[tls]` nothing is asked for, and `rankwise run` warns.
 """
 
@@ -24,26 +25,26 @@ import os
 import socket
 import ssl
 import subprocess
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Collection
+from contextlib import ExitStack, suppress
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from threading import Event, Thread
-from time import monotonic
 from typing import BinaryIO, Self
 
 from rankwise.base.errors import ConfigError, StoreError
 from rankwise.base.units import SECOND, Duration
 from rankwise.core.rendezvous.layout import RunKeys
 from rankwise.drivers.real.hosting.prctl import die_with_parent
-from rankwise.drivers.real.stores.addresses import is_here
 from rankwise.drivers.real.stores.encryption import has_certificates
 from rankwise.drivers.real.stores.etcd_members import EtcdConfig
+from rankwise.drivers.real.stores.names import Names
 from rankwise.drivers.real.stores.opening import ETCD_PORT, open_store, split_endpoint
 from rankwise.drivers.real.stores.patience import describe
-from rankwise.launch.cluster.etcd_beginning import Place, find_beginning
+from rankwise.launch.cluster.etcd_beginning import PATIENCE_S, Place, find_beginning
 from rankwise.launch.cluster.etcd_program import check_version, etcd_version
+from rankwise.launch.cluster.own_etcd_end import RegisteredNodes
 
 MEMBERS = 3
 LINGER = Duration(10 * SECOND)
@@ -61,6 +62,7 @@ class OwnEtcd:
         run_id: names the cluster and its data.
         token: what all nodes of the run know.
         is_over: whether the verdict on the run is known, when it is left.
+        own_hosts: hosts of endpoints that are this machine.
         data: a folder that is removed with the agent, also when that is killed; it is made here.
 
     Raises:
@@ -68,7 +70,14 @@ class OwnEtcd:
     """
 
     def __init__(
-        self, endpoints: str, run_id: str, token: str, is_over: Callable[[], bool], data: Path
+        self,
+        endpoints: str,
+        run_id: str,
+        token: str,
+        is_over: Callable[[], bool],
+        *,
+        own_hosts: Collection[str],
+        data: Path,
     ) -> None:
         self._endpoints = endpoints
         self._run_id = run_id
@@ -85,10 +94,13 @@ class OwnEtcd:
                 f" {endpoints!r}",
                 hint="name the first three nodes, as in --rdzv-endpoint n1,n2,n3",
             )
-        self._claim = socket.socket(socket.AF_UNIX)
-        self._own = self._claimed_place()
+        self._stack = ExitStack()
+        self._claim = self._stack.enter_context(socket.socket(socket.AF_UNIX))
+        self._own = self._claimed_place(own_hosts)
         self.settings: dict[str, str] = {}
         """What a client of this etcd needs to know, once this object is entered."""
+        self._inherited: tuple[int, ...] = ()
+        """What the member needs of this process: its certificate and key."""
         self._data = data
         self._is_closed = Event()
         self._process: subprocess.Popen[bytes] | None = None
@@ -103,17 +115,20 @@ class OwnEtcd:
             self.settings = self._certificate_settings()
         if self._own is not None:
             self._thread.start()
+            self._stack.callback(self._end_member)
+            store = open_store("etcd", self._endpoints, self.settings, run_id="")
+            nodes = self._stack.enter_context(RegisteredNodes(store, RunKeys(self._run_id)))
+            self._stack.callback(self._serve_to_the_end, nodes)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._own is not None:
-            if self._is_over():
-                self._wait_for_others()
-            self._is_closed.set()
-            if self._process is not None:
-                self._process.kill()
-            self._thread.join()
-        self._claim.close()
+        self._stack.close()
+
+    def _end_member(self) -> None:
+        self._is_closed.set()
+        if self._process is not None:
+            self._process.kill()
+        self._thread.join()
 
     def command(self) -> list[str]:
         """How the member is started.
@@ -123,8 +138,8 @@ class OwnEtcd:
         """
         own = self._own
         assert own is not None, "asked where there is a member"
-        address = socket.getaddrinfo(own.host, own.port, type=socket.SOCK_STREAM)[0][4][0]
-        here = f"[{address}]" if ":" in str(address) else address
+        address = Names().addresses(own.host, own.port, PATIENCE_S)[0][4][0]
+        here = _shown(address)
         data = self._data / "data"
         words = [
             "etcd", "--name", own.name, "--logger", "zap", "--data-dir", str(data),
@@ -147,17 +162,14 @@ class OwnEtcd:
 
     def _certificate_settings(self) -> dict[str, str]:
         from rankwise.drivers.real.stores.token_certificate import (  # noqa: PLC0415  # the extra
-            write_files,
+            certificate_files,
         )
 
         hosts = [each.host for each in self._places]
-        files = write_files(str(self._data), self._token.encode(), hosts)
-        return {
-            "protocol": "https",
-            "cacert": files.certificate,
-            "cert": files.certificate,
-            "key": files.key,
-        }
+        files = self._stack.enter_context(certificate_files(self._token.encode(), hosts))
+        self._inherited = tuple(files)
+        certificate, key = (f"/proc/self/fd/{fd}" for fd in files)
+        return {"protocol": "https", "cacert": certificate, "cert": certificate, "key": key}
 
     def _guards(self) -> list[str]:
         """Both ports are for who has the run's certificate, whatever machine that comes from."""
@@ -188,14 +200,19 @@ class OwnEtcd:
         context.load_cert_chain(self.settings["cert"], self.settings["key"])
         return context
 
-    def _claimed_place(self) -> Place | None:
+    def _claimed_place(self, own_hosts: Collection[str]) -> Place | None:
         """Which member this agent runs: one that its machine has, and no other agent here."""
         for place in self._places:
-            if is_here(place.host):
+            if place.host in own_hosts:
                 with suppress(OSError):
                     self._claim.bind(f"\0rankwise-etcd/{place.host}:{place.port}")
                     return place
         return None
+
+    def _serve_to_the_end(self, nodes: RegisteredNodes) -> None:
+        if self._is_over():
+            others = [(each.host, each.port) for each in self._places if each is not self._own]
+            nodes.wait_until_none(others, LINGER)
 
     def _keep(self) -> None:
         """In a thread: keep the member running. It dies with this thread, and so with the agent."""
@@ -222,6 +239,7 @@ class OwnEtcd:
             env=_environment(),
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             start_new_session=True,
+            pass_fds=self._inherited,
             preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509  # one call
         )  # fmt: skip
         if self._is_closed.is_set():
@@ -235,21 +253,6 @@ class OwnEtcd:
                     was_told = True
                     process.kill()
         return was_told
-
-    def _wait_for_others(self) -> None:
-        """Serve until no node is registered any more: all know how the run ended."""
-        ends_at = monotonic() + LINGER / SECOND
-        nodes, notes = RunKeys(self._run_id).nodes, RunKeys(self._run_id).done_notes
-        with (
-            suppress(StoreError),
-            open_store("etcd", self._endpoints, self.settings, run_id="") as store,
-        ):
-            snapshot, watch = store.follow(nodes)
-            alive = {entry.key for entry in snapshot.entries if not entry.key.startswith(notes)}
-            while alive and (left_s := ends_at - monotonic()) > 0:
-                for change in watch.next(Duration(int(left_s * SECOND))):
-                    if change.value is None:
-                        alive.discard(change.key)
 
 
 def _environment() -> dict[str, str]:

@@ -13,6 +13,7 @@ class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True):
         backend, endpoint, store: where they meet; see `drivers.real.stores.opening`. No backend
             means that this node is the only one.
         own_etcd: whether the nodes at the endpoints run the members of that etcd.
+        own_hosts: which hosts of these endpoints are this machine.
         rendezvous: who may join, for how long anybody waits, which failures the job survives.
         address: this node's own, as the others reach it.
         topology: nodes next to each other in this order get neighbouring ranks.
@@ -32,6 +33,7 @@ class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str = ""
     store: dict[str, str] = {}
     own_etcd: bool = False
+    own_hosts: tuple[str, ...] = ()
     rendezvous: RendezvousConfig
     address: str
     topology: str = ""

@@ -10,6 +10,7 @@ import datetime as dt
 from collections.abc import Iterable, Sequence
 
 from rankwise.base.failure import (
+    NO_RANK,
     TIME_LIMIT_SIGNAL,
     EarlierAttempt,
     Failure,
@@ -57,7 +58,7 @@ _PATH_LENGTH_MAX = 4_096
 _PIDS_SHOWN_MAX = 16
 _ROLES_UNNAMED = ("default", "rank")
 """What roles are called unless they are named: by `rankwise run`, and by `rankwise.run`."""
-_OF_NO_COUNT = (FailureCause.HUNG, FailureCause.OUT_OF_STEP)
+_OF_NO_COUNT = (FailureCause.HUNG, FailureCause.OUT_OF_STEP, FailureCause.STORE_LOST)
 """Causes of which it tells nothing how many ranks have failed."""
 _SHARED_CAUSES = (FailureCause.HUNG, FailureCause.GUARDIAN_LOST)
 """Causes that strike the gang as a whole: the root cause's box speaks for all its ranks."""
@@ -73,7 +74,7 @@ def compose_report(outcome: Outcome, context: ReportContext) -> FailureReport:
     return FailureReport(
         summary=_summary(outcome, context),
         notes=(
-            *_notes_on_earlier(outcome.earlier, context.timezone),
+            *_notes_on_earlier(outcome, context.timezone),
             *_notes_on_failed(root, failed),
             *_notes_on_stopped(stopped, _signal_of_ranks(outcome)),
             *_notes_on_end(outcome),
@@ -100,34 +101,56 @@ def _summary(outcome: Outcome, context: ReportContext) -> str:
     if outcome.status is OutcomeStatus.FAILED and failed and causes.isdisjoint(_OF_NO_COUNT):
         count, size = outcome.failed or failed, outcome.size or context.nprocs
         text += f": {count} of {size} ranks failed"
+    elif FailureCause.STORE_LOST in causes:
+        text += ": the store was lost"
     if outcome.attempts > 1:
-        text += f" in attempt {outcome.attempts} of {max(context.attempts_max, outcome.attempts)}"
+        text += f" in {_last_attempt_in_words(outcome, context)}"
     return f"{text} (run {printable(context.run_id)})" if context.run_id else text
 
 
-def _notes_on_earlier(earlier: Sequence[EarlierAttempt], timezone: dt.tzinfo | None) -> list[str]:
+def _restart_in_words(outcome: Outcome, context: ReportContext) -> str:
+    """Among several nodes: how many restarts are spent. Rounds that others end cost none."""
+    spent = outcome.attempts - 1
+    return f"restart {spent} of {max(context.attempts_max - 1, spent)}"
+
+
+def _last_attempt_in_words(outcome: Outcome, context: ReportContext) -> str:
+    if outcome.size is None:
+        return f"attempt {outcome.attempts} of {max(context.attempts_max, outcome.attempts)}"
+    restart = _restart_in_words(outcome, context)
+    return f"round {outcome.failures[0].attempt}, {restart}" if outcome.failures else restart
+
+
+def _notes_on_earlier(outcome: Outcome, timezone: dt.tzinfo | None) -> list[str]:
     """Why each attempt before the last one ended: those that ended alike in a row together."""
     groups: list[list[EarlierAttempt]] = []
-    for attempt in earlier:
+    for attempt in outcome.earlier:
         if groups and groups[-1][0].why == attempt.why:
             groups[-1].append(attempt)
         else:
             groups.append([attempt])
     hidden = len(groups) - EARLIER_SHOWN_MAX
-    notes = [_note_on_alike(group, timezone) for group in groups[max(hidden, 0) :]]
+    # Rounds are called by the numbers that lines have told, and attempts counted by people.
+    what, first_number = ("attempt", 1) if outcome.size is None else ("round", 0)
+    notes = []
+    for group in groups[max(hidden, 0) :]:
+        numbers = [first_number + attempt.number for attempt in group]
+        notes.append(f"{_with_numbers(what, numbers)}, {_note_on_alike(group, timezone)}")
     if hidden > 0:
         count = sum(map(len, groups[:hidden]))
-        notes.insert(0, f"{count} earlier attempts are in the journal, if there is one")
+        notes.insert(0, f"{count} earlier {what}s are in the journal, if there is one")
     return notes
+
+
+def _with_numbers(what: str, numbers: Sequence[int]) -> str:
+    return f"{what} {numbers[0]}" if len(numbers) == 1 else f"{what}s {numbers[0]}-{numbers[-1]}"
 
 
 def _note_on_alike(group: Sequence[EarlierAttempt], timezone: dt.tzinfo | None) -> str:
     first, last = group[0], group[-1]
     since, until = (_moment(attempt.wall_ns, timezone)[:19] for attempt in (first, last))
-    why = first_line(first.why)
-    if first is last:
-        return f"attempt {first.number + 1}, until {since}: {why}"
-    return f"attempts {first.number + 1}-{last.number + 1}, until {since} to {until}: {why}"
+    span = until if first is last else f"{since} to {until}"
+    return f"until {span}: {printable(first.why)}"
 
 
 def _notes_on_failed(root: Failure | None, failed: Sequence[Failure]) -> list[str]:
@@ -159,7 +182,7 @@ def _note_on_other(root: Failure | None, group: Sequence[Failure]) -> str:
     text = headline(first)
     if root is not None:
         text = f"{_distance(root, first)}{text}"
-        if root.cause is FailureCause.OUT_OF_STEP:
+        if root.cause in (FailureCause.OUT_OF_STEP, FailureCause.STORE_LOST):
             text += " (a consequence)"
         elif is_peer_gone(first):
             text += " (a consequence: its peer was gone)"
@@ -205,7 +228,7 @@ def _notes_on_stopped(stopped: Iterable[Failure], stop_signal: int) -> list[str]
 
 
 def _notes_on_end(outcome: Outcome) -> list[str]:
-    notes = [first_line(outcome.detail)] if outcome.detail else []
+    notes = [printable(outcome.detail)] if outcome.detail else []
     if outcome.survivors:
         pids = ", ".join(map(str, outcome.survivors[:_PIDS_SHOWN_MAX]))
         more = ", ..." if len(outcome.survivors) > _PIDS_SHOWN_MAX else ""
@@ -229,7 +252,7 @@ def _root_cause(root: Failure, outcome: Outcome, context: ReportContext) -> Root
             hint = f"{who} ended with exit code 0: look for a collective left out there"
     return RootCause(
         headline=headline(root),
-        fields=tuple(_fields(root, failures, context)),
+        fields=tuple(_fields(root, outcome, context)),
         blocks=tuple(blocks),
         hint=hint,
     )
@@ -243,7 +266,8 @@ def _ended_well(outcome: Outcome, context: ReportContext) -> list[int]:
     return [rank for rank in range(context.nprocs) if rank not in failed]
 
 
-def _fields(root: Failure, failures: Sequence[Failure], context: ReportContext) -> list[Field]:
+def _fields(root: Failure, outcome: Outcome, context: ReportContext) -> list[Field]:
+    failures = outcome.failures
     together = [rank_of(failure) for failure in failures if failure.cause is root.cause]
     fields: list[Field] = []
 
@@ -255,6 +279,8 @@ def _fields(root: Failure, failures: Sequence[Failure], context: ReportContext) 
     if root.cause in _SHARED_CAUSES and len(together) > 1:
         add("ranks", ranks_in_words(together).removeprefix("ranks "))
         add("host", root.host)
+    elif root.local_rank == NO_RANK:
+        add("noticed on", root.host)
     else:
         rank = rank_of(root)
         is_local_told = root.local_rank != rank
@@ -274,8 +300,10 @@ def _fields(root: Failure, failures: Sequence[Failure], context: ReportContext) 
     add("time", _time_of_day(root, context.timezone))
     if context.attempts_max > 1:
         count = f"{root.attempt + 1} of {max(context.attempts_max, root.attempt + 1)}"
+        if outcome.size is not None:
+            count = f"{root.attempt}, {_restart_in_words(outcome, context)}"
         folder = f" (attempt_{root.attempt} in paths)" if context.log_directory else ""
-        add("attempt", count + folder)
+        add("attempt" if outcome.size is None else "round", count + folder)
     if root.cause not in _SHARED_CAUSES or len(together) == 1:
         add("logs", *(root.log_paths or (context.log_directory,)))
         add("error file", root.error_file)

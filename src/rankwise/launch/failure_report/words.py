@@ -4,7 +4,7 @@ import re
 
 from rankwise.base.failure import SIGNAL_NAMES, ErrorRecord, ExitStatus, Failure, FailureCause
 from rankwise.launch.failure_report.stacks import place_in_program
-from rankwise.launch.failure_report.text import first_line, printable
+from rankwise.launch.failure_report.text import LINE_LENGTH_MAX, first_line, printable
 
 _MEANINGS = {
     1: "hang-up: its terminal or session went away",
@@ -78,7 +78,7 @@ def error_in_words(error: ErrorRecord) -> str:
     with where it was caught; what was raised there is told as well.
     """
     name = printable(error.type.removeprefix("__main__.").removeprefix("builtins."), 200)
-    message = first_line(error.message)
+    message = first_line(error.message, _length_max(error))
     _, is_carried, traceback = error.message.rpartition("Traceback (most recent call last):\n")
     lines = traceback.splitlines() if is_carried else []
     if raised := next((line for line in lines if line.strip() and not line[0].isspace()), ""):
@@ -86,6 +86,12 @@ def error_in_words(error: ErrorRecord) -> str:
     told = f"{name}: {message}" if message else name
     cause = _first_cause(error.traceback)
     return f"{told} (because of {cause})" if cause and cause not in told else told
+
+
+def _length_max(error: ErrorRecord | None) -> int:
+    """How much of a sentence is told. One of rankwise ends in what to do, and is told whole."""
+    is_own = error is None or error.type.startswith("rankwise.")
+    return LINE_LENGTH_MAX if is_own else 300
 
 
 def _first_cause(traceback: str) -> str:
@@ -98,7 +104,7 @@ def _first_cause(traceback: str) -> str:
 
 def headline(failure: Failure) -> str:
     """What happened, in one sentence: `rank 2 failed: ValueError: bad shape`."""
-    who, detail = f"rank {rank_of(failure)}", first_line(failure.detail)
+    who, detail = f"rank {rank_of(failure)}", first_line(failure.detail, LINE_LENGTH_MAX)
     because = f": {detail}" if detail else ""
     match failure.cause:
         case FailureCause.RAISED:
@@ -122,6 +128,8 @@ def headline(failure: Failure) -> str:
         case FailureCause.GUARDIAN_LOST:
             fate = "the rank had not started" if failure.pid is None else "its ranks ended with it"
             return f"{detail or 'the guardian has died'}; {fate}"
+        case FailureCause.STORE_LOST:
+            return detail
 
 
 def _oom_in_words(failure: Failure) -> str:
@@ -135,8 +143,8 @@ def one_line(failure: Failure) -> str:
     """The failure in a short line for notices: `rank 2 failed (ValueError: bad shape)`."""
     if failure.cause is FailureCause.RAISED and failure.error is not None:
         told = f"rank {rank_of(failure)} failed ({error_in_words(failure.error)})"
-        return printable(f"{told}{_oom_in_words(failure)}", 300)
-    return printable(headline(failure), 300)
+        return printable(f"{told}{_oom_in_words(failure)}", _length_max(failure.error))
+    return printable(headline(failure), _length_max(failure.error))
 
 
 def _exited_in_words(status: ExitStatus | None) -> str:

@@ -5,6 +5,7 @@ from table_of_nodes import Table
 from rankwise.base.units import SECOND, Duration
 from rankwise.core.rendezvous.configuration import RendezvousConfig
 from rankwise.core.rendezvous.vocabulary import (
+    AnnounceWaiting,
     GangEnded,
     MadeSpare,
     RefusalKind,
@@ -27,7 +28,7 @@ def test_a_node_that_was_done_when_the_store_went_away_says_so() -> None:
 
     refused = table.told["a"][-1]
     assert isinstance(refused, Refused)
-    assert refused.kind is RefusalKind.TIMEOUT
+    assert refused.kind is RefusalKind.STORE
     assert refused.why == (
         "its workers were done, but how the job ended was not heard within 9 s: nobody answers"
     )
@@ -53,3 +54,23 @@ def test_a_spare_takes_a_seat_though_it_was_in_reserve_for_longer_than_nodes_wai
     settled = table.told["c"][-1]
     assert isinstance(settled, Settled)
     assert sorted(settled.world.members) == ["a", "c"]
+
+
+def test_who_waits_is_told_the_same_more_and_more_rarely_and_news_within_ten_seconds() -> None:
+    table = Table()
+    config = RendezvousConfig(nodes_min=3, nodes_max=3)
+    table.add("a", config)
+    table.ready("a")
+
+    table.pass_time(85 * SECOND)
+    table.add("b", config)
+    table.ready("b")
+    table.pass_time(50 * SECOND)
+
+    told = [each for each in table.told["a"] if isinstance(each, AnnounceWaiting)]
+    alone = "for more nodes: 1 of at least 3 nodes are ready (a on host-a)"
+    both = "for more nodes: 2 of at least 3 nodes are ready (a on host-a, b on host-b)"
+    assert [(each.waited // SECOND, each.text) for each in told] == [
+        *((at, alone) for at in (10, 20, 40, 80)),
+        *((at, both) for at in (90, 100, 120)),
+    ]

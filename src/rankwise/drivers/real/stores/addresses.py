@@ -8,6 +8,8 @@ import socket
 from contextlib import suppress
 from ipaddress import ip_address
 
+from rankwise.drivers.real.stores.names import addresses_of
+
 
 def listen(host: str, port: int, *, must: bool) -> socket.socket:
     """A socket that listens at an address of this machine.
@@ -26,7 +28,7 @@ def listen(host: str, port: int, *, must: bool) -> socket.socket:
     """
     if host == "localhost":
         return _bound("127.0.0.1", port)
-    if _is_literal(host):
+    if is_literal(host):
         try:
             return _bound(host, port)
         except OSError as error:
@@ -41,7 +43,7 @@ def listen(host: str, port: int, *, must: bool) -> socket.socket:
 def is_here(host: str) -> bool:
     """Whether a name or an address belongs to this machine: the kernel lets us bind it."""
     try:
-        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+        found = addresses_of(host)
     except OSError:
         return False  # nobody knows the name yet; connecting will tell, again and again
     for family, _, _, _, address in found:
@@ -51,7 +53,8 @@ def is_here(host: str) -> bool:
     return False
 
 
-def _is_literal(host: str) -> bool:
+def is_literal(host: str) -> bool:
+    """Whether it is an address already, and no name."""
     with suppress(ValueError):
         ip_address(host.partition("%")[0])
         return True

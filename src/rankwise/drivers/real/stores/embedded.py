@@ -30,6 +30,7 @@ from rankwise.base.errors import (
     LeaseLost,
     LocalProtocolError,
     RemoteProtocolError,
+    StoreOfAnotherRun,
     StoreRefused,
     StoreUnavailable,
 )
@@ -88,6 +89,7 @@ from rankwise.drivers.real.stores.embedded_protocol import (
 )
 from rankwise.drivers.real.stores.embedded_server import EmbeddedServer
 from rankwise.drivers.real.stores.encryption import encryption_lack
+from rankwise.drivers.real.stores.names import Names
 from rankwise.drivers.real.stores.patience import Patience, closed_error, describe
 from rankwise.drivers.real.stores.watch_connection import WatchConnection
 from rankwise.ports.clock import Clock
@@ -130,7 +132,7 @@ def open_embedded(config: EmbeddedConfig, clock: Clock) -> "EmbeddedStore":
     Raises:
         ConfigError: this process must serve or encrypt, and cannot.
     """
-    config = msgspec.structs.replace(config, encrypts=_encrypts(config))
+    config = with_encryption(config)
     server = _serve_if_due(config, clock)
     if server is None:
         return EmbeddedStore(config, config.host, config.port)
@@ -138,6 +140,22 @@ def open_embedded(config: EmbeddedConfig, clock: Clock) -> "EmbeddedStore":
     # A server on all addresses is reached on the one that never leaves the machine.
     near = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 -- compared only
     return EmbeddedStore(config, near, port, server)
+
+
+def with_encryption(config: EmbeddedConfig) -> EmbeddedConfig:
+    """The same, with `encrypts` decided upon.
+
+    Raises:
+        ConfigError: this process must encrypt, and cannot.
+    """
+    lack = None if config.encrypts is False else encryption_lack()
+    if lack is not None and config.encrypts:
+        raise ConfigError(
+            f"--rdzv-conf: encrypts is true, and {lack}",
+            hint="pip install 'rankwise[tls]' on all nodes, or leave it out",
+        )
+    encrypts = config.encrypts is not False and lack is None
+    return msgspec.structs.replace(config, encrypts=encrypts)
 
 
 class EmbeddedStore:
@@ -155,6 +173,7 @@ class EmbeddedStore:
         self._address = (host, port)
         self._who = f"the embedded store at {endpoint_text(host, port)}"
         self._closed = Event()
+        self._names = Names()
         self._lock = Lock()
         self._idle: list[_Conversation] = []
         self._open: set[_Conversation] = set()
@@ -213,6 +232,7 @@ class EmbeddedStore:
             for conversation in self._open:
                 conversation.wake()
             watches, self._watches = self._watches, set()
+        self._names.close()
         for watch in watches:
             watch.close()
         if self.server is not None:
@@ -271,7 +291,7 @@ class EmbeddedStore:
     def _connect_once(self, patience: Patience) -> "_Conversation":
         if self._has_server_ended:
             raise StoreUnavailable(f"{self._who} has ended", hint=HINT)
-        sock = socket.create_connection(self._address, timeout=patience.left_s)
+        sock = self._names.connect(*self._address, patience.left_s)
         conversation = _Conversation(sock, self._who)
         try:
             if sock.getsockname() == sock.getpeername():
@@ -443,7 +463,7 @@ class _Conversation:
             except RemoteProtocolError as error:
                 with suppress(OSError):
                     self._sock.sendall(stream.unsent())
-                raise StoreRefused(
+                raise StoreOfAnotherRun(
                     f"{self._who} belongs to another run: its token is not ours, or it has another"
                     f" way to encrypt ({error})",
                     hint="give all nodes of a run the same run id, token and version of Python, and"
@@ -465,7 +485,7 @@ class _Conversation:
             case Welcome(_, own, proof, life):
                 secret = Secret(token, nonce, own)
                 if proof != secret.server_proof:
-                    raise StoreRefused(
+                    raise StoreOfAnotherRun(
                         f"{self._who} belongs to another run: its token is not ours",
                         hint="give all nodes of a run the same run id and token, and each run an"
                         " endpoint of its own",
@@ -588,15 +608,3 @@ def _serve_if_due(config: EmbeddedConfig, clock: Clock) -> EmbeddedServer | None
     from rankwise.drivers.real.stores.tls import server_context  # noqa: PLC0415  # loads ssl
 
     return EmbeddedServer([listener], config.token, clock, server_context(config.token))
-
-
-def _encrypts(config: EmbeddedConfig) -> bool:
-    if config.encrypts is False:
-        return False
-    lack = encryption_lack()
-    if lack is not None and config.encrypts:
-        raise ConfigError(
-            f"--rdzv-conf: encrypts is true, and {lack}",
-            hint="pip install 'rankwise[tls]' on all nodes, or leave it out",
-        )
-    return lack is None

@@ -17,10 +17,9 @@ from rankwise.drivers.real.stores.connections import (
     notice_dead_hosts,
 )
 from rankwise.drivers.real.stores.etcd_stream import Response
+from rankwise.drivers.real.stores.names import LEAST_S, Names
 
 RECEIVED_AT_ONCE = 64 * 1024
-LEAST_S = 0.001
-"""A socket that may wait for no time at all does not wait, which is something else."""
 
 
 class Connection:
@@ -30,15 +29,18 @@ class Connection:
         host, port: of the member.
         timeout_s: how long connecting may take.
         tls: whom to believe; None speaks in the clear.
+        names: tells where the host is.
 
     Raises:
         OSError: it could not be made.
     """
 
-    def __init__(self, host: str, port: int, timeout_s: float, tls: ssl.SSLContext | None) -> None:
+    def __init__(
+        self, host: str, port: int, timeout_s: float, tls: ssl.SSLContext | None, names: Names
+    ) -> None:
         self._endpoint = endpoint_text(host, port)
         self._is_spent = False
-        sock = socket.create_connection((host, port), timeout_s)
+        sock = names.connect(host, port, timeout_s)
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             notice_dead_hosts(sock)

@@ -20,12 +20,20 @@ from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
-from rankwise.base.errors import ConfigError, LeaseLost, StoreError, StoreRefused, StoreUnavailable
+from rankwise.base.errors import (
+    ConfigError,
+    LeaseLost,
+    StoreError,
+    StoreOfAnotherRun,
+    StoreRefused,
+    StoreUnavailable,
+)
 from rankwise.base.units import SECOND, Duration
 from rankwise.drivers.real.stores.connections import endpoint_text, hang_up, is_end_of_tls
 from rankwise.drivers.real.stores.etcd_connection import Connection
 from rankwise.drivers.real.stores.etcd_messages import AuthenticateReply, Fault, decoded
 from rankwise.drivers.real.stores.etcd_stream import NoHttp
+from rankwise.drivers.real.stores.names import Names
 from rankwise.drivers.real.stores.patience import Patience, closed_error, describe
 
 T = TypeVar("T")
@@ -60,6 +68,11 @@ class EtcdConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     user: str | None = None
     password: str | None = None
     request_timeout: Duration = Duration(2 * SECOND)
+
+    @property
+    def trusts_itself(self) -> bool:
+        """Whether all who may speak to each other have one certificate: that of a run's token."""
+        return self.cacert is not None and self.cacert == self.cert
 
 
 class NotReached(Exception):
@@ -97,6 +110,7 @@ class Members:
     def __init__(self, config: EtcdConfig) -> None:
         self.config = config
         self.closed = Event()
+        self._names = Names()
         self.members = [Member(host, port) for host, port in config.endpoints]
         self.who = "etcd at " + ", ".join(member.endpoint for member in self.members)
         self._tls = _tls_context(config)
@@ -147,7 +161,7 @@ class Members:
             except NotReached as error:
                 last_error = _telling(last_error, error.__cause__)
             except (OSError, NotServing) as error:
-                _raise_if_not_etcd(error, member)
+                self._raise_if_not_etcd(error, member)
                 last_error = _telling(last_error, error)
                 if not repeats:
                     self.suspect(member)
@@ -228,6 +242,7 @@ class Members:
                     hang_up(sock)
             for connection in self._busy:
                 hang_up(connection.sock)
+        self._names.close()
 
     def raise_fault(self, status: int, body: bytes, member: Member) -> NoReturn:
         """Raise what an answer other than 200 means.
@@ -372,9 +387,9 @@ class Members:
 
     def _connect(self, member: Member, timeout_s: float) -> Connection:
         try:
-            return Connection(member.host, member.port, timeout_s, self._tls)
+            return Connection(member.host, member.port, timeout_s, self._tls, self._names)
         except OSError as error:
-            _raise_if_not_etcd(error, member)
+            self._raise_if_not_etcd(error, member)
             raise NotReached(describe(error)) from error
 
     def _give_back(self, member: Member, connection: Connection) -> None:
@@ -390,6 +405,32 @@ class Members:
         with self._lock:
             self._busy.discard(connection)
         connection.close()
+
+    def _raise_if_not_etcd(self, error: BaseException, member: Member) -> None:
+        """A certificate that is not good now will not be good in a second.
+
+        Raises:
+            StoreRefused: who refuses whom.
+        """
+        if isinstance(error, ssl.SSLCertVerificationError):
+            if self.config.trusts_itself:
+                raise StoreOfAnotherRun(
+                    f"the etcd at {member.endpoint} belongs to another run: its token is not ours",
+                    hint="give all nodes of a run the same run id and token",
+                ) from error
+            raise StoreRefused(
+                f"the certificate of {member.endpoint} is not good: {error.verify_message}",
+                hint="check cacert, and that the certificate names the host of the endpoint",
+            ) from error
+        if not isinstance(error, ssl.SSLError) or isinstance(error, ssl.SSLSyscallError):
+            return
+        if not is_end_of_tls(error):
+            # Only OpenSSL's words tell whether that was TLS at all, and no version keeps them.
+            reason = (error.reason or str(error)).lower().replace("_", " ")
+            raise StoreRefused(
+                f"{member.endpoint} refuses TLS: {reason}",
+                hint=f"{HINT_NO_TLS}; if it asks for a client's certificate, give cert and key",
+            ) from error
 
     def _unanswered(self, member: Member, error: BaseException) -> StoreUnavailable:
         if self.closed.is_set():
@@ -437,28 +478,6 @@ def _is_cut(error: BaseException | None) -> bool:
     if isinstance(error, ConnectionResetError | BrokenPipeError):
         return True
     return error is not None and is_end_of_tls(error)
-
-
-def _raise_if_not_etcd(error: BaseException, member: Member) -> None:
-    """A certificate that is not good now will not be good in a second.
-
-    Raises:
-        StoreRefused: who refuses whom.
-    """
-    if isinstance(error, ssl.SSLCertVerificationError):
-        raise StoreRefused(
-            f"the certificate of {member.endpoint} is not good: {error.verify_message}",
-            hint="check cacert, and that the certificate names the host of the endpoint",
-        ) from error
-    if not isinstance(error, ssl.SSLError) or isinstance(error, ssl.SSLSyscallError):
-        return
-    if not is_end_of_tls(error):
-        # Whether that was TLS at all can be told by OpenSSL's words only, which no version keeps.
-        reason = (error.reason or str(error)).lower().replace("_", " ")
-        raise StoreRefused(
-            f"{member.endpoint} refuses TLS: {reason}",
-            hint=f"{HINT_NO_TLS}; if it asks for a client's certificate, give cert and key",
-        ) from error
 
 
 def _not_etcd(body: bytes, member: Member) -> StoreRefused:

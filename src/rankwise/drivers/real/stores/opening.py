@@ -4,9 +4,10 @@ The names are torchrun's: `static` and `embedded` mean a store in one of the age
 `etcd-v2` both mean etcd v3; `c10d` means torch's TCPStore. Any other name is looked up among the
 entry points of the group `rankwise.stores`: a function with the arguments of `open_store`.
 
-Nothing is asked of anybody yet, but for a server that this process must be itself; torch's store,
-which can only be made by waiting for its server, is made by the first call. Settings are
-texts, as `--rdzv-conf` has them, in our spelling or in torch's; docs/settings.md lists them.
+Nothing is asked of anybody yet. A server that this process must be itself listens already, if its
+endpoint is an address; one at a name, and torch's store, which can only be made by waiting for its
+server, are opened by the first call. Settings are texts, as `--rdzv-conf` has them, in our spelling
+or in torch's; docs/settings.md lists them.
 """
 
 import os
@@ -19,14 +20,16 @@ from rankwise.base.errors import ConfigError
 from rankwise.base.suggestions import hint_on_name
 from rankwise.base.units import SECOND, Duration, duration_from_seconds
 from rankwise.drivers.real.clock import SystemClock
+from rankwise.drivers.real.stores.addresses import is_literal
+from rankwise.drivers.real.stores.connections import endpoint_text
 from rankwise.ports.store import Store
 
 if TYPE_CHECKING:
     from rankwise.drivers.real.stores.embedded import EmbeddedConfig
     from rankwise.drivers.real.stores.etcd_members import EtcdConfig
 
-C10D_PATIENCE = Duration(2 * SECOND)
-"""How long a call waits while torch's store is being made."""
+OPENING_PATIENCE = Duration(2 * SECOND)
+"""How long a call waits for a store that is still being opened."""
 
 ConfigT = TypeVar("ConfigT", "EmbeddedConfig", "EtcdConfig")
 
@@ -127,6 +130,7 @@ def _open_embedded(endpoint: str, settings: Mapping[str, str], run_id: str) -> S
     from rankwise.drivers.real.stores.embedded import (  # noqa: PLC0415  # sockets take ms
         EmbeddedConfig,
         open_embedded,
+        with_encryption,
     )
 
     host, port = split_endpoint(endpoint, EMBEDDED_PORT)
@@ -140,7 +144,14 @@ def _open_embedded(endpoint: str, settings: Mapping[str, str], run_id: str) -> S
     config = _with_timeout(config, settings)
     if (linger := _seconds(settings, "linger")) is not None:
         config = msgspec.structs.replace(config, linger=linger)
-    return open_embedded(config, SystemClock())
+    config = with_encryption(config)
+    if is_literal(host) or host == "localhost":
+        return open_embedded(config, SystemClock())
+    from rankwise.drivers.real.stores.deferred import DeferredStore  # noqa: PLC0415  # for names
+
+    # Whether this machine has that name may take name servers long to tell.
+    who = f"the embedded store at {endpoint_text(host, port)}"
+    return DeferredStore(lambda: open_embedded(config, SystemClock()), who, OPENING_PATIENCE)
 
 
 def token_of(settings: Mapping[str, str], run_id: str) -> str:
@@ -181,7 +192,7 @@ def _open_c10d(endpoint: str, settings: Mapping[str, str], run_id: str) -> Store
         config = msgspec.structs.replace(config, linger=linger)
     require_torch()
     who = f"torch's TCPStore at {host}:{port}"
-    return DeferredStore(lambda: open_c10d(config, SystemClock()), who, C10D_PATIENCE)
+    return DeferredStore(lambda: open_c10d(config, SystemClock()), who, OPENING_PATIENCE)
 
 
 def _checked(settings: Mapping[str, str], known: Collection[str], backend: str) -> dict[str, str]:

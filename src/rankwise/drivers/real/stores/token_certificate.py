@@ -8,7 +8,8 @@ so a token has to be random, and the run's id is none.
 
 import hmac
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from ipaddress import ip_address
 from typing import NamedTuple
@@ -30,10 +31,10 @@ class TokenCertificate(NamedTuple):
 
 
 class CertificateFiles(NamedTuple):
-    """Where they have been written."""
+    """The descriptors of both as files."""
 
-    certificate: str
-    key: str
+    certificate: int
+    key: int
 
 
 def certificate_of(token: bytes, hosts: Sequence[str] = ()) -> TokenCertificate:
@@ -67,14 +68,25 @@ def certificate_of(token: bytes, hosts: Sequence[str] = ()) -> TokenCertificate:
     )
 
 
-def write_files(folder: str, token: bytes, hosts: Sequence[str]) -> CertificateFiles:
-    """Write the certificate and its key into a folder, the key for this user only."""
+@contextmanager
+def certificate_files(token: bytes, hosts: Sequence[str]) -> Iterator[CertificateFiles]:
+    """Files of the certificate and its key that are in memory, and end with their descriptors.
+
+    Their names are good in this process, and in children that inherit the descriptors.
+    """
     made = certificate_of(token, hosts)
-    files = CertificateFiles(os.path.join(folder, "cert.pem"), os.path.join(folder, "key.pem"))
-    for path, content in ((files.certificate, made.certificate), (files.key, made.key)):
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(content)
-    return files
+    with _in_memory(made.certificate) as certificate, _in_memory(made.key) as key:
+        yield CertificateFiles(certificate, key)
+
+
+@contextmanager
+def _in_memory(content: bytes) -> Iterator[int]:
+    fd = os.memfd_create("rankwise-tls", os.MFD_CLOEXEC)
+    try:
+        os.write(fd, content)
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def _alternative(host: str) -> x509.GeneralName:

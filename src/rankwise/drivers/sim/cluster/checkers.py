@@ -43,6 +43,9 @@ from rankwise.core.rendezvous.vocabulary import RefusalKind, World
 from rankwise.drivers.sim.cluster.books import RoundBook, RunBook
 from rankwise.drivers.sim.cluster.faults import ClusterPlan
 from rankwise.drivers.sim.cluster.node import SimulatedNode
+from rankwise.drivers.sim.cluster.root_cause_truth import (
+    loss_is_told,
+)
 from rankwise.drivers.sim.cluster.verdict_truth import verdict_is_true
 from rankwise.drivers.sim.cluster.worker import Worker
 from rankwise.drivers.sim.invariants import InvariantBroken
@@ -404,6 +407,8 @@ class ClusterChecker:
             self._broken(f"{node.node_id} ends, and ranks wait there to be called again")
         if finished.verdict is None and finished.refusal is None and not finished.detail:
             self._broken(f"{node.node_id} ends and does not say why")
+        if problem := loss_is_told(finished):
+            self._broken(f"{node.node_id}: {problem}")
         if finished.verdict is not None:
             self._judge_verdict(node, finished.verdict)
         refusal = finished.refusal

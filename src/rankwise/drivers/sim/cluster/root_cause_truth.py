@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from rankwise.base.failure import Failure, FailureCause
 from rankwise.base.units import MILLISECOND, Instant
+from rankwise.core.agent.vocabulary import LOSSES_OF_STORE, FinishRun
 from rankwise.drivers.sim.cluster.clocks import SkewedClock
 from rankwise.drivers.sim.cluster.host import SIGTERM
 from rankwise.drivers.sim.cluster.worker import Worker
@@ -47,8 +48,21 @@ def root_cause_is_true(
             if not told or not may_be_root(told[0], culprits, 0):
                 return f"the root cause is told to be {root}, and the truth is {culprits}"
             return ""
-        case FailureCause.STOPPED | FailureCause.GUARDIAN_LOST:
+        case FailureCause.STOPPED | FailureCause.GUARDIAN_LOST | FailureCause.STORE_LOST:
             return f"the root cause is told to be {root}, which explains nothing"
+
+
+def loss_is_told(finished: FinishRun) -> str:
+    """Whether a node that has lost its store blames no rank that has only lost its peers; else why.
+
+    Simulated ranks say so in the words of real ones.
+    """
+    refusal, failures = finished.refusal, finished.as_outcome().failures
+    if refusal is None or refusal.kind not in LOSSES_OF_STORE or not finished.rounds:
+        return ""
+    root = failures[0]
+    tells_of_peer = root.error is not None and "connection" in root.error.message.lower()
+    return f"the store is lost, and the root cause is told to be {root}" if tells_of_peer else ""
 
 
 def may_be_root(told: Worker, culprits: Collection[Worker], slack: int) -> bool:

@@ -8,6 +8,7 @@ import pytest
 
 from rankwise.base.errors import ConfigError, StoreUnavailable
 from rankwise.base.units import SECOND, Duration
+from rankwise.drivers.real.stores.deferred import DeferredStore
 from rankwise.drivers.real.stores.embedded import EmbeddedStore
 from rankwise.drivers.real.stores.encryption import encryption_lack
 from rankwise.drivers.real.stores.etcd import EtcdStore
@@ -136,6 +137,12 @@ def test_a_store_encrypts_where_it_can_unless_it_is_told_not_to(
     with open_store("embedded", "127.0.0.1:0", settings, run_id="run") as store:
         assert isinstance(store, EmbeddedStore)
         assert store.encrypts is expected
+
+
+def test_at_a_name_this_process_asks_nobody_before_it_has_to() -> None:
+    store = open_store("embedded", "store.invalid:29400", {}, run_id="run")
+    with store:
+        assert isinstance(store, DeferredStore)
 
 
 def test_who_is_told_not_to_serve_does_not() -> None:

@@ -1,0 +1,77 @@
+"""SIGTERM to agents whose endpoint has a name that no name server tells."""
+
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from nodes_in_namespaces import Network, needs_namespaces
+from running import Running, write_program
+
+pytestmark = [pytest.mark.system, needs_namespaces]
+
+AT_ONCE_S = 5.0
+"""Far less than the ten seconds for which the C library asks."""
+WITH_OTHER_SERVERS = 'mount --bind "$0" /etc/resolv.conf && exec "$@"'
+
+
+class Silence:
+    """A name server that hears every question, and never answers."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        network = Network(stack)
+        self._node = network.add_node()
+        self._stack = stack
+        self._program = write_program(folder, "raise SystemExit(3)\n")
+        self._servers = folder / "resolv.conf"
+        self._servers.write_text(f"nameserver {network.address}\n")
+        self._socket = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        self._socket.bind((network.address, 53))
+        self._socket.settimeout(60)
+
+    def start(self, backend: str) -> Running:
+        meeting = ("--rdzv-backend", backend, "--rdzv-endpoint", "store.example.org:29400")
+        words = (sys.executable, "-m", "rankwise", "run", "--nnodes", "2", *meeting)
+        mounted = ("unshare", "-m", "sh", "-c", WITH_OTHER_SERVERS, str(self._servers), *words)
+        enter = ("ip", "netns", "exec", self._node.name, *mounted)
+        agent = Running(*enter, "--rdzv-id", "run", str(self._program))
+        return self._stack.enter_context(agent)
+
+    def hear_question(self) -> None:
+        question, _ = self._socket.recvfrom(512)
+        assert b"example" in question
+
+
+@pytest.fixture
+def silence(tmp_path: Path) -> Iterator[Silence]:
+    with ExitStack() as stack:
+        yield Silence(tmp_path, stack)
+
+
+@pytest.mark.parametrize("backend", ["embedded", "etcd", "static"])
+def test_sigterm_is_answered_while_a_name_is_looked_up_first(
+    silence: Silence, backend: str
+) -> None:
+    agent = silence.start(backend)
+    silence.hear_question()
+
+    agent.signal(signal.SIGTERM)
+    done = agent.finish(AT_ONCE_S)
+
+    assert done.code == 143
+    assert "rankwise: stopped by SIGTERM" in done.stderr
+
+
+@pytest.mark.parametrize("backend", ["embedded", "etcd"])
+def test_sigterm_is_answered_while_a_store_is_looked_up(silence: Silence, backend: str) -> None:
+    agent = silence.start(backend)
+    agent.wait_for("waiting for the store: no answer within 2 s", stream="stderr")
+
+    agent.signal(signal.SIGTERM)
+    done = agent.finish(AT_ONCE_S)
+
+    assert done.code == 143
+    assert "rankwise: SIGTERM: this node leaves" in done.stderr
