@@ -113,6 +113,9 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     error: ErrorRecord | None = None
     detail: str = ""
     """One sentence more: why it could not be started, how long it was silent."""
+    accused: tuple[int, ...] = ()
+    """Of one that is out of step: all ranks of the job that are so together. Of several nobody can
+    tell who began it, so none of them is more to blame than the others."""
     ended_by_us: bool = False
     """Whether its process ended by a signal that rankwise had sent."""
 
@@ -137,6 +140,15 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     log_paths: tuple[str, ...] = ()
     error_file: str = ""
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether several ranks are to blame together, and nobody can tell which of them."""
+        return len(self.accused) > 1
+
+    def is_as_much_to_blame_as(self, root: "Failure") -> bool:
+        """Whether it is that root cause, or is accused of the same."""
+        return self is root or (self.is_shared and self.accused == root.accused)
+
 
 def what_it_did(failure: Failure) -> str:
     """How a rank failed, for people, in a few words after its name."""
@@ -147,6 +159,17 @@ def what_it_did(failure: Failure) -> str:
     what = failure.error.type if failure.error is not None else str(failure.exit or "")
     what = what or failure.detail
     return f"failed: {what}" if what else "failed"
+
+
+def failure_in_words(failure: Failure, host: str = "") -> str:
+    """Who failed, where, and how: `rank 3 on node-7 failed: ValueError`.
+
+    Of ranks that are out of step together none is named before the others.
+    """
+    if failure.is_shared:
+        return failure.detail
+    where = f" on {host}" if host else ""
+    return f"rank {failure.rank}{where} {what_it_did(failure)}"
 
 
 class OutcomeStatus(StrEnum):

@@ -52,6 +52,7 @@ def fields_of(failure: Failure) -> dict[str, Any]:
         "rank": failure.rank if failure.rank >= 0 else failure.local_rank,
         "attempt": failure.attempt,
         "cause": str(failure.cause),
+        "accused": list(failure.accused) or None,
         "host": failure.host or None,
         "pid": failure.pid,
         "exit_code": None if failure.exit is None else failure.exit.code,
@@ -65,8 +66,9 @@ def end_notices(job: Job, outcome: Outcome, message: str) -> Iterator[str]:
     """What became of a run: each failure, the root cause first, and the end."""
     from rankwise.launch.failure_report import one_line  # noqa: PLC0415  # rare
 
-    for place, failure in enumerate(outcome.failures):
-        yield notice(job, one_line(failure), "failure", root_cause=place == 0, **fields_of(failure))
+    for failure in outcome.failures:
+        is_root = failure.is_as_much_to_blame_as(outcome.failures[0])
+        yield notice(job, one_line(failure), "failure", root_cause=is_root, **fields_of(failure))
     yield notice(
         job, message, "end", status=str(outcome.status), attempts=outcome.attempts,
         signal=outcome.stop_signal,

@@ -476,7 +476,10 @@ class Session:
         gang = self._dispatch.gang
         is_running = gang is not None and gang.phase is Phase.RUNNING
         if isinstance(stimulus, WorkerExited) and is_running and self._has_watch:
-            self._call_watch.on_exit(stimulus.local_rank, stimulus.exit)
+            rank, ended = stimulus.local_rank, stimulus.exit
+            if self._call_watch.on_exit(rank, ended, self._let_go):
+                self._held = [stimulus]
+                return
         self._dispatch.deliver(stimulus)
         if isinstance(stimulus, WorkerSpawned) and self._job.gang.hang_timeout is not None:
             self._hang_watch.begin()

@@ -172,10 +172,11 @@ def _failures(timeline: RunTimeline) -> Iterable[str]:
 
 
 def _told_together(failures: Iterable[Failure]) -> list[list[Failure]]:
-    """Each failure alone, but ranks that hung together as one: there may be thousands."""
+    """Each failure alone, but those that hung or are accused together as one: they may be many."""
     stories: dict[tuple[int, int | str], list[Failure]] = {}
     for failure in failures:
-        story = headline(failure) if failure.cause is FailureCause.HUNG else failure.rank
+        is_shared = failure.cause is FailureCause.HUNG or failure.is_shared
+        story = headline(failure) if is_shared else failure.rank
         stories.setdefault((failure.attempt, story), []).append(failure)
     return list(stories.values())
 
@@ -185,7 +186,7 @@ def _text_of(told: Sequence[Failure]) -> str:
     first = told[0]
     if first.error is not None:
         lines = first.error.traceback.splitlines()
-    elif first.cause is FailureCause.HUNG:
+    elif first.cause is FailureCause.HUNG or first.is_shared:
         lines = [line for block in blocks_of_hung(told) for line in (block.title, *block.lines)]
     elif first.cause is FailureCause.OUT_OF_STEP:
         lines = list(innermost_frames(first.stacks))

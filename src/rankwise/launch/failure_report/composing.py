@@ -60,7 +60,7 @@ _ROLES_UNNAMED = ("default", "rank")
 _OF_NO_COUNT = (FailureCause.HUNG, FailureCause.OUT_OF_STEP)
 """Causes of which it tells nothing how many ranks have failed."""
 _SHARED_CAUSES = (FailureCause.HUNG, FailureCause.GUARDIAN_LOST)
-"""Causes that strike the gang as a whole: the root cause's box speaks for all its ranks."""
+"""Causes that strike the gang as a whole."""
 
 
 def compose_report(outcome: Outcome, context: ReportContext) -> FailureReport:
@@ -134,7 +134,7 @@ def _notes_on_failed(root: Failure | None, failed: Sequence[Failure]) -> list[st
     """One line for those like the root cause, then the others, alike ones together."""
     alike: dict[object, list[Failure]] = {}
     for failure in failed:
-        if root is None or failure.cause is not root.cause or root.cause not in _SHARED_CAUSES:
+        if root is None or not _is_in_box_of(root, failure):
             alike.setdefault(what_is_the_same(failure), []).append(failure)
     notes: list[str] = []
     if root is not None and (same := alike.pop(what_is_the_same(root), [])):
@@ -145,6 +145,13 @@ def _notes_on_failed(root: Failure | None, failed: Sequence[Failure]) -> list[st
     if unshown:
         notes.append(f"and {len(unshown)} more: {ranks_in_words(unshown)}")
     return notes
+
+
+def _is_in_box_of(root: Failure, failure: Failure) -> bool:
+    """Whether the root cause's box speaks for a failure too."""
+    if root.cause in _SHARED_CAUSES:
+        return failure.cause is root.cause
+    return failure.is_as_much_to_blame_as(root)
 
 
 def _note_on_same(root: Failure, same: Sequence[Failure]) -> str:
@@ -222,6 +229,8 @@ def _root_cause(root: Failure, outcome: Outcome, context: ReportContext) -> Root
         is_known = any(failure.waits_for for failure in hung)
         if not is_known and sum(bool(block.lines) for block in blocks) > 1:
             hint = "the others may be waiting for the rank that is elsewhere"
+    elif root.is_shared:
+        blocks = blocks_of_hung([each for each in failures if _is_in_box_of(root, each)])
     else:
         blocks = _blocks_of(root)
         if is_peer_gone(root) and (ended := _ended_well(outcome, context)):
@@ -244,7 +253,8 @@ def _ended_well(outcome: Outcome, context: ReportContext) -> list[int]:
 
 
 def _fields(root: Failure, failures: Sequence[Failure], context: ReportContext) -> list[Field]:
-    together = [rank_of(failure) for failure in failures if failure.cause is root.cause]
+    together = root.accused or [rank_of(each) for each in failures if _is_in_box_of(root, each)]
+    is_shared = len(together) > 1
     fields: list[Field] = []
 
     def add(name: str, *values: str) -> None:
@@ -252,9 +262,10 @@ def _fields(root: Failure, failures: Sequence[Failure], context: ReportContext) 
         if shown:
             fields.append(Field(name, shown))
 
-    if root.cause in _SHARED_CAUSES and len(together) > 1:
+    if is_shared:
+        hosts = dict.fromkeys(each.host for each in failures if _is_in_box_of(root, each))
         add("ranks", ranks_in_words(together).removeprefix("ranks "))
-        add("host", root.host)
+        add("host", ", ".join(hosts))
     else:
         rank = rank_of(root)
         is_local_told = root.local_rank != rank
@@ -276,7 +287,7 @@ def _fields(root: Failure, failures: Sequence[Failure], context: ReportContext) 
         count = f"{root.attempt + 1} of {max(context.attempts_max, root.attempt + 1)}"
         folder = f" (attempt_{root.attempt} in paths)" if context.log_directory else ""
         add("attempt", count + folder)
-    if root.cause not in _SHARED_CAUSES or len(together) == 1:
+    if not is_shared:
         add("logs", *(root.log_paths or (context.log_directory,)))
         add("error file", root.error_file)
     else:

@@ -410,7 +410,7 @@ class SimulatedRanks:
             local_rank for local_rank, rank in self._ranks.items() if rank.number in verdict.blamed
         )
         if ours:
-            self._deliver(RanksBlamed(ours, self._place.round, verdict.text))
+            self._deliver(RanksBlamed(ours, self._place.round, verdict.text, verdict.blamed))
 
     def _environment(self, rank: int, world: AgreedWorld) -> Mapping[str, str]:
         job, per_node = self._job, self._job.gang.size
