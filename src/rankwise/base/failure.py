@@ -204,6 +204,20 @@ class EarlierAttempt(msgspec.Struct, frozen=True):
     why: str
 
 
+class Stood(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a rank stood when the run's time limit was over.
+
+    Attributes:
+        rank: which one.
+        waits_for: what it waited for, where that can be known.
+        stacks: the Python stacks of all its threads, if they could be had.
+    """
+
+    rank: int
+    waits_for: str = ""
+    stacks: str = ""
+
+
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """What became of a gang.
 
@@ -218,6 +232,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         failed: how many of them failed by themselves; None where `failures` has them all.
         earlier: the attempts before the last one.
         absence: why no worker of this node ever ran, though nothing failed on it; None elsewhere.
+        stood: where the ranks of this node stood when its time limit stopped the run.
+        awaited: who kept the others waiting then, in a sentence; empty if nobody is known to.
         lateness: a sentence on the rank that made the others wait in collectives; empty where none
             did so for a notable part of the run.
     """
@@ -232,4 +248,6 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     failed: int | None = None
     earlier: tuple[EarlierAttempt, ...] = ()
     absence: Absence | None = None
+    stood: tuple[Stood, ...] = ()
+    awaited: str = ""
     lateness: str = ""

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from rankwise.base.failure import Failure, Outcome
+from rankwise.base.failure import Failure, Outcome, OutcomeStatus, Stood
 from rankwise.launch.job import Job
 from rankwise.launch.log_layout import notice_stamp
 
@@ -66,10 +66,19 @@ def end_notices(job: Job, outcome: Outcome, message: str) -> Iterator[str]:
     """What became of a run: each failure, the root cause first, and the end."""
     from rankwise.launch.failure_report import one_line  # noqa: PLC0415  # rare
 
+    has_failed = outcome.status is OutcomeStatus.FAILED
     for failure in outcome.failures:
-        is_root = failure.is_as_much_to_blame_as(outcome.failures[0])
+        is_root = has_failed and failure.is_as_much_to_blame_as(outcome.failures[0])
         yield notice(job, one_line(failure), "failure", root_cause=is_root, **fields_of(failure))
+    stood = [_fields_of_stood(each) for each in outcome.stood]
     yield notice(
         job, message, "end", status=str(outcome.status), attempts=outcome.attempts,
-        signal=outcome.stop_signal,
+        signal=outcome.stop_signal, stood=stood or None,
     )  # fmt: skip
+
+
+def _fields_of_stood(stood: Stood) -> dict[str, Any]:
+    from rankwise.launch.failure_report.stacks import innermost_frames  # noqa: PLC0415  # rare
+
+    frames = innermost_frames(stood.stacks)
+    return {"rank": stood.rank, "waits_for": stood.waits_for, "frames": frames}

@@ -211,7 +211,7 @@ class Session:
         self.reactor.watch_readable(self._planner.stop_fd, self._on_ranks_ask)
         stack.callback(self.reactor.unwatch_readable, self._planner.stop_fd)
         if job.timeout is not None:
-            self.reactor.call_at(after(clock.now(), job.timeout), self._on_time_limit)
+            self._limit_time(job.timeout)
         self._answers = ControlAnswers(
             job,
             self._dispatch,
@@ -387,14 +387,30 @@ class Session:
             self._hang_watch.stand_still(stood)
         self._dispatch.deliver(StoodStill(stood))
 
-    def _on_time_limit(self) -> None:
-        """Stop a run that has taken too long, unless something has ended it already."""
-        if self._dispatch.outcome is not None or self._stops_asked or self._job.timeout is None:
-            return
+    def _limit_time(self, timeout: Duration) -> None:
+        """Stop the run when it has taken that long, unless something has ended it before."""
+        from rankwise.launch.time_limit import TimeLimit  # noqa: PLC0415  # rare
+
+        TimeLimit(
+            timeout,
+            host=self._host,
+            reactor=self.reactor,
+            clock=self._clock,
+            ask=self._ask_recorders,
+            ask_nodes=self._ask_other_nodes,
+            explain=self._explain_hang,
+            is_needed=lambda: self._dispatch.outcome is None and not self._stops_asked,
+            stop=partial(self._on_time_limit, timeout),
+        )
+
+    def _on_time_limit(
+        self, timeout: Duration, verdict: str, waits: Mapping[int, str], stacks: Mapping[int, str]
+    ) -> None:
         from rankwise.launch.announcements import time_limit_line  # noqa: PLC0415  # rare
 
+        self._decorator.remember_stand(verdict, waits, stacks)
         if self._plan.is_alone:  # an agent among others says itself what follows
-            self._say(time_limit_line(self._job.timeout, self._job.gang.grace), "timeout")
+            self._say(time_limit_line(timeout, self._job.gang.grace), "timeout")
         self.request_stop(TIME_LIMIT_SIGNAL)
 
     def _on_stop_command(self, at_once: bool) -> None:  # the only argument

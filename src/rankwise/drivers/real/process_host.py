@@ -340,7 +340,9 @@ class RealProcessHost:
 
         self.collect_stacks(on_done)
 
-    def collect_stacks(self, on_done: Callable[[dict[int, str]], None]) -> None:
+    def collect_stacks(
+        self, on_done: Callable[[dict[int, str]], None], patience: Duration = STACKS_PATIENCE
+    ) -> None:
         """Ask all workers that can answer for their stacks; call back with text by local rank."""
         if self._stacks is not None:
             # They are being collected already: everybody gets the same.
@@ -351,7 +353,7 @@ class RealProcessHost:
         for link in ready:
             link.reports.take_stacks()  # what an earlier request left is not part of the answer
             self._signal(link, STACKS_SIGNAL, group=False)
-        self._expect_stacks(request, STACKS_PATIENCE if ready else Duration(0))
+        self._expect_stacks(request, patience if ready else Duration(0))
 
     def note_ends(self) -> None:
         """Note which workers have ended by now, whatever is heard of them only later."""

@@ -16,6 +16,7 @@ from rankwise.base.failure import (
     FailureCause,
     Outcome,
     OutcomeStatus,
+    Stood,
 )
 from rankwise.base.units import Duration, format_duration
 from rankwise.base.wording import ranks_in_words
@@ -348,18 +349,25 @@ def _block_of_stream(name: str, tail: Sequence[str], traceback: str, lines_max: 
     return [Block(f"{count} of {name}", tuple(shown))]
 
 
-def _lines_of_wait(failure: Failure) -> list[str]:
-    if not failure.waits_for:
+def _lines_of_wait(rank: Failure | Stood) -> list[str]:
+    if not rank.waits_for:
         return []
-    return [f"  {line}" for line in printable_lines(f"waits for {failure.waits_for}")]
+    return [f"  {line}" for line in printable_lines(f"waits for {rank.waits_for}")]
 
 
-def blocks_of_hung(hung: Sequence[Failure]) -> list[Block]:
+def blocks_of_hung(hung: Iterable[Failure]) -> list[Block]:
+    """Where each of these ranks stands."""
+    return blocks_of_ranks(
+        Stood(rank=rank_of(each), waits_for=each.waits_for, stacks=each.stacks) for each in hung
+    )
+
+
+def blocks_of_ranks(ranks: Iterable[Stood]) -> list[Block]:
     """Where every rank stands: ranks at the same place together, the fewest last."""
     places: dict[tuple[str, ...], list[int]] = {}
-    for failure in hung:
-        lines = (*_lines_of_wait(failure), *innermost_frames(failure.stacks))
-        places.setdefault(lines, []).append(rank_of(failure))
+    for each in ranks:
+        lines = (*_lines_of_wait(each), *innermost_frames(each.stacks))
+        places.setdefault(lines, []).append(each.rank)
     if not any(places):
         return []
     unknown = places.pop((), [])
