@@ -15,6 +15,7 @@ from rankwise.base.failure import Failure, FailureCause
 from rankwise.base.units import SECOND, Duration, format_bytes, format_duration
 from rankwise.base.web_page import document, facts_table, table
 from rankwise.base.wording import ranks_in_words
+from rankwise.core.ledger.lateness import notable
 from rankwise.launch.failure_report.composing import blocks_of_hung
 from rankwise.launch.failure_report.stacks import innermost_frames
 from rankwise.launch.failure_report.words import headline
@@ -208,22 +209,30 @@ def _lateness(timeline: RunTimeline) -> Iterable[str]:
     rows = [
         [
             str(delay.rank),
-            f"{100 * delay.last:.0f} %",
-            format_duration(delay.waited),
             f"{100 * delay.waited / timeline.end:.1f} %" if timeline.end else "",
+            format_duration(delay.waited),
+            f"{100 * delay.last:.0f} %",
         ]
         for delay in delays[:ROWS_SHOWN]
     ]
     seen = "" if timeline.seen > 0.995 else f" {100 * timeline.seen:.2g} % of the calls were seen."
     yield "<h2>Lateness</h2>"
     yield (
-        '<p class="note">Who made the others wait in collectives: in how many calls a rank came '
-        "last, and how long each of the others waited for it alone, on average. The first call "
-        f"of each group is not counted.{seen}</p>"
+        '<p class="note">Who made the others wait in collectives: for what part of the run, and '
+        "how long, each of the others waited for a rank alone, on average; and in how many calls "
+        f"it came last, as some rank always does. {_who_is_late(timeline)} The first call of each "
+        f"group is not counted.{seen}</p>"
     )
-    yield table([["rank", "came last in", "others waited", "of the run"], *rows])
+    yield table([["rank", "of the run", "others waited", "came last in"], *rows])
     if len(delays) > ROWS_SHOWN:
         yield f'<p class="note">{len(delays) - ROWS_SHOWN} ranks cost less.</p>'
+
+
+def _who_is_late(timeline: RunTimeline) -> str:
+    worst = notable(timeline.delays, Duration(timeline.end))
+    if worst is None:
+        return "No rank has cost the others a notable part of the run."
+    return f"<b>Rank {worst.rank}</b> has cost the others a notable part of the run."
 
 
 class _Sum(NamedTuple):

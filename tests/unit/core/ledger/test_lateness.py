@@ -38,6 +38,29 @@ def test_the_last_one_is_waited_for_since_the_second_last_came() -> None:
     assert waited_ms(lateness) == [0, 40, 0]
 
 
+def test_who_was_released_last_is_not_late_by_that() -> None:
+    calls = {
+        0: [arrival(1, 0, 100), arrival(2, 200, 260), arrival(3, 300, 400)],
+        1: [arrival(1, 0, 150), arrival(2, 250, 260), arrival(3, 300, 400)],
+        2: [arrival(1, 0, 100), arrival(2, 200, 260), arrival(3, 320, 400)],
+    }
+
+    lateness = lateness_of(calls)
+
+    assert [delay.last for delay in lateness.delays()] == [0, 0.5, 0.5]
+    assert waited_ms(lateness) == [0, 0, 20]
+
+
+def test_who_was_released_last_and_took_longer_is_late_by_what_it_took() -> None:
+    calls = {
+        0: [arrival(1, 0, 100), arrival(2, 200)],
+        1: [arrival(1, 0, 150), arrival(2, 280)],
+        2: [arrival(1, 0, 100), arrival(2, 200)],
+    }
+
+    assert waited_ms(lateness_of(calls)) == [0, 30, 0]
+
+
 def test_who_goes_on_before_the_last_has_come_has_not_waited() -> None:
     issued = [arrival(2, 100, 101)]
 
