@@ -8,7 +8,7 @@ moment when a failure is about to be told to somebody.
 import re
 import resource
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -85,16 +85,8 @@ class FailureDecorator:
         self, verdict: str, waits: Mapping[int, str], stacks: Mapping[int, str]
     ) -> None:
         """Keep where the ranks stood when the time limit was over, and who kept them waiting."""
-        rank_of = self._planner.world.rank
         self._awaited = verdict
-        self._stood = tuple(
-            Stood(
-                rank=rank_of(local_rank),
-                waits_for=waits.get(local_rank, ""),
-                stacks=stacks.get(local_rank, ""),
-            )
-            for local_rank in sorted(waits.keys() | stacks.keys())
-        )
+        self._stood = stood_of(waits, stacks, self._planner.world.rank)
 
     def decorate_outcome(self, outcome: Outcome, lateness: str = "") -> Outcome:
         """The same outcome with all that can be found out about it, and a sentence on lateness."""
@@ -155,6 +147,20 @@ class FailureDecorator:
             return None, ""
         verdict = self._oom.verdict()
         return verdict.was_oom, verdict.evidence
+
+
+def stood_of(
+    waits: Mapping[int, str], stacks: Mapping[int, str], rank_of: Callable[[int], int]
+) -> tuple[Stood, ...]:
+    """Where each rank stood, from what it waited for and its stacks, by local rank."""
+    return tuple(
+        Stood(
+            rank=rank_of(local_rank),
+            waits_for=waits.get(local_rank, ""),
+            stacks=stacks.get(local_rank, ""),
+        )
+        for local_rank in sorted(waits.keys() | stacks.keys())
+    )
 
 
 def lost_loader(failure: Failure) -> bool:

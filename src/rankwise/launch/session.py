@@ -42,7 +42,7 @@ from rankwise.launch.cluster.plan import plan_of
 from rankwise.launch.commands import ensure_open_files
 from rankwise.launch.control import ControlServer
 from rankwise.launch.control.answers import ControlAnswers
-from rankwise.launch.decoration import FailureDecorator
+from rankwise.launch.decoration import FailureDecorator, stood_of
 from rankwise.launch.fork_server import hosting_for
 from rankwise.launch.job import Job
 from rankwise.launch.journal_file import open_journal
@@ -655,16 +655,21 @@ class Session:
         """Show where every rank stands, before anything is killed."""
         from rankwise.launch.announcements import hang_line, stacks_of_rank  # noqa: PLC0415  # rare
 
+        world, is_for_machines = self._planner.world, self._job.log_format == "json"
         self._decorator.remember_stacks(stacks)
         gang = self._dispatch.gang
         if gang is not None and any(worker.blame for worker in gang.workers):
             return  # it has not hung: the report tells who is to blame, and where that one is
         verdict, waits = self._call_watch.explain_hang()
         self._decorator.remember_waits(verdict, waits)
-        self._say(hang_line(self._job.gang.hang_timeout, stacks), "hang")
-        for local_rank, text in sorted(stacks.items()):
-            rank = self._planner.world.rank(local_rank)
-            self._say(stacks_of_rank(rank, text), "stacks", rank=rank)
+        stood = stood_of(waits, stacks, world.rank)
+        has_report = self._plan.is_alone or is_for_machines
+        line = hang_line(self._job.gang.hang_timeout, stood, has_report=has_report)
+        self._say(line, "hang")
+        for each in stood if is_for_machines else ():
+            if not each.stacks:
+                continue
+            self._say(stacks_of_rank(each.rank, each.stacks), "stacks", rank=each.rank)
 
     def _say(self, message: str, event: str = "notice", **fields: Any) -> None:
         """Tell the user something, between the workers' lines and never inside one."""

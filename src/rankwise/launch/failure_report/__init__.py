@@ -11,7 +11,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rankwise.launch.failure_report.composing import blocks_of_ranks, compose_report
+    from rankwise.launch.failure_report.composing import (
+        blocks_of_ranks,
+        compose_report,
+        lines_of_standing,
+    )
     from rankwise.launch.failure_report.hints import hint_for
     from rankwise.launch.failure_report.model import FailureReport, ReportContext, RootCause
     from rankwise.launch.failure_report.rendering import (
@@ -43,6 +47,7 @@ __all__ = [
     "headline",
     "hint_for",
     "lines_of_blocks",
+    "lines_of_standing",
     "look_of",
     "one_line",
     "plain_text",
@@ -52,7 +57,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "composing": ("blocks_of_ranks", "compose_report"),
+    "composing": ("blocks_of_ranks", "compose_report", "lines_of_standing"),
     "hints": ("hint_for",),
     "model": ("FailureReport", "ReportContext", "RootCause"),
     "rendering": ("Look", "boxed_text", "lines_of_blocks", "look_of", "plain_text", "write_report"),

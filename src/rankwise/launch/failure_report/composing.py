@@ -28,7 +28,13 @@ from rankwise.launch.failure_report.model import (
     ReportContext,
     RootCause,
 )
-from rankwise.launch.failure_report.stacks import fatal_lines, innermost_frames, place_in_program
+from rankwise.launch.failure_report.rendering import lines_of_blocks
+from rankwise.launch.failure_report.stacks import (
+    fatal_lines,
+    frames_of_rank,
+    innermost_frames,
+    place_in_program,
+)
 from rankwise.launch.failure_report.text import (
     as_on_terminal,
     first_line,
@@ -355,6 +361,14 @@ def _lines_of_wait(rank: Failure | Stood) -> list[str]:
     return [f"  {line}" for line in printable_lines(f"waits for {rank.waits_for}")]
 
 
+def lines_of_standing(failures: Sequence[Failure]) -> list[str]:
+    """Where the ranks of the root cause stood that have hung, or are out of step."""
+    root = failures[0]
+    if root.cause not in (FailureCause.HUNG, FailureCause.OUT_OF_STEP):
+        return []
+    return lines_of_blocks(blocks_of_hung(each for each in failures if _is_in_box_of(root, each)))
+
+
 def blocks_of_hung(hung: Iterable[Failure]) -> list[Block]:
     """Where each of these ranks stands."""
     return blocks_of_ranks(
@@ -366,7 +380,7 @@ def blocks_of_ranks(ranks: Iterable[Stood]) -> list[Block]:
     """Where every rank stands: ranks at the same place together, the fewest last."""
     places: dict[tuple[str, ...], list[int]] = {}
     for each in ranks:
-        lines = (*_lines_of_wait(each), *innermost_frames(each.stacks))
+        lines = (*_lines_of_wait(each), *frames_of_rank(each.stacks))
         places.setdefault(lines, []).append(each.rank)
     if not any(places):
         return []
