@@ -282,7 +282,8 @@ class CallWatch:
         worst = self._lateness.worst(lasted)
         if worst is None:
             return None
-        return worst, delay_in_words(worst, lasted, self._lateness.seen)
+        of_a_part = self._lateness.is_of_a_part
+        return worst, delay_in_words(worst, lasted, self._lateness.seen, is_of_a_part=of_a_part)
 
     def stand_still(self, since: Instant, until: Instant) -> None:
         """Take note that all ranks were stopped for a while."""

@@ -121,10 +121,20 @@ def _among_alike(key: str, groups: Mapping[str, Group]) -> str:
     return f", number {alike.index(key) + 1} of {len(alike)} such groups,"
 
 
-def delay_in_words(delay: "Delay", lasted: Duration, seen: float) -> str:
-    """`rank 3 came last in 92 % of the calls; 14 % of the run was spent waiting for it`."""
+def delay_in_words(
+    delay: "Delay", lasted: Duration, seen: float, *, is_of_a_part: bool = False
+) -> str:
+    """`rank 3 came last in 92 % of the calls; 14 % of the run was spent waiting for it`.
+
+    Args:
+        delay: what the rank has cost the others.
+        lasted: how long the run has lasted.
+        seen: the share of the calls that were judged.
+        is_of_a_part: whether only the ranks of one node are compared, and there are others.
+    """
+    among = ", of the ranks of its node," if is_of_a_part else ""
     text = (
-        f"rank {delay.rank} came last in {_percent(delay.last)} of the calls; "
+        f"rank {delay.rank}{among} came last in {_percent(delay.last)} of the calls; "
         f"{_percent(delay.waited / lasted)} of the run was spent waiting for it"
     )
     return text if seen >= _NEARLY_ALL else f"{text} (of the calls, {_percent(seen)} were seen)"
