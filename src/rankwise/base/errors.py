@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-    from rankwise.base.failure import Failure
+    from rankwise.base.failure import Failure, Stood
 
 
 class PicklableError(Exception):
@@ -92,7 +92,15 @@ class WorkersFailed(GangError):
 
 
 class RunTimeout(GangError, TimeoutError):
-    """A run was stopped because it took longer than it was allowed to."""
+    """A run was stopped because it took longer than it was allowed to.
+
+    Attributes:
+        stood: where the ranks stood when its time was over.
+    """
+
+    def __init__(self, message: str, stood: "tuple[Stood, ...]" = ()) -> None:
+        super().__init__(message)
+        self.stood = stood
 
 
 class StoreError(RankwiseError):

@@ -120,6 +120,9 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     error: ErrorRecord | None = None
     detail: str = ""
     """One sentence more: why it could not be started, how long it was silent."""
+    accused: tuple[int, ...] = ()
+    """Of one that is out of step: all ranks of the job that are so together. Of several nobody can
+    tell who began it, so none of them is more to blame than the others."""
     ended_by_us: bool = False
     """Whether its process ended by a signal that rankwise had sent."""
 
@@ -144,6 +147,15 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     log_paths: tuple[str, ...] = ()
     error_file: str = ""
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether several ranks are to blame together, and nobody can tell which of them."""
+        return len(self.accused) > 1
+
+    def is_as_much_to_blame_as(self, root: "Failure") -> bool:
+        """Whether it is that root cause, or is accused of the same."""
+        return self is root or (self.is_shared and self.accused == root.accused)
+
 
 def what_it_did(failure: Failure) -> str:
     """How a rank failed, for people, in a few words after its name."""
@@ -154,6 +166,17 @@ def what_it_did(failure: Failure) -> str:
     what = failure.error.type if failure.error is not None else str(failure.exit or "")
     what = what or failure.detail
     return f"failed: {what}" if what else "failed"
+
+
+def failure_in_words(failure: Failure, host: str = "") -> str:
+    """Who failed, where, and how: `rank 3 on node-7 failed: ValueError`.
+
+    Of ranks that are out of step together none is named before the others.
+    """
+    if failure.is_shared:
+        return failure.detail
+    where = f" on {host}" if host else ""
+    return f"rank {failure.rank}{where} {what_it_did(failure)}"
 
 
 class OutcomeStatus(StrEnum):
@@ -188,6 +211,20 @@ class EarlierAttempt(msgspec.Struct, frozen=True):
     why: str
 
 
+class Stood(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a rank stood when the run's time limit was over.
+
+    Attributes:
+        rank: which one.
+        waits_for: what it waited for, where that can be known.
+        stacks: the Python stacks of all its threads, if they could be had.
+    """
+
+    rank: int
+    waits_for: str = ""
+    stacks: str = ""
+
+
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """What became of a gang.
 
@@ -202,6 +239,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         failed: how many of them failed by themselves; None where `failures` has them all.
         earlier: the attempts before the last one.
         absence: why no worker of this node ever ran, though nothing failed on it; None elsewhere.
+        stood: where the ranks of this node stood when its time limit stopped the run.
+        awaited: who kept the others waiting then, in a sentence; empty if nobody is known to.
         lateness: a sentence on the rank that made the others wait in collectives; empty where none
             did so for a notable part of the run.
     """
@@ -216,4 +255,6 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     failed: int | None = None
     earlier: tuple[EarlierAttempt, ...] = ()
     absence: Absence | None = None
+    stood: tuple[Stood, ...] = ()
+    awaited: str = ""
     lateness: str = ""

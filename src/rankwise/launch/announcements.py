@@ -1,13 +1,18 @@
 """What rankwise says on stderr while a run goes on: one line each, and nothing else."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from rankwise.base.failure import SIGNAL_NAMES, Failure
+from rankwise.base.failure import SIGNAL_NAMES, Failure, Stood
 from rankwise.base.units import Duration, format_duration
 from rankwise.base.wording import counted, ranks_in_words
 from rankwise.core.agent.vocabulary import AnnounceRestart
 from rankwise.core.gang.vocabulary import AnnounceKill, AnnounceStuck
-from rankwise.launch.failure_report import one_line
+from rankwise.launch.failure_report import (
+    blocks_of_ranks,
+    lines_of_blocks,
+    lines_of_standing,
+    one_line,
+)
 from rankwise.launch.failure_report.stacks import fatal_lines
 from rankwise.launch.failure_report.text import printable
 
@@ -34,8 +39,11 @@ def _what_follows(kept: int) -> str:
     return f"calling {counted(kept)} again and restarting the rest"
 
 
-def details_of(failure: Failure) -> str:
-    """What a failure that is not the last one has to tell: no report will tell it later."""
+def details_of(failures: Sequence[Failure]) -> str:
+    """What failures that are not the last ones have to tell: no report will tell it later."""
+    failure = failures[0]
+    if lines := lines_of_standing(failures):
+        return "\n".join(["where they stood:", *lines])
     if failure.stacks:
         return stacks_of_rank(failure.rank, failure.stacks)
     if failure.error is not None and failure.log_paths:
@@ -101,15 +109,25 @@ def time_limit_line(timeout: Duration, grace: Duration) -> str:
     )
 
 
-def hang_line(hang_timeout: Duration | None, stacks: Mapping[int, str]) -> str:
-    """Say that the gang has hung, and what follows."""
+def hang_line(hang_timeout: Duration | None, stood: Sequence[Stood], *, has_report: bool) -> str:
+    """Say that the gang has hung, and what follows.
+
+    Args:
+        hang_timeout: for how long nobody has made progress.
+        stood: where the ranks of this node stand.
+        has_report: whether that will be told later; on several nodes the root cause may be
+            elsewhere.
+    """
     silence = "" if hang_timeout is None else f" for {format_duration(hang_timeout)}"
-    follows = (
-        "here is where they stand; then they are stopped"
-        if stacks
-        else "they are stopped; none of them can show its Python stacks"
-    )
-    return f"no progress of any rank{silence}: {follows}"
+    lines: list[str] = []
+    if not any(each.stacks for each in stood):
+        follows = "they are stopped; none of them can show its Python stacks"
+    elif has_report:
+        follows = "they are stopped; after that it is told where they stood"
+    else:
+        follows = "here is where they stand; then they are stopped"
+        lines = lines_of_blocks(blocks_of_ranks(stood))
+    return "\n".join([f"no progress of any rank{silence}: {follows}", *lines])
 
 
 def hang_warning(still: Duration, hang_timeout: Duration, verdict: str) -> str:

@@ -188,7 +188,8 @@ def run(
         TypeError: there is no such argument.
         WorkersFailed: ranks failed. `failures` has all of them, the root cause first;
             `exceptions` the real exception objects by rank; the root cause's is the `__cause__`.
-        RunTimeout: it took longer than `timeout`. It is a TimeoutError.
+        RunTimeout: it took longer than `timeout`; the message tells where the ranks stood then. It
+            is a TimeoutError.
         ConfigError: an argument cannot be used.
         KeyboardInterrupt: Ctrl-C, after all ranks have ended. Other signals take the effect that
             they would have had without rankwise.

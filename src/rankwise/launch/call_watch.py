@@ -16,6 +16,10 @@ answer any more.
 Where ranks have answered, their recorders tell who is absent before the books do: by those alone,
 ranks that wait in C++ for another seem to be missing.
 
+Ranks that have come to one call with different things are told apart by what most have called, and
+when a backend ends one of them, others may be on their way to it. So a rank that fails is given
+`STRAGGLE` until the books are judged, if another one of its node has not come to its call.
+
 In a run over nodes the other nodes are asked too (`core/rendezvous/inquiry.py`): when a rank stands
 in a call from one look to the next, and when one has failed and this node's books do not tell by
 whose fault. News are held back then until there is an answer.
@@ -68,6 +72,7 @@ INTERVAL = Duration(500 * MILLISECOND)
 _ARRIVALS_MAX, _ARRIVALS_MIN = 1024, 16
 """How many calls a look takes in: of all ranks together, and of each at least."""
 STANDING = Duration(1 * SECOND)
+STRAGGLE = Duration(200 * MILLISECOND)
 QUIET = Duration(10 * SECOND)
 """Ranks are asked when one has stood in a call for so long, or none has begun one."""
 _PAUSE_MAX = Duration(60 * SECOND)
@@ -148,11 +153,11 @@ class CallWatch:
             return False
         trouble = Trouble.TIMED_OUT if tells_of_time(error) else Trouble.FAILED
         is_open = partial(self._judge_error, local_rank, trouble is Trouble.TIMED_OUT)
+        let_go = partial(self._let_go, on_answers)
 
-        def let_go() -> None:
-            if self._is_holding:
-                self._is_holding = False
-                on_answers()
+        def ask() -> None:
+            if not self._questions.ask(end):
+                end()
 
         def end() -> None:
             if self._is_holding and not (is_open() and self._awaits_nodes(trouble, let_go)):
@@ -161,11 +166,25 @@ class CallWatch:
         if self._has_held:
             is_open()
             return False
-        awaits = self._questions.ask(end) or (is_open() and self._awaits_nodes(trouble, let_go))
-        if not awaits:
+        if self._is_somebody_behind(trouble):
+            self._reactor.call_at(after(self._clock.now(), STRAGGLE), ask)
+        elif not (self._questions.ask(end) or (is_open() and self._awaits_nodes(trouble, let_go))):
             return False
         self._has_held = self._is_holding = True
         return True
+
+    def _let_go(self, on_answers: Callable[[], None]) -> None:
+        if self._is_holding:
+            self._is_holding = False
+            on_answers()
+
+    def _is_somebody_behind(self, trouble: Trouble) -> bool:
+        """Whether ranks stand in a call, or have failed in it, and others may yet come to it."""
+        if trouble is not Trouble.FAILED:
+            return False
+        books = {book.rank: book for book in self._books()}
+        awaited = {rank for wait in waits_of(books.values()).values() for rank in wait.awaited}
+        return any(books[rank].fate is Fate.LIVES for rank in awaited)
 
     def _awaits_nodes(self, trouble: Trouble, go_on: Callable[[], None]) -> bool:
         """Have the other nodes asked; whether `go_on` is to be called, and has not been yet.
@@ -196,17 +215,32 @@ class CallWatch:
             sheet = Sheet(tuple(books), tuple(recorded) if with_recorders else ())
             on_sheet(pack(sheet, self._clock.now()))
 
-        if with_recorders:
-            self.ask(tell)
+        look = partial(self.ask, tell) if with_recorders else tell
+        if self._is_somebody_behind(trouble):
+            self._reactor.call_at(after(self._clock.now(), STRAGGLE), look)
         else:
-            tell()
+            look()
 
-    def on_exit(self, local_rank: int, exit_status: ExitStatus) -> None:
-        """A rank has ended: tell who is to blame, if gloo did that, whose data did not fit."""
-        if exit_status.signal_number == _SIGABRT:
-            verdict = find_disagreement(self._books(), self._planner.world.rank(local_rank))
-            if verdict is not None:
-                self._accuse(verdict)
+    def on_exit(
+        self, local_rank: int, exit_status: ExitStatus, on_answers: Callable[[], None]
+    ) -> bool:
+        """A rank has ended: tell who is to blame, if gloo did that, whose data did not fit.
+
+        Returns:
+            Whether that can be told only after `on_answers` was called, with the same exit again.
+        """
+        if exit_status.signal_number != _SIGABRT or self._is_holding:
+            return False
+        verdict = find_disagreement(self._books(), self._planner.world.rank(local_rank))
+        if verdict is None:
+            return False
+        if not self._has_held and self._is_somebody_behind(Trouble.FAILED):
+            self._has_held = self._is_holding = True
+            let_go = partial(self._let_go, on_answers)
+            self._reactor.call_at(after(self._clock.now(), STRAGGLE), let_go)
+            return True
+        self._accuse(verdict)
+        return False
 
     def on_recorded(self, local_rank: int, recorded: Recorded) -> None:
         """A rank tells what torch's recorder has."""
@@ -248,7 +282,8 @@ class CallWatch:
         worst = self._lateness.worst(lasted)
         if worst is None:
             return None
-        return worst, delay_in_words(worst, lasted, self._lateness.seen)
+        of_a_part = self._lateness.is_of_a_part
+        return worst, delay_in_words(worst, lasted, self._lateness.seen, is_of_a_part=of_a_part)
 
     def stand_still(self, since: Instant, until: Instant) -> None:
         """Take note that all ranks were stopped for a while."""
@@ -412,7 +447,7 @@ class CallWatch:
     def _accuse(self, verdict: Verdict) -> None:
         world = self._planner.world
         blamed = tuple(world.local_rank(rank) for rank in verdict.blamed)
-        self._blame(RanksBlamed(blamed, self._attempt, verdict.text))
+        self._blame(RanksBlamed(blamed, self._attempt, verdict.text, verdict.blamed))
 
     def _books(self, *, with_empty: bool = False) -> list[Book]:
         """What the ranks have entered.

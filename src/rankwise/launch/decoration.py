@@ -8,11 +8,19 @@ moment when a failure is about to be told to somebody.
 import re
 import resource
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
-from rankwise.base.failure import NO_RANK, ErrorRecord, Failure, FailureCause, Outcome
+from rankwise.base.failure import (
+    NO_RANK,
+    ErrorRecord,
+    Failure,
+    FailureCause,
+    Outcome,
+    OutcomeStatus,
+    Stood,
+)
 from rankwise.drivers.real.oom import OomWatch
 from rankwise.drivers.real.process_host import RealProcessHost
 from rankwise.drivers.real.worker_link import WorkerLink
@@ -57,6 +65,8 @@ class FailureDecorator:
         self._stacks: dict[int, str] = {}
         self._waits: Mapping[int, str] = {}
         self._verdict = ""
+        self._stood: tuple[Stood, ...] = ()
+        self._awaited = ""
         self._hostname = socket.gethostname()
 
     def begin_attempt(self) -> None:
@@ -73,10 +83,20 @@ class FailureDecorator:
         """Keep what the ranks' books told then: who is to blame, and what each rank waits for."""
         self._verdict, self._waits = verdict, waits
 
+    def remember_stand(
+        self, verdict: str, waits: Mapping[int, str], stacks: Mapping[int, str]
+    ) -> None:
+        """Keep where the ranks stood when the time limit was over, and who kept them waiting."""
+        self._awaited = verdict
+        self._stood = stood_of(waits, stacks, self._planner.world.rank)
+
     def decorate_outcome(self, outcome: Outcome, lateness: str = "") -> Outcome:
-        """The same outcome with decorated failures, and that sentence on lateness."""
+        """The same outcome with all that can be found out about it, and a sentence on lateness."""
         failures = self.decorate(outcome.failures)
-        return msgspec.structs.replace(outcome, failures=failures, lateness=lateness)
+        outcome = msgspec.structs.replace(outcome, failures=failures, lateness=lateness)
+        if outcome.status is not OutcomeStatus.STOPPED or not self._stood:
+            return outcome
+        return msgspec.structs.replace(outcome, stood=self._stood, awaited=self._awaited)
 
     def decorate(self, failures: tuple[Failure, ...]) -> tuple[Failure, ...]:
         """The same failures, in the same order, with all that can be found out about them."""
@@ -131,6 +151,20 @@ class FailureDecorator:
             return None, ""
         verdict = self._oom.verdict()
         return verdict.was_oom, verdict.evidence
+
+
+def stood_of(
+    waits: Mapping[int, str], stacks: Mapping[int, str], rank_of: Callable[[int], int]
+) -> tuple[Stood, ...]:
+    """Where each rank stood, from what it waited for and its stacks, by local rank."""
+    return tuple(
+        Stood(
+            rank=rank_of(local_rank),
+            waits_for=waits.get(local_rank, ""),
+            stacks=stacks.get(local_rank, ""),
+        )
+        for local_rank in sorted(waits.keys() | stacks.keys())
+    )
 
 
 def lost_loader(failure: Failure) -> bool:

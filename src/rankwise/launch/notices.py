@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from rankwise.base.failure import NO_RANK, Failure, Outcome
+from rankwise.base.failure import NO_RANK, Failure, Outcome, OutcomeStatus, Stood
 from rankwise.launch.job import Job
 from rankwise.launch.log_layout import notice_stamp
 
@@ -56,6 +56,7 @@ def fields_of(failure: Failure) -> dict[str, Any]:
         "rank": None if rank == NO_RANK else rank,
         "attempt": failure.attempt,
         "cause": str(failure.cause),
+        "accused": list(failure.accused) or None,
         "host": failure.host or None,
         "pid": failure.pid,
         "exit_code": None if failure.exit is None else failure.exit.code,
@@ -69,10 +70,19 @@ def end_notices(job: Job, outcome: Outcome, message: str) -> Iterator[str]:
     """What became of a run: each failure, the root cause first, and the end."""
     from rankwise.launch.failure_report import one_line  # noqa: PLC0415  # rare
 
-    for place, failure in enumerate(outcome.failures):
-        yield notice(job, one_line(failure), "failure", root_cause=place == 0, **fields_of(failure))
+    has_failed = outcome.status is OutcomeStatus.FAILED
+    for failure in outcome.failures:
+        is_root = has_failed and failure.is_as_much_to_blame_as(outcome.failures[0])
+        yield notice(job, one_line(failure), "failure", root_cause=is_root, **fields_of(failure))
+    stood = [_fields_of_stood(each) for each in outcome.stood]
     yield notice(
         job, message, "end", status=str(outcome.status), attempts=outcome.attempts,
-        restarts=outcome.attempts - 1,
-        signal=outcome.stop_signal,
+        restarts=outcome.attempts - 1, signal=outcome.stop_signal, stood=stood or None,
     )  # fmt: skip
+
+
+def _fields_of_stood(stood: Stood) -> dict[str, Any]:
+    from rankwise.launch.failure_report.stacks import innermost_frames  # noqa: PLC0415  # rare
+
+    frames = innermost_frames(stood.stacks)
+    return {"rank": stood.rank, "waits_for": stood.waits_for, "frames": frames}

@@ -73,7 +73,7 @@ def raise_unless_succeeded(outcome: Outcome, supervision: FinishedRun) -> None:
         case OutcomeStatus.SUCCEEDED:
             return
         case OutcomeStatus.STOPPED if is_out_of_time(outcome, supervision.job):
-            raise RunTimeout(stop_in_words(outcome, supervision))
+            raise RunTimeout(stop_in_words(outcome, supervision), outcome.stood)
         case OutcomeStatus.STOPPED:
             raise_stopped(supervision)
         case OutcomeStatus.FAILED:
@@ -101,7 +101,11 @@ def is_out_of_time(outcome: Outcome, job: Job) -> bool:
 
 
 def stop_in_words(outcome: Outcome, supervision: FinishedRun) -> str:
-    """`stopped by SIGTERM after 3.2 s`, for a run that was stopped."""
+    """`stopped by SIGTERM after 3.2 s`, for a run that was stopped.
+
+    Of one that its time limit has stopped, further lines tell where its ranks stood, unless all
+    have ended well when they were asked to.
+    """
     who, signum, timeout = "on request", outcome.stop_signal, supervision.job.timeout
     if timeout is not None and is_out_of_time(outcome, supervision.job):
         is_own = supervision.elapsed >= timeout
@@ -109,7 +113,13 @@ def stop_in_words(outcome: Outcome, supervision: FinishedRun) -> str:
         who = f"by {limit if is_own else 'the time limit of another node'}"
     elif signum is not None:
         who = f"by {SIGNAL_NAMES.get(signum, f'signal {signum}')}"
-    return f"stopped {who} after {format_duration(supervision.elapsed)}"
+    text = f"stopped {who} after {format_duration(supervision.elapsed)}"
+    if not outcome.stood or not outcome.failures:
+        return text
+    from rankwise.launch.failure_report import blocks_of_ranks, lines_of_blocks  # noqa: PLC0415
+
+    awaited = f": {outcome.awaited}" if outcome.awaited else ""
+    return "\n".join([text + awaited, *lines_of_blocks(blocks_of_ranks(outcome.stood))])
 
 
 def workers_failed(outcome: Outcome, supervision: FinishedRun) -> WorkersFailed:

@@ -42,7 +42,7 @@ from rankwise.launch.cluster.plan import plan_of
 from rankwise.launch.commands import ensure_open_files
 from rankwise.launch.control import ControlServer
 from rankwise.launch.control.answers import ControlAnswers
-from rankwise.launch.decoration import FailureDecorator
+from rankwise.launch.decoration import FailureDecorator, stood_of
 from rankwise.launch.fork_server import hosting_for
 from rankwise.launch.job import Job
 from rankwise.launch.journal_file import open_journal
@@ -211,7 +211,7 @@ class Session:
         self.reactor.watch_readable(self._planner.stop_fd, self._on_ranks_ask)
         stack.callback(self.reactor.unwatch_readable, self._planner.stop_fd)
         if job.timeout is not None:
-            self.reactor.call_at(after(clock.now(), job.timeout), self._on_time_limit)
+            self._limit_time(job.timeout)
         self._answers = ControlAnswers(
             job,
             self._dispatch,
@@ -389,14 +389,30 @@ class Session:
             self._hang_watch.stand_still(stood)
         self._dispatch.deliver(StoodStill(stood))
 
-    def _on_time_limit(self) -> None:
-        """Stop a run that has taken too long, unless something has ended it already."""
-        if self._dispatch.outcome is not None or self._stops_asked or self._job.timeout is None:
-            return
+    def _limit_time(self, timeout: Duration) -> None:
+        """Stop the run when it has taken that long, unless something has ended it before."""
+        from rankwise.launch.time_limit import TimeLimit  # noqa: PLC0415  # rare
+
+        TimeLimit(
+            timeout,
+            host=self._host,
+            reactor=self.reactor,
+            clock=self._clock,
+            ask=self._ask_recorders,
+            ask_nodes=self._ask_other_nodes,
+            explain=self._explain_hang,
+            is_needed=lambda: self._dispatch.outcome is None and not self._stops_asked,
+            stop=partial(self._on_time_limit, timeout),
+        )
+
+    def _on_time_limit(
+        self, timeout: Duration, verdict: str, waits: Mapping[int, str], stacks: Mapping[int, str]
+    ) -> None:
         from rankwise.launch.announcements import time_limit_line  # noqa: PLC0415  # rare
 
+        self._decorator.remember_stand(verdict, waits, stacks)
         if self._plan.is_alone:  # an agent among others says itself what follows
-            self._say(time_limit_line(self._job.timeout, self._job.gang.grace), "timeout")
+            self._say(time_limit_line(timeout, self._job.gang.grace), "timeout")
         self.request_stop(TIME_LIMIT_SIGNAL)
 
     def _on_stop_command(self, at_once: bool) -> None:  # the only argument
@@ -478,7 +494,10 @@ class Session:
         gang = self._dispatch.gang
         is_running = gang is not None and gang.phase is Phase.RUNNING
         if isinstance(stimulus, WorkerExited) and is_running and self._has_watch:
-            self._call_watch.on_exit(stimulus.local_rank, stimulus.exit)
+            rank, ended = stimulus.local_rank, stimulus.exit
+            if self._call_watch.on_exit(rank, ended, self._let_go):
+                self._held = [stimulus]
+                return
         self._dispatch.deliver(stimulus)
         if isinstance(stimulus, WorkerSpawned) and self._job.gang.hang_timeout is not None:
             self._hang_watch.begin()
@@ -638,16 +657,21 @@ class Session:
         """Show where every rank stands, before anything is killed."""
         from rankwise.launch.announcements import hang_line, stacks_of_rank  # noqa: PLC0415  # rare
 
+        world, is_for_machines = self._planner.world, self._job.log_format == "json"
         self._decorator.remember_stacks(stacks)
         gang = self._dispatch.gang
         if gang is not None and any(worker.blame for worker in gang.workers):
             return  # it has not hung: the report tells who is to blame, and where that one is
         verdict, waits = self._call_watch.explain_hang()
         self._decorator.remember_waits(verdict, waits)
-        self._say(hang_line(self._job.gang.hang_timeout, stacks), "hang")
-        for local_rank, text in sorted(stacks.items()):
-            rank = self._planner.world.rank(local_rank)
-            self._say(stacks_of_rank(rank, text), "stacks", rank=rank)
+        stood = stood_of(waits, stacks, world.rank)
+        has_report = self._plan.is_alone or is_for_machines
+        line = hang_line(self._job.gang.hang_timeout, stood, has_report=has_report)
+        self._say(line, "hang")
+        for each in stood if is_for_machines else ():
+            if not each.stacks:
+                continue
+            self._say(stacks_of_rank(each.rank, each.stacks), "stacks", rank=each.rank)
 
     def _say(self, message: str, event: str = "notice", **fields: Any) -> None:
         """Tell the user something, between the workers' lines and never inside one."""

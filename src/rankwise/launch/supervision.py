@@ -318,5 +318,6 @@ def _end_for_machines(outcome: Outcome, supervision: "FinishedRun") -> Iterable[
 
     elapsed = format_duration(supervision.elapsed)
     message = f"{outcome.status} after {elapsed}"
-    message = f"{message}: {outcome.detail}" if outcome.detail else message
+    why = outcome.awaited or outcome.detail
+    message = f"{message}: {why}" if why else message
     return end_notices(supervision.job, outcome, message)

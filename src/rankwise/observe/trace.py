@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rankwise.base.failure import what_it_did
+from rankwise.base.failure import failure_in_words
 from rankwise.base.trace_events import (
     PICOSECONDS_PER_NANOSECOND,
     TraceEvent,
@@ -194,7 +194,7 @@ def _failures(timeline: RunTimeline, node: int, process: int) -> Iterator[TraceE
     for failures in timeline.nodes[node].failures.values():
         for failure in failures:
             at = timeline.place(node, failure.at)
-            name = f"rank {failure.rank} {what_it_did(failure)}"
+            name = failure_in_words(failure)
             yield _instant(name, "failure", process, process, at, "p")
 
 

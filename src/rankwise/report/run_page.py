@@ -15,6 +15,7 @@ from rankwise.base.failure import Failure, FailureCause
 from rankwise.base.units import SECOND, Duration, format_bytes, format_duration
 from rankwise.base.web_page import document, facts_table, table
 from rankwise.base.wording import ranks_in_words
+from rankwise.core.ledger.lateness import notable
 from rankwise.launch.failure_report.composing import blocks_of_hung
 from rankwise.launch.failure_report.stacks import innermost_frames
 from rankwise.launch.failure_report.words import headline
@@ -172,10 +173,11 @@ def _failures(timeline: RunTimeline) -> Iterable[str]:
 
 
 def _told_together(failures: Iterable[Failure]) -> list[list[Failure]]:
-    """Each failure alone, but ranks that hung together as one: there may be thousands."""
+    """Each failure alone, but those that hung or are accused together as one: they may be many."""
     stories: dict[tuple[int, int | str], list[Failure]] = {}
     for failure in failures:
-        story = headline(failure) if failure.cause is FailureCause.HUNG else failure.rank
+        is_shared = failure.cause is FailureCause.HUNG or failure.is_shared
+        story = headline(failure) if is_shared else failure.rank
         stories.setdefault((failure.attempt, story), []).append(failure)
     return list(stories.values())
 
@@ -185,7 +187,7 @@ def _text_of(told: Sequence[Failure]) -> str:
     first = told[0]
     if first.error is not None:
         lines = first.error.traceback.splitlines()
-    elif first.cause is FailureCause.HUNG:
+    elif first.cause is FailureCause.HUNG or first.is_shared:
         lines = [line for block in blocks_of_hung(told) for line in (block.title, *block.lines)]
     elif first.cause is FailureCause.OUT_OF_STEP:
         lines = list(innermost_frames(first.stacks))
@@ -207,22 +209,30 @@ def _lateness(timeline: RunTimeline) -> Iterable[str]:
     rows = [
         [
             str(delay.rank),
-            f"{100 * delay.last:.0f} %",
-            format_duration(delay.waited),
             f"{100 * delay.waited / timeline.end:.1f} %" if timeline.end else "",
+            format_duration(delay.waited),
+            f"{100 * delay.last:.0f} %",
         ]
         for delay in delays[:ROWS_SHOWN]
     ]
     seen = "" if timeline.seen > 0.995 else f" {100 * timeline.seen:.2g} % of the calls were seen."
     yield "<h2>Lateness</h2>"
     yield (
-        '<p class="note">Who made the others wait in collectives: in how many calls a rank came '
-        "last, and how long each of the others waited for it alone, on average. The first call "
-        f"of each group is not counted.{seen}</p>"
+        '<p class="note">Who made the others wait in collectives: for what part of the run, and '
+        "how long, each of the others waited for a rank alone, on average; and in how many calls "
+        f"it came last, as some rank always does. {_who_is_late(timeline)} The first call of each "
+        f"group is not counted.{seen}</p>"
     )
-    yield table([["rank", "came last in", "others waited", "of the run"], *rows])
+    yield table([["rank", "of the run", "others waited", "came last in"], *rows])
     if len(delays) > ROWS_SHOWN:
         yield f'<p class="note">{len(delays) - ROWS_SHOWN} ranks cost less.</p>'
+
+
+def _who_is_late(timeline: RunTimeline) -> str:
+    worst = notable(timeline.delays, Duration(timeline.end))
+    if worst is None:
+        return "No rank has cost the others a notable part of the run."
+    return f"<b>Rank {worst.rank}</b> has cost the others a notable part of the run."
 
 
 class _Sum(NamedTuple):

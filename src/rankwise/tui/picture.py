@@ -71,7 +71,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         for_s: for how long they have been, where that is known.
         step_rate: steps in a second; None where none are counted.
         call: the last collective; of several ranks, if it is the same.
-        late_share: the share of collectives to which the rank came last.
+        late_share: the share of the run in which the others have waited for it alone; None where no
+            collective was judged.
         waited_for_s: how long the others have waited for it alone.
         cpu_percent: 100 is one core.
         memory_bytes, gpu_bytes: what is resident, and what it has on GPUs.
@@ -228,7 +229,7 @@ def _row(
         for_s=for_s,
         step_rate=_step_rate(worker, earlier, look, before),
         call="" if worker.call is None else _call_in_words(worker),
-        late_share=worker.came_last,
+        late_share=_late_share(worker, look),
         waited_for_s=worker.waited_for_s,
         cpu_percent=_cpu_percent(worker, look, before),
         memory_bytes=None if usage is None else usage.memory_bytes,
@@ -260,6 +261,12 @@ def _call_in_words(worker: RankStatus) -> str:
     number = rest.partition(" ")[0] if rest.startswith("#") else ""
     # The number first: where there is little room, the end is cut.
     return " ".join(filter(None, (number, operation, worker.call.group)))
+
+
+def _late_share(worker: RankStatus, look: RunLook) -> float | None:
+    if worker.came_last is None or look.status is None or not look.status.age_s:
+        return None
+    return worker.waited_for_s / look.status.age_s
 
 
 def _earlier(worker: RankStatus, before: RunLook | None) -> RankStatus | None:

@@ -19,6 +19,8 @@ from rankwise.tui.picture import NOTABLE_S, Row, RunPicture, State, arranged
 WIDTH = 80
 CALL_WIDTH_MAX = 40
 
+_SHARE_SHOWN = 0.01
+
 
 class Column(NamedTuple):
     """A column of the table: its head, its width, and whether numbers stand in it."""
@@ -117,7 +119,8 @@ def _cell(row: Row, name: str) -> str:
     if name == CALL.head:
         return printable(row.call) or "-"
     if name == LATE.head:
-        return "-" if row.late_share is None else f"{row.late_share:.0%}"
+        # Less than a hundredth is what any rank costs the others.
+        return "-" if (row.late_share or 0.0) < _SHARE_SHOWN else f"{row.late_share:.0%}"
     if name == CPU.head:
         return "-" if row.cpu_percent is None else f"{row.cpu_percent:.0f}%"
     size = row.memory_bytes if name == MEMORY.head else row.gpu_bytes

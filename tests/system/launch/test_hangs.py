@@ -42,12 +42,30 @@ def test_every_ranks_stacks_are_shown_before_anything_is_killed(
 
     assert done.code == 124
     rank_0, rank_1 = (
-        done.stderr.split(f"rankwise: rank {rank}:\n")[1].split("\nrankwise:")[0] for rank in (0, 1)
+        done.stderr.split(f"rank {rank}, innermost call first:\n")[1].split("\n  rank ")[0]
+        for rank in (0, 1)
     )
     assert rank_0.count("in wait_for_the_others") == 1
     assert "in wait_in_a_thread" not in rank_0
+    assert "another thread:" in rank_1
     assert "in wait_in_a_thread" in rank_1
     assert "no progress for 1.5 s" in done.stderr
+    assert done.stderr.count("in wait_for_the_others") == 2, "each stack is told once"
+
+
+def test_where_ranks_hung_is_told_when_they_are_started_again(tmp_path: Path) -> None:
+    script = write_program(tmp_path, HANG)
+
+    options = ("--hang-timeout=1500ms", "--max-restarts=1", "--restart-backoff=0")
+    done = run("run", "--nproc-per-node=2", *options, script)
+
+    first, last = done.stderr.split("(restart 1 of 1)")
+    assert done.code == 124
+    assert "after that it is told where they stood" in first
+    told = last.partition("no progress of any rank")[0]
+    for text in (told, last.partition("root cause: ")[2]):
+        assert text.count("in wait_for_the_others") == 2
+        assert text.count("in wait_in_a_thread") == 1
 
 
 def test_ranks_that_end_when_they_are_asked_have_answered_all_the_same(tmp_path: Path) -> None:
@@ -57,7 +75,7 @@ def test_ranks_that_end_when_they_are_asked_have_answered_all_the_same(tmp_path:
     done = run("run", "--nproc-per-node=2", "--hang-timeout=1s", script)
 
     assert done.code == 124
-    assert done.stderr.count("rankwise: rank ") == 2
+    assert "  ranks 0-1, innermost call first:\n" in done.stderr
 
 
 LETS_GO_OF_THE_SIGNAL = """
@@ -97,9 +115,10 @@ exec(open({str(script)!r}).read())
         "run", "--nproc-per-node=2", "--hang-timeout=1s", "--shutdown-timeout=100ms", stopped
     )
 
-    shown = done.stderr.find("rankwise: rank 1:")
     killed = done.stderr.find("rank 0 did not end within 100 ms: killed")
-    assert 0 <= shown < killed, done.stderr
+    shown = done.stderr.find("rank 1, innermost call first:")
+    assert 0 <= killed < shown, done.stderr
+    assert "no stack could be had of rank 0" in done.stderr
 
 
 HEALTHY = {

@@ -2,7 +2,14 @@
 
 import pytest
 
-from rankwise.base.failure import ExitStatus, Failure, FailureCause, Outcome, OutcomeStatus
+from rankwise.base.failure import (
+    ExitStatus,
+    Failure,
+    FailureCause,
+    Outcome,
+    OutcomeStatus,
+    failure_in_words,
+)
 from rankwise.base.units import Instant
 from rankwise.compat.torch.elastic.multiprocessing.results import process_failures
 from rankwise.launch.failure_report import ReportContext, render_plain
@@ -20,7 +27,12 @@ IN_A_COLLECTIVE = """Current thread 0x00007f (most recent call first):
   File "/home/me/train.py", line 88 in <module>
 """  # noqa: E501
 ABSENCE = "rank 1 has not come to barrier #2 (train.py:88), in which rank 0 waits"
-DISAGREEMENT = "call #2: rank 1 called barrier (train.py:88), rank 0 called broadcast (train.py:90)"
+DISAGREEMENT = (
+    "call #2: rank 1 called barrier (train.py:88), ranks 0, 2 called broadcast (train.py:90)"
+)
+TIE = (
+    "call #2: ranks 0 and 1 disagree: rank 0 called barrier (a.py:8), rank 1 called gather (a.py:9)"
+)
 
 
 def report_of(detail: str, stacks: str, code: int = -15) -> str:
@@ -61,6 +73,39 @@ def test_the_culprit_is_told_with_where_it_is() -> None:
 
 def test_a_place_that_is_told_is_not_told_again() -> None:
     assert f"root cause: {DISAGREEMENT}\n" in report_of(DISAGREEMENT, IN_A_COLLECTIVE)
+
+
+def test_of_two_ranks_that_disagree_none_is_told_as_the_culprit() -> None:
+    failures = tuple(
+        Failure(
+            local_rank=rank,
+            attempt=0,
+            cause=FailureCause.OUT_OF_STEP,
+            at=Instant(5),
+            exit=ExitStatus(-15),
+            detail=TIE,
+            accused=(0, 1),
+            stacks=stacks,
+            ended_by_us=True,
+            rank=rank,
+            host="node-7",
+        )
+        for rank, stacks in enumerate((STACKS, IN_A_COLLECTIVE))
+    )
+    outcome = Outcome(status=OutcomeStatus.FAILED, attempts=1, failures=failures)
+
+    report = render_plain(outcome, ReportContext(program="train.py", nprocs=2))
+
+    assert report.splitlines()[:4] == [
+        "train.py failed",
+        f"root cause: {TIE}",
+        "  ranks: 0-1",
+        "  host:  node-7",
+    ]
+    assert "rank 0, innermost call first:" in report
+    assert "rank 1, innermost call first:" in report
+    assert "one of these ranks takes otherwise" in report
+    assert failure_in_words(failures[0], "node-7") == TIE
 
 
 def test_a_rank_that_had_ended_is_nowhere() -> None:

@@ -25,10 +25,10 @@ def test_four_ranks_are_shown_one_by_one_with_who_waits_for_whom() -> None:
         "nightly  pid 4711  running  4 ranks  restarts 1 of 3  age 2m05s  train.py",
         "ranks 0, 2-3 wait for rank 1, for 41 s (rankwise why tells more)",
         "RANKS        STATE          STEPS/S COLLECTIVE               LATE   CPU   MEMORY",
-        "1            awaited 41 s        12 #1204 all_reduce dp        0%   90%  1.5 GiB",
-        "0            waiting 41 s        12 #1205 all_reduce dp        0%   90%  1.5 GiB",
-        "2            waiting 41 s        12 #1205 all_reduce dp        0%   90%  1.5 GiB",
-        "3            waiting 41 s        12 #1205 all_reduce dp        0%   90%  1.5 GiB",
+        "1            awaited 41 s        12 #1204 all_reduce dp         -   90%  1.5 GiB",
+        "0            waiting 41 s        12 #1205 all_reduce dp         -   90%  1.5 GiB",
+        "2            waiting 41 s        12 #1205 all_reduce dp         -   90%  1.5 GiB",
+        "3            waiting 41 s        12 #1205 all_reduce dp         -   90%  1.5 GiB",
     ]
 
 
@@ -40,11 +40,11 @@ def test_four_thousand_ranks_are_folded_by_state_the_odd_ones_first() -> None:
         "nightly  pid 4711  running  4096 ranks  restarts 0  age 2m05s  train.py",
         "failed so far: 1 raised  rank 77 failed (ValueError: bad)",
         "RANKS        STATE          STEPS/S COLLECTIVE      LATE   CPU   MEMORY      GPU",
-        "77           failed              12 #1204 all_red…    0%     -        -        -",
+        "77           failed              12 #1204 all_red…     -     -        -        -",
         "  failed: ValueError",
-        "1031         awaited 3 s         12 #1204 all_red…    0%   90%  1.5 GiB   70 GiB",
-        "+ 4084 ranks running             12 #1204 all_red…    0%   90%  1.5 GiB   70 GiB",
-        "+ 4000-4009  ended               12 #1204 all_red…    0%     -        -        -",
+        "1031         awaited 3 s         12 #1204 all_red…     -   90%  1.5 GiB   70 GiB",
+        "+ 4084 ranks running             12 #1204 all_red…     -   90%  1.5 GiB   70 GiB",
+        "+ 4000-4009  ended               12 #1204 all_red…     -     -        -        -",
     ]
 
 
@@ -105,6 +105,20 @@ def test_who_costs_the_others_much_is_late_and_who_waits_briefly_runs() -> None:
 
     assert states_of(rank_status(0), late, brief) == [State.RUNNING, State.LATE, State.RUNNING]
     assert states_of(late) == [State.RUNNING]  # nobody is there to wait
+
+
+def test_who_comes_last_at_no_cost_is_not_marked_and_what_it_costs_is_shown() -> None:
+    healthy = [rank_status(rank, came_last=0.5, waited_for_s=0.6) for rank in range(2)]
+    late = rank_status(2, came_last=0.5, waited_for_s=20.0)
+
+    picture = Watcher(NIGHTLY).see(look_of([*healthy, late]))
+
+    shown = [line.split() for line in page([picture]).splitlines()[2:]]
+    assert [(words[1], words[-4]) for words in shown] == [
+        ("late", "16%"),
+        ("running", "-"),
+        ("running", "-"),
+    ]
 
 
 def test_what_the_agent_tells_of_an_end_comes_before_all_else() -> None:

@@ -51,7 +51,7 @@ from rankwise.base.failure import (
     FailureCause,
     Outcome,
     OutcomeStatus,
-    what_it_did,
+    failure_in_words,
 )
 from rankwise.base.machine import Ticked
 from rankwise.base.units import Duration, Instant, after, between, format_duration, postponed
@@ -407,7 +407,8 @@ class Agent:
             if 0 <= rank - world.first_rank < world.slots
         )
         if own:
-            self._on_ranks_blamed(gang_words.RanksBlamed(own, found.round, found.text), now)
+            blamed = gang_words.RanksBlamed(own, found.round, found.text, found.ranks)
+            self._on_ranks_blamed(blamed, now)
 
     def _on_ranks_blamed(self, blamed: gang_words.RanksBlamed, now: Instant) -> None:
         """Ranks of this node keep others waiting: they have failed, though all may have ended."""
@@ -417,9 +418,9 @@ class Agent:
         if self.phase is Phase.RUNNING:
             self._tell_gang(blamed, now)
         elif self.phase is Phase.ENDED and self._outcome is not None and not self.spec.is_alone:
-            self._fail_after_all(blamed.local_ranks, blamed.reason, now)
+            self._fail_after_all(blamed, now)
 
-    def _fail_after_all(self, local_ranks: tuple[int, ...], text: str, now: Instant) -> None:
+    def _fail_after_all(self, blamed: gang_words.RanksBlamed, now: Instant) -> None:
         """All workers have ended well, but ranks of other nodes wait for some of them."""
         outcome, world = self._outcome, self.world
         assert outcome is not None, "asked by who knows it"
@@ -434,9 +435,10 @@ class Agent:
                     cause=FailureCause.OUT_OF_STEP,
                     at=now,
                     exit=ExitStatus(code=0),
-                    detail=text,
+                    detail=blamed.reason,
+                    accused=blamed.accused,
                 )
-                for local_rank in local_ranks
+                for local_rank in blamed.local_ranks
             )
         )
         self._outcome = msgspec.structs.replace(
@@ -556,7 +558,7 @@ class Agent:
         if failures:
             self._is_failing_told = True
             first = failures[0]
-            why = f"rank {first.rank} on {self.spec.offer.host} {what_it_did(first)}"
+            why = failure_in_words(first, self.spec.offer.host)
             self._announce_end(self.world.round, why)
             self._tell_rendezvous(GangFailing(self.world.round, failures), now)
 

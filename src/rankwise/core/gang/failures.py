@@ -48,6 +48,7 @@ def failures_of(
             error=worker.error,
             detail=_detail_of(worker, spec, orders),
             ended_by_us=worker.is_ended_by_us,
+            accused=worker.accused,
         )
         for worker in workers
         if worker.has_failed

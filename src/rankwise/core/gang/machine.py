@@ -626,6 +626,7 @@ class Gang:
         for local_rank in stimulus.local_ranks:
             self._workers[local_rank].blame = stimulus.reason
             self._workers[local_rank].blamed_at = now
+            self._workers[local_rank].accused = stimulus.accused
         # Who was done too early may have been swept when ranks of another node miss it.
         return self._begin_dumping(now) if self.phase is Phase.RUNNING else []
 

@@ -62,6 +62,8 @@ class WorkerLife(msgspec.Struct):
     blame: str = ""
     """What it has done that others waited for it in vain."""
     blamed_at: Instant | None = None
+    accused: tuple[int, ...] = ()
+    """The ranks of the job that are blamed with it, and itself."""
     must_end_by: Instant | None = None
     """Until when it may live on, since it has told of the exception that it dies of."""
     signals_sent: list[int] = []

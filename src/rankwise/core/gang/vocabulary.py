@@ -174,6 +174,8 @@ class RanksBlamed(msgspec.Struct, frozen=True, tag=True):
     attempt: int
     reason: str
     """What they have done, in a sentence."""
+    accused: tuple[int, ...] = ()
+    """All ranks of the job that are blamed for that, also those of other nodes."""
 
 
 class StacksDumped(msgspec.Struct, frozen=True, tag=True):

@@ -9,8 +9,13 @@ waited for more than one. So what is counted for a rank is the time that would h
 it come with the next. A member waits at most until its own part of the call has ended: the root of
 a broadcast may go on before anybody has come, and a call that was issued keeps nobody.
 
+- Somebody always comes last: of two ranks in a tight loop, the one that the last call has released
+  last. So a rank is late only by the time that it took for itself, since its last call of the group
+  ended, beyond what the second last took since then.
 - The first call of a group is not judged. That ranks start at different moments is no lateness.
-- A group with members elsewhere is not judged: the last one may be there.
+- Of a group with members elsewhere, those that are here are judged among themselves, since the
+  clocks of nodes differ. The last one of all may be elsewhere; then the last one here waits for it,
+  and so what that one waits in the call does not count as lost by it.
 - Who waited while all ranks were stopped (Ctrl-Z) waited for nobody.
 - Who feeds us reads memory that holds the latest calls only, and reads now and then. What is seen
   stands for the rest: the waiting in a group is scaled by how many calls it has had, and `seen`
@@ -28,7 +33,7 @@ from rankwise.core.ledger.books import Group
 NOTABLE_SHARE = 0.05
 """Of the run: less than that is in every healthy one."""
 NOTABLE_TIME = Duration(1 * SECOND)
-_OUTSTANDING = 2
+_OUTSTANDING = 3
 """A rank is notable only if it costs so many times what the others cost on average."""
 _PENDING_MAX = 512
 
@@ -79,6 +84,8 @@ class Lateness:
         self._last = dict.fromkeys(self.ranks, 0)
         self._waited = dict.fromkeys(self.ranks, 0.0)
         self._judged = self._begun = 0
+        self.is_of_a_part = False
+        """Whether there was a group that has members elsewhere."""
         self._stops: list[tuple[Instant, Instant]] = []
 
     def stand_still(self, since: Instant, until: Instant) -> None:
@@ -91,9 +98,10 @@ class Lateness:
             known = self._groups.get(arrival.group)
             if known is None:
                 group = groups[arrival.group]
-                if not 1 < group.size == len(group.members):
+                if len(group.members) < 2:
                     continue
-                known = self._groups[arrival.group] = _Arrivals(group.members, self._stops)
+                known = self._groups[arrival.group] = _Arrivals(group, self._stops)
+                self.is_of_a_part |= group.size > len(group.members)
             known.see(rank, arrival)
 
     def forget_groups(self) -> None:
@@ -134,8 +142,9 @@ class Lateness:
 class _Arrivals:
     """The calls of one group."""
 
-    def __init__(self, members: tuple[int, ...], stops: Sequence[tuple[Instant, Instant]]) -> None:
-        self.members = members
+    def __init__(self, group: Group, stops: Sequence[tuple[Instant, Instant]]) -> None:
+        self.members = members = group.members
+        self._has_members_elsewhere = group.size > len(members)
         self._stops = stops
         self.last = dict.fromkeys(members, 0)
         self.waited = dict.fromkeys(members, 0)
@@ -143,7 +152,9 @@ class _Arrivals:
         self.judged = 0
         self.begun = 0
         """How many calls there were, without the first."""
-        self._judged_to = 1
+        self._judged_to = 0
+        self._left: dict[int, int] = {}
+        """When its members left the call that was judged last."""
         self._pending: dict[int, dict[int, Arrival]] = {}
 
     @property
@@ -158,7 +169,11 @@ class _Arrivals:
         come = self._pending.setdefault(arrival.number, {})
         come[rank] = arrival
         if len(come) == len(self.members):
-            self._judge(come)
+            if arrival.number != self._judged_to + 1:
+                self._left = {}  # they have been in other calls since
+            if arrival.number > 1:
+                self._judge(come)
+            self._left = {member: each.ended_at for member, each in come.items()}
             self._judged_to = arrival.number
             # Reading goes on: who has missed an earlier call in one rank will not find it again.
             self._pending = {
@@ -172,6 +187,11 @@ class _Arrivals:
     def _judge(self, come: Mapping[int, Arrival]) -> None:
         *_, before, last = sorted(come, key=lambda rank: (come[rank].begun_at, rank))
         since, until = come[before].begun_at, come[last].begun_at
+        if self._left:
+            took = {rank: come[rank].begun_at - self._left[rank] for rank in (before, last)}
+            since = max(since, until - max(0, took[last] - took[before]))
+        if self._has_members_elsewhere:
+            since = min(until, since + come[last].ended_at - until)
         self.judged += 1
         self.last[last] += 1
         if any(since <= end and until >= begin for begin, end in self._stops):

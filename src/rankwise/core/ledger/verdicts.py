@@ -12,6 +12,10 @@ whom is a graph, and who is to blame is where its ways end:
     absence        a way ends at a rank that lives and stands in no call
     circle         all ways lead back: ranks called the operations of groups in different orders
 
+Of those who disagree, what more than half have called is taken for right, and the others are to
+blame. Without such a majority, as always between two ranks, nobody can know who is right: all of
+them are blamed together.
+
 A disagreement is looked for first, since those who disagree often wait for each other next. The
 first, second and fourth are *certain*: no patience would help. An absence is what every rank shows
 that is a little behind, so it is a verdict only for those who know that patience is over: after a
@@ -44,7 +48,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Who is to blame.
 
     Attributes:
-        blamed: these ranks.
+        blamed: these ranks; several are so together, and none of them more than the others.
         text: what they did, in a sentence.
         is_certain: whether it will never be otherwise; else they may come yet.
         waiting: the ranks that wait because of that.
@@ -170,11 +174,15 @@ def _disagreement(wait: Wait, books: Mapping[int, Book]) -> Verdict | None:
             parties.setdefault(call.match, []).append((rank, call))
     if len(parties) < 2:
         return None
-    # The fewest are to blame; of two that are as many, those without the first rank.
-    ordered = sorted(parties.values(), key=lambda party: (len(party), -party[0][0]))
-    blamed = tuple(sorted(rank for party in ordered[:-1] for rank, _ in party))
-    text = words.disagreement_in_words(ordered, group)
-    waiting = tuple(rank for party in ordered for rank, _ in party if rank not in blamed)
+    come = [rank for party in parties.values() for rank, _ in party]
+    *minority, largest = sorted(parties.values(), key=len)
+    if 2 * len(largest) > len(come):
+        waiting = tuple(rank for rank, _ in largest)
+        text = words.minority_in_words(minority, largest, group)
+    else:
+        waiting = ()
+        text = words.disagreement_in_words(list(parties.values()), group)
+    blamed = tuple(sorted(rank for rank in come if rank not in waiting))
     return Verdict(blamed=blamed, text=text, is_certain=True, waiting=waiting)
 
 

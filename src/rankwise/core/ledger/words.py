@@ -15,6 +15,9 @@ NUMBER = "#?"
 """Stands in the text of a call for its number."""
 
 
+Party = Sequence[tuple[int, Call]]
+"""Ranks that have called the same, each with its call."""
+_TWO = 2
 _NEARLY_ALL = 0.9
 _LINKS_SHOWN = 3
 """Of a longer circle two are told, and where it closes."""
@@ -70,15 +73,28 @@ def departure_in_words(
     return f"{who}, while {ranks_in_words(others)} {verb} in {where}"
 
 
-def disagreement_in_words(parties: Sequence[Sequence[tuple[int, Call]]], group: Group) -> str:
-    """Ranks that have called different things: those to blame first, party by party."""
-    number = parties[0][0][1].number
+def minority_in_words(minority: Sequence[Party], majority: Party, group: Group) -> str:
+    """Ranks that have called something else than most, party by party; then those."""
+    return f"{_number_in_words(majority, group)}: {_calls_in_words([*minority, majority])}"
+
+
+def disagreement_in_words(parties: Sequence[Party], group: Group) -> str:
+    """Ranks that have called different things, where nobody can know who is right."""
+    ranks = sorted(rank for party in parties for rank, _ in party)
+    who = "ranks {} and {}".format(*ranks) if len(ranks) == _TWO else ranks_in_words(ranks)
+    return f"{_number_in_words(parties[0], group)}: {who} disagree: {_calls_in_words(parties)}"
+
+
+def _number_in_words(party: Party, group: Group) -> str:
     of_group = f" of group {group.label}" if group.label else ""
-    told = [
+    return f"call #{party[0][1].number}{of_group}"
+
+
+def _calls_in_words(parties: Iterable[Party]) -> str:
+    return ", ".join(
         f"{ranks_in_words(rank for rank, _ in party)} called {_unnumbered(party[0][1])}"
         for party in parties
-    ]
-    return f"call #{number}{of_group}: {', '.join(told)}"
+    )
 
 
 def circle_in_words(circle: Sequence["Wait"], books: Mapping[int, Book]) -> str:
@@ -105,10 +121,20 @@ def _among_alike(key: str, groups: Mapping[str, Group]) -> str:
     return f", number {alike.index(key) + 1} of {len(alike)} such groups,"
 
 
-def delay_in_words(delay: "Delay", lasted: Duration, seen: float) -> str:
-    """`rank 3 came last in 92 % of the calls; 14 % of the run was spent waiting for it`."""
+def delay_in_words(
+    delay: "Delay", lasted: Duration, seen: float, *, is_of_a_part: bool = False
+) -> str:
+    """`rank 3 came last in 92 % of the calls; 14 % of the run was spent waiting for it`.
+
+    Args:
+        delay: what the rank has cost the others.
+        lasted: how long the run has lasted.
+        seen: the share of the calls that were judged.
+        is_of_a_part: whether only the ranks of one node are compared, and there are others.
+    """
+    among = ", of the ranks of its node," if is_of_a_part else ""
     text = (
-        f"rank {delay.rank} came last in {_percent(delay.last)} of the calls; "
+        f"rank {delay.rank}{among} came last in {_percent(delay.last)} of the calls; "
         f"{_percent(delay.waited / lasted)} of the run was spent waiting for it"
     )
     return text if seen >= _NEARLY_ALL else f"{text} (of the calls, {_percent(seen)} were seen)"

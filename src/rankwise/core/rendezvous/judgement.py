@@ -8,7 +8,7 @@ A member that vanished explains the failures of the others: their connections to
 before its lease ended. Such a round ended by a change of membership, and costs no restart.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -67,7 +67,7 @@ def judge(view: View, ended: Round) -> Judgement:
         )
         fruitless = 0 if progressed else fruitless + 1
     strikes = dict(ended.strikes)
-    if is_failure and root is not None and root.host:
+    if is_failure and root is not None and root.host and not _is_of_several_hosts(root, suspects):
         strikes[root.host] = strikes.get(root.host, 0) + 1
     return Judgement(
         root=root,
@@ -83,6 +83,13 @@ def judge(view: View, ended: Round) -> Judgement:
             fruitless=fruitless,
             restarts=ended.restarts,
         ),
+    )
+
+
+def _is_of_several_hosts(root: Suspect, suspects: Iterable[Suspect]) -> bool:
+    """Whether ranks of other hosts are to blame as much as the root cause is."""
+    return root.failure.is_shared and any(
+        each.failure.accused == root.failure.accused and each.host != root.host for each in suspects
     )
 
 

@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from rankwise.base.failure import OutcomeStatus, what_it_did
+from rankwise.base.failure import OutcomeStatus, failure_in_words
 from rankwise.base.units import Duration, Instant, after, format_duration
 from rankwise.core.rendezvous.judgement import first_suspect, judge, verdict_on_failure
 from rankwise.core.rendezvous.ranking import active_count, ranked, seated
@@ -442,7 +442,7 @@ def _dissolved_by_failure(view: View, round_: Round, node: str) -> Round:
         why = f"workers of node {view.named(node)} failed"
     else:
         failure = suspect.failure
-        why = f"rank {failure.rank} on {suspect.host} {what_it_did(failure)}"
+        why = failure_in_words(failure, suspect.host)
     return msgspec.structs.replace(_dissolved(round_, why), is_failure=True, suspect=suspect)
 
 

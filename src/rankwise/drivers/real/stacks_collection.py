@@ -52,7 +52,7 @@ class StacksCollection:
         self._ask = ask
         self._request: _Request | None = None
 
-    def collect(self, on_done: OnDone) -> None:
+    def collect(self, on_done: OnDone, patience: Duration = STACKS_PATIENCE) -> None:
         """Ask all workers that can answer; call back with text by local rank."""
         if self._request is not None:
             # They are being collected already: everybody gets the same.
@@ -63,7 +63,7 @@ class StacksCollection:
         for link in ready:
             link.reports.take_stacks()  # what an earlier request left is not part of the answer
             self._ask(link)
-        self._expect(request, STACKS_PATIENCE if ready else Duration(0))
+        self._expect(request, patience if ready else Duration(0))
 
     def on_report(self, link: WorkerLink) -> None:
         """Something has come through a worker's report pipe."""

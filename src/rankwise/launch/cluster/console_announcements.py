@@ -98,7 +98,7 @@ class ConsoleAnnouncements:
         say, failures = self._say, announcement.failures
         line = restart_line(announcement, failures, restarts_allowed(self._job))
         say(line, "restart", restarts_left=announcement.restarts_left, **fields_of(failures[0]))
-        details = details_of(failures[0])
+        details = details_of(failures)
         if details:
             say(details, "details", rank=failures[0].local_rank, attempt=failures[0].attempt)
 

@@ -11,6 +11,7 @@ collector that does not answer is not waited for long.
 """
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -24,6 +25,11 @@ LAST_WORDS_S = 3.0
 """How long the end of a run waits until the last values are sent."""
 FRESH_S = 0.2
 """Metrics that are read within this time are made of one answer of the agent."""
+
+_PEER = re.compile(r"Pool\(host='([^']+)', port=(\d+)\)")
+_REASON = re.compile(r"(?<=\] )[A-Z][a-z ]+(?=[\"')])|(?:Read|Connect) timed out|CERTIFICATE_\w+")
+"""The system's own words at the end of a chain of exceptions: `[Errno 111] Connection refused`."""
+_NEXT_TRY = re.compile(r",? ?(?:encountered while exporting .*|retrying in .*)$")
 
 
 class Telemetry:
@@ -146,7 +152,7 @@ class _Complaints(logging.Handler):
     def note(self, text: str) -> None:
         """In any thread: let the first one be told."""
         if not self._untold:
-            self._untold = " ".join(text.split())
+            self._untold = _in_plain_words(" ".join(text.split()))
             self._ask(self.tell)
 
     def tell(self) -> None:
@@ -155,6 +161,14 @@ class _Complaints(logging.Handler):
             self._is_told = True
             told = f"metrics cannot be sent to the OpenTelemetry collector: {self._untold}"
             self._say(told, "no-telemetry")
+
+
+def _in_plain_words(text: str) -> str:
+    """A complaint without the library's next try: `10.0.0.7:4318: no route to host`."""
+    where, why = _PEER.search(text), _REASON.search(text)
+    if where is None or why is None:
+        return _NEXT_TRY.sub("", text)
+    return f"{where[1]}:{where[2]}: {why[0].lower()}"
 
 
 def _unit(metric: Metric) -> str:

@@ -11,12 +11,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rankwise.launch.failure_report.composing import compose_report
+    from rankwise.launch.failure_report.composing import (
+        blocks_of_ranks,
+        compose_report,
+        lines_of_standing,
+    )
     from rankwise.launch.failure_report.hints import hint_for
     from rankwise.launch.failure_report.model import FailureReport, ReportContext, RootCause
     from rankwise.launch.failure_report.rendering import (
         Look,
         boxed_text,
+        lines_of_blocks,
         look_of,
         plain_text,
         write_report,
@@ -34,12 +39,15 @@ __all__ = [
     "Look",
     "ReportContext",
     "RootCause",
+    "blocks_of_ranks",
     "boxed_text",
     "compose_report",
     "describe_signal",
     "exit_in_words",
     "headline",
     "hint_for",
+    "lines_of_blocks",
+    "lines_of_standing",
     "look_of",
     "one_line",
     "plain_text",
@@ -49,10 +57,10 @@ __all__ = [
 ]
 
 _MODULES = {
-    "composing": ("compose_report",),
+    "composing": ("blocks_of_ranks", "compose_report", "lines_of_standing"),
     "hints": ("hint_for",),
     "model": ("FailureReport", "ReportContext", "RootCause"),
-    "rendering": ("Look", "boxed_text", "look_of", "plain_text", "write_report"),
+    "rendering": ("Look", "boxed_text", "lines_of_blocks", "look_of", "plain_text", "write_report"),
     "reporting": ("print_report", "render_plain"),
     "words": ("describe_signal", "exit_in_words", "headline", "one_line"),
 }

@@ -17,6 +17,7 @@ from rankwise.base.failure import (
     FailureCause,
     Outcome,
     OutcomeStatus,
+    Stood,
 )
 from rankwise.base.units import Duration, format_duration
 from rankwise.base.wording import ranks_in_words
@@ -28,7 +29,13 @@ from rankwise.launch.failure_report.model import (
     ReportContext,
     RootCause,
 )
-from rankwise.launch.failure_report.stacks import fatal_lines, innermost_frames, place_in_program
+from rankwise.launch.failure_report.rendering import lines_of_blocks
+from rankwise.launch.failure_report.stacks import (
+    fatal_lines,
+    frames_of_rank,
+    innermost_frames,
+    place_in_program,
+)
 from rankwise.launch.failure_report.text import (
     as_on_terminal,
     first_line,
@@ -61,7 +68,7 @@ _ROLES_UNNAMED = ("default", "rank")
 _OF_NO_COUNT = (FailureCause.HUNG, FailureCause.OUT_OF_STEP, FailureCause.STORE_LOST)
 """Causes of which it tells nothing how many ranks have failed."""
 _SHARED_CAUSES = (FailureCause.HUNG, FailureCause.GUARDIAN_LOST)
-"""Causes that strike the gang as a whole: the root cause's box speaks for all its ranks."""
+"""Causes that strike the gang as a whole."""
 
 
 def compose_report(outcome: Outcome, context: ReportContext) -> FailureReport:
@@ -157,7 +164,7 @@ def _notes_on_failed(root: Failure | None, failed: Sequence[Failure]) -> list[st
     """One line for those like the root cause, then the others, alike ones together."""
     alike: dict[object, list[Failure]] = {}
     for failure in failed:
-        if root is None or failure.cause is not root.cause or root.cause not in _SHARED_CAUSES:
+        if root is None or not _is_in_box_of(root, failure):
             alike.setdefault(what_is_the_same(failure), []).append(failure)
     notes: list[str] = []
     if root is not None and (same := alike.pop(what_is_the_same(root), [])):
@@ -168,6 +175,13 @@ def _notes_on_failed(root: Failure | None, failed: Sequence[Failure]) -> list[st
     if unshown:
         notes.append(f"and {len(unshown)} more: {ranks_in_words(unshown)}")
     return notes
+
+
+def _is_in_box_of(root: Failure, failure: Failure) -> bool:
+    """Whether the root cause's box speaks for a failure too."""
+    if root.cause in _SHARED_CAUSES:
+        return failure.cause is root.cause
+    return failure.is_as_much_to_blame_as(root)
 
 
 def _note_on_same(root: Failure, same: Sequence[Failure]) -> str:
@@ -245,6 +259,8 @@ def _root_cause(root: Failure, outcome: Outcome, context: ReportContext) -> Root
         is_known = any(failure.waits_for for failure in hung)
         if not is_known and sum(bool(block.lines) for block in blocks) > 1:
             hint = "the others may be waiting for the rank that is elsewhere"
+    elif root.is_shared:
+        blocks = blocks_of_hung([each for each in failures if _is_in_box_of(root, each)])
     else:
         blocks = _blocks_of(root)
         if is_peer_gone(root) and (ended := _ended_well(outcome, context)):
@@ -268,7 +284,8 @@ def _ended_well(outcome: Outcome, context: ReportContext) -> list[int]:
 
 def _fields(root: Failure, outcome: Outcome, context: ReportContext) -> list[Field]:
     failures = outcome.failures
-    together = [rank_of(failure) for failure in failures if failure.cause is root.cause]
+    together = root.accused or [rank_of(each) for each in failures if _is_in_box_of(root, each)]
+    is_shared = len(together) > 1
     fields: list[Field] = []
 
     def add(name: str, *values: str) -> None:
@@ -276,9 +293,10 @@ def _fields(root: Failure, outcome: Outcome, context: ReportContext) -> list[Fie
         if shown:
             fields.append(Field(name, shown))
 
-    if root.cause in _SHARED_CAUSES and len(together) > 1:
+    if is_shared:
+        hosts = dict.fromkeys(each.host for each in failures if _is_in_box_of(root, each))
         add("ranks", ranks_in_words(together).removeprefix("ranks "))
-        add("host", root.host)
+        add("host", ", ".join(hosts))
     elif root.local_rank == NO_RANK:
         add("noticed on", root.host)
     else:
@@ -304,7 +322,7 @@ def _fields(root: Failure, outcome: Outcome, context: ReportContext) -> list[Fie
             count = f"{root.attempt}, {_restart_in_words(outcome, context)}"
         folder = f" (attempt_{root.attempt} in paths)" if context.log_directory else ""
         add("attempt" if outcome.size is None else "round", count + folder)
-    if root.cause not in _SHARED_CAUSES or len(together) == 1:
+    if not is_shared:
         add("logs", *(root.log_paths or (context.log_directory,)))
         add("error file", root.error_file)
     else:
@@ -365,18 +383,33 @@ def _block_of_stream(name: str, tail: Sequence[str], traceback: str, lines_max: 
     return [Block(f"{count} of {name}", tuple(shown))]
 
 
-def _lines_of_wait(failure: Failure) -> list[str]:
-    if not failure.waits_for:
+def _lines_of_wait(rank: Failure | Stood) -> list[str]:
+    if not rank.waits_for:
         return []
-    return [f"  {line}" for line in printable_lines(f"waits for {failure.waits_for}")]
+    return [f"  {line}" for line in printable_lines(f"waits for {rank.waits_for}")]
 
 
-def blocks_of_hung(hung: Sequence[Failure]) -> list[Block]:
+def lines_of_standing(failures: Sequence[Failure]) -> list[str]:
+    """Where the ranks of the root cause stood that have hung, or are out of step."""
+    root = failures[0]
+    if root.cause not in (FailureCause.HUNG, FailureCause.OUT_OF_STEP):
+        return []
+    return lines_of_blocks(blocks_of_hung(each for each in failures if _is_in_box_of(root, each)))
+
+
+def blocks_of_hung(hung: Iterable[Failure]) -> list[Block]:
+    """Where each of these ranks stands."""
+    return blocks_of_ranks(
+        Stood(rank=rank_of(each), waits_for=each.waits_for, stacks=each.stacks) for each in hung
+    )
+
+
+def blocks_of_ranks(ranks: Iterable[Stood]) -> list[Block]:
     """Where every rank stands: ranks at the same place together, the fewest last."""
     places: dict[tuple[str, ...], list[int]] = {}
-    for failure in hung:
-        lines = (*_lines_of_wait(failure), *innermost_frames(failure.stacks))
-        places.setdefault(lines, []).append(rank_of(failure))
+    for each in ranks:
+        lines = (*_lines_of_wait(each), *frames_of_rank(each.stacks))
+        places.setdefault(lines, []).append(each.rank)
     if not any(places):
         return []
     unknown = places.pop((), [])

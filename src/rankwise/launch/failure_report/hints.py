@@ -90,6 +90,11 @@ def _could_not_fork(failure: Failure) -> bool:
 
 _CATALOGUE: Sequence[_Hint] = (
     _Hint(
+        lambda failure: failure.is_shared,
+        "all ranks must call the same collectives in the same order: look for a branch, or a loop, "
+        "that one of these ranks takes otherwise",
+    ),
+    _Hint(
         lambda failure: failure.cause is FailureCause.OUT_OF_STEP,
         "all ranks must call the same collectives in the same order: look for a branch, or a loop, "
         "that this rank takes otherwise",

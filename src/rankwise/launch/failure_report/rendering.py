@@ -12,7 +12,7 @@ imports in the moment when the user waits for the reason.
 
 import sys
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TextIO
 
 import msgspec
@@ -74,10 +74,17 @@ def _plain_lines(cause: RootCause) -> list[str]:
         lines += [
             f"  {name:<{width}} {value}" for name, value in zip(names, field.values, strict=True)
         ]
-    for block in cause.blocks:
+    lines += lines_of_blocks(cause.blocks)
+    return [*lines, f"  hint: {cause.hint}"] if cause.hint else lines
+
+
+def lines_of_blocks(blocks: Iterable[Block]) -> list[str]:
+    """Blocks as lines without any decoration."""
+    lines = []
+    for block in blocks:
         title = f"  {block.title}:" if block.lines else f"  {block.title}"
         lines += [title, *(f"    {line}".rstrip() for line in block.lines)]
-    return [*lines, f"  hint: {cause.hint}"] if cause.hint else lines
+    return lines
 
 
 class _Box:

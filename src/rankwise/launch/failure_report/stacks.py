@@ -106,6 +106,29 @@ def innermost_frames(text: str) -> tuple[str, ...]:
     return (*shown, *_left_out(len(rest)))
 
 
+def frames_of_rank(text: str) -> tuple[str, ...]:
+    """Where a hanging worker stands: its main thread, and what else of the program it runs.
+
+    Threads that run nothing but libraries are told in a line each, alike ones together.
+    """
+    stacks = read_stacks(text)
+    lines, idle = list(innermost_frames(text)), list[str]()
+    for thread in stacks.threads:
+        if thread is stacks.main or not thread.frames:
+            continue
+        own = [place for place, frame in enumerate(thread.frames) if _is_of_program(frame)]
+        if own:  # what lies outside of the program has started the thread
+            shown = _fold(thread.frames[: own[-1] + 1])[:_FRAMES_OF_HANGING_MAX]
+            lines += ["  another thread:", *(f"  {frame}" for frame in shown)]
+        else:
+            idle.append(_place_in_words(thread.frames[0]))
+    for place in dict.fromkeys(idle):
+        count = idle.count(place)
+        who = "another thread" if count == 1 else f"{count} other threads"
+        lines.append(f"  ... ({who} at {place})")
+    return tuple(lines)
+
+
 def _left_out(count: int) -> list[str]:
     return [f"  ... ({count} more frames)"] if count else []
 
@@ -137,8 +160,13 @@ def place_in_program(text: str) -> str:
     frames = [match for line in main.frames if (match := _FRAME.match(line))] if main else []
     own = (frame for frame in frames if not _LIBRARY.search(frame["path"]))
     frame = next(own, None)
+    return "" if frame is None else _place_in_words(frame[0])
+
+
+def _place_in_words(line: str) -> str:
+    frame = _FRAME.match(line)
     if frame is None:
-        return ""
+        return line.strip()
     name = "" if frame["name"] == "<module>" else f", in {frame['name']}"
     return f"{frame['path'].rpartition('/')[2]}:{frame['line']}{name}"
 

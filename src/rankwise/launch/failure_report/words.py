@@ -120,7 +120,8 @@ def headline(failure: Failure) -> str:
         case FailureCause.HUNG:
             return f"the gang hung: {detail or 'no progress'}"
         case FailureCause.OUT_OF_STEP:
-            place = "" if failure.error is not None else place_in_program(failure.stacks)
+            is_placed = failure.error is None and not failure.is_shared
+            place = place_in_program(failure.stacks) if is_placed else ""
             is_told = not place or place.partition(",")[0] in detail
             return detail if is_told else f"{detail}: it is at {place}"
         case FailureCause.NOT_STARTED:

@@ -17,7 +17,7 @@ from functools import partial
 import msgspec
 
 from rankwise.base.errors import ConfigError
-from rankwise.base.failure import ErrorRecord, ExitStatus, Failure, FailureCause
+from rankwise.base.failure import ErrorRecord, ExitStatus, Failure, FailureCause, Stood
 from rankwise.base.root_cause import may_be_of_others, tells_of_time
 from rankwise.base.units import Duration, Instant
 from rankwise.core.agent.vocabulary import (
@@ -172,6 +172,31 @@ class RankRecords:
     def local_rank(self, rank: int) -> int:
         """A rank's number on its node."""
         return rank % self._job.gang.size
+
+    def standstill(self, stuck: Rank | None) -> tuple[str, tuple[Stood, ...]]:
+        """Who keeps others waiting for ever, if anybody does, and where each rank stands now.
+
+        Args:
+            stuck: one that was given up, but runs all the same.
+        """
+        ranks = [
+            rank
+            for rank in self._world.scheduler.ranks.values()
+            if rank is stuck or not rank.is_over
+        ]
+        for rank in ranks:
+            self.note_place(rank)
+            self.note_wait(rank)
+        stood = tuple(
+            Stood(
+                rank=rank.number,
+                waits_for=self.waits.get(rank.number, ""),
+                stacks=self.stacks.get(rank.number, ""),
+            )
+            for rank in ranks
+        )
+        verdict = find_verdict(books_of(self._world, self.errors), patience_is_over=False)
+        return "" if verdict is None else verdict.text, stood
 
     def note_place(self, rank: Rank) -> None:
         """Note the user's part of a rank's stack, in the form that faulthandler has."""
@@ -410,7 +435,7 @@ class SimulatedRanks:
             local_rank for local_rank, rank in self._ranks.items() if rank.number in verdict.blamed
         )
         if ours:
-            self._deliver(RanksBlamed(ours, self._place.round, verdict.text))
+            self._deliver(RanksBlamed(ours, self._place.round, verdict.text, verdict.blamed))
 
     def _environment(self, rank: int, world: AgreedWorld) -> Mapping[str, str]:
         job, per_node = self._job, self._job.gang.size

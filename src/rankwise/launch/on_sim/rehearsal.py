@@ -25,6 +25,7 @@ from rankwise.base.failure import (
     FailureCause,
     Outcome,
     OutcomeStatus,
+    Stood,
 )
 from rankwise.base.units import SECOND, Duration, format_duration
 from rankwise.core.agent.vocabulary import Announcement
@@ -140,6 +141,7 @@ class Rehearsal:
         self._begun_wall_ns = self._clock.wall_ns()
         self._stops: list[int] = []
         self._stuck = ""
+        self._standstill: tuple[str, tuple[Stood, ...]] = ("", ())
 
     @property
     def elapsed(self) -> Duration:
@@ -217,8 +219,11 @@ class Rehearsal:
         )
         with self._signals_caught(world), self._time_limited():
             nodes.start()
-            self._run_nodes(nodes)
+            self._run_nodes(nodes, records)
         outcome = nodes.outcome()
+        if outcome.status is OutcomeStatus.STOPPED:
+            awaited, stood = self._standstill
+            outcome = msgspec.structs.replace(outcome, stood=stood, awaited=awaited)
         self.results = records.results
         for remark in world.remarks(is_success=outcome.status is OutcomeStatus.SUCCEEDED):
             self._say(remark)
@@ -231,7 +236,7 @@ class Rehearsal:
             ),
         )
 
-    def _run_nodes(self, nodes: SimulatedNodes) -> None:
+    def _run_nodes(self, nodes: SimulatedNodes, records: RankRecords) -> None:
         """Let ranks and nodes go on until the last agent has finished."""
         hang_timeout = self.job.gang.hang_timeout
         patience_s = None if hang_timeout is None else hang_timeout / SECOND
@@ -239,6 +244,8 @@ class Rehearsal:
         while not nodes.is_over:
             stuck = nodes.run(grace / SECOND if self.caught_signal else patience_s)
             while self._stops:
+                if self._stops[0] == TIME_LIMIT_SIGNAL:
+                    self._standstill = records.standstill(stuck)
                 nodes.stop(self._stops.pop(0))
             if stuck is not None and self.caught_signal:
                 self._say(

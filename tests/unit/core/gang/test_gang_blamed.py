@@ -48,6 +48,22 @@ def test_who_is_to_blame_is_the_root_cause_though_others_failed_before() -> None
         (0, FailureCause.RAISED, Instant(3)),
     ]
     assert finish.outcome.failures[0].detail == REASON
+    assert not finish.outcome.failures[0].is_shared
+
+
+def test_ranks_that_are_accused_together_all_count_as_the_root_cause() -> None:
+    gang = running_gang(size=3)
+
+    gang.handle(RanksBlamed((0, 1), 0, "ranks 4 and 5 disagree", (4, 5)), Instant(5))
+    gang.handle(StacksDumped(0), Instant(6))
+    for rank in range(3):
+        gang.handle(exited(rank, -SIGTERM, at=8), Instant(8))
+    (finish,) = gang.handle(Swept(0), Instant(9))
+
+    assert isinstance(finish, Finish)
+    root, *others = finish.outcome.failures
+    assert [each.is_as_much_to_blame_as(root) for each in others] == [True, False]
+    assert root.accused == (4, 5)
 
 
 def test_a_worker_that_had_ended_well_has_failed_if_others_waited_for_it() -> None:

@@ -38,6 +38,29 @@ def test_the_last_one_is_waited_for_since_the_second_last_came() -> None:
     assert waited_ms(lateness) == [0, 40, 0]
 
 
+def test_who_was_released_last_is_not_late_by_that() -> None:
+    calls = {
+        0: [arrival(1, 0, 100), arrival(2, 200, 260), arrival(3, 300, 400)],
+        1: [arrival(1, 0, 150), arrival(2, 250, 260), arrival(3, 300, 400)],
+        2: [arrival(1, 0, 100), arrival(2, 200, 260), arrival(3, 320, 400)],
+    }
+
+    lateness = lateness_of(calls)
+
+    assert [delay.last for delay in lateness.delays()] == [0, 0.5, 0.5]
+    assert waited_ms(lateness) == [0, 0, 20]
+
+
+def test_who_was_released_last_and_took_longer_is_late_by_what_it_took() -> None:
+    calls = {
+        0: [arrival(1, 0, 100), arrival(2, 200)],
+        1: [arrival(1, 0, 150), arrival(2, 280)],
+        2: [arrival(1, 0, 100), arrival(2, 200)],
+    }
+
+    assert waited_ms(lateness_of(calls)) == [0, 30, 0]
+
+
 def test_who_goes_on_before_the_last_has_come_has_not_waited() -> None:
     issued = [arrival(2, 100, 101)]
 
@@ -53,10 +76,24 @@ def test_the_first_call_of_a_group_is_the_start_and_no_lateness() -> None:
     assert lateness.worst(Duration(10 * SECOND)) is None
 
 
-def test_a_group_with_members_elsewhere_is_not_judged() -> None:
+def test_of_a_group_with_members_elsewhere_those_here_are_judged_among_themselves() -> None:
     groups = {"world": Group(size=6, members=RANKS)}
+    quick = {rank: [arrival(2, 500 * (rank == 1), 510)] for rank in RANKS}
+    slow = {rank: [arrival(2, 500 * (rank == 1), 1_700)] for rank in RANKS}
 
-    lateness = lateness_of({rank: [arrival(2, 500 * rank)] for rank in RANKS}, groups)
+    lateness = lateness_of(quick, groups)
+    waits_for_another_node = lateness_of(slow, groups)
+
+    assert waited_ms(lateness) == [0, 490, 0]
+    assert waited_ms(waits_for_another_node) == [0, 0, 0]
+    assert lateness.is_of_a_part
+    assert not lateness_of(quick).is_of_a_part
+
+
+def test_a_rank_that_has_no_other_of_its_group_here_is_not_judged() -> None:
+    groups = {"world": Group(size=6, members=(1,))}
+
+    lateness = lateness_of({1: [arrival(2, 500)]}, groups)
 
     assert lateness.delays() == ()
 
@@ -141,11 +178,13 @@ def test_lateness_is_told_in_a_sentence_that_says_how_much_was_seen() -> None:
 
     told = delay_in_words(worst, Duration(100 * SECOND), lateness.seen)
     sampled = delay_in_words(worst, Duration(100 * SECOND), 0.2)
+    of_node = delay_in_words(worst, Duration(100 * SECOND), 1, is_of_a_part=True)
 
     assert told == (
         "rank 1 came last in 100 % of the calls; 14 % of the run was spent waiting for it"
     )
     assert sampled == f"{told} (of the calls, 20 % were seen)"
+    assert of_node.startswith("rank 1, of the ranks of its node, came last in 100 % of the calls; ")
 
 
 def test_who_waited_while_everybody_was_stopped_waited_for_nobody() -> None:

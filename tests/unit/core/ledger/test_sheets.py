@@ -113,7 +113,10 @@ def test_ranks_of_two_nodes_that_call_different_things_disagree() -> None:
 
     assert verdict is not None
     assert verdict.is_certain
-    assert verdict.text == "call #1: rank 1 called broadcast, rank 0 called all_reduce"
+    assert verdict.blamed == (0, 1)
+    assert verdict.text == (
+        "call #1: ranks 0 and 1 disagree: rank 0 called all_reduce, rank 1 called broadcast"
+    )
 
 
 def test_a_rank_of_a_silent_node_is_not_accused() -> None:

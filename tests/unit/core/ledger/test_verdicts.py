@@ -66,8 +66,11 @@ def test_a_rank_that_is_aborted_after_its_call_was_given_data_that_did_not_fit()
 
     assert find_verdict(books, patience_is_over=False) is not None  # rank 1 stands in it
     assert verdict is not None
-    assert (verdict.blamed, verdict.is_certain) == ((1,), True)
+    assert (verdict.blamed, verdict.is_certain) == ((0, 1), True)
     assert find_disagreement([aborted, book(1, call(1)), book(2)], 0) is None
+    decided = find_disagreement([aborted, book(1, other), book(2, call(1))], 0)
+    assert decided is not None
+    assert (decided.blamed, decided.waiting) == ((1,), (0, 2))
     assert find_disagreement([aborted], 2) is None
     assert find_disagreement([book(0, fate=Fate.DIED), book(1, other)], 0) is None
 
@@ -122,6 +125,27 @@ def test_the_fewest_are_to_blame_for_a_disagreement() -> None:
         "call #17: rank 3 called broadcast from rank 0 of (4,) float32 (model.py:40), "
         "ranks 0-2, 4 called all_reduce (sum) of (4,) float32 (train.py:88)"
     )
+
+
+@pytest.mark.parametrize(
+    ("matches", "told"),
+    [
+        ([1, 2], "ranks 0 and 1 disagree: rank 0 called A, rank 1 called B"),
+        ([1, 1, 2, 2], "ranks 0-3 disagree: ranks 0-1 called A, ranks 2-3 called B"),
+        ([2, 1, 1, 3], "ranks 0-3 disagree: rank 0 called B, ranks 1-2 called A, rank 3 called C"),
+    ],
+)
+def test_without_a_majority_nobody_is_called_the_culprit(matches: list[int], told: str) -> None:
+    books = [
+        book(rank, call(2, match=match, text=" ABC"[match], place=""), size=len(matches))
+        for rank, match in enumerate(matches)
+    ]
+
+    verdict = find_verdict(books, patience_is_over=False)
+
+    assert verdict is not None
+    assert (verdict.blamed, verdict.waiting) == (tuple(range(len(matches))), ())
+    assert verdict.text == f"call #2: {told}"
 
 
 def test_a_disagreement_that_stops_nobody_is_none() -> None:

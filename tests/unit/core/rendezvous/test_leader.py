@@ -350,6 +350,31 @@ def test_two_nodes_that_want_one_seat_are_both_told_after_a_lease() -> None:
     }
 
 
+def test_hosts_whose_ranks_disagree_without_a_majority_are_not_left_out_for_it() -> None:
+    settings = config(policy=RestartPolicy(restarts_max=1, backoff=Backoff(initial=ZERO)))
+    view = running("a", "b", settings=settings)
+    notes = [
+        msgspec.structs.replace(
+            note,
+            failure=msgspec.structs.replace(
+                note.failure, cause=FailureCause.OUT_OF_STEP, accused=(0, 2)
+            ),
+        )
+        for note in (failure(0), failure(2))
+    ]
+    of_a, of_b = (
+        record(node, ready=4, ended=3, failing=3, failures=(note,))
+        for node, note in zip("ab", notes, strict=True)
+    )
+    hear(view, BEGIN + 1, b=msgspec.structs.replace(of_b, ended=2))
+    follow(view, BEGIN + 1)
+    hear(view, BEGIN + 3, a=of_a, b=of_b)
+
+    again = follow(view, BEGIN + 3)
+
+    assert (again.phase, again.restarts, again.strikes) == (Phase.RUNNING, 1, {})
+
+
 def test_a_host_that_fails_again_and_again_is_left_out_if_enough_remain() -> None:
     policy = RestartPolicy(restarts_max=9, strikes_max=2, backoff=Backoff(initial=ZERO))
     settings = config(1, 2, policy=policy)

@@ -101,7 +101,10 @@ def test_calls_that_disagree_are_told_with_the_lines_that_made_them(torch: Runti
 
     text = str(stuck(torch, worker, ranks=2))
 
-    assert text.startswith("call #1: rank 1 called broadcast of (4,) f32 (test_deadlock_reports")
+    assert text.startswith(
+        "call #1: ranks 0 and 1 disagree: rank 0 called all_reduce of (4,) f32 ("
+    )
+    assert ", rank 1 called broadcast of (4,) f32 (test_deadlock_reports" in text
     assert "  rank 0 is in barrier #2, at " in text
     reduces = f"all_reduce #1 of (4,) f32: called by rank 0 at {line('reduces')} in worker"
     broadcasts = f"broadcast #1 of (4,) f32: called by rank 1 at {line('broadcasts')} in worker"

@@ -294,7 +294,10 @@ def test_ranks_in_different_collectives_are_told_what_everyone_called(ctx: Runti
         ctx.multiprocessing.spawn(worker, nprocs=2)
 
     text = str(caught.value)
-    assert text.startswith("call #5: rank 1 called broadcast of (4,) f16 (test_simulated_spawn.py:")
+    assert text.startswith(
+        "call #5: ranks 0 and 1 disagree: rank 0 called all_reduce of (4,) f16 ("
+    )
+    assert ", rank 1 called broadcast of (4,) f16 (test_simulated_spawn.py:" in text
     assert "rank 0 is in all_reduce #5 of (4,) f16, at " in text
     assert "rank 1 is in broadcast #5 of (4,) f16, at " in text
     assert __file__ in text
