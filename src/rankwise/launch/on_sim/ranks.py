@@ -69,11 +69,15 @@ MASTER_PORT = 29500
 
 
 class VirtualClock:
-    """The time of a simulated world; a `rankwise.ports.Clock`."""
+    """The time of a simulated world; a `rankwise.ports.Clock`.
 
-    def __init__(self, world: World, begun_wall_ns: int) -> None:
+    Its calendar is the real one: it tells people when something happened, and the virtual time that
+    a rank has slept, or in which a hang was found, has passed for nobody.
+    """
+
+    def __init__(self, world: World, wall_ns: Callable[[], int]) -> None:
         self._scheduler = world.scheduler
-        self._begun_wall_ns = begun_wall_ns
+        self._wall_ns = wall_ns
 
     def now(self) -> Instant:
         """Virtual time; later at each look."""
@@ -81,8 +85,8 @@ class VirtualClock:
         return self._scheduler.now
 
     def wall_ns(self) -> int:
-        """The calendar at the begin of the run, and virtual time since."""
-        return self._begun_wall_ns + self._scheduler.now
+        """The calendar of this machine."""
+        return self._wall_ns()
 
 
 class RankRecords:
@@ -265,7 +269,8 @@ class SimulatedRanks:
     def _report(self, local_rank: int, error: ErrorRecord) -> None:
         """A rank dies of this exception: tell who is to blame, if it is another one."""
         assert self._place is not None, "ranks report in a world"
-        error = msgspec.structs.replace(error, raised_at=self._clock.now())
+        clock = self._clock
+        error = msgspec.structs.replace(error, raised_at=clock.now(), wall_ns=clock.wall_ns())
         rank = self._place.first_rank + local_rank
         self._records.errors[rank] = error
         if may_be_of_others(error):

@@ -17,8 +17,8 @@ gets it back when
 - no rank can go on: none is ready and nothing is on the agenda,
 - the next thing on the agenda lies beyond the horizon that `run` was given,
 - somebody asked for it with `interrupt`, from a signal handler for instance,
-- a rank has held the baton for longer than the patience, in real time: `run` returns that
-  rank, which has been given up.
+- a rank has held the baton for longer than the patience, in real time, and has not got on
+  meanwhile (`gets_on`): `run` returns that rank, which has been given up.
 
 Order
 -----
@@ -54,6 +54,8 @@ NOTICE_S = 30.0
 """How long one rank may keep all others waiting, in real time, before the user is told."""
 STOP_NOTICE_S = 2.0
 """The same after a request to stop."""
+_LOOKS_PER_PATIENCE = 4
+"""How often it is asked whether a rank gets on, before it is given up."""
 _POLL_PAUSE = 1_000
 """How long a rank that polls in a loop pauses, so that what it waits for can come: 1 us."""
 
@@ -243,6 +245,9 @@ class Scheduler:
         is_paused: whether the rank that runs may hold the baton for as long as it wants.
         at_rest: called when no rank is ready, before time passes; returns whether it has made one
             ready.
+        gets_on: asked now and then whether the rank that has the baton has made progress since it
+            was asked before, by computing for instance; its patience begins anew then, if nobody
+            has asked for a stop. None: holding the baton is no progress.
         on_held: told of a rank that has kept others waiting for `NOTICE_S`, once in a run, and of
             one that keeps a request to stop waiting.
     """
@@ -260,6 +265,7 @@ class Scheduler:
         self.broken_by: BaseException | None = None
         self.is_paused = False
         self.at_rest: Callable[[], bool] | None = None
+        self.gets_on: Callable[[Rank], bool] | None = None
         self.on_held: Callable[[Rank], None] | None = None
         self._choose = choose
         self._belongings = belongings
@@ -459,17 +465,18 @@ class Scheduler:
         self._bell.ring()
 
     def _wait_for_baton(self) -> Rank | None:
-        seen, patience_s, held_s = self._hand_overs, self._patience_s, 0.0
+        seen, patience_s, held_s, still_s = self._hand_overs, self._patience_s, 0.0, 0.0
         while not self._bell.wait(self._glance_after):
-            glance_s = self._glance_after()
+            glance_s, rank = self._glance_after(), self.current
+            gets_on = rank is not None and self._gets_on(rank)
             is_held = self._hand_overs == seen and not self.is_paused
             is_same = is_held and self._patience_s == patience_s
             seen, patience_s = self._hand_overs, self._patience_s
             held_s = glance_s + (held_s if is_same else 0.0)
-            rank = self.current
+            still_s = 0.0 if gets_on else glance_s + (still_s if is_same else 0.0)
             if not is_held or rank is None:
-                held_s = 0.0
-            elif patience_s is not None and held_s >= patience_s:
+                held_s = still_s = 0.0
+            elif patience_s is not None and still_s >= patience_s:
                 self.current = None
                 rank.is_given_up = True
                 rank.exit_code = -SIGKILL
@@ -478,13 +485,21 @@ class Scheduler:
                 self._tell_of(rank)
         return None
 
+    def _gets_on(self, rank: Rank) -> bool:
+        if self.gets_on is None or self._patience_s is None or self._is_interrupted:
+            return False
+        return self.gets_on(rank)
+
     @property
     def _notice_s(self) -> float:
         return STOP_NOTICE_S if self._is_interrupted else NOTICE_S
 
     def _glance_after(self) -> float:
         patience_s = self._patience_s
-        return self._notice_s if patience_s is None else min(patience_s, self._notice_s)
+        if patience_s is None:
+            return self._notice_s
+        looks = 1 if self.gets_on is None else _LOOKS_PER_PATIENCE
+        return min(patience_s / looks, self._notice_s)
 
     def _tell_of(self, rank: Rank) -> None:
         """Tell, once, that a rank keeps others waiting, or the one who asked for a stop."""
