@@ -58,7 +58,7 @@ from rankwise.launch.on_sim.recovery import SimulatedLine, line_of
 from rankwise.launch.search_path import search_path
 from rankwise.launch.world import World as Place
 from rankwise.sim.rehearsal.belongings import RankProcess
-from rankwise.sim.rehearsal.meetings import Meeting, Post, lost
+from rankwise.sim.rehearsal.meetings import lost
 from rankwise.sim.rehearsal.places import places_of
 from rankwise.sim.rehearsal.scheduler import SIGKILL, Rank, RankEnded
 from rankwise.sim.rehearsal.world import SIMULATED_VARIABLE, World
@@ -160,18 +160,18 @@ class RankRecords:
         if rank is not None and not any(book.standing for book in books if book.rank == rank):
             return None
         verdict = find_verdict(books, patience_is_over=patience_is_over)
-        if verdict is not None and any(map(self._waits_for_signal, verdict.blamed)):
+        if verdict is not None and any(map(self._waits_for_peers, verdict.blamed)):
             return None  # books have no signals: where each rank stands tells more
         if verdict is not None:
             for accuse in self.accused:
                 accuse(verdict)
         return verdict
 
-    def _waits_for_signal(self, number: int) -> bool:
+    def _waits_for_peers(self, number: int) -> bool:
         """Whether a rank waits for what another one has to do, and for no call of a group."""
         rank = self._world.scheduler.ranks.get(number)
         gate = None if rank is None else rank.waits_for
-        return gate is not None and not isinstance(gate, Meeting | Post) and bool(gate.missing())
+        return gate is not None and gate.is_of_peers
 
     def local_rank(self, rank: int) -> int:
         """A rank's number on its node."""
@@ -189,8 +189,8 @@ class RankRecords:
 
     def note_wait(self, rank: Rank) -> None:
         """Note what a rank waits for."""
-        if rank.waits_for is not None:
-            self.waits[rank.number] = rank.waits_for.told()
+        if (gate := rank.waits_for) is not None:
+            self.waits[rank.number] = gate.told()
         elif not rank.has_begun:
             self.waits[rank.number] = "its first turn"
 

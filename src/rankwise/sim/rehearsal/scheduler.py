@@ -67,7 +67,13 @@ class RankEnded(SystemExit):
 
 
 class Gate:
-    """Something that ranks wait for, and that happens once."""
+    """Something that ranks wait for, and that happens once.
+
+    Attributes:
+        is_of_peers: whether other ranks open it, in another way than by a call of a group.
+    """
+
+    is_of_peers = False
 
     __slots__ = ("_waiters", "is_open")
 
@@ -89,10 +95,6 @@ class Gate:
     def named(self) -> str:
         """Name it."""
         return self.told()
-
-    def missing(self) -> list[int]:
-        """The ranks that it lacks, if it lacks particular ones."""
-        return []
 
     def admit(self, rank: "Rank") -> None:
         """Take note of one who waits."""
@@ -131,7 +133,7 @@ class Rank:
 
     Attributes:
         number: its place in the world, from 0.
-        waits_for: what it waits for; None while it is ready, runs, or is over.
+        gate: what it has last begun to wait for, which may have happened; None while it runs.
         exit_code: how it ended; None while it lives.
         has_begun: whether it has ever run.
         is_given_up: whether it has let no other rank run for too long; then it counts as killed.
@@ -147,7 +149,7 @@ class Rank:
     ) -> None:
         self.scheduler = scheduler
         self.number = number
-        self.waits_for: Gate | None = None
+        self.gate: Gate | None = None
         self.exit_code: int | None = None
         self.handlers: dict[int, Any] = {}
         self.belongings: dict[object, Any] = {}
@@ -162,6 +164,12 @@ class Rank:
         self.is_given_up = False
         self.is_aside = False
         self.thread = threading.Thread(target=self._live, name=f"rank {number}", daemon=True)
+
+    @property
+    def waits_for(self) -> Gate | None:
+        """What it waits for; None while it runs, can go on, or is over."""
+        gate = self.gate
+        return None if gate is None or gate.is_open else gate
 
     @property
     def is_over(self) -> bool:
@@ -344,9 +352,9 @@ class Scheduler:
                 if timer is not None and timer.is_open:
                     return False
                 gate.admit(rank)
-                rank.waits_for = gate
+                rank.gate = gate
                 self._hand_over(rank)
-                rank.waits_for = None
+                rank.gate = None
                 rank.take_signals()
         finally:
             if timer is not None:

@@ -94,6 +94,8 @@ class _Allocation:
 class _Signal(Gate):
     """That a signal comes, or is taken, so that the next one can come."""
 
+    is_of_peers = True
+
     __slots__ = ("_signal",)
 
     def __init__(self, source: int, target: int, channel: int, *, is_to_come: bool) -> None:
@@ -107,11 +109,6 @@ class _Signal(Gate):
         if is_to_come:
             return f"the signal of rank {source} for rank {target} {where}"
         return f"rank {target} to take the last signal of rank {source} {where}"
-
-    def missing(self) -> list[int]:
-        """The rank that would have to act."""
-        is_to_come, source, target, _ = self._signal
-        return [source if is_to_come else target]
 
 
 class _Handles:

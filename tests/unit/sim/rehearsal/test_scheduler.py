@@ -213,6 +213,19 @@ def test_a_rank_that_lets_nobody_run_is_given_up() -> None:
     assert scheduler.ranks[0].exit_code == -SIGKILL
 
 
+def test_who_waited_for_what_has_happened_waits_no_more() -> None:
+    gate = Gate()
+    scheduler = scheduler_of(lambda: scheduler.wait(gate))
+    scheduler.run(patience_s=PATIENCE_S)
+    waiter = scheduler.ranks[0]
+    assert waiter.waits_for is gate
+
+    gate.open()
+
+    assert waiter.waits_for is None
+    run_to_the_end(scheduler)
+
+
 def test_a_rank_that_gets_on_is_given_up_when_it_does_no_more() -> None:
     held, looks = threading.Event(), []
     scheduler = scheduler_of(held.wait)
