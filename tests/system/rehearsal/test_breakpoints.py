@@ -105,10 +105,7 @@ def test_ranks_that_may_go_on_are_told_as_such(tmp_path: Path) -> None:
         terminal.type("ranks")
         ranks = terminal.wait_for("(rank 2) (Pdb) ")
 
-    assert (
-        "rank 0 waits for barrier #1 in group rankwise.collectives (ranks 0-2), called by all\n"
-        in ranks
-    )
+    assert "rank 0 can go on\n" in ranks
 
 
 def test_who_types_is_no_rank_that_hangs(tmp_path: Path) -> None:

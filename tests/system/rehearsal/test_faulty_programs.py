@@ -273,6 +273,52 @@ def test_a_rank_that_really_blocks_meets_the_hang_timeout(tmp_path: Path) -> Non
     assert "waits for its first turn" in finished.stderr
 
 
+COMPUTES = """
+def compute(seconds):
+    end_at = time.thread_time() + seconds
+    while time.thread_time() < end_at:
+        pass
+"""
+BUSY = {
+    "in its own thread": "compute(2)\n",
+    "in a thread": "helper = threading.Thread(target=compute, args=(2,))\n"
+    "helper.start()\nhelper.join()\n",
+    "in a child": "code = 'import time\\nwhile time.process_time() < 2: pass'\n"
+    "subprocess.run([sys.executable, '-c', code], check=True)\n",
+}
+IDLE = {
+    "in a lock": "threading.Event().wait()\n",
+    "and prints that it lives": "def live():\n    while True:\n"
+    "        print('I live ' * 20_000, flush=True)\n        time.sleep(0.25)\n"
+    "threading.Thread(target=live, daemon=True).start()\nthreading.Event().wait()\n",
+}
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("name", BUSY)
+def test_a_rank_that_computes_for_longer_than_the_hang_timeout_has_not_hung(
+    name: str, tmp_path: Path
+) -> None:
+    text = "import subprocess, sys, threading, time\n" + NUMPY + COMPUTES + "if rank == 1:\n"
+    text += "".join(f"    {line}\n" for line in BUSY[name].splitlines())
+
+    finished = simulate(text + "collectives.barrier()\n", tmp_path, "--hang-timeout=1s")
+
+    assert finished.code == 0, finished.stderr
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("name", IDLE)
+def test_a_rank_that_blocks_has_hung_whatever_it_prints(name: str, tmp_path: Path) -> None:
+    text = "import threading, time\n" + NUMPY + "if rank == 1:\n"
+    text += "".join(f"    {line}\n" for line in IDLE[name].splitlines())
+
+    finished = simulate(text, tmp_path, "--hang-timeout=2s", "--log-dir", str(tmp_path / "logs"))
+
+    assert finished.code == 124
+    assert "root cause: the gang hung: rank 1 has let no other rank run for 2 s" in finished.stderr
+
+
 def test_a_rank_that_really_blocks_is_told_of_without_any_timeout(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,6 +17,7 @@ from running import RANKWISE, Finished, run, start, write_program
 
 import rankwise
 from rankwise import collectives
+from rankwise.workers import CommHandle
 
 DIGITS = Path(__file__).parents[3] / "examples" / "train_digits.py"
 
@@ -424,3 +425,25 @@ def test_what_ranks_set_in_their_environment_does_not_reach_later_processes() ->
     show = "import os; print(os.environ.get('OF_A_RANK'), 'PATH' in os.environ)"
     told = subprocess.run([sys.executable, "-c", show], capture_output=True, text=True, check=True)
     assert told.stdout == "None True\n"
+
+
+def sleep_then_fail() -> None:
+    time.sleep(3600)
+    raise ValueError("after an hour of virtual time")
+
+
+def meet_nobody() -> None:
+    if rankwise.rank() == 0:
+        CommHandle.meet(0, 2, "nobody comes")
+
+
+@pytest.mark.parametrize("function", [sleep_then_fail, meet_nobody])
+def test_reports_have_the_calendars_time_whatever_passed_in_virtual_time(function: Any) -> None:
+    before = time.time_ns()
+
+    with pytest.raises(rankwise.WorkersFailed) as caught:
+        on_sim(function, nprocs=2)
+
+    root = caught.value.failures[0]
+    assert before <= root.wall_ns <= time.time_ns()
+    assert root.error is None or before <= root.error.wall_ns <= time.time_ns()

@@ -68,6 +68,43 @@ got["ptrs"] = handle.buffer_ptrs[rank] == symmetric.data_ptr()
         }
 
 
+def test_memory_that_nobody_can_reach_is_freed(tmp_path: Path) -> None:
+    steps = """
+import gc, resource
+gc.disable()  # references alone
+for turn in range(12):
+    mine = symm_mem.empty((1 << 22, 4), dtype=torch.float32, device="cuda").fill_(turn)
+    shared = symm_mem.rendezvous(mine, name)
+    torch.ops.symm_mem.one_shot_all_reduce(mine, "sum", name)
+    peer = shared.get_buffer(1 - rank, (1 << 24,), torch.float32)
+    shared.barrier()
+    del mine, shared
+got["still"] = float(peer[-1])
+got["at most"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+"""
+
+    for result in got(simulated(steps, tmp_path, ranks=2)):
+        still, at_most = float(str(result["still"])), int(str(result["at most"]))
+        assert still == 11.0, "what is held stays, though its rank has dropped it"
+        assert at_most < 1_200, "MiB; each turn allocates 128, and there are twelve"
+
+
+def test_a_handle_serves_without_the_tensor_that_it_was_made_for(tmp_path: Path) -> None:
+    steps = """
+shared = symm_mem.rendezvous(symm_mem.empty(8, dtype=torch.int64, device="cuda"), name)
+shared.barrier(channel=1)
+shared.get_buffer((rank + 1) % size, (8,), torch.int64).fill_(rank)
+pad = shared.get_signal_pad((rank + 1) % size)
+torch.ops.symm_mem.stream_write_value32_(pad, rank, 1)
+shared.wait_signal((rank - 1) % size)
+got["told"] = int(shared.get_buffer(rank, (8,), torch.int64)[7])
+"""
+
+    results = got(simulated(steps, tmp_path))
+
+    assert [result["told"] for result in results] == [2, 0, 1]
+
+
 def test_signals_carry_what_was_put_before_them(tmp_path: Path) -> None:
     steps = """
 for turn in range(3):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import rankwise
+from rankwise import collectives
 from rankwise.base.failure import FailureCause
 from rankwise.sim.rehearsal.world import present_world
 from rankwise.workers import CommHandle, DomainSpec, Member, plan_domain
@@ -71,6 +72,46 @@ def test_a_signal_that_never_comes_is_a_deadlock_with_its_name_and_line() -> Non
     assert (root.rank, root.cause) == (0, FailureCause.HUNG)
     assert root.waits_for == "signal 'go' >= 1 of 'ring': it is 0; nothing was added by rank 1"
     assert "in wait_in_vain" in root.stacks
+
+
+def wait_for_a_second_signal() -> None:
+    with meet() as comm:
+        member = comm.alloc_domain(ring(comm.size))
+        if member.rank == 0:
+            member.signal("go", to=1)
+        if member.rank == 1:
+            member.wait("go", ge=2)
+        collectives.all_reduce(np.ones(2))
+
+
+def call_a_barrier_of_windows_alone() -> None:
+    with meet() as comm:
+        member = comm.alloc_domain(ring(comm.size))
+        if member.rank == 1:
+            member.barrier()
+        collectives.all_reduce(np.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("function", "waits_for"),
+    [
+        (
+            wait_for_a_second_signal,
+            "signal 'go' >= 2 of 'ring': it is 1; nothing was added by rank 2",
+        ),
+        (call_a_barrier_of_windows_alone, "barrier #1, not called by ranks 0, 2"),
+    ],
+)
+def test_a_rank_that_others_keep_waiting_at_its_windows_is_not_to_blame_for_their_collective(
+    function: Any, waits_for: str
+) -> None:
+    with pytest.raises(rankwise.WorkersFailed) as failed:
+        rankwise.run(function, nprocs=3, on="sim")
+
+    waits = {each.rank: each.waits_for for each in failed.value.failures}
+    assert {each.cause for each in failed.value.failures} == {FailureCause.HUNG}
+    assert waits[1] == waits_for
+    assert waits[0].startswith("all_reduce #1 (sum) of (2,) float64 in group")
 
 
 def leave_a_barrier_out() -> None:

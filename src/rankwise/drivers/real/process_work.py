@@ -5,6 +5,7 @@ per process and one per thread: some 10 us each. A file that cannot be read coun
 """
 
 import os
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -47,7 +48,21 @@ class Usage(NamedTuple):
 def works_of(pids: Iterable[int]) -> dict[int, ProcessWork]:
     """What each of these processes has done; those that have ended are left out."""
     children = _children()
-    return {pid: work for pid in pids if (work := _work_of(pid, children)) is not None}
+    return {pid: work for pid in pids if (work := _work_of(pid, pid, children)) is not None}
+
+
+def work_beside_this_thread(main: int) -> ProcessWork | None:
+    """What this process and its descendants have done, but for the thread that asks.
+
+    The thread of number `main` counts as the main one; None if it has ended.
+    """
+    pid, asking = os.getpid(), threading.get_native_id()
+    work = _work_of(pid, main, _children())
+    if work is None:
+        return None
+    helpers = {key: time for key, time in work.helper_times.items() if key != asking}
+    byte_count = work.byte_count - _bytes_in(f"/proc/{pid}/task/{asking}/io")
+    return ProcessWork(work.main_time, helpers, byte_count)
 
 
 def usage_by_session() -> dict[int, Usage]:
@@ -82,16 +97,16 @@ def is_stopped(pid: int) -> bool:
     return _fields_after_name(_read(f"/proc/{pid}/stat"))[:1] in ([b"T"], [b"t"])
 
 
-def _work_of(pid: int, children: Mapping[int, list[int]]) -> ProcessWork | None:
-    main_time = _main_time(pid)
+def _work_of(pid: int, main: int, children: Mapping[int, list[int]]) -> ProcessWork | None:
+    main_time = _main_time(pid, main)
     if main_time is None:
         return None
     helpers: dict[int, Duration] = {}
     byte_count = 0
     for process in _tree(pid, children):
-        byte_count += _bytes_of(process)
+        byte_count += _bytes_in(f"/proc/{process}/io")
         helpers |= _threads_of(process)
-    helpers.pop(pid, None)
+    helpers.pop(main, None)
     return ProcessWork(main_time, helpers, byte_count)
 
 
@@ -116,11 +131,11 @@ def _processes() -> Iterator[tuple[int, list[bytes]]]:
             yield int(name), fields
 
 
-def _main_time(pid: int) -> Duration | None:
+def _main_time(pid: int, main: int) -> Duration | None:
     """How long it has run, and waited for a CPU; where nobody counts that, how long it has run."""
-    if counted := _read(f"/proc/{pid}/task/{pid}/schedstat").split():
+    if counted := _read(f"/proc/{pid}/task/{main}/schedstat").split():
         return Duration(int(counted[0]) + int(counted[1]))
-    fields = _fields_after_name(_read(f"/proc/{pid}/task/{pid}/stat"))
+    fields = _fields_after_name(_read(f"/proc/{pid}/task/{main}/stat"))
     return _cpu_time(fields) if fields else None
 
 
@@ -144,8 +159,8 @@ def _cpu_time(fields: list[bytes]) -> Duration:
     return Duration((int(fields[11]) + int(fields[12])) * _TICK)
 
 
-def _bytes_of(pid: int) -> int:
-    words = _read(f"/proc/{pid}/io").split()
+def _bytes_in(path: str) -> int:
+    words = _read(path).split()
     return sum(
         int(count)
         for name, count in zip(words[::2], words[1::2], strict=True)

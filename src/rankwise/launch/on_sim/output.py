@@ -31,15 +31,20 @@ class Console:
         fd: the descriptor.
         name: for complaints.
         say: tells the user, once, that nothing can be written there.
+
+    Attributes:
+        byte_count: how much was to be written so far.
     """
 
     def __init__(self, fd: int, name: str, say: Callable[[str], None]) -> None:
         self.fd = fd
+        self.byte_count = 0
         self._name = name
         self._say: Callable[[str], None] | None = say
 
     def write(self, data: bytes) -> None:
         """Write all of it; a reader that is gone does not want to hear."""
+        self.byte_count += len(data)
         try:
             _write(self.fd, data)
         except OSError as error:
@@ -60,6 +65,9 @@ class RankStream:
         file: takes its bytes as they are.
         path: the file's name, for complaints.
         needles: lines that contain one of these go to `filtered` as well.
+
+    Attributes:
+        file_bytes: how much was to be written to the file so far.
     """
 
     def __init__(
@@ -74,6 +82,7 @@ class RankStream:
         filtered: BinaryIO | None = None,
     ) -> None:
         self.tail = Tail()
+        self.file_bytes = 0
         self._console = console
         self._prefix = prefix
         self._file = file
@@ -87,6 +96,7 @@ class RankStream:
         """Take what the rank has written."""
         self.tail.take(data, _NOW)
         if self._file is not None:
+            self.file_bytes += len(data)
             try:
                 self._file.write(data)
             except OSError as error:
@@ -183,6 +193,12 @@ class Output:
         """What a rank last wrote to a stream."""
         found = self._streams.get((rank, stream))
         return () if found is None else found.tail.lines(count)
+
+    @property
+    def byte_count(self) -> int:
+        """How much ranks have printed: what has been written for it, to consoles and files."""
+        to_files = sum(stream.file_bytes for stream in self._streams.values())
+        return to_files + sum(console.byte_count for console in self._consoles)
 
     def end_attempt(self) -> None:
         """Close the files."""

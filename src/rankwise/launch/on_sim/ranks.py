@@ -58,7 +58,7 @@ from rankwise.launch.on_sim.recovery import SimulatedLine, line_of
 from rankwise.launch.search_path import search_path
 from rankwise.launch.world import World as Place
 from rankwise.sim.rehearsal.belongings import RankProcess
-from rankwise.sim.rehearsal.meetings import Meeting, Post, lost
+from rankwise.sim.rehearsal.meetings import lost
 from rankwise.sim.rehearsal.places import places_of
 from rankwise.sim.rehearsal.scheduler import SIGKILL, Rank, RankEnded
 from rankwise.sim.rehearsal.world import SIMULATED_VARIABLE, World
@@ -69,11 +69,15 @@ MASTER_PORT = 29500
 
 
 class VirtualClock:
-    """The time of a simulated world; a `rankwise.ports.Clock`."""
+    """The time of a simulated world; a `rankwise.ports.Clock`.
 
-    def __init__(self, world: World, begun_wall_ns: int) -> None:
+    Its calendar is the real one: it tells people when something happened, and the virtual time that
+    a rank has slept, or in which a hang was found, has passed for nobody.
+    """
+
+    def __init__(self, world: World, wall_ns: Callable[[], int]) -> None:
         self._scheduler = world.scheduler
-        self._begun_wall_ns = begun_wall_ns
+        self._wall_ns = wall_ns
 
     def now(self) -> Instant:
         """Virtual time; later at each look."""
@@ -81,8 +85,8 @@ class VirtualClock:
         return self._scheduler.now
 
     def wall_ns(self) -> int:
-        """The calendar at the begin of the run, and virtual time since."""
-        return self._begun_wall_ns + self._scheduler.now
+        """The calendar of this machine."""
+        return self._wall_ns()
 
 
 class RankRecords:
@@ -156,18 +160,18 @@ class RankRecords:
         if rank is not None and not any(book.standing for book in books if book.rank == rank):
             return None
         verdict = find_verdict(books, patience_is_over=patience_is_over)
-        if verdict is not None and any(map(self._waits_for_signal, verdict.blamed)):
+        if verdict is not None and any(map(self._waits_for_peers, verdict.blamed)):
             return None  # books have no signals: where each rank stands tells more
         if verdict is not None:
             for accuse in self.accused:
                 accuse(verdict)
         return verdict
 
-    def _waits_for_signal(self, number: int) -> bool:
+    def _waits_for_peers(self, number: int) -> bool:
         """Whether a rank waits for what another one has to do, and for no call of a group."""
         rank = self._world.scheduler.ranks.get(number)
         gate = None if rank is None else rank.waits_for
-        return gate is not None and not isinstance(gate, Meeting | Post) and bool(gate.missing())
+        return gate is not None and gate.is_of_peers
 
     def local_rank(self, rank: int) -> int:
         """A rank's number on its node."""
@@ -210,8 +214,8 @@ class RankRecords:
 
     def note_wait(self, rank: Rank) -> None:
         """Note what a rank waits for."""
-        if rank.waits_for is not None:
-            self.waits[rank.number] = rank.waits_for.told()
+        if (gate := rank.waits_for) is not None:
+            self.waits[rank.number] = gate.told()
         elif not rank.has_begun:
             self.waits[rank.number] = "its first turn"
 
@@ -290,7 +294,8 @@ class SimulatedRanks:
     def _report(self, local_rank: int, error: ErrorRecord) -> None:
         """A rank dies of this exception: tell who is to blame, if it is another one."""
         assert self._place is not None, "ranks report in a world"
-        error = msgspec.structs.replace(error, raised_at=self._clock.now())
+        clock = self._clock
+        error = msgspec.structs.replace(error, raised_at=clock.now(), wall_ns=clock.wall_ns())
         rank = self._place.first_rank + local_rank
         self._records.errors[rank] = error
         if may_be_of_others(error):

@@ -40,6 +40,7 @@ from rankwise.launch.journal_file import open_journal
 from rankwise.launch.log_layout import LogLayout
 from rankwise.launch.notices import notice
 from rankwise.launch.on_sim.announcements import NodesAnnouncements
+from rankwise.launch.on_sim.baton_watch import BatonWatch
 from rankwise.launch.on_sim.nodes import Setting, SimulatedNodes
 from rankwise.launch.on_sim.output import Console, Output, write_all
 from rankwise.launch.on_sim.ranks import RankRecords, VirtualClock
@@ -138,7 +139,6 @@ class Rehearsal:
         self._faults = Faults(faults, self._say) if faults else None
         self._clock = SystemClock()
         self._begun_at = self._clock.now()
-        self._begun_wall_ns = self._clock.wall_ns()
         self._stops: list[int] = []
         self._stuck = ""
         self._standstill: tuple[str, tuple[Stood, ...]] = ("", ())
@@ -182,8 +182,12 @@ class Rehearsal:
                 has_virtual_clock=self._has_virtual_clock,
             )
         )
-        clock = VirtualClock(world, self._begun_wall_ns)
+        clock = VirtualClock(world, self._clock.wall_ns)
         world.scheduler.on_held = self._tell_who_holds
+        hang_timeout = self.job.gang.hang_timeout
+        if hang_timeout is not None:
+            watch = BatonWatch(hang_timeout, self._clock, lambda: output.byte_count)
+            world.scheduler.gets_on = watch.gets_on
         self.places.prepare(0)
         records = RankRecords(self.job, world, output, self.places)
         plan = plan_of(self.job)
@@ -338,7 +342,7 @@ class Rehearsal:
             pid=None,
             host=host,
             role=self.job.role,
-            wall_ns=failure.error.wall_ns if failure.error else self._begun_wall_ns + failure.at,
+            wall_ns=failure.error.wall_ns if failure.error else self._clock.wall_ns(),
             detail=hang if is_hung else failure.detail,
             signal_sender=self._sender_of_signal(failure),
             stacks=records.stacks.get(rank, "") if has_stacks else "",
@@ -368,7 +372,8 @@ class Rehearsal:
             return
         self._say(
             f"rank {rank.number} has let no other rank run for {NOTICE_S:.0f} s{where} (simulated"
-            " ranks take turns where they wait for each other; --hang-timeout ends such a run)"
+            " ranks take turns where they wait for each other; if it blocks, --hang-timeout ends"
+            " the run)"
         )
 
     def _say(self, message: str, event: str = "notice", **fields: Any) -> None:

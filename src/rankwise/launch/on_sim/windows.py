@@ -37,6 +37,8 @@ _NEVER = Instant((1 << 63) - 1)
 class _Sleep(Gate):
     """A rank that sleeps on a word."""
 
+    is_of_peers = True
+
     __slots__ = ("_word",)
 
     def __init__(self, word: FutexWord) -> None:
@@ -55,6 +57,8 @@ class _Point(Gate):
         size: how many ranks there are.
         arrived: what each of them brings that has come.
     """
+
+    is_of_peers = True
 
     __slots__ = ("_error", "_what", "arrived", "size")
 

@@ -17,8 +17,8 @@ gets it back when
 - no rank can go on: none is ready and nothing is on the agenda,
 - the next thing on the agenda lies beyond the horizon that `run` was given,
 - somebody asked for it with `interrupt`, from a signal handler for instance,
-- a rank has held the baton for longer than the patience, in real time: `run` returns that
-  rank, which has been given up.
+- a rank has held the baton for longer than the patience, in real time, and has not got on
+  meanwhile (`gets_on`): `run` returns that rank, which has been given up.
 
 Order
 -----
@@ -54,6 +54,8 @@ NOTICE_S = 30.0
 """How long one rank may keep all others waiting, in real time, before the user is told."""
 STOP_NOTICE_S = 2.0
 """The same after a request to stop."""
+_LOOKS_PER_PATIENCE = 4
+"""How often it is asked whether a rank gets on, before it is given up."""
 _POLL_PAUSE = 1_000
 """How long a rank that polls in a loop pauses, so that what it waits for can come: 1 us."""
 
@@ -65,7 +67,13 @@ class RankEnded(SystemExit):
 
 
 class Gate:
-    """Something that ranks wait for, and that happens once."""
+    """Something that ranks wait for, and that happens once.
+
+    Attributes:
+        is_of_peers: whether other ranks open it, in another way than by a call of a group.
+    """
+
+    is_of_peers = False
 
     __slots__ = ("_waiters", "is_open")
 
@@ -87,10 +95,6 @@ class Gate:
     def named(self) -> str:
         """Name it."""
         return self.told()
-
-    def missing(self) -> list[int]:
-        """The ranks that it lacks, if it lacks particular ones."""
-        return []
 
     def admit(self, rank: "Rank") -> None:
         """Take note of one who waits."""
@@ -129,7 +133,7 @@ class Rank:
 
     Attributes:
         number: its place in the world, from 0.
-        waits_for: what it waits for; None while it is ready, runs, or is over.
+        gate: what it has last begun to wait for, which may have happened; None while it runs.
         exit_code: how it ended; None while it lives.
         has_begun: whether it has ever run.
         is_given_up: whether it has let no other rank run for too long; then it counts as killed.
@@ -145,7 +149,7 @@ class Rank:
     ) -> None:
         self.scheduler = scheduler
         self.number = number
-        self.waits_for: Gate | None = None
+        self.gate: Gate | None = None
         self.exit_code: int | None = None
         self.handlers: dict[int, Any] = {}
         self.belongings: dict[object, Any] = {}
@@ -160,6 +164,12 @@ class Rank:
         self.is_given_up = False
         self.is_aside = False
         self.thread = threading.Thread(target=self._live, name=f"rank {number}", daemon=True)
+
+    @property
+    def waits_for(self) -> Gate | None:
+        """What it waits for; None while it runs, can go on, or is over."""
+        gate = self.gate
+        return None if gate is None or gate.is_open else gate
 
     @property
     def is_over(self) -> bool:
@@ -243,6 +253,9 @@ class Scheduler:
         is_paused: whether the rank that runs may hold the baton for as long as it wants.
         at_rest: called when no rank is ready, before time passes; returns whether it has made one
             ready.
+        gets_on: asked now and then whether the rank that has the baton has made progress since it
+            was asked before, by computing for instance; its patience begins anew then, if nobody
+            has asked for a stop. None: holding the baton is no progress.
         on_held: told of a rank that has kept others waiting for `NOTICE_S`, once in a run, and of
             one that keeps a request to stop waiting.
     """
@@ -260,6 +273,7 @@ class Scheduler:
         self.broken_by: BaseException | None = None
         self.is_paused = False
         self.at_rest: Callable[[], bool] | None = None
+        self.gets_on: Callable[[Rank], bool] | None = None
         self.on_held: Callable[[Rank], None] | None = None
         self._choose = choose
         self._belongings = belongings
@@ -338,9 +352,9 @@ class Scheduler:
                 if timer is not None and timer.is_open:
                     return False
                 gate.admit(rank)
-                rank.waits_for = gate
+                rank.gate = gate
                 self._hand_over(rank)
-                rank.waits_for = None
+                rank.gate = None
                 rank.take_signals()
         finally:
             if timer is not None:
@@ -459,17 +473,18 @@ class Scheduler:
         self._bell.ring()
 
     def _wait_for_baton(self) -> Rank | None:
-        seen, patience_s, held_s = self._hand_overs, self._patience_s, 0.0
+        seen, patience_s, held_s, still_s = self._hand_overs, self._patience_s, 0.0, 0.0
         while not self._bell.wait(self._glance_after):
-            glance_s = self._glance_after()
+            glance_s, rank = self._glance_after(), self.current
+            gets_on = rank is not None and self._gets_on(rank)
             is_held = self._hand_overs == seen and not self.is_paused
             is_same = is_held and self._patience_s == patience_s
             seen, patience_s = self._hand_overs, self._patience_s
             held_s = glance_s + (held_s if is_same else 0.0)
-            rank = self.current
+            still_s = 0.0 if gets_on else glance_s + (still_s if is_same else 0.0)
             if not is_held or rank is None:
-                held_s = 0.0
-            elif patience_s is not None and held_s >= patience_s:
+                held_s = still_s = 0.0
+            elif patience_s is not None and still_s >= patience_s:
                 self.current = None
                 rank.is_given_up = True
                 rank.exit_code = -SIGKILL
@@ -478,13 +493,21 @@ class Scheduler:
                 self._tell_of(rank)
         return None
 
+    def _gets_on(self, rank: Rank) -> bool:
+        if self.gets_on is None or self._patience_s is None or self._is_interrupted:
+            return False
+        return self.gets_on(rank)
+
     @property
     def _notice_s(self) -> float:
         return STOP_NOTICE_S if self._is_interrupted else NOTICE_S
 
     def _glance_after(self) -> float:
         patience_s = self._patience_s
-        return self._notice_s if patience_s is None else min(patience_s, self._notice_s)
+        if patience_s is None:
+            return self._notice_s
+        looks = 1 if self.gets_on is None else _LOOKS_PER_PATIENCE
+        return min(patience_s / looks, self._notice_s)
 
     def _tell_of(self, rank: Rank) -> None:
         """Tell, once, that a rank keeps others waiting, or the one who asked for a stop."""

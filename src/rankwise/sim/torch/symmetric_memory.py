@@ -10,11 +10,16 @@ On a modelled machine a signal, and what `put_signal` copies, take the time of a
 operation that of the collective that does the same. What a program itself loads from a peer's
 memory counts as memory of its own device.
 
+An allocation lives as long as its rank has a tensor in it, or anybody a handle or a peer's tensor.
+The tensor of the program has a storage of its own over the same bytes, so its end can be seen:
+then the rank forgets its handles, and with them its hold on the memory of its peers.
+
 torch makes its objects in C++. The Python module refers to their class by one name,
 `_SymmetricMemory`, which stands for `RehearsedSymmetricMemory` while ranks are simulated.
 """
 
 import math
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -94,6 +99,8 @@ class _Allocation:
 class _Signal(Gate):
     """That a signal comes, or is taken, so that the next one can come."""
 
+    is_of_peers = True
+
     __slots__ = ("_signal",)
 
     def __init__(self, source: int, target: int, channel: int, *, is_to_come: bool) -> None:
@@ -108,23 +115,34 @@ class _Signal(Gate):
             return f"the signal of rank {source} for rank {target} {where}"
         return f"rank {target} to take the last signal of rank {source} {where}"
 
-    def missing(self) -> list[int]:
-        """The rank that would have to act."""
-        is_to_come, source, target, _ = self._signal
-        return [source if is_to_come else target]
-
 
 class _Handles:
-    """What one rank knows of symmetric memory; it goes with the rank, or with its groups."""
+    """What one rank knows of symmetric memory; it goes with the rank, or with its groups.
+
+    Attributes:
+        allocations: those in which it has a tensor, by address.
+        handles: all that somebody has, by identity.
+        pad_bytes: of the pads of allocations from now on.
+        backend: the name that the program has set.
+    """
 
     def __init__(self) -> None:
         self.allocations: dict[int, _Allocation] = {}
+        self.handles: weakref.WeakValueDictionary[int, RehearsedSymmetricMemory] = (
+            weakref.WeakValueDictionary()
+        )
         self.pad_bytes = _PAD_BYTES
         self.backend = "CUDA"
 
     def around(self, tensor: Tensor) -> _Allocation | None:
         """The allocation that a tensor lies in."""
         return self.allocations.get(tensor.untyped_storage().data_ptr())
+
+    def add(self, tensor: Tensor, allocation: _Allocation) -> None:
+        """Know the allocation of a tensor as long as that, or a view of it, lives."""
+        storage = tensor.untyped_storage()
+        self.allocations[storage.data_ptr()] = allocation
+        weakref.finalize(storage, _forget, self.allocations, storage.data_ptr()).atexit = False
 
 
 class _OfRank(type):
@@ -180,12 +198,13 @@ class RehearsedSymmetricMemory(metaclass=_OfRank):
         """Allocate a part."""
         del alloc_id
         mine = _mine()
-        tensor = torch.empty_strided(tuple(size), tuple(stride), dtype=dtype, device=device)
-        if not tensor.nbytes:
+        if not math.prod(size):
             raise LocalProtocolError(f"symmetric memory of shape {tuple(size)} has no bytes")
-        memory = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
-        key = tensor.untyped_storage().data_ptr()
-        mine.allocations[key] = _Allocation(memory, mine.pad_bytes, group_name or "")
+        last = sum((length - 1) * step for length, step in zip(size, stride, strict=True))
+        memory = torch.empty((last + 1) * dtype.itemsize, dtype=torch.uint8, device=device)
+        storage = torch.frombuffer(memory.numpy(), dtype=torch.uint8).untyped_storage()
+        tensor: Tensor = torch.empty(0, dtype=dtype).set_(storage, 0, tuple(size), tuple(stride))
+        mine.add(tensor, _Allocation(memory, mine.pad_bytes, group_name or ""))
         return tensor
 
     @staticmethod
@@ -210,6 +229,7 @@ class RehearsedSymmetricMemory(metaclass=_OfRank):
         )
         offset = tensor.data_ptr() - own.memory.data_ptr()
         handle = own.handles[name] = RehearsedSymmetricMemory(group, parts, offset)
+        _mine().handles[id(handle)] = handle
         return handle
 
     @staticmethod
@@ -488,9 +508,8 @@ def _memset(words: Tensor, offset: int, value: int, count: int) -> Tensor:
     """Write words of a pad, or of any memory; those who wait for a signal are woken."""
     words[offset : offset + count] = value
     address = words.data_ptr() + offset * words.itemsize
-    for allocation in _mine().allocations.values():
-        for handle in allocation.handles.values():
-            handle.wake(address, count)
+    for handle in list(_mine().handles.values()):
+        handle.wake(address, count)
     return words
 
 
@@ -523,6 +542,13 @@ def _allocation_of(name: str, tensor: Tensor) -> _Allocation:
             hint="allocate it with symm_mem.empty",
         )
     return found
+
+
+def _forget(allocations: dict[int, _Allocation], address: int) -> None:
+    """The last tensor of an allocation is gone."""
+    allocation = allocations.pop(address, None)
+    if allocation is not None:
+        allocation.handles.clear()
 
 
 def _running() -> Rank:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rankwise.base.units import MILLISECOND
-from rankwise.drivers.real.process_work import ProcessWork, works_of
+from rankwise.drivers.real.process_work import ProcessWork, work_beside_this_thread, works_of
 
 ENOUGH_NS = 60 * MILLISECOND
 BURN = f"""
@@ -63,6 +63,35 @@ def test_other_threads_are_helpers() -> None:
     thread.join()
 
     assert computed > ENOUGH_NS // 2
+
+
+def test_a_thread_can_be_the_main_one_and_who_asks_counts_for_nothing() -> None:
+    may_begin, has_computed, may_end = threading.Event(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        may_begin.wait()
+        compute()
+        has_computed.set()
+        may_end.wait()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    main = thread.native_id or 0
+    before = work_beside_this_thread(main)
+    may_begin.set()
+    has_computed.wait()
+    compute()
+    Path(__file__).read_bytes()
+    now = work_beside_this_thread(main)
+    may_end.set()
+    thread.join()
+
+    assert before is not None
+    assert now is not None
+    assert now.main_time - before.main_time > ENOUGH_NS // 2
+    assert not {main, threading.get_native_id()} & now.helper_times.keys()
+    assert now.byte_count - before.byte_count < Path(__file__).stat().st_size
+    assert work_beside_this_thread(main) is None, "it has ended"
 
 
 def test_children_are_helpers_while_they_live_and_afterwards() -> None:

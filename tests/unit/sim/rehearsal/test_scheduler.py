@@ -213,6 +213,51 @@ def test_a_rank_that_lets_nobody_run_is_given_up() -> None:
     assert scheduler.ranks[0].exit_code == -SIGKILL
 
 
+def test_who_waited_for_what_has_happened_waits_no_more() -> None:
+    gate = Gate()
+    scheduler = scheduler_of(lambda: scheduler.wait(gate))
+    scheduler.run(patience_s=PATIENCE_S)
+    waiter = scheduler.ranks[0]
+    assert waiter.waits_for is gate
+
+    gate.open()
+
+    assert waiter.waits_for is None
+    run_to_the_end(scheduler)
+
+
+def test_a_rank_that_gets_on_is_given_up_when_it_does_no_more() -> None:
+    held, looks = threading.Event(), []
+    scheduler = scheduler_of(held.wait)
+
+    def gets_on(rank: Rank) -> bool:
+        looks.append(rank.number)
+        return len(looks) < 6
+
+    scheduler.gets_on = gets_on
+    stuck = scheduler.run(patience_s=0.02)
+
+    assert stuck is scheduler.ranks[0]
+    assert len(looks) == 5 + 4, "it got on at five looks, and four are as long as the patience"
+    held.set()
+    scheduler.ranks[0].thread.join(PATIENCE_S)
+
+
+def test_who_asks_for_a_stop_does_not_wait_for_a_rank_that_gets_on() -> None:
+    held = threading.Event()
+    scheduler = scheduler_of(held.wait)
+
+    def gets_on(_rank: Rank) -> bool:
+        scheduler.interrupt(0.02)
+        return True
+
+    scheduler.gets_on = gets_on
+
+    assert scheduler.run(patience_s=0.02) is scheduler.ranks[0]
+    held.set()
+    scheduler.ranks[0].thread.join(PATIENCE_S)
+
+
 def test_the_conductor_gets_the_baton_at_its_horizon() -> None:
     scheduler = scheduler_of(lambda: scheduler.sleep(100))
 

@@ -1,0 +1,44 @@
+"""Whether the rank that has the baton gets on, though it lets no other run: `--hang-timeout`.
+
+What counts as progress is the same as on real processes (`rankwise.core.gang.progress`). Ranks are
+threads of this process, so its other threads, its children and what it reads and writes count for
+the one rank that runs; the conductor, whose thread looks, and what ranks print do not.
+"""
+
+from collections.abc import Callable
+
+from rankwise.base.units import Duration
+from rankwise.core.gang.progress import ProgressWatch, Work
+from rankwise.drivers.real.process_work import work_beside_this_thread
+from rankwise.ports.clock import Clock
+from rankwise.sim.rehearsal.scheduler import Rank
+
+
+class BatonWatch:
+    """Looks at the rank that has the baton; called in the thread of the conductor.
+
+    Args:
+        hang_timeout: without progress for so long it has hung.
+        clock: real time.
+        printed: how many bytes ranks have printed so far.
+    """
+
+    def __init__(self, hang_timeout: Duration, clock: Clock, printed: Callable[[], int]) -> None:
+        self._watch = ProgressWatch(hang_timeout, clock.now())
+        self._clock = clock
+        self._printed = printed
+
+    def gets_on(self, rank: Rank) -> bool:
+        """Whether it has made progress since the look before, or is another rank than then."""
+        number = rank.thread.native_id or 0
+        work = work_beside_this_thread(number)
+        if work is None:
+            return True  # it has ended
+        done = Work(
+            pid=number,
+            main_time=work.main_time,
+            helper_times=work.helper_times,
+            byte_count=work.byte_count - self._printed(),
+        )
+        self._watch.look({rank.number: done}, self._clock.now())
+        return self._watch.ranks[rank.number].doing.is_progress
