@@ -125,7 +125,7 @@ def run(
     """Run a program of your own.
 
     It defines run(torch), or worker(rank, world_size, torch), which then runs once per SIP. With
-    --triton it is any script.
+    --triton it is any script. NAME.et runs the Chakra execution traces NAME.0.et and so on.
     """
     if not triton:
         if arguments:
@@ -164,6 +164,7 @@ def _check_options_of_triton(given: set[str]) -> None:
         "fields": "--set",
         "ccl": "--ccl",
         "trace": "--trace",
+        "chakra": "--chakra",
         "report": "--report",
         "detect_races": "--detect-races",
     }
@@ -239,6 +240,7 @@ def _simulate(
     sweep: tuple[str, ...],
     style: str,
     trace: str | None,
+    chakra: str | None,
     report: str | None,
     **options: Any,
 ) -> int:
@@ -247,9 +249,9 @@ def _simulate(
     for each in swept:
         if each.key in settings.fields:
             raise ConfigError(f"{each.key} is given by --set and by --sweep")
-    if swept and (trace, report) != (None, None):
+    if swept and (trace, chakra, report) != (None, None, None):
         raise ConfigError(
-            "--trace and --report are about one run, and --sweep makes several",
+            "--trace, --chakra and --report are about one run, and --sweep makes several",
             hint="run the point that you want to see by itself, with --set",
         )
     with _failures_told() as end:
@@ -258,7 +260,7 @@ def _simulate(
 
             end.code = run_sweep(settings, points_of(swept), style)
         else:
-            end.code = _run_one(settings, style, trace, report)
+            end.code = _run_one(settings, style, trace, chakra, report)
     return end.code
 
 
@@ -307,12 +309,14 @@ def _sigterm_is_told() -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
-def _run_one(settings: "Settings", style: str, trace: str | None, report: str | None) -> int:
+def _run_one(
+    settings: "Settings", style: str, trace: str | None, chakra: str | None, report: str | None
+) -> int:
     from rankwise.cli.sim_progress import watched  # noqa: PLC0415  # not for --help
     from rankwise.sim.benches.session import Session  # noqa: PLC0415  # the same
     from rankwise.sim.reporting.files import check_writable  # noqa: PLC0415  # the same
 
-    for path in (trace, report):
+    for path in (trace, chakra, report):
         if path is not None:
             check_writable(path)
     if trace is not None and trace == report:
@@ -339,6 +343,10 @@ def _run_one(settings: "Settings", style: str, trace: str | None, report: str | 
 
         write_trace(trace, finished.engine)
         click.echo(f"trace: {trace} (open it at https://ui.perfetto.dev)", err=True)
+    if chakra is not None:
+        from rankwise.sim.reporting.chakra import write_chakra  # noqa: PLC0415  # the same
+
+        click.echo(f"traces: {write_chakra(chakra, finished.engine)}", err=True)
     if report is not None:
         from rankwise.sim.reporting.page import write_page  # noqa: PLC0415  # the same
 

@@ -160,6 +160,12 @@ _OPTIONS = (
         help="Write a timeline for ui.perfetto.dev (.json or .json.gz).",
     ),
     click.option(
+        "--chakra",
+        metavar="NAME.et",
+        shell_complete=complete_files,
+        help="Write Chakra execution traces, NAME.0.et and so on, one per SIP.",
+    ),
+    click.option(
         "--report",
         metavar="FILE",
         shell_complete=complete_files,

@@ -39,7 +39,10 @@ class Program:
     Attributes:
         name: how messages call it.
         parameters: what it takes by name.
+        computes: whether there are numbers.
     """
+
+    computes = True
 
     def __init__(self, name: str, module: Any) -> None:
         self.name = name

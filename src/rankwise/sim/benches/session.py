@@ -12,12 +12,13 @@ from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 import yaml
 
 from rankwise.base.errors import ConfigError, RankwiseError, TimeLimit
+from rankwise.sim.benches.chakra_program import ChakraProgram, is_trace
 from rankwise.sim.benches.programs import Program, program_from_file, shipped_program
 from rankwise.sim.benches.triton_script import TritonScript
 from rankwise.sim.ccl.configuration import (
@@ -35,6 +36,8 @@ from rankwise.sim.reporting.results import BenchResult
 from rankwise.sim.runtime.context import RuntimeContext
 from rankwise.sim.runtime.multiprocessing import SpawnException
 from rankwise.sim.runtime.wall_limit import wall_limit
+
+AnyProgram: TypeAlias = Program | TritonScript | ChakraProgram
 
 _TOPOLOGY_SECTIONS = ("system", "sip", "cube", "pe")
 _COLLECTIVE_DEFAULTS = (*Queues.__struct_fields__, "algorithm", "world_size", "fidelity")
@@ -112,7 +115,7 @@ class Session:
             self._ccl = _collectives(settings.ccl, ccl)
         self.engine = GraphEngine(
             topology_with(settings.topology, topology),
-            settings.has_data,
+            settings.has_data and self._program.computes,
             time_limit=settings.virtual_limit_ps,
             # In the main thread a signal does it, and knows the line.
             wall_limit_s=None if _is_main_thread() else settings.real_limit_s,
@@ -143,9 +146,11 @@ class Session:
         return wall_limit(self._settings.real_limit_s, remedy="a larger --max-time real:…")
 
 
-def _program(settings: Settings) -> Program | TritonScript:
+def _program(settings: Settings) -> AnyProgram:
     if settings.arguments is not None:
         return TritonScript(settings.program, settings.arguments)
+    if settings.is_file and is_trace(settings.program):
+        return ChakraProgram(settings.program)
     find = program_from_file if settings.is_file else shipped_program
     return find(settings.program)
 
@@ -187,7 +192,7 @@ def measure_or_tell(settings: Settings) -> Outcome:
 
 
 def _sorted_fields(
-    fields: Mapping[str, str], program: Program | TritonScript
+    fields: Mapping[str, str], program: AnyProgram
 ) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
     """The fields of the topology, of the collectives, and of the program."""
     topology, ccl, parameters = {}, {}, {}

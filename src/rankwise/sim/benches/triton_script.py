@@ -19,7 +19,10 @@ class TritonScript:
 
     Attributes:
         parameters: none.
+        computes: whether there are numbers.
     """
+
+    computes = True
 
     def __init__(self, path: str, arguments: Sequence[str]) -> None:
         if not Path(path).is_file():

@@ -25,6 +25,7 @@ from rankwise.sim.hardware.commands import (
     Run,
 )
 from rankwise.sim.hardware.environment import DealtPes, KernelEnvironment
+from rankwise.sim.hardware.images import Images
 from rankwise.sim.hardware.links import CHUNKS_PER_FLOW_MAX
 from rankwise.sim.hardware.machine import Machine, Memory
 from rankwise.sim.hardware.memory import AddressSpace, BadAddress, Bytes, as_bytes
@@ -47,6 +48,7 @@ class GraphEngine:
         wall_limit_s: how many seconds of real time one wait may take.
 
     Attributes:
+        images: the launches that were not simulated, since another device did the same.
         peers: the memory that devices share with each other.
         watchpoints: who waits for memory to change.
     """
@@ -66,6 +68,7 @@ class GraphEngine:
             time_limit=time_limit, wall_limit_s=wall_limit_s, written=exact_picoseconds
         )
         self.machine = Machine(self.simulator, self.topology)
+        self.images: Images[Any] = Images(self.machine)
         self.op_log = OpLog(keeps_data=replayable and enable_data)
         self.peers = Peers()
         self.watchpoints = Watchpoints()

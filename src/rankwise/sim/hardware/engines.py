@@ -9,8 +9,13 @@ from rankwise.sim.kernel.resources import Server
 from rankwise.sim.kernel.simulator import Simulator
 
 
-class GemmEngine(Server):
-    """The matrix engine of one PE."""
+class _Engine(Server):
+    """What both have in common.
+
+    Attributes:
+        flops: what was asked for: of the matrix engine, floating-point operations, without the
+            rounding up to tiles; of the vector engine, elements.
+    """
 
     __slots__ = ("_costs", "flops")
 
@@ -18,7 +23,22 @@ class GemmEngine(Server):
         super().__init__(simulator, name)
         self._costs = costs
         self.flops = 0
-        """Floating-point operations that were asked for, without the rounding up to tiles."""
+
+    @property
+    def amount(self) -> int:
+        """What it has done, as `account` takes it."""
+        return self.flops
+
+    def account(self, size: int, work: int) -> None:
+        """Add what an image has worked on, and how long."""
+        self.flops += size
+        self._work += work
+
+
+class GemmEngine(_Engine):
+    """The matrix engine of one PE."""
+
+    __slots__ = ()
 
     def duration(self, m: int, n: int, k: int, dtype: str) -> int:
         """Picoseconds that a product takes on the idle engine."""
@@ -30,16 +50,10 @@ class GemmEngine(Server):
         yield self.occupy(self._costs.gemm(m, n, k, dtype))
 
 
-class MathEngine(Server):
+class MathEngine(_Engine):
     """The vector engine of one PE."""
 
-    __slots__ = ("_costs", "flops")
-
-    def __init__(self, simulator: Simulator, name: str, costs: CostModel) -> None:
-        super().__init__(simulator, name)
-        self._costs = costs
-        self.flops = 0
-        """Elements that were worked on."""
+    __slots__ = ()
 
     def duration(self, elements: int, operation: str, dtype: str) -> int:
         """Picoseconds that an elementwise operation takes on the idle engine."""

@@ -116,6 +116,11 @@ class DealtPes(Sequence["Pe"]):
         self._sip = sip
         self._indexes = indexes
 
+    @property
+    def indexes(self) -> "Sequence[int]":
+        """Their numbers on the SIP."""
+        return self._indexes
+
     def on(self, sip: "Sip") -> "DealtPes":
         """The same positions on another SIP, or on that of another machine."""
         return DealtPes(sip, self._indexes)

@@ -96,6 +96,11 @@ class Link:
             + sum(express.bytes_of(express.carried_by(self, now)[0]) for express in self._expresses)
         )
 
+    @property
+    def amount(self) -> int:
+        """What it has done, as `account` takes it."""
+        return self.bytes_carried
+
     def is_idle(self, at: int) -> bool:
         """Whether a chunk that came at that instant would be carried at once, as far as we know."""
         return (
@@ -178,7 +183,7 @@ class Link:
             simulator.call_at(start + self.latency, flow.path[hop].offer, flow, hop, chunk, tail)
 
     def account(self, size: int, work: int) -> None:
-        """Add what a fluid has carried, and how long that would have taken the link alone."""
+        """Add what a fluid or an image has carried, and how long that takes the link alone."""
         self._bytes += size
         self._work += work
 

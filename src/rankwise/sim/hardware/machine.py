@@ -10,7 +10,7 @@ two places share a part of the way (the PE, the cube, the SIP), the path begins 
 
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from rankwise.base.errors import ConfigError
 from rankwise.sim.hardware.cost_models import cost_model
@@ -24,6 +24,11 @@ from rankwise.sim.kernel import Event, Server, Simulator, Steps, all_of
 if TYPE_CHECKING:
     from rankwise.sim.hardware.specification import LinkSpec
     from rankwise.sim.hardware.topology import Topology
+
+Part: TypeAlias = Link | GemmEngine | MathEngine
+PartPlace: TypeAlias = tuple[str, int, int]
+"""Where a part is on its SIP: of which kind, and two numbers."""
+_PARTS_OF_PE = ("tcm_port", "dma_engine", "gemm_engine", "math_engine", "port_in", "port_out")
 
 
 class Message(NamedTuple):
@@ -72,7 +77,11 @@ class Memory:
 
 
 class Pe:
-    """One processing element: scratch memory, DMA, GEMM and math engine."""
+    """One processing element: scratch memory, DMA, GEMM and math engine.
+
+    Attributes:
+        dma_turn: decides which memories stand for others in the next DMA.
+    """
 
     def __init__(self, cube: "Cube", number: int) -> None:
         machine = cube.machine
@@ -83,12 +92,12 @@ class Pe:
         self.name = name = f"{cube.name}.pe{number}"
         self._dma_name = f"dma of {name}"
         self._dma_paths: dict[tuple[Memory, Memory], Path] = {}
-        self._dma_turn = number
+        self.dma_turn = number
         place = (cube.sip.number, cube.number, number)
-        tcm_port = machine.link(
+        self.tcm_port = machine.link(
             f"{name}.tcm", Rate.of_gigabytes_per_second(spec.tcm.bandwidth), spec.tcm.latency_ns
         )
-        self.tcm = Memory("tcm", place, spec.tcm.capacity, tcm_port)
+        self.tcm = Memory("tcm", place, spec.tcm.capacity, self.tcm_port)
         self.dma_engine = machine.link(
             f"{name}.dma", Rate.of_gigabytes_per_second(spec.dma.bandwidth), spec.dma.setup_ns
         )
@@ -152,11 +161,11 @@ class Pe:
         flows = -(-total // self.machine.topology.machine.system.chunk_bytes)
         if len(shares) <= flows:
             return shares
-        self._dma_turn += 1
+        self.dma_turn += 1
         drawn = []
         for flow in range(flows):
             group = shares[len(shares) * flow // flows : len(shares) * (flow + 1) // flows]
-            memory, _ = group[self._dma_turn % len(group)]
+            memory, _ = group[self.dma_turn % len(group)]
             drawn.append((memory, sum(size for _, size in group)))
         return drawn
 
@@ -200,6 +209,19 @@ class Cube:
             self._pes[number] = Pe(self, number)
         return self._pes[number]
 
+    def pes_in_use(self) -> Iterator[Pe]:
+        """The PEs that have been used."""
+        return iter(self._pes.values())
+
+    def parts(self) -> Iterator[tuple[PartPlace, Part]]:
+        """What has been used of it, wires to other cubes not included."""
+        for channel, memory in self._channels.items():
+            assert memory.port is not None, "channels have ports"
+            yield ("hbm", self.number, channel), memory.port
+        for number, pe in self._pes.items():
+            for kind in _PARTS_OF_PE:
+                yield (kind, self.number, number), getattr(pe, kind)
+
     def hbm(self, channel: int) -> Memory:
         """The HBM channel of that number."""
         if channel not in self._channels:
@@ -238,6 +260,31 @@ class Sip:
         """The PE of that index over all cubes, cube by cube."""
         cube, number = divmod(index, self.machine.topology.machine.cube.pes.count)
         return self.cube(cube).pe(number)
+
+    def parts(self) -> dict[PartPlace, Part]:
+        """What has been used of it: links inside of it, and engines."""
+        parts: dict[PartPlace, Part] = {}
+        for cube in self._cubes.values():
+            parts.update(cube.parts())
+        return parts | self.machine.wires_inside(self.number)
+
+    def part(self, place: PartPlace) -> Part:
+        """The part at a place."""
+        kind, one, other = place
+        if kind == "die":
+            return self.machine.wire_inside(self.number, one, other)
+        cube = self.cube(one)
+        if kind == "hbm":
+            port = cube.hbm(other).port
+            assert port is not None, "channels have ports"
+            return port
+        part: Part = getattr(cube.pe(other), kind)
+        return part
+
+    def pes_in_use(self) -> Iterator[Pe]:
+        """The PEs that have been used."""
+        for cube in self._cubes.values():
+            yield from cube.pes_in_use()
 
     def pes(self) -> Iterator[Pe]:
         """All PEs, cube by cube."""
@@ -423,6 +470,18 @@ class Machine:
     def cube_links(self, sip: int, source: int, destination: int) -> list[Link]:
         """The links between two cubes of a SIP, in the order in which they are crossed."""
         return self._between_cubes(sip, source, destination)
+
+    def wires_inside(self, sip: int) -> dict[PartPlace, Part]:
+        """The links between cubes of a SIP that have been used."""
+        return {
+            (kind, source, target): link
+            for (kind, number, source, target), link in self._wires.items()
+            if kind == "die" and number == sip
+        }
+
+    def wire_inside(self, sip: int, source: int, target: int) -> Link:
+        """The link from one cube of a SIP to a neighbour."""
+        return self._wire("die", sip, source, target)
 
     def _wire(self, kind: str, sip: int, source: int, destination: int) -> Link:
         key = (kind, sip, source, destination)

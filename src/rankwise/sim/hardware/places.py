@@ -8,7 +8,7 @@ An access is a number of ranges; `pieces` says how much of it lies in which memo
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
@@ -40,6 +40,11 @@ class Places(Protocol):
 
     def on(self, memory_of: "Callable[[Memory], Memory]") -> "Places":
         """The same rule over the memories that stand for these."""
+        ...
+
+    @property
+    def layout(self) -> Hashable:
+        """The rule, apart from its memories."""
         ...
 
 
@@ -78,6 +83,11 @@ class Consecutive:
         """The same rule over the memories that stand for these."""
         return Consecutive(self._sizes, [memory_of(memory) for memory in self.memories])
 
+    @property
+    def layout(self) -> Hashable:
+        """The rule, apart from its memories."""
+        return self._sizes
+
 
 class Interleaved:
     """Granules of bytes that lie in memories in turn.
@@ -115,6 +125,11 @@ class Interleaved:
     def on(self, memory_of: "Callable[[Memory], Memory]") -> "Interleaved":
         """The same rule over the memories that stand for these."""
         return Interleaved(self.granule, [memory_of(memory) for memory in self.memories])
+
+    @property
+    def layout(self) -> Hashable:
+        """The rule, apart from its memories."""
+        return self.granule
 
     def _memory_of(self, number: Any) -> Any:
         count = len(self.memories)

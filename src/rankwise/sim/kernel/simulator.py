@@ -75,6 +75,9 @@ class Simulator:
         self._soon: list[Wave] = []
         self._later: dict[int, Wave] = {}
         self._ready: list[AgendaItem] = []
+        self._wave: Iterator[AgendaItem] = iter(())
+        self._ahead: Iterator[int] = iter(())
+        self._stops_at_instant = False
         self._living: dict[Process, None] = {}
         self._owner = threading.get_ident()
         self._is_running = False
@@ -128,6 +131,20 @@ class Simulator:
         self._ready.append(process)
         return process
 
+    def has_nothing_but(self, count: int) -> bool:
+        """Whether all that is ever to happen comes of so many more items of the present wave.
+
+        Nothing else is on the agenda, and `run` does not stop at an instant, where its caller could
+        ask for more. To be called by what a wave of several items carries out.
+        """
+        return (
+            length_hint(self._wave) == count
+            and not self._ready
+            and not self._later
+            and not length_hint(self._ahead)
+            and not self._stops_at_instant
+        )
+
     def run(self, until: Event | int | None = None) -> Any:
         """Carry out the agenda.
 
@@ -176,6 +193,7 @@ class Simulator:
         last = _NEVER if last_instant is None else last_instant
         now = self.now
         # What is ready at this instant is carried out, wherever the limit is.
+        self._stops_at_instant = last_instant is not None
         horizon = max(now, last if self.time_limit is None else min(last, self.time_limit))
         wall_end = None if self.wall_limit_s is None else time.monotonic() + self.wall_limit_s
         waves = 0
@@ -183,7 +201,8 @@ class Simulator:
         ahead = iter(soon_at)
         try:
             while self._begin_stretch(ahead, horizon):
-                ahead, furthest = iter(soon_at), soon_at[-1]
+                ahead = self._ahead = iter(soon_at)
+                furthest = soon_at[-1]
                 for instant, wave in zip(ahead, soon):  # noqa: B905 (mypyc knows it so)
                     self.now = now = instant
                     if type(wave) is Process:
@@ -216,6 +235,7 @@ class Simulator:
                             continue
                     else:
                         items = iter(wave) if type(wave) is list else iter((wave,))  # type: ignore[arg-type]
+                        self._wave = items
                     while True:
                         for item in items:
                             if type(item) is tuple:
@@ -258,7 +278,7 @@ class Simulator:
                         # All that wait for `stop` are ready now, so it need not be asked earlier.
                         if stop is not None and stop.is_done:
                             return
-                        items = iter(self._ready)
+                        items = self._wave = iter(self._ready)
                         self._ready = []
                         waves += 1
                         if not waves % _WAVES_PER_LOOK_AT_THE_CLOCK:

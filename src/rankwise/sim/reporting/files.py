@@ -38,10 +38,13 @@ def write_text(path: str, text: str) -> None:
         ConfigError: the place is none that can be written to.
         NotWritten: writing failed; nothing of it is left.
     """
-    check_writable(path)
     content = text.encode()
-    if path.endswith(".gz"):
-        content = gzip.compress(content, mtime=0)
+    write_bytes(path, gzip.compress(content, mtime=0) if path.endswith(".gz") else content)
+
+
+def write_bytes(path: str, content: bytes) -> None:
+    """Write a file of bytes, like `write_text`, but as they are."""
+    check_writable(path)
     file = Path(path)
     try:
         if file.exists() and not file.is_file():  # a pipe, a device

@@ -10,7 +10,8 @@ kernel, a copy or the host. If none can come, the simulation itself finds the de
 the line.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from rankwise.base.errors import LocalProtocolError
 from rankwise.sim.hardware.engine import GraphEngine
 from rankwise.sim.hardware.environment import DealtPes, KernelEnvironment
 from rankwise.sim.hardware.footprint import Footprint
+from rankwise.sim.hardware.memory import SIP_STRIDE
 from rankwise.sim.hardware.op_log import Operand
 from rankwise.sim.kernel import (
     Event,
@@ -50,6 +52,7 @@ from rankwise.sim.triton.words import Setters
 if TYPE_CHECKING:
     from greenlet import greenlet
 
+    from rankwise.sim.hardware.images import ImageGroup
     from rankwise.sim.hardware.machine import Machine
 
 
@@ -148,15 +151,41 @@ class KernelRunner:
         self._parent = main_greenlet()
         yield 0
         launching = _Launching(env, self.ahead, self.stands_for, self.place)
-        grid: Any = self.grid or num_programs
-        processes = launching.start(kernel_fn, kernel_args, dict(self.meta), grid)
-        if processes:
-            try:
-                yield all_of(processes)
-            except BaseException as exception:
-                _end(processes, exception)
-                raise
-        launching.end()
+        launching.prepare(kernel_fn, kernel_args, dict(self.meta), self.grid or num_programs)
+        likeness = launching.likeness()
+        group: ImageGroup[_Launching] | None = None
+        if likeness is not None:
+            group = yield from env.engine.images.group_of(env.sip, likeness, launching)
+        if group is None:
+            yield from _all_programs(launching.start())
+            launching.end()
+            return
+        if group.original is launching:
+            name = f"{env.name} on sip{env.sip} and its images"
+            env.simulator.process(_for_all(group), name)
+        yield group.ended
+
+
+def _all_programs(processes: list[Process]) -> Steps:
+    """Wait for the programs of a launch; if one fails, end the others."""
+    if processes:
+        try:
+            yield all_of(processes)
+        except BaseException as exception:
+            _end(processes, exception)
+            raise
+
+
+def _for_all(group: "ImageGroup[_Launching]") -> Steps:
+    """Carry out the original of launches that are images of each other."""
+    original = group.original
+    original.images = group.images
+    try:
+        yield from _all_programs(original.start())
+    except Exception as exception:  # noqa: BLE001 (all who wait for it raise it)
+        group.ended.fail(exception)
+    else:
+        group.end()
 
 
 def _end(processes: list[Process], cause: BaseException) -> None:
@@ -187,26 +216,58 @@ class _Launching:
         """By parameter, where `_buffers` is by name."""
         self._memory: Memory | None = None
         self._races: LaunchRaces | None = None
+        self._function: JITFunction
+        self._given: dict[str, Any] = {}
+        self._sizes = (1, 1, 1)
+        self._stages: int | None = None
+        self._recordings: tuple[Recording, ...] | None = None
+        self.images: Mapping[int, _Launching] = {}
+        """The launches on other SIPs that take their times from this one, by SIP."""
         shared = self._shared = _shared_state(env.machine)
         self._peers = LaunchPeers(env, place, shared.setters, self._taken_in)
 
-    def start(
+    def prepare(
         self, kernel_fn: Any, kernel_args: Sequence[Any], meta: dict[str, Any], grid: Any
-    ) -> list[Process]:
-        """Start a process for each program: a fiber, or the repetition of a recorded one."""
+    ) -> None:
+        """Choose the kernel, take its arguments, and see whether it can be a repetition."""
         function, meta = chosen(self._env, kernel_fn, kernel_args, meta, grid)
         given = function.bound(tuple(kernel_args), meta)
         given = {name: self._argument(name, value) for name, value in given.items()}
-        sizes = grid_sizes(grid, given)
-        stages = _stages_of(function, meta)
+        self._function, self._given = function, given
+        self._sizes = grid_sizes(grid, given)
+        self._stages = _stages_of(function, meta)
         # What is repeated is not looked at, so that its races would be missed.
         if not self._env.enable_data and self._shared.races is None:
-            recordings = self._shared.recordings.find(
-                key_of(function, given, sizes, stages),
-                lambda: self._recorded(function, given, sizes, stages),
+            self._recordings = self._shared.recordings.find(
+                key_of(function, given, self._sizes, self._stages), self._recorded
             )
-            if recordings is not None:
-                return self._repeated(function.__name__, recordings)
+
+    def likeness(self) -> Hashable:
+        """All that its times follow from, apart from its SIP; None if there is more to them.
+
+        A recording is known by its identity: equal launches have the same.
+        """
+        env, recordings = self._env, self._recordings
+        if recordings is None or not isinstance(env.pes, DealtPes) or env.queues is not None:
+            return None
+        lie = []
+        for name, buffer in self._behind.items():
+            mapping = env.mapping_at(buffer.address)
+            memories = mapping.places.memories
+            if any(memory.sip != env.sip for memory in memories):
+                return None
+            places = tuple((memory.cube, memory.pe) for memory in memories)
+            since = buffer.address - mapping.start, mapping.start - env.sip * SIP_STRIDE
+            lie.append((name, since, mapping.size, mapping.places.layout, places))
+        pes = [env.pe_of(number) for number in range(min(len(recordings), len(env.pes)))]
+        dealt = tuple((index, pe.dma_turn) for index, pe in zip(env.pes.indexes, pes, strict=False))
+        return id(recordings), self._ahead, tuple(lie), len(env.pes), dealt
+
+    def start(self) -> list[Process]:
+        """Start a process for each program: a fiber, or the repetition of a recorded one."""
+        function, given, sizes, stages = self._function, self._given, self._sizes, self._stages
+        if self._recordings is not None:
+            return self._repeated(function.__name__, self._recordings)
         launch, body = function.prepared(given, sizes)
         launch.computes = self._env.enable_data
         launch.stages = stages
@@ -236,17 +297,11 @@ class _Launching:
             for number in range(count)
         ]
 
-    def _recorded(
-        self,
-        function: JITFunction,
-        given: dict[str, Any],
-        sizes: tuple[int, int, int],
-        stages: int | None,
-    ) -> tuple[Recording, ...] | None:
-        launch, body = function.prepared(given, sizes)
+    def _recorded(self) -> tuple[Recording, ...] | None:
+        launch, body = self._function.prepared(self._given, self._sizes)
         launch.computes = False
-        launch.stages = stages
-        return recorded(launch, body, sizes[0] * sizes[1] * sizes[2], self._behind)
+        launch.stages = self._stages
+        return recorded(launch, body, math.prod(self._sizes), self._behind)
 
     def _repeated(self, name: str, recordings: tuple[Recording, ...]) -> list[Process]:
         """Start a process for each program of a recording."""
@@ -306,11 +361,22 @@ class _Launching:
         _wait_for(execution, event)
 
     def _log(self, operation: Operation, place: str, start: int, end: int) -> None:
+        self.log_at(operation.address, operation, place, start, end)
+        own = self._env.sip
+        for sip, image in self.images.items():
+            address = operation.address + (sip - own) * SIP_STRIDE
+            there = f"sip{sip}{place.removeprefix(f'sip{own}')}"
+            image.log_at(address, operation, there, start, end)
+
+    def log_at(self, address: int, operation: Operation, place: str, start: int, end: int) -> None:
+        """Write an operation to the op log, at an address of this launch."""
         env = self._env
-        home = env.space_around(operation.address).sip
-        at = (Operand("hbm", f"sip{home}", operation.address, operation.size_bytes),)
         writes = operation.kind in ("store", "atomic", "copy")
         reads = operation.kind in ("load", "atomic")
+        at: tuple[Operand, ...] = ()
+        if writes or reads:
+            home = env.space_around(address).sip
+            at = (Operand("hbm", f"sip{home}", address, operation.size_bytes),)
         m, n, k = operation.shape or (0, 0, 0)
         env.op_log.append(
             operation.kind,
@@ -325,8 +391,10 @@ class _Launching:
         )
         if writes:
             if operation.changes_memory:
-                env.engine.watchpoints.changed(operation.address, _extent_bytes(operation))
-            self._stored[operation.buffer] = self._buffers[operation.buffer]
+                env.engine.watchpoints.changed(address, _extent_bytes(operation))
+            # Only whose programs run by themselves has data for a replay.
+            if self._recordings is None:
+                self._stored[operation.buffer] = self._buffers[operation.buffer]
 
     def end(self) -> None:
         """All programs have come to their end."""

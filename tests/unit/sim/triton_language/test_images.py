@@ -1,0 +1,303 @@
+"""Launches that are images of each other: nobody can tell from times, logs or parts."""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from msgspec.structs import replace
+
+import rankwise.sim.triton.language as tl
+from rankwise.base.errors import ConfigError, TimeLimit
+from rankwise.sim import GraphEngine, RuntimeContext
+from rankwise.sim.benches import tp_mlp
+from rankwise.sim.hardware.commands import Copy, Handle, KernelLaunch, MemoryWrite, MmuMap
+from rankwise.sim.hardware.topology import Topology, load_topology, parse_topology
+from rankwise.sim.triton.kernel_runner import DevicePointer, KernelRunner
+
+SIPS = 4
+ELEMENTS = 1 << 14
+
+
+def scale(x: Any, o: Any, n: Any, B: tl.constexpr) -> None:
+    for start in range(tl.program_id(0) * B, n, 4 * B):
+        i = start + tl.arange(0, B)
+        value = tl.load(x + i, mask=i < n)
+        tl.store(o + i, value + value, mask=i < n)
+
+
+def by_columns(x: Any, o: Any, n: Any, B: tl.constexpr) -> None:
+    """Touches many channels with each access, a few bytes of each."""
+    i = tl.arange(0, B)[:, None] * 128 + tl.arange(0, 4)[None, :] + tl.program_id(0) * 4
+    total = tl.dot(tl.load(x + i), tl.load(x + tl.arange(0, 4)[:, None] * 4 + tl.arange(0, 4)))
+    tl.store(o + i, total + n)
+
+
+def counts(x: Any, o: Any, n: Any, B: tl.constexpr) -> None:
+    tl.atomic_add(o + tl.arange(0, B), tl.load(x + tl.arange(0, B)) * n)
+
+
+FAILING = """
+from rankwise.sim.hardware.cost_models import TableCosts
+
+
+class Failing(TableCosts):
+    def math(self, elements, operation, dtype):
+        raise LookupError("no price of an add")
+"""
+
+
+class Devices:
+    """A machine whose SIPs have two arrays each, in the same places."""
+
+    def __init__(
+        self,
+        *,
+        images: bool,
+        places: int = 8,
+        later: Iterable[int] = (),
+        topology: Topology | str = "default",
+        time_limit: int | None = None,
+    ) -> None:
+        self.engine = GraphEngine(topology, enable_data=False, time_limit=time_limit)
+        self.engine.images.are_allowed = images
+        spec = self.engine.topology.machine
+        channels = range(min(places, spec.cube.pes.count))
+        size = ELEMENTS * 4
+        mapped = tuple((size // len(channels), 0, pe) for pe in channels)
+        self.arrays: list[list[DevicePointer]] = []
+        for sip in range(SIPS):
+            space = self.engine.space(sip)
+            if sip in later:
+                space.reserve(4_096)
+            addresses = [space.reserve(size) for _ in range(2)]
+            self.arrays.append([DevicePointer(at, "float32", ELEMENTS) for at in addresses])
+            for address in addresses:
+                granule = 512 if places > 1 else 0
+                command = MmuMap(
+                    sip=sip, address=address, size=size, places=mapped, interleave=granule
+                )
+                self.engine.submit(command)
+        self.engine.run()
+
+    def launch(self, kernel: Callable[..., Any], sips: Iterable[int] = range(SIPS), n: int = 3_000,
+               stream: int = 0) -> list[Handle]:  # fmt: skip
+        handles = []
+        for sip in sips:
+            command = KernelLaunch(
+                sip=sip, runner=KernelRunner({"B": 64}), kernel_fn=kernel, stream=stream,
+                kernel_args=(*self.arrays[sip], n), num_programs=4,
+            )  # fmt: skip
+            handles.append(self.engine.submit(command))
+        return handles
+
+    def write(self, sip: int, size: int, stream: int = 0) -> None:
+        address = self.arrays[sip][0].address
+        self.engine.submit(MemoryWrite(sip=sip, address=address, size=size, stream=stream))
+
+    def copy(self, sip: int, to: int, size: int, stream: int = 0) -> None:
+        self.engine.submit(
+            Copy(
+                sip=sip, address=self.arrays[sip][1].address, destination_sip=to, size=size,
+                destination=self.arrays[to][0].address, stream=stream,
+            )
+        )  # fmt: skip
+
+
+def all_that_is_known(engine: GraphEngine) -> dict[str, Any]:
+    machine = engine.machine
+    parts: list[Any] = [*machine.links, *machine.servers]
+    # Only the order of what is logged at the same instant may be another.
+    logged = Counter(replace(each, number=0) for each in engine.op_log)
+    ends = [each.end for each in engine.op_log]
+    assert ends == sorted(ends)
+    return {
+        "now": engine.now,
+        "parts": {each.name: (each.busy, each.amount) for each in parts},
+        "turns": {
+            pe.name: pe.dma_turn for sip in range(SIPS) for pe in machine.sip(sip).pes_in_use()
+        },
+        "log": logged,
+    }
+
+
+def check_same(engine: GraphEngine, other: GraphEngine) -> None:
+    here, there = all_that_is_known(engine), all_that_is_known(other)
+    assert here["now"] == there["now"]
+    for what in ("parts", "turns", "log"):
+        differ = [
+            key for key in here[what] | there[what] if here[what].get(key) != there[what].get(key)
+        ]
+        assert not differ, what
+
+
+def check_equal(done: Callable[[Devices], object], **how: Any) -> int:
+    """Do it with images and without; how many there were."""
+    with_images, without = Devices(images=True, **how), Devices(images=False, **how)
+    for devices in (with_images, without):
+        done(devices)
+        devices.engine.run()
+    check_same(with_images.engine, without.engine)
+    assert without.engine.images.count == 0
+    return with_images.engine.images.count
+
+
+@pytest.mark.parametrize("kernel", [scale, by_columns])
+@pytest.mark.parametrize("places", [1, 8])
+def test_equal_launches_are_simulated_once(kernel: Callable[..., Any], places: int) -> None:
+    def done(devices: Devices) -> None:
+        for _ in range(3):
+            devices.launch(kernel)
+
+    assert check_equal(done, places=places) == 3 * (SIPS - 1)
+
+
+def test_a_transfer_that_is_under_way_anywhere_lets_every_launch_be_simulated() -> None:
+    def done(devices: Devices) -> None:
+        devices.copy(0, to=1, size=ELEMENTS * 4, stream=1)
+        devices.launch(scale)
+
+    assert check_equal(done) == 0
+
+
+def test_what_comes_of_the_same_wave_lets_every_launch_be_simulated() -> None:
+    """The write begins when the launches do, and meets that on its own SIP."""
+
+    def done(devices: Devices) -> None:
+        devices.launch(scale, [0, 1])
+        devices.write(2, 4_096, stream=1)
+        devices.launch(scale, [2, 3])
+
+    assert check_equal(done) == 0
+
+
+@pytest.mark.parametrize(
+    "launches",
+    [
+        pytest.param([(scale, [0, 1, 2], 3_000), (scale, [3], 3_001)], id="another argument"),
+        pytest.param([(scale, [0, 1, 2], 3_000), (by_columns, [3], 3_000)], id="another kernel"),
+        pytest.param([(counts, [0, 1, 2, 3], 3)], id="no recording"),
+        pytest.param([(scale, [0], 3_000)], id="alone"),
+    ],
+)
+def test_launches_that_differ_are_simulated(launches: list[Any]) -> None:
+    def done(devices: Devices) -> None:
+        for kernel, sips, n in launches:
+            devices.launch(kernel, sips, n)
+
+    assert check_equal(done) == 0
+
+
+def test_arrays_at_other_addresses_are_simulated() -> None:
+    assert check_equal(lambda devices: devices.launch(scale), later=[2]) == 0
+
+
+def test_two_launches_at_once_on_one_device_are_simulated() -> None:
+    def done(devices: Devices) -> None:
+        devices.launch(scale)
+        devices.launch(scale, stream=1)
+
+    assert check_equal(done) == 0
+
+
+def test_a_device_that_has_done_more_before_is_no_image() -> None:
+    """Its next DMA lets another memory stand for the others."""
+
+    def done(devices: Devices) -> None:
+        devices.launch(by_columns, [1])
+        devices.engine.run()
+        devices.launch(by_columns)
+        devices.engine.run()
+        devices.launch(scale)
+
+    assert check_equal(done) == 0
+
+
+def test_a_caller_who_stops_at_an_instant_could_ask_for_more_so_all_is_simulated() -> None:
+    def done(devices: Devices) -> None:
+        devices.launch(scale)
+        start = devices.engine.now
+        devices.engine.simulator.run(until=start + 700_000)
+        devices.write(1, 65_536, stream=1)
+
+    assert check_equal(done) == 0
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_nobody_can_tell_from_a_random_program(seed: int) -> None:
+    def done(devices: Devices) -> None:
+        chance = random.Random(seed)
+        for _ in range(12):
+            stream = chance.choice([0, 0, 0, 1])
+            match chance.randrange(6):
+                case 0:
+                    sips = chance.sample(range(SIPS), 2)
+                    devices.copy(sips[0], sips[1], chance.randrange(64, 16_384), stream)
+                case 1:
+                    devices.write(chance.randrange(SIPS), chance.randrange(64, 65_536), stream)
+                case 2:
+                    devices.engine.run()
+                case _:
+                    kernel = chance.choice([scale, scale, by_columns, counts])
+                    devices.launch(kernel, n=chance.choice([3_000, 1_000]), stream=stream)
+
+    check_equal(done)
+
+
+def test_launches_between_transfers_have_images() -> None:
+    def done(devices: Devices) -> None:
+        for _ in range(4):
+            devices.launch(scale)
+            devices.launch(by_columns)
+            devices.engine.run()
+            devices.write(1, 512)
+            devices.engine.run()
+
+    assert check_equal(done) == 8 * (SIPS - 1)
+
+
+@pytest.mark.parametrize("images", [True, False])
+def test_what_fails_in_the_one_that_is_simulated_fails_in_all(
+    images: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cost model of a plug-in fails when the machine asks it, in the middle of a launch."""
+    (tmp_path / "failing_lab.py").write_text(FAILING)
+    (tmp_path / "failing_lab-1.dist-info").mkdir()
+    points = "[rankwise.cost_models]\nfailing = failing_lab:Failing\n"
+    (tmp_path / "failing_lab-1.dist-info" / "entry_points.txt").write_text(points)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    spec = load_topology("default").spec
+    spec["pe"]["cost_model"] = "failing"
+    devices = Devices(images=images, topology=parse_topology(yaml.safe_dump(spec), "lab"))
+
+    handles = devices.launch(scale)
+
+    for handle in handles:
+        with pytest.raises(ConfigError, match=r"failed in math.*no price of an add"):
+            devices.engine.wait(handle)
+    assert devices.engine.images.count == (SIPS - 1 if images else 0)
+
+
+@pytest.mark.parametrize("images", [True, False])
+def test_the_limit_of_time_holds_for_images(images: bool) -> None:
+    devices = Devices(images=images, time_limit=1_700_000)
+
+    handles = devices.launch(scale)
+
+    with pytest.raises(TimeLimit, match=r"exceeds its limit of 1.7 us"):
+        devices.engine.wait(handles[2])
+
+
+def test_ranks_of_a_model_have_images_and_the_same_times() -> None:
+    engines = []
+    for images in (True, False):
+        engines.append(engine := GraphEngine("switch8", enable_data=False))
+        engine.images.are_allowed = images
+        with RuntimeContext(engine, ccl={}) as torch:
+            tp_mlp.run(torch, tokens=32, hidden=64, inner=256)
+
+    check_same(*engines)
+    assert [engine.images.count > 0 for engine in engines] == [True, False]
