@@ -4,12 +4,14 @@ import gzip
 import json
 import re
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import yaml
+from preloaded import Preloaded
 from running import Finished, run, write_program
 
 import rankwise
@@ -117,9 +119,17 @@ print(seconds, begun.elapsed_time(ended))
 """
 
 
-def simulate(text: str, folder: Path, *options: str, args: tuple[str, ...] = ()) -> Finished:
+@pytest.fixture(scope="module")
+def preloaded() -> Iterator[Preloaded]:
+    with Preloaded("torch._dynamo", "torch.distributed") as process:
+        yield process
+
+
+def simulate(
+    preloaded: Preloaded, text: str, folder: Path, *options: str, args: tuple[str, ...] = ()
+) -> Finished:
     program = write_program(folder, text)
-    finished = run("run", "--virtual-clock", *options, str(program), *args, cwd=folder)
+    finished = preloaded.run("run", "--virtual-clock", *options, str(program), *args, cwd=folder)
     assert finished.code == 0, finished.stderr
     return finished
 
@@ -127,7 +137,9 @@ def simulate(text: str, folder: Path, *options: str, args: tuple[str, ...] = ())
 @pytest.mark.torch
 @pytest.mark.system
 @pytest.mark.parametrize(("batch", "is_hidden"), [(64, False), (4096, True)])
-def test_a_step_of_ddp_takes_its_closed_form(batch: int, is_hidden: bool, tmp_path: Path) -> None:
+def test_a_step_of_ddp_takes_its_closed_form(
+    batch: int, is_hidden: bool, preloaded: Preloaded, tmp_path: Path
+) -> None:
     ranks, width = 4, 512
     forward = 2 * product(batch, width, width)
     last_layer = 2 * product(batch, width, width)  # gradients of its input and its weight
@@ -136,7 +148,7 @@ def test_a_step_of_ddp_takes_its_closed_form(batch: int, is_hidden: bool, tmp_pa
     reducing = all_reduce(4 * width * width, ranks)
 
     finished = simulate(
-        DDP, tmp_path, f"--on=sim:{MACHINE}", f"--nproc-per-node={ranks}", "--no-prefix",
+        preloaded, DDP, tmp_path, f"--on=sim:{MACHINE}", f"--nproc-per-node={ranks}", "--no-prefix",
         args=(str(batch),),
     )  # fmt: skip
 
@@ -176,13 +188,15 @@ for _ in range(3):
 
 @pytest.mark.torch
 @pytest.mark.system
-def test_the_bubble_of_gpipe_is_that_of_the_formula(tmp_path: Path) -> None:
+def test_the_bubble_of_gpipe_is_that_of_the_formula(preloaded: Preloaded, tmp_path: Path) -> None:
     stages, microbatches = 4, 8
     spec = load_topology(MACHINE).spec
     spec["system"]["sips"]["link"] = {"bandwidth_GBps": 1e9, "latency_ns": 0}
     (tmp_path / "fast.yaml").write_text(yaml.safe_dump(spec))
 
-    finished = simulate(PIPELINE, tmp_path, "--on=sim:fast.yaml", f"--nproc-per-node={stages}")
+    finished = simulate(
+        preloaded, PIPELINE, tmp_path, "--on=sim:fast.yaml", f"--nproc-per-node={stages}"
+    )
 
     found = re.search(r"waiting for others +([\d.]+) %", finished.stderr)
     assert found, finished.stderr
@@ -256,18 +270,20 @@ more = torch.zeros(1 << 20)
 
 @pytest.mark.torch
 @pytest.mark.system
-def test_the_peak_of_memory_is_what_lives_at_once(tmp_path: Path) -> None:
-    finished = simulate(MEMORY, tmp_path, "--on=sim:pod64", "--nproc-per-node=2")
+def test_the_peak_of_memory_is_what_lives_at_once(preloaded: Preloaded, tmp_path: Path) -> None:
+    finished = simulate(preloaded, MEMORY, tmp_path, "--on=sim:pod64", "--nproc-per-node=2")
 
     assert re.search(r"peak memory +8 MiB +rank 0; a device has 384 GiB", finished.stderr)
 
 
 @pytest.mark.torch
 @pytest.mark.system
-def test_the_timeline_and_the_page_are_those_of_the_simulator(tmp_path: Path) -> None:
+def test_the_timeline_and_the_page_are_those_of_the_simulator(
+    preloaded: Preloaded, tmp_path: Path
+) -> None:
     simulate(
-        DDP, tmp_path, f"--on=sim:{MACHINE}", "--nproc-per-node=2", "--trace=run.json.gz",
-        "--report=run.html", args=("64",),
+        preloaded, DDP, tmp_path, f"--on=sim:{MACHINE}", "--nproc-per-node=2",
+        "--trace=run.json.gz", "--report=run.html", args=("64",),
     )  # fmt: skip
 
     events = json.loads(gzip.decompress((tmp_path / "run.json.gz").read_bytes()))["traceEvents"]

@@ -9,7 +9,8 @@ which is what symmetrical machines do, cost next to nothing.
 What lies far ahead is in a dictionary, in no order. The loop sorts the next *stretch* of it into
 two lists, instants and items, and walks through them; what is asked for inside of the stretch is
 inserted ahead of the walk. That is cheaper than a heap: most of what is asked for lies beyond the
-stretch, where it costs an entry of a dictionary and its share of a sort.
+stretch, where it costs an entry of a dictionary and its share of a sort. Instants that a sort has
+seen and no stretch has taken are the first ones in the dictionary; they are kept sorted beside it.
 
 An item of the agenda is either a process to resume or a pair of callback and arguments. Resuming
 is written out in the loop itself: it is the inner loop of everything else in `rankwise.sim`.
@@ -30,6 +31,7 @@ import time
 from bisect import bisect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from operator import length_hint
 from typing import Any
 
@@ -74,6 +76,7 @@ class Simulator:
         self._soon_at: list[int] = []
         self._soon: list[Wave] = []
         self._later: dict[int, Wave] = {}
+        self._sorted: list[int] = []
         self._ready: list[AgendaItem] = []
         self._wave: Iterator[AgendaItem] = iter(())
         self._ahead: Iterator[int] = iter(())
@@ -208,7 +211,9 @@ class Simulator:
                     if type(wave) is Process:
                         alone: Process = wave
                         try:
-                            target = alone._send(None)  # noqa: SLF001 (the kernel is one module in files)
+                            # CPython 3.11 is slow to call a slot as if it were a method.
+                            send = alone._send  # noqa: SLF001 (the kernel is one module in files)
+                            target = send(None)
                             # Timers first: they are the dearer ones, for having been made.
                             if type(target) is Timer:
                                 at = target.due
@@ -244,12 +249,13 @@ class Simulator:
                             process: Process = item  # type: ignore[assignment]
                             awaited = process._waits_for  # noqa: SLF001
                             try:
+                                send = process._send  # noqa: SLF001
                                 if awaited is None:
-                                    target = process._send(None)  # noqa: SLF001
+                                    target = send(None)
                                 else:
                                     process._waits_for = None  # noqa: SLF001
                                     if awaited._failure is None:  # noqa: SLF001
-                                        target = process._send(awaited._value)  # noqa: SLF001
+                                        target = send(awaited._value)  # noqa: SLF001
                                     else:
                                         target = process._generator.throw(awaited._failure)  # noqa: SLF001
                                 if type(target) is int:
@@ -297,9 +303,12 @@ class Simulator:
         self._leave_behind(ahead)
         soon_at, soon, later = self._soon_at, self._soon, self._later
         if later and not soon:
-            soon_at[:] = sorted(later)
-            if len(later) > _STRETCH:
-                del soon_at[max(_STRETCH, len(later) // 8) :]
+            soon_at[:] = self._sorted
+            soon_at.extend(islice(later, len(self._sorted), None))
+            soon_at.sort()
+            end = max(_STRETCH, len(later) // 8)
+            self._sorted = soon_at[end:]
+            del soon_at[end:]
             soon[:] = map(later.pop, soon_at)
         self._put_off(bisect(soon_at, horizon))
         if self._ready:
@@ -417,6 +426,7 @@ class Simulator:
                     wave.remove(process)
                 elif instant in self._later:
                     del self._later[instant]
+                    self._sorted = []
                 else:
                     place = bisect(self._soon_at, instant) - 1
                     del self._soon_at[place], self._soon[place]

@@ -86,6 +86,35 @@ def test_processes_go_on_by_instant_and_then_in_the_order_in_which_they_asked(
     assert not simulator._later
 
 
+@pytest.mark.parametrize("cancelled", range(2, 9))
+def test_cancelling_one_that_waits_far_ahead_leaves_the_others_in_order(
+    cancelled: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rankwise.sim.kernel.simulator._STRETCH", 2)
+    simulator = Simulator()
+    seen = []
+
+    def worker(number: int) -> Steps:
+        try:
+            yield 10 * number
+            yield 35
+        except ArithmeticError:
+            seen.append((simulator.now, -number))
+        else:
+            seen.append((simulator.now, number))
+
+    def canceller() -> Steps:
+        yield 15
+        workers[cancelled].cancel(ArithmeticError())
+
+    workers = {number: simulator.process(worker(number)) for number in (7, 3, 9, 2, 8, 1, 5, 6, 4)}
+    simulator.process(canceller())
+    simulator.run()
+
+    others = [number for number in range(1, 10) if number != cancelled]
+    assert seen == [(15, -cancelled), *((10 * number + 35, number) for number in others)]
+
+
 @pytest.mark.parametrize("others", [0, 1, 2])
 def test_after_a_failure_the_rest_goes_on_however_many_shared_its_instant(others: int) -> None:
     simulator = Simulator()
