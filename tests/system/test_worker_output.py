@@ -19,16 +19,12 @@ import pytest
 
 from rankwise.base.units import SECOND, Duration, after
 from rankwise.drivers.real.clock import SystemClock
-from rankwise.drivers.real.logs import (
-    Console,
-    ConsoleChannel,
-    DiskComplaints,
-    LogFile,
-    LogFlow,
-    StreamPump,
-    Tail,
-    open_stream_pipe,
-)
+from rankwise.drivers.real.logs.channel import ConsoleChannel
+from rankwise.drivers.real.logs.console import Console
+from rankwise.drivers.real.logs.file import DiskComplaints, LogFile
+from rankwise.drivers.real.logs.flow import LogFlow
+from rankwise.drivers.real.logs.pump import StreamPump, open_stream_pipe
+from rankwise.drivers.real.logs.tail import Tail
 from rankwise.drivers.real.reactor import Reactor
 
 if TYPE_CHECKING:

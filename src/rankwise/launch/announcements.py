@@ -7,9 +7,9 @@ from rankwise.base.units import Duration, format_duration
 from rankwise.base.wording import counted, ranks_in_words
 from rankwise.core.agent.vocabulary import AnnounceRestart
 from rankwise.core.gang.vocabulary import AnnounceKill, AnnounceStuck
-from rankwise.launch.failure_report import one_line
 from rankwise.launch.failure_report.stacks import fatal_lines
 from rankwise.launch.failure_report.text import printable
+from rankwise.launch.failure_report.words import one_line
 
 _OUR_PROGRAMS = "rankwise/drivers/real/"
 LEFT_BEHIND_SHOWN = 3

@@ -63,7 +63,7 @@ def fields_of(failure: Failure) -> dict[str, Any]:
 
 def end_notices(job: Job, outcome: Outcome, message: str) -> Iterator[str]:
     """What became of a run: each failure, the root cause first, and the end."""
-    from rankwise.launch.failure_report import one_line  # noqa: PLC0415  # rare
+    from rankwise.launch.failure_report.words import one_line  # noqa: PLC0415  # rare
 
     for place, failure in enumerate(outcome.failures):
         yield notice(job, one_line(failure), "failure", root_cause=place == 0, **fields_of(failure))

@@ -13,7 +13,8 @@ from rankwise.base.failure import (
 from rankwise.base.units import Instant
 from rankwise.core.agent.vocabulary import FinishRun
 from rankwise.core.rendezvous.vocabulary import RefusalKind, Refused
-from rankwise.launch.failure_report import ReportContext, compose_report
+from rankwise.launch.failure_report.composing import compose_report
+from rankwise.launch.failure_report.model import ReportContext
 
 KILLED = Failure(
     cause=FailureCause.STOPPED, rank=0, local_rank=0, attempt=0, exit=ExitStatus(-9), at=Instant(0)
