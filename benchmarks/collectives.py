@@ -6,6 +6,10 @@ With `--over tcp`, each of our ranks is a node of its own: nothing goes through 
 sides take turns, so that a noisy neighbour hits both. A figure is the median over the
 repetitions of what rank 0 saw as the median over many operations; the ranks meet before each.
 gloo runs through torch.distributed on the loop-back interface; without torch it is left out.
+
+Rows with `CPU` are the CPU time of rank 0's process, all its threads, for an operation and the
+barrier before it. They tell most where others keep the machine busy: gloo has two threads for each
+rank, and gets two shares of the processors.
 """
 
 import argparse
@@ -17,12 +21,13 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from measuring import KIB, MIB, Medians, iterations_for, median_of, median_us
+from measuring import KIB, MIB, WARM_UPS, Medians, iterations_for, median_of, median_us
 
 from rankwise.drivers.real.segments import Segment
 
@@ -38,7 +43,11 @@ def measure_all(
     results = {"barrier": median_us(barrier, barrier, iterations_for(0, quick=quick))}
     for name, size_bytes in SIZES.items():
         count = iterations_for(size_bytes, quick=quick)
-        results[f"all_reduce {name}"] = median_us(make_operation(size_bytes), barrier, count)
+        operation = make_operation(size_bytes)
+        begun = time.process_time()
+        results[f"all_reduce {name}"] = median_us(operation, barrier, count)
+        cpu_us = (time.process_time() - begun) * 1e6
+        results[f"all_reduce {name}, CPU"] = cpu_us / (count + WARM_UPS)
     return results
 
 

@@ -19,7 +19,7 @@ from measuring import PROGRAMS, RANKWISE, Table, arguments, describe_machine, en
 
 from rankwise.base.units import SECOND, Duration
 from rankwise.cli.runs_here import deadline_after
-from rankwise.launch.control import ask, list_runs
+from rankwise.launch.control.client import ask, list_runs
 
 PROGRAM = str(PROGRAMS / "stepping.py")
 RANKS = (1, 8, 32)

@@ -29,6 +29,8 @@ HAS_TORCH = importlib.util.find_spec("torch") is not None
 RANKWISE = [sys.executable, "-m", "rankwise"]
 if (_script := shutil.which("rankwise", path=str(Path(sys.executable).parent))) is not None:
     RANKWISE = [_script]
+WARM_UPS = 3
+"""How many operations are made before those that are measured."""
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
 
@@ -119,12 +121,12 @@ def iterations_for(size_bytes: int, *, quick: bool) -> int:
 def median_us(operation: Callable[[], object], meet: Callable[[], object], count: int) -> float:
     """Median microseconds of an operation that all ranks begin together."""
     samples = []
-    for _ in range(count + 3):
+    for _ in range(count + WARM_UPS):
         meet()
         start = time.perf_counter_ns()
         operation()
         samples.append((time.perf_counter_ns() - start) / 1000)
-    return statistics.median(samples[3:])
+    return statistics.median(samples[WARM_UPS:])
 
 
 def median_of(runs: Sequence[Medians]) -> Medians:

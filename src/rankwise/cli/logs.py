@@ -54,7 +54,7 @@ def logs(run: str | None, *, rank: int | None, follow: bool, lines: int | None) 
     may be left out while there is only one run. Standard output and error of the ranks are those of
     this command. On several nodes these are the ranks of this node.
     """
-    from rankwise.launch.control import expect_over, listen  # noqa: PLC0415  # not for --help
+    from rankwise.launch.control.client import expect_over, listen  # noqa: PLC0415  # not for --help
     from rankwise.launch.control.server import Request  # noqa: PLC0415  # the same
 
     chosen = run_called(run)

@@ -71,6 +71,18 @@ class _WithExample(click.Command):
             raise click.UsageError(f"no {missing} given; {self.epilog}", ctx) from None
 
 
+_OUTPUT = click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    shell_complete=complete_file,
+    help="Where to write. [default: stdout]",
+)
+_RUN_WORDS = click.argument(
+    "words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="RUN_WORDS..."
+)
+
+
 @manifest.command(
     "kubernetes",
     cls=_WithExample,
@@ -128,14 +140,8 @@ class _WithExample(click.Command):
     metavar="HOST[:PORT],...",
     help="With --no-etcd: the address of the store, an etcd unless --rdzv-backend names another.",
 )
-@click.option(
-    "-o",
-    "--output",
-    metavar="FILE",
-    shell_complete=complete_file,
-    help="Where to write. [default: stdout]",
-)
-@click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="RUN_WORDS...")
+@_OUTPUT
+@_RUN_WORDS
 def kubernetes(
     *,
     image: str,
@@ -221,14 +227,8 @@ def kubernetes(
     multiple=True,
     help="One more option of sbatch, such as --gpus-per-node=8; repeat.",
 )
-@click.option(
-    "-o",
-    "--output",
-    metavar="FILE",
-    shell_complete=complete_file,
-    help="Where to write. [default: stdout]",
-)
-@click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="RUN_WORDS...")
+@_OUTPUT
+@_RUN_WORDS
 def slurm(
     *, nodes: int, sbatch: tuple[str, ...], output: str | None, words: tuple[str, ...]
 ) -> None:

@@ -61,12 +61,7 @@ def ps(*, as_json: bool) -> None:
 
 def _statuses() -> list[dict[str, Any]]:
     """One dict per run: what its agent says, and always `run_id`, `pid` and `state`."""
-    from rankwise.launch.control import (  # noqa: PLC0415  # not for --help
-        RunSuspended,
-        RunUnreachable,
-        ask_all,
-        list_runs,
-    )
+    from rankwise.launch.control.client import RunSuspended, RunUnreachable, ask_all, list_runs  # noqa: PLC0415  # not for --help
 
     deadline = Instant(time.monotonic_ns() + PATIENCE)
     rows = []

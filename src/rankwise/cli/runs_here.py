@@ -13,7 +13,7 @@ from rankwise.cli.options import DURATION
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rankwise.launch.control import RunSummary
+    from rankwise.launch.control.client import RunSummary
 
 
 class RunNotFound(RankwiseError):
@@ -24,7 +24,7 @@ def complete_run(
     _ctx: click.Context, _parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """Complete the name of a run."""
-    from rankwise.launch.control import list_runs  # noqa: PLC0415  # not for --help
+    from rankwise.launch.control.client import list_runs  # noqa: PLC0415  # not for --help
 
     names = dict.fromkeys(run.run_id for run in list_runs())
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]
@@ -46,7 +46,7 @@ ANSWER_TIMEOUT_OPTION = click.option(
 
 def run_called(name: str | None) -> "RunSummary":
     """The run on this machine that is meant; raises as `choose_run` does."""
-    from rankwise.launch.control import list_runs  # noqa: PLC0415  # not for --help
+    from rankwise.launch.control.client import list_runs  # noqa: PLC0415  # not for --help
 
     return choose_run(list_runs(), name)
 

@@ -55,7 +55,7 @@ def stacks(run: str | None, *, as_json: bool, native: bool, timeout: Duration) -
     RUN is a run's name as `rankwise ps` shows it, the beginning of one, or the pid of its agent;
     it may be left out while there is only one run.
     """
-    from rankwise.launch.control import ask  # noqa: PLC0415  # not for --help
+    from rankwise.launch.control.client import ask  # noqa: PLC0415  # not for --help
 
     deadline = deadline_after(timeout)
     answer = ask(run_called(run), "stacks", deadline)

@@ -17,7 +17,7 @@ from rankwise.cli.runs_here import choose_run, complete_run
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from rankwise.launch.control import RunSummary
+    from rankwise.launch.control.client import RunSummary
     from rankwise.tui.looks import RunLook
     from rankwise.tui.picture import RunPicture
 
@@ -74,7 +74,7 @@ def _is_on_terminal() -> bool:
 
 
 def _chosen(name: str | None) -> "list[RunSummary]":
-    from rankwise.launch.control import list_runs  # noqa: PLC0415  # not for --help
+    from rankwise.launch.control.client import list_runs  # noqa: PLC0415  # not for --help
 
     runs = list_runs()
     if name is None:
@@ -106,7 +106,7 @@ def _rows(
     """One object per run: what its agent says, and what each rank uses."""
     import msgspec  # noqa: PLC0415  # only here
 
-    from rankwise.launch.control import is_suspended  # noqa: PLC0415  # only here
+    from rankwise.launch.control.client import is_suspended  # noqa: PLC0415  # only here
 
     for look, picture in zip(looks, pictures, strict=True):
         row: dict[str, Any] = {"run_id": look.run.run_id, "pid": look.run.pid}

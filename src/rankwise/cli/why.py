@@ -35,7 +35,7 @@ def why(run: str | None, *, as_json: bool, timeout: Duration) -> None:
     RUN is a run's name as `rankwise ps` shows it, the beginning of one, or the pid of its agent;
     it may be left out while there is only one run.
     """
-    from rankwise.launch.control import ask  # noqa: PLC0415  # not for --help
+    from rankwise.launch.control.client import ask  # noqa: PLC0415  # not for --help
 
     header, *ranks = ask(run_called(run), "why", deadline_after(timeout))
     if as_json:

@@ -26,7 +26,7 @@ from typing import Any
 import msgspec
 
 from rankwise.base.failure import Failure
-from rankwise.launch.failure_report import one_line
+from rankwise.launch.failure_report.words import one_line
 from rankwise.launch.job import Job
 from rankwise.launch.notices import fields_of, line_for_machines, notice
 

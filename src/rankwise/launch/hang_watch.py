@@ -70,7 +70,6 @@ class HangWatch:
         explain: Callable[[], tuple[str, Mapping[int, str]]],
         warn: Callable[[Duration, str], None],
     ) -> None:
-        self._hang_timeout = hang_timeout
         self._host = host
         self._planner = planner
         self._reactor = reactor

@@ -14,8 +14,9 @@ from rankwise.base.failure import (
     OutcomeStatus,
 )
 from rankwise.base.units import Duration, format_duration
-from rankwise.drivers.real.signals import deliver_to_self
-from rankwise.launch.failure_report import ReportContext, compose_report, plain_text
+from rankwise.launch.failure_report.composing import compose_report
+from rankwise.launch.failure_report.model import ReportContext
+from rankwise.launch.failure_report.rendering import plain_text
 from rankwise.launch.function_results import exceptions_by_rank
 from rankwise.launch.job import Job, program_name, restarts_allowed
 from rankwise.launch.log_layout import LogPlaces
@@ -90,7 +91,7 @@ def raise_stopped(supervision: FinishedRun) -> NoReturn:
     signum = supervision.caught_signal
     if signum is None:
         raise GangError("the run was stopped on request before it had finished")
-    deliver_to_self(signum)
+    signal.raise_signal(signum)
     name = signal.Signals(signum).name
     raise GangError(f"the run was stopped by {name} before it had finished")
 
@@ -116,7 +117,8 @@ def stop_in_words(outcome: Outcome, supervision: FinishedRun) -> str:
     text = f"stopped {who} after {format_duration(supervision.elapsed)}"
     if not outcome.stood or not outcome.failures:
         return text
-    from rankwise.launch.failure_report import blocks_of_ranks, lines_of_blocks  # noqa: PLC0415
+    from rankwise.launch.failure_report.composing import blocks_of_ranks  # noqa: PLC0415
+    from rankwise.launch.failure_report.rendering import lines_of_blocks  # noqa: PLC0415
 
     awaited = f": {outcome.awaited}" if outcome.awaited else ""
     return "\n".join([text + awaited, *lines_of_blocks(blocks_of_ranks(outcome.stood))])

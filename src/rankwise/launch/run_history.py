@@ -39,7 +39,7 @@ class RunHistory:
         for failure in own:
             self.failure_counts[failure.cause] = self.failure_counts.get(failure.cause, 0) + 1
         if own:
-            from rankwise.launch.failure_report import one_line  # noqa: PLC0415  # rare
+            from rankwise.launch.failure_report.words import one_line  # noqa: PLC0415  # rare
 
             self.latest_failure = one_line(own[0])
 
@@ -53,7 +53,7 @@ class RunHistory:
         """Take note of an attempt that is over."""
         match announcement:
             case AnnounceRestart():
-                from rankwise.launch.failure_report import one_line  # noqa: PLC0415  # rare
+                from rankwise.launch.failure_report.words import one_line  # noqa: PLC0415  # rare
 
                 failures = announcement.failures
                 self._add(announcement.attempt, one_line(failures[0]))

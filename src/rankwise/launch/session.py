@@ -40,8 +40,8 @@ from rankwise.drivers.real.signals import SignalPipe, end_well, is_default, stop
 from rankwise.launch.cluster.agent_runner import AgentRunner
 from rankwise.launch.cluster.plan import plan_of
 from rankwise.launch.commands import ensure_open_files
-from rankwise.launch.control import ControlServer
 from rankwise.launch.control.answers import ControlAnswers
+from rankwise.launch.control.server import ControlServer
 from rankwise.launch.decoration import FailureDecorator, stood_of
 from rankwise.launch.fork_server import hosting_for
 from rankwise.launch.job import Job

@@ -24,7 +24,6 @@ from rankwise.bell import Bell
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.hosting.hosting import Hosting
 from rankwise.drivers.real.interrupts import gate_here
-from rankwise.drivers.real.signals import deliver_to_self
 from rankwise.launch.job import Job
 from rankwise.launch.log_layout import LogLayout, LogPlaces
 from rankwise.launch.notices import notice
@@ -135,7 +134,7 @@ class Supervision:
             self._tell(self._finished)
         if self._outcome.status is OutcomeStatus.SUCCEEDED and not is_over_for_good:
             for signum in session.late_signals[:1]:
-                deliver_to_self(signum)
+                signal.raise_signal(signum)
         return self._outcome
 
     def _make_session(self, stack: ExitStack) -> Session:
@@ -299,7 +298,8 @@ def tell(outcome: Outcome, supervision: "FinishedRun") -> None:
         elif outcome.status is OutcomeStatus.FAILED:
             # The report's words cost milliseconds of imports, which a success need not pay. It
             # names the logs, and is the last that is said.
-            from rankwise.launch.failure_report import compose_report, write_report  # noqa: PLC0415
+            from rankwise.launch.failure_report.composing import compose_report  # noqa: PLC0415
+            from rankwise.launch.failure_report.rendering import write_report  # noqa: PLC0415  # the same
             from rankwise.launch.outcomes import report_context  # noqa: PLC0415
 
             report = compose_report(outcome, report_context(supervision))

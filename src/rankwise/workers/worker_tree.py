@@ -360,39 +360,27 @@ class WorkerTree:
         subs: bool,
     ) -> None:
         """Give children windows, and let them join."""
-        with self.engine.gate().closed():
-            self._open_domain(name, ranks, buffers, signals, timeout, subs=subs)
-
-    def _open_domain(
-        self,
-        name: str,
-        ranks: Sequence[int] | None,
-        buffers: Mapping[str, tuple[Any, Any]],
-        signals: Sequence[str],
-        timeout: float,
-        *,
-        subs: bool,
-    ) -> None:
         from rankwise.workers.domains import place_domain, plan_domain  # noqa: PLC0415  # numpy
 
-        if name in self._domains:
-            raise TreeValueError(f"there is a domain {name!r} already")
-        base, count, kind = 0, self.next_level_count, self.next_level_kind
-        if subs:
-            base, count, kind = self.first_sub, self.sub_count, "sub worker"
-        ranks = range(count) if ranks is None else ranks
-        for rank in ranks:
-            if not 0 <= rank < count:
-                raise IndexOutOfRange(f"there is no {kind} {rank}: there are {count}")
-        spec = plan_domain(name, ranks, buffers, signals=signals, timeout=timeout)
-        arena = self.engine.arena
-        offset = arena.allocate(spec.region_bytes)
-        spec = spec.at(offset)
-        region = place_domain(arena.memory, spec)
-        members = [base + rank for rank in spec.ranks]
-        self._domains[name] = (spec, region, offset, members)
-        for rank, child in enumerate(members):
-            self.engine.command(child, JOIN + pickle.dumps((spec, rank)))
+        with self.engine.gate().closed():
+            if name in self._domains:
+                raise TreeValueError(f"there is a domain {name!r} already")
+            base, count, kind = 0, self.next_level_count, self.next_level_kind
+            if subs:
+                base, count, kind = self.first_sub, self.sub_count, "sub worker"
+            ranks = range(count) if ranks is None else ranks
+            for rank in ranks:
+                if not 0 <= rank < count:
+                    raise IndexOutOfRange(f"there is no {kind} {rank}: there are {count}")
+            spec = plan_domain(name, ranks, buffers, signals=signals, timeout=timeout)
+            arena = self.engine.arena
+            offset = arena.allocate(spec.region_bytes)
+            spec = spec.at(offset)
+            region = place_domain(arena.memory, spec)
+            members = [base + rank for rank in spec.ranks]
+            self._domains[name] = (spec, region, offset, members)
+            for rank, child in enumerate(members):
+                self.engine.command(child, JOIN + pickle.dumps((spec, rank)))
 
     @property
     def has_domains(self) -> bool:

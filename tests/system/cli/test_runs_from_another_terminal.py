@@ -12,7 +12,8 @@ from running import PATIENCE_S, WITHIN_S, Running, run, start, write_program
 
 from rankwise.base.units import SECOND, Duration
 from rankwise.cli.runs_here import deadline_after
-from rankwise.launch.control import Request, list_runs, listen
+from rankwise.launch.control.client import list_runs, listen
+from rankwise.launch.control.server import Request
 
 pytestmark = pytest.mark.system
 

@@ -20,7 +20,8 @@ from rankwise.cli.doctor import Verdict
 from rankwise.cli.main import invoke
 from rankwise.cli.runs_here import RunNotFound, choose_run
 from rankwise.cli.stacks import render
-from rankwise.launch.control import ControlServer, Reply, Request, RunSummary
+from rankwise.launch.control.client import RunSummary
+from rankwise.launch.control.server import ControlServer, Reply, Request
 
 MEETING = {"nproc": 2, "state": "meeting", "age_s": 65.0, "program": "train.py", "attempt": 0}
 ALONE = MEETING | {

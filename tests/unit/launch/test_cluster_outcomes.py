@@ -14,7 +14,8 @@ from rankwise.base.failure import (
 from rankwise.base.units import Instant
 from rankwise.core.agent.vocabulary import FinishRun
 from rankwise.core.rendezvous.vocabulary import RefusalKind, Refused
-from rankwise.launch.failure_report import ReportContext, compose_report
+from rankwise.launch.failure_report.composing import compose_report
+from rankwise.launch.failure_report.model import ReportContext
 from rankwise.launch.notices import fields_of
 
 KILLED = Failure(

@@ -16,10 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwise.base.units import SECOND, Instant
-from rankwise.launch.control import (
-    ControlServer,
-    Reply,
-    Request,
+from rankwise.launch.control.addresses import parse_name, socket_name
+from rankwise.launch.control.client import (
     RunSummary,
     RunUnreachable,
     ask,
@@ -28,8 +26,7 @@ from rankwise.launch.control import (
     list_runs,
     listen,
 )
-from rankwise.launch.control.addresses import parse_name, socket_name
-from rankwise.launch.control.server import Question
+from rankwise.launch.control.server import ControlServer, Question, Reply, Request
 
 PATIENCE_S = 60.0
 

@@ -19,11 +19,11 @@ from rankwise.base.failure import (
     OutcomeStatus,
 )
 from rankwise.base.units import Duration, Instant
-from rankwise.launch.failure_report import (
+from rankwise.launch.failure_report.composing import compose_report
+from rankwise.launch.failure_report.model import ReportContext
+from rankwise.launch.failure_report.rendering import (
     Look,
-    ReportContext,
     boxed_text,
-    compose_report,
     look_of,
     plain_text,
     write_report,

@@ -7,12 +7,7 @@ from hypothesis import strategies as st
 from rankwise.base.failure import ErrorRecord, ExitStatus, Failure, FailureCause
 from rankwise.base.units import Instant
 from rankwise.base.wording import ranks_in_words
-from rankwise.launch.failure_report import (
-    describe_signal,
-    exit_in_words,
-    hint_for,
-    one_line,
-)
+from rankwise.launch.failure_report.hints import hint_for
 from rankwise.launch.failure_report.text import (
     as_on_terminal,
     first_line,
@@ -21,6 +16,7 @@ from rankwise.launch.failure_report.text import (
     shorten,
     shorten_lines,
 )
+from rankwise.launch.failure_report.words import describe_signal, exit_in_words, one_line
 
 CHAINED = """\
 Traceback (most recent call last):

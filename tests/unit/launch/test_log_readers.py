@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from rankwise.base.units import Instant
-from rankwise.launch.control import ControlServer, Reply, Request
 from rankwise.launch.control.addresses import socket_name
+from rankwise.launch.control.server import ControlServer, Reply, Request
 from rankwise.launch.log_readers import (
     UNSENT_BYTES_MAX,
     FollowedStream,

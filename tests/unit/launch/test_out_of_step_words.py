@@ -12,7 +12,9 @@ from rankwise.base.failure import (
 )
 from rankwise.base.units import Instant
 from rankwise.compat.torch.elastic.multiprocessing.results import process_failures
-from rankwise.launch.failure_report import ReportContext, render_plain
+from rankwise.launch.failure_report.composing import compose_report
+from rankwise.launch.failure_report.model import ReportContext
+from rankwise.launch.failure_report.rendering import plain_text
 from rankwise.launch.failure_report.stacks import innermost_frames, place_in_program
 from rankwise.launch.spawning import exception_for
 
@@ -56,7 +58,7 @@ def report_of(detail: str, stacks: str, code: int = -15) -> str:
         rank=0,
     )
     outcome = Outcome(status=OutcomeStatus.FAILED, attempts=1, failures=(root, waiting))
-    return render_plain(outcome, ReportContext(program="train.py", nprocs=2))
+    return plain_text(compose_report(outcome, ReportContext(program="train.py", nprocs=2)))
 
 
 def test_the_culprit_is_told_with_where_it_is() -> None:
@@ -94,7 +96,7 @@ def test_of_two_ranks_that_disagree_none_is_told_as_the_culprit() -> None:
     )
     outcome = Outcome(status=OutcomeStatus.FAILED, attempts=1, failures=failures)
 
-    report = render_plain(outcome, ReportContext(program="train.py", nprocs=2))
+    report = plain_text(compose_report(outcome, ReportContext(program="train.py", nprocs=2)))
 
     assert report.splitlines()[:4] == [
         "train.py failed",

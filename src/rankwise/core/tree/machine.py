@@ -44,13 +44,12 @@ from typing import TYPE_CHECKING, Any
 
 from rankwise.base.errors import RemoteProtocolError
 from rankwise.base.units import Instant, after
-from rankwise.core.tree.admission import check_child, check_group, refuse_width
+from rankwise.core.tree.admission import Ring, check_child, check_group, refuse_width
 from rankwise.core.tree.hazards import Hazards
 from rankwise.core.tree.heap import Heap
 from rankwise.core.tree.memory import Memory
 from rankwise.core.tree.placement import Placement
 from rankwise.core.tree.queues import Queues
-from rankwise.core.tree.ring import Ring
 from rankwise.core.tree.state import Child, Task, TaskState, root_of
 from rankwise.core.tree.vocabulary import (
     FAILED_BIT,

@@ -130,14 +130,3 @@ def stop_self() -> None:
     handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
     signal.raise_signal(signal.SIGTSTP)
     signal.signal(signal.SIGTSTP, handler)
-
-
-def deliver_to_self(signum: int, on_default: Callable[[], None] | None = None) -> None:
-    """Let a signal take the effect it would have had, after our handlers are gone.
-
-    A KeyboardInterrupt, the caller's own handler or the default action; `on_default` runs first
-    when it is the default action, which usually ends the process.
-    """
-    if on_default is not None and signal.getsignal(signum) is signal.SIG_DFL:
-        on_default()
-    signal.raise_signal(signum)

@@ -214,7 +214,6 @@ class Execution:
         self.pacing: Pacing | None = None
         self.wait = wait
         self._name = name
-        self.changes_seen = -1
         self._program_ids: dict[int, Array] = {}
         self._last_probe: dict[tuple[Any, ...], Any] = {}
         self.deferred: list[Deferred] = []

@@ -14,7 +14,7 @@ from typing import Self
 import pytest
 
 from rankwise.drivers.real import signals
-from rankwise.drivers.real.signals import SignalPipe, deliver_to_self
+from rankwise.drivers.real.signals import SignalPipe
 
 
 @pytest.fixture(autouse=True)
@@ -156,8 +156,3 @@ def test_outside_the_main_thread_nothing_is_touched() -> None:
     thread.join()
 
     assert active == [False]
-
-
-def test_a_delivered_interrupt_is_a_keyboard_interrupt() -> None:
-    with pytest.raises(KeyboardInterrupt):
-        deliver_to_self(signal.SIGINT)

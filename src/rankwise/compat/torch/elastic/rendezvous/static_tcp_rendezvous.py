@@ -3,7 +3,6 @@
 import datetime as dt
 from typing import Any
 
-from rankwise.base.errors import ConfigError
 from rankwise.compat.torch.elastic.rendezvous.api import (
     RendezvousHandler,
     RendezvousInfo,
@@ -11,6 +10,7 @@ from rankwise.compat.torch.elastic.rendezvous.api import (
     RendezvousStoreInfo,
 )
 from rankwise.compat.torch.elastic.rendezvous.utils import parse_rendezvous_endpoint
+from rankwise.compat.torch.elastic.utils.distributed import torch_distributed
 
 __all__ = ["StaticTCPRendezvous", "create_rdzv_handler"]
 
@@ -55,7 +55,10 @@ class StaticTCPRendezvous(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Meet in the store; the first time waits until it is there."""
-        dist = _torch_distributed()
+        dist = torch_distributed(
+            "the static rendezvous of rankwise.compat meets in torch's TCPStore",
+            "pip install torch, or use the backend embedded",
+        )
         if self._store is None:
             self._store = dist.TCPStore(
                 self.master_addr,
@@ -121,15 +124,3 @@ def create_rdzv_handler(params: RendezvousParameters) -> RendezvousHandler:
         params.run_id,
         int(params.config.get("timeout", _TIMEOUT_S)),
     )
-
-
-def _torch_distributed() -> Any:
-    try:
-        import torch.distributed as dist  # noqa: PLC0415  # two seconds, and only for this
-    except ImportError as error:
-        raise ConfigError(
-            "the static rendezvous of rankwise.compat meets in torch's TCPStore, and torch is not "
-            "installed",
-            hint="pip install torch, or use the backend embedded",
-        ) from error
-    return dist

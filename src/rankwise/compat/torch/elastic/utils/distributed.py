@@ -50,7 +50,7 @@ def create_c10d_store(
             f"server_port must be specified when world_size > 1, got server_port={server_port}, "
             f"world_size={world_size}"
         )
-    dist = _torch_distributed()
+    dist = torch_distributed()
     if use_libuv is None:
         use_libuv = os.environ.get("USE_LIBUV", "1") == "1"
     for attempts_left in range(retries - 1, -1, -1):
@@ -85,11 +85,16 @@ def get_socket_with_port() -> socket.socket:
     return _get_socket_with_port()
 
 
-def _torch_distributed() -> Any:
+def torch_distributed(
+    lack: str = "a c10d store is torch's", hint: str = "pip install torch"
+) -> Any:
+    """The module, whose import takes two seconds.
+
+    Raises:
+        ConfigError: torch is not installed; begins with what lacks it.
+    """
     try:
-        import torch.distributed as dist  # noqa: PLC0415  # two seconds, and only for this
+        import torch.distributed as dist  # noqa: PLC0415  # see above
     except ImportError as error:
-        raise ConfigError(
-            "a c10d store is torch's, and torch is not installed", hint="pip install torch"
-        ) from error
+        raise ConfigError(f"{lack}, and torch is not installed", hint=hint) from error
     return dist
