@@ -9,9 +9,11 @@ between its first and its last, as on a device.
 import ctypes
 import gc
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
+from weakref import ref
 
 import numpy as np
 
@@ -101,6 +103,22 @@ HOST_MACHINE: ContextVar[HostMachine | None] = ContextVar("host_machine", defaul
 """Where kernels are launched whose arguments lie on no machine; None is the emulator."""
 
 
+class Others(Protocol):
+    """Those beside this thread who use the same memory, while its launches run."""
+
+    def wait(self, awaited: str) -> None:
+        """Let them run until one has changed memory; `awaited` says what the kernel waits for."""
+        ...
+
+    def notify(self) -> None:
+        """Tell them that a kernel may have changed memory."""
+        ...
+
+
+OTHERS: ContextVar[Others | None] = ContextVar("others", default=None)
+"""Whom a kernel may wait for that waits for none of its own programs; None is nobody."""
+
+
 def launcher_among(values: Iterable[Any]) -> Callable[..., Any] | None:
     """How to launch a kernel where the first of `values` that is on a simulated machine does.
 
@@ -172,6 +190,7 @@ class Arguments:
         if kernel_buffer is not None:
             found = kernel_buffer()
             assert isinstance(found, Buffer)
+            found.name = found.name or name
             return found
         if isinstance(value, TypedArray):
             return _array_buffer(name, value.array, value.dtype)
@@ -199,12 +218,33 @@ def tensor_around(address: int) -> Buffer | None:
     torch = sys.modules.get("torch")
     if torch is None:
         return None
+    for reference in _found_lately:
+        buffer = _buffer_around(address, reference())
+        if buffer is not None:
+            return buffer
     for candidate in gc.get_objects():
         if type(candidate) is torch.Tensor and candidate.device.type == "cpu":
-            buffer = Arguments().buffer("tensor", candidate)
-            if buffer is not None and 0 <= address - buffer.address < buffer.size_bytes:
+            buffer = _buffer_around(address, candidate)
+            if buffer is not None:
+                _found_lately.appendleft(ref(candidate))
                 return buffer
     return None
+
+
+_found_lately: deque[Any] = deque(maxlen=64)
+"""References to tensors: to look through all objects takes a tenth of a second."""
+
+
+def _buffer_around(address: int, candidate: Any) -> Buffer | None:
+    if candidate is None:
+        return None
+    buffer = Arguments().buffer(getattr(candidate, NAME_IN_KERNELS, "tensor"), candidate)
+    is_around = buffer is not None and 0 <= address - buffer.address < buffer.size_bytes
+    return buffer if is_around else None
+
+
+NAME_IN_KERNELS = "name_in_kernels"
+"""An attribute of tensors: how messages call those that kernels find by their addresses."""
 
 
 def _number(value: Any) -> tensor:
