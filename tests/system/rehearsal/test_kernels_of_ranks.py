@@ -108,6 +108,40 @@ print("equal", torch.allclose(trained(Linear), trained(torch.nn.Linear), atol=1e
 """
 )
 
+PARALLEL = (
+    LAYER
+    + """
+from torch.distributed.fsdp import fully_shard
+
+dist.init_process_group("nccl")
+rank, size = dist.get_rank(), dist.get_world_size()
+
+
+def trained(kind):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(kind(32, 64, bias=False), torch.nn.ReLU(), kind(64, 16, bias=False))
+    model.cuda()
+    for layer in (model[0], model[2], model):
+        fully_shard(layer)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    torch.manual_seed(1 + rank)
+    for _ in range(3):
+        model(torch.randn(16, 32, device="cuda")).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return torch.cat([each.full_tensor().detach().flatten() for each in model.parameters()])
+
+
+print("sharded", torch.allclose(trained(Linear), trained(torch.nn.Linear), atol=1e-5))
+torch.manual_seed(0)
+x, first, second = torch.randn(16, 32), torch.randn(64, 32), torch.randn(8, 64)
+mine = slice(rank * 64 // size, (rank + 1) * 64 // size)
+out = Product.apply(torch.relu(Product.apply(x.cuda(), first[mine].cuda())), second[:, mine].cuda())
+dist.all_reduce(out)
+print("parallel", torch.allclose(out, torch.relu(x @ first.T) @ second.T, rtol=1e-4, atol=1e-4))
+"""
+)
+
 BEYOND = (
     SCALE
     + """
@@ -146,6 +180,13 @@ def test_a_layer_of_kernels_trains_as_that_of_torch(tmp_path: Path, world: str) 
     finished = ranks(write_program(tmp_path, TRAINING), f"--on={world}", "--device=cuda")
 
     assert finished.lines == ["equal True"] * 2
+
+
+@pytest.mark.torch
+def test_parameters_of_kernels_can_be_sharded_and_split(tmp_path: Path) -> None:
+    finished = ranks(write_program(tmp_path, PARALLEL), "--on=sim:pod64", "--device=cuda")
+
+    assert sorted(finished.lines) == ["parallel True"] * 2 + ["sharded True"] * 2
 
 
 def test_a_launch_takes_the_time_that_it_takes_on_the_machine(tmp_path: Path) -> None:

@@ -173,9 +173,10 @@ class KernelTimes:
         name = function.__name__
         if name not in self._complained_of:
             self._complained_of.add(name)
+            why, _, _ = str(trial).partition("\n")
             self._say(
                 f"kernel {name} cannot be timed on {self._prediction.topology.name}, and is charged"
-                f" as one pass over its arguments: {trial}"
+                f" as one pass over its arguments: {why}"
             )
         work = _work(function, given, None)
         return PricedWork(work, self._prediction.costs.time(work))

@@ -286,7 +286,10 @@ def _array_buffer(name: str, array: Array, type_: dtype) -> Buffer:
 
 
 def _torch_buffer(name: str, value: Any) -> Buffer:
-    """A torch tensor on the CPU; types that numpy has not are read as integers of their size."""
+    """A torch tensor on the CPU, or what another library's class says of such memory.
+
+    Its `numpy()` is not asked: storage that numpy has seen can never be resized, which FSDP does.
+    """
     device = getattr(getattr(value, "device", None), "type", "cpu")
     if device != "cpu":
         raise LocalProtocolError(
@@ -294,27 +297,23 @@ def _torch_buffer(name: str, value: Any) -> Buffer:
             hint="move it with .cpu()",
         )
     type_ = t.dtype_named(str(value.dtype))
-    if not hasattr(value, "numpy"):
-        return _array_buffer(name, _at_address(value, type_), type_)
-    bits = value.detach() if hasattr(value, "detach") else value
-    if 0 in bits.stride() and bits.numel() > 1:
+    sizes, steps = list(value.shape), list(value.stride())
+    if 0 in steps and 0 not in sizes and hasattr(value, "untyped_storage"):
         # An axis that is repeated says nothing of how far the kernel goes along it.
-        reach = bits.untyped_storage().nbytes() // type_.itemsize - bits.storage_offset()
-        bits = bits.as_strided((reach,), (1,))
-    if type_.is_bf16() or type_.is_fp8():
-        torch = sys.modules[type(value).__module__.partition(".")[0]]
-        bits = bits.view(torch.uint8 if type_.is_fp8() else torch.int16)
-    return _array_buffer(name, bits.numpy().view(type_.storage), type_)
+        sizes = [value.untyped_storage().nbytes() // type_.itemsize - value.storage_offset()]
+        steps = [1]
+    return _array_buffer(name, _at_address(value, sizes, steps, type_), type_)
 
 
-def _at_address(value: Any, type_: dtype) -> Array:
-    """What a library's own class describes by `data_ptr()`, shape and strides, as an array."""
-    sizes, steps = list(value.shape), [step * type_.itemsize for step in value.stride()]
-    reach = [(size - 1) * step for size, step in zip(sizes, steps, strict=True)]
+def _at_address(value: Any, sizes: list[int], steps: list[int], type_: dtype) -> Array:
+    """What lies at `data_ptr()`, as an array, which keeps its owner alive."""
     if 0 in sizes:
         return np.empty(sizes, type_.storage)
+    steps = [step * type_.itemsize for step in steps]
+    reach = [(size - 1) * step for size, step in zip(sizes, steps, strict=True)]
     before, after = -sum(min(each, 0) for each in reach), sum(max(each, 0) for each in reach)
     run = (ctypes.c_uint8 * (before + after + type_.itemsize)).from_address(
         value.data_ptr() - before
     )
+    run.owner = value
     return np.ndarray(sizes, type_.storage, buffer=run, offset=before, strides=steps)

@@ -248,7 +248,13 @@ class _Launching:
         launch, body = function.prepared(given, sizes)
         launch.computes = False
         launch.stages = stages
-        return recorded(launch, body, sizes[0] * sizes[1] * sizes[2], self._behind)
+        # A program that cannot be recorded may have taken a lock before that was found.
+        before = [(buffer.flat, buffer.flat.copy()) for buffer in self._behind.values()
+                  if not buffer.dtype.is_floating()]  # fmt: skip
+        found = recorded(launch, body, sizes[0] * sizes[1] * sizes[2], self._behind)
+        for flat, values in before:
+            flat[:] = values
+        return found
 
     def _repeated(self, name: str, recordings: tuple[Recording, ...]) -> list[Process]:
         """Start a process for each program of a recording."""

@@ -8,6 +8,7 @@ import pytest
 from rankwise.sim import load_topology, triton
 from rankwise.sim.prediction import Prediction
 from rankwise.sim.prediction.kernels import KernelTimes
+from rankwise.sim.triton import execution as triton_execution
 from rankwise.sim.triton import language as tl
 from rankwise.sim.triton.kernel_runner import tried
 
@@ -24,6 +25,23 @@ def picked(x_ptr: Any, choice_ptr: Any, BLOCK: tl.constexpr) -> None:
     for _ in range(tl.load(choice_ptr)):
         places = x_ptr + tl.arange(0, BLOCK)
         tl.store(places, tl.load(places) + 1)
+
+
+@triton.jit
+def in_turn(x_ptr: Any, lock_ptr: Any, BLOCK: tl.constexpr) -> None:
+    while tl.atomic_cas(lock_ptr, 0, 1) == 1:
+        pass
+    places = x_ptr + tl.arange(0, BLOCK)
+    tl.store(places, tl.load(places) + 1)
+    tl.atomic_xchg(lock_ptr, 0)
+
+
+@triton.jit
+def positive(x_ptr: Any, BLOCK: tl.constexpr) -> None:
+    x = tl.load(x_ptr + tl.arange(0, BLOCK))
+    tl.device_assert(tl.exp(x) / x > 0)
+    tl.assume(tl.sum(x) > 0)
+    tl.store(x_ptr + tl.arange(0, BLOCK), -x)
 
 
 class Launches:
@@ -96,6 +114,27 @@ def test_whole_numbers_in_memory_say_what_there_is_to_do(launches: Launches) -> 
     )
 
     assert many > 4 * few
+
+
+def test_programs_that_take_a_lock_take_longer_the_more_there_are(launches: Launches) -> None:
+    x, lock = np.zeros(64, np.float32), np.zeros(1, np.int32)
+
+    few, many = (launches.time(in_turn, x, lock, grid=grid) for grid in (2, 32))
+
+    assert launches.said == []
+    assert many > few
+    assert x.tolist() == [34.0] * 64
+
+
+def test_what_a_kernel_asserts_of_its_values_is_asserted_where_they_are_computed(
+    launches: Launches,
+) -> None:
+    x = np.ones(64, np.float32)
+
+    assert launches.time(positive, x, grid=1) > 0
+    assert launches.said == []
+    with pytest.raises(triton_execution.DeviceAssertion, match=r"positive.*program \(0, 0, 0\)"):
+        launches.time(positive, x, grid=1)
 
 
 def test_a_launch_of_no_programs_takes_no_time(launches: Launches) -> None:
