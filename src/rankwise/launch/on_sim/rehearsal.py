@@ -8,6 +8,7 @@ the run.
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -46,6 +47,7 @@ from rankwise.launch.on_sim.output import Console, Output, write_all
 from rankwise.launch.on_sim.ranks import RankRecords, VirtualClock
 from rankwise.launch.run_history import RunHistory
 from rankwise.sim.rehearsal.faults import Fault, FaultOfNode, Faults
+from rankwise.sim.rehearsal.first_import import FirstImport
 from rankwise.sim.rehearsal.places import place_of, places_of
 from rankwise.sim.rehearsal.scheduler import NOTICE_S, Rank
 from rankwise.sim.rehearsal.schedules import Schedule
@@ -182,6 +184,7 @@ class Rehearsal:
                 has_virtual_clock=self._has_virtual_clock,
             )
         )
+        self._watch_for_triton(world, stack)
         clock = VirtualClock(world, self._clock.wall_ns)
         world.scheduler.on_held = self._tell_who_holds
         hang_timeout = self.job.gang.hang_timeout
@@ -239,6 +242,19 @@ class Rehearsal:
                 for each in outcome.failures
             ),
         )
+
+    def _watch_for_triton(self, world: World, stack: ExitStack) -> None:
+        """Have the ranks find the emulator of Triton when one of them imports that."""
+
+        def find() -> None:
+            from rankwise.sim.prediction.kernels import find_triton  # noqa: PLC0415  # only then
+
+            stack.callback(find_triton(world, self._say))
+
+        if "rankwise.sim.prediction.kernels" in sys.modules:
+            find()  # what ranks share may have been imported in an earlier run
+        else:
+            stack.enter_context(FirstImport("triton", library="torch", then=find))
 
     def _run_nodes(self, nodes: SimulatedNodes, records: RankRecords) -> None:
         """Let ranks and nodes go on until the last agent has finished."""

@@ -201,9 +201,10 @@ class Prediction:
         self.network = Network(topology)
         self.clocks: dict[int, RankClock] = {}
         self.op_log = OpLog()
-        self.works: dict[Work, PricedWork] = {}
+        self.works: list[PricedWork] = []
         self.keeps_log = keeps_log
         self._begun_at = 0
+        self._prices: dict[Work, PricedWork] = {}
         self._group_free: dict[str, int] = {}
         self._way_free: dict[tuple[int, int], int] = {}
 
@@ -263,10 +264,15 @@ class Prediction:
 
     def price(self, work: Work) -> PricedWork:
         """How long an operation takes; the same work has one price."""
-        priced = self.works.get(work)
+        priced = self._prices.get(work)
         if priced is None:
-            priced = self.works[work] = PricedWork(work, self.costs.time(work))
+            priced = self._prices[work] = PricedWork(work, self.costs.time(work))
+            self.note(priced)
         return priced
+
+    def note(self, priced: PricedWork) -> None:
+        """Have an operation reported, with how often it has been carried out."""
+        self.works.append(priced)
 
     def log(  # noqa: PLR0917  # a row of a table
         self, clock: RankClock, kind: str, name: str, start: int, end: int, work: Work | None = None

@@ -153,7 +153,7 @@ def rank_rows(prediction: Prediction) -> list[tuple[str, ...]]:
 def results_of(prediction: Prediction, program: str) -> list[BenchResult]:
     """The operations that took most of the time, by name, all ranks together."""
     by_name: dict[str, list[PricedWork]] = {}
-    for priced in prediction.works.values():
+    for priced in prediction.works:
         by_name.setdefault(priced.work.name, []).append(priced)
     results = [_result(prediction, program, each) for _, each in sorted(by_name.items())]
     return sorted(results, key=lambda result: -result.time_ps)[:OPERATIONS_SHOWN]

@@ -14,6 +14,7 @@ from typing import Any, Self, TextIO
 
 from rankwise.base.errors import LocalProtocolError
 from rankwise.sim.rehearsal.belongings import ProcessBelongings, RankProcess
+from rankwise.sim.rehearsal.changes import Changes
 from rankwise.sim.rehearsal.faults import Faults
 from rankwise.sim.rehearsal.meetings import Conditions, Group
 from rankwise.sim.rehearsal.scheduler import Rank, Scheduler
@@ -50,6 +51,7 @@ class World:
         size: how many ranks the present attempt has.
         steps: how many steps each rank has begun that counts them.
         shared: other values that ranks share, by name.
+        changes: those who wait for memory to change.
         last_step: the one after which all of them stop; None until they are asked to stop.
     """
 
@@ -90,6 +92,7 @@ class World:
         self.steps: dict[int, int] = {}
         self.last_step: int | None = None
         self.shared: dict[str, Any] = {}
+        self.changes = Changes()
         self._at_end_of_ranks: list[Callable[[Rank], None]] = []
         self._stack = ExitStack()
 

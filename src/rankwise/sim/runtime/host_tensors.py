@@ -7,7 +7,7 @@ sees what it has stored, without a copy. Arguments that share memory share it th
 """
 
 import ctypes
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from typing import Any
@@ -27,19 +27,24 @@ class LentTensor:
     Attributes:
         address: the virtual address of its first element on the device.
         kind: its element type.
-        name: how messages call it.
+        name: empty: messages call it as the kernel's parameter is called.
     """
+
+    name = ""
 
     def __init__(self, tensor: Any, buffer: Buffer, address: int) -> None:
         self._tensor = tensor
-        self._elements = len(buffer.flat)
+        self._buffer = buffer
         self.kind = buffer.dtype
         self.address = address
-        self.name = buffer.name
 
     def numel(self) -> int:
         """How many elements lie between its first and its last."""
-        return self._elements
+        return len(self._buffer.flat)
+
+    def kernel_buffer(self) -> Buffer:
+        """The same elements where they lie on the host."""
+        return self._buffer
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tensor, name)
@@ -59,13 +64,21 @@ class _HostMachine:
         return self._context.now
 
     def launch(self, kernel: Any, grid: Any, *args: Any, **meta: Any) -> Any:
-        lending = _Lending(self._context)
-        try:
-            lent = lending.lent([*args, *meta.values()])
-            names = dict(zip(meta, lent[len(args) :], strict=True))
-            return self._context.launch(kernel, grid, *lent[: len(args)], **names)
-        finally:
-            lending.end()
+        with lent(self._context, args, meta) as (on_device, by_name):
+            return self._context.launch(kernel, grid, *on_device, **by_name)
+
+
+@contextmanager
+def lent(
+    context: RuntimeContext, args: Sequence[Any], meta: Mapping[str, Any]
+) -> Iterator[tuple[list[Any], dict[str, Any]]]:
+    """The arguments of a launch as the device sees them, with the memory that they lie in."""
+    lending = _Lending(context)
+    try:
+        values = lending.lent([*args, *meta.values()])
+        yield values[: len(args)], dict(zip(meta, values[len(args) :], strict=True))
+    finally:
+        lending.end()
 
 
 @contextmanager
@@ -156,7 +169,7 @@ def _collect(value: Any, buffers: dict[int, Buffer]) -> None:
         for each in value:
             _collect(each, buffers)
     elif id(value) not in buffers and not isinstance(value, np.generic):
-        buffer = Arguments().buffer("tensor", value)
+        buffer = Arguments().buffer("", value)
         if buffer is not None:
             buffers[id(value)] = buffer
 

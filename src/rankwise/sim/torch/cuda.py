@@ -1,8 +1,9 @@
 """CUDA devices that are modelled: what scripts for CUDA ask for is done by the CPU.
 
 A rank with such devices has a mode in its thread that turns each `device="cuda"`, `.to("cuda:1")`
-and `.cuda()` into the CPU; tensors are copied where a real device would get a copy, and say that
-they are on the CPU. What of `torch.cuda` scripts use is replaced: one device for each rank of the
+and `.cuda()` into the CPU; tensors are copied where a real device would get a copy. They say that
+they are on the CPU, but that they are of CUDA (`is_cuda`) if it is not torch that asks, since
+programs assert it. What of `torch.cuda` scripts use is replaced: one device for each rank of the
 node, streams that do everything at once, events that tell time. Autocasting for CUDA is that of the
 CPU, to float16 if no type is given.
 
@@ -10,10 +11,11 @@ There is no memory of its own: queries say that nothing is used of 80 GiB.
 """
 
 import os
+import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager, nullcontext
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any, Self
 
 import torch
@@ -26,6 +28,7 @@ from rankwise.sim.rehearsal.world import running_rank
 _MEMORY_BYTES = 80 << 30
 _CPU, _CUDA = torch.device("cpu"), torch.device("cuda")
 _KEY = "modelled cuda"
+_IS_CUDA = Tensor.is_cuda.__get__
 
 
 class OnCpu(TorchFunctionMode):  # type: ignore[misc]  # torch is untyped here
@@ -36,6 +39,8 @@ class OnCpu(TorchFunctionMode):  # type: ignore[misc]  # torch is untyped here
     ) -> Any:
         """Call a function of torch with other devices."""
         del types
+        if func == _IS_CUDA:
+            return not _is_asked_by_torch(sys._getframe(1)) or func(*args)  # noqa: SLF001  # no other way to the caller
         kwargs = dict(kwargs or {})
         if func is Tensor.cuda:
             return args[0].clone()
@@ -53,6 +58,11 @@ class OnCpu(TorchFunctionMode):  # type: ignore[misc]  # torch is untyped here
         is_moved = func is Tensor.cpu or (func is Tensor.to and is_to_cuda)
         result = func(*moved[0], **moved[1])
         return result.clone() if is_moved and result is args[0] else result
+
+
+def _is_asked_by_torch(frame: FrameType) -> bool:
+    """Whether it is torch itself that asks, which has to go on as on the CPU."""
+    return str(frame.f_globals.get("__name__")).partition(".")[0] == "torch"
 
 
 def _moved(value: Any) -> Any:
@@ -230,6 +240,13 @@ def model_cuda() -> Callable[[], None]:
         begin(*args, **options)
 
     replace(torch.distributed, "init_process_group", begin_group)
+    engine = torch.autograd._engine_run_backward  # noqa: SLF001  # no mode is entered below it
+
+    def run_backward(*args: Any, **options: Any) -> Any:
+        with OnCpu():
+            return engine(*args, **options)
+
+    replace(torch.autograd, "_engine_run_backward", run_backward)
     to = torch.nn.Module.to
 
     def module_to(self: Any, *args: Any, **options: Any) -> Any:

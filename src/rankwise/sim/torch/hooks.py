@@ -18,6 +18,8 @@ What is touched:
   on a modelled machine; the public way would leave marks in torch that other threads see.
 - `torch.distributed._symmetric_memory`: the class of C++ behind it, and `torch.ops.symm_mem` for
   tensors on the CPU (`symmetric_memory`).
+- `torch.autograd._engine_run_backward`: what a program's own functions do in backward is meant for
+  CUDA as well (`cuda`).
 - `torch.UntypedStorage.resize_`, `torch.cuda.Event`, `torch.cuda.synchronize`: the memory and
   the time of the modelled machine.
 """

@@ -58,8 +58,11 @@ class _Allocation:
     """
 
     def __init__(self, memory: Tensor, pad_bytes: int, group_name: str) -> None:
+        number = _running().number
         self.memory = memory
+        self.memory.name_in_kernels = f"symmetric memory of rank {number}"
         self.pad = torch.zeros(pad_bytes // _WORD_BYTES, dtype=torch.int32)
+        self.pad.name_in_kernels = f"signal pad of rank {number}"
         self.arrivals: dict[int, int] = {}
         self.group_name = group_name
         self.handles: dict[str, RehearsedSymmetricMemory] = {}
@@ -78,7 +81,9 @@ class _Allocation:
         until = after(scheduler.now, patience) if patience else None
         while int(self.pad[word]) != value:
             change = self._changes[word] = awaited()
-            if not scheduler.wait(change, until):
+            with present_world().changes.awaited_by_rank(change):
+                has_changed = scheduler.wait(change, until)
+            if not has_changed:
                 raise CollectiveTimeout(
                     f"waited {format_duration(patience)} of virtual time for {change.told()}"
                 )
@@ -94,6 +99,7 @@ class _Allocation:
             change = self._changes.pop(word, None)
             if change is not None:
                 change.open()
+        present_world().changes.made_by_rank()
 
 
 class _Signal(Gate):
@@ -167,6 +173,7 @@ class RehearsedSymmetricMemory(metaclass=_OfRank):
         rank, world_size: this rank's place in the group, and how many ranks it has.
         offset: where the tensor of the rendezvous begins in its allocation, in bytes.
         buffer_ptrs, signal_pad_ptrs: where each rank's part begins.
+        buffer_ptrs_dev, signal_pad_ptrs_dev: where a kernel finds these numbers.
         buffer_size: bytes of one part.
         multicast_ptr: always 0: there are no multicast addresses.
     """
@@ -183,6 +190,10 @@ class RehearsedSymmetricMemory(metaclass=_OfRank):
         self.offset = offset
         self.buffer_ptrs = [part.memory.data_ptr() for part in parts]
         self.signal_pad_ptrs = [part.pad.data_ptr() for part in parts]
+        self._tables = torch.tensor([self.buffer_ptrs, self.signal_pad_ptrs])
+        self.buffer_ptrs_dev, self.signal_pad_ptrs_dev = (
+            table.data_ptr() for table in self._tables
+        )
         self.buffer_size = parts[0].memory.nbytes
         self._pad_bytes = int(parts[0].pad.nbytes)
 
@@ -301,7 +312,8 @@ class RehearsedSymmetricMemory(metaclass=_OfRank):
         own.set_words(word, 1, 0)
         clock = _clock()
         if clock is not None:
-            clock.wait_until(own.arrivals.pop(word, 0))
+            # Of a signal by a kernel it is not known more than that.
+            clock.wait_until(own.arrivals.pop(word, present_world().changes.time))
 
     def barrier(self, channel: int = 0, timeout_ms: int = 0) -> None:
         """Wait until all ranks have come."""

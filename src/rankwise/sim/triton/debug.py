@@ -46,6 +46,8 @@ def static_print(
 
 def device_assert(cond: Any, msg: Any = "", mask: Any = None) -> None:
     """Stop the launch where a condition does not hold."""
+    if not active().launch.computes:
+        return
     condition = to_tensor(cond)
     failed = condition.data == 0
     if mask is not None:
@@ -85,6 +87,8 @@ def debug_barrier() -> None:
 
 def assume(cond: Any) -> None:
     """A promise to the compiler; it is checked here."""
+    if not active().launch.computes:
+        return
     condition = to_tensor(cond)
     if not condition.data.all():
         position = int(np.argwhere(condition.data == 0)[0][0])

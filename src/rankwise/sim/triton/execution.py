@@ -300,6 +300,8 @@ class Execution:
             if self.wait is None:
                 raise MustInterleave
             word = Word(buffer, element, int(index.reshape(-1)[0]))
+            if self.observer is not None and word.value != value.reshape(-1)[0].item():
+                return  # it has changed while the look at it took its time
             self.wait(Change(word, self.launch.memory.setters))
         else:
             self._last_probe[where] = seen

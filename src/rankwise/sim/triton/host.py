@@ -9,9 +9,11 @@ between its first and its last, as on a device.
 import ctypes
 import gc
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
+from weakref import ref
 
 import numpy as np
 
@@ -101,6 +103,22 @@ HOST_MACHINE: ContextVar[HostMachine | None] = ContextVar("host_machine", defaul
 """Where kernels are launched whose arguments lie on no machine; None is the emulator."""
 
 
+class Others(Protocol):
+    """Those beside this thread who use the same memory, while its launches run."""
+
+    def wait(self, awaited: str) -> None:
+        """Let them run until one has changed memory; `awaited` says what the kernel waits for."""
+        ...
+
+    def notify(self) -> None:
+        """Tell them that a kernel may have changed memory."""
+        ...
+
+
+OTHERS: ContextVar[Others | None] = ContextVar("others", default=None)
+"""Whom a kernel may wait for that waits for none of its own programs; None is nobody."""
+
+
 def launcher_among(values: Iterable[Any]) -> Callable[..., Any] | None:
     """How to launch a kernel where the first of `values` that is on a simulated machine does.
 
@@ -172,6 +190,7 @@ class Arguments:
         if kernel_buffer is not None:
             found = kernel_buffer()
             assert isinstance(found, Buffer)
+            found.name = found.name or name
             return found
         if isinstance(value, TypedArray):
             return _array_buffer(name, value.array, value.dtype)
@@ -199,12 +218,33 @@ def tensor_around(address: int) -> Buffer | None:
     torch = sys.modules.get("torch")
     if torch is None:
         return None
+    for reference in _found_lately:
+        buffer = _buffer_around(address, reference())
+        if buffer is not None:
+            return buffer
     for candidate in gc.get_objects():
         if type(candidate) is torch.Tensor and candidate.device.type == "cpu":
-            buffer = Arguments().buffer("tensor", candidate)
-            if buffer is not None and 0 <= address - buffer.address < buffer.size_bytes:
+            buffer = _buffer_around(address, candidate)
+            if buffer is not None:
+                _found_lately.appendleft(ref(candidate))
                 return buffer
     return None
+
+
+_found_lately: deque[Any] = deque(maxlen=64)
+"""References to tensors: to look through all objects takes a tenth of a second."""
+
+
+def _buffer_around(address: int, candidate: Any) -> Buffer | None:
+    if candidate is None:
+        return None
+    buffer = Arguments().buffer(getattr(candidate, NAME_IN_KERNELS, "tensor"), candidate)
+    is_around = buffer is not None and 0 <= address - buffer.address < buffer.size_bytes
+    return buffer if is_around else None
+
+
+NAME_IN_KERNELS = "name_in_kernels"
+"""An attribute of tensors: how messages call those that kernels find by their addresses."""
 
 
 def _number(value: Any) -> tensor:
@@ -246,7 +286,10 @@ def _array_buffer(name: str, array: Array, type_: dtype) -> Buffer:
 
 
 def _torch_buffer(name: str, value: Any) -> Buffer:
-    """A torch tensor on the CPU; types that numpy has not are read as integers of their size."""
+    """A torch tensor on the CPU, or what another library's class says of such memory.
+
+    Its `numpy()` is not asked: storage that numpy has seen can never be resized, which FSDP does.
+    """
     device = getattr(getattr(value, "device", None), "type", "cpu")
     if device != "cpu":
         raise LocalProtocolError(
@@ -254,27 +297,23 @@ def _torch_buffer(name: str, value: Any) -> Buffer:
             hint="move it with .cpu()",
         )
     type_ = t.dtype_named(str(value.dtype))
-    if not hasattr(value, "numpy"):
-        return _array_buffer(name, _at_address(value, type_), type_)
-    bits = value.detach() if hasattr(value, "detach") else value
-    if 0 in bits.stride() and bits.numel() > 1:
+    sizes, steps = list(value.shape), list(value.stride())
+    if 0 in steps and 0 not in sizes and hasattr(value, "untyped_storage"):
         # An axis that is repeated says nothing of how far the kernel goes along it.
-        reach = bits.untyped_storage().nbytes() // type_.itemsize - bits.storage_offset()
-        bits = bits.as_strided((reach,), (1,))
-    if type_.is_bf16() or type_.is_fp8():
-        torch = sys.modules[type(value).__module__.partition(".")[0]]
-        bits = bits.view(torch.uint8 if type_.is_fp8() else torch.int16)
-    return _array_buffer(name, bits.numpy().view(type_.storage), type_)
+        sizes = [value.untyped_storage().nbytes() // type_.itemsize - value.storage_offset()]
+        steps = [1]
+    return _array_buffer(name, _at_address(value, sizes, steps, type_), type_)
 
 
-def _at_address(value: Any, type_: dtype) -> Array:
-    """What a library's own class describes by `data_ptr()`, shape and strides, as an array."""
-    sizes, steps = list(value.shape), [step * type_.itemsize for step in value.stride()]
-    reach = [(size - 1) * step for size, step in zip(sizes, steps, strict=True)]
+def _at_address(value: Any, sizes: list[int], steps: list[int], type_: dtype) -> Array:
+    """What lies at `data_ptr()`, as an array, which keeps its owner alive."""
     if 0 in sizes:
         return np.empty(sizes, type_.storage)
+    steps = [step * type_.itemsize for step in steps]
+    reach = [(size - 1) * step for size, step in zip(sizes, steps, strict=True)]
     before, after = -sum(min(each, 0) for each in reach), sum(max(each, 0) for each in reach)
     run = (ctypes.c_uint8 * (before + after + type_.itemsize)).from_address(
         value.data_ptr() - before
     )
+    run.owner = value
     return np.ndarray(sizes, type_.storage, buffer=run, offset=before, strides=steps)

@@ -297,12 +297,15 @@ class JITFunction(KernelInterface):
         compiled = CompiledKernel(self, given, kwargs)
         if warmup or launched_on_host_machine(self, grid, args, kwargs):
             return compiled
-        sizes = grid_sizes(grid, given)
-        launch, body = self.prepared(given, sizes)
-        if 0 not in sizes:
+        self.emulate(given, grid_sizes(grid, given))
+        return compiled
+
+    def emulate(self, given: Mapping[str, Any], grid: tuple[int, int, int]) -> None:
+        """Run the programs of a launch here, whatever machine there is; `given` is by name."""
+        launch, body = self.prepared(given, grid)
+        if 0 not in grid:
             alone = launch.observer is not None or launch.races is not None or self.waits()
             run_launch(launch, body, interleave=alone)
-        return compiled
 
     def prepared(
         self, given: Mapping[str, Any], grid: tuple[int, int, int]

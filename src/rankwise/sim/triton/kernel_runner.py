@@ -235,7 +235,7 @@ class _Launching:
         given = {name: self._argument(name, value) for name, value in given.items()}
         self._function, self._given = function, given
         self._sizes = grid_sizes(grid, given)
-        self._stages = _stages_of(function, meta)
+        self._stages = stages_of(function, meta)
         # What is repeated is not looked at, so that its races would be missed.
         if not self._env.enable_data and self._shared.races is None:
             self._recordings = self._shared.recordings.find(
@@ -275,7 +275,9 @@ class _Launching:
         launch.memory.setters = self._shared.setters
         launch.memory.elsewhere = self._peers.behind
         # A trial of a configuration runs alone: nobody would answer.
-        launch.peers = None if self._stands_for is not None else self._peers
+        launch.peers = self._peers
+        if self._stands_for is not None:
+            launch.peers, launch.prints = None, _print_nothing
         count = sizes[0] * sizes[1] * sizes[2]
         # A collective brings queues of its own, and a workspace that nobody else sees.
         if self._shared.races is not None and self._env.queues is None:
@@ -301,7 +303,13 @@ class _Launching:
         launch, body = self._function.prepared(self._given, self._sizes)
         launch.computes = False
         launch.stages = self._stages
-        return recorded(launch, body, math.prod(self._sizes), self._behind)
+        # A program that cannot be recorded may have taken a lock before that was found.
+        before = [(buffer.flat, buffer.flat.copy()) for buffer in self._behind.values()
+                  if not buffer.dtype.is_floating()]  # fmt: skip
+        found = recorded(launch, body, math.prod(self._sizes), self._behind)
+        for flat, values in before:
+            flat[:] = values
+        return found
 
     def _repeated(self, name: str, recordings: tuple[Recording, ...]) -> list[Process]:
         """Start a process for each program of a recording."""
@@ -514,7 +522,7 @@ def chosen(
     return kernel_fn if isinstance(kernel_fn, JITFunction) else JITFunction(kernel_fn), meta
 
 
-def _stages_of(function: JITFunction, meta: Mapping[str, Any]) -> int | None:
+def stages_of(function: JITFunction, meta: Mapping[str, Any]) -> int | None:
     """The launch's `num_stages`, unless the kernel has a parameter of that name; at least 1."""
     stages = None if "num_stages" in function.signature.parameters else meta.get("num_stages")
     return None if stages is None else max(1, int(plain(stages)))
@@ -541,18 +549,27 @@ def _time_alone(
     meta: dict[str, Any],
     grid: Any,
 ) -> int:
-    """Picoseconds that a launch takes on a machine of its own, which computes nothing.
+    """Picoseconds that a launch with a configuration takes in a trial.
 
-    The machine has the same topology, and the arguments lie where they lie here; nothing else goes
-    on there, and nothing that happens there, in a hook of the configuration least of all, is seen
-    here. Its programs see the whole numbers that are here in memory, since those say what there is
-    to do; all other numbers are zeros.
+    Nothing that its hook does there is seen here.
     """
     args = [_untouched(each) for each in args]
     meta = {name: _untouched(each) for name, each in meta.items()}
     given = {**dict(zip(kernel.arg_names, args, strict=False)), **meta, **config.all_kwargs()}
     if config.pre_hook is not None:
         config.pre_hook(given)
+    return tried(env, kernel.fn, args, {**meta, **config.all_kwargs()}, grid).now
+
+
+def tried(
+    env: KernelEnvironment, kernel: Any, args: Sequence[Any], meta: dict[str, Any], grid: Any
+) -> GraphEngine:
+    """A machine on which a launch has been tried, and nothing else: it says what that took.
+
+    The machine has the same topology, and the arguments lie where they lie here. It computes
+    nothing, and nothing that happens there is seen here. Its programs see the whole numbers that
+    are here in memory, since those say what there is to do; all other numbers are zeros.
+    """
     engine = GraphEngine(env.engine.topology, enable_data=False)
     machine = engine.machine
     for mapping in dict.fromkeys(map(env.mapping_at, _addresses_of((*args, *meta.values())))):
@@ -565,12 +582,11 @@ def _time_alone(
     )
     outer = ACTIVE.execution
     try:
-        runner = KernelRunner({**meta, **config.all_kwargs()}, grid, stands_for=env)
-        steps = runner.run(trial, kernel.fn, args, 0)
+        steps = KernelRunner(meta, grid, stands_for=env).run(trial, kernel, args, 0)
         engine.simulator.run(engine.simulator.process(steps, f"trial of {env.name}"))
     finally:
         ACTIVE.execution = outer
-    return engine.now
+    return engine
 
 
 class _Untouched:
@@ -616,6 +632,10 @@ def _addresses_of(arguments: Iterable[Any]) -> Iterator[int]:
 
 def _nobody_waits(_event: Event) -> None:
     raise AssertionError("a repeated program waits in simulated time, not in a greenlet")
+
+
+def _print_nothing(_text: str) -> None:
+    """What a trial would print is printed by the launch that it is a trial of."""
 
 
 def _constant(content: Array, _operands: list[Array]) -> list[Array]:

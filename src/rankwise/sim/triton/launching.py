@@ -29,6 +29,7 @@ from rankwise.sim.triton.execution import (
     Launch,
     MustInterleave,
 )
+from rankwise.sim.triton.host import OTHERS
 
 _GROUP_ELEMENTS = 1 << 18
 """Elements of the largest block over a group: a megabyte of fp32, which a cache holds."""
@@ -36,6 +37,8 @@ _FIRST_GROUP = 4
 _GROUP_LARGEST = 1 << 14
 _IDLE_ROUNDS = 1000
 """Rounds without a change before it counts as a deadlock: programs may count their tries."""
+_IDLE_ROUNDS_BEFORE_OTHERS = 1
+"""The same, where others may change memory."""
 
 
 def run_launch(launch: Launch, body: Callable[[], object], *, interleave: bool = False) -> None:
@@ -52,6 +55,9 @@ def run_launch(launch: Launch, body: Callable[[], object], *, interleave: bool =
                 _run_interleaved(launch, body, rest)
     finally:
         ACTIVE.execution = outer
+    others = OTHERS.get()
+    if others is not None:
+        others.notify()
 
 
 def _run_in_lockstep(launch: Launch, body: Callable[[], object], programs: Array) -> Array:
@@ -122,6 +128,7 @@ class _Program:
 def _run_interleaved(launch: Launch, body: Callable[[], object], numbers: Array) -> None:
     live: deque[_Program] = deque()
     idle_rounds = 0
+    others, told = OTHERS.get(), -1
     try:
         for number in numbers.tolist():
             live.append(_Program(launch, number, body))
@@ -136,6 +143,14 @@ def _run_interleaved(launch: Launch, body: Callable[[], object], numbers: Array)
                     live.popleft()
             idle = launch.memory.changes == changes and len(live) == before
             idle_rounds = idle_rounds + 1 if idle else 0
+            if others is not None and idle_rounds > _IDLE_ROUNDS_BEFORE_OTHERS:
+                ACTIVE.execution = None
+                # Who is told without need would tell us the same, without end.
+                if told != launch.memory.changes:
+                    told = launch.memory.changes
+                    others.notify()
+                others.wait(f'kernel "{launch.name}": memory to change: {_shown(_waiting(live))}')
+                idle_rounds = 0
             if idle_rounds > _IDLE_ROUNDS:
                 raise _deadlock(launch, live)
     finally:
@@ -145,7 +160,18 @@ def _run_interleaved(launch: Launch, body: Callable[[], object], numbers: Array)
 
 
 def _deadlock(launch: Launch, live: Iterable[_Program]) -> Deadlock:
-    waiting = tuple(
+    waiting = _waiting(live)
+    count = np.prod(launch.grid)
+    return Deadlock(
+        f'kernel "{launch.name}": {len(waiting)} of {count} programs wait for memory '
+        f"to change, and no program is left that could change it: {_shown(waiting)}",
+        waiting,
+        hint="a lock is never released, or a flag is never set",
+    )
+
+
+def _waiting(live: Iterable[_Program]) -> tuple[Waiting, ...]:
+    return tuple(
         Waiting(
             str(program.execution.name_of(0)),
             str(program.awaited),
@@ -154,15 +180,11 @@ def _deadlock(launch: Launch, live: Iterable[_Program]) -> Deadlock:
         )
         for program in live
     )
+
+
+def _shown(waiting: tuple[Waiting, ...]) -> str:
     shown = "; ".join(
         f"{each.who} at {each.where}: {each.what.removeprefix('memory to change: ')}"
         for each in waiting[:8]
     )
-    more = f"; and {len(waiting) - 8} more" if len(waiting) > 8 else ""
-    count = np.prod(launch.grid)
-    return Deadlock(
-        f'kernel "{launch.name}": {len(waiting)} of {count} programs wait for memory '
-        f"to change, and no program is left that could change it: {shown}{more}",
-        waiting,
-        hint="a lock is never released, or a flag is never set",
-    )
+    return shown + (f"; and {len(waiting) - 8} more" if len(waiting) > 8 else "")

@@ -6,11 +6,11 @@ time, and a launch with equal arguments (the same kernel on the next rank, most 
 the recording with its own addresses. What it does in simulated time is the same, to the picosecond.
 
 That holds for programs that do not look at each other, or at the time. A launch is not recorded
-that uses atomics, volatile loads or messages between PEs, prints, turns pointers into numbers,
-reads integers where it also stores some, or does not seem to end: its programs run as they are. A
-recording is kept under everything that a kernel can know: its code, its arguments, and the globals
-that it mentions; a kernel that mentions a global which could change unseen is recorded anew each
-time.
+that uses atomics, volatile loads, messages between PEs or memory that is none of its arguments,
+prints, turns pointers into numbers, reads integers where it also stores some, or does not seem to
+end: its programs run as they are. A recording is kept under everything that a kernel can know: its
+code, its arguments, and the globals that it mentions; a kernel that mentions a global which could
+change unseen is recorded anew each time.
 """
 
 from collections.abc import Callable, Mapping
@@ -74,6 +74,8 @@ class _Recorder:
         if operation.kind in {"load", "store"}:
             if not operation.size_bytes:
                 return None
+            if operation.buffer not in self._parameters:
+                raise _DependsOnOthers
             parameter, start = self._parameters[operation.buffer]
             offset = operation.address - start
             if not dtype_named(operation.dtype).is_floating():

@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType, SimpleNamespace
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 from rankwise.sim import triton
 from rankwise.sim.triton import dtypes, execution, host, language, random_numbers, runtime, testing
@@ -111,13 +111,13 @@ _PROFILER: dict[str, Any] = {
     **dict.fromkeys(("activate", "deactivate", "finalize", "start"), _nothing),
     "scope": lambda *_args, **_options: nullcontext(),
 }
-_QUESTIONS: Mapping[str, Mapping[str, Any]] = {
-    "torch": {},
+_Questions: TypeAlias = Mapping[str, Mapping[str, Any]]
+_QUESTIONS: _Questions = {
     "torch.cpu": {"set_stream": _nothing},
-    "torch.cuda": ANSWERS,
     "torch.library": {"wrap_triton": lambda kernel: kernel},
 }
 """By module of torch: functions, and what answers instead."""
+_QUESTIONS_OF_CUDA: _Questions = {"torch": {}, "torch.cuda": ANSWERS}
 
 _MODULES: Mapping[str, Mapping[str, Any]] = {
     "triton": {**vars(triton), **_JIT, **_ERRORS},
@@ -161,13 +161,16 @@ name: `triton.runtime.driver` is an object in the package, and a module to who i
 
 
 @contextmanager
-def installed() -> Iterator[None]:
+def installed(*, models_cuda: bool = True) -> Iterator[None]:
     """Let `import triton` find the emulator, in this process, for a block.
 
     What was imported in the block keeps it; what had imported a real Triton before keeps that.
+
+    Args:
+        models_cuda: whether torch's CUDA device is the CPU meanwhile, where there is no GPU.
     """
     before = {name: module for name, module in sys.modules.items() if _is_triton(name)}
-    answers = _Answers()
+    answers = _Answers({**_QUESTIONS, **(_QUESTIONS_OF_CUDA if models_cuda else {})})
     own_import = builtins.__import__
 
     def import_unless_torch(name: str, *args: Any, **kwargs: Any) -> ModuleType:
@@ -188,7 +191,7 @@ def installed() -> Iterator[None]:
     sys.modules.update(_modules())
     sys.meta_path.insert(0, finder)
     builtins.__import__ = import_unless_torch
-    for name in _QUESTIONS:
+    for name in answers.questions:
         if name in sys.modules:
             answers.give(sys.modules[name])
     try:
@@ -223,9 +226,14 @@ def _modules() -> dict[str, ModuleType]:
 
 
 class _Answers:
-    """What torch is told meanwhile, in the place of its own answers."""
+    """What torch is told meanwhile, in the place of its own answers.
 
-    def __init__(self) -> None:
+    Attributes:
+        questions: that are answered.
+    """
+
+    def __init__(self, questions: _Questions) -> None:
+        self.questions = questions
         self._taking_back = ExitStack()
 
     def give(self, module: ModuleType) -> None:
@@ -234,7 +242,7 @@ class _Answers:
             return
         if module.__name__ == "torch" and not module.cuda.is_available():
             self._taking_back.enter_context(cuda_on_cpu(module))
-        for name, answer in _QUESTIONS[module.__name__].items():
+        for name, answer in self.questions[module.__name__].items():
             if hasattr(module, name):
                 self._taking_back.callback(setattr, module, name, getattr(module, name))
             else:
@@ -261,7 +269,7 @@ class _Finder(MetaPathFinder):
                 " nothing of its compiler or gluon",
                 name=fullname,
             )
-        if fullname not in _QUESTIONS:
+        if fullname not in self._answers.questions:
             return None
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:

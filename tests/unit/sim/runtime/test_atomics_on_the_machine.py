@@ -79,3 +79,22 @@ def test_an_atomic_costs_the_bursts_that_it_touches() -> None:
     at_one_word = took(add_far_apart, 0, block=256)
 
     assert at_one_word <= side_by_side < apart
+
+
+@triton.jit
+def in_turn(x: Any, lock: Any, block: tl.constexpr) -> None:
+    while tl.atomic_cas(lock, 0, 1) == 1:
+        pass
+    i = tl.arange(0, block)
+    tl.store(x + i, tl.load(x + i) + 1)
+    tl.atomic_xchg(lock, 0)
+
+
+@pytest.mark.parametrize("count", [20, 64])
+def test_a_lock_that_is_released_while_a_program_looks_at_it_is_seen(count: int) -> None:
+    ctx = RuntimeContext(GraphEngine("pod64"), ccl={})
+    x, lock = ctx.zeros(64), ctx.zeros(1, dtype="i32")
+
+    in_turn[count,](x, lock, block=64)
+
+    assert x.numpy().tolist() == [float(count)] * 64

@@ -1,0 +1,315 @@
+"""Kernels of Triton in programs of simulated ranks.
+
+A program that says `import triton` finds the emulator, which computes on the rank's own memory.
+Nothing else is needed where no machine is modelled.
+
+On a modelled machine a launch also takes time, which goes by on the clock of its rank as that of an
+operation of torch does. How long is found by a trial: the same launch on a machine of its own,
+where the arguments lie as on the device and nothing else goes on. A trial computes nothing, so the
+numbers are always the emulator's, and it costs a hundred times the CPU time of the emulation. So
+there is one for each kind of launch: equal kernels, grids, whole numbers, and sizes and types of
+tensors; the next launch of that kind takes the same time, on whatever rank. What a kernel's running
+time owes to the contents of its tensors is that of the first launch.
+
+A launch that cannot be tried, since it looks at memory which is none of its arguments or waits for
+others, is charged as one pass over its arguments, and a line says so.
+"""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rankwise.base.errors import RankwiseError
+from rankwise.sim.hardware.engine import GraphEngine
+from rankwise.sim.hardware.environment import DealtPes, KernelEnvironment
+from rankwise.sim.hardware.op_log import OpLog
+from rankwise.sim.hardware.quantities import picoseconds
+from rankwise.sim.prediction.clocks import Prediction, PricedWork, RankClock
+from rankwise.sim.prediction.costs import Engine, Work
+from rankwise.sim.rehearsal.changes import Change
+from rankwise.sim.rehearsal.scheduler import Rank
+from rankwise.sim.rehearsal.world import World
+from rankwise.sim.runtime.context import RuntimeContext
+from rankwise.sim.runtime.host_tensors import lent
+from rankwise.sim.triton.constants import plain
+from rankwise.sim.triton.host import HOST_MACHINE, OTHERS, Arguments, TensorDescriptor
+from rankwise.sim.triton.jit import JITFunction, grid_sizes
+from rankwise.sim.triton.kernel_runner import chosen, stages_of, tried
+from rankwise.sim.triton.memory import Buffer
+from rankwise.sim.triton.recording import key_of
+from rankwise.sim.triton.stand_in import installed
+
+_KEY = "kernels"
+
+
+def find_triton(world: World, say: Callable[[str], None]) -> Callable[[], None]:
+    """Let the ranks of a world import Triton and launch kernels; returns what undoes it.
+
+    Called by the rank that runs. `say` tells the user what could not be done.
+    """
+    prediction = world.prediction
+    times = None if prediction is None else KernelTimes(prediction, say)
+    world.belongings.add(_Launchers(world, times))
+    stack = ExitStack()
+    stack.enter_context(installed(models_cuda=False))
+    return stack.close
+
+
+class _Launchers:
+    """Has the launches of each rank, which is a thread, go to a device of its own.
+
+    Args:
+        times: what launches take; None is no time.
+    """
+
+    def __init__(self, world: World, times: "KernelTimes | None") -> None:
+        self._world = world
+        self._times = times
+
+    def move_in(self, rank: Rank) -> None:
+        """Direct the launches of a thread, once."""
+        if _KEY in rank.belongings:
+            return
+        rank.belongings[_KEY] = True
+        clock = None
+        if self._times is not None:
+            clock = self._world.prediction.clock_of(rank)
+            HOST_MACHINE.set(_Launcher(self._times, clock))
+        OTHERS.set(_OtherRanks(self._world, clock))
+
+    def move_out(self, rank: Rank) -> None:
+        """It stays so."""
+
+
+class _OtherRanks:
+    """The ranks beside one, for its kernels that wait for theirs; an `Others`."""
+
+    def __init__(self, world: World, clock: RankClock | None) -> None:
+        self._world = world
+        self._clock = clock
+
+    def wait(self, awaited: str) -> None:
+        """Let other ranks run until memory has changed, and go on no earlier than that."""
+        change, changes = Change(awaited), self._world.changes
+        with changes.awaited_by_kernel(change):
+            self._world.scheduler.wait(change)
+        if self._clock is not None:
+            self._clock.wait_until(changes.time)
+
+    def notify(self) -> None:
+        """Wake those who wait for memory to change."""
+        self._world.changes.made_by_kernel(0 if self._clock is None else self._clock.time)
+
+
+class _Launcher:
+    """Where one rank launches kernels; a `HostMachine`."""
+
+    def __init__(self, times: "KernelTimes", clock: RankClock) -> None:
+        self._times = times
+        self._clock = clock
+
+    @property
+    def now(self) -> int:
+        """The rank's time, in picoseconds."""
+        return self._clock.time
+
+    def launch(self, kernel: Any, grid: Any, *args: Any, **meta: Any) -> None:
+        """Run a kernel, and let the rank's time go on by what it takes."""
+        self._clock.compute(self._times.run(kernel, grid, args, meta))
+
+
+class KernelTimes:
+    """Runs launches in the emulator, and knows how long they take on a device of the machine."""
+
+    def __init__(self, prediction: Prediction, say: Callable[[str], None]) -> None:
+        self._prediction = prediction
+        self._say = say
+        self._prices = _Prices()
+        self._complained_of: set[str] = set()
+        self._command = picoseconds(prediction.topology.machine.system.host.command_ns)
+
+    def run(
+        self, kernel: Any, grid: Any, args: tuple[Any, ...], meta: Mapping[str, Any]
+    ) -> PricedWork:
+        """Run a launch; returns what it takes."""
+        with lent(self._context, args, meta) as (on_device, by_name):
+            environment = self._environment(getattr(kernel, "__name__", "kernel"))
+            function, names = chosen(environment, kernel, on_device, by_name, grid)
+            given = function.bound(tuple(on_device), names)
+            sizes = grid_sizes(grid, given)
+            kind = _kind_of(function, given, sizes, stages_of(function, names))
+            priced = self._prices.find(kind)
+            if priced is not None or 0 in sizes:
+                function.emulate(given, sizes)
+                return priced or _nothing(function)
+            trial = _tried(environment, function, on_device, names, sizes)
+            # Which has the better words, if the kernel is to blame.
+            function.emulate(given, sizes)
+            priced = self._priced(function, given, trial)
+        self._prices.keep(kind, priced)
+        self._prediction.note(priced)
+        return priced
+
+    @cached_property
+    def _context(self) -> RuntimeContext:
+        return RuntimeContext(GraphEngine(self._prediction.topology), ccl={})
+
+    def _environment(self, name: str) -> KernelEnvironment:
+        device = self._context.current_stream().device
+        sip = self._context.engine.machine.sip(device.sip)
+        return KernelEnvironment(
+            self._context.engine, device.sip, DealtPes(sip, device.pes), name, None
+        )
+
+    def _priced(
+        self, function: JITFunction, given: Mapping[str, Any], trial: GraphEngine | Exception
+    ) -> PricedWork:
+        if isinstance(trial, GraphEngine):
+            work = _work(function, given, trial.op_log)
+            return PricedWork(work, self._command + trial.now)
+        name = function.__name__
+        if name not in self._complained_of:
+            self._complained_of.add(name)
+            why, _, _ = str(trial).partition("\n")
+            self._say(
+                f"kernel {name} cannot be timed on {self._prediction.topology.name}, and is charged"
+                f" as one pass over its arguments: {why}"
+            )
+        work = _work(function, given, None)
+        return PricedWork(work, self._prediction.costs.time(work))
+
+
+def _tried(
+    environment: KernelEnvironment,
+    function: JITFunction,
+    args: Sequence[Any],
+    names: dict[str, Any],
+    sizes: tuple[int, int, int],
+) -> GraphEngine | Exception:
+    """The machine of a trial, or why there cannot be one."""
+    try:
+        return tried(environment, function, args, names, sizes)
+    except (RankwiseError, ArithmeticError, LookupError, TypeError, ValueError) as problem:
+        return problem
+
+
+class _Kind(NamedTuple):
+    """What launches have in common that take the same time.
+
+    Attributes:
+        family: all but the whole numbers among the arguments.
+        numbers: those that can decide the time, by the kernel's parameter.
+    """
+
+    family: Hashable
+    numbers: tuple[tuple[str, int], ...]
+
+
+def _kind_of(
+    function: JITFunction,
+    given: Mapping[str, Any],
+    sizes: tuple[int, int, int],
+    stages: int | None,
+) -> _Kind:
+    seen = {name: _seen(name, plain(value)) for name, value in given.items()}
+    numbers = {name: each for name, each in seen.items() if type(each) is int}
+    others = {name: float if type(each) is float else each for name, each in seen.items()}
+    others |= dict.fromkeys(numbers, int)
+    known = key_of(function, others, sizes, stages)
+    # What a kernel knows besides is taken to stay as it is.
+    family = known or (function, tuple(map(repr, others.items())), sizes, stages)
+    return _Kind(family, tuple(numbers.items()))
+
+
+def _seen(name: str, value: Any) -> Any:
+    if isinstance(value, TensorDescriptor):
+        shape, strides, block = value.shape, value.strides, value.block_shape
+        return (_seen(name, value.base), *map(tuple, (shape, strides, block)), value.padding)
+    if isinstance(value, (tuple, list)):
+        return tuple(_seen(name, each) for each in value)
+    if isinstance(value, np.generic):
+        return value.item()
+    buffer = Arguments().buffer(name, value)
+    return value if buffer is None else (buffer.dtype.name, len(buffer.flat))
+
+
+class _Prices:
+    """What kinds of launches take.
+
+    Numbers such as seeds differ from launch to launch, and decide nothing: where they alone
+    differed between two launches that took the same time, they are no longer looked at.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[_Kind, PricedWork] = {}
+        self._indifferent: dict[Hashable, frozenset[str]] = {}
+        self._latest: dict[Hashable, tuple[_Kind, PricedWork]] = {}
+
+    def find(self, kind: _Kind) -> PricedWork | None:
+        """What a launch takes, if that is known."""
+        return self._known.get(self._reduced(kind))
+
+    def keep(self, kind: _Kind, priced: PricedWork) -> None:
+        """Note what a launch takes."""
+        before, took = self._latest.get(kind.family, (kind, priced))
+        if before.numbers != kind.numbers and took.duration == priced.duration:
+            differing = {name for name, _ in set(before.numbers) ^ set(kind.numbers)}
+            self._indifferent[kind.family] = self._numbers_of(kind.family) | differing
+        self._latest[kind.family] = kind, priced
+        self._known[self._reduced(kind)] = priced
+
+    def _numbers_of(self, family: Hashable) -> frozenset[str]:
+        return self._indifferent.get(family, frozenset())
+
+    def _reduced(self, kind: _Kind) -> _Kind:
+        indifferent = self._numbers_of(kind.family)
+        return _Kind(
+            kind.family, tuple(each for each in kind.numbers if each[0] not in indifferent)
+        )
+
+
+def _work(function: JITFunction, given: Mapping[str, Any], op_log: OpLog | None) -> Work:
+    """What a launch is told as: with what has been logged of it, or else with its arguments."""
+    buffers: list[Buffer] = []
+    for name, value in given.items():
+        _collect(name, value, buffers)
+    largest = max(buffers, key=lambda each: each.size_bytes, default=None)
+    dtype = "" if largest is None else _DTYPES.get(largest.dtype.name, largest.dtype.name)
+    engine: Engine = "math"
+    flops = 0 if largest is None else len(largest.flat)
+    size = sum({each.address: each.size_bytes for each in buffers}.values())
+    if op_log is not None:
+        products = sum(each.flops for each in op_log if each.kind == "dot")
+        if products:
+            engine = "gemm"
+        flops = products or sum(each.flops for each in op_log)
+        size = sum(each.bytes for each in op_log if each.kind in _ACCESSES)
+    return Work(f"triton.{function.__name__}", engine, flops, size, dtype)
+
+
+_ACCESSES = frozenset({"load", "store", "atomic"})
+_DTYPES = {
+    "fp64": "f64", "fp32": "f32", "fp16": "f16", "int64": "i64", "int32": "i32", "int16": "i16",
+    "int8": "i8", "uint8": "u8", "int1": "bool", "fp8e4nv": "f8e4", "fp8e5": "f8e5",
+}  # fmt: skip
+"""Triton's names of types, in the words of topologies where those differ."""
+
+
+def _collect(name: str, value: Any, buffers: list[Buffer]) -> None:
+    if isinstance(value, TensorDescriptor):
+        _collect(name, value.base, buffers)
+    elif isinstance(value, (tuple, list)):
+        for each in value:
+            _collect(name, each, buffers)
+    else:
+        buffer = Arguments().buffer(name, value)
+        if buffer is not None:
+            buffers.append(buffer)
+
+
+def _nothing(function: JITFunction) -> PricedWork:
+    """A launch of no programs."""
+    return PricedWork(Work(f"triton.{function.__name__}", "math", 0, 0, ""), 0)

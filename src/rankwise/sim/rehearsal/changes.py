@@ -1,0 +1,72 @@
+"""Changes of memory that several ranks use, for those that wait for one.
+
+Two kinds wait. A kernel that looks at memory again and again waits for any change. A rank that
+waits for a word is told of changes of that word by the rank that writes it; but a kernel does not
+know what it has written, so it wakes all of them, and they look. Nobody looks without being told.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rankwise.sim.rehearsal.scheduler import Gate
+
+
+class Change(Gate):
+    """Any change of memory; `awaited` says what a kernel waits for."""
+
+    __slots__ = ("_awaited",)
+
+    def __init__(self, awaited: str) -> None:
+        super().__init__()
+        self._awaited = awaited
+
+    def told(self) -> str:
+        """Say what, and where in the kernel."""
+        return self._awaited
+
+
+class Changes:
+    """Those who wait for memory to change, in one world.
+
+    Attributes:
+        time: when a kernel has changed some last, in picoseconds of its rank; 0 without a machine.
+    """
+
+    def __init__(self) -> None:
+        self.time = 0
+        self._kernels: list[Gate] = []
+        self._words: list[Gate] = []
+
+    @contextmanager
+    def awaited_by_kernel(self, gate: Gate) -> Iterator[None]:
+        """Open a gate at the next change, until the block ends."""
+        yield from _kept_in(self._kernels, gate)
+
+    @contextmanager
+    def awaited_by_rank(self, gate: Gate) -> Iterator[None]:
+        """Open a gate at the next change by a kernel, until the block ends."""
+        yield from _kept_in(self._words, gate)
+
+    def made_by_rank(self) -> None:
+        """A rank has changed a word, and told those who wait for that."""
+        _open(self._kernels)
+
+    def made_by_kernel(self, time: int) -> None:
+        """A kernel may have changed anything."""
+        self.time = max(self.time, time)
+        _open(self._kernels)
+        _open(self._words)
+
+
+def _kept_in(gates: list[Gate], gate: Gate) -> Iterator[None]:
+    gates.append(gate)
+    try:
+        yield
+    finally:
+        gates.remove(gate)
+
+
+def _open(gates: list[Gate]) -> None:
+    for gate in gates:
+        if not gate.is_open:
+            gate.open()

@@ -1,0 +1,142 @@
+"""Which launches take the same time, so that one trial does for them."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rankwise.sim import load_topology, triton
+from rankwise.sim.prediction import Prediction
+from rankwise.sim.prediction.kernels import KernelTimes
+from rankwise.sim.triton import execution as triton_execution
+from rankwise.sim.triton import language as tl
+from rankwise.sim.triton.kernel_runner import tried
+
+
+@triton.jit
+def fill(x_ptr: Any, rounds: Any, seed: Any, value: Any, BLOCK: tl.constexpr) -> None:
+    places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    for _ in range(rounds):
+        tl.store(x_ptr + places, tl.load(x_ptr + places) + value + seed)
+
+
+@triton.jit
+def picked(x_ptr: Any, choice_ptr: Any, BLOCK: tl.constexpr) -> None:
+    for _ in range(tl.load(choice_ptr)):
+        places = x_ptr + tl.arange(0, BLOCK)
+        tl.store(places, tl.load(places) + 1)
+
+
+@triton.jit
+def in_turn(x_ptr: Any, lock_ptr: Any, BLOCK: tl.constexpr) -> None:
+    while tl.atomic_cas(lock_ptr, 0, 1) == 1:
+        pass
+    places = x_ptr + tl.arange(0, BLOCK)
+    tl.store(places, tl.load(places) + 1)
+    tl.atomic_xchg(lock_ptr, 0)
+
+
+@triton.jit
+def positive(x_ptr: Any, BLOCK: tl.constexpr) -> None:
+    x = tl.load(x_ptr + tl.arange(0, BLOCK))
+    tl.device_assert(tl.exp(x) / x > 0)
+    tl.assume(tl.sum(x) > 0)
+    tl.store(x_ptr + tl.arange(0, BLOCK), -x)
+
+
+class Launches:
+    """Launches kernels, and knows of the trials."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.trials = 0
+        self.said: list[str] = []
+        self._times = KernelTimes(Prediction(load_topology("pod64"), 2), self.said.append)
+
+        def counted(*args: Any) -> Any:
+            self.trials += 1
+            return tried(*args)
+
+        monkeypatch.setattr("rankwise.sim.prediction.kernels.tried", counted)
+
+    def time(self, kernel: Any, *args: Any, grid: int = 4) -> int:
+        return self._times.run(kernel, grid, args, {"BLOCK": 64}).duration
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
+    return Launches(monkeypatch)
+
+
+def test_equal_launches_are_tried_once(launches: Launches) -> None:
+    x = np.zeros(256, np.float32)
+
+    times = {launches.time(fill, x, 2, 1, 0.5) for _ in range(3)}
+
+    assert launches.trials == 1
+    assert len(times) == 1
+    assert x.tolist() == [3 * 2 * 1.5] * 256
+
+
+def test_another_buffer_of_the_same_size_and_another_factor_are_no_other_launch(
+    launches: Launches,
+) -> None:
+    for factor in (0.5, 0.25):
+        launches.time(fill, np.zeros(256, np.float32), 2, 1, factor)
+
+    assert launches.trials == 1
+
+
+def test_sizes_types_grids_and_what_is_decided_by_numbers_are(launches: Launches) -> None:
+    short = launches.time(fill, np.zeros(256, np.float32), 2, 1, 0.5)
+    long = launches.time(fill, np.zeros(256, np.float32), 4, 1, 0.5)
+    launches.time(fill, np.zeros(256, np.float16), 2, 1, 0.5)
+    launches.time(fill, np.zeros(512, np.float32), 2, 1, 0.5)
+    launches.time(fill, np.zeros(256, np.float32), 2, 1, 0.5, grid=3)
+
+    assert launches.trials == 5
+    assert long > short
+
+
+def test_numbers_that_have_decided_nothing_are_no_longer_looked_at(launches: Launches) -> None:
+    x = np.zeros(256, np.float32)
+
+    times = {launches.time(fill, x, 2, seed, 0.5) for seed in range(10)}
+
+    assert launches.trials == 2
+    assert len(times) == 1
+    assert launches.time(fill, x, 3, 11, 0.5) not in times
+
+
+def test_whole_numbers_in_memory_say_what_there_is_to_do(launches: Launches) -> None:
+    few, many = (
+        launches.time(picked, np.zeros(size, np.float32), np.array([rounds]), grid=1)
+        for size, rounds in ((64, 1), (65, 99))
+    )
+
+    assert many > 4 * few
+
+
+def test_programs_that_take_a_lock_take_longer_the_more_there_are(launches: Launches) -> None:
+    x, lock = np.zeros(64, np.float32), np.zeros(1, np.int32)
+
+    few, many = (launches.time(in_turn, x, lock, grid=grid) for grid in (2, 32))
+
+    assert launches.said == []
+    assert many > few
+    assert x.tolist() == [34.0] * 64
+
+
+def test_what_a_kernel_asserts_of_its_values_is_asserted_where_they_are_computed(
+    launches: Launches,
+) -> None:
+    x = np.ones(64, np.float32)
+
+    assert launches.time(positive, x, grid=1) > 0
+    assert launches.said == []
+    with pytest.raises(triton_execution.DeviceAssertion, match=r"positive.*program \(0, 0, 0\)"):
+        launches.time(positive, x, grid=1)
+
+
+def test_a_launch_of_no_programs_takes_no_time(launches: Launches) -> None:
+    assert launches.time(fill, np.zeros(256, np.float32), 2, 1, 0.5, grid=0) == 0
+    assert launches.trials == 0
