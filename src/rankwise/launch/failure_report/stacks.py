@@ -93,8 +93,8 @@ def fatal_lines(text: str) -> list[str]:
 def innermost_frames(text: str) -> tuple[str, ...]:
     """Where a hanging worker stands: the innermost frames of its main thread."""
     main = read_stacks(text).main
-    if main is None:
-        return ()
+    if main is None or not any(map(_FRAME.match, main.frames)):
+        return ()  # it has not begun to run Python code, or has ended
     frames = _fold([frame for frame in main.frames if not _IMPORTING.match(frame)])
     shown, rest = frames[:_FRAMES_OF_HANGING_MAX], frames[_FRAMES_OF_HANGING_MAX:]
     if not any(map(_is_of_program, shown)):
@@ -114,7 +114,7 @@ def frames_of_rank(text: str) -> tuple[str, ...]:
     stacks = read_stacks(text)
     lines, idle = list(innermost_frames(text)), list[str]()
     for thread in stacks.threads:
-        if thread is stacks.main or not thread.frames:
+        if thread is stacks.main or not any(map(_FRAME.match, thread.frames)):
             continue
         own = [place for place, frame in enumerate(thread.frames) if _is_of_program(frame)]
         if own:  # what lies outside of the program has started the thread
