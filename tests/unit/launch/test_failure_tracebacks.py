@@ -297,8 +297,10 @@ def test_other_threads_are_told_by_their_part_of_the_program_or_in_a_line() -> N
             *[title.format(3), *library, *start],
             *[title.format(4), *library, *start],
             *[title.format(5), "  <no Python frame>"],
+            *[title.format(6), f'  File "{BOOT}", line 131 in _answer', *start],
             *[title.format(2), *library, own.format(7, "load"), *start],
-            *["Current thread 0x01 (most recent call first):", own.format(9, "<module>")],
+            "Current thread 0x01 (most recent call first):",
+            *["  Garbage-collecting", own.format(9, "<module>")],
         ]
     )
 
