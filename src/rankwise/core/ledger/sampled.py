@@ -6,8 +6,8 @@ Theory of operation
 What C++ begins by itself, as DDP's reducer does in each backward pass, is in no book: torch's
 recorder tells of the latest calls when it is asked, and when a rank ends. Nobody waits in such a
 call: the ranks wait later, for several of them together. So calls are taken together that come in
-a *burst*, up to a pause that is more than half of the long ones. What the last rank comes later
-than the second last to the last call of a burst is what the ranks lose by it until the next burst.
+a *volley*, up to a pause that is more than half of the long ones. What the last rank comes later
+than the second last to the last call of a volley is what the ranks lose by it until the next.
 Both times are medians: a pause of one rank is no straggler, and part of the calls may be unknown.
 
 Groups with members elsewhere are not judged, since the last rank may be there.
@@ -24,7 +24,7 @@ from rankwise.core.ledger.books import Group
 from rankwise.core.ledger.lateness import NOTABLE_SHARE
 
 _PENDING_MAX = 512
-_BURSTS_MIN = 8
+_VOLLEYS_MIN = 8
 _KEPT_MAX = 1024
 
 
@@ -41,7 +41,7 @@ class Straggler(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         rank: which one.
-        last: the share of the bursts to which it came last.
+        last: the share of the volleys to which it came last.
         cost: the share of the time that the others wait for it.
         seen: the share of the calls of the group that were seen.
     """
@@ -90,7 +90,7 @@ class SampledLateness:
                 del self._pending[min(self._pending, key=lambda key: key[1])]
 
     def straggler(self) -> Straggler | None:
-        """The rank for which the others wait in most bursts, if that costs them notably."""
+        """The rank for which the others wait in most volleys, if that costs them notably."""
         found = [
             straggler
             for group, judged in self._judged.items()
@@ -99,14 +99,14 @@ class SampledLateness:
         return max(found, key=lambda each: each.cost, default=None)
 
     def _straggler_of(self, group: str, judged: Mapping[int, _Come]) -> Straggler | None:
-        bursts = _bursts([judged[number] for number in sorted(judged)])
-        if len(bursts) < _BURSTS_MIN:
+        volleys = _volleys([judged[number] for number in sorted(judged)])
+        if len(volleys) < _VOLLEYS_MIN:
             return None
-        ends = [burst[-1] for burst in bursts]
+        ends = [volley[-1] for volley in volleys]
         ranks = [come.rank for come in ends]
         rank = max(sorted(set(ranks)), key=ranks.count)
         lost = median(come.gap if come.rank == rank else 0 for come in ends)
-        beat = median(later[0].at - earlier[0].at for earlier, later in pairwise(bursts))
+        beat = median(later[0].at - earlier[0].at for earlier, later in pairwise(volleys))
         if lost <= NOTABLE_SHARE * beat:
             return None
         return Straggler(
@@ -123,15 +123,15 @@ def _judged(come: Mapping[int, Begun]) -> _Come:
     return _Come(come[last].number, at, last, at - come[before].begun_at)
 
 
-def _bursts(calls: Sequence[_Come]) -> list[list[_Come]]:
+def _volleys(calls: Sequence[_Come]) -> list[list[_Come]]:
     """Calls that follow each other without a pause, together."""
     if not calls:
         return []
     pauses = sorted(later.at - earlier.at for earlier, later in pairwise(calls))
     long = pauses[len(pauses) * 9 // 10] / 2 if pauses else 0
-    bursts = [[calls[0]]]
+    volleys = [[calls[0]]]
     for earlier, later in pairwise(calls):
         if later.at - earlier.at > long:
-            bursts.append([])
-        bursts[-1].append(later)
-    return bursts
+            volleys.append([])
+        volleys[-1].append(later)
+    return volleys

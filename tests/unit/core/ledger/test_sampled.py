@@ -51,7 +51,7 @@ def test_ranks_that_are_late_by_turns_and_one_that_paused_once_are_no_stragglers
     assert seen(lambda rank, _: 4 * (rank == 1)).straggler() is None
 
 
-def test_calls_that_come_one_by_one_are_bursts_of_their_own() -> None:
+def test_calls_that_come_one_by_one_are_volleys_of_their_own() -> None:
     lateness = SampledLateness()
     for rank in RANKS:
         took = [10 * number + 3 * (rank == 2) for number in range(2, 40)]
