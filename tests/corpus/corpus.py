@@ -14,6 +14,7 @@ it. A line is named by a comment at its end, `# line: call`, and then meant by `
     simulated     why simulated ranks cannot show it; else they must come to the same verdict
     there         what they say instead, where they know more
     two_nodes     whether two ranks on two nodes come to it, too, in a test
+    of_two        what two ranks say instead, where only a majority knows who is wrong
 
 It prints "now" where the fault begins: from then on, or when patience is over, it can be known.
 """
@@ -50,6 +51,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     simulated: str = ""
     there: str = ""
     two_nodes: bool = False
+    of_two: str = ""
 
     @property
     def name(self) -> str:
@@ -73,9 +75,11 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 return number
         raise LookupError(f"{self.path} has no line that ends in '# line: {mark}'")
 
-    def names_the_culprit(self, root_cause: str, *, is_simulated: bool = False) -> bool:
+    def names_the_culprit(
+        self, root_cause: str, *, is_simulated: bool = False, is_of_two: bool = False
+    ) -> bool:
         """Whether a report's root cause is the one that the program says."""
-        says = (self.there if is_simulated else "") or self.says
+        says = (self.there if is_simulated else self.of_two if is_of_two else "") or self.says
 
         def place(found: re.Match[str]) -> str:
             if found[1] == "others":

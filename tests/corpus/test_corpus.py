@@ -99,7 +99,7 @@ def test_agents_of_two_nodes_both_name_the_culprit(program: Program) -> None:
 
     for agent in ended:
         root_cause = HANG.sub("", root_cause_in(agent.stderr))
-        assert program.names_the_culprit(root_cause), agent.stderr
+        assert program.names_the_culprit(root_cause, is_of_two=True), agent.stderr
 
 
 @pytest.mark.parametrize("program", of([each for each in CULPRITS if each.tells]))

@@ -4,7 +4,7 @@ import msgspec
 
 from rankwise.base.units import Instant
 from rankwise.core.ledger import Book, Call, Fate, Group, Stage, find_verdict
-from rankwise.drivers.real.recorded_books import FROM_CPP, recorded_book
+from rankwise.drivers.real.recorded_books import FROM_CPP, begun_by_cpp, recorded_book
 from rankwise.drivers.real.report_pipe import Recorded, RecordedCall, RecordedGroup
 
 RANKS = (0, 1, 2)
@@ -44,6 +44,15 @@ def test_a_rank_stands_in_the_first_call_that_is_not_over() -> None:
     assert [each.stage for each in book.calls] == [Stage.DONE, Stage.WAITING, Stage.ISSUED]
     assert book.counts == {"0": 3}
     assert [each.number for each in book.standing] == [2]
+
+
+def test_what_cpp_has_begun_is_what_the_rank_has_not_entered() -> None:
+    sample = tuple((number, number * SECOND) for number in range(1, 6))
+    told = Recorded(1, (RecordedGroup("0", "", RANKS, (), sample),))
+    own = seen(0, entered(1.5, 2.5), entered(3.5, 3.7), entered(4.5, 0, Stage.WAITING))
+
+    assert [call.number for call in begun_by_cpp(told, own)] == [1, 3, 4]
+    assert len(begun_by_cpp(told, seen(0))) == 5
 
 
 def test_an_exception_is_about_the_latest_call_if_all_are_over() -> None:

@@ -26,7 +26,8 @@ whose fault. News are held back then until there is an answer.
 
 Who is merely late is accused only when an exception tells that patience is over. What lateness has
 cost is summed up by the way: each look takes in the calls that are new, of many the latest, so that
-a look costs a millisecond whatever the ranks do.
+a look costs a millisecond whatever the ranks do. Who is late in what C++ calls is estimated from
+what recorders tell anyway, when ranks are asked and when they end.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -44,6 +45,7 @@ from rankwise.core.ledger import (
     Delay,
     Fate,
     Lateness,
+    SampledLateness,
     Sheet,
     Verdict,
     delay_in_words,
@@ -51,14 +53,16 @@ from rankwise.core.ledger import (
     find_verdict,
     judge,
     pack,
+    straggler_in_words,
     wait_in_words,
     waits_of,
 )
+from rankwise.core.ledger.lateness import NOTABLE_TIME
 from rankwise.core.rendezvous.records import Trouble
 from rankwise.drivers.real.call_rings import ArrivalReader, calls_begun, read_book
 from rankwise.drivers.real.process_host import RealProcessHost
 from rankwise.drivers.real.reactor import Reactor
-from rankwise.drivers.real.recorded_books import recorded_book
+from rankwise.drivers.real.recorded_books import begun_by_cpp, groups_of, recorded_book
 from rankwise.drivers.real.report_pipe import Recorded
 from rankwise.drivers.real.worker.call_ring import SWITCH_VARIABLE
 from rankwise.launch.planning import JobPlanner
@@ -126,6 +130,7 @@ class CallWatch:
         self._pause: Duration | None = None
         self._is_holding = self._has_held = False
         self._lateness = Lateness(())
+        self._sampled_lateness = SampledLateness()
         self._readers: dict[int, ArrivalReader] = {}
         self._read_segment: Segment | None = None
 
@@ -244,7 +249,16 @@ class CallWatch:
 
     def on_recorded(self, local_rank: int, recorded: Recorded) -> None:
         """A rank tells what torch's recorder has."""
+        self._see_recorded(local_rank, recorded)
         self._questions.on_recorded(local_rank, recorded)
+
+    def _see_recorded(self, local_rank: int, recorded: Recorded) -> None:
+        segment, first_rank = self._planner.segment, self._planner.world.rank(0)
+        seen = None if segment is None else read_book(segment, local_rank, first_rank)
+        if seen is not None:
+            ranks = frozenset(self._lateness.ranks)
+            calls = begun_by_cpp(recorded, seen)
+            self._sampled_lateness.see(seen.rank, groups_of(recorded, ranks), calls)
 
     def ask(self, on_answers: Callable[[], None]) -> None:
         """Ask the ranks what C++ has called; call back when they have told, or cannot."""
@@ -281,9 +295,18 @@ class CallWatch:
         lasted = between(self._began_at, self._clock.now())
         worst = self._lateness.worst(lasted)
         if worst is None:
-            return None
+            return self._straggler(lasted)
         of_a_part = self._lateness.is_of_a_part
         return worst, delay_in_words(worst, lasted, self._lateness.seen, is_of_a_part=of_a_part)
+
+    def _straggler(self, lasted: Duration) -> tuple[Delay, str] | None:
+        """Who made the others wait in what C++ calls, estimated from the part that was seen."""
+        found = self._sampled_lateness.straggler()
+        waited = Duration(0) if found is None else Duration(round(found.cost * lasted))
+        if found is None or waited < NOTABLE_TIME:
+            return None
+        delay = Delay(rank=found.rank, last=found.last, waited=waited)
+        return delay, straggler_in_words(found)
 
     def stand_still(self, since: Instant, until: Instant) -> None:
         """Take note that all ranks were stopped for a while."""
@@ -334,6 +357,7 @@ class CallWatch:
             return
         ranks = tuple(first_rank + local_rank for local_rank in range(segment.worker_count))
         self._lateness.forget_groups()
+        self._sampled_lateness = SampledLateness()
         if self._lateness.ranks != ranks:
             self._lateness = Lateness(ranks)
         self._read_segment = segment

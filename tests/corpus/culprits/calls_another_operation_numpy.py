@@ -4,6 +4,7 @@
 # blamed = [1]
 # says = "call #3: rank 1 called broadcast from rank 0 of (4,) float64 ({culprit}), {others} called all_reduce (sum) of (4,) float64 ({call})"
 # two_nodes = true
+# of_two = "call #3: ranks 0 and 1 disagree: rank 0 called all_reduce (sum) of (4,) float64 ({call}), rank 1 called broadcast from rank 0 of (4,) float64 ({culprit})"
 # ///
 
 import numpy as np

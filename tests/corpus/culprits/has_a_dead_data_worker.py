@@ -29,5 +29,6 @@ class Records(torch.utils.data.Dataset):
         return index
 
 
-for _ in torch.utils.data.DataLoader(Records(), num_workers=1):
+# One record at a time: while another one is on its way, its connection may break first.
+for _ in torch.utils.data.DataLoader(Records(), num_workers=1, prefetch_factor=1):
     dist.all_reduce(x)

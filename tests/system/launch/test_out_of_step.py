@@ -503,6 +503,32 @@ def test_machines_are_told_of_a_straggler_in_numbers(tmp_path: Path) -> None:
     assert 1 < told[0]["waited_s"] < 60
 
 
+DDP = """
+from torch.nn.parallel import DistributedDataParallel
+layers = [torch.nn.Linear(256, 256) for _ in range(6)]
+model = DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb=0.5)
+for step in range(40):
+    time.sleep(0.3 if rank == 1 else 0.1)
+    model(torch.ones(8, 256)).sum().backward()
+del model
+dist.destroy_process_group()
+"""
+
+
+def test_a_straggler_is_told_of_by_what_ddps_reducer_calls(tmp_path: Path) -> None:
+    done = run_program(tmp_path, "torch", DDP)
+
+    assert done.code == 0, done.stderr
+    said = (
+        r"rank 1 came last in (\d+) % of the calls that C\+\+ begins, as DDP does; (\d+) % of that "
+        r"time was spent waiting for it \(of these calls, \d+ % were seen\)"
+    )
+    found = re.search(said, done.stderr)
+    assert found is not None, done.stderr
+    assert int(found[1]) > 50
+    assert int(found[2]) > 5
+
+
 def test_nothing_is_told_of_ranks_that_only_begin_at_different_moments(tmp_path: Path) -> None:
     program = """
 time.sleep(1.5 * (rank == 1))

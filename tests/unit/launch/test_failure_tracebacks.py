@@ -7,7 +7,12 @@ import pytest
 
 from rankwise.base.failure import ErrorRecord, Failure, FailureCause
 from rankwise.base.units import Instant
-from rankwise.launch.failure_report.stacks import fatal_lines, innermost_frames, read_stacks
+from rankwise.launch.failure_report.stacks import (
+    fatal_lines,
+    frames_of_rank,
+    innermost_frames,
+    read_stacks,
+)
 from rankwise.launch.failure_report.tracebacks import (
     traceback_lines,
     what_is_the_same,
@@ -280,6 +285,40 @@ def test_frames_of_torch_and_rankwise_are_folded_and_the_programs_own_are_not() 
         "  ... (1 frame of torch)",
         frame("/home/me/train.py"),
     )
+
+
+def test_other_threads_are_told_by_their_part_of_the_program_or_in_a_line() -> None:
+    title = "Thread 0x0{} (most recent call first):"
+    library = ['  File "/usr/lib/python3.11/threading.py", line 327 in wait']
+    start = ['  File "/usr/lib/python3.11/threading.py", line 982 in run']
+    own = '  File "/home/me/train.py", line {} in {}'
+    text = "\n".join(
+        [
+            *[title.format(3), *library, *start],
+            *[title.format(4), *library, *start],
+            *[title.format(5), "  <no Python frame>"],
+            *[title.format(6), f'  File "{BOOT}", line 131 in _answer', *start],
+            *[title.format(2), *library, own.format(7, "load"), *start],
+            "Current thread 0x01 (most recent call first):",
+            *["  Garbage-collecting", own.format(9, "<module>")],
+        ]
+    )
+
+    assert frames_of_rank(text) == (
+        own.format(9, "<module>"),
+        "  another thread:",
+        f"  {library[0]}",
+        f"  {own.format(7, 'load')}",
+        "  ... (2 other threads at threading.py:327, in wait)",
+    )
+
+
+def test_a_rank_at_its_end_has_no_frames() -> None:
+    at_end = (
+        "Current thread 0x01 (most recent call first):\n  Garbage-collecting\n  <no Python frame>"
+    )
+
+    assert innermost_frames(at_end) == frames_of_rank(at_end) == ()
 
 
 def test_text_that_is_no_stack_has_no_frames() -> None:

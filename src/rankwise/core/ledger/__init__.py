@@ -2,6 +2,7 @@
 
 from rankwise.core.ledger.books import NO_PEER, Book, Call, Fate, Group, Stage
 from rankwise.core.ledger.lateness import Arrival, Delay, Lateness
+from rankwise.core.ledger.sampled import Begun, SampledLateness
 from rankwise.core.ledger.sheets import Sheet, pack, unpack, with_all_members
 from rankwise.core.ledger.verdicts import (
     Verdict,
@@ -11,18 +12,26 @@ from rankwise.core.ledger.verdicts import (
     judge,
     waits_of,
 )
-from rankwise.core.ledger.words import NUMBER, delay_in_words, number_text, wait_in_words
+from rankwise.core.ledger.words import (
+    NUMBER,
+    delay_in_words,
+    number_text,
+    straggler_in_words,
+    wait_in_words,
+)
 
 __all__ = [
     "NO_PEER",
     "NUMBER",
     "Arrival",
+    "Begun",
     "Book",
     "Call",
     "Delay",
     "Fate",
     "Group",
     "Lateness",
+    "SampledLateness",
     "Sheet",
     "Stage",
     "Verdict",
@@ -33,6 +42,7 @@ __all__ = [
     "judge",
     "number_text",
     "pack",
+    "straggler_in_words",
     "unpack",
     "wait_in_words",
     "waits_of",

@@ -9,6 +9,7 @@ from rankwise.core.ledger.books import Book, Call, Group
 
 if TYPE_CHECKING:
     from rankwise.core.ledger.lateness import Delay
+    from rankwise.core.ledger.sampled import Straggler
     from rankwise.core.ledger.verdicts import Wait
 
 NUMBER = "#?"
@@ -138,6 +139,15 @@ def delay_in_words(
         f"{_percent(delay.waited / lasted)} of the run was spent waiting for it"
     )
     return text if seen >= _NEARLY_ALL else f"{text} (of the calls, {_percent(seen)} were seen)"
+
+
+def straggler_in_words(straggler: "Straggler") -> str:
+    """The same of calls that C++ has begun, of which always a part was seen."""
+    return (
+        f"rank {straggler.rank} came last in {_percent(straggler.last)} of the calls that C++ "
+        f"begins, as DDP does; {_percent(straggler.cost)} of that time was spent waiting for "
+        f"it (of these calls, {_percent(straggler.seen)} were seen)"
+    )
 
 
 def _percent(share: float) -> str:

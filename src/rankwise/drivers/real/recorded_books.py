@@ -5,10 +5,11 @@ reductions nor roots: a call that the rank has entered in its own book too is to
 The numbers are torch's, which count all calls of a group.
 """
 
+from bisect import bisect_right
 from collections.abc import Collection
 
 from rankwise.base.units import MICROSECOND, Instant
-from rankwise.core.ledger import Book, Call, Fate, Group, Stage
+from rankwise.core.ledger import Begun, Book, Call, Fate, Group, Stage
 from rankwise.drivers.real.report_pipe import Recorded, RecordedCall, RecordedGroup
 
 FROM_CPP = "begun by C++"
@@ -34,18 +35,35 @@ def recorded_book(recorded: Recorded, seen: Book, ranks: Collection[int]) -> Boo
         first = entries[-1][0].begun_at
     return Book(
         rank=seen.rank,
-        groups={
-            group.name: Group(
-                label=group.label,
-                size=len(group.members),
-                members=tuple(rank for rank in group.members if rank in ranks),
-            )
-            for group in recorded.groups
-        },
+        groups=groups_of(recorded, ranks),
         counts={group.name: group.calls[-1].number for group in recorded.groups if group.calls},
         calls=tuple(_call(call, group, seen, first) for call, group in entries),
         fate=seen.fate,
     )
+
+
+def begun_by_cpp(recorded: Recorded, seen: Book) -> list[Begun]:
+    """What C++ has begun by itself, as far as the rank's own book goes back."""
+    begins = [call.begun_at - _SLACK for call in seen.calls]
+    calls = []
+    for group in recorded.groups:
+        for number, begun_at in group.sample:
+            entered = seen.calls[: bisect_right(begins, begun_at)][-1:]
+            if not any(not call.ended_at or begun_at <= call.ended_at + _SLACK for call in entered):
+                calls.append(Begun(group.name, number, begun_at))
+    return calls
+
+
+def groups_of(recorded: Recorded, ranks: Collection[int]) -> dict[str, Group]:
+    """The groups that torch has, each with its members among these ranks."""
+    return {
+        group.name: Group(
+            label=group.label,
+            size=len(group.members),
+            members=tuple(rank for rank in group.members if rank in ranks),
+        )
+        for group in recorded.groups
+    }
 
 
 def _call(call: RecordedCall, group: RecordedGroup, seen: Book, first: int | None) -> Call:

@@ -54,12 +54,19 @@ class RecordedCall(msgspec.Struct, frozen=True):
 
 
 class RecordedGroup(msgspec.Struct, frozen=True):
-    """The latest calls of a process group, in their order."""
+    """The latest calls of a process group, in their order.
+
+    Attributes:
+        name, label, members: the group.
+        calls: the latest.
+        sample: more of them, each its number, and when it was begun.
+    """
 
     name: str
     label: str
     members: tuple[int, ...]
     calls: tuple[RecordedCall, ...]
+    sample: tuple[tuple[int, int], ...] = ()
 
 
 class Recorded(msgspec.Struct, frozen=True, tag_field="kind", tag="recorded"):

@@ -95,7 +95,9 @@ def innermost_frames(text: str) -> tuple[str, ...]:
     main = read_stacks(text).main
     if main is None:
         return ()
-    frames = _fold([frame for frame in main.frames if not _IMPORTING.match(frame)])
+    # Of what is no frame, "Garbage-collecting" tells nothing, and "<no Python frame>" neither.
+    lines = [line for line in main.frames if _FRAME.match(line) and not _IMPORTING.match(line)]
+    frames = _fold(lines)
     shown, rest = frames[:_FRAMES_OF_HANGING_MAX], frames[_FRAMES_OF_HANGING_MAX:]
     if not any(map(_is_of_program, shown)):
         # Deep in an import, say: the line of the program is what tells people where that is.
@@ -109,19 +111,21 @@ def innermost_frames(text: str) -> tuple[str, ...]:
 def frames_of_rank(text: str) -> tuple[str, ...]:
     """Where a hanging worker stands: its main thread, and what else of the program it runs.
 
-    Threads that run nothing but libraries are told in a line each, alike ones together.
+    Threads that run nothing but libraries are told in a line each, alike ones together; our own are
+    not told.
     """
     stacks = read_stacks(text)
     lines, idle = list(innermost_frames(text)), list[str]()
     for thread in stacks.threads:
-        if thread is stacks.main or not thread.frames:
+        frames = [line for line in thread.frames if _FRAME.match(line)]
+        if thread is stacks.main or not frames:
             continue
-        own = [place for place, frame in enumerate(thread.frames) if _is_of_program(frame)]
+        own = [place for place, frame in enumerate(frames) if _is_of_program(frame)]
         if own:  # what lies outside of the program has started the thread
-            shown = _fold(thread.frames[: own[-1] + 1])[:_FRAMES_OF_HANGING_MAX]
+            shown = _fold(frames[: own[-1] + 1])[:_FRAMES_OF_HANGING_MAX]
             lines += ["  another thread:", *(f"  {frame}" for frame in shown)]
-        else:
-            idle.append(_place_in_words(thread.frames[0]))
+        elif not any(BOOT_DIRECTORY in frame for frame in frames):
+            idle.append(_place_in_words(frames[0]))
     for place in dict.fromkeys(idle):
         count = idle.count(place)
         who = "another thread" if count == 1 else f"{count} other threads"
@@ -165,8 +169,7 @@ def place_in_program(text: str) -> str:
 
 def _place_in_words(line: str) -> str:
     frame = _FRAME.match(line)
-    if frame is None:
-        return line.strip()
+    assert frame is not None, "asked for a frame"
     name = "" if frame["name"] == "<module>" else f", in {frame['name']}"
     return f"{frame['path'].rpartition('/')[2]}:{frame['line']}{name}"
 

@@ -89,6 +89,8 @@ _TYPES_OF_RECORDER = {
     "Bool": "bool",
 }
 _RECORDED_MAX = 8
+_SAMPLED_MAX = 128
+"""Latest calls of a group that are told of: in full, and as numbers for lateness."""
 """Of so many calls of a group the recorder's entries are told."""
 
 
@@ -151,6 +153,7 @@ def recorded_groups(c10d: "ModuleType") -> str:
     c = sys.modules["torch._C._distributed_c10d"]
     trace = json.loads(c._dump_fr_trace_json())  # noqa: SLF001 - no public name
     calls: dict[str, dict[int, Any]] = {}
+    sampled: dict[str, dict[int, Any]] = {}
     for entry in trace["entries"]:
         name, number = entry["process_group"][0], entry["collective_seq_id"]
         if entry["is_p2p"] or name not in groups:
@@ -158,11 +161,16 @@ def recorded_groups(c10d: "ModuleType") -> str:
         known = calls.setdefault(name, {})
         if known and number < max(known):  # an earlier group had the name
             known.clear()
+            sampled[name].clear()
         if number in known:  # one of several that are one call
             continue
         known[number] = entry
         if len(known) > _RECORDED_MAX:
             del known[min(known)]
+        sample = sampled.setdefault(name, {})
+        sample[number] = entry
+        if len(sample) > _SAMPLED_MAX:
+            del sample[min(sample)]
     # Of several, as this thread may have to wait between the two clocks.
     wall_offset = min(-time.monotonic_ns() + time.time_ns() for _ in range(5))
     told = []
@@ -175,6 +183,10 @@ def recorded_groups(c10d: "ModuleType") -> str:
                 "label": "" if is_all else _label(groups[name], members),
                 "members": members,
                 "calls": [_recorded_call(entry, wall_offset) for entry in known.values()],
+                "sample": [
+                    (number, entry["time_created_ns"] - wall_offset)
+                    for number, entry in sampled[name].items()
+                ],
             }
         )
     return json.dumps(told)
