@@ -72,7 +72,7 @@ def choose_run(runs: "Sequence[RunSummary]", name: str | None) -> "RunSummary":
         return runs[0]
     if not name:
         raise click.UsageError(f"the name of the run is empty, expected one of: {shown}")
-    exact = [run for run in runs if name in (run.run_id, str(run.pid))]
+    exact = [run for run in runs if is_called(run, name) or name == str(run.pid)]
     fitting = exact or [run for run in runs if run.run_id.startswith(name)]
     if not fitting:
         raise RunNotFound(f"no run is called {name!r}, there are: {shown}")
@@ -80,3 +80,10 @@ def choose_run(runs: "Sequence[RunSummary]", name: str | None) -> "RunSummary":
         several = ", ".join(f"{run.run_id} (pid {run.pid})" for run in fitting)
         raise RunNotFound(f"{name!r} could be any of: {several}", hint="name its pid")
     return fitting[0]
+
+
+def is_called(run: "RunSummary", name: str) -> bool:
+    """Whether that is the run's name, also where others are not told it."""
+    from rankwise.launch.control.addresses import shown_id  # noqa: PLC0415  # not for --help
+
+    return run.run_id in (name, shown_id(name, is_secret=True))

@@ -12,7 +12,7 @@ from rankwise.base.errors import RankwiseError
 from rankwise.base.units import SECOND, Duration, duration_from_seconds
 from rankwise.cli.main import CONTEXT_SETTINGS
 from rankwise.cli.options import DURATION
-from rankwise.cli.runs_here import choose_run, complete_run
+from rankwise.cli.runs_here import choose_run, complete_run, is_called
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -80,7 +80,7 @@ def _chosen(name: str | None) -> "list[RunSummary]":
     if name is None:
         return runs
     # Of a run on several nodes there may be several agents here.
-    return [run for run in runs if run.run_id == name] or [choose_run(runs, name)]
+    return [run for run in runs if is_called(run, name)] or [choose_run(runs, name)]
 
 
 def _print_once(name: str | None, *, as_json: bool) -> None:

@@ -5,7 +5,6 @@ kernel's OOM killer was at work and what the clock on the wall said is looked up
 moment when a failure is about to be told to somebody.
 """
 
-import re
 import resource
 import socket
 from collections.abc import Callable, Mapping
@@ -25,13 +24,13 @@ from rankwise.drivers.real.oom import OomWatch
 from rankwise.drivers.real.process_host import RealProcessHost
 from rankwise.drivers.real.worker_link import WorkerLink
 from rankwise.launch.error_file import read_error_file
+from rankwise.launch.failure_report.loaders import lost_loader
 from rankwise.launch.job import Job
 from rankwise.launch.log_layout import Destinations
 from rankwise.launch.planning import JobPlanner
 
 SIGKILL, SIGXCPU = 9, 24
 STDOUT_LINES = 10
-_LOADER_KILLED = re.compile(r"DataLoader worker \(pid.{0,40}\) is killed by signal: Killed")
 TAIL_LINES = 60
 """More than the twenty that are shown: a traceback that is told anyway is taken out of them."""
 
@@ -165,17 +164,6 @@ def stood_of(
         )
         for local_rank in sorted(waits.keys() | stacks.keys())
     )
-
-
-def lost_loader(failure: Failure) -> bool:
-    """Whether it raised since a data loader's worker of its own was killed, as by lack of memory.
-
-    torch says so in an exception, or in the one from which that was raised.
-    """
-    error = failure.error
-    if failure.cause is not FailureCause.RAISED or error is None:
-        return False
-    return bool(_LOADER_KILLED.search(error.message) or _LOADER_KILLED.search(error.traceback))
 
 
 def _cpu_limit(failure: Failure) -> int | None:

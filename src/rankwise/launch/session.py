@@ -462,7 +462,7 @@ class Session:
 
     def _open_control(self, stack: ExitStack, answers: ControlAnswers) -> None:
         with suppress(OSError):  # a sandbox without unix sockets: the run is a run all the same
-            control = stack.enter_context(ControlServer(self._job.run_id, answers.on_request))
+            control = stack.enter_context(ControlServer(self._shown_id, answers.on_request))
             self.reactor.watch_readable(control.fileno(), control.on_readable)
             stack.callback(self.reactor.unwatch_readable, control.fileno())
 
@@ -473,14 +473,17 @@ class Session:
             return None
         from rankwise.launch.recording import RunRecorder  # noqa: PLC0415  # only with a journal
 
-        name = self._job.run_id
-        if self._plan.is_id_secret:
-            from rankwise.launch.cluster.health import shown_id  # noqa: PLC0415  # rare
-
-            name = shown_id(name, is_secret=True)
         return RunRecorder(
-            self._journal, self._host, self._planner, self.reactor, self._clock, name=name
-        )
+            self._journal, self._host, self._planner, self.reactor, self._clock,
+            name=self._shown_id,
+        )  # fmt: skip
+
+    @property
+    def _shown_id(self) -> str:
+        """What others may know of the run's id."""
+        from rankwise.launch.control.addresses import shown_id  # noqa: PLC0415  # see above
+
+        return shown_id(self._job.run_id, is_secret=self._plan.is_id_secret)
 
     def _deliver(self, stimulus: Stimulus) -> None:
         if isinstance(stimulus, _OF_PROCESSES) and self._recorder is not None:

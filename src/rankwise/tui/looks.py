@@ -30,6 +30,7 @@ _GPU_QUERY = ("--query-compute-apps=pid,used_memory", "--format=csv,noheader,nou
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What an agent says of its run: see `rankwise.launch.control`."""
 
+    run_id: str = ""
     nproc: int
     state: str
     age_s: float

@@ -64,7 +64,8 @@ def heading(columns: Sequence[Column]) -> list[str]:
 
 def head(picture: RunPicture, width: int = WIDTH) -> list[str]:
     """The lines above the ranks of a run."""
-    status, name = picture.status, printable(picture.run.run_id)
+    status = picture.status
+    name = printable((status and status.run_id) or picture.run.run_id)
     if status is None:
         return _wrapped([name, f"pid {picture.run.pid}", picture.end or picture.problem], width)
     state = "silent" if picture.problem else status.state

@@ -191,3 +191,22 @@ def test_an_agent_tells_of_earlier_failures_and_at_last_of_the_end(tmp_path: Pat
     assert "failed so far: 1 raised  rank 0 failed (ValueError: bad shape)" in shown
     assert (end["state"], end["attempts"]) == ("failed", 2)
     assert "SIGKILL" in end["why"]
+
+
+def test_an_id_that_serves_as_a_secret_is_in_no_name_and_good_for_commands(
+    fifo: Path, tmp_path: Path
+) -> None:
+    place = ("--rdzv-backend=embedded", "--rdzv-endpoint=127.0.0.1:0", "--rdzv-conf=is_host=true")
+    run_id = f"talks-{os.getpid()}"
+    with talking(tmp_path, "--nnodes=1:2", *place) as running:
+        names = Path("/proc/net/unix").read_text(errors="replace")
+        shown = [json.loads(line) for line in run("ps", "--json").lines]
+        with fifo.open("w"):
+            stopped = run("stop", run_id)
+        done = running.finish(WITHIN_S)
+
+    assert run_id not in names
+    assert str(running.pid) in names
+    assert [each["pid"] for each in shown if each["run_id"] == run_id] == [running.pid]
+    assert stopped.code == 0, stopped
+    assert done.code == 143

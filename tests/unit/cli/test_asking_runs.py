@@ -20,6 +20,7 @@ from rankwise.cli.doctor import Verdict
 from rankwise.cli.main import invoke
 from rankwise.cli.runs_here import RunNotFound, choose_run
 from rankwise.cli.stacks import render
+from rankwise.launch.control.addresses import shown_id
 from rankwise.launch.control.client import RunSummary
 from rankwise.launch.control.server import ControlServer, Reply, Request
 
@@ -340,6 +341,13 @@ def test_a_run_is_chosen_by_name_beginning_or_pid_or_for_want_of_others() -> Non
     assert choose_run(runs, "bet") == BETA
     assert choose_run(runs, "12") == BEST
     assert choose_run([BETA], None) == BETA
+
+
+def test_a_run_whose_id_is_a_secret_is_chosen_by_it_all_the_same() -> None:
+    hidden = RunSummary(shown_id("alpha", is_secret=True), 20, 0)
+
+    assert hidden.run_id.startswith("run-")
+    assert choose_run([BETA, hidden], "alpha") == hidden
 
 
 def test_an_empty_name_means_no_run() -> None:

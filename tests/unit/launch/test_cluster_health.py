@@ -15,9 +15,10 @@ import pytest
 
 from rankwise.base.errors import ConfigError
 from rankwise.drivers.real.process_work import Usage
-from rankwise.launch.cluster.health import HealthServer, shown_id
+from rankwise.launch.cluster.health import HealthServer
 from rankwise.launch.cluster.metrics import METRICS, AgentStatus, Snapshot, metrics_text
 from rankwise.launch.cluster.probe import Probe
+from rankwise.launch.control.addresses import shown_id
 from rankwise.launch.rank_status import CallStatus, RankStatus
 
 STATUS = AgentStatus(run_id='night"ly', node="n1", phase="running", round=2, nodes=3, restarts=1)

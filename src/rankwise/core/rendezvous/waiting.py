@@ -94,10 +94,10 @@ class Waiting:
         trouble = self.store_trouble or "the store has answered"
         why, kind = f"no round with this node has started within {waited}", RefusalKind.TIMEOUT
         if self.cut_off_since is not None:
-            if self._membership.round is not None:  # it has been there before
-                kind = RefusalKind.STORE
             waited = format_duration(between(self.cut_off_since, now))
             why = f"this node could not register within {waited}"
+            if self._membership.round is not None:
+                why, kind = f"this node has been cut off for {waited}", RefusalKind.STORE
             if self._membership.was_done:
                 why = f"its workers were done, but how the job ended was not heard within {waited}"
         hint = "" if self.store_trouble else "is the store reachable from here?"  # else it says so

@@ -261,8 +261,8 @@ class AgentRunner:
             parts.say(f"health: http://{self._agent.spec.offer.address}:{server.port}/health")
 
     def _probe(self, plan: ClusterPlan, parts: RunParts) -> "Probe":
-        from rankwise.launch.cluster.health import shown_id  # noqa: PLC0415  # rare
-        from rankwise.launch.cluster.probe import Probe  # noqa: PLC0415  # the same
+        from rankwise.launch.cluster.probe import Probe  # noqa: PLC0415  # rare
+        from rankwise.launch.control.addresses import shown_id  # noqa: PLC0415  # the same
 
         name = shown_id(self._agent.spec.run_id, is_secret=plan.is_id_secret)
         return Probe(parts.reactor.post, lambda: self._snapshot(name, parts))

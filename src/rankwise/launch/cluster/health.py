@@ -8,7 +8,6 @@ when it has not answered within `PATIENCE_S`. Metrics are text as Prometheus rea
 import json
 import socket
 import threading
-from hashlib import sha256
 from hmac import compare_digest
 from typing import Self
 
@@ -68,11 +67,6 @@ class HealthServer:
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
-
-
-def shown_id(run_id: str, *, is_secret: bool) -> str:
-    """A run's id, or where that is a secret, a name that tells runs apart."""
-    return f"run-{sha256(run_id.encode()).hexdigest()[:8]}" if is_secret else run_id
 
 
 def _handler_for(health: HealthServer) -> type[QuietHandler]:

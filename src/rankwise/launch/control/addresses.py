@@ -1,6 +1,7 @@
 """The names under which agents can be reached, and who is at the other end.
 
-An agent's name is `rankwise/<uid>/<run id>/<pid>` in the abstract namespace of unix sockets. Such a
+An agent's name is `rankwise/<uid>/<run id>/<pid>` in the abstract namespace of unix sockets, with a
+digest for the id where that is what nodes know each other by: all users see these names. Such a
 name lives in the kernel only: it is gone with the process, there is no file to leave behind, and
 `/proc/net/unix` lists all of them, which is how runs are found without a registry. Abstract names
 have no permissions, so both ends check the other's user (SO_PEERCRED): an agent answers its own
@@ -14,6 +15,15 @@ import struct
 
 _RUN_ID_BYTES_MAX = 60  # an abstract name has room for 107 bytes
 _CREDENTIALS = struct.Struct("=iII")
+
+
+def shown_id(run_id: str, *, is_secret: bool) -> str:
+    """A run's id, or where that is a secret, a name that tells runs apart."""
+    if not is_secret:
+        return run_id
+    from hashlib import sha256  # noqa: PLC0415  # takes ms, and few runs need it
+
+    return f"run-{sha256(run_id.encode()).hexdigest()[:8]}"
 
 
 def socket_name(run_id: str, pid: int, uid: int | None = None) -> bytes:

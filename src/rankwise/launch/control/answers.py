@@ -83,6 +83,7 @@ class ControlAnswers:
 
         gang = self._dispatch.gang
         status: dict[str, object] = {
+            "run_id": self._job.run_id,
             "nproc": self._job.gang.size,
             "state": "meeting" if gang is None else str(gang.phase),
             "age_s": (self._clock.now() - self._began_at) / SECOND,

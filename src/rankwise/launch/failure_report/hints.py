@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from rankwise.base.failure import Failure, FailureCause
+from rankwise.launch.failure_report.loaders import is_cut_off_from_loader
 
 _SIGKILL, _SIGBUS, _SIGILL, _SIGTERM, _SIGXCPU = 9, 7, 4, 15, 24
 _PEER_GONE = re.compile(
@@ -37,7 +38,10 @@ def hint_for(failure: Failure) -> str:
 
 def is_peer_gone(failure: Failure) -> bool:
     """Whether it failed since another process had gone away: a consequence, hardly ever a cause."""
-    return failure.error is not None and bool(_PEER_GONE.search(_last_words(failure.error.message)))
+    error = failure.error
+    if error is None or is_cut_off_from_loader(error):
+        return False
+    return bool(_PEER_GONE.search(_last_words(error.message)))
 
 
 def _says(*words: str, number: int | None = None) -> Callable[[Failure], bool]:
@@ -173,6 +177,10 @@ _CATALOGUE: Sequence[_Hint] = (
     _Hint(
         _exited_with(126),
         "it needs the run bit (chmod +x) and must fit this machine",
+    ),
+    _Hint(
+        lambda failure: failure.error is not None and is_cut_off_from_loader(failure.error),
+        "the lines above may tell why that worker died, and dmesg, if memory was short",
     ),
     _Hint(
         is_peer_gone,

@@ -3,6 +3,7 @@
 import re
 
 from rankwise.base.failure import SIGNAL_NAMES, ErrorRecord, ExitStatus, Failure, FailureCause
+from rankwise.launch.failure_report.loaders import is_cut_off_from_loader
 from rankwise.launch.failure_report.stacks import place_in_program
 from rankwise.launch.failure_report.text import LINE_LENGTH_MAX, first_line, printable
 
@@ -84,6 +85,8 @@ def error_in_words(error: ErrorRecord) -> str:
     if raised := next((line for line in lines if line.strip() and not line[0].isspace()), ""):
         message += f" {first_line(raised)}"
     told = f"{name}: {message}" if message else name
+    if is_cut_off_from_loader(error):
+        told += " (a worker of its data loader has died)"
     cause = _first_cause(error.traceback)
     return f"{told} (because of {cause})" if cause and cause not in told else told
 

@@ -71,4 +71,6 @@ def describe(error: BaseException) -> str:
         return error.strerror
     if isinstance(error.__cause__, OSError):
         return describe(error.__cause__)
-    return str(error) or type(error).__name__
+    text = str(error) or type(error).__name__
+    # Where in Python's source that is, helps nobody.
+    return text.partition(": ")[2] if text.startswith("_ssl.c:") else text

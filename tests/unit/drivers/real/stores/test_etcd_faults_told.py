@@ -3,6 +3,7 @@
 import pytest
 
 from rankwise.drivers.real.stores.etcd_messages import Fault, decoded
+from rankwise.drivers.real.stores.patience import describe
 
 
 @pytest.mark.parametrize(
@@ -16,3 +17,9 @@ from rankwise.drivers.real.stores.etcd_messages import Fault, decoded
 )
 def test_a_fault_is_read_in_each_of_its_shapes(body: bytes) -> None:
     assert decoded(body, Fault).text == "etcdserver: no leader"
+
+
+def test_where_in_pythons_source_tls_gave_up_is_not_told() -> None:
+    error = TimeoutError("_ssl.c:989: The handshake operation timed out")
+
+    assert describe(error) == "The handshake operation timed out"
