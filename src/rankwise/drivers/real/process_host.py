@@ -64,7 +64,7 @@ from rankwise.drivers.real.report_pipe import (
     WorkerReport,
 )
 from rankwise.drivers.real.worker.bootstrap import STACKS_SIGNAL
-from rankwise.drivers.real.worker_process import WorkerProcess
+from rankwise.drivers.real.worker_process import Ends, WorkerProcess
 from rankwise.ports.clock import Clock
 
 STACKS_QUIET = Duration(60 * MILLISECOND)
@@ -260,6 +260,7 @@ class RealProcessHost:
         self._planner = planner
         self._flow = flow
         self._deliver = deliver
+        self._ends: Ends[WorkerLink] = Ends()
         self._last_progress = last_progress
         self._on_hang = on_hang
         self._on_calls = on_calls
@@ -355,9 +356,8 @@ class RealProcessHost:
 
     def note_ends(self) -> None:
         """Note which workers have ended by now, whatever is heard of them only later."""
-        for link in self._current.values():
-            if link.process is not None and link.end_seen_at is None and link.process.has_ended:
-                link.end_seen_at = self._clock.now()
+        for link in self._ends.take():
+            link.end_seen_at = self._clock.now()
 
     def fence(self, at: Instant | None) -> None:
         """Let the guardian kill all workers at that instant, however this process fares then."""
@@ -416,6 +416,7 @@ class RealProcessHost:
             for stream in link.streams:
                 self._flow.finish(stream.pump)
         self._links.clear()
+        self._ends.close()
 
     def on_spawned(self, worker: int, pid: int) -> None:
         """A process exists."""
@@ -424,6 +425,7 @@ class RealProcessHost:
             link.pid = pid
             with suppress(OSError):  # it has ended already; or without, its parent will do it all
                 link.process = WorkerProcess(pid)
+                self._ends.watch(link.process, link)
                 self._reactor.watch_readable(
                     link.process.fileno(), partial(self._on_end_seen, link)
                 )
@@ -680,6 +682,7 @@ class RealProcessHost:
 
     def _close_process(self, link: WorkerLink) -> None:
         if link.process is not None:
+            self._ends.forget(link.process)
             self._reactor.unwatch_readable(link.process.fileno())
             link.process.close()
             link.process = None
