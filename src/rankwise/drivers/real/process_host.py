@@ -425,10 +425,10 @@ class RealProcessHost:
             link.pid = pid
             with suppress(OSError):  # it has ended already; or without, its parent will do it all
                 link.process = WorkerProcess(pid)
-                self._ends.watch(link.process, link)
                 self._reactor.watch_readable(
                     link.process.fileno(), partial(self._on_end_seen, link)
                 )
+                self._ends.watch(link.process, link)
             self._deliver(WorkerSpawned(link.local_rank, link.attempt, pid))
 
     def on_refused(self, worker: int, reason: str) -> None:
