@@ -62,7 +62,7 @@ from rankwise.drivers.real.report_pipe import (
 from rankwise.drivers.real.stacks_collection import STACKS_PATIENCE, StacksCollection
 from rankwise.drivers.real.worker.bootstrap import STACKS_SIGNAL
 from rankwise.drivers.real.worker_link import WorkerLink, WorkerPlanner, WorkerStream
-from rankwise.drivers.real.worker_process import WorkerProcess
+from rankwise.drivers.real.worker_process import Ends, WorkerProcess
 from rankwise.ports.clock import Clock
 
 PEER_NOTICE = Duration(50 * MILLISECOND)
@@ -133,6 +133,7 @@ class RealProcessHost:
         self._planner = planner
         self._flow = flow
         self._deliver = deliver
+        self._ends: Ends[WorkerLink] = Ends()
         self._last_progress = last_progress
         self._on_hang = on_hang
         self._on_calls = on_calls
@@ -223,9 +224,8 @@ class RealProcessHost:
 
     def note_ends(self) -> None:
         """Note which workers have ended by now, whatever is heard of them only later."""
-        for link in self._current.values():
-            if link.process is not None and link.end_seen_at is None and link.process.has_ended:
-                link.end_seen_at = self._clock.now()
+        for link in self._ends.take():
+            link.end_seen_at = self._clock.now()
 
     def fence(self, at: Instant | None) -> None:
         """Let the guardian kill all workers at that instant, however this process fares then."""
@@ -284,6 +284,7 @@ class RealProcessHost:
             for stream in link.streams:
                 self._flow.finish(stream.pump)
         self._links.clear()
+        self._ends.close()
 
     def on_spawned(self, worker: int, pid: int) -> None:
         """A process exists: its parent says so, or it does itself, if that has been stopped."""
@@ -295,6 +296,7 @@ class RealProcessHost:
                 self._reactor.watch_readable(
                     link.process.fileno(), partial(self._on_end_seen, link)
                 )
+                self._ends.watch(link.process, link)
             self._deliver(WorkerSpawned(link.local_rank, link.attempt, pid))
 
     def on_refused(self, worker: int, reason: str) -> None:
@@ -549,6 +551,7 @@ class RealProcessHost:
 
     def _close_process(self, link: WorkerLink) -> None:
         if link.process is not None:
+            self._ends.forget(link.process)
             self._reactor.unwatch_readable(link.process.fileno())
             link.process.close()
             link.process = None

@@ -12,6 +12,9 @@ import os
 import select
 import signal
 from contextlib import suppress
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
 
 
 class WorkerProcess:
@@ -64,3 +67,38 @@ class WorkerProcess:
         if self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1
+
+
+class Ends(Generic[T]):
+    """Which of many processes have ended, without asking for each: of each it is told once."""
+
+    def __init__(self) -> None:
+        self._epoll: select.epoll | None = None  # with the first process: files may be few
+        self._watched: dict[int, T] = {}
+
+    def watch(self, process: WorkerProcess, owner: T) -> None:
+        """Tell `owner` when this one has ended. Raises OSError where no file can be opened."""
+        if self._epoll is None:
+            self._epoll = select.epoll()
+        self._epoll.register(process.fileno(), select.EPOLLIN)
+        self._watched[process.fileno()] = owner
+
+    def forget(self, process: WorkerProcess) -> None:
+        """Tell no more of this one, which is about to be let go of."""
+        if self._epoll is not None and self._watched.pop(process.fileno(), None) is not None:
+            self._epoll.unregister(process.fileno())
+
+    def take(self) -> list[T]:
+        """The owners of those that have ended since the last time."""
+        ended = []
+        while self._epoll is not None and self._watched and (ready := self._epoll.poll(0)):
+            for fd, _ in ready:
+                self._epoll.unregister(fd)
+                ended.append(self._watched.pop(fd))
+        return ended
+
+    def close(self) -> None:
+        """Tell of nothing any more."""
+        self._watched.clear()
+        if self._epoll is not None:
+            self._epoll.close()
