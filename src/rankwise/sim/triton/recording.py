@@ -7,10 +7,10 @@ the recording with its own addresses. What it does in simulated time is the same
 
 That holds for programs that do not look at each other, or at the time. A launch is not recorded
 that uses atomics, volatile loads or messages between PEs, prints, turns pointers into numbers,
-reads integers where it also stores some, or does not seem to end: its programs run as they are. A
-recording is kept under everything that a kernel can know: its code, its arguments, and the globals
-that it mentions; a kernel that mentions a global which could change unseen is recorded anew each
-time.
+follows pointers that it finds in memory, reads integers where it also stores some, or does not seem
+to end: its programs run as they are. A recording is kept under everything that a kernel can know:
+its code, its arguments, and the globals that it mentions; a kernel that mentions a global which
+could change unseen is recorded anew each time.
 """
 
 from collections.abc import Callable, Mapping
@@ -133,6 +133,7 @@ def recorded(
     """
     launch.channels = _NoChannels()
     launch.prints = _refuse_to_print
+    launch.memory.elsewhere = _refuse_address
     parameters = {each.name: (name, each.address) for name, each in buffers.items()}
     recordings: list[Recording] = []
     loaded: set[str] = set()
@@ -156,6 +157,11 @@ def recorded(
 
 
 def _refuse_to_print(_text: str) -> NoReturn:
+    raise _DependsOnOthers
+
+
+def _refuse_address(_address: int) -> NoReturn:
+    """A pointer was found in memory: where it goes is no argument's."""
     raise _DependsOnOthers
 
 
