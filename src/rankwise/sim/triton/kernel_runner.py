@@ -25,6 +25,7 @@ from rankwise.sim.hardware.engine import GraphEngine
 from rankwise.sim.hardware.environment import DealtPes, KernelEnvironment
 from rankwise.sim.hardware.footprint import Footprint
 from rankwise.sim.hardware.memory import SIP_STRIDE
+from rankwise.sim.hardware.memory import Mapping as LentMapping
 from rankwise.sim.hardware.op_log import Operand
 from rankwise.sim.kernel import (
     Event,
@@ -38,7 +39,7 @@ from rankwise.sim.kernel import (
 from rankwise.sim.triton.constants import plain
 from rankwise.sim.triton.dtypes import Array, dtype, dtype_named
 from rankwise.sim.triton.execution import ACTIVE, Execution, Launch, Operation
-from rankwise.sim.triton.host import TensorDescriptor
+from rankwise.sim.triton.host import TensorDescriptor, tensor_around
 from rankwise.sim.triton.jit import JITFunction, grid_sizes
 from rankwise.sim.triton.memory import Buffer, Memory
 from rankwise.sim.triton.peers import LaunchPeers, Place, SignalAwaited
@@ -157,8 +158,11 @@ class KernelRunner:
         if likeness is not None:
             group = yield from env.engine.images.group_of(env.sip, likeness, launching)
         if group is None:
-            yield from _all_programs(launching.start())
-            launching.end()
+            try:
+                yield from _all_programs(launching.start())
+                launching.end()
+            finally:
+                launching.take_back()
             return
         if group.original is launching:
             name = f"{env.name} on sip{env.sip} and its images"
@@ -221,6 +225,7 @@ class _Launching:
         self._sizes = (1, 1, 1)
         self._stages: int | None = None
         self._recordings: tuple[Recording, ...] | None = None
+        self._lent: list[LentMapping] = []
         self.images: Mapping[int, _Launching] = {}
         """The launches on other SIPs that take their times from this one, by SIP."""
         shared = self._shared = _shared_state(env.machine)
@@ -273,7 +278,7 @@ class _Launching:
         launch.stages = stages
         self._memory = launch.memory
         launch.memory.setters = self._shared.setters
-        launch.memory.elsewhere = self._peers.behind
+        launch.memory.elsewhere = self._behind_address
         # A trial of a configuration runs alone: nobody would answer.
         launch.peers = self._peers
         if self._stands_for is not None:
@@ -409,6 +414,23 @@ class _Launching:
         if self._races is not None:
             self._races.ended()
         self.log_results()
+
+    def take_back(self) -> None:
+        """Let what was lent for this launch lie on the host alone."""
+        for mapping in self._lent:
+            self._env.space.unmap(mapping.start)
+        self._lent.clear()
+
+    def _behind_address(self, address: int) -> Buffer | None:
+        """The buffer that a bare address lies in: symmetric memory, or a tensor of the host."""
+        found = self._peers.behind(address)
+        if found is None:
+            found = tensor_around(address)
+            if found is not None:
+                data = found.flat.view(np.uint8)
+                self._lent.append(self._env.lend(found.address, data))
+                found = self._taken_in(found)
+        return found
 
     def _run_of(self, buffer: Buffer) -> tuple[int, int]:
         mapping = self._env.mapping_at(buffer.address)

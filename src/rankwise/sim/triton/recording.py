@@ -6,7 +6,7 @@ time, and a launch with equal arguments (the same kernel on the next rank, most 
 the recording with its own addresses. What it does in simulated time is the same, to the picosecond.
 
 That holds for programs that do not look at each other, or at the time. A launch is not recorded
-that uses atomics, volatile loads, messages between PEs or memory that is none of its arguments,
+that uses atomics, volatile loads or messages between PEs, follows pointers that it finds in memory,
 prints, turns pointers into numbers, reads integers where it also stores some, or does not seem to
 end: its programs run as they are. A recording is kept under everything that a kernel can know: its
 code, its arguments, and the globals that it mentions; a kernel that mentions a global which could
@@ -135,6 +135,7 @@ def recorded(
     """
     launch.channels = _NoChannels()
     launch.prints = _refuse_to_print
+    launch.memory.elsewhere = _refuse_address
     parameters = {each.name: (name, each.address) for name, each in buffers.items()}
     recordings: list[Recording] = []
     loaded: set[str] = set()
@@ -158,6 +159,11 @@ def recorded(
 
 
 def _refuse_to_print(_text: str) -> NoReturn:
+    raise _DependsOnOthers
+
+
+def _refuse_address(_address: int) -> NoReturn:
+    """A pointer was found in memory: where it goes is no argument's."""
     raise _DependsOnOthers
 
 

@@ -26,6 +26,7 @@ from rankwise.sim.triton.constants import constexpr_function
 from rankwise.sim.triton.jit import CompiledKernel, JITFunction, KernelInterface, jit
 from rankwise.sim.triton.language import core, math, standard
 from rankwise.sim.triton.language.extra import cuda, libdevice
+from rankwise.sim.triton.tools import mxfp
 from rankwise.sim.triton.torch_on_cpu import ANSWERS, cuda_on_cpu
 
 
@@ -154,6 +155,7 @@ _MODULES: Mapping[str, Mapping[str, Any]] = {
     "triton.runtime.jit": _JIT,
     "triton.testing": vars(testing),
     "triton.tools": {},
+    "triton.tools.mxfp": {"MXFP4Tensor": mxfp.MXFP4Tensor, "MXScaleTensor": mxfp.MXScaleTensor},
     "triton.tools.tensor_descriptor": {"TensorDescriptor": host.TensorDescriptor},
 }
 """What each module holds besides its submodules. What is no module goes before a submodule of that

@@ -4,6 +4,7 @@ import builtins
 import importlib
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -222,3 +223,94 @@ def test_what_launches_nothing_has_no_time_on_the_machine(triton: Any, context: 
 
     assert np.isnan(triton.testing.do_bench(lambda: x + 1))
     assert triton.testing.do_bench(lambda: increment(triton)[(2,)](x, x, 8, BLOCK=4)) > 0
+
+
+def sums_of_tables(triton: Any) -> Any:
+    @triton.jit
+    def kernel(tables_ptr: Any, sizes_ptr: Any, out_ptr: Any, BLOCK: tl.constexpr) -> None:
+        row = tl.program_id(0)
+        size = tl.load(sizes_ptr + row)
+        table = tl.load(tables_ptr + row).to(tl.pointer_type(tl.float32))
+        i = tl.arange(0, BLOCK)
+        tl.store(table + i, 2 * tl.load(table + i, mask=i < size), mask=i < size)
+        tl.store(out_ptr + row, tl.sum(tl.load(table + i, mask=i < size, other=0.0)))
+
+    return kernel
+
+
+@pytest.mark.parametrize("topology", ["default", "pod64"])
+def test_tensors_whose_addresses_lie_in_memory_are_on_the_machine_for_a_launch(
+    triton: Any, topology: str
+) -> None:
+    torch = pytest.importorskip("torch")
+    tables = [torch.arange(float(size)) for size in (700, 3, 64)]
+    addresses = torch.tensor([table.data_ptr() for table in tables])
+    sizes = torch.tensor([len(table) for table in tables], dtype=torch.int32)
+    out = torch.zeros(3)
+    expected = [2 * table for table in tables]
+
+    with RuntimeContext(GraphEngine(topology)) as context, launches_on(context):
+        sums_of_tables(triton)[(3,)](addresses, sizes, out, BLOCK=1024)
+        left = context.engine.space(0).mappings()
+        took = context.now
+
+    for table, doubled in zip(tables, expected, strict=True):
+        assert table.tolist() == doubled.tolist()
+    assert out.tolist() == [each.sum().item() for each in expected]
+    assert took > 0
+    assert left == []
+
+
+def test_configurations_are_tried_for_tensors_whose_addresses_lie_in_memory(triton: Any) -> None:
+    torch = pytest.importorskip("torch")
+    table = torch.arange(64.0)
+    out = torch.zeros(1)
+    configs = [triton.Config({"BLOCK": 64}), triton.Config({"BLOCK": 4096})]
+    kernel = triton.autotune(configs, key=[])(sums_of_tables(triton))
+
+    with RuntimeContext(GraphEngine("default")) as context, launches_on(context):
+        arguments = torch.tensor([table.data_ptr()]), torch.tensor([64], dtype=torch.int32), out
+        kernel[(1,)](*arguments)
+
+    assert out.item() == 2 * sum(range(64))
+    assert kernel.best_config.kwargs["BLOCK"] in {64, 4096}
+
+
+def test_numbers_of_four_bits_are_the_nearest_and_packed_two_by_two(triton: Any) -> None:
+    torch = pytest.importorskip("torch")
+    MXFP4Tensor = import_module("triton.tools.mxfp").MXFP4Tensor  # a class
+
+    every = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    values = torch.tensor([0.25, 0.75, 1.25, 2.5, 5.0, -0.3, -100.0, float("nan"), 3.49])
+    near = MXFP4Tensor(data=values)
+
+    assert near.to(torch.float32).tolist() == [0, 1, 1, 2, 4, -0.5, -6, 6, 3]
+    exact = MXFP4Tensor(data=torch.tensor([*every, *(-each for each in every[1:])]))
+    assert exact.data.tolist() == [*range(8), *range(9, 16)]
+    for axis, shape in ((0, (5, 4)), (1, (5, 4)), (1, (4, 5))):
+        drawn = MXFP4Tensor(size=shape).random()
+        packed = drawn.to_packed_tensor(axis)
+        sizes = list(shape)
+        sizes[axis] = (sizes[axis] + 1) // 2
+        assert list(packed.shape) == sizes
+        assert (drawn.unpack_packed_tensor(packed, axis, shape) == drawn.data).all()
+    assert exact.to_packed_tensor(0)[1] == 3 << 4 | 2
+    with pytest.raises(IndexError, match="axis 2 of a tensor that has 1"):
+        exact.to_packed_tensor(2)
+    with pytest.raises(TypeError, match=r"torch\.float32 only"):
+        exact.to(torch.float16)
+
+
+def test_scales_are_powers_of_two(triton: Any) -> None:
+    torch = pytest.importorskip("torch")
+    MXScaleTensor = import_module("triton.tools.mxfp").MXScaleTensor  # a class
+
+    scales = MXScaleTensor(data=torch.tensor([1.0, 1.99, 2.0, 0.3, 2.0**-126, -1.0, float("inf")]))
+    drawn = MXScaleTensor(size=1000).random(low=0.25, high=4.0)
+
+    assert scales.data.tolist() == [127, 127, 128, 125, 1, 255, 255]
+    assert scales.to(torch.float32).tolist()[:5] == [1, 1, 2, 0.25, 2.0**-126]
+    assert scales.to(torch.float32)[5:].isnan().all()
+    assert sorted(set(drawn.to(torch.float32).tolist())) == [0.25, 0.5, 1, 2, 4]
+    with pytest.raises(ValueError, match=r"low is 4\.0, more than high"):
+        MXScaleTensor(size=1).random(low=4.0, high=1.0)

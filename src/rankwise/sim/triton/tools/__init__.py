@@ -1,5 +1,5 @@
 """`triton.tools`."""
 
-from rankwise.sim.triton.tools import tensor_descriptor
+from rankwise.sim.triton.tools import mxfp, tensor_descriptor
 
-__all__ = ["tensor_descriptor"]
+__all__ = ["mxfp", "tensor_descriptor"]
