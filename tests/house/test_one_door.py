@@ -16,7 +16,7 @@ WITHIN_A_MACHINE = {
     "testing/gangs.py": "builds gangs for tests",
 }
 """Who feeds a machine without the door, and why; docs/adr/0017 has the reasons."""
-NOT_A_MACHINE = "sim/runtime/"
+NOT_A_MACHINE = ("sim/runtime/", "sim/benches/")
 """There a `handle` is an operation that is waited for, as in torch."""
 
 
