@@ -21,6 +21,9 @@ def bytes_brought(name: str, load: Any) -> int:
 def bytes_in(load: Any) -> int:
     """The bytes of all tensors of a load."""
     if isinstance(load, Tensor):
+        if load.is_sparse:
+            load = load.coalesce()
+            return bytes_in([load.indices(), load.values()])
         return int(load.nbytes)
     return sum(map(bytes_in, load)) if load else 0
 
@@ -32,6 +35,19 @@ def tensors_of(load: Any) -> list[Tensor]:
     if isinstance(load, list | tuple):
         return [each for part in load for each in tensors_of(part)]
     return []
+
+
+def in_memory_order(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The same values as they follow each other in memory, if all have them in the same order.
+
+    gloo adds in that order, so a transposed tensor has other bits than a contiguous one.
+    """
+    first = tensors[0]
+    if first.is_contiguous() or any(each.stride() != first.stride() for each in tensors):
+        return tensors
+    order = sorted(range(first.dim()), key=first.stride, reverse=True)
+    turned = [each.permute(order) for each in tensors]
+    return turned if turned[0].is_contiguous() else tensors
 
 
 def joined(tensors: Sequence[Tensor]) -> Tensor:

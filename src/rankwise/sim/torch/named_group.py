@@ -1,5 +1,6 @@
 """What torch asks any process group in Python for, beside operations."""
 
+import torch
 from torch.distributed import ProcessGroup
 
 
@@ -17,6 +18,16 @@ class NamedProcessGroup(ProcessGroup):  # type: ignore[misc]  # the same
         self._own_name = ""
         self._own_description = ""
         self.bound_device_id = None
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """Where tensors may lie: whatever backend is asked for, it takes those of the CPU."""
+        return [torch.device("cpu")]
+
+    def _get_backend(self, device: torch.device) -> "NamedProcessGroup":
+        """What carries out operations on such a device: itself."""
+        del device
+        return self
 
     def getBackendName(self) -> str:  # noqa: N802  # torch's name
         """What C++ is told: it takes a group of the name gloo for its own class."""

@@ -18,6 +18,7 @@ from rankwise.base.units import SECOND, Duration
 from rankwise.base.wording import ranks_in_words
 from rankwise.sim.rehearsal.meetings import ANY_SOURCE, Group, Meeting, Post
 from rankwise.sim.torch.arithmetic import (
+    add_sparse,
     data_of,
     flat_of,
     op_kind,
@@ -31,6 +32,7 @@ from rankwise.sim.torch.loads import (
     bytes_in,
     copy_all,
     fill,
+    in_memory_order,
     joined,
     spread,
     tensors_of,
@@ -124,7 +126,11 @@ class RehearsedProcessGroup(NamedProcessGroup):
             if len(tensors) > 1:
                 spread(ring_reduced([joined(load) for load in loads], op), loads)
                 return
+            if tensors[0].is_sparse:
+                add_sparse([tensor for (tensor,) in loads], op)
+                return
             own = [data_of(tensor) for (tensor,) in loads]
+            own = list(in_memory_order(own))
             result = ring_reduced(own, op).view(own[0].shape)
             torch._foreach_copy_(own, [result] * len(own))
 
@@ -156,6 +162,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
     ) -> RehearsedWork:
         """Every rank gets everybody's tensor."""
+        self._check_count("all_gather", "output", outputs[0])
 
         def carry_out(loads: Loads) -> None:
             for (gathered,), _ in loads:
@@ -194,6 +201,13 @@ class RehearsedProcessGroup(NamedProcessGroup):
     def _gather_single(
         self, name: str, outputs: list[Tensor], inputs: list[Tensor], opts: Any
     ) -> RehearsedWork:
+        for output, own in zip(outputs, inputs, strict=True):
+            if output.numel() != self._count * own.numel():
+                raise RuntimeError(
+                    f"{name}: the output has {output.numel()} elements; expected {self._count}"
+                    f" times the {own.numel()} of the input"
+                )
+
         def carry_out(loads: Loads) -> None:
             for position in range(len(inputs)):
                 whole = torch.cat([flat_of(own[position]) for _, own in loads])
@@ -205,6 +219,8 @@ class RehearsedProcessGroup(NamedProcessGroup):
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> RehearsedWork:
         """The root gets everybody's tensor."""
         root = opts.rootRank
+        if root == self.rank():
+            self._check_count("gather", "output", outputs[0])
 
         def carry_out(loads: Loads) -> None:
             (gathered,), _ = loads[root]
@@ -218,6 +234,8 @@ class RehearsedProcessGroup(NamedProcessGroup):
     ) -> RehearsedWork:
         """Every rank gets its tensor from the root."""
         root = opts.rootRank
+        if root == self.rank():
+            self._check_count("scatter", "input", inputs[0])
 
         def carry_out(loads: Loads) -> None:
             _, (scattered,) = loads[root]
@@ -234,6 +252,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
     ) -> RehearsedWork:
         """Every rank gets its part of the reduction; gloo reduces each part by itself."""
         op = _reduction(opts)
+        self._check_count("reduce_scatter", "input", inputs[0])
 
         def carry_out(loads: Loads) -> None:
             results = [
@@ -275,6 +294,8 @@ class RehearsedProcessGroup(NamedProcessGroup):
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> RehearsedWork:
         """Rank i's j-th tensor goes to rank j's i-th place."""
+        self._check_count("all_to_all", "output", outputs)
+        self._check_count("all_to_all", "input", inputs)
 
         def carry_out(loads: Loads) -> None:
             sent = [[flat_of(each).clone() for each in own] for _, own in loads]
@@ -290,6 +311,21 @@ class RehearsedProcessGroup(NamedProcessGroup):
     ) -> RehearsedWork:  # fmt: skip
         """The same with the parts of one tensor."""
         count = self._count
+        for side, whole, splits in (
+            ("output", output, output_splits),
+            ("input", own, input_splits),
+        ):
+            rows = whole.shape[0] if whole.dim() else 0
+            if splits and (len(splits) != count or sum(splits) != rows):
+                raise RuntimeError(
+                    f"all_to_all_single: the {side} has {rows} rows and splits {list(splits)};"
+                    f" expected {count} splits with this sum"
+                )
+            if not splits and rows % count:
+                raise RuntimeError(
+                    f"all_to_all_single: the {rows} rows of the {side} cannot be divided by the"
+                    f" {count} ranks of the group; give splits"
+                )
 
         def cut(whole: Tensor, splits: list[int] | None) -> list[Tensor]:
             rows = data_of(whole)
@@ -329,11 +365,13 @@ class RehearsedProcessGroup(NamedProcessGroup):
 
     def send(self, tensors: list[Tensor], peer: int, tag: int = 0) -> RehearsedWork:
         """Send tensors to a rank of the group; it is over when they are received."""
+        self._check_peer("send", peer)
         call = f"send of {told_shapes(tensors)} to {self._told(peer)}, tag {tag},"
         return self._post(self._meetings.ranks[peer], tag, call, tensors, is_send=True)
 
     def recv(self, tensors: list[Tensor], peer: int, tag: int = 0) -> RehearsedWork:
         """Receive tensors from a rank of the group."""
+        self._check_peer("recv", peer)
         call = f"recv of {told_shapes(tensors)} from {self._told(peer)}, tag {tag},"
         return self._post(self._meetings.ranks[peer], tag, call, tensors, is_send=False)
 
@@ -445,6 +483,19 @@ class RehearsedProcessGroup(NamedProcessGroup):
         passages = [] if clock is None or passage is None else [(clock, passage)]
         source = None if is_send else lambda: self._meetings.ranks.index(post.peer)
         return self._work(post, tensors, tensors, source, passages)
+
+    def _check_count(self, name: str, side: str, tensors: Sequence[Tensor]) -> None:
+        if len(tensors) != self._count:
+            raise RuntimeError(
+                f"{name}: {len(tensors)} {side} tensors; expected one for each of the"
+                f" {self._count} ranks of the group"
+            )
+
+    def _check_peer(self, name: str, peer: int) -> None:
+        if not 0 <= peer < self._count:
+            raise ValueError(
+                f"{name}: rank {peer} is not in the group, which has ranks 0 to {self._count - 1}"
+            )
 
     def _told(self, rank: int) -> str:
         return f"rank {self._meetings.ranks[rank]}"
