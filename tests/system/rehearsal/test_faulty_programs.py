@@ -246,6 +246,55 @@ def test_the_report_names_operations_and_lines(
     assert (ended, missing) == (code, []), told
 
 
+REFUSED = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+x, group = torch.ones(4), dist.group.WORLD
+for call in (
+    lambda: dist.all_gather([x], x),
+    lambda: dist.gather(x, [x], dst=0),
+    lambda: dist.scatter(x, [x], src=0),
+    lambda: dist.reduce_scatter(x, [x]),
+    lambda: dist.all_to_all([x], [x, x]),
+    lambda: dist.all_gather_into_tensor(torch.ones(5), x),
+    lambda: dist.all_to_all_single(torch.ones(4), x, [2, 2], [1, 2]),
+    lambda: dist.all_to_all_single(torch.ones(3), torch.ones(3)),
+    lambda: group.send([x], 7, 0),
+):
+    if dist.get_rank() == 0:
+        try:
+            call()
+        except (RuntimeError, ValueError) as error:
+            print(error)
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.system
+def test_arguments_that_do_not_fit_the_group_are_refused_where_they_are_given(
+    tmp_path: Path,
+) -> None:
+    finished = simulate(REFUSED, tmp_path, "--no-prefix", "--nproc-per-node=2")
+
+    assert finished.code == 0, finished.stderr
+    one_each = "expected one for each of the 2 ranks of the group"
+    splits = "the input has 4 rows and splits [1, 2]; expected 2 splits with this sum"
+    division = "the 3 rows of the output cannot be divided by the 2 ranks of the group"
+    assert finished.lines == [
+        f"all_gather: 1 output tensors; {one_each}",
+        f"gather: 1 output tensors; {one_each}",
+        f"scatter: 1 input tensors; {one_each}",
+        f"reduce_scatter: 1 input tensors; {one_each}",
+        f"all_to_all: 1 output tensors; {one_each}",
+        "all_gather_single: the output has 5 elements; expected 2 times the 4 of the input",
+        f"all_to_all_single: {splits}",
+        f"all_to_all_single: {division}; give splits",
+        "send: rank 7 is not in the group, which has ranks 0 to 1",
+    ]
+
+
 @pytest.mark.system
 @pytest.mark.parametrize("name", ["one has ended", "a key that nobody sets"])
 def test_the_exit_code_is_that_of_real_processes(name: str, tmp_path: Path) -> None:

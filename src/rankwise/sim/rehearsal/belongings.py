@@ -84,6 +84,7 @@ class ProcessBelongings:
         packages: Sequence[str] = (),
     ) -> None:
         self._names = _names(stdout, stderr)
+        self._slots = [(each.namespace, each.name) for each in self._names]
         self._more: list[Belongings] = []
         self._users = UserModules(self._note_import, after, packages)
         self._home_values: list[Any] = []
@@ -123,7 +124,7 @@ class ProcessBelongings:
         mine = rank.belongings.get(self)
         if mine is None:
             mine = rank.belongings[self] = self._first(rank)
-        for (namespace, name, _), value in zip(self._names, mine.values, strict=True):
+        for (namespace, name), value in zip(self._slots, mine.values):  # noqa: B905  # equally many; a check at each hand-over would cost
             namespace[name] = value
         sys.modules.update(mine.modules)
         if mine.directory != self._directory:
@@ -138,7 +139,10 @@ class ProcessBelongings:
         mine: _Mine = rank.belongings[self]
         for more in self._more:
             more.move_out(rank)
-        mine.values = [namespace.get(name) for namespace, name, _ in self._names]
+        try:
+            mine.values = [namespace[name] for namespace, name in self._slots]
+        except KeyError:  # it has deleted one
+            mine.values = [namespace.get(name) for namespace, name in self._slots]
         mine.level = logging.root.level
         table = sys.modules
         mine.modules = {name: table.pop(name) for name in mine.module_names if name in table}

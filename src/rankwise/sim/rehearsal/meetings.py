@@ -16,7 +16,9 @@ be found.
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from rankwise.base.errors import CollectiveError, PeerDied
 from rankwise.base.units import Duration, after, between
@@ -27,7 +29,7 @@ from rankwise.sim.rehearsal.faults import Faults
 from rankwise.sim.rehearsal.places import Place, place_here
 from rankwise.sim.rehearsal.scheduler import Gate, Scheduler
 from rankwise.sim.rehearsal.schedules import Schedule
-from rankwise.sim.rehearsal.waits import Waits
+from rankwise.sim.rehearsal.waits import SHORTEST_WAIT, Waits
 
 SAME_ORDER = "all ranks must call the same operations in the same order, with equal arguments"
 ANY_SOURCE = -1
@@ -90,7 +92,7 @@ class Conditions:
         return found
 
 
-class Came(NamedTuple):
+class Came(msgspec.Struct, frozen=True):
     """A member's call, as it is remembered."""
 
     number: int
@@ -182,8 +184,8 @@ class Group:
         latest = self._latest.get(rank)
         for meeting in self._meetings.values():
             if rank in meeting.arrivals and not (latest and latest.number == meeting.number):
-                call, _, place = meeting.arrivals[rank]
-                yield Came(meeting.number, call, place, order=0), meeting
+                arrival = meeting.arrivals[rank]
+                yield Came(meeting.number, arrival.call, arrival.place, order=0), meeting
         if latest is not None:
             yield latest, self._meetings.get(latest.number)
         latest_post = self._latest_posts.get(rank)
@@ -204,8 +206,10 @@ class Group:
             until = None if patience is None else after(began, patience)
             if not self._scheduler.wait(gate, until):
                 return False
-            took, waiter = between(began, self._scheduler.now), self._scheduler.current
-            if waiter is not None and gate.error is None:
+            took = between(began, self._scheduler.now)
+            if took >= SHORTEST_WAIT and gate.error is None:
+                waiter = self._scheduler.current
+                assert waiter is not None, "a rank has waited"
                 self._conditions.waits.note(waiter.number, gate.last, took, gate.named)
         if gate.error is not None:
             raise _own(gate.error)
@@ -288,7 +292,7 @@ class Group:
         return f"{self.name} ({ranks_in_words(self.ranks)})"
 
 
-class Arrival(NamedTuple):
+class Arrival(msgspec.Struct, frozen=True):
     """A member that has come: what it calls, what it brings, and from where."""
 
     call: str
@@ -320,14 +324,14 @@ class Meeting(Gate):
     def complete(self, carry_out: CarryOut) -> None:
         """All have come: do it, or say how they disagree."""
         arrivals = [self.arrivals[rank] for rank in self.group.ranks]
-        first = arrivals[0][0]
+        first = arrivals[0].call
         if self.error is not None:
             pass
-        elif any(call != first for call, _, _ in arrivals):
+        elif any(arrival.call != first for arrival in arrivals):
             self.error = self._disagreement()
         else:
             try:
-                carry_out([load for _, load, _ in arrivals])
+                carry_out([arrival.load for arrival in arrivals])
             except Exception as error:  # noqa: BLE001  # every member raises it
                 self.error = error
         self.open()
@@ -346,7 +350,7 @@ class Meeting(Gate):
         text = f"{self._named()} in group {self.group.told()}"
         text += f", not called by {ranks_in_words(missing)}" if missing else ", called by all"
         text += "".join(f"; {error.message}" for error in self.group.ended(missing))
-        calls = {call for call, _, _ in self.arrivals.values()}
+        calls = {arrival.call for arrival in self.arrivals.values()}
         return f"{text}; {self._doings()}" if len(calls) > 1 else text
 
     def missing(self) -> list[int]:
@@ -368,7 +372,7 @@ class Meeting(Gate):
         return f"{self._named()} in group {self.group.name}"
 
     def _named(self) -> str:
-        call = next(iter(self.arrivals.values()))[0] if self.arrivals else "operation #?"
+        call = next(iter(self.arrivals.values())).call if self.arrivals else "operation #?"
         return number_text(call, self.number)
 
     def _disagreement(self) -> CollectiveError:
@@ -380,8 +384,9 @@ class Meeting(Gate):
 
     def _doings(self) -> str:
         by_call: dict[tuple[str, Place | None], list[int]] = {}
-        for rank, (call, _, place) in sorted(self.arrivals.items()):
-            by_call.setdefault((call, place), []).append(rank)
+        for rank in sorted(self.arrivals):
+            arrival = self.arrivals[rank]
+            by_call.setdefault((arrival.call, arrival.place), []).append(rank)
         return "\n".join(
             f"  {ranks_in_words(ranks)} called {number_text(call, self.number)}"
             + (f" at {place}" if place else "")

@@ -8,14 +8,15 @@ microsecond; its words are made when somebody asks.
 import sys
 from functools import cache
 from types import CodeType, FrameType
-from typing import NamedTuple
+
+import msgspec
 
 from rankwise.sim.rehearsal.modules import shared_places
 
 OUR_PACKAGE = __file__.rpartition("/sim/")[0]
 
 
-class Place(NamedTuple):
+class Place(msgspec.Struct, frozen=True, gc=False):
     """A line of a program."""
 
     code: CodeType

@@ -7,7 +7,7 @@ from rankwise.base.units import MICROSECOND, Duration, format_duration
 from rankwise.base.wording import counted
 
 _CULPRITS_SHOWN = 5
-_LEAST = MICROSECOND
+SHORTEST_WAIT = MICROSECOND
 """What is shorter is no wait: each look at the virtual clock moves it by a nanosecond."""
 
 
@@ -28,8 +28,6 @@ class Waits:
 
     def note(self, waiter: int, culprit: int, took: Duration, what: Callable[[], str]) -> None:
         """A rank has waited for another; `what` names the operation, when somebody asks."""
-        if took < _LEAST:
-            return
         totals = self._totals.setdefault(culprit, {})
         totals[waiter] = totals.get(waiter, 0) + took
         if culprit not in self._longest or took > self._longest[culprit].took:

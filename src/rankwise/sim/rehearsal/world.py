@@ -4,6 +4,7 @@ It puts the parts together: the scheduler of the ranks, what each of them has fo
 the process's functions do for them meanwhile. One world lives at a time in a process.
 """
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -94,6 +95,7 @@ class World:
         self.shared: dict[str, Any] = {}
         self.changes = Changes()
         self._at_end_of_ranks: list[Callable[[Rank], None]] = []
+        self._collection = gc.get_threshold()
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -105,6 +107,7 @@ class World:
             )
         _world = self
         self._stack.callback(_forget)
+        self._stack.callback(gc.set_threshold, *self._collection)
         self._stack.enter_context(self.scheduler)
         self.belongings.begin()
         self._stack.callback(self.belongings.end)
@@ -176,6 +179,9 @@ class World:
         )
         self.scheduler.ranks.clear()
         self.size = size
+        # Each rank may allocate as much between two collections as a process of its own.
+        first, *others = self._collection
+        gc.set_threshold(first * max(size, 1), *others)
         self._conditions.begin_attempt()
         self.steps = {}
         self.shared = {}

@@ -104,6 +104,17 @@ def _block_by_block(flats: Sequence[Tensor], length: int, combine: Combine) -> T
     return result
 
 
+def add_sparse(tensors: Sequence[Tensor], op: Any) -> None:
+    """Give each rank the sum of all sparse tensors, rank by rank as gloo adds them."""
+    if op_kind(op) != ReduceOp.SUM:
+        raise RuntimeError(f"all_reduce of sparse tensors can sum, and not {op_name(op)}")
+    total = tensors[0].clone()
+    for each in tensors[1:]:
+        total = total + each
+    for each in tensors:
+        each.copy_(total.coalesce())
+
+
 def op_kind(op: Any) -> Any:
     """The kind of reduction, of whichever type torch hands over."""
     return getattr(op, "op", op)

@@ -6,7 +6,7 @@ What is touched:
 - `distributed_c10d._new_process_group_helper`: with any backend that a program names, the group
   is made with ours, which is registered by the public `Backend.register_backend(extended_api=True)`
   and returns a Python `ProcessGroup`; torch's records then get the name that was asked for.
-- `distributed_c10d._world`: each rank has a `World` of its own behind one object.
+- `distributed_c10d._world`: one object, which becomes the `World` of the rank that runs.
 - `distributed_c10d._process_group_name`: the registry of groups in C++ is the process's, so each
   rank's groups have names of their own.
 - `distributed_c10d._unregister_all_process_groups`: would take everybody's groups out of it.
@@ -29,6 +29,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -72,7 +73,9 @@ def install(world: World, device: str = "cpu") -> Callable[[], None]:
         setattr(owner, name, make(original))
         stack.callback(setattr, owner, name, original)
 
-    replace("_world", _WorldOfRank)
+    original = c10d._world  # noqa: SLF001  # see the module's text
+    replace("_world", _stand_in)
+    stack.callback(_become, c10d._world, original)  # noqa: SLF001  # the same
     replace("_new_process_group_helper", _with_our_backend)
     replace("_process_group_name", _unique_per_rank)
     replace("_unregister_all_process_groups", _unregister_those_of_rank)
@@ -80,9 +83,7 @@ def install(world: World, device: str = "cpu") -> Callable[[], None]:
     replace("_get_default_timeout", _of_gloo)
     stack.callback(follow_steps())
     for name, kind in (("TCPStore", RehearsedTCPStore), ("FileStore", RehearsedFileStore)):
-        original = getattr(torch.distributed, name)
-        setattr(torch.distributed, name, _made_by_ranks(original, kind))
-        stack.callback(setattr, torch.distributed, name, original)
+        replace(name, partial(_made_by_ranks, kind), torch.distributed)
     if device == "cuda":
         stack.callback(model_cuda())
     if world.prediction is not None:
@@ -131,21 +132,20 @@ class TorchState:
         self._home = self._generator.get_state()
         self._dtype = torch.get_default_dtype()
         self._world = world
-        self._present: _WorldOfRank = c10d._world  # noqa: SLF001  # see the module's text
+        self._present = c10d._world  # noqa: SLF001  # see the module's text
 
     def move_in(self, rank: Rank) -> None:
         """Let a rank find its random state and its default dtype."""
         mine: _Mine | None = rank.belongings.get(_KEY)
         if mine is None:
             mine = rank.belongings[_KEY] = self._first(rank)
-        self._present.point_to(mine.world)
+        _become(self._present, mine.world)
         self._generator.set_state(mine.random)
         if mine.dtype is not torch.get_default_dtype():
             torch.set_default_dtype(mine.dtype)
 
     def move_out(self, rank: Rank) -> None:
         """Keep them."""
-        self._present.point_to(None)
         mine: _Mine = rank.belongings[_KEY]
         mine.random = self._generator.get_state()
         mine.dtype = torch.get_default_dtype()
@@ -210,26 +210,20 @@ class RankWorld(c10d._World):  # type: ignore[misc]  # noqa: SLF001  # see the m
         self._groups_made = count
 
 
-class _WorldOfRank:
-    """The record of the rank that runs; the process's own where none does.
+def _stand_in(original: Any) -> Any:
+    """Another object for torch's record, which can become that of the rank that runs.
 
-    Other modules of torch have this object under names of their own, so it stays, and its target
-    moves.
+    Other modules of torch have it under names of their own, so it stays, and what it is moves.
     """
+    present = object.__new__(type(original))
+    _become(present, original)
+    return present
 
-    def __init__(self, original: Any) -> None:
-        self.__dict__.update(rankwise_original=original, rankwise_target=original)
 
-    def point_to(self, world: Any) -> None:
-        """Stand for another record; None means the process's own."""
-        own = self.__dict__
-        own["rankwise_target"] = own["rankwise_original"] if world is None else world
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.rankwise_target, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self.rankwise_target, name, value)
+def _become(present: Any, world: Any) -> None:
+    """Be that record, with all its state: quicker than passing on each access."""
+    present.__class__ = type(world)
+    present.__dict__ = world.__dict__
 
 
 def _register() -> None:
@@ -277,7 +271,7 @@ def _told(name: str, ranks: tuple[int, ...]) -> str:
     return f"{name}:{','.join(map(str, ranks))}" if len(ranks) <= 8 else f"{name}:{hash(ranks):x}"
 
 
-def _made_by_ranks(original: Any, kind: Any) -> type:
+def _made_by_ranks(kind: Any, original: Any) -> type:
     """A class that makes a store of the simulated world for a rank, and else what it replaces."""
 
     class OfRanks(type(original)):  # type: ignore[misc]  # a metaclass of pybind's

@@ -18,7 +18,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from rankwise.sim.rehearsal.recording import Plain, Recorder, present_recorder
 from rankwise.sim.torch.arithmetic import data_of, plainly
-from rankwise.sim.torch.process_group import NamedProcessGroup, told_shapes
+from rankwise.sim.torch.named_group import NamedProcessGroup
+from rankwise.sim.torch.words import told_shapes
 
 _NO_TIMEOUT = timedelta(0)
 _OPERATIONS: dict[str, tuple[int | None, int | None]] = {

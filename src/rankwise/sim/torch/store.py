@@ -109,15 +109,21 @@ class RehearsedStore(Store):  # type: ignore[misc]  # torch is untyped here
             while key not in self._entries.values:
                 gate = self._entries.gates.setdefault(key, _KeyIsSet(key))
                 if not self._scheduler.wait(gate, until):
-                    raise DistStoreError(f"wait timeout after {timeout}, keys: {', '.join(keys)}")
+                    told = ", ".join(map(_common, keys))
+                    patience_ms = round(timeout.total_seconds() * 1_000) if timeout else 0
+                    raise DistStoreError(f"wait timeout after {patience_ms}ms, keys: {told}")
 
     def delete_key(self, key: str) -> bool:
         """Remove a key; whether it was there."""
         return self._entries.values.pop(_common(key), None) is not None
 
+    deleteKey = delete_key  # noqa: N815  # as C++ calls it, for a `PrefixStore` around this one
+
     def num_keys(self) -> int:
         """How many keys are set."""
         return len(self._entries.values)
+
+    getNumKeys = num_keys  # noqa: N815  # the same
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
         """The values of keys, once they are all set."""

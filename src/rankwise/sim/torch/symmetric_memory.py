@@ -35,7 +35,8 @@ from rankwise.base.units import MILLISECOND, Duration, after, format_duration
 from rankwise.sim.rehearsal.scheduler import Gate, Rank
 from rankwise.sim.rehearsal.world import present_world, running_rank
 from rankwise.sim.torch.arithmetic import plainly
-from rankwise.sim.torch.process_group import Loads, RehearsedProcessGroup
+from rankwise.sim.torch.loads import Loads
+from rankwise.sim.torch.process_group import RehearsedProcessGroup
 from rankwise.sim.torch.store import OF_RANK, SYMMETRIC_MEMORY
 
 if TYPE_CHECKING:

@@ -1,0 +1,81 @@
+"""What ranks bring to an operation, and how results get into their tensors."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rankwise.sim.torch.arithmetic import data_of, flat_of
+
+Loads = Sequence[Any]
+
+
+def bytes_brought(name: str, load: Any) -> int:
+    """How many bytes a rank puts into an operation; into a scatter, what it takes out."""
+    if isinstance(load, tuple):
+        load = load[0 if name == "scatter" else 1]
+    return bytes_in(load)
+
+
+def bytes_in(load: Any) -> int:
+    """The bytes of all tensors of a load."""
+    if isinstance(load, Tensor):
+        if load.is_sparse:
+            load = load.coalesce()
+            return bytes_in([load.indices(), load.values()])
+        return int(load.nbytes)
+    return sum(map(bytes_in, load)) if load else 0
+
+
+def tensors_of(load: Any) -> list[Tensor]:
+    """All tensors of a load, but for views: a write to another part of their base counts as one."""
+    if isinstance(load, Tensor):
+        return [] if load._is_view() or load.is_inference() else [load]  # noqa: SLF001  # no other name
+    if isinstance(load, list | tuple):
+        return [each for part in load for each in tensors_of(part)]
+    return []
+
+
+def in_memory_order(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The same values as they follow each other in memory, if all have them in the same order.
+
+    gloo adds in that order, so a transposed tensor has other bits than a contiguous one.
+    """
+    first = tensors[0]
+    if first.is_contiguous() or any(each.stride() != first.stride() for each in tensors):
+        return tensors
+    order = sorted(range(first.dim()), key=first.stride, reverse=True)
+    turned = [each.permute(order) for each in tensors]
+    return turned if turned[0].is_contiguous() else tensors
+
+
+def joined(tensors: Sequence[Tensor]) -> Tensor:
+    """One flat tensor with all values; a view of a single one."""
+    flats = [flat_of(tensor) for tensor in tensors]
+    return flats[0] if len(flats) == 1 else torch.cat(flats)
+
+
+def spread(flat: Tensor, loads: Sequence[Sequence[Tensor]]) -> None:
+    """Write one flat result into the tensors of each load, one after the other."""
+    for tensors in loads:
+        begin = 0
+        for tensor in tensors:
+            fill(tensor, flat[begin : begin + tensor.numel()])
+            begin += tensor.numel()
+
+
+def fill(tensor: Tensor, flat: Tensor) -> None:
+    """Write flat values into a tensor."""
+    data_of(tensor).copy_(flat.reshape(tensor.shape))
+
+
+def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Write each source into its target, of equal size."""
+    pairs = zip(targets, sources, strict=True)
+    fitting = [
+        source if source.shape == target.shape else source.reshape(target.shape)
+        for target, source in pairs
+    ]
+    if targets:
+        torch._foreach_copy_([data_of(target) for target in targets], fitting)

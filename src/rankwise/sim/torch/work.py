@@ -1,0 +1,134 @@
+"""A torch operation under way: `Work`, whose `wait` lets other simulated ranks run."""
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from torch.autograd import Variable
+from torch.distributed import Work as TorchWork
+from torch.futures import Future
+
+from rankwise.base.errors import CollectiveTimeout
+from rankwise.base.units import SECOND, Duration
+from rankwise.sim.rehearsal.meetings import Group, Meeting, Post
+from rankwise.sim.torch.words import told_shapes
+
+if TYPE_CHECKING:
+    from rankwise.sim.prediction import Passage, RankClock
+
+Timed = tuple["RankClock", "Passage"]
+"""A clock, and what it waits for."""
+NO_TIMEOUT = timedelta(0)
+
+
+class RehearsedWork(TorchWork):  # type: ignore[misc]  # torch is untyped here
+    """An operation under way.
+
+    Args:
+        group, gates: what is to be waited for.
+        outputs: the tensors that are filled.
+        source: tells who has sent, if it is a message.
+        handle: of `Group.open_handle`; None where this operation needs no wait of its own.
+        tensors: those that must be left alone until somebody has waited.
+        passages: what clocks wait for, on a modelled machine.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        gates: Sequence[Meeting | Post],
+        outputs: Any,
+        source: Callable[[], int] | None = None,
+        *,
+        handle: int | None = None,
+        tensors: Sequence[Tensor] = (),
+        passages: Sequence[Timed] = (),
+    ) -> None:
+        super().__init__()
+        self._handle = handle
+        self._versions = [(each, _version(each)) for each in tensors]
+        self._group = group
+        self._gates = gates
+        self._outputs = outputs
+        self._source = source
+        self._passages = passages
+        self._future: Any = None
+
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        """Let others run until it is done."""
+        self._close()
+        self._meet(timeout)
+        self._let_time_pass()
+        return True
+
+    def _meet(self, timeout: timedelta = NO_TIMEOUT) -> None:
+        seconds = timeout.total_seconds()
+        patience = Duration(round(seconds * SECOND)) if seconds > 0 else None
+        for gate in self._gates:
+            if not self._group.wait(gate, patience):
+                raise CollectiveTimeout(f"waited {seconds:g} s of virtual time for {gate.told()}")
+
+    def _let_time_pass(self) -> None:
+        """Go on when it is over, on a machine that is modelled."""
+        for clock, passage in self._passages:
+            clock.wait(passage)
+
+    def synchronize(self) -> None:
+        """There is no stream to synchronise with."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether everybody has come; if not, others run before the next look."""
+        is_completed = all(gate.is_open for gate in self._gates)
+        if is_completed:
+            self._close()
+        else:
+            self._group.poll()
+        return is_completed
+
+    def is_success(self) -> bool:
+        """Whether it is done, and well."""
+        return all(gate.is_open and gate.error is None for gate in self._gates)
+
+    def exception(self) -> Exception | None:
+        """Why it has failed, if it has."""
+        return next((gate.error for gate in self._gates if gate.error is not None), None)
+
+    def result(self) -> Any:
+        """The tensors that were filled."""
+        return self._outputs
+
+    def get_future(self) -> Any:
+        """A future that is done: C++ code blocks on it where no other rank could run.
+
+        DDP asks for it in the middle of backward and waits at its end, so the time passes there.
+        """
+        if self._future is None:
+            self._close()
+            self._meet()
+            self._future = Future()
+            self._future.set_result(self._outputs)
+            if self._passages:
+                try:
+                    Variable._execution_engine.queue_callback(self._let_time_pass)  # noqa: SLF001  # as DDP does in C++
+                except RuntimeError:  # nothing goes backward
+                    self._let_time_pass()
+        return self._future
+
+    def _close(self) -> None:
+        """Somebody waits for it: were its tensors left alone until now?"""
+        if self._handle is not None:
+            written = [each for each, version in self._versions if _version(each) != version]
+            self._group.close_handle(self._handle, told_shapes(written[:1]))
+            self._handle, self._versions = None, []
+
+    def source_rank(self) -> int:
+        """Which rank of the group a message came from."""
+        return -1 if self._source is None else self._source()
+
+    _source_rank = source_rank
+
+
+def _version(tensor: Tensor) -> int:
+    return int(tensor._version)  # noqa: SLF001  # the same
