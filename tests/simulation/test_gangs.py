@@ -84,7 +84,8 @@ def test_every_invariant_holds_for_every_seed_and_the_seeds_see_it_all() -> None
         seen["detail"] += bool(outcome.detail)
         seen[outcome.failures[0].cause if outcome.failures else "no failure"] += 1
 
-    expected = [*OutcomeStatus, *FailureCause, "size 1", "size 64", "attempts 1", "attempts 4"]
+    causes = set(FailureCause) - {FailureCause.STORE_LOST}  # a gang knows of no store
+    expected = [*OutcomeStatus, *causes, "size 1", "size 64", "attempts 1", "attempts 4"]
     expected += ["survivors", "detail", "no failure"]
     rare = {name: seen[name] for name in expected if seen[name] * 1000 < SEED_COUNT}
     assert not rare, f"the plans hardly ever lead to {rare}"

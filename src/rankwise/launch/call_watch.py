@@ -22,7 +22,8 @@ when a backend ends one of them, others may be on their way to it. So a rank tha
 
 In a run over nodes the other nodes are asked too (`core/rendezvous/inquiry.py`): when a rank stands
 in a call from one look to the next, and when one has failed and this node's books do not tell by
-whose fault. News are held back then until there is an answer.
+whose fault, or only some of those who disagree are here. News are held back then until there is an
+answer.
 
 Who is merely late is accused only when an exception tells that patience is over. What lateness has
 cost is summed up by the way: each look takes in the calls that are new, of many the latest, so that
@@ -129,6 +130,7 @@ class CallWatch:
         self._asked_at: Instant | None = None
         self._pause: Duration | None = None
         self._is_holding = self._has_held = False
+        self._of_a_part: Verdict | None = None
         self._lateness = Lateness(())
         self._sampled_lateness = SampledLateness()
         self._readers: dict[int, ArrivalReader] = {}
@@ -143,7 +145,7 @@ class CallWatch:
         self._begun, self._suspicion, self._told = {}, "", ""
         self._standing = {}
         self._questions = RecorderQuestions(self._host, self._reactor, self._clock)
-        self._has_held = False
+        self._has_held, self._of_a_part = False, None
         self._begin_lateness()
         if not is_looking:
             self._look_later()
@@ -202,7 +204,13 @@ class CallWatch:
         return self._go_on is not None
 
     def on_nodes_answered(self) -> None:
-        """The other nodes have been asked, and the agent knows who is to blame, if anybody does."""
+        """The other nodes have been asked, and the agent knows who is to blame, if anybody does.
+
+        If nobody does, what was seen of the ranks here has to serve.
+        """
+        if self._of_a_part is not None:
+            self._accuse(self._of_a_part)
+            self._of_a_part = None
         go_on, self._go_on = self._go_on, None
         if go_on is not None:
             go_on()
@@ -441,7 +449,8 @@ class CallWatch:
         if not any(book.standing for book in known if book.rank == rank):
             return False
         verdict = judge(books, self._recorded_books(books), patience_is_over=patience_is_over)
-        if verdict is None:
+        if verdict is None or (verdict.is_of_a_part and self._planner.world.node_count > 1):
+            self._of_a_part = verdict
             return True
         self._accuse(verdict)
         return False

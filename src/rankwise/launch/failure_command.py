@@ -10,8 +10,9 @@ The command is run by a shell, with one JSON object on its standard input:
 - of a restart on one node `restarts_left`; of a failure `attempts`, and the text of the `report`;
 - `logs`: the run's log directory, if it is kept.
 
-A run never waits for it in the middle, and for a minute at its end: the command has that long, then
-it is killed. What it writes goes to stderr. It changes neither the outcome nor the exit code.
+A run never waits for it in the middle, but at its end. One event comes after the other: its command
+begins when that of the last has ended, or was killed after a minute. What it writes goes to stderr.
+It changes neither the outcome nor the exit code.
 """
 
 import os
@@ -47,7 +48,9 @@ class FailureCommand:
         told = [fields_of(failure) for failure in failures]
         message = fields.pop("message", "") or (one_line(failures[0]) if failures else "")
         line = line_for_machines(self._job, message, event, failures=told, **fields)
-        thread = threading.Thread(target=self._run, args=(msgspec.json.encode(line),), daemon=True)
+        before = self._threads[-1] if self._threads else None
+        words = msgspec.json.encode(line), before
+        thread = threading.Thread(target=self._run, args=words, daemon=True)
         self._threads.append(thread)
         thread.start()
 
@@ -59,7 +62,9 @@ class FailureCommand:
         except KeyboardInterrupt:
             sys.stderr.write("\n")
 
-    def _run(self, told: bytes) -> None:
+    def _run(self, told: bytes, before: threading.Thread | None) -> None:
+        if before is not None:
+            before.join()
         process = subprocess.Popen(  # noqa: S602  # the user's words for the user's shell
             self._command,
             shell=True,

@@ -52,12 +52,14 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         text: what they did, in a sentence.
         is_certain: whether it will never be otherwise; else they may come yet.
         waiting: the ranks that wait because of that.
+        is_of_a_part: whether members of which nothing is known here may tell who is right.
     """
 
     blamed: tuple[int, ...]
     text: str
     is_certain: bool
     waiting: tuple[int, ...] = ()
+    is_of_a_part: bool = False
 
 
 def waits_of(books: Iterable[Book]) -> dict[int, Wait]:
@@ -183,7 +185,15 @@ def _disagreement(wait: Wait, books: Mapping[int, Book]) -> Verdict | None:
         waiting = ()
         text = words.disagreement_in_words(list(parties.values()), group)
     blamed = tuple(sorted(rank for rank in come if rank not in waiting))
-    return Verdict(blamed=blamed, text=text, is_certain=True, waiting=waiting)
+    known = sum(rank in books for rank in group.members)
+    is_of_a_part = known < group.size and 2 * len(largest) <= group.size
+    return Verdict(
+        blamed=blamed,
+        text=text,
+        is_certain=not is_of_a_part,
+        waiting=waiting,
+        is_of_a_part=is_of_a_part,
+    )
 
 
 def _ends(waits: Mapping[int, Wait]) -> set[int]:

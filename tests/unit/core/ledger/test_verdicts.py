@@ -127,6 +127,22 @@ def test_the_fewest_are_to_blame_for_a_disagreement() -> None:
     )
 
 
+def test_a_disagreement_is_not_certain_while_others_may_tell_who_is_right() -> None:
+    """As where the other ranks of a group are on nodes that have not been asked yet."""
+    broadcast = call(1, match=2, text="broadcast #?")
+
+    for size, books, is_of_a_part in (
+        (2, [book(0, call(1), size=2), book(1, broadcast, size=2)], False),
+        (3, [book(0, call(1)), book(1, broadcast)], True),
+        (3, [book(0, call(1)), book(1, broadcast), book(2, broadcast)], False),
+        (6, [book(0, call(1), size=6), *(book(rank, broadcast, size=6) for rank in (1, 2))], True),
+    ):
+        verdict = find_verdict(books, patience_is_over=False)
+
+        assert verdict is not None, size
+        assert (verdict.is_of_a_part, verdict.is_certain) == (is_of_a_part, not is_of_a_part)
+
+
 @pytest.mark.parametrize(
     ("matches", "told"),
     [
