@@ -135,6 +135,11 @@ def test_a_simulated_rank_that_computes_for_ever_is_shown_when_the_time_is_over(
 
     line = SPINS.splitlines().index("        pass") + 1
     assert done.code == 124
+    said = (
+        r"stopped by its time limit of 2 s after [\d.]+ s: rank 1 has let no other rank run for 1 s"
+    )
+    where = rf": it is at {Path(script).name}:({line}|{line - 1})\n"
+    assert re.search(said + where, done.stderr), done.stderr
     assert re.search(rf'  rank 1, innermost call first:\n +File ".*", line {line - 1}', done.stderr)
     assert "waits for barrier #1" in done.stderr
 

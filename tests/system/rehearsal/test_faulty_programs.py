@@ -259,6 +259,7 @@ for call in (
     lambda: dist.reduce_scatter(x, [x]),
     lambda: dist.all_to_all([x], [x, x]),
     lambda: dist.all_gather_into_tensor(torch.ones(5), x),
+    lambda: dist.reduce_scatter_tensor(x, torch.ones(10)),
     lambda: dist.all_to_all_single(torch.ones(4), x, [2, 2], [1, 2]),
     lambda: dist.all_to_all_single(torch.ones(3), torch.ones(3)),
     lambda: group.send([x], 7, 0),
@@ -289,10 +290,33 @@ def test_arguments_that_do_not_fit_the_group_are_refused_where_they_are_given(
         f"reduce_scatter: 1 input tensors; {one_each}",
         f"all_to_all: 1 output tensors; {one_each}",
         "all_gather_single: the output has 5 elements; expected 2 times the 4 of the input",
+        "reduce_scatter_single: the input has 10 elements; expected 2 times the 4 of the output",
         f"all_to_all_single: {splits}",
         f"all_to_all_single: {division}; give splits",
         "send: rank 7 is not in the group, which has ranks 0 to 1",
     ]
+
+
+UNEVEN = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+dist.all_to_all_single(torch.empty(0, 4), torch.empty(0, 4))
+given, got = ([1, 2], [1, 2]) if rank == 0 else ([3, 1], [2, 1])
+dist.all_to_all_single(torch.empty(sum(got), 4), torch.empty(sum(given), 4), got, given)
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.system
+def test_ranks_that_expect_other_parts_than_they_are_sent_are_told_which(tmp_path: Path) -> None:
+    finished = simulate(UNEVEN, tmp_path, "--nproc-per-node=2")
+
+    assert finished.code == 1
+    told = "all_to_all_single: rank 1 sends 12 elements to rank 0, which has places for 8"
+    assert told in finished.stderr
 
 
 @pytest.mark.system

@@ -39,7 +39,7 @@ from rankwise.core.gang.vocabulary import (
     WorkerSaid,
     WorkerSpawned,
 )
-from rankwise.core.ledger import Verdict, find_verdict
+from rankwise.core.ledger import Book, Verdict, find_verdict
 from rankwise.core.rendezvous.vocabulary import BooksWanted, InquiryAnswered
 from rankwise.core.rendezvous.vocabulary import World as AgreedWorld
 from rankwise.drivers.real.recall_line import AgentWord
@@ -159,12 +159,16 @@ class RankRecords:
         books = books_of(self._world, self.errors)
         if rank is not None and not any(book.standing for book in books if book.rank == rank):
             return None
-        verdict = find_verdict(books, patience_is_over=patience_is_over)
-        if verdict is not None and any(map(self._waits_for_peers, verdict.blamed)):
-            return None  # books have no signals: where each rank stands tells more
+        verdict = self._verdict(books, patience_is_over=patience_is_over)
         if verdict is not None:
             for accuse in self.accused:
                 accuse(verdict)
+        return verdict
+
+    def _verdict(self, books: Sequence[Book], *, patience_is_over: bool) -> Verdict | None:
+        verdict = find_verdict(books, patience_is_over=patience_is_over)
+        if verdict is not None and any(map(self._waits_for_peers, verdict.blamed)):
+            return None  # books have no signals: where each rank stands tells more
         return verdict
 
     def _waits_for_peers(self, number: int) -> bool:
@@ -199,7 +203,7 @@ class RankRecords:
             )
             for rank in ranks
         )
-        verdict = find_verdict(books_of(self._world, self.errors), patience_is_over=False)
+        verdict = self._verdict(books_of(self._world, self.errors), patience_is_over=False)
         return "" if verdict is None else verdict.text, stood
 
     def note_place(self, rank: Rank) -> None:

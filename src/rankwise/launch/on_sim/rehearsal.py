@@ -265,18 +265,17 @@ class Rehearsal:
             stuck = nodes.run(grace / SECOND if self.caught_signal else patience_s)
             while self._stops:
                 if self._stops[0] == TIME_LIMIT_SIGNAL:
-                    self._standstill = records.standstill(stuck)
+                    awaited, stood = records.standstill(stuck)
+                    if stuck is not None and len(stood) > 1:
+                        awaited = awaited or _held_by(stuck, grace)
+                    self._standstill = awaited, stood
                 nodes.stop(self._stops.pop(0))
             if stuck is not None and self.caught_signal:
                 self._say(
                     f"rank {stuck.number} did not end within {format_duration(grace)}: killed"
                 )
             elif stuck is not None:
-                patience = format_duration(hang_timeout or Duration(0))
-                self._stuck = (
-                    f"rank {stuck.number} has let no other rank run for {patience}"
-                    f"{_where_it_is(stuck)}"
-                )
+                self._stuck = _held_by(stuck, hang_timeout or Duration(0))
                 nodes.find_stuck(stuck)
             nodes.go_on()
 
@@ -396,6 +395,12 @@ class Rehearsal:
         if self.job.console:
             line = notice(self.job, message, event, **fields)
             write_all(self._console_fds[1], line.encode("utf-8", "replace"))
+
+
+def _held_by(rank: Rank, patience: Duration) -> str:
+    """What is said of a rank that was given up."""
+    waited = format_duration(patience)
+    return f"rank {rank.number} has let no other rank run for {waited}{_where_it_is(rank)}"
 
 
 def _where_it_is(rank: Rank) -> str:

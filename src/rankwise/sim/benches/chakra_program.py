@@ -23,6 +23,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from rankwise.base.errors import ConfigError
+from rankwise.base.trace_events import PICOSECONDS_PER_MICROSECOND
 from rankwise.core.collectives.reductions import ReduceOp
 from rankwise.sim.benches.bounds import roofline_of
 from rankwise.sim.benches.parameters import Float, Parameters
@@ -37,7 +38,6 @@ from rankwise.sim.runtime.meetings import Call, Collective, Signature
 from rankwise.sim.runtime.process_groups import ProcessGroup
 from rankwise.sim.runtime.tensor import element_type
 
-_PICOSECONDS_PER_MICROSECOND = 1_000_000
 _POSSIBLE = frozenset({
     "all_reduce", "reduce", "all_gather", "broadcast", "all_to_all", "reduce_scatter", "barrier",
 })  # fmt: skip
@@ -432,7 +432,7 @@ class _Replay:
         flops, size = (int(node.attributes.get(name, 0)) for name in ("num_ops", "tensor_size"))
         is_computing = node.kind is NodeKind.COMPUTE and not node.attributes.get("is_cpu_op")
         recorded = int(
-            node.attributes.get("duration_ps", node.duration_us * _PICOSECONDS_PER_MICROSECOND)
+            node.attributes.get("duration_ps", node.duration_us * PICOSECONDS_PER_MICROSECOND)
         )
         if is_computing and (flops or size) and (self._computing == "roofline" or not recorded):
             return int(self._roofline.bound(flops, size).picoseconds)

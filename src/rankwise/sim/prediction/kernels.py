@@ -11,10 +11,11 @@ there is one for each kind of launch: equal kernels, grids, whole numbers, and s
 tensors; the next launch of that kind takes the same time, on whatever rank. What a kernel's running
 time owes to the contents of its tensors is that of the first launch.
 
-A launch that cannot be tried, since it looks at memory which is none of its arguments or waits for
-others, is charged as one pass over its arguments, and a line says so.
+A launch that cannot be tried, since it waits for others, is charged as one pass over its arguments,
+and a line says so.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
@@ -33,12 +34,11 @@ from rankwise.sim.rehearsal.changes import Change
 from rankwise.sim.rehearsal.scheduler import Rank
 from rankwise.sim.rehearsal.world import World
 from rankwise.sim.runtime.context import RuntimeContext
-from rankwise.sim.runtime.host_tensors import lent
+from rankwise.sim.runtime.host_tensors import buffers_behind, lent
 from rankwise.sim.triton.constants import plain
 from rankwise.sim.triton.host import HOST_MACHINE, OTHERS, Arguments, TensorDescriptor
 from rankwise.sim.triton.jit import JITFunction, grid_sizes
 from rankwise.sim.triton.kernel_runner import chosen, stages_of, tried
-from rankwise.sim.triton.memory import Buffer
 from rankwise.sim.triton.recording import key_of
 from rankwise.sim.triton.stand_in import installed
 
@@ -200,12 +200,12 @@ class _Kind(NamedTuple):
     """What launches have in common that take the same time.
 
     Attributes:
-        family: all but the whole numbers among the arguments.
+        family: all but the whole numbers among the arguments that are no constants of the kernel.
         numbers: those that can decide the time, by the kernel's parameter.
     """
 
     family: Hashable
-    numbers: tuple[tuple[str, int], ...]
+    numbers: tuple[tuple[str, Hashable], ...]
 
 
 def _kind_of(
@@ -215,7 +215,11 @@ def _kind_of(
     stages: int | None,
 ) -> _Kind:
     seen = {name: _seen(name, plain(value)) for name, value in given.items()}
-    numbers = {name: each for name, each in seen.items() if type(each) is int}
+    numbers = {
+        name: each
+        for name, each in seen.items()
+        if type(each) is int and name not in function.constants
+    }
     others = {name: float if type(each) is float else each for name, each in seen.items()}
     others |= dict.fromkeys(numbers, int)
     known = key_of(function, others, sizes, stages)
@@ -239,13 +243,16 @@ def _seen(name: str, value: Any) -> Any:
 class _Prices:
     """What kinds of launches take.
 
-    Numbers such as seeds differ from launch to launch, and decide nothing: where they alone
-    differed between two launches that took the same time, they are no longer looked at.
+    Numbers such as seeds and counters of steps differ from launch to launch, and decide nothing.
+    Where two launches that took the same time differed in a number alone, only its two leading bits
+    are looked at from then on. So a number that does decide, such as a length that grows by one, is
+    tried again before it is half as large again. If the time is another one then, all of it counts.
     """
 
     def __init__(self) -> None:
         self._known: dict[_Kind, PricedWork] = {}
-        self._indifferent: dict[Hashable, frozenset[str]] = {}
+        self._indifferent: dict[Hashable, set[str]] = defaultdict(set)
+        self._decisive: dict[Hashable, set[str]] = defaultdict(set)
         self._latest: dict[Hashable, tuple[_Kind, PricedWork]] = {}
 
     def find(self, kind: _Kind) -> PricedWork | None:
@@ -255,27 +262,38 @@ class _Prices:
     def keep(self, kind: _Kind, priced: PricedWork) -> None:
         """Note what a launch takes."""
         before, took = self._latest.get(kind.family, (kind, priced))
-        if before.numbers != kind.numbers and took.duration == priced.duration:
-            differing = {name for name, _ in set(before.numbers) ^ set(kind.numbers)}
-            self._indifferent[kind.family] = self._numbers_of(kind.family) | differing
         self._latest[kind.family] = kind, priced
+        numbers = set(self._reduced(before).numbers) ^ set(self._reduced(kind).numbers)
+        differing = {name for name, _ in numbers}
+        indifferent, decisive = self._indifferent[kind.family], self._decisive[kind.family]
+        if took.duration == priced.duration:
+            indifferent |= differing - decisive
+        elif differing <= indifferent:
+            indifferent -= differing
+            decisive |= differing
         self._known[self._reduced(kind)] = priced
 
-    def _numbers_of(self, family: Hashable) -> frozenset[str]:
-        return self._indifferent.get(family, frozenset())
-
     def _reduced(self, kind: _Kind) -> _Kind:
-        indifferent = self._numbers_of(kind.family)
+        indifferent = self._indifferent[kind.family]
         return _Kind(
-            kind.family, tuple(each for each in kind.numbers if each[0] not in indifferent)
+            kind.family,
+            tuple(
+                (name, _leading_bits(number) if name in indifferent else number)
+                for name, number in kind.numbers
+            ),
         )
+
+
+def _leading_bits(number: Hashable) -> Hashable:
+    """The two leading bits of a number, and how many follow; equal to no number itself."""
+    assert isinstance(number, int), "looked at once"
+    following = max(0, number.bit_length() - 2)
+    return number >> following, following
 
 
 def _work(function: JITFunction, given: Mapping[str, Any], op_log: OpLog | None) -> Work:
     """What a launch is told as: with what has been logged of it, or else with its arguments."""
-    buffers: list[Buffer] = []
-    for name, value in given.items():
-        _collect(name, value, buffers)
+    buffers = buffers_behind(given.values()).values()
     largest = max(buffers, key=lambda each: each.size_bytes, default=None)
     dtype = "" if largest is None else _DTYPES.get(largest.dtype.name, largest.dtype.name)
     engine: Engine = "math"
@@ -296,18 +314,6 @@ _DTYPES = {
     "int8": "i8", "uint8": "u8", "int1": "bool", "fp8e4nv": "f8e4", "fp8e5": "f8e5",
 }  # fmt: skip
 """Triton's names of types, in the words of topologies where those differ."""
-
-
-def _collect(name: str, value: Any, buffers: list[Buffer]) -> None:
-    if isinstance(value, TensorDescriptor):
-        _collect(name, value.base, buffers)
-    elif isinstance(value, (tuple, list)):
-        for each in value:
-            _collect(name, each, buffers)
-    else:
-        buffer = Arguments().buffer(name, value)
-        if buffer is not None:
-            buffers.append(buffer)
 
 
 def _nothing(function: JITFunction) -> PricedWork:

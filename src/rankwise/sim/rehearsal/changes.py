@@ -14,6 +14,8 @@ from rankwise.sim.rehearsal.scheduler import Gate
 class Change(Gate):
     """Any change of memory; `awaited` says what a kernel waits for."""
 
+    is_of_peers = True
+
     __slots__ = ("_awaited",)
 
     def __init__(self, awaited: str) -> None:

@@ -19,12 +19,12 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from rankwise.base.errors import ConfigError
+from rankwise.base.trace_events import PICOSECONDS_PER_MICROSECOND
 from rankwise.sim.hardware.memory import sip_of
 from rankwise.sim.hardware.op_log import Operation
 from rankwise.sim.reporting.chakra_files import COLLECTIVES, Node, NodeKind, write_traces
 from rankwise.sim.reporting.timeline import ReportedRun
 
-_PICOSECONDS_PER_MICROSECOND = 1_000_000
 _LONGEST_NAME = 200
 _MESSAGE = re.compile(r"message from rank (\d+) to rank (\d+)")
 
@@ -175,7 +175,7 @@ def _nodes(did: Iterable[_Did]) -> Iterator[Node]:
             each.name[:_LONGEST_NAME],
             each.kind,
             tuple(sorted(latest)),
-            -(-(each.end - each.start) // _PICOSECONDS_PER_MICROSECOND),
+            -(-(each.end - each.start) // PICOSECONDS_PER_MICROSECOND),
             each.attributes,
         )
         known = ends[each.sort]

@@ -7,7 +7,7 @@ sees what it has stored, without a copy. Arguments that share memory share it th
 """
 
 import ctypes
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from typing import Any
@@ -102,9 +102,7 @@ class _Lending:
 
     def lent(self, values: list[Any]) -> list[Any]:
         """The values, with what the device sees in the place of tensors."""
-        buffers: dict[int, Buffer] = {}
-        for value in values:
-            _collect(value, buffers)
+        buffers = buffers_behind(values)
         addresses = self._map(buffers)
         return [_replaced(value, buffers, addresses) for value in values]
 
@@ -161,8 +159,15 @@ def _end_of_run(buffers: Iterator[Buffer]) -> int:
     return end
 
 
+def buffers_behind(values: Iterable[Any]) -> dict[int, Buffer]:
+    """The buffers behind tensors among arguments, by the identity of those."""
+    buffers: dict[int, Buffer] = {}
+    for value in values:
+        _collect(value, buffers)
+    return buffers
+
+
 def _collect(value: Any, buffers: dict[int, Buffer]) -> None:
-    """Note the buffers behind tensors, by the identity of those."""
     if isinstance(value, TensorDescriptor):
         _collect(value.base, buffers)
     elif type(value) in {tuple, list}:

@@ -11,13 +11,12 @@ from rankwise.base.errors import Waiting
 from rankwise.base.failure import ErrorRecord, ExitStatus, Failure, FailureCause
 from rankwise.base.root_cause import root_cause_first
 from rankwise.base.units import Instant
-
-_PS_PER_NS = 1_000
+from rankwise.sim.hardware.quantities import PICOSECONDS_PER_NANOSECOND
 
 
 def failure_of(rank: int, error: BaseException, now_ps: int) -> Failure:
     """The failure of a rank that has raised, or left with a code other than 0."""
-    at = Instant(now_ps // _PS_PER_NS)
+    at = Instant(now_ps // PICOSECONDS_PER_NANOSECOND)
     if isinstance(error, SystemExit):
         # Python ends a process with 1 that is left with a text.
         code = error.code if isinstance(error.code, int) else 1
@@ -55,7 +54,7 @@ def failures_of_stuck(
                 rank=rank,
                 attempt=0,
                 cause=FailureCause.OUT_OF_STEP if is_blamed else FailureCause.HUNG,
-                at=Instant(now_ps // _PS_PER_NS),
+                at=Instant(now_ps // PICOSECONDS_PER_NANOSECOND),
                 detail=reason if is_blamed else "",
                 stacks=stacks.get(rank, ""),
                 waits_for=waiting[rank].what if rank in waiting else "",

@@ -202,11 +202,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
         self, name: str, outputs: list[Tensor], inputs: list[Tensor], opts: Any
     ) -> RehearsedWork:
         for output, own in zip(outputs, inputs, strict=True):
-            if output.numel() != self._count * own.numel():
-                raise RuntimeError(
-                    f"{name}: the output has {output.numel()} elements; expected {self._count}"
-                    f" times the {own.numel()} of the input"
-                )
+            self._check_size(name, ("output", output), ("input", own))
 
         def carry_out(loads: Loads) -> None:
             for position in range(len(inputs)):
@@ -278,6 +274,8 @@ class RehearsedProcessGroup(NamedProcessGroup):
     ) -> RehearsedWork:
         """The same for several tensors."""
         op = _reduction(opts)
+        for own, whole in zip(outputs, inputs, strict=True):
+            self._check_size("reduce_scatter_single", ("input", whole), ("output", own))
 
         def carry_out(loads: Loads) -> None:
             for position in range(len(inputs)):
@@ -299,9 +297,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
 
         def carry_out(loads: Loads) -> None:
             sent = [[flat_of(each).clone() for each in own] for _, own in loads]
-            for receiver, (places, _) in enumerate(loads):
-                for sender, place in enumerate(places):
-                    fill(place, sent[sender][receiver])
+            self._deal("all_to_all", sent, [places for places, _ in loads])
 
         return self._meet("all_to_all #?", [], (outputs, inputs), carry_out, outputs, opts=opts)
 
@@ -329,13 +325,12 @@ class RehearsedProcessGroup(NamedProcessGroup):
 
         def cut(whole: Tensor, splits: list[int] | None) -> list[Tensor]:
             rows = data_of(whole)
-            return list(rows.split(list(splits) if splits else rows.shape[0] // count))
+            return list(rows.split(list(splits) if splits else [rows.shape[0] // count] * count))
 
         def carry_out(loads: Loads) -> None:
             sent = [[part.clone() for part in cut(each, splits)] for _, each, _, splits in loads]
-            for receiver, (whole, _, splits, _) in enumerate(loads):
-                for sender, place in enumerate(cut(whole, splits)):
-                    fill(place, sent[sender][receiver].reshape(-1))
+            places = [cut(whole, splits) for whole, _, splits, _ in loads]
+            self._deal("all_to_all_single", sent, places)
 
         load = (output, own, output_splits, input_splits)
         call = f"all_to_all_single #? of {told_dtype(own)}"
@@ -483,6 +478,28 @@ class RehearsedProcessGroup(NamedProcessGroup):
         passages = [] if clock is None or passage is None else [(clock, passage)]
         source = None if is_send else lambda: self._meetings.ranks.index(post.peer)
         return self._work(post, tensors, tensors, source, passages)
+
+    def _deal(
+        self, name: str, sent: Sequence[Sequence[Tensor]], places: Sequence[Sequence[Tensor]]
+    ) -> None:
+        """Write rank i's j-th tensor to rank j's i-th place."""
+        for receiver, own in enumerate(places):
+            for sender, place in enumerate(own):
+                part = sent[sender][receiver]
+                if part.numel() != place.numel():
+                    raise CollectiveError(
+                        f"{name}: {self._told(sender)} sends {part.numel()} elements to"
+                        f" {self._told(receiver)}, which has places for {place.numel()}"
+                    )
+                fill(place, part)
+
+    def _check_size(self, name: str, whole: tuple[str, Tensor], part: tuple[str, Tensor]) -> None:
+        (side, tensor), (other, own) = whole, part
+        if tensor.numel() != self._count * own.numel():
+            raise RuntimeError(
+                f"{name}: the {side} has {tensor.numel()} elements; expected {self._count}"
+                f" times the {own.numel()} of the {other}"
+            )
 
     def _check_count(self, name: str, side: str, tensors: Sequence[Tensor]) -> None:
         if len(tensors) != self._count:

@@ -427,6 +427,8 @@ class _Launching:
         if found is None:
             found = tensor_around(address)
             if found is not None:
+                if self._stands_for is not None:
+                    found = _apart(found)
                 data = found.flat.view(np.uint8)
                 self._lent.append(self._env.lend(found.address, data))
                 found = self._taken_in(found)
@@ -506,6 +508,16 @@ class _Launching:
             # Never touched, so it takes no memory: it only has the right size.
             flat = np.zeros(size // type_.itemsize, type_.storage)
         return Buffer(name, flat, type_, address)
+
+
+def _apart(buffer: Buffer) -> Buffer:
+    """What a trial sees of memory that a pointer leads to: what it stores there, nobody else sees.
+
+    It takes a signal, for instance, for which a kernel of another rank waits.
+    """
+    is_seen = not buffer.dtype.is_floating()
+    flat = buffer.flat.copy() if is_seen else np.zeros_like(buffer.flat)
+    return Buffer(buffer.name, flat, buffer.dtype, buffer.address)
 
 
 def _extent_bytes(operation: Operation) -> int:

@@ -21,6 +21,21 @@ def fill(x_ptr: Any, rounds: Any, seed: Any, value: Any, BLOCK: tl.constexpr) ->
 
 
 @triton.jit
+def attend(x_ptr: Any, length: Any, seed: Any, BLOCK: tl.constexpr) -> None:
+    places = tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, length, 127):
+        total += tl.where(start + places < length, tl.load(x_ptr + places), 0.0) + seed
+    tl.store(x_ptr + places, total)
+
+
+@triton.jit
+def padded(x_ptr: Any, PAD: tl.constexpr, BLOCK: tl.constexpr) -> None:
+    for _ in range((PAD + 1) // 2):
+        tl.store(x_ptr + tl.arange(0, BLOCK), tl.load(x_ptr + tl.arange(0, BLOCK)) + 1)
+
+
+@triton.jit
 def picked(x_ptr: Any, choice_ptr: Any, BLOCK: tl.constexpr) -> None:
     for _ in range(tl.load(choice_ptr)):
         places = x_ptr + tl.arange(0, BLOCK)
@@ -97,14 +112,43 @@ def test_sizes_types_grids_and_what_is_decided_by_numbers_are(launches: Launches
     assert long > short
 
 
-def test_numbers_that_have_decided_nothing_are_no_longer_looked_at(launches: Launches) -> None:
+def test_numbers_that_have_decided_nothing_are_looked_at_more_and_more_rarely(
+    launches: Launches,
+) -> None:
     x = np.zeros(256, np.float32)
 
-    times = {launches.time(fill, x, 2, seed, 0.5) for seed in range(10)}
+    times = {launches.time(fill, x, 2, seed, 0.5) for seed in range(64, 192)}
 
-    assert launches.trials == 2
+    assert launches.trials == 1 + len({"64 to 95", "96 to 127", "128 to 191"})
     assert len(times) == 1
-    assert launches.time(fill, x, 3, 11, 0.5) not in times
+    assert launches.time(fill, x, 3, 192, 0.5) not in times
+
+
+def test_a_length_that_grows_by_one_is_found_to_decide(launches: Launches) -> None:
+    x = np.zeros(256, np.float32)
+
+    *one_block, two_blocks = (launches.time(attend, x, length, 1) for length in range(120, 129))
+
+    assert len({*one_block}) == 1
+    assert launches.trials == 3
+    assert two_blocks > one_block[0]
+    assert launches.time(attend, x, 255, 1) > max(
+        launches.time(attend, x, length, 1) for length in (130, 254)
+    )
+    # Another number, which decides nothing, is still not looked at.
+    trials = launches.trials
+    for seed in range(64, 96):
+        launches.time(attend, x, 255, seed)
+    assert launches.trials == trials + 2
+
+
+def test_constants_always_decide(launches: Launches) -> None:
+    x = np.zeros(256, np.float32)
+
+    times = [launches.time(padded, x, each) for each in (1, 2, 3)]
+
+    assert launches.trials == 3
+    assert times[0] == times[1] < times[2]
 
 
 def test_whole_numbers_in_memory_say_what_there_is_to_do(launches: Launches) -> None:
