@@ -95,7 +95,8 @@ class AgentRunner:
             # Of one node, its own failures tell how many there were.
             size = None if self._agent.spec.is_alone else self._host.world_size
             outcome = finished.as_outcome(size)
-            if finished.verdict is None and not self._agent.spec.is_alone:
+            has_taken_part = finished.rounds > 0 and not self._agent.spec.is_alone
+            if finished.verdict is None and has_taken_part:
                 outcome = msgspec.structs.replace(outcome, attempts=self._host.restarts + 1)
             self._outcome = msgspec.structs.replace(
                 outcome, absence=self._absence(finished), earlier=self._parts.history.earlier
