@@ -1,13 +1,14 @@
 """The runs on this machine, for the commands that ask one of them."""
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
 
 from rankwise.base.errors import RankwiseError
 from rankwise.base.units import MILLISECOND, Duration, Instant
+from rankwise.base.wording import ranks_in_words
 from rankwise.cli.options import DURATION
 
 if TYPE_CHECKING:
@@ -106,3 +107,9 @@ def is_called(run: "RunSummary", name: str) -> bool:
     from rankwise.launch.control.addresses import shown_id  # noqa: PLC0415  # not for --help
 
     return run.run_id in (name, shown_id(name, is_secret=True))
+
+
+def ranks_and_pids(group: "Sequence[Mapping[str, Any]]") -> str:
+    """`ranks 0-1 (pids 7, 8)`, of the lines of an answer."""
+    pids = ", ".join(str(line["pid"]) for line in group)
+    return f"{ranks_in_words(line['rank'] for line in group)} (pid{'s' * (len(group) > 1)} {pids})"

@@ -171,7 +171,7 @@ def test_stacks_are_shown_and_equal_ones_once(
     assert invoke(["stacks", run_id if by == "name" else run_id[:-2]]) == 0
 
     assert capsys.readouterr().out == (
-        "ranks 0, 1 (pids 100, 101)\n"
+        "ranks 0-1 (pids 100, 101)\n"
         "Thread 0x0 (most recent call first):\n"
         '  File "a.py", line 7 in f\n'
     )
@@ -188,7 +188,7 @@ def test_stacks_of_py_spy_that_differ_in_numbers_only_are_shown_once() -> None:
     text = 'Process {pid}: python train.py\nThread {pid} (idle): "MainThread"\n    0x7f{pid} (libc)'
     ranks = [{"rank": n, "pid": 20 + n, "stacks": text.format(pid=20 + n)} for n in (0, 1)]
 
-    assert render(ranks).startswith("ranks 0, 1 (pids 20, 21)\nProcess 20: python train.py\n")
+    assert render(ranks).startswith("ranks 0-1 (pids 20, 21)\nProcess 20: python train.py\n")
     assert render(ranks).count("MainThread") == 1
 
 
