@@ -85,6 +85,7 @@ def test_a_run_that_never_began_had_no_attempt_and_no_restart(agents: Agents) ->
 
     assert (end["event"], end["status"]) == ("end", "stopped")
     assert (end["attempts"], end["restarts"]) == (0, 0)
+    assert end["message"].startswith("stopped by SIGTERM after ")
 
 
 def test_before_the_first_round_as_the_agent_that_serves(agents: Agents) -> None:
