@@ -15,7 +15,7 @@ import click
 
 from rankwise.base.units import SECOND, Duration, Instant
 from rankwise.cli.main import CONTEXT_SETTINGS
-from rankwise.cli.runs_here import RUN_ARGUMENT, deadline_after, run_called
+from rankwise.cli.runs_here import RUN_ARGUMENT, deadline_after, name_of, run_called
 from rankwise.drivers.real.logs.lines import Lines, LineSplitter
 from rankwise.drivers.real.logs.terminal import harmless
 
@@ -58,13 +58,14 @@ def logs(run: str | None, *, rank: int | None, follow: bool, lines: int | None) 
     from rankwise.launch.control.server import Request  # noqa: PLC0415  # the same
 
     chosen = run_called(run)
+    name = name_of(chosen)
     request = Request("logs", rank=rank, follow=follow)
     shown = Shown(has_prefix=rank is None)
     show(listen(chosen, request, deadline_after(PATIENCE)), shown, lines)
     shown.end()
     if follow:
         expect_over(chosen)
-        click.echo(f"rankwise: {chosen.run_id} has ended", err=True)
+        click.echo(f"rankwise: {name} has ended", err=True)
 
 
 def show(answer: "Iterable[dict[str, Any]]", shown: "Shown", lines: int | None) -> None:

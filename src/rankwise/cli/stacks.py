@@ -19,7 +19,13 @@ import click
 from rankwise.base.errors import RankwiseError
 from rankwise.base.units import SECOND, Duration, Instant
 from rankwise.cli.main import CONTEXT_SETTINGS
-from rankwise.cli.runs_here import ANSWER_TIMEOUT_OPTION, RUN_ARGUMENT, deadline_after, run_called
+from rankwise.cli.runs_here import (
+    ANSWER_TIMEOUT_OPTION,
+    RUN_ARGUMENT,
+    deadline_after,
+    ranks_and_pids,
+    run_called,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -136,8 +142,5 @@ def render(ranks: "Sequence[dict[str, Any]]") -> str:
 
 
 def _render_group(group: "Sequence[dict[str, Any]]") -> str:
-    ranks = ", ".join(str(line.get("rank")) for line in group)
-    pids = ", ".join(str(line.get("pid")) for line in group)
-    plural = "s" if len(group) > 1 else ""
     stacks = str(group[0].get("stacks", "")).strip("\n") or "  (no answer)"
-    return f"rank{plural} {ranks} (pid{plural} {pids})\n{stacks}"
+    return f"{ranks_and_pids(group)}\n{stacks}"

@@ -6,7 +6,7 @@ from rankwise.base.errors import RankwiseError
 from rankwise.base.units import SECOND, Duration, duration_from_seconds, format_duration
 from rankwise.base.wording import counted
 from rankwise.cli.main import CONTEXT_SETTINGS
-from rankwise.cli.runs_here import NAMED_RUN_ARGUMENT, deadline_after, run_called
+from rankwise.cli.runs_here import NAMED_RUN_ARGUMENT, deadline_after, name_of, run_called
 
 PATIENCE = Duration(10 * SECOND)
 """How soon an agent must have heard it."""
@@ -32,17 +32,18 @@ def stop(run: str, *, now: bool, no_wait: bool) -> None:
     from rankwise.launch.control.server import Request  # noqa: PLC0415  # the same
 
     chosen = run_called(run)
+    name = name_of(chosen)
     if is_suspended(chosen):
-        click.echo(f"resuming {chosen.run_id} (pid {chosen.pid}), which is suspended")
+        click.echo(f"resuming {name} (pid {chosen.pid}), which is suspended")
         resume(chosen)
     answer = listen(chosen, Request("stop", at_once=now), deadline_after(PATIENCE))
     told = next(answer, None)
     if told is None:
-        raise NotStopped(f"run {chosen.run_id!r} (pid {chosen.pid}) was over already")
+        raise NotStopped(f"run {name!r} (pid {chosen.pid}) was over already")
     grace = format_duration(duration_from_seconds(told["grace_s"]))
     how = "killing" if now else "stopping"
     patience = "" if now else f" for up to {grace}"
-    click.echo(f"{how} {counted(told['stopping'])} of {chosen.run_id} (pid {chosen.pid}){patience}")
+    click.echo(f"{how} {counted(told['stopping'])} of {name} (pid {chosen.pid}){patience}")
     if no_wait:
         return
     for _ in answer:

@@ -12,7 +12,13 @@ from rankwise.base.errors import RankwiseError
 from rankwise.base.units import SECOND, Duration, duration_from_seconds
 from rankwise.cli.main import CONTEXT_SETTINGS
 from rankwise.cli.options import DURATION
-from rankwise.cli.runs_here import choose_run, complete_run, is_called
+from rankwise.cli.runs_here import (
+    NAMES_PATIENCE,
+    choose_run,
+    complete_run,
+    deadline_after,
+    is_called,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -74,13 +80,14 @@ def _is_on_terminal() -> bool:
 
 
 def _chosen(name: str | None) -> "list[RunSummary]":
-    from rankwise.launch.control.client import list_runs  # noqa: PLC0415  # not for --help
+    from rankwise.launch.control.client import list_runs, names_of  # noqa: PLC0415  # not for --help
 
     runs = list_runs()
     if name is None:
         return runs
     # Of a run on several nodes there may be several agents here.
-    return [run for run in runs if is_called(run, name)] or [choose_run(runs, name)]
+    several = [run for run in runs if is_called(run, name)]
+    return several or [choose_run(runs, name, names_of(runs, deadline_after(NAMES_PATIENCE)))]
 
 
 def _print_once(name: str | None, *, as_json: bool) -> None:

@@ -11,7 +11,13 @@ import click
 from rankwise.base.units import Duration, duration_from_seconds, format_duration
 from rankwise.base.wording import ranks_in_words
 from rankwise.cli.main import CONTEXT_SETTINGS
-from rankwise.cli.runs_here import ANSWER_TIMEOUT_OPTION, RUN_ARGUMENT, deadline_after, run_called
+from rankwise.cli.runs_here import (
+    ANSWER_TIMEOUT_OPTION,
+    RUN_ARGUMENT,
+    deadline_after,
+    ranks_and_pids,
+    run_called,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,13 +90,11 @@ def _verdict(header: dict[str, Any], ranks: "Sequence[dict[str, Any]]") -> str:
 
 def _render_group(group: "Sequence[dict[str, Any]]") -> str:
     first = group[0]
-    pids = ", ".join(str(line["pid"]) for line in group)
-    who = f"{ranks_in_words(line['rank'] for line in group)} (pid{'s' * (len(group) > 1)} {pids})"
     waiting = [f"  waits for {first['waits_for']}"] if first["waits_for"] else []
     nothing = _STOPPED if first["is_stopped"] else "no stack could be had"
     frames = first["frames"] or [f"  {nothing}"]
     lines = "\n".join(f"  {line}" for line in (*waiting, *frames))
-    return f"{who}, {_what_they_do(group)}, innermost call first:\n{lines}"
+    return f"{ranks_and_pids(group)}, {_what_they_do(group)}, innermost call first:\n{lines}"
 
 
 def _what_they_do(group: "Sequence[dict[str, Any]]") -> str:

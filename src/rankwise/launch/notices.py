@@ -77,7 +77,7 @@ def end_notices(job: Job, outcome: Outcome, message: str) -> Iterator[str]:
     stood = [_fields_of_stood(each) for each in outcome.stood]
     yield notice(
         job, message, "end", status=str(outcome.status), attempts=outcome.attempts,
-        restarts=outcome.attempts - 1, signal=outcome.stop_signal, stood=stood or None,
+        restarts=max(0, outcome.attempts - 1), signal=outcome.stop_signal, stood=stood or None,
     )  # fmt: skip
 
 

@@ -101,12 +101,11 @@ def is_out_of_time(outcome: Outcome, job: Job) -> bool:
     return job.timeout is not None and outcome.stop_signal == TIME_LIMIT_SIGNAL
 
 
-def stop_in_words(outcome: Outcome, supervision: FinishedRun) -> str:
-    """`stopped by SIGTERM after 3.2 s`, for a run that was stopped.
-
-    Of one that its time limit has stopped, further lines tell where its ranks stood, unless all
-    have ended well when they were asked to.
-    """
+def end_in_words(outcome: Outcome, supervision: FinishedRun) -> str:
+    """`failed after 3.2 s`, `stopped by SIGTERM after 3.2 s`."""
+    elapsed = format_duration(supervision.elapsed)
+    if outcome.status is not OutcomeStatus.STOPPED:
+        return f"{outcome.status} after {elapsed}"
     who, signum, timeout = "on request", outcome.stop_signal, supervision.job.timeout
     if timeout is not None and is_out_of_time(outcome, supervision.job):
         is_own = supervision.elapsed >= timeout
@@ -114,7 +113,16 @@ def stop_in_words(outcome: Outcome, supervision: FinishedRun) -> str:
         who = f"by {limit if is_own else 'the time limit of another node'}"
     elif signum is not None:
         who = f"by {SIGNAL_NAMES.get(signum, f'signal {signum}')}"
-    text = f"stopped {who} after {format_duration(supervision.elapsed)}"
+    return f"stopped {who} after {elapsed}"
+
+
+def stop_in_words(outcome: Outcome, supervision: FinishedRun) -> str:
+    """How a run was stopped.
+
+    Of one that its time limit has stopped, further lines tell where its ranks stood, unless all
+    have ended well when they were asked to.
+    """
+    text = end_in_words(outcome, supervision)
     if not outcome.stood or not outcome.failures:
         return text
     from rankwise.launch.failure_report.composing import blocks_of_ranks  # noqa: PLC0415

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.base.errors import LocalProtocolError, SpawnFailed
 from rankwise.base.failure import Outcome, OutcomeStatus
-from rankwise.base.units import Duration, format_duration
+from rankwise.base.units import Duration
 from rankwise.bell import Bell
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.hosting.hosting import Hosting
@@ -315,9 +315,9 @@ def tell(outcome: Outcome, supervision: "FinishedRun") -> None:
 
 def _end_for_machines(outcome: Outcome, supervision: "FinishedRun") -> Iterable[str]:
     from rankwise.launch.notices import end_notices  # noqa: PLC0415  # not for a success of people
+    from rankwise.launch.outcomes import end_in_words  # noqa: PLC0415  # the same
 
-    elapsed = format_duration(supervision.elapsed)
-    message = f"{outcome.status} after {elapsed}"
+    message = end_in_words(outcome, supervision)
     why = outcome.awaited or outcome.detail
     message = f"{message}: {why}" if why else message
     return end_notices(supervision.job, outcome, message)

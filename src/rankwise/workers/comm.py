@@ -47,6 +47,7 @@ from rankwise.base.errors import (
     WindowError,
 )
 from rankwise.base.units import SECOND, Duration, Instant, after, between, format_duration
+from rankwise.base.wording import ranks_in_words
 from rankwise.collectives.communicator import patience_from_seconds
 from rankwise.drivers.real.windows import RANKS_MAX, PeerWatch, WindowRegion
 from rankwise.drivers.real.windows.meeting import MEETING_PLACE, Meeting, different_windows
@@ -414,10 +415,10 @@ class CommHandle:
             return heard
         for fd, _ in events:
             raise PeerDied(f"rank {channels[fd]} joined the communicator, and has ended")
-        missing = [str(rank) for rank in range(self.size) if rank not in set(present)]
+        missing = ranks_in_words(set(range(self.size)).difference(present))
         raise CollectiveTimeout(
-            f"rank{'s' if len(missing) > 1 else ''} {', '.join(missing)} did not join the "
-            f"communicator of {self.size} ranks within {format_duration(self._timeout)}"
+            f"{missing} did not join the communicator of {self.size} ranks within "
+            f"{format_duration(self._timeout)}"
         )
 
     def _hear_host(self, deadline: Instant, what: str) -> "Message | WindowRegion":

@@ -32,12 +32,12 @@ class Silence:
         self._socket.bind((network.address, 53))
         self._socket.settimeout(60)
 
-    def start(self, backend: str) -> Running:
+    def start(self, backend: str, *more: str) -> Running:
         meeting = ("--rdzv-backend", backend, "--rdzv-endpoint", "store.example.org:29400")
         words = (sys.executable, "-m", "rankwise", "run", "--nnodes", "2", *meeting)
         mounted = ("unshare", "-m", "sh", "-c", WITH_OTHER_SERVERS, str(self._servers), *words)
         enter = ("ip", "netns", "exec", self._node.name, *mounted)
-        agent = Running(*enter, "--rdzv-id", "run", str(self._program))
+        agent = Running(*enter, "--rdzv-id", "run", *more, str(self._program))
         return self._stack.enter_context(agent)
 
     def hear_question(self) -> None:
@@ -56,6 +56,17 @@ def test_sigterm_is_answered_while_a_name_is_looked_up_first(
     silence: Silence, backend: str
 ) -> None:
     agent = silence.start(backend)
+    silence.hear_question()
+
+    agent.signal(signal.SIGTERM)
+    done = agent.finish(AT_ONCE_S)
+
+    assert done.code == 143
+    assert "rankwise: stopped by SIGTERM" in done.stderr
+
+
+def test_sigterm_is_answered_while_the_name_of_this_node_is_looked_up(silence: Silence) -> None:
+    agent = silence.start("embedded", "--local-addr", "node.example.org")
     silence.hear_question()
 
     agent.signal(signal.SIGTERM)

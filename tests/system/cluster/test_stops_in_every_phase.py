@@ -1,5 +1,6 @@
 """SIGTERM in every phase of an agent's life is answered at once and ends it within the grace."""
 
+import json
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -73,6 +74,18 @@ def test_before_the_first_round(agents: Agents, tmp_path: Path) -> None:
 
     for agent in waiting:
         stop(agent, "this node leaves")
+
+
+def test_a_run_that_never_began_had_no_attempt_and_no_restart(agents: Agents) -> None:
+    agent = agents.start("--nnodes", "2", "--log-format", "json")
+    agent.wait_for("waiting for more nodes", stream="stderr")
+
+    agent.signal(signal.SIGTERM)
+    *_, end = map(json.loads, agent.finish(WITHIN_S).stderr.splitlines())
+
+    assert (end["event"], end["status"]) == ("end", "stopped")
+    assert (end["attempts"], end["restarts"]) == (0, 0)
+    assert end["message"].startswith("stopped by SIGTERM after ")
 
 
 def test_before_the_first_round_as_the_agent_that_serves(agents: Agents) -> None:

@@ -87,7 +87,7 @@ def test_who_did_not_come_is_named(start: Start) -> None:
     told = line(start(1, 4, timeout=0.2))
 
     assert told == (
-        "CollectiveTimeout ranks 0, 2, 3 did not join the communicator of 4 ranks within 200 ms"
+        "CollectiveTimeout ranks 0, 2-3 did not join the communicator of 4 ranks within 200 ms"
     )
 
 

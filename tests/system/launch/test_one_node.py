@@ -60,6 +60,15 @@ def test_a_node_check_that_fails_keeps_the_ranks_from_starting(tmp_path: Path) -
     assert (passed.code, plain(passed.lines)) == (0, ["began"])
 
 
+def test_a_node_that_is_not_fit_has_spent_no_restart(tmp_path: Path) -> None:
+    script = write_program(tmp_path, "print('began')")
+
+    done = run("run", "--log-format=json", "--node-check=false", script)
+
+    end = json.loads(done.stderr.splitlines()[-1])
+    assert (end["event"], end["attempts"], end["restarts"]) == ("end", 0, 0)
+
+
 MEASURED = """
 import os, signal, time, rankwise
 from rankwise import collectives

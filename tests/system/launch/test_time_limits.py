@@ -33,6 +33,22 @@ def test_ranks_that_take_too_long_can_save(on: tuple[str, ...], tmp_path: Path) 
     assert "stopped by its time limit of 300 ms after" in done.stderr
 
 
+def test_a_run_that_is_stopped_before_its_next_attempt_tells_the_last_one_once(
+    tmp_path: Path,
+) -> None:
+    script = write_program(tmp_path, "raise SystemExit(3)")
+    words = ("--max-restarts=3", "--restart-backoff=30s", "--timeout=2s")
+
+    done = run("run", *words, script)
+
+    assert done.code == 3, "it had failed before its time was over"
+    assert "restarting all ranks in 30 s (restart 2 of 3)" in done.stderr
+    report = done.stderr.partition("failed after")[2]
+    assert "in attempt 2 of 4" in report
+    assert "  attempt 1, until" in report
+    assert report.count("exited with code 3") == 2
+
+
 def block() -> None:
     Path(os.environ["FIFO"]).read_bytes()
 

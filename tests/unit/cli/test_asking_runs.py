@@ -7,7 +7,7 @@ import re
 import select
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import pytest
 from rankwise.cli import doctor, logs, why
 from rankwise.cli.doctor import Verdict
 from rankwise.cli.main import invoke
-from rankwise.cli.runs_here import RunNotFound, choose_run
+from rankwise.cli.runs_here import RunNotFound, choose_run, complete_run
 from rankwise.cli.stacks import render
 from rankwise.launch.control.addresses import shown_id
 from rankwise.launch.control.client import RunSummary
@@ -41,13 +41,19 @@ def status() -> dict[str, Any]:
 
 
 @pytest.fixture
-def run_id(status: dict[str, Any]) -> Iterator[str]:
+def is_secret() -> bool:
+    """Whether others may not know the run's name."""
+    return False
+
+
+@pytest.fixture
+def run_id(status: dict[str, Any], is_secret: bool) -> Iterator[str]:
     """The name of a run that answers while the test lasts."""
     name = f"test-{uuid.uuid4().hex[:12]}"
 
     def on_request(request: Request, reply: Reply) -> None:
         if request.ask == "status":
-            reply.send(status)
+            reply.send({"run_id": name} | status)
         else:
             for rank in (1, 0):
                 stacks = f'Thread 0x{rank:x} (most recent call first):\n  File "a.py", line 7 in f'
@@ -55,7 +61,7 @@ def run_id(status: dict[str, Any]) -> Iterator[str]:
         reply.finish()
 
     end, until = os.pipe()
-    with ControlServer(name, on_request) as server:
+    with ControlServer(shown_id(name, is_secret=is_secret), on_request) as server:
 
         def turn() -> None:
             while end not in select.select([server.fileno(), end], [], [])[0]:
@@ -165,7 +171,7 @@ def test_stacks_are_shown_and_equal_ones_once(
     assert invoke(["stacks", run_id if by == "name" else run_id[:-2]]) == 0
 
     assert capsys.readouterr().out == (
-        "ranks 0, 1 (pids 100, 101)\n"
+        "ranks 0-1 (pids 100, 101)\n"
         "Thread 0x0 (most recent call first):\n"
         '  File "a.py", line 7 in f\n'
     )
@@ -182,7 +188,7 @@ def test_stacks_of_py_spy_that_differ_in_numbers_only_are_shown_once() -> None:
     text = 'Process {pid}: python train.py\nThread {pid} (idle): "MainThread"\n    0x7f{pid} (libc)'
     ranks = [{"rank": n, "pid": 20 + n, "stacks": text.format(pid=20 + n)} for n in (0, 1)]
 
-    assert render(ranks).startswith("ranks 0, 1 (pids 20, 21)\nProcess 20: python train.py\n")
+    assert render(ranks).startswith("ranks 0-1 (pids 20, 21)\nProcess 20: python train.py\n")
     assert render(ranks).count("MainThread") == 1
 
 
@@ -329,47 +335,75 @@ def test_an_unknown_run_is_told_with_those_there_are(
     assert run_id in told
 
 
+NO_MATTER = (click.Context(click.Command("stacks")), click.Argument(["run"]))
 ALPHA, BETA, BEST = (
     RunSummary(name, 10 + n, 0) for n, name in enumerate(["alpha", "beta", "best"])
 )
 
 
+def chosen(runs: Sequence[RunSummary], name: str | None) -> RunSummary:
+    return choose_run(runs, name, {run: run.run_id for run in runs})
+
+
 def test_a_run_is_chosen_by_name_beginning_or_pid_or_for_want_of_others() -> None:
     runs = [ALPHA, BETA, BEST]
 
-    assert choose_run(runs, "alpha") == ALPHA
-    assert choose_run(runs, "bet") == BETA
-    assert choose_run(runs, "12") == BEST
-    assert choose_run([BETA], None) == BETA
+    assert chosen(runs, "alpha") == ALPHA
+    assert chosen(runs, "bet") == BETA
+    assert chosen(runs, "12") == BEST
+    assert chosen([BETA], None) == BETA
 
 
 def test_a_run_whose_id_is_a_secret_is_chosen_by_it_all_the_same() -> None:
     hidden = RunSummary(shown_id("alpha", is_secret=True), 20, 0)
 
     assert hidden.run_id.startswith("run-")
-    assert choose_run([BETA, hidden], "alpha") == hidden
+    assert chosen([BETA, hidden], "alpha") == hidden
+
+
+def test_a_run_whose_id_is_a_secret_is_told_by_it_and_not_by_what_others_see() -> None:
+    hidden = [RunSummary(shown_id("alpha", is_secret=True), pid, 0) for pid in (20, 21)]
+    names = {BETA: "beta", **dict.fromkeys(hidden, "alpha")}
+
+    assert choose_run([BETA, hidden[0]], "al", names) == hidden[0]
+    with pytest.raises(RunNotFound, match=r"'alpha' could be any of: alpha \(pid 20\), alpha \("):
+        choose_run([BETA, *hidden], "alpha", names)
+
+
+@pytest.mark.parametrize("is_secret", [True])
+def test_its_own_user_calls_a_run_by_the_beginning_of_a_secret_id(
+    run_id: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke(["stacks", run_id[:-2]]) == 0
+    assert 'File "a.py", line 7 in f' in capsys.readouterr().out
+
+    assert invoke(["stacks", "nothing-like-it"]) == 1
+    assert run_id in capsys.readouterr().err
+
+    names = [item.value for item in complete_run(*NO_MATTER, run_id[:8])]
+    assert names == [run_id]
 
 
 def test_an_empty_name_means_no_run() -> None:
     with pytest.raises(click.UsageError, match="the name of the run is empty"):
-        choose_run([BETA], "")
+        chosen([BETA], "")
 
 
 def test_an_exact_name_is_never_ambiguous() -> None:
     longer = RunSummary("alpha-2", 20, 0)
 
-    assert choose_run([ALPHA, longer], "alpha") == ALPHA
+    assert chosen([ALPHA, longer], "alpha") == ALPHA
 
 
 def test_no_choice_is_made_for_the_user() -> None:
     with pytest.raises(click.UsageError, match=r"several runs.*alpha \(pid 10\), beta \(pid 11\)"):
-        choose_run([ALPHA, BETA], None)
+        chosen([ALPHA, BETA], None)
     with pytest.raises(
         RunNotFound, match=r"'be' could be any of: beta \(pid 11\), best \(pid 12\)"
     ):
-        choose_run([ALPHA, BETA, BEST], "be")
+        chosen([ALPHA, BETA, BEST], "be")
     with pytest.raises(RunNotFound, match="no run of yours is active"):
-        choose_run([], None)
+        chosen([], None)
 
 
 def test_a_rank_without_answer_is_shown_as_such() -> None:

@@ -103,6 +103,14 @@ def test_a_rank_that_failed_by_itself_stays_the_root_cause_though_the_store_is_l
     assert outcome.detail == "the run ends here: its store is lost (use etcd)"
 
 
+def test_a_node_that_was_told_to_stop_and_lost_its_store_meanwhile_was_stopped() -> None:
+    outcome = FinishRun(outcome=ENDED_BY_US, refusal=LOST, rounds=1, stop_signal=15).as_outcome(4)
+
+    assert (outcome.status, outcome.stop_signal) == (OutcomeStatus.STOPPED, 15)
+    assert outcome.failures == ()
+    assert outcome.detail == "the run ends here: its store is lost (use etcd)"
+
+
 def test_a_node_that_never_came_to_a_round_has_no_store_to_lose() -> None:
     outcome = FinishRun(refusal=LOST).as_outcome(4)
 

@@ -77,8 +77,8 @@ def test_a_place_that_is_told_is_not_told_again() -> None:
     assert f"root cause: {DISAGREEMENT}\n" in report_of(DISAGREEMENT, IN_A_COLLECTIVE)
 
 
-def test_of_two_ranks_that_disagree_none_is_told_as_the_culprit() -> None:
-    failures = tuple(
+def failures_of_two_that_disagree() -> tuple[Failure, Failure]:
+    first, second = (
         Failure(
             local_rank=rank,
             attempt=0,
@@ -94,6 +94,11 @@ def test_of_two_ranks_that_disagree_none_is_told_as_the_culprit() -> None:
         )
         for rank, stacks in enumerate((STACKS, IN_A_COLLECTIVE))
     )
+    return first, second
+
+
+def test_of_two_ranks_that_disagree_none_is_told_as_the_culprit() -> None:
+    failures = failures_of_two_that_disagree()
     outcome = Outcome(status=OutcomeStatus.FAILED, attempts=1, failures=failures)
 
     report = plain_text(compose_report(outcome, ReportContext(program="train.py", nprocs=2)))
@@ -108,6 +113,15 @@ def test_of_two_ranks_that_disagree_none_is_told_as_the_culprit() -> None:
     assert "rank 1, innermost call first:" in report
     assert "one of these ranks takes otherwise" in report
     assert failure_in_words(failures[0], "node-7") == TIE
+
+
+def test_of_ranks_that_disagree_on_two_nodes_the_host_is_that_of_who_is_known_here() -> None:
+    failures = failures_of_two_that_disagree()[:1]
+    outcome = Outcome(status=OutcomeStatus.FAILED, attempts=1, failures=failures, size=2)
+
+    report = plain_text(compose_report(outcome, ReportContext(program="train.py", nprocs=1)))
+
+    assert report.splitlines()[2:4] == ["  ranks: 0-1", "  host:  node-7 (rank 0)"]
 
 
 def test_a_rank_that_had_ended_is_nowhere() -> None:

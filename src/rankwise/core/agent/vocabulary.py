@@ -258,7 +258,8 @@ class FinishRun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
             if refusal is None and self.outcome is not None and is_gang_stopped:
                 was_stopped, stop_signal = True, stop_signal or self.outcome.stop_signal
             failures = () if is_gang_stopped else own
-            if self._has_lost_store and all(map(may_follow_from_loss, failures[:1])):
+            is_explained = self._has_lost_store and all(map(may_follow_from_loss, failures[:1]))
+            if is_explained and not was_stopped:
                 failures, detail = (self._loss_of_store(detail), *failures), ""
             return Outcome(
                 status=OutcomeStatus.STOPPED if was_stopped else OutcomeStatus.FAILED,

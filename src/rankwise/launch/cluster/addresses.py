@@ -64,7 +64,7 @@ def address_of(local_addr: str) -> str:
     if local_addr in (name for _, name in socket.if_nameindex()):
         return _address_of_interface(local_addr)
     try:
-        socket.getaddrinfo(local_addr, None)
+        addresses_of(local_addr)
     except OSError as error:
         names = ", ".join(name for _, name in socket.if_nameindex())
         raise ConfigError(

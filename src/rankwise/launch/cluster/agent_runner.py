@@ -95,10 +95,14 @@ class AgentRunner:
             # Of one node, its own failures tell how many there were.
             size = None if self._agent.spec.is_alone else self._host.world_size
             outcome = finished.as_outcome(size)
-            if finished.verdict is None and not self._agent.spec.is_alone:
+            has_taken_part = finished.rounds > 0 and not self._agent.spec.is_alone
+            if finished.verdict is None and has_taken_part:
                 outcome = msgspec.structs.replace(outcome, attempts=self._host.restarts + 1)
+            # A run that was stopped before the restart that was announced ends in that attempt.
+            last = {failure.attempt for failure in outcome.failures[:1]}
+            earlier = [each for each in self._parts.history.earlier if each.number not in last]
             self._outcome = msgspec.structs.replace(
-                outcome, absence=self._absence(finished), earlier=self._parts.history.earlier
+                outcome, absence=self._absence(finished), earlier=tuple(earlier)
             )
             was_late = self._was_late(finished)
             if was_late and not self._agent.spec.is_alone:

@@ -57,9 +57,9 @@ class RealNodeHost:
         self._processes = parts.host
         self._node_check: NodeCheck | None = None
         self.world_size: int | None = None
+        """How many workers the last round had on all nodes."""
         self.restarts = 0
-        """How many were spent when the last round began."""
-        """How many workers the last of them had on all nodes."""
+        """How many were spent when that round began."""
         self._port: ReservedPort | None = None
         self._listener: socket.socket | None = None
         """Where ranks of all nodes would be connected, should rank 0 be on this one."""

@@ -14,6 +14,7 @@ import socket
 import struct
 
 _RUN_ID_BYTES_MAX = 60  # an abstract name has room for 107 bytes
+_DIGEST = re.compile(r"run-[0-9a-f]{8}")
 _CREDENTIALS = struct.Struct("=iII")
 
 
@@ -24,6 +25,11 @@ def shown_id(run_id: str, *, is_secret: bool) -> str:
     from hashlib import sha256  # noqa: PLC0415  # takes ms, and few runs need it
 
     return f"run-{sha256(run_id.encode()).hexdigest()[:8]}"
+
+
+def may_hide_id(shown: str) -> bool:
+    """Whether that may be the digest of an id, which only its agent tells."""
+    return _DIGEST.fullmatch(shown) is not None
 
 
 def socket_name(run_id: str, pid: int, uid: int | None = None) -> bytes:

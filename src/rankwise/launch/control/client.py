@@ -16,7 +16,7 @@ import msgspec
 from rankwise.base.errors import RankwiseError
 from rankwise.base.units import MICROSECOND, MILLISECOND, SECOND, Instant
 from rankwise.drivers.real.process_work import is_stopped
-from rankwise.launch.control.addresses import parse_name, peer, socket_name
+from rankwise.launch.control.addresses import may_hide_id, parse_name, peer, socket_name
 from rankwise.launch.control.server import Question, Request
 
 Answer = dict[str, Any]
@@ -61,6 +61,17 @@ def list_runs(uid: int | None = None, table: Path = Path("/proc/net/unix")) -> l
         if named is not None and own in (named[2], 0):
             runs.append(RunSummary(*named))
     return sorted(runs)
+
+
+def names_of(runs: Sequence[RunSummary], deadline: Instant) -> dict[RunSummary, str]:
+    """What each run is called. One whose id others may not know tells it to its own user."""
+    names = {run: run.run_id for run in runs}
+    hidden = [run for run in runs if may_hide_id(run.run_id) and not is_suspended(run)]
+    for heard in ask_all(hidden, "status", deadline):
+        with suppress(RunUnreachable):
+            for line in heard.lines()[:1]:
+                names[heard.run] = line.get("run_id", heard.run.run_id)
+    return names
 
 
 def ask(run: RunSummary, question: Question, deadline: Instant) -> list[Answer]:

@@ -294,9 +294,12 @@ def _fields(root: Failure, outcome: Outcome, context: ReportContext) -> list[Fie
             fields.append(Field(name, shown))
 
     if is_shared:
-        hosts = dict.fromkeys(each.host for each in failures if _is_in_box_of(root, each))
+        known = [each for each in failures if _is_in_box_of(root, each)]
+        hosts = ", ".join(dict.fromkeys(each.host for each in known))
+        # Of ranks that are accused together, some may be on nodes from which nothing was heard.
+        whose = "" if len(known) == len(together) else f" ({ranks_in_words(map(rank_of, known))})"
         add("ranks", ranks_in_words(together).removeprefix("ranks "))
-        add("host", ", ".join(hosts))
+        add("host", f"{hosts}{whose}")
     elif root.local_rank == NO_RANK:
         add("noticed on", root.host)
     else:

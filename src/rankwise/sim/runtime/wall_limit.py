@@ -34,9 +34,9 @@ _INSIST_EVERY_S = 0.02
 
 
 _ENDS: list[float] = []
+"""When the limits that are in force end, on the monotonic clock; the innermost last."""
 _WEAK_REFERENCES = frozenset((weakref.__file__, _weakrefset.__file__))
 """Modules with functions that are called when an object is gone, in the middle of anything."""
-"""When the limits that are in force end, on the monotonic clock; the innermost last."""
 
 
 class RealTimeLimit(TimeLimit):

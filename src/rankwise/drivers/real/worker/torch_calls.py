@@ -91,7 +91,6 @@ _TYPES_OF_RECORDER = {
 _RECORDED_MAX = 8
 _SAMPLED_MAX = 128
 """Latest calls of a group that are told of: in full, and as numbers for lateness."""
-"""Of so many calls of a group the recorder's entries are told."""
 
 
 def enter_calls(c10d: "ModuleType", ring_module: "ModuleType", reporter: "Any") -> None:

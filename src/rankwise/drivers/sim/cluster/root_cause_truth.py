@@ -58,7 +58,7 @@ def loss_is_told(finished: FinishRun) -> str:
     Simulated ranks say so in the words of real ones.
     """
     refusal, failures = finished.refusal, finished.as_outcome().failures
-    if refusal is None or refusal.kind not in LOSSES_OF_STORE or not finished.rounds:
+    if refusal is None or refusal.kind not in LOSSES_OF_STORE or not failures:
         return ""
     root = failures[0]
     tells_of_peer = root.error is not None and "connection" in root.error.message.lower()
