@@ -76,6 +76,11 @@ def choose_run(runs: "Sequence[RunSummary]", name: str | None) -> "RunSummary":
     fitting = exact or [run for run in runs if run.run_id.startswith(name)]
     if not fitting:
         raise RunNotFound(f"no run is called {name!r}, there are: {shown}")
+    if len(exact) > 1:  # nodes of one run, or namesakes: the name says nothing about them
+        pids = ", ".join(str(run.pid) for run in exact)
+        raise RunNotFound(
+            f"run {name!r} has {len(exact)} agents here, pids {pids}", hint="name a pid"
+        )
     if len(fitting) > 1:
         several = ", ".join(f"{run.run_id} (pid {run.pid})" for run in fitting)
         raise RunNotFound(f"{name!r} could be any of: {several}", hint="name its pid")
