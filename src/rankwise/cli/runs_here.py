@@ -96,6 +96,11 @@ def choose_run(
     fitting = exact or [run for run in runs if names[run].startswith(name)]
     if not fitting:
         raise RunNotFound(f"no run is called {name!r}, there are: {shown}")
+    if len(exact) > 1:  # nodes of one run, or namesakes: the name says nothing about them
+        pids = ", ".join(str(run.pid) for run in exact)
+        raise RunNotFound(
+            f"run {name!r} has {len(exact)} agents here, pids {pids}", hint="name a pid"
+        )
     if len(fitting) > 1:
         several = ", ".join(f"{names[run]} (pid {run.pid})" for run in fitting)
         raise RunNotFound(f"{name!r} could be any of: {several}", hint="name its pid")

@@ -73,7 +73,7 @@ def raise_unless_succeeded(outcome: Outcome, supervision: FinishedRun) -> None:
     match outcome.status:
         case OutcomeStatus.SUCCEEDED:
             return
-        case OutcomeStatus.STOPPED if is_out_of_time(outcome, supervision.job):
+        case OutcomeStatus.STOPPED if is_out_of_time(outcome, supervision):
             raise RunTimeout(stop_in_words(outcome, supervision), outcome.stood)
         case OutcomeStatus.STOPPED:
             raise_stopped(supervision)
@@ -96,9 +96,10 @@ def raise_stopped(supervision: FinishedRun) -> NoReturn:
     raise GangError(f"the run was stopped by {name} before it had finished")
 
 
-def is_out_of_time(outcome: Outcome, job: Job) -> bool:
-    """Whether the run was stopped by its own time limit."""
-    return job.timeout is not None and outcome.stop_signal == TIME_LIMIT_SIGNAL
+def is_out_of_time(outcome: Outcome, supervision: FinishedRun) -> bool:
+    """Whether a time limit has stopped the run: its own, or that of another node."""
+    is_limit = supervision.job.timeout is not None or supervision.caught_signal is None
+    return is_limit and outcome.stop_signal == TIME_LIMIT_SIGNAL  # or a SIGALRM to this process
 
 
 def end_in_words(outcome: Outcome, supervision: FinishedRun) -> str:
@@ -107,10 +108,11 @@ def end_in_words(outcome: Outcome, supervision: FinishedRun) -> str:
     if outcome.status is not OutcomeStatus.STOPPED:
         return f"{outcome.status} after {elapsed}"
     who, signum, timeout = "on request", outcome.stop_signal, supervision.job.timeout
-    if timeout is not None and is_out_of_time(outcome, supervision.job):
-        is_own = supervision.elapsed >= timeout
-        limit = f"its time limit of {format_duration(timeout)}"
-        who = f"by {limit if is_own else 'the time limit of another node'}"
+    if is_out_of_time(outcome, supervision):
+        if timeout is None or supervision.elapsed < timeout:
+            who = "by the time limit of another node"
+        else:
+            who = f"by its time limit of {format_duration(timeout)}"
     elif signum is not None:
         who = f"by {SIGNAL_NAMES.get(signum, f'signal {signum}')}"
     return f"stopped {who} after {elapsed}"

@@ -306,6 +306,31 @@ def test_a_node_with_another_token_is_refused(nodes: Nodes) -> None:
     assert "its token" not in waiting.finish().stderr
 
 
+def test_the_time_limit_of_one_node_is_told_as_such_on_the_other(nodes: Nodes) -> None:
+    limited, other = both(nodes.elastic("2", STEP, "--timeout", "5s"), nodes.elastic("2", STEP))
+
+    assert (limited.code, other.code) == (124, 124), (limited, other)
+    assert "stopped by its time limit of 5 s after" in limited.stderr
+    assert "stopped by the time limit of another node after" in other.stderr
+
+
+def test_who_asks_a_node_that_has_no_ranks_yet_is_told_where_to_look(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    fifo = tmp_path / "checking"
+    os.mkfifo(fifo)
+    agent = nodes.elastic("2", HELLO, "--node-check", f"cat {fifo}")
+
+    with fifo.open("w"):  # the agent is under way, and its check lasts until this is closed
+        asked = [run(command, str(agent.pid)) for command in ("why", "stacks")]
+    agent.signal(signal.SIGTERM)
+
+    assert agent.finish().code == 143
+    for each in asked:
+        assert each.code == 1
+        assert "no rank runs before the nodes have met; its stderr tells" in each.stderr
+
+
 def test_nodes_that_never_come_are_named(nodes: Nodes) -> None:
     alone = nodes.static(1, HELLO, "--rdzv-conf", "join_timeout=5,is_host=true").finish()
 

@@ -395,6 +395,15 @@ def test_an_exact_name_is_never_ambiguous() -> None:
     assert chosen([ALPHA, longer], "alpha") == ALPHA
 
 
+def test_agents_of_one_run_are_told_by_its_name_and_their_pids() -> None:
+    agents = [RunSummary(shown_id("night", is_secret=True), pid, 0) for pid in (20, 30)]
+
+    with pytest.raises(RunNotFound, match=r"run 'night' has 2 agents here, pids 20, 30") as error:
+        choose_run([BETA, *agents], "night")
+    assert error.value.hint == "name a pid"
+    assert choose_run([BETA, *agents], "30") == agents[1]
+
+
 def test_no_choice_is_made_for_the_user() -> None:
     with pytest.raises(click.UsageError, match=r"several runs.*alpha \(pid 10\), beta \(pid 11\)"):
         chosen([ALPHA, BETA], None)

@@ -55,6 +55,10 @@ class ControlAnswers:
             case "status":
                 reply.send(self._status())
                 reply.finish()
+            case "stacks" | "why" if self._dispatch.gang is None:
+                told = "no rank runs before the nodes have met; its stderr tells what it waits for"
+                reply.send({"error": told})
+                reply.finish()
             case "stacks":
                 self._host.collect_stacks(lambda stacks: self._reply_stacks(stacks, reply))
             case "why":

@@ -466,8 +466,8 @@ class _Conversation:
                 raise StoreOfAnotherRun(
                     f"{self._who} belongs to another run: its token is not ours, or it has another"
                     f" way to encrypt ({error})",
-                    hint="give all nodes of a run the same run id, token and version of Python, and"
-                    " each run an endpoint of its own",
+                    hint="give all nodes of a run the same --rdzv-id, RANKWISE_STORE_TOKEN and"
+                    " version of Python, and each run an endpoint of its own",
                 ) from error
         self._sock.sendall(stream.unsent())
         self._stream = stream
@@ -487,8 +487,8 @@ class _Conversation:
                 if proof != secret.server_proof:
                     raise StoreOfAnotherRun(
                         f"{self._who} belongs to another run: its token is not ours",
-                        hint="give all nodes of a run the same run id and token, and each run an"
-                        " endpoint of its own",
+                        hint="give all nodes of a run the same --rdzv-id and RANKWISE_STORE_TOKEN,"
+                        " and each run an endpoint of its own",
                     )
                 self._send(Proof(secret.client_proof))
                 self._sealer.seal_with(secret.requests_key)

@@ -416,7 +416,7 @@ class Members:
             if self.config.trusts_itself:
                 raise StoreOfAnotherRun(
                     f"the etcd at {member.endpoint} belongs to another run: its token is not ours",
-                    hint="give all nodes of a run the same run id and token",
+                    hint="give all nodes of a run the same --rdzv-id and RANKWISE_STORE_TOKEN",
                 ) from error
             raise StoreRefused(
                 f"the certificate of {member.endpoint} is not good: {error.verify_message}",
