@@ -331,6 +331,28 @@ def test_the_exit_code_is_that_of_real_processes(name: str, tmp_path: Path) -> N
 
 
 @pytest.mark.system
+@pytest.mark.parametrize("first", [0, 1])
+def test_of_two_that_disagree_the_one_that_has_raised_is_shown_where_it_called(
+    first: int, tmp_path: Path
+) -> None:
+    call = (
+        "def step():\n    if rank == 0:\n        dist.broadcast(torch.ones(2), 0)\n"
+        f"    else:\n        dist.all_reduce(torch.ones(2))\nif rank != {first}:\n"
+        "    import time\n    time.sleep(1)\nstep()\n"
+    )
+
+    done = simulate(TORCH + call, tmp_path, nprocs=2)
+
+    program = tmp_path / "program.py"
+    for rank, line in ((0, 7), (1, 9)):
+        stack = (
+            f"  rank {rank}, innermost call first:\n"
+            f'      File "{program}", line {line} in step\n'
+            f'      File "{program}", line 13 in <module>\n'
+        )
+        assert stack in done.stderr
+
+
 def test_a_rank_that_really_blocks_meets_the_hang_timeout(tmp_path: Path) -> None:
     finished = simulate(
         NUMPY + "import threading\n"

@@ -191,6 +191,24 @@ def test_a_traceback_to_which_torch_has_put_the_rank_is_recognised() -> None:
     assert without_traceback(["before", *printed, "after"], reported) == ["before", "after"]
 
 
+@pytest.mark.parametrize(
+    "suggestion", [". Did you mean: 'len'?", ". Did you forget to import 're'?"]
+)
+@pytest.mark.parametrize("prefix", ["", "[rank0]: "])
+def test_of_a_traceback_that_python_has_printed_with_a_suggestion_that_alone_stays(
+    suggestion: str, prefix: str
+) -> None:
+    reported = f"{HEADER}\n  File \"a.py\", line 1, in f\nNameError: name 'lenn' is not defined\n"
+    printed = [prefix + line for line in (reported.rstrip() + suggestion).splitlines()]
+
+    assert without_traceback(["before", *printed, "after"], reported) == [
+        "before",
+        printed[-1],
+        "after",
+    ]
+    assert without_traceback(printed, reported.rstrip() + suggestion + "\n") == []
+
+
 def test_lines_that_only_look_like_a_part_of_the_traceback_stay() -> None:
     text = f'{HEADER}\n  File "a.py", line 1, in f\nE: x\n'
 

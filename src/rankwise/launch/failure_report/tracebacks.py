@@ -28,6 +28,8 @@ _NUMBERED = re.compile(
 )
 _TORCH_PREFIX = re.compile(r"\[rank\d+\]: ?")
 """What torch writes before each line of a traceback, once its process group is there."""
+_SUGGESTION = re.compile(r"\. Did you (?:mean: '[^']*'|forget to import '[^']*')\?$")
+"""What Python adds to the name of what is not there: Python 3.11 only where it prints."""
 _HEAD_LINES, _TAIL_LINES = 40, 80
 _COMPARED_MAX = 20_000
 
@@ -89,7 +91,7 @@ def without_traceback(tail: list[str], traceback: str) -> list[str]:
     """The lines of stderr without the traceback that is shown anyway, even if cut at its top.
 
     What a worker printed and what it reported may differ by our frames, so either form counts, and
-    by the rank that torch writes before each line.
+    by the rank that torch writes before each line, and by Python's suggestion, which stays.
     """
     whole = printable_lines(traceback)
     for lines in (whole, without_boot_frames(whole)):
@@ -100,14 +102,16 @@ def without_traceback(tail: list[str], traceback: str) -> list[str]:
 
 
 def _cut_out(tail: list[str], block: list[str]) -> list[str] | None:
-    wanted = [line.rstrip() for line in block]
+    wanted = [_SUGGESTION.sub("", line.rstrip()) for line in block]
     if not wanted:
         return None
-    found = [_TORCH_PREFIX.sub("", line.rstrip()) for line in tail]
+    printed = [_TORCH_PREFIX.sub("", line.rstrip()) for line in tail]
+    found = [_SUGGESTION.sub("", line) for line in printed]
     for end in range(len(found), 0, -1):
         overlap = min(end, len(wanted))
         starts_at = end - overlap
         is_whole = overlap == len(wanted) or starts_at == 0
         if is_whole and found[starts_at:end] == wanted[len(wanted) - overlap :]:
-            return tail[:starts_at] + tail[end:]
+            is_new = printed[end - 1] not in (found[end - 1], block[-1].rstrip())
+            return tail[:starts_at] + tail[end - is_new :]
     return None

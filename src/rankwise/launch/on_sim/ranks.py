@@ -11,6 +11,7 @@ has done; only where it cannot tell the gangs have hung.
 """
 
 import os
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -59,7 +60,8 @@ from rankwise.launch.search_path import search_path
 from rankwise.launch.world import World as Place
 from rankwise.sim.rehearsal.belongings import RankProcess
 from rankwise.sim.rehearsal.meetings import lost
-from rankwise.sim.rehearsal.places import places_of
+from rankwise.sim.rehearsal.places import Place as Line
+from rankwise.sim.rehearsal.places import owner_of, places_of
 from rankwise.sim.rehearsal.scheduler import SIGKILL, Rank, RankEnded
 from rankwise.sim.rehearsal.world import SIMULATED_VARIABLE, World
 
@@ -208,13 +210,24 @@ class RankRecords:
 
     def note_place(self, rank: Rank) -> None:
         """Note the user's part of a rank's stack, in the form that faulthandler has."""
+        places = places_of(rank.stack())
+        if rank.number not in self.errors or any(map(_is_users, places)):
+            self._note_places(rank.number, places)
+
+    def note_origin(self, number: int, error: BaseException) -> None:
+        """Note where a rank has raised: when it is asked where it stands, it has left that."""
+        frames = traceback.walk_tb(error.__traceback__)
+        places = [Line(frame.f_code, line) for frame, line in frames]
+        self._note_places(number, [place for place in reversed(places) if _is_users(place)])
+
+    def _note_places(self, number: int, places: list[Line]) -> None:
         lines = [
             f'  File "{place.code.co_filename}", line {place.line} in {place.code.co_name}\n'
-            for place in places_of(rank.stack())
+            for place in places
         ]
         if lines:
             head = "Current thread 0x0 (most recent call first):\n"
-            self.stacks[rank.number] = head + "".join(lines)
+            self.stacks[number] = head + "".join(lines)
 
     def note_wait(self, rank: Rank) -> None:
         """Note what a rank waits for."""
@@ -281,7 +294,10 @@ class SimulatedRanks:
         """Make a rank."""
         assert self._place is not None, "ranks are spawned in a world"
         number, process = self._settle(local_rank, self._place)
-        reporter = _Reporter(partial(self._report, local_rank))
+        reporter = _Reporter(
+            lambda error: self._records.note_origin(rank.number, error),
+            partial(self._report, local_rank),
+        )
         rank = self._world.spawn(number, process, lambda: self._live(rank, reporter))
         if restarts_allowed(self._job):
             SimulatedLine(rank, partial(self._hear, local_rank))
@@ -508,6 +524,10 @@ class SimulatedRanks:
         return code
 
 
+def _is_users(place: Line) -> bool:
+    return owner_of(place.code.co_filename) == "user"
+
+
 def _at_once(function: Callable[[], None]) -> None:
     function()
 
@@ -515,9 +535,19 @@ def _at_once(function: Callable[[], None]) -> None:
 class _Reporter(bootstrap.Reporter):
     """Tells of exceptions in the words of a real worker, without a pipe."""
 
-    def __init__(self, on_error: Callable[[ErrorRecord], None]) -> None:
+    def __init__(
+        self,
+        on_exception: Callable[[BaseException], None],
+        on_error: Callable[[ErrorRecord], None],
+    ) -> None:
         super().__init__(0)
+        self._on_exception = on_exception
         self._on_error = on_error
+
+    def report(self, error: BaseException) -> None:
+        """Tell of an exception, whose frames tell where."""
+        self._on_exception(error)
+        super().report(error)
 
     def announce(self) -> None:
         """Nobody asks a thread for its stacks."""
