@@ -6,11 +6,17 @@ nobody ends would take the half hour of gloo's.
 
 import json
 import re
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 from running import Finished, run, write_program
+from warm import run_on
+
+import rankwise
 
 pytestmark = pytest.mark.system
 
@@ -61,27 +67,49 @@ else:
     dist.all_reduce(x)
 """
 LIBRARIES = ["numpy", "torch"]
-IMPORTED_ONCE = ("--start-method=forkserver", "--preload=torch.distributed")
+PRELOADED = (
+    "numpy", "torch.distributed", "torch.distributed._functional_collectives", "torch._dynamo",
+)  # fmt: skip
+"""What programs of torch import; DDP imports the last when it is made."""
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[rankwise.ForkServer | None]:
+    """Torch, if it is here, is imported once for all programs but those that do it themselves."""
+    if sys.modules.get("torch", ...) is None:
+        yield None
+        return
+    with rankwise.ForkServer(preload=PRELOADED) as server:
+        assert rankwise.run(rankwise.rank, nprocs=1, server=server) == [0]
+        yield server
+
+
+class RunProgram(Protocol):
+    """Runs a program: in the library's words, after its preamble."""
+
+    def __call__(
+        self, library: str, program: str, *options: str, nprocs: int = 3, timeout_s: int = 600
+    ) -> Finished: ...
+
+
+@pytest.fixture
 def run_program(
-    directory: Path,
-    library: str,
-    program: str,
-    *options: str,
-    nprocs: int = 3,
-    timeout_s: int = 600,
-) -> Finished:
-    if library != "numpy":
-        pytest.importorskip("torch")
-    if library == "torch":
-        options = (*IMPORTED_ONCE, *options)
-    source = PREAMBLES[library].replace("TIMEOUT", str(timeout_s)) + program
-    return run(
-        "run", "--standalone", f"--nproc-per-node={nprocs}", *options,
-        write_program(directory, source, "train.py"),
-        environment={"RANKWISE_COLLECTIVE_TIMEOUT": str(timeout_s)},
-    )  # fmt: skip
+    server: rankwise.ForkServer | None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> RunProgram:
+    def run_it(
+        library: str, program: str, *options: str, nprocs: int = 3, timeout_s: int = 600
+    ) -> Finished:
+        if library != "numpy":
+            pytest.importorskip("torch")
+        source = PREAMBLES[library].replace("TIMEOUT", str(timeout_s)) + program
+        script = write_program(tmp_path, source, "train.py")
+        words = ("--standalone", f"--nproc-per-node={nprocs}", *options, script)
+        environment = {"RANKWISE_COLLECTIVE_TIMEOUT": str(timeout_s)}
+        if library == "torch" and server is not None:
+            return run_on(server, capfd, *words, environment=environment)
+        return run("run", *words, environment=environment)
+
+    return run_it
 
 
 def line_of(program: str, text: str, library: str) -> int:
@@ -95,9 +123,9 @@ def root_cause_in(done: Finished) -> str:
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_time_out_is_the_fault_of_the_rank_that_has_not_come(
-    library: str, tmp_path: Path
+    library: str, run_program: RunProgram
 ) -> None:
-    done = run_program(tmp_path, library, LATE, timeout_s=3)
+    done = run_program(library, LATE, timeout_s=3)
 
     call, sleep = (line_of(LATE, text, library) for text in ("dist.all_reduce", "time.sleep"))
     assert done.code == 1
@@ -130,9 +158,9 @@ collectives.barrier(timeout=0.2)
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_lost_connection_is_the_fault_of_the_rank_that_was_done_too_early(
-    library: str, tmp_path: Path
+    library: str, run_program: RunProgram
 ) -> None:
-    done = run_program(tmp_path, library, EARLY)
+    done = run_program(library, EARLY)
 
     where = f"(sum) of (4096,) float32 (train.py:{line_of(EARLY, 'dist.all_reduce', library)})"
     assert done.code == 1
@@ -141,10 +169,12 @@ def test_a_lost_connection_is_the_fault_of_the_rank_that_was_done_too_early(
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_ranks_that_call_different_things_end_at_once(library: str, tmp_path: Path) -> None:
+def test_ranks_that_call_different_things_end_at_once(
+    library: str, run_program: RunProgram
+) -> None:
     begun_at = time.monotonic()
 
-    done = run_program(tmp_path, library, ANOTHER)
+    done = run_program(library, ANOTHER)
 
     other = line_of(ANOTHER, "dist.broadcast", library)
     assert done.code == 1
@@ -155,10 +185,10 @@ def test_ranks_that_call_different_things_end_at_once(library: str, tmp_path: Pa
     assert time.monotonic() - begun_at < 300, "it waited for the time-out of torch"
 
 
-def test_tensors_that_do_not_fit_are_the_fault_of_the_fewest(tmp_path: Path) -> None:
+def test_tensors_that_do_not_fit_are_the_fault_of_the_fewest(run_program: RunProgram) -> None:
     program = "dist.all_reduce(torch.ones(10_000 if rank == 1 else 4096))"
 
-    done = run_program(tmp_path, "torch", program)
+    done = run_program("torch", program)
 
     where = f"(train.py:{line_of(program, program, 'torch')})"
     assert root_cause_in(done) == (  # gloo may end rank 0 before rank 2 has come
@@ -168,8 +198,8 @@ def test_tensors_that_do_not_fit_are_the_fault_of_the_fewest(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_of_two_ranks_that_disagree_both_are_told(library: str, tmp_path: Path) -> None:
-    done = run_program(tmp_path, library, ANOTHER, "--log-format=json", nprocs=2)
+def test_of_two_ranks_that_disagree_both_are_told(library: str, run_program: RunProgram) -> None:
+    done = run_program(library, ANOTHER, "--log-format=json", nprocs=2)
 
     other = line_of(ANOTHER, "dist.broadcast", library)
     lines = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
@@ -186,14 +216,14 @@ def test_of_two_ranks_that_disagree_both_are_told(library: str, tmp_path: Path) 
     assert {each["message"] for each in failures} == {told}
 
 
-def test_two_groups_in_different_orders_are_told_as_a_circle(tmp_path: Path) -> None:
+def test_two_groups_in_different_orders_are_told_as_a_circle(run_program: RunProgram) -> None:
     program = """
 groups = [dist.new_group([0, 1], group_desc=name) for name in ("tp", "dp")]
 for group in groups if rank == 0 else reversed(groups):
     dist.all_reduce(x, group=group)
 """
 
-    done = run_program(tmp_path, "torch", program, nprocs=2)
+    done = run_program("torch", program, nprocs=2)
 
     where = f"train.py:{line_of(program, 'dist.all', 'torch')}"
     call = f"all_reduce #1 (sum) of (4096,) float32 in group {{}} ({where})"
@@ -204,7 +234,7 @@ for group in groups if rank == 0 else reversed(groups):
 
 
 def test_a_handle_that_is_waited_for_in_vain_accuses_the_rank_that_is_missing(
-    tmp_path: Path,
+    run_program: RunProgram,
 ) -> None:
     program = """
 for step in range(4):
@@ -213,13 +243,15 @@ for step in range(4):
     dist.all_reduce(x, async_op=True).wait()
 """
 
-    done = run_program(tmp_path, "torch", program, timeout_s=3)
+    done = run_program("torch", program, timeout_s=3)
 
     assert root_cause_in(done).startswith("rank 1 has not come to all_reduce #4 ")
 
 
 @pytest.mark.parametrize("library", ["numpy", BREATHING])
-def test_a_hang_tells_who_waits_in_which_call_for_whom(library: str, tmp_path: Path) -> None:
+def test_a_hang_tells_who_waits_in_which_call_for_whom(
+    library: str, run_program: RunProgram
+) -> None:
     program = """
 import queue
 print("up", flush=True)
@@ -228,7 +260,7 @@ if rank == 2:
 dist.barrier()
 """
 
-    done = run_program(tmp_path, library, program, "--hang-timeout=2s")
+    done = run_program(library, program, "--hang-timeout=2s")
 
     where = f"train.py:{line_of(program, 'dist.barrier', library)}"
     assert done.code == 124
@@ -240,7 +272,7 @@ dist.barrier()
     assert "ranks failed" not in done.stderr
 
 
-def test_a_hang_names_the_rank_that_is_missing_as_json_too(tmp_path: Path) -> None:
+def test_a_hang_names_the_rank_that_is_missing_as_json_too(run_program: RunProgram) -> None:
     program = """
 import queue
 if rank == 2:
@@ -248,7 +280,7 @@ if rank == 2:
 dist.barrier()
 """
 
-    done = run_program(tmp_path, "numpy", program, "--hang-timeout=2s", "--log-format=json")
+    done = run_program("numpy", program, "--hang-timeout=2s", "--log-format=json")
 
     notices = [json.loads(line) for line in done.stderr.splitlines()]
     failures = [notice for notice in notices if notice["event"] == "failure"]
@@ -260,7 +292,7 @@ dist.barrier()
 
 
 def test_a_rank_that_fails_by_itself_is_the_root_cause_whatever_others_wait_for(
-    tmp_path: Path,
+    run_program: RunProgram,
 ) -> None:
     program = """
 dist.all_reduce(x)
@@ -271,20 +303,20 @@ if rank == 1:
 dist.all_reduce(x)
 """
 
-    done = run_program(tmp_path, "torch", program)
+    done = run_program("torch", program)
 
     assert root_cause_in(done) == "rank 2 failed: ValueError: loss is NaN"
 
 
-def test_without_the_ledger_the_report_is_that_of_those_who_failed(tmp_path: Path) -> None:
-    done = run_program(tmp_path, "torch", EARLY, "--no-ledger")
+def test_without_the_ledger_the_report_is_that_of_those_who_failed(run_program: RunProgram) -> None:
+    done = run_program("torch", EARLY, "--no-ledger")
 
     assert done.code == 1
     assert " failed: RuntimeError: " in root_cause_in(done)
     assert "was done after" not in done.stderr
 
 
-def test_a_restart_follows_with_books_of_its_own(tmp_path: Path) -> None:
+def test_a_restart_follows_with_books_of_its_own(run_program: RunProgram) -> None:
     program = """
 import os
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
@@ -294,14 +326,14 @@ dist.all_reduce(x)
 print("sum", x[0].item() if rank == 0 else "")
 """
 
-    done = run_program(tmp_path, "torch", program, "--max-restarts=1", nprocs=2)
+    done = run_program("torch", program, "--max-restarts=1", nprocs=2)
 
     assert "rank 1 was done after all_reduce #5 " in done.stderr
     assert done.code == 0, done.stderr
 
 
 def test_a_rank_that_skips_a_call_of_cpp_and_waits_in_another_is_to_blame_not_the_others(
-    tmp_path: Path,
+    run_program: RunProgram,
 ) -> None:
     program = """
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
@@ -312,7 +344,7 @@ for step in range(3):
     loss.backward()
 """
 
-    done = run_program(tmp_path, "torch", program)
+    done = run_program("torch", program)
 
     line = line_of(program, "dist.barrier", "torch")
     assert done.code == 1
@@ -323,7 +355,9 @@ for step in range(3):
     )
 
 
-def test_a_time_out_in_cpp_is_the_fault_of_the_rank_that_has_not_come(tmp_path: Path) -> None:
+def test_a_time_out_in_cpp_is_the_fault_of_the_rank_that_has_not_come(
+    run_program: RunProgram,
+) -> None:
     program = """
 for step in range(4):
     if step == 3 and rank == 1:
@@ -331,7 +365,7 @@ for step in range(4):
     functional.all_reduce(x, "sum", dist.group.WORLD).sum()
 """
 
-    done = run_program(tmp_path, "torch", program, timeout_s=3)
+    done = run_program("torch", program, timeout_s=3)
 
     sleep = line_of(program, "time.sleep", "torch")
     # A rank whose time-out has come as well may wait no more when it is asked.
@@ -344,7 +378,7 @@ for step in range(4):
 
 @pytest.mark.parametrize("ending", ["", "dist.destroy_process_group()"])
 def test_a_lost_connection_in_cpp_is_the_fault_of_the_rank_that_was_done_too_early(
-    ending: str, tmp_path: Path
+    ending: str, run_program: RunProgram
 ) -> None:
     program = f"""
 for step in range(4 - (rank == 1)):
@@ -352,14 +386,17 @@ for step in range(4 - (rank == 1)):
 {ending}
 """
 
-    done = run_program(tmp_path, "torch", program)
+    done = run_program("torch", program)
 
     where = "of (4096,) float32 (begun by C++)"
-    assert root_cause_in(done).startswith(f"rank 1 was done after all_reduce #3 {where}, while ")
-    assert root_cause_in(done).endswith(f" in all_reduce #4 {where}")
+    told = root_cause_in(done)
+    if ending:  # it may not have ended yet when it is asked
+        told = told.removesuffix(f": it is at train.py:{line_of(program, ending, 'torch')}")
+    assert told.startswith(f"rank 1 was done after all_reduce #3 {where}, while ")
+    assert told.endswith(f" in all_reduce #4 {where}")
 
 
-def test_a_hang_in_cpp_tells_who_waits_in_which_call_for_whom(tmp_path: Path) -> None:
+def test_a_hang_in_cpp_tells_who_waits_in_which_call_for_whom(run_program: RunProgram) -> None:
     program = """
 import queue
 if rank == 2:
@@ -367,7 +404,7 @@ if rank == 2:
 functional.all_reduce(x, "sum", dist.group.WORLD).sum()
 """
 
-    done = run_program(tmp_path, BREATHING, program, "--hang-timeout=3s")
+    done = run_program("torch", program, "--hang-timeout=3s")
 
     assert done.code == 124
     assert root_cause_in(done) == (
@@ -376,7 +413,9 @@ functional.all_reduce(x, "sum", dist.group.WORLD).sum()
     )
 
 
-def test_a_healthy_program_that_stands_still_for_long_is_asked_and_goes_on(tmp_path: Path) -> None:
+def test_a_healthy_program_that_stands_still_for_long_is_asked_and_goes_on(
+    run_program: RunProgram,
+) -> None:
     program = """
 import threading, _thread
 functional.all_reduce(x, "sum", dist.group.WORLD).sum()
@@ -387,7 +426,7 @@ assert threading.active_count() == 1, threading.enumerate()
 dist.destroy_process_group()
 """
 
-    done = run_program(tmp_path, "torch", program)
+    done = run_program("torch", program)
 
     assert done.code == 0, done.stderr
 
@@ -436,8 +475,8 @@ if rank == 0:
 """
 
 
-def test_every_call_of_a_healthy_program_is_entered_with_its_line(tmp_path: Path) -> None:
-    done = run_program(tmp_path, "torch", HEALTHY, nprocs=2)
+def test_every_call_of_a_healthy_program_is_entered_with_its_line(run_program: RunProgram) -> None:
+    done = run_program("torch", HEALTHY, nprocs=2)
 
     assert done.code == 0, done.stderr
     told = [line.removeprefix("[default0]:") for line in done.lines]
@@ -459,8 +498,8 @@ def test_every_call_of_a_healthy_program_is_entered_with_its_line(tmp_path: Path
     ], done.stdout
 
 
-def test_ranks_that_import_torch_themselves_have_books_too(tmp_path: Path) -> None:
-    done = run_program(tmp_path, BREATHING, EARLY)
+def test_ranks_that_import_torch_themselves_have_books_too(run_program: RunProgram) -> None:
+    done = run_program(BREATHING, EARLY)
 
     assert root_cause_in(done).startswith("rank 1 was done after all_reduce #200 "), done.stderr
 
@@ -474,9 +513,9 @@ for step in range(40):
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_straggler_is_told_of_at_the_end_of_a_run_that_succeeds(
-    library: str, tmp_path: Path
+    library: str, run_program: RunProgram
 ) -> None:
-    done = run_program(tmp_path, library, STRAGGLER)
+    done = run_program(library, STRAGGLER)
 
     assert done.code == 0
     told = re.findall("rank 1 came last in ([0-9]+) % of the calls; ([0-9]+) % of the", done.stderr)
@@ -485,16 +524,16 @@ def test_a_straggler_is_told_of_at_the_end_of_a_run_that_succeeds(
     assert int(told[0][1]) > 5
 
 
-def test_a_straggler_is_told_of_in_the_report_of_a_run_that_fails(tmp_path: Path) -> None:
-    done = run_program(tmp_path, "numpy", f"{STRAGGLER}\nraise ValueError(rank)")
+def test_a_straggler_is_told_of_in_the_report_of_a_run_that_fails(run_program: RunProgram) -> None:
+    done = run_program("numpy", f"{STRAGGLER}\nraise ValueError(rank)")
 
     assert done.code == 1
     assert done.stderr.count("rank 1 came last in ") == 1
     assert done.stderr.index("rank 1 came last") < done.stderr.index("root cause: ")
 
 
-def test_machines_are_told_of_a_straggler_in_numbers(tmp_path: Path) -> None:
-    done = run_program(tmp_path, "numpy", STRAGGLER, "--log-format=json")
+def test_machines_are_told_of_a_straggler_in_numbers(run_program: RunProgram) -> None:
+    done = run_program("numpy", STRAGGLER, "--log-format=json")
 
     lines = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
     told = [line for line in lines if line["event"] == "lateness"]
@@ -515,8 +554,8 @@ dist.destroy_process_group()
 """
 
 
-def test_a_straggler_is_told_of_by_what_ddps_reducer_calls(tmp_path: Path) -> None:
-    done = run_program(tmp_path, "torch", DDP)
+def test_a_straggler_is_told_of_by_what_ddps_reducer_calls(run_program: RunProgram) -> None:
+    done = run_program("torch", DDP)
 
     assert done.code == 0, done.stderr
     said = (
@@ -529,14 +568,16 @@ def test_a_straggler_is_told_of_by_what_ddps_reducer_calls(tmp_path: Path) -> No
     assert int(found[2]) > 5
 
 
-def test_nothing_is_told_of_ranks_that_only_begin_at_different_moments(tmp_path: Path) -> None:
+def test_nothing_is_told_of_ranks_that_only_begin_at_different_moments(
+    run_program: RunProgram,
+) -> None:
     program = """
 time.sleep(1.5 * (rank == 1))
 for step in range(100):
     dist.all_reduce(x)
 """
 
-    done = run_program(tmp_path, "numpy", program)
+    done = run_program("numpy", program)
 
     assert done.code == 0
     assert "came last" not in done.stderr
