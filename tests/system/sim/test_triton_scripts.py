@@ -110,6 +110,39 @@ def test_a_script_for_a_gpu_runs_on_the_cpu(tmp_path: Path) -> None:
     assert done.lines == ["True", "False"], done.stderr
 
 
+POINTERS = """
+import gc, torch, triton, triton.language as tl
+
+@triton.jit
+def gather(table, out, BLOCK: tl.constexpr):
+    which = tl.program_id(0)
+    source = tl.load(table + which).to(tl.pointer_type(tl.float32))
+    i = tl.arange(0, BLOCK)
+    tl.store(out + which * BLOCK + i, tl.load(source + i))
+
+base = torch.arange(400.0).repeat_interleave(64)
+gc.collect()  # views are younger
+views = [base[64 * row:64 * row + 64] for row in range(2)]
+others = torch.eye(3).to_sparse(), torch.ones(3, dtype=torch.complex64)
+table = torch.tensor([each.data_ptr() for each in (*views, base[128:], base)])
+out = torch.empty(4 * 64)
+gather[(4,)](table, out, BLOCK=64)
+print(out[::64].tolist())
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("machine", [(), ("--topology", "default")])
+def test_kernels_follow_pointers_to_views_beside_tensors_that_they_could_not_take(
+    machine: tuple[str, ...], tmp_path: Path
+) -> None:
+    script = write_program(tmp_path, POINTERS)
+
+    done = run("sim", "run", "--triton", *machine, script)
+
+    assert done.lines[0] == "[0.0, 1.0, 2.0, 0.0]", done.stderr
+
+
 @pytest.mark.torch
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile calls a C++ compiler")
 def test_what_torch_compiles_runs_beside_emulated_kernels(tmp_path: Path) -> None:

@@ -215,19 +215,35 @@ def tensor_around(address: int) -> Buffer | None:
 
     Kernels find such addresses in memory, in a table of pointers.
     """
+    found = _tensor_at(address)
+    return None if found is None else _buffer_of(found)
+
+
+def storage_around(address: int) -> Array | None:
+    """All bytes of the storage of that tensor, which others may be views of."""
+    found = _tensor_at(address)
+    if found is None:
+        return None
+    storage = found.untyped_storage()
+    run = (ctypes.c_uint8 * storage.nbytes()).from_address(storage.data_ptr())
+    run.owner = storage
+    return np.frombuffer(run, np.uint8)
+
+
+def _tensor_at(address: int) -> Any:
     torch = sys.modules.get("torch")
     if torch is None:
         return None
     for reference in _found_lately:
-        buffer = _buffer_around(address, reference())
-        if buffer is not None:
-            return buffer
+        known = reference()
+        if known is not None and _lies_in(address, known):
+            return known
     for candidate in gc.get_objects():
-        if type(candidate) is torch.Tensor and candidate.device.type == "cpu":
-            buffer = _buffer_around(address, candidate)
-            if buffer is not None:
-                _found_lately.appendleft(ref(candidate))
-                return buffer
+        if type(candidate) is not torch.Tensor or candidate.layout is not torch.strided:
+            continue
+        if candidate.device.type == "cpu" and _lies_in(address, candidate):
+            _found_lately.appendleft(ref(candidate))
+            return candidate
     return None
 
 
@@ -235,12 +251,16 @@ _found_lately: deque[Any] = deque(maxlen=64)
 """References to tensors: to look through all objects takes a tenth of a second."""
 
 
-def _buffer_around(address: int, candidate: Any) -> Buffer | None:
-    if candidate is None:
-        return None
-    buffer = Arguments().buffer(getattr(candidate, NAME_IN_KERNELS, "tensor"), candidate)
-    is_around = buffer is not None and 0 <= address - buffer.address < buffer.size_bytes
-    return buffer if is_around else None
+def _buffer_of(found: Any) -> Buffer | None:
+    return Arguments().buffer(getattr(found, NAME_IN_KERNELS, "tensor"), found)
+
+
+def _lies_in(address: int, candidate: Any) -> bool:
+    storage = candidate.untyped_storage()
+    if not 0 <= address - storage.data_ptr() < storage.nbytes():
+        return False  # it may have a type that kernels do not know
+    buffer = _buffer_of(candidate)
+    return buffer is not None and 0 <= address - buffer.address < buffer.size_bytes
 
 
 NAME_IN_KERNELS = "name_in_kernels"

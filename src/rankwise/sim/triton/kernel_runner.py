@@ -39,7 +39,7 @@ from rankwise.sim.kernel import (
 from rankwise.sim.triton.constants import plain
 from rankwise.sim.triton.dtypes import Array, dtype, dtype_named
 from rankwise.sim.triton.execution import ACTIVE, Execution, Launch, Operation
-from rankwise.sim.triton.host import TensorDescriptor, tensor_around
+from rankwise.sim.triton.host import TensorDescriptor, storage_around, tensor_around
 from rankwise.sim.triton.jit import JITFunction, grid_sizes
 from rankwise.sim.triton.memory import Buffer, Memory
 from rankwise.sim.triton.peers import LaunchPeers, Place, SignalAwaited
@@ -427,12 +427,19 @@ class _Launching:
         if found is None:
             found = tensor_around(address)
             if found is not None:
+                self._lend_storage(address)
                 if self._stands_for is not None:
                     found = _apart(found)
-                data = found.flat.view(np.uint8)
-                self._lent.append(self._env.lend(found.address, data))
                 found = self._taken_in(found)
         return found
+
+    def _lend_storage(self, address: int) -> None:
+        """Let all of a tensor's storage lie here: others may be views of it, and overlap."""
+        if any(mapping.start <= address < mapping.end for mapping in self._lent):
+            return
+        storage = storage_around(address)
+        assert storage is not None, "a tensor was found there"
+        self._lent.append(self._env.lend(storage.ctypes.data, storage))
 
     def _run_of(self, buffer: Buffer) -> tuple[int, int]:
         mapping = self._env.mapping_at(buffer.address)
