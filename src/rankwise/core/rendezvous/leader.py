@@ -400,7 +400,7 @@ def _watch_over(view: View, round_: Round, now: Instant) -> Decision:
     if failing:
         return Decision(_dissolved_by_failure(view, round_, failing[0]))
     if gone:
-        return Decision(_dissolved(round_, f"{_nodes(view, gone)} lost"))
+        return Decision(_dissolved(round_, _why_gone(view, gone)))
     if leaving:
         return Decision(_dissolved(round_, f"{_nodes(view, leaving)} leaving"))
     refusing = _refusing(view, round_, now)
@@ -410,10 +410,18 @@ def _watch_over(view: View, round_: Round, now: Instant) -> Decision:
     return Decision() if done else _look_for_newcomers(view, round_, now)
 
 
-def _nodes(view: View, nodes: list[str]) -> str:
+def _why_gone(view: View, gone: list[str]) -> str:
+    """Nodes that are here again were cut off, all of them when the store itself was away."""
+    lost = [node for node in gone if node not in view.nodes]
+    if lost:
+        return f"{_nodes(view, lost)} lost"
+    return f"{_nodes(view, gone, were=True)} cut off from the store"
+
+
+def _nodes(view: View, nodes: list[str], *, were: bool = False) -> str:
     if len(nodes) == 1:
-        return f"node {named(view, nodes)} is"
-    return f"nodes {named(view, nodes)} are"
+        return f"node {named(view, nodes)} {'was' if were else 'is'}"
+    return f"nodes {named(view, nodes)} {'were' if were else 'are'}"
 
 
 def _last_record_if_done(view: View, node: str) -> NodeRecord | None:

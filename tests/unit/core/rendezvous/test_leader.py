@@ -119,6 +119,27 @@ def test_a_round_names_the_hosts_of_who_is_in_it_who_came_who_left_and_who_waits
     assert round_.why == "node b on host-b is lost"
 
 
+def test_nodes_that_are_back_are_not_told_to_be_lost() -> None:
+    view = running("a", "b", settings=config())
+    hear(view, BEGIN, a=record("a", ready=4), b=record("b", ready=4))
+
+    dissolved = decide(view, BEGIN).round
+
+    assert dissolved is not None
+    assert dissolved.why == "nodes a on host-a, b on host-b were cut off from the store"
+
+
+def test_a_node_that_is_lost_is_told_before_one_that_is_back() -> None:
+    view = running("a", "b", settings=config())
+    hear(view, BEGIN, a=record("a", ready=4))
+    view.delete("b", BEGIN)
+
+    dissolved = decide(view, BEGIN).round
+
+    assert dissolved is not None
+    assert dissolved.why == "node b on host-b is lost"
+
+
 def test_nodes_of_one_host_are_told_apart_by_their_ids() -> None:
     view = View(config(2, 2, spares=1), BEGIN)
     shared = [msgspec.structs.replace(record(each, ready=0), host="big") for each in "ab"]
