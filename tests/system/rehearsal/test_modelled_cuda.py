@@ -100,6 +100,19 @@ def test_a_training_for_cuda_runs_on_modelled_devices(tmp_path: Path) -> None:
     assert finished.stderr == ""
 
 
+@pytest.mark.parametrize("where", ["sim", "sim:pod64"])
+def test_torch_does_not_warn_that_triton_is_not_there(where: str, tmp_path: Path) -> None:
+    text = "import torch\nimport torch.distributed as dist\ndist.init_process_group('nccl')\n"
+    text += "dist.all_reduce(torch.ones(8, 8, device='cuda') @ torch.ones(8, 8, device='cuda'))\n"
+    text += "import torch.utils.flop_counter\n"
+    program = str(write_program(tmp_path, text))
+
+    finished = run("run", "--on", where, "--device", "cuda", "--nproc-per-node=2", program)
+
+    assert finished.code == 0, finished.stderr
+    assert "triton" not in finished.stdout + finished.stderr
+
+
 def test_all_ways_to_a_device_lead_to_the_cpu(tmp_path: Path) -> None:
     finished = run(
         "run", "--on=sim", "--device=cuda", "--nproc-per-node=2", "--no-prefix",

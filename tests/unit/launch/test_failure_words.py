@@ -387,6 +387,22 @@ def test_errors_of_the_system_are_known_in_any_language(
     assert advice in hint_for(failure(FailureCause.RAISED, raised=error(type_name, message)))
 
 
+@pytest.mark.parametrize(
+    ("type_name", "message"),
+    [
+        ("AssertionError", "Torch not compiled with CUDA enabled"),
+        ("AttributeError", "module 'torch._C' has no attribute '_cuda_setDevice'"),
+        ("RuntimeError", "Found no NVIDIA driver on your system. Please check"),
+        ("RuntimeError", "No CUDA GPUs are available"),
+        ("RuntimeError", "Distributed package doesn't have NCCL built in"),
+    ],
+)
+def test_a_script_for_cuda_without_a_gpu_is_told_how_to_run(type_name: str, message: str) -> None:
+    hint = hint_for(failure(FailureCause.RAISED, raised=error(type_name, message)))
+
+    assert "--on sim --device cuda" in hint
+
+
 def test_a_process_that_is_refused_is_known_in_any_language() -> None:
     detail = "fork: [Errno 11] Die Ressource ist zur Zeit nicht verfügbar"
 

@@ -135,6 +135,16 @@ _CATALOGUE: Sequence[_Hint] = (
     ),
     _Hint(
         _says(
+            "Torch not compiled with CUDA enabled",
+            "_cuda_setDevice",
+            "No CUDA GPUs are available",
+            "Found no NVIDIA driver",
+            "doesn't have NCCL built in",
+        ),
+        "torch finds no GPU here; --on sim --device cuda runs a script for CUDA without one",
+    ),
+    _Hint(
+        _says(
             "^MemoryError",
             "Cannot allocate memory",
             "DefaultCPUAllocator: can't allocate",

@@ -24,6 +24,7 @@ import msgspec
 
 from rankwise.base.errors import ConfigError
 from rankwise.base.trace_events import PICOSECONDS_PER_MICROSECOND
+from rankwise.base.wording import counted
 from rankwise.core.collectives.reductions import ReduceOp
 from rankwise.sim.benches.bounds import roofline_of
 from rankwise.sim.benches.parameters import Float, Parameters
@@ -116,7 +117,7 @@ class ChakraProgram:
         return [
             BenchResult(
                 bench=self.name.rpartition("/")[2],
-                case=f"{count} devices, {len(nodes)} nodes",
+                case=f"{counted(count, 'device')}, {counted(len(nodes), 'node')}",
                 time_ps=replay.wait(),
                 flops=sum(int(node.attributes.get("num_ops", 0)) for node in nodes),
                 bytes=sum(_bytes_of(node) for node in nodes if node.kind in _TALKS),

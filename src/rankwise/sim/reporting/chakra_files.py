@@ -10,6 +10,7 @@ as ASTRA-sim reads it; a collective without a group is for all.
 The messages are described to protobuf here, which is wanted only by who reads or writes such files.
 """
 
+import glob
 import gzip
 import io
 from collections.abc import Iterable, Mapping, Sequence
@@ -89,12 +90,25 @@ def read_traces(path: str) -> tuple[list[list[Node]], dict[str, list[int]]]:
     files: list[Path] = []
     while (file := Path(f"{stem}.{len(files)}{SUFFIX}")).is_file():
         files.append(file)
-    if not files:
+    later = _first_after(stem, len(files))
+    if later is not None or not files:
         raise ConfigError(
-            f"there is no trace {stem}.0{SUFFIX}",
+            f"there is no trace {file}" + (f", and there is {later}" if later is not None else ""),
             hint="traces are a file per device: NAME.0.et, NAME.1.et, …",
         )
     return [_read(file) for file in files], _groups(Path(f"{stem}.groups.json"))
+
+
+def _first_after(stem: str, number: int) -> Path | None:
+    """The trace of the first device after this one; a gap is a file that was lost."""
+    folder, name = Path(stem).parent, Path(stem).name
+    numbers = {
+        int(middle)
+        for file in folder.glob(f"{glob.escape(name)}.*{SUFFIX}")
+        if (middle := file.name[len(name) + 1 : -len(SUFFIX)]).isdecimal()
+    }
+    after = [each for each in numbers if each > number]
+    return Path(f"{stem}.{min(after)}{SUFFIX}") if after else None
 
 
 def _stem_of(path: str) -> str:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
+from torch.utils import flop_counter  # noqa: F401  # warns of Triton once there seems to be CUDA
 
 from rankwise.sim.rehearsal.world import running_rank
 

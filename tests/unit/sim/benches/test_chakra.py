@@ -253,6 +253,21 @@ def test_a_file_that_is_no_trace_is_told(content: bytes | None, told: str, tmp_p
         replayed(tmp_path / "x.et")
 
 
+@pytest.mark.parametrize(("lost", "told"), [(0, 1), (1, 2), (2, 10)])
+def test_a_trace_that_is_lost_from_the_middle_is_told(lost: int, told: int, tmp_path: Path) -> None:
+    for number in (0, 1, 2, 10):
+        if number != lost:
+            (tmp_path / f"x[1].{number}.et").write_bytes(b"")
+    (tmp_path / "x[1].old.et").write_bytes(b"")
+
+    with pytest.raises(ConfigError) as refused:
+        replayed(tmp_path / "x[1].et")
+
+    stem = tmp_path / "x[1]"
+    assert f"there is no trace {stem}.{lost}.et, " in str(refused.value)
+    assert f"and there is {stem}.{told}.et" in str(refused.value)
+
+
 def test_devices_that_wait_for_each_other_in_a_circle_are_a_deadlock_that_names_nodes(
     tmp_path: Path,
 ) -> None:
