@@ -299,6 +299,8 @@ class Gang:
             return []
         worker.exit = stimulus.exit
         worker.ended_at = stimulus.at
+        if stimulus.was_killed_by_us:
+            worker.signals_sent.append(SIGKILL)
         return self._after_an_end(worker, now)
 
     def _after_an_end(self, worker: WorkerLife, now: Instant) -> list[Effect]:

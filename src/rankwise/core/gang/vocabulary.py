@@ -99,6 +99,8 @@ class WorkerExited(msgspec.Struct, frozen=True, tag=True):
     exit: ExitStatus
     at: Instant
     """When its parent saw it end, on the machine's monotonic clock."""
+    was_killed_by_us: bool = False
+    """Whether it had been sent SIGKILL, also where a SIGTERM was ordered that it would not obey."""
 
 
 class Said(StrEnum):

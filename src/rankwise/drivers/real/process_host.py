@@ -182,6 +182,7 @@ class RealProcessHost:
             # What is left of the group is swept. A kill of all would take along the resource
             # tracker of multiprocessing, which has yet to remove the worker's shared memory.
             self._signal(link, signal, group=signal != SIGKILL)
+            link.is_killed |= signal == SIGKILL
 
     def signal_all(self, signum: int) -> None:
         """Send a signal to every worker, and to its process group."""
@@ -313,7 +314,11 @@ class RealProcessHost:
             ended_at = at if link.end_seen_at is None else min(at, link.end_seen_at)
             link.exit_code = code
             self._on_over(link)
-            self._deliver(WorkerExited(link.local_rank, link.attempt, ExitStatus(code), ended_at))
+            is_ours = link.is_killed and code == -SIGKILL
+            exited = WorkerExited(
+                link.local_rank, link.attempt, ExitStatus(code), ended_at, was_killed_by_us=is_ours
+            )
+            self._deliver(exited)
             self._tell_peers(link, has_failed=code != 0)
 
     def on_swept(self, token: int, survivors: tuple[int, ...], killed: Mapping[int, str]) -> None:

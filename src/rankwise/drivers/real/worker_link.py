@@ -107,6 +107,8 @@ class WorkerLink(msgspec.Struct):
     end_seen_at: Instant | None = None
     """When we saw by ourselves that its process had ended."""
     is_over: bool = False
+    is_killed: bool = False
+    """Whether it was sent SIGKILL."""
     exit_code: int | None = None
     error: ErrorRecord | None = None
     """What it has told that it dies of."""

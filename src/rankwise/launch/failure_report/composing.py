@@ -223,7 +223,9 @@ def _notes_on_stopped(stopped: Iterable[Failure], stop_signal: int) -> list[str]
     killed: dict[str, list[int]] = {}
     killed_by_others: list[int] = []
     for failure in stopped:
-        if failure.exit is None or failure.exit.signal_number != _SIGKILL:
+        is_of_kill = failure.exit is not None and failure.exit.signal_number == _SIGKILL
+        # Who uses `should_stop` is sent SIGKILL at once: to SIGTERM it would not listen.
+        if not is_of_kill or (failure.ended_by_us and not failure.detail):
             obedient.append(rank_of(failure))
         elif failure.ended_by_us:
             killed.setdefault(failure.detail.removeprefix("it "), []).append(rank_of(failure))
