@@ -16,7 +16,7 @@ from rankwise.base.units import SECOND, Duration, format_bytes, format_duration
 from rankwise.base.web_page import document, facts_table, table
 from rankwise.base.wording import ranks_in_words
 from rankwise.core.ledger.lateness import notable
-from rankwise.launch.failure_report.composing import blocks_of_hung
+from rankwise.launch.failure_report.composing import blocks_of_standing
 from rankwise.launch.failure_report.stacks import innermost_frames
 from rankwise.launch.failure_report.words import headline
 from rankwise.observe.story import NodeStory
@@ -188,7 +188,7 @@ def _text_of(told: Sequence[Failure]) -> str:
     if first.error is not None:
         lines = first.error.traceback.splitlines()
     elif first.cause is FailureCause.HUNG or first.is_shared:
-        lines = [line for block in blocks_of_hung(told) for line in (block.title, *block.lines)]
+        lines = [line for block in blocks_of_standing(told) for line in (block.title, *block.lines)]
     elif first.cause is FailureCause.OUT_OF_STEP:
         lines = list(innermost_frames(first.stacks))
     else:

@@ -257,12 +257,12 @@ def _root_cause(root: Failure, outcome: Outcome, context: ReportContext) -> Root
     hint = hint_for(root)
     if root.cause is FailureCause.HUNG:
         hung = [failure for failure in failures if failure.cause is FailureCause.HUNG]
-        blocks = blocks_of_hung(hung)
+        blocks = blocks_of_standing(hung)
         is_known = any(failure.waits_for for failure in hung)
         if not is_known and sum(bool(block.lines) for block in blocks) > 1:
             hint = "the others may be waiting for the rank that is elsewhere"
     elif root.is_shared:
-        blocks = blocks_of_hung([each for each in failures if _is_in_box_of(root, each)])
+        blocks = blocks_of_standing([each for each in failures if _is_in_box_of(root, each)])
     else:
         blocks = _blocks_of(root)
         if is_peer_gone(root) and (ended := _ended_well(outcome, context)):
@@ -399,13 +399,15 @@ def lines_of_standing(failures: Sequence[Failure]) -> list[str]:
     root = failures[0]
     if root.cause not in (FailureCause.HUNG, FailureCause.OUT_OF_STEP):
         return []
-    return lines_of_blocks(blocks_of_hung(each for each in failures if _is_in_box_of(root, each)))
+    return lines_of_blocks(
+        blocks_of_standing(each for each in failures if _is_in_box_of(root, each))
+    )
 
 
-def blocks_of_hung(hung: Iterable[Failure]) -> list[Block]:
+def blocks_of_standing(failures: Iterable[Failure]) -> list[Block]:
     """Where each of these ranks stands."""
     return blocks_of_ranks(
-        Stood(rank=rank_of(each), waits_for=each.waits_for, stacks=each.stacks) for each in hung
+        Stood(rank=rank_of(each), waits_for=each.waits_for, stacks=each.stacks) for each in failures
     )
 
 

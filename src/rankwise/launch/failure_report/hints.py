@@ -92,16 +92,18 @@ def _could_not_fork(failure: Failure) -> bool:
     return is_refused and bool(_FORK.search(_last_words(failure.error.traceback)))
 
 
+_SAME_CALLS = (
+    "all ranks must call the same collectives in the same order: look for a branch, or a loop, "
+    "that {} takes otherwise"
+)
 _CATALOGUE: Sequence[_Hint] = (
     _Hint(
         lambda failure: failure.is_shared,
-        "all ranks must call the same collectives in the same order: look for a branch, or a loop, "
-        "that one of these ranks takes otherwise",
+        _SAME_CALLS.format("one of these ranks"),
     ),
     _Hint(
         lambda failure: failure.cause is FailureCause.OUT_OF_STEP,
-        "all ranks must call the same collectives in the same order: look for a branch, or a loop, "
-        "that this rank takes otherwise",
+        _SAME_CALLS.format("this rank"),
     ),
     _Hint(
         lambda failure: failure.out_of_memory is True,

@@ -36,6 +36,8 @@ KILL_PATIENCE = Duration(1 * SECOND)
 """How long processes may take to die of SIGKILL."""
 SPAWN_PATIENCE = Duration(30 * SECOND)
 """How long one that is ready may take to make a process."""
+LATE = Duration(1 * SECOND)
+"""Who looks so much later than was due, has not run meanwhile."""
 
 _CHANGES_SHARE_MAX = 0.25
 """How many variables a worker may have to itself, before those that all share are sent anew."""
@@ -225,7 +227,9 @@ class Connection:
         def look() -> None:
             self._answer_timer = None
             self.on_readable()
-            if waited_for <= self.unanswered:
+            if time.monotonic_ns() > due + LATE:
+                self._expect_answer()  # we have been stopped, and so has the other side, perhaps
+            elif waited_for <= self.unanswered:
                 patience = format_duration(SPAWN_PATIENCE)
                 self.on_silent(f"the {self.name} has not answered for {patience}, as if stopped")
             else:

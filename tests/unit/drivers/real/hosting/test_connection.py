@@ -2,7 +2,8 @@
 
 import os
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankwise.base.units import SECOND, Duration, after
+from rankwise.base.units import SECOND, Duration, Instant, after
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.hosting.connection import Connection
 from rankwise.drivers.real.hosting.wire import FrameReader, encode
-from rankwise.drivers.real.reactor import Reactor
+from rankwise.drivers.real.reactor import Reactor, Timer
 
 WORKERS = 64
 PADDING = ["x" * 100_000]
@@ -170,4 +171,43 @@ def test_an_answer_that_came_with_another_message_is_heard_by_who_waits_there() 
         connection.on_readable()
 
         assert not listener.has_waited_in_vain
+        connection.close()
+
+
+class ReactorWithTimers(Reactor):
+    """Its timers are fired by the test."""
+
+    def __init__(self) -> None:
+        super().__init__(SystemClock())
+        self.timers: list[Timer] = []
+
+    def call_at(self, instant: Instant, callback: Callable[[], None]) -> Timer:
+        self.timers.append(Timer(instant, callback))
+        return self.timers[-1]
+
+
+@pytest.mark.parametrize(
+    ("late", "is_given_up"), [(Duration(0), True), (Duration(5 * SECOND), False)]
+)
+def test_who_was_stopped_itself_gives_the_other_side_time_anew(
+    late: Duration, is_given_up: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = list[str]()
+    ours, theirs = socket.socketpair()
+    with theirs, ReactorWithTimers() as reactor:
+        connection = Connection("fork server", ours)
+        connection.listener = WaitsForTheOther(connection)
+        connection.on_silent = told.append
+        connection.watch(reactor)
+        connection.spawn(2, {"argv": [], "env": {}, "fds": []}, [])
+        theirs.sendall(encode(("ready", 1, {})))
+        connection.on_readable()
+        (timer,) = reactor.timers
+
+        with monkeypatch.context() as patched:
+            patched.setattr(time, "monotonic_ns", lambda: timer.instant + late)
+            timer.fire()
+
+        assert bool(told) == is_given_up
+        assert len(reactor.timers) == (1 if is_given_up else 2)
         connection.close()
