@@ -1,5 +1,7 @@
 """`rankwise diff`: the same program simulated and as processes, and the first bit that differs."""
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ NUMPY = (
     "rank, is_simulated = rankwise.rank(), 'RANKWISE_SIMULATED' in os.environ\n"
     "weights = np.random.rand(2, 3) + random.random()\n"
 )
+CompareOnce = Callable[[str], tuple[Path, Finished]]
 TORCH = (
     "import os\nimport torch\nimport torch.distributed as dist\ndist.init_process_group()\n"
     "rank, is_simulated = dist.get_rank(), 'RANKWISE_SIMULATED' in os.environ\n"
@@ -31,6 +34,18 @@ def test_a_program_of_numpy_is_equal_to_the_bit(tmp_path: Path) -> None:
 
     assert finished.code == 0, finished.stderr
     assert finished.lines == ["equal, bit for bit: 33 events of 3 ranks, each with all its tensors"]
+
+
+@pytest.fixture(scope="module")
+def compare_once(tmp_path_factory: pytest.TempPathFactory) -> CompareOnce:
+    """One comparison for all tests that look at a different line of what it tells."""
+
+    @cache
+    def compared(text: str) -> tuple[Path, Finished]:
+        folder = tmp_path_factory.mktemp("different")
+        return folder, compare(NUMPY + text, folder)
+
+    return compared
 
 
 OTHER_PAYLOAD = """\
@@ -57,11 +72,11 @@ collectives.barrier() if is_simulated else collectives.all_reduce(weights)
         ("weights *= 2 if is_simulated else 1\n", "rank 0 differs at weights at the end"),
     ],
 )
-def test_the_first_difference_is_told(text: str, told: str, tmp_path: Path) -> None:
-    finished = compare(NUMPY + text, tmp_path)
+def test_the_first_difference_is_told(text: str, told: str, compare_once: CompareOnce) -> None:
+    folder, finished = compare_once(text)
 
     assert finished.code == 1
-    assert told.format(folder=tmp_path) in finished.stdout
+    assert told.format(folder=folder) in finished.stdout
 
 
 def test_a_run_that_fails_is_shown(tmp_path: Path) -> None:

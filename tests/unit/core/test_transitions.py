@@ -89,7 +89,8 @@ MAY_SAY = {
 """What a worker may say next (`rankwise.recover`)."""
 UNTOLD = ("_deadline", "_failure", "_fact", "spec")
 """What a child group remembers, but does not go by."""
-CLUSTER_SEEDS = 120
+CLUSTER_SEEDS = 80
+"""The 69th is the last that adds a move."""
 
 
 class Recorded:
