@@ -96,6 +96,7 @@ def test_one_rank_is_read_from_its_log_file(fifo: Path, tmp_path: Path) -> None:
 
 SAVES = """
 import os, time, rankwise
+assert not rankwise.should_stop()  # who has never asked is not waited for
 print("begun on", os.environ["RANK"], flush=True)
 while not rankwise.should_stop():
     time.sleep(0.01)  # a step

@@ -38,7 +38,7 @@ print(f"saved after {steps} steps", flush=True)
 RUN = " ".join(RANKWISE) + " run"
 NAME = "trial"
 THREE_NODES = ("--nodes=3", "--ntasks-per-node=1", f"--job-name={NAME}")
-ELASTIC = ("--nnodes", "2:3", "--rdzv-conf", "lease_ttl=2")
+ELASTIC = ("--nnodes", "2:3", "--rdzv-conf", "lease_ttl=4")
 LOST_NODE_3 = "round 0 is over: node .*on node3 is lost"
 
 
