@@ -91,7 +91,9 @@ def test_a_thread_can_be_the_main_one_and_who_asks_counts_for_nothing() -> None:
     assert now.main_time - before.main_time > ENOUGH_NS // 2
     assert not {main, threading.get_native_id()} & now.helper_times.keys()
     assert now.byte_count - before.byte_count < Path(__file__).stat().st_size
-    until = time.monotonic() + 10  # Python joins a thread a moment before the kernel is done with it
+    until = (
+        time.monotonic() + 10
+    )  # Python joins a thread a moment before the kernel is done with it
     while Path(f"/proc/self/task/{main}").exists() and time.monotonic() < until:
         time.sleep(0.001)
     assert work_beside_this_thread(main) is None, "it has ended"
