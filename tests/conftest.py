@@ -1,5 +1,6 @@
 """What all tests share: hypothesis profiles, and the proof that a system test cleaned up."""
 
+import gc
 import importlib.metadata
 import os
 import re
@@ -8,12 +9,18 @@ import signal
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import hypothesis
 import leftovers
+import preloaded as preloading
 import pytest
+import warm
+from running import Finished
+
+import rankwise
 
 # However slowly a busy machine comes by its examples, that says nothing about what is tested.
 hypothesis.settings.register_profile(
@@ -63,6 +70,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("torch"):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector pass over the thousands of tests, which nobody will drop."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_configure() -> None:
@@ -116,6 +129,29 @@ def no_leftovers(
     shutil.rmtree(directory, ignore_errors=True)
     if found:
         pytest.fail("the test left behind:\n  " + "\n  ".join(found), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def preloaded() -> Iterator[preloading.Preloaded]:
+    """`rankwise` with torch imported."""
+    with preloading.Preloaded(*preloading.TORCH) as process:
+        yield process
+
+
+@pytest.fixture(scope="session")
+def torch_server() -> Iterator[rankwise.ForkServer]:
+    """A fork server with torch imported, which has served once."""
+    with rankwise.ForkServer(preloading.TORCH) as server:
+        assert rankwise.run(rankwise.rank, nprocs=1, server=server) == [0]
+        yield server
+
+
+@pytest.fixture
+def run_on_torch(
+    torch_server: rankwise.ForkServer, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., Finished]:
+    """`rankwise run` on a fork server with torch imported."""
+    return partial(warm.run_on, torch_server, capfd)
 
 
 @pytest.fixture(autouse=True)

@@ -20,6 +20,16 @@ from running import PATIENCE_S, Finished
 from rankwise.cli.start import start
 
 MESSAGE_BYTES_MAX = 1 << 17
+TORCH = (
+    "torch._dynamo",
+    "torch.distributed._symmetric_memory",
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "torch.distributed.optim",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor.parallel",
+)
+"""What the tests' programs of torch import."""
 
 
 class Preloaded:

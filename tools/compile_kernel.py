@@ -1,10 +1,11 @@
 """Compile the inner loops of the simulator with mypyc.
 
-    python tools/compile_kernel.py FOLDER
+    python tools/compile_kernel.py FOLDER [LEVEL]
 
 Puts extension modules into FOLDER, at the places that they have beside the sources: where they are,
 Python's own import prefers them. `hatch_hook.py` puts them into a wheel that is asked for them;
-tests and benchmarks put them over a copy of the package. Needs mypy, setuptools and a C compiler.
+tests and benchmarks put them over a copy of the package. LEVEL is how much the C compiler
+optimises, 0 to 3 (3). Needs mypy, setuptools and a C compiler.
 See docs/adr/0037-the-kernel-can-be-compiled.md.
 """
 
@@ -24,7 +25,7 @@ COMPILED = (
 """They become one library. What they import from elsewhere is untyped to them, and not compiled."""
 
 
-def compile_into(folder: Path) -> None:
+def compile_into(folder: Path, level: str = "3") -> None:
     """Build the extension modules; exits with the compiler's words if it cannot."""
     try:
         from mypyc.build import mypycify  # noqa: PLC0415 (asked for only here)
@@ -40,7 +41,7 @@ def compile_into(folder: Path) -> None:
                 *("--follow-imports=skip", "--ignore-missing-imports"),
                 *COMPILED,
             ],
-            opt_level="3",
+            opt_level=level,
             debug_level="0",
             group_name="rankwise_sim",
             target_dir=scratch,
@@ -56,6 +57,6 @@ def compile_into(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
+    if len(sys.argv) not in (2, 3):
         raise SystemExit(__doc__)
-    compile_into(Path(sys.argv[1]))
+    compile_into(Path(sys.argv[1]), *sys.argv[2:])

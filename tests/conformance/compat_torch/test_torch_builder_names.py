@@ -3,7 +3,6 @@
 import inspect
 import warnings
 from collections.abc import Iterator
-from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -53,44 +52,41 @@ def parameters(value: Any) -> list[tuple[str, Any, Any]]:
     ]
 
 
-def both(module: str, name: str) -> tuple[Any, Any]:
-    return getattr(load_from(TORCH, module), name), getattr(load_from(RANKWISE, module), name)
+def both(module: str) -> Iterator[tuple[str, Any, Any]]:
+    """Each public name of torch's, and what it is there and here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs, ours = load_from(TORCH, module), load_from(RANKWISE, module)
+    for name in public_names(theirs):
+        yield name, getattr(theirs, name), getattr(ours, name, None)
 
 
-def names_in_all_modules() -> list[tuple[str, str]]:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            modules = [import_module(f"{TORCH}.elastic.{module}") for module in MODULES]
-    except ImportError:
-        return []
-    return [
-        (short, name)
-        for short, module in zip(MODULES, modules, strict=True)
-        for name in public_names(module)
-    ]
+def is_exception(value: Any) -> bool:
+    return inspect.isclass(value) and issubclass(value, BaseException)
 
 
-@pytest.mark.parametrize(("module", "name"), names_in_all_modules())
-def test_a_name_is_here_with_torchs_parameters(module: str, name: str) -> None:
-    theirs, ours = both(module, name)
+@pytest.mark.parametrize("module", MODULES)
+def test_names_are_here_with_torchs_parameters(module: str) -> None:
+    names = list(both(module))
+    callables = [each for each in names if not is_exception(each[1])]
 
-    if inspect.isclass(theirs) and issubclass(theirs, BaseException):
-        assert issubclass(ours, BaseException)
-        return
-    assert parameters(ours) == parameters(theirs)
+    assert [
+        name for name, theirs, ours in names if is_exception(theirs) != is_exception(ours)
+    ] == []
+    assert {name: parameters(ours) for name, _, ours in callables} == {
+        name: parameters(theirs) for name, theirs, _ in callables
+    }
 
 
-@pytest.mark.parametrize(("module", "name"), names_in_all_modules())
-def test_a_class_has_torchs_methods_with_their_parameters(module: str, name: str) -> None:
-    theirs, ours = both(module, name)
-    if not inspect.isclass(theirs) or issubclass(theirs, BaseException):
-        pytest.skip("it is no class with methods")
-
-    for method, value in vars(theirs).items():
-        if method.startswith("_") or method in PHASES_OF_TORCHS:
+@pytest.mark.parametrize("module", MODULES)
+def test_classes_have_torchs_methods_with_their_parameters(module: str) -> None:
+    for _, theirs, ours in both(module):
+        if not inspect.isclass(theirs) or is_exception(theirs):
             continue
-        assert hasattr(ours, method), method
-        if inspect.isfunction(value):
-            names = [one for one, *_ in parameters(value)]
-            assert [one for one, *_ in parameters(getattr(ours, method))] == names, method
+        for method, value in vars(theirs).items():
+            if method.startswith("_") or method in PHASES_OF_TORCHS:
+                continue
+            assert hasattr(ours, method), method
+            if inspect.isfunction(value):
+                names = [one for one, *_ in parameters(value)]
+                assert [one for one, *_ in parameters(getattr(ours, method))] == names, method

@@ -2,15 +2,23 @@
 
 import json
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from preloaded import Preloaded
 from running import Finished, run, write_program
 
 FAULTY = Path(__file__).parents[2] / "conformance" / "rehearsal" / "faulty"
 
 
-def simulate(program: str | Path, folder: Path, *options: str, nprocs: int = 4) -> Finished:
+def simulate(
+    program: str | Path,
+    folder: Path,
+    *options: str,
+    nprocs: int = 4,
+    run: Callable[..., Finished] = run,
+) -> Finished:
     return run(
         "run", "--on", "sim", f"--nproc-per-node={nprocs}", *options, str(program), cwd=folder
     )
@@ -53,13 +61,15 @@ def test_exploring_again_finds_the_same(
 
 
 @pytest.mark.torch
-def test_every_way_to_match_a_receive_from_any_source_is_tried_first(tmp_path: Path) -> None:
+def test_every_way_to_match_a_receive_from_any_source_is_tried_first(
+    preloaded: Preloaded, tmp_path: Path
+) -> None:
     program = FAULTY / "wildcard_race.py"
 
-    usual = simulate(program, tmp_path)
-    few = simulate(program, tmp_path, "--explore=5")
-    six = simulate(program, tmp_path, "--explore=6")
-    replayed = run(*shlex.split(commands(six)[0])[1:], cwd=tmp_path)
+    usual = simulate(program, tmp_path, run=preloaded.run)
+    few = simulate(program, tmp_path, "--explore=5", run=preloaded.run)
+    six = simulate(program, tmp_path, "--explore=6", run=preloaded.run)
+    replayed = preloaded.run(*shlex.split(commands(six)[0])[1:], cwd=tmp_path)
 
     assert (usual.code, few.code, six.code) == (0, 0, 1), six.stderr
     assert "5 schedules, no two of them equal: none failed" in few.stderr

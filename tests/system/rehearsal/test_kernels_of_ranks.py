@@ -1,11 +1,13 @@
 """Programs that say `import triton`, as simulated ranks: numbers, times, failures."""
 
 import importlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from preloaded import Preloaded
 from running import Finished, run, write_program
 
 import rankwise
@@ -154,7 +156,9 @@ collectives.barrier()
 )
 
 
-def ranks(program: Path, *options: str, count: int = 2) -> Finished:
+def ranks(
+    program: Path, *options: str, count: int = 2, run: Callable[..., Finished] = run
+) -> Finished:
     return run("run", f"--nproc-per-node={count}", "--no-prefix", *options, str(program))
 
 
@@ -183,8 +187,12 @@ def test_a_layer_of_kernels_trains_as_that_of_torch(tmp_path: Path, world: str) 
 
 
 @pytest.mark.torch
-def test_parameters_of_kernels_can_be_sharded_and_split(tmp_path: Path) -> None:
-    finished = ranks(write_program(tmp_path, PARALLEL), "--on=sim:pod64", "--device=cuda")
+def test_parameters_of_kernels_can_be_sharded_and_split(
+    tmp_path: Path, preloaded: Preloaded
+) -> None:
+    finished = ranks(
+        write_program(tmp_path, PARALLEL), "--on=sim:pod64", "--device=cuda", run=preloaded.run
+    )
 
     assert sorted(finished.lines) == ["parallel True"] * 2 + ["sharded True"] * 2
 
@@ -200,7 +208,7 @@ def test_a_launch_takes_the_time_that_it_takes_on_the_machine(tmp_path: Path) ->
 
 
 @pytest.mark.torch
-def test_a_collective_is_hidden_under_a_kernel(tmp_path: Path) -> None:
+def test_a_collective_is_hidden_under_a_kernel(tmp_path: Path, preloaded: Preloaded) -> None:
     exposed = []
     for order in ("handle.wait()\nlaunches()\n", "launches()\nhandle.wait()\n"):
         program = write_program(
@@ -212,7 +220,7 @@ def test_a_collective_is_hidden_under_a_kernel(tmp_path: Path) -> None:
             + "handle = dist.all_reduce(torch.ones(10_000), async_op=True)\n"
             + order,
         )
-        finished = ranks(program, "--on=sim:pod64")
+        finished = ranks(program, "--on=sim:pod64", run=preloaded.run)
         assert finished.code == 0, finished.stderr
         (line,) = [line for line in finished.stderr.splitlines() if "exposed" in line]
         exposed.append(float(line.split()[2]))
@@ -251,7 +259,7 @@ def test_what_a_kernel_prints_is_printed_once(tmp_path: Path) -> None:
 
 @pytest.mark.torch
 def test_the_trial_of_a_kernel_that_follows_pointers_changes_nothing_where_they_lead(
-    tmp_path: Path,
+    tmp_path: Path, preloaded: Preloaded
 ) -> None:
     program = write_program(
         tmp_path,
@@ -282,7 +290,7 @@ print(out[::64].tolist(), counter.item(), took > 0)
 """,
     )
 
-    finished = ranks(program, "--on=sim:pod64")
+    finished = ranks(program, "--on=sim:pod64", run=preloaded.run)
 
     assert finished.lines == ["[0.0, 1.0, 2.0] 4 True"] * 2
     assert "cannot be timed" not in finished.stderr
@@ -356,13 +364,15 @@ def reduced(value):
 
 @pytest.mark.torch
 @pytest.mark.parametrize("world", ["sim", "sim:pod64"])
-def test_kernels_of_ranks_wait_for_each_other(tmp_path: Path, world: str) -> None:
+def test_kernels_of_ranks_wait_for_each_other(
+    tmp_path: Path, world: str, preloaded: Preloaded
+) -> None:
     program = write_program(
         tmp_path,
         TALKING + "print(*(set(reduced(rank + step).tolist()) for step in range(3)))\n",
     )
 
-    finished = ranks(program, f"--on={world}", "--device=cuda", count=3)
+    finished = ranks(program, f"--on={world}", "--device=cuda", count=3, run=preloaded.run)
 
     assert finished.lines == ["{3.0} {6.0} {9.0}"] * 3
     told = (
@@ -372,7 +382,7 @@ def test_kernels_of_ranks_wait_for_each_other(tmp_path: Path, world: str) -> Non
 
 
 @pytest.mark.torch
-def test_kernels_and_ranks_signal_each_other(tmp_path: Path) -> None:
+def test_kernels_and_ranks_signal_each_other(tmp_path: Path, preloaded: Preloaded) -> None:
     program = write_program(
         tmp_path,
         TALKING
@@ -387,16 +397,18 @@ print("done", rank)
 """,
     )
 
-    finished = ranks(program, "--on=sim:pod64", "--device=cuda")
+    finished = ranks(program, "--on=sim:pod64", "--device=cuda", run=preloaded.run)
 
     assert sorted(finished.lines) == ["done 0", "done 1"]
 
 
 @pytest.mark.torch
-def test_a_kernel_that_waits_for_ever_is_named_with_what_it_waits_for(tmp_path: Path) -> None:
+def test_a_kernel_that_waits_for_ever_is_named_with_what_it_waits_for(
+    tmp_path: Path, preloaded: Preloaded
+) -> None:
     program = write_program(tmp_path, TALKING + "reduced(1)\nif rank != 1:\n    reduced(2)\n")
 
-    finished = ranks(program, "--on=sim", "--device=cuda", count=3)
+    finished = ranks(program, "--on=sim", "--device=cuda", count=3, run=preloaded.run)
 
     line = 1 + TALKING[: TALKING.index("while tl.atomic_cas(own")].count("\n")
     assert finished.code != 0
@@ -409,13 +421,13 @@ def test_a_kernel_that_waits_for_ever_is_named_with_what_it_waits_for(tmp_path: 
 
 @pytest.mark.torch
 def test_a_rank_whose_kernel_others_keep_waiting_is_not_to_blame_for_their_collective(
-    tmp_path: Path,
+    tmp_path: Path, preloaded: Preloaded
 ) -> None:
     own = "handle.get_signal_pad(0, (1,), torch.int32, storage_offset=1)"
     text = f"if rank == 0:\n    take[(1,)]({own})\ndist.barrier()\n"
     program = write_program(tmp_path, TALKING + text)
 
-    finished = ranks(program, "--on=sim", "--device=cuda")
+    finished = ranks(program, "--on=sim", "--device=cuda", run=preloaded.run)
 
     assert finished.code != 0
     assert "deadlock: no rank can ever go on" in finished.stderr

@@ -4,7 +4,6 @@ import gzip
 import json
 import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -117,12 +116,6 @@ for _ in range(3):
     torch.cuda.synchronize()
 print(seconds, begun.elapsed_time(ended))
 """
-
-
-@pytest.fixture(scope="module")
-def preloaded() -> Iterator[Preloaded]:
-    with Preloaded("torch._dynamo", "torch.distributed") as process:
-        yield process
 
 
 def simulate(

@@ -1,10 +1,12 @@
 """`torch.distributed._symmetric_memory` in programs of torch on simulated ranks."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from running import Finished, run, write_program
+from preloaded import Preloaded
+from running import Finished, write_program
 
 pytestmark = pytest.mark.torch
 
@@ -27,11 +29,17 @@ dist.destroy_process_group()
 """
 
 
-def simulated(steps: str, folder: Path, *options: str, ranks: int = 3, on: str = "sim") -> Finished:
-    return run(
-        "run", "--on", on, "--nproc-per-node", str(ranks), "--device", "cuda", "--no-prefix",
-        *options, str(write_program(folder, PROGRAM)), steps,
-    )  # fmt: skip
+@pytest.fixture
+def simulated(preloaded: Preloaded, tmp_path: Path) -> Callable[..., Finished]:
+    program = write_program(tmp_path, PROGRAM)
+
+    def simulate(steps: str, *options: str, ranks: int = 3, on: str = "sim") -> Finished:
+        return preloaded.run(
+            "run", "--on", on, "--nproc-per-node", str(ranks), "--device", "cuda", "--no-prefix",
+            *options, program, steps,
+        )  # fmt: skip
+
+    return simulate
 
 
 def got(finished: Finished) -> list[dict[str, object]]:
@@ -39,7 +47,9 @@ def got(finished: Finished) -> list[dict[str, object]]:
     return [json.loads(text) for text in finished.lines if text.startswith("{")]
 
 
-def test_a_rank_reads_and_writes_the_memory_of_its_peers(tmp_path: Path) -> None:
+def test_a_rank_reads_and_writes_the_memory_of_its_peers(
+    simulated: Callable[..., Finished],
+) -> None:
     steps = """
 symmetric.fill_(rank)
 handle.barrier(channel=0)
@@ -55,7 +65,7 @@ got["pad"] = [handle.signal_pad_size, symm_mem.get_signal_pad_size(), handle.buf
 got["ptrs"] = handle.buffer_ptrs[rank] == symmetric.data_ptr()
 """
 
-    results = got(simulated(steps, tmp_path))
+    results = got(simulated(steps))
 
     for rank, result in enumerate(results):
         assert result == {
@@ -68,7 +78,7 @@ got["ptrs"] = handle.buffer_ptrs[rank] == symmetric.data_ptr()
         }
 
 
-def test_memory_that_nobody_can_reach_is_freed(tmp_path: Path) -> None:
+def test_memory_that_nobody_can_reach_is_freed(simulated: Callable[..., Finished]) -> None:
     steps = """
 import gc, resource
 gc.disable()  # references alone
@@ -83,13 +93,15 @@ got["still"] = float(peer[-1])
 got["at most"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 """
 
-    for result in got(simulated(steps, tmp_path, ranks=2)):
+    for result in got(simulated(steps, ranks=2)):
         still, at_most = float(str(result["still"])), int(str(result["at most"]))
         assert still == 11.0, "what is held stays, though its rank has dropped it"
         assert at_most < 1_200, "MiB; each turn allocates 128, and there are twelve"
 
 
-def test_a_handle_serves_without_the_tensor_that_it_was_made_for(tmp_path: Path) -> None:
+def test_a_handle_serves_without_the_tensor_that_it_was_made_for(
+    simulated: Callable[..., Finished],
+) -> None:
     steps = """
 shared = symm_mem.rendezvous(symm_mem.empty(8, dtype=torch.int64, device="cuda"), name)
 shared.barrier(channel=1)
@@ -100,12 +112,12 @@ shared.wait_signal((rank - 1) % size)
 got["told"] = int(shared.get_buffer(rank, (8,), torch.int64)[7])
 """
 
-    results = got(simulated(steps, tmp_path))
+    results = got(simulated(steps))
 
     assert [result["told"] for result in results] == [2, 0, 1]
 
 
-def test_signals_carry_what_was_put_before_them(tmp_path: Path) -> None:
+def test_signals_carry_what_was_put_before_them(simulated: Callable[..., Finished]) -> None:
     steps = """
 for turn in range(3):
     symm_mem.put_signal(torch.full((64,), float(turn * 10 + rank)), handle, (rank + 1) % size)
@@ -114,7 +126,7 @@ for turn in range(3):
     handle.barrier()
 """
 
-    results = got(simulated(steps, tmp_path, "--schedule", "random", "--seed", "3"))
+    results = got(simulated(steps, "--schedule", "random", "--seed", "3"))
 
     assert results == [
         {str(turn): turn * 10 + (rank - 1) % 3 for turn in range(3)} for rank in range(3)
@@ -122,7 +134,9 @@ for turn in range(3):
 
 
 @pytest.mark.parametrize("on", ["sim", "sim:switch8"])
-def test_operations_give_what_the_collectives_give(on: str, tmp_path: Path) -> None:
+def test_operations_give_what_the_collectives_give(
+    on: str, simulated: Callable[..., Finished]
+) -> None:
     steps = """
 ops, one = torch.ops.symm_mem, torch.arange(64.0)
 reference = one * size + sum(range(size))
@@ -152,16 +166,18 @@ got["matmul"] = summed.tolist() == [[8.0 * size] * 3] * 2
 got["workspace"] = symm_mem.get_symm_mem_workspace(name, 4096).buffer_size
 """
 
-    results = got(simulated(steps, tmp_path, ranks=2, on=on))
+    results = got(simulated(steps, ranks=2, on=on))
 
     assert [result.pop("workspace") for result in results] == [4_096, 4_096]
     assert len(results[0]) == 7
     assert all(all(result.values()) for result in results), results
 
 
-def test_a_signal_takes_the_time_of_a_message_on_a_machine(tmp_path: Path) -> None:
+def test_a_signal_takes_the_time_of_a_message_on_a_machine(
+    simulated: Callable[..., Finished],
+) -> None:
     trials = [
-        simulated("handle.barrier()\n" * count, tmp_path, "--virtual-clock", on="sim:switch8")
+        simulated("handle.barrier()\n" * count, "--virtual-clock", on="sim:switch8")
         for count in (1, 21)
     ]
 
@@ -212,8 +228,8 @@ def _microseconds(finished: Finished) -> float:
         ("handle.get_buffer(0, (3000,), torch.float32)", "end at byte 12000, and it has 256"),
     ],
 )
-def test_misuse_is_told(steps: str, told: str, tmp_path: Path) -> None:
-    finished = simulated(steps, tmp_path, ranks=2)
+def test_misuse_is_told(steps: str, told: str, simulated: Callable[..., Finished]) -> None:
+    finished = simulated(steps, ranks=2)
 
     assert finished.code in {1, 124}  # failed, or hung
     assert told in finished.stderr

@@ -255,26 +255,36 @@ class NodeWorld(World):
                 self.alive = [(rank, order.attempt) for rank, _ in self.alive]
 
     def key(self) -> Any:
+        """Ranks are alike: states in which two have changed places are the same."""
         machine = self.machine
-        owed = [(type(order).__name__, getattr(order, "local_rank", 0)) for order in self.owed]
-        world = (sorted(owed), self.alive, self.stops, self.recalls)
+        gang = machine.gang if isinstance(machine, Agent) else machine
+        owed = [(getattr(order, "local_rank", None), type(order).__name__) for order in self.owed]
+        of_ranks = sorted(self.key_of_rank(gang, rank, owed) for rank in self.ranks_of(gang))
+        of_node = sorted(name for rank, name in owed if rank is None)
+        world = (of_node, of_ranks, self.stops, self.recalls)
         if isinstance(machine, Agent):
-            return repr((world, self.key_of_agent(machine), self.key_of_gang(machine.gang)))
-        return repr((world, self.key_of_gang(machine)))
+            return repr((world, self.key_of_agent(machine), self.key_of_gang(gang)))
+        return repr((world, self.key_of_gang(gang)))
+
+    def ranks_of(self, gang: Any) -> range:
+        return range(len(gang.workers) if gang else 0)
+
+    def key_of_rank(self, gang: Any, rank: int, owed: list[tuple[Any, str]]) -> str:
+        w = gang.workers[rank]
+        known = (
+            w.pid is None, w.has_ended, w.has_failed, w.refusal, w.hung_at is None,
+            w.error is None, w.blamed_at is None, w.must_end_by is None, w.has_lingered, w.standing,
+        )  # fmt: skip
+        alive = [attempt for each, attempt in self.alive if each == rank]
+        return repr((known, alive, sorted(name for each, name in owed if each == rank)))
 
     def key_of_gang(self, gang: Any) -> Any:
         if gang is None:
             return None
         due, exits = gang._deadline, gang._exits_due  # what it remembers
-        known = (
-            (w.pid, w.has_ended, w.has_failed, w.refusal, w.hung_at is None, w.error is None,
-             w.blamed_at is None,
-             w.must_end_by is None, w.has_lingered, w.standing)
-            for w in gang.workers
-        )  # fmt: skip
         return (
             gang.phase, due is None, exits is None, bool(due and exits and exits <= due),
-            gang._stop is None, gang._stop_came_first, *known,  # the same
+            gang._stop is None, gang._stop_came_first,  # the same
             gang.recovers, gang.attempt, gang._falls_due is None, gang._resumed is None,
             gang._is_stuck_killed, gang._is_pause_told, gang._stop_ordered_at is None,
             gang._is_recall_due,
