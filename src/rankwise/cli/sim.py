@@ -1,15 +1,14 @@
 """`rankwise sim`: programs of many ranks on a simulated accelerator, in virtual time.
 
 Only click is imported until a command runs: the simulator brings numpy, and launching a job must
-not. Exit codes: 0 success; 2 a setting, file or name that cannot be used, and nothing has run; 1 a
-check that failed, ranks that failed or are stuck, or a time limit.
+not. The help of `sim` tells the exit codes.
 """
 
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from rankwise.base.errors import ConfigError
+from rankwise.base.errors import ConfigError, SimulationError
 from rankwise.cli.main import CONTEXT_SETTINGS
 from rankwise.cli.options import PRESETS_IN_WORDS
 from rankwise.cli.sim_cluster import cluster
@@ -33,6 +32,8 @@ from rankwise.cli.sim_options import (
 
 if TYPE_CHECKING:
     from rankwise.sim.benches.session import Settings
+    from rankwise.sim.hardware.engine import GraphEngine
+    from rankwise.sim.reporting.results import BenchResult
 
 
 @click.group("sim", context_settings=CONTEXT_SETTINGS)
@@ -40,7 +41,8 @@ def sim() -> None:
     """Simulate a multi-chip accelerator: benches, your own programs, machines.
 
     Exit codes: 0 success; 2 a setting, file or name that cannot be used, and nothing has run; 1
-    numbers that are wrong, ranks that failed or are stuck, or a time limit.
+    numbers that are wrong; 124 a time limit, or a deadlock of which no rank is the cause; that of
+    the rank that failed first, as of `rankwise run`.
     """
 
 
@@ -150,7 +152,7 @@ def _emulate(program: str, arguments: tuple[str, ...], limit_s: float | None) ->
     from rankwise.sim.benches.triton_script import TritonScript  # noqa: PLC0415  # not for --help
     from rankwise.sim.runtime.wall_limit import wall_limit  # noqa: PLC0415  # the same
 
-    with _failures_told() as end, wall_limit(limit_s, remedy="a larger --max-time real:…"):
+    with _failures_told(program) as end, wall_limit(limit_s, remedy="a larger --max-time real:…"):
         TritonScript(program, arguments).run(None, {})
     return end.code
 
@@ -254,7 +256,7 @@ def _simulate(
             "--trace, --chakra and --report are about one run, and --sweep makes several",
             hint="run the point that you want to see by itself, with --set",
         )
-    with _failures_told() as end:
+    with _failures_told(program) as end:
         if swept:
             from rankwise.cli.sim_sweep import run_sweep  # noqa: PLC0415  # only here
 
@@ -271,7 +273,7 @@ class _End:
 
 
 @contextmanager
-def _failures_told() -> Iterator[_End]:
+def _failures_told(program: str) -> Iterator[_End]:
     """Tell what the user's program fails with: its lines, and never ours."""
     end = _End()
     try:
@@ -282,7 +284,7 @@ def _failures_told() -> Iterator[_End]:
     except Exception as error:  # noqa: BLE001  # the program may raise anything
         from rankwise.cli.sim_failures import tell_failure  # noqa: PLC0415  # only here
 
-        end.code = tell_failure(error)
+        end.code = tell_failure(error, program)
 
 
 @contextmanager
@@ -326,8 +328,16 @@ def _run_one(
     session = Session(settings, with_messages=trace is not None)
     # What others read holds nothing but results; for people, the program's own words belong there.
     prints = nullcontext() if style == "table" else redirect_stdout(sys.stderr)
-    with prints, watched(session.engine, settings.program):
-        finished = session.run()
+    try:
+        with prints, watched(session.engine, settings.program):
+            finished = session.run()
+    except SimulationError as error:
+        from rankwise.cli.sim_failures import in_text, tell_failure  # noqa: PLC0415  # only here
+
+        code, told = tell_failure(error, settings.program), in_text(error, settings.program)
+        # How far it has come is what the files are good for.
+        _write_files(session.engine, settings.program, trace=trace, report=report, failure=told)
+        return code
     if finished.results:
         _show(finished.results, style)
     elif style != "table":
@@ -338,21 +348,33 @@ def _run_one(
         from rankwise.sim.hardware.quantities import format_picoseconds  # noqa: PLC0415  # the same
 
         click.echo(f"simulated time: {format_picoseconds(finished.engine.now)}")
-    if trace is not None:
-        from rankwise.sim.reporting.trace import write_trace  # noqa: PLC0415  # the same
-
-        write_trace(trace, finished.engine)
-        click.echo(f"trace: {trace} (open it at https://ui.perfetto.dev)", err=True)
     if chakra is not None:
         from rankwise.sim.reporting.chakra import write_chakra  # noqa: PLC0415  # the same
 
         click.echo(f"traces: {write_chakra(chakra, finished.engine)}", err=True)
+    _write_files(finished.engine, settings.program, finished.results, trace=trace, report=report)
+    return 0
+
+
+def _write_files(
+    engine: "GraphEngine",
+    program: str,
+    results: "Sequence[BenchResult]" = (),
+    *,
+    trace: str | None,
+    report: str | None,
+    failure: str = "",
+) -> None:
+    if trace is not None:
+        from rankwise.sim.reporting.trace import write_trace  # noqa: PLC0415  # not for --help
+
+        write_trace(trace, engine)
+        click.echo(f"trace: {trace} (open it at https://ui.perfetto.dev)", err=True)
     if report is not None:
         from rankwise.sim.reporting.page import write_page  # noqa: PLC0415  # the same
 
-        write_page(report, settings.program, finished.engine, finished.results)
+        write_page(report, program, engine, results, failure=failure)
         click.echo(f"report: {report}", err=True)
-    return 0
 
 
 def _show(results: list[Any], style: str) -> None:

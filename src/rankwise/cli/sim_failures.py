@@ -1,38 +1,64 @@
-"""What is told of a simulation that failed: the user's lines, and never ours."""
+"""What is told of a simulation that failed: the user's lines, and never ours.
+
+Ranks that failed are told in the failure report, as those of `rankwise run`, and end with its exit
+code; what is refused is a line.
+"""
 
 import errno
+import os
 import sys
-import traceback
 
-from rankwise.base.errors import ConfigError, RankwiseError, SimulationError
+from rankwise.base.errors import ConfigError, Deadlock, RankwiseError, SimulationError, TimeLimit
+from rankwise.base.failure import Outcome, OutcomeStatus
+from rankwise.base.units import Duration
+from rankwise.cli.run import EXIT_CODE_OF_A_TIMEOUT, exit_code
+from rankwise.launch.failure_report.composing import compose_report
+from rankwise.launch.failure_report.model import FailureReport, ReportContext
+from rankwise.launch.failure_report.rendering import plain_text, write_report
 from rankwise.launch.failure_report.text import printable_lines
-from rankwise.sim.kernel.places import line_of, lines_of_traceback
+from rankwise.sim.kernel.places import line_of, traceback_in_text
 from rankwise.sim.runtime.multiprocessing import SpawnException
 
 _OUTPUT_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
 
 
-def tell_failure(error: Exception) -> int:
+def tell_failure(error: Exception, program: str) -> int:
     """Tell what a simulation failed with on stderr; returns the exit code."""
     if isinstance(error, OSError) and error.filename is None and error.errno in _OUTPUT_ERRORS:
         raise error  # standard output: the command line knows what to do then
+    if isinstance(error, SpawnException) and error.failures:
+        write_report(_report_of(error, program), sys.stderr, os.environ)
+        return exit_code(_outcome_of(error))
     if isinstance(error, MemoryError):
         error = SimulationError(
             f"there is not enough memory to simulate this: {error}",
             hint="take smaller sizes; --timing-only keeps no data",
         )
     if not isinstance(error, RankwiseError):
-        _show_traceback(error)
+        sys.stderr.write(traceback_in_text(error))
         return 1
-    if isinstance(error, SpawnException):
-        raised = (error.errors.get(failure.rank, error) for failure in error.failures)
-        foreign = next((each for each in raised if not isinstance(each, RankwiseError)), None)
-        if foreign is not None:
-            _show_traceback(foreign)  # the root cause's, unless that is ours
-    else:
-        _add_place(error)
+    _add_place(error)
     tell_error(str(error))
+    if isinstance(error, Deadlock | TimeLimit):
+        return EXIT_CODE_OF_A_TIMEOUT
     return 2 if isinstance(error, ConfigError) else 1
+
+
+def in_text(error: RankwiseError, program: str) -> str:
+    """What has been told, for a file."""
+    if isinstance(error, SpawnException) and error.failures:
+        return plain_text(_report_of(error, program))
+    return str(error)
+
+
+def _report_of(error: SpawnException, program: str) -> FailureReport:
+    ended_at = max(failure.at for failure in error.failures)  # of the simulation
+    context = ReportContext(program=program, nprocs=error.nprocs, duration=Duration(ended_at))
+    return compose_report(_outcome_of(error), context)
+
+
+def _outcome_of(error: SpawnException) -> Outcome:
+    return Outcome(status=OutcomeStatus.FAILED, attempts=1, failures=error.failures)
 
 
 def tell_error(message: str) -> None:
@@ -47,15 +73,3 @@ def _add_place(error: RankwiseError) -> None:
     line = line_of(error)
     if line is not None and line.file not in error.message:
         error.message = f"{error.message}, at {line}"
-
-
-def _show_traceback(error: BaseException) -> None:
-    """The traceback of the user's own lines, as Python would have shown it."""
-    users = [line.is_users for line in lines_of_traceback(error.__traceback__)]
-    shown = traceback.TracebackException.from_exception(error)
-    if any(users):
-        entries = zip(shown.stack, users, strict=True)
-        shown.stack = traceback.StackSummary.from_list(
-            [entry for entry, is_users in entries if is_users]
-        )
-    sys.stderr.write("".join(shown.format()))

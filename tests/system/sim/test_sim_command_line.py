@@ -199,7 +199,8 @@ def test_ranks_that_call_different_collectives_are_reported(tmp_path: Path) -> N
     done = rankwise("run", "mine.py", cwd=tmp_path)
 
     assert done.returncode == 1
-    assert "rank 0 is in all_reduce #1 of (4,) f16" in done.stderr
+    assert "root cause: call #1: rank 0 called all_reduce of (4,) f16 (mine.py:4)" in done.stderr
+    assert "ranks 1-3 ended after being told to stop" in done.stderr
     assert "mine.py:6" in done.stderr
 
 
@@ -222,7 +223,8 @@ def test_a_program_that_raises_in_a_rank_shows_the_line(tmp_path: Path) -> None:
 
     assert done.returncode == 1
     assert 'mine.py", line 2' in done.stderr
-    assert "1 of 4 ranks failed: rank 2: ZeroDivisionError" in done.stderr
+    assert "mine.py failed after 0 us: 1 of 4 ranks failed\n" in done.stderr
+    assert "root cause: rank 2 failed: ZeroDivisionError" in done.stderr
 
 
 def test_a_program_without_results_shows_the_simulated_time(tmp_path: Path) -> None:

@@ -271,9 +271,16 @@ def _root_cause(root: Failure, outcome: Outcome, context: ReportContext) -> Root
     return RootCause(
         headline=headline(root),
         fields=tuple(_fields(root, outcome, context)),
-        blocks=tuple(blocks),
+        blocks=(*_block_of_detail(root), *blocks),
         hint=hint,
     )
+
+
+def _block_of_detail(root: Failure) -> list[Block]:
+    """What the headline leaves out: of simulated ranks all that waits on their machine."""
+    more = printable_lines(root.detail)[1:]
+    is_told = root.cause in (FailureCause.HUNG, FailureCause.OUT_OF_STEP)
+    return [Block("what else waits", tuple(more))] if more and is_told else []
 
 
 def _ended_well(outcome: Outcome, context: ReportContext) -> list[int]:

@@ -8,6 +8,7 @@ import contextlib
 import importlib
 import os.path
 import sys
+import traceback
 from collections.abc import Iterable, Iterator
 from types import FrameType, TracebackType
 from typing import NamedTuple
@@ -20,6 +21,10 @@ _COMPILED = os.path.join("rankwise", "sim") + os.sep  # noqa: PTH118 (the same)
 _NOT_THE_USERS = (_PACKAGE, _COMPILED, "<frozen ", importlib.__file__, contextlib.__file__)
 
 
+def _is_users(file: str) -> bool:
+    return not file.startswith(_NOT_THE_USERS)
+
+
 class Line(NamedTuple):
     """A line of source."""
 
@@ -30,7 +35,7 @@ class Line(NamedTuple):
     @property
     def is_users(self) -> bool:
         """Whether the user wrote it, or at least not we."""
-        return not self.file.startswith(_NOT_THE_USERS)
+        return _is_users(self.file)
 
     def __str__(self) -> str:
         return f"{self.file}:{self.number} in {self.function}"
@@ -76,6 +81,32 @@ def line_of(error: BaseException, file: str | None = None) -> Line | None:
         if line.is_users and file in {None, line.file}
     ]
     return lines[-1] if lines else None
+
+
+def traceback_in_text(error: BaseException) -> str:
+    """An exception as Python would have printed it, without our own frames.
+
+    A traceback of nothing else is left alone.
+    """
+    whole = traceback.TracebackException.from_exception(error)
+    unseen = [whole]
+    while unseen:
+        shown = unseen.pop()
+        users = [entry for entry in shown.stack if _is_users(entry.filename)]
+        shown.stack = traceback.StackSummary.from_list(users or shown.stack)
+        unseen += filter(None, (shown.__cause__, shown.__context__, *(shown.exceptions or ())))
+    return "".join(whole.format())
+
+
+def stack_in_text(lines: Iterable[Line]) -> str:
+    """Lines that come innermost first, in the form that faulthandler has."""
+    frames = [f'  File "{each.file}", line {each.number} in {each.function}\n' for each in lines]
+    return "".join(["Current thread 0x0 (most recent call first):\n", *frames]) if frames else ""
+
+
+def users_lines_among(frames: Iterable[FrameType]) -> list[Line]:
+    """The lines of user code among `frames`, in their order."""
+    return [line for line in map(_line_at, frames) if line.is_users]
 
 
 def lines_of_traceback(trace: TracebackType | None) -> Iterator[Line]:

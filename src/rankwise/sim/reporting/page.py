@@ -32,9 +32,11 @@ def write_page(
     engine: ReportedRun,
     results: Sequence[BenchResult],
     tables: Sequence[Table] = (),
+    *,
+    failure: str = "",
 ) -> None:
     """Write the page; packed if the name ends in .gz."""
-    write_text(path, page(title, engine, results, tables))
+    write_text(path, page(title, engine, results, tables, failure=failure))
 
 
 def page(
@@ -42,8 +44,13 @@ def page(
     engine: ReportedRun,
     results: Sequence[BenchResult],
     tables: Sequence[Table] = (),
+    *,
+    failure: str = "",
 ) -> str:
-    """The page as HTML; `tables` come first, and mean that the numbers are those of a program."""
+    """The page as HTML; `tables` come first, and mean that the numbers are those of a program.
+
+    `failure` is what the run failed with.
+    """
     topology = engine.topology
     sections = [
         f"<h1>{escape(title)}</h1>",
@@ -54,6 +61,8 @@ def page(
             f"simulated time, {len(engine.op_log):,} operations.</p>"
         ),
     ]
+    if failure:
+        sections += ["<h2>Failure</h2>", f'<pre class="scroll">{escape(failure)}</pre>']
     for heading, rows in tables:
         sections += [f"<h2>{escape(heading)}</h2>", table(rows)]
     if results:

@@ -35,8 +35,14 @@ from rankwise.base.seeds import derived_seed
 from rankwise.base.wording import ranks_in_words
 from rankwise.sim.ccl.algorithm_modules import AlgorithmError
 from rankwise.sim.kernel import Rank
-from rankwise.sim.kernel.places import frames_of_stack, line_of, where_of
-from rankwise.sim.runtime.rank_failures import failure_of, failures_of_stuck
+from rankwise.sim.kernel.places import (
+    frames_of_stack,
+    line_of,
+    stack_in_text,
+    users_lines_among,
+    where_of,
+)
+from rankwise.sim.runtime.rank_failures import failure_of, failure_of_ended, failures_of_stuck
 from rankwise.sim.runtime.wall_limit import RealTimeLimit, wall_limit
 
 if TYPE_CHECKING:
@@ -56,7 +62,9 @@ class SpawnException(SimulationError):
 
     Attributes:
         errors: the exception of every rank that failed on its own, by rank.
-        failures: the same as values, the root cause first; ranks that others wait for are here too.
+        nprocs: how many ranks there were.
+        failures: the same as values, the root cause first; ranks that others wait for are here too,
+            and at the end those that were told to stop, since others had failed.
     """
 
     def __init__(
@@ -65,10 +73,12 @@ class SpawnException(SimulationError):
         errors: dict[int, BaseException],
         failures: tuple[Failure, ...] = (),
         *,
+        nprocs: int = 0,
         hint: str | None = None,
     ) -> None:
         super().__init__(message, hint=hint)
         self.errors = errors
+        self.nprocs = nprocs
         self.failures = failures
 
 
@@ -86,8 +96,11 @@ class RanksStuck(SpawnException, Deadlock):
         waiting: tuple[Waiting, ...],
         stacks: dict[int, str],
         failures: tuple[Failure, ...] = (),
+        *,
+        nprocs: int = 0,
     ) -> None:
-        SpawnException.__init__(self, message, dict.fromkeys(stacks, self), failures)
+        errors: dict[int, BaseException] = dict.fromkeys(stacks, self)
+        SpawnException.__init__(self, message, errors, failures, nprocs=nprocs)
         self.waiting = waiting
         self.stacks = stacks
 
@@ -282,6 +295,8 @@ class _Schedule:
         self._context._is_ending_ranks = True  # noqa: SLF001
         try:
             for rank in self._ranks:
+                if rank:
+                    self._failures.append(failure_of_ended(rank.rank, self._context.now))
                 for _ in range(_PATIENCE_WITH_ENDING):
                     if not rank:  # it has not begun, or it has ended
                         break
@@ -307,21 +322,27 @@ class _Schedule:
         now, lines = self._context.now, []
         waiting: dict[int, Waiting] = {}
         stacks: dict[int, str] = {}
+        places: dict[int, str] = {}
+        awaited_by: dict[int, str] = {}
         for rank in self._ranks:
             call = self._context.distributed.gatherings.call_of(rank.rank)
             if rank not in live:
                 lines.append(f"rank {rank.rank} has returned{_after(self._context, rank.rank)}")
                 continue
-            where = where_of(frames_of_stack(rank.gr_frame))
+            frames = frames_of_stack(rank.gr_frame)
+            where = where_of(frames)
+            places[rank.rank] = stack_in_text(users_lines_among(frames))
             stacks[rank.rank] = "".join(traceback.format_stack(rank.gr_frame))
             if call is not None:
                 lines.append(f"rank {rank.rank} is in {call}, at {where}")
                 missing = self._context.distributed.gatherings.awaited_by(call)
                 awaited = f"{ranks_in_words(missing)} to call {call}" if missing else f"{call}"
+                awaited_by[rank.rank] = awaited
             else:
                 command = self._context.awaited_by(rank.rank)
                 name = getattr(getattr(command, "event", None), "name", "")
                 awaited = "a command" + (f" ({name})" if name else "")
+                awaited_by[rank.rank] = "a command"  # which one is among what waits on the machine
                 lines.append(f"rank {rank.rank} is waiting for {awaited}, at {where}")
             waiting[rank.rank] = Waiting(f"rank {rank.rank}", awaited, now, where)
         alike: dict[str, list[int]] = {}
@@ -337,10 +358,12 @@ class _Schedule:
         ]
         head, *more = reason.splitlines()
         meetings = [f"  {meeting}" for meeting in self._context.distributed.gatherings.open()]
-        shown = [head.removesuffix(":"), f"  {'; '.join(lines)}"]
-        message = "\n".join([*shown, *meetings[:_MEETINGS_TOLD], *more, *told])
-        failures = failures_of_stuck(reason, blamed, waiting, stacks, now)
-        return RanksStuck(message, (*waiting.values(), *others), stacks, failures)
+        head = head.removesuffix(":")
+        shown = [head, f"  {'; '.join(lines)}", *meetings[:_MEETINGS_TOLD], *more, *told]
+        message, detail = "\n".join(shown), "\n".join([head, *more])
+        failures = failures_of_stuck(detail, blamed, awaited_by, places, now)
+        everything = (*waiting.values(), *others)
+        return RanksStuck(message, everything, stacks, failures, nprocs=len(self._ranks))
 
 
 def _after(context: "RuntimeContext", rank: int) -> str:
@@ -378,17 +401,17 @@ def _spawn_exception(
     if faulty is not None:
         line = line_of(faulty)
         told_as = f"{faulty}{f' (called at {line})' if line else ''}"
-        exception = SpawnException(told_as, failed, failures)
+        exception = SpawnException(told_as, failed, failures, nprocs=nprocs)
         exception.__cause__ = faulty
         return exception
     ranks: dict[str, list[int]] = {}
-    for failure in failures:
-        ranks.setdefault(_failure(errors[failure.rank]), []).append(failure.rank)
+    for rank in [failure.rank for failure in failures if failure.rank in errors]:
+        ranks.setdefault(_failure(errors[rank]), []).append(rank)
     told = [f"{ranks_in_words(which)}: {what}" for what, which in ranks.items()]
     if len(told) > 1:
         more = len(told) - _FAILURES_TOLD
         told = ["", *told[:_FAILURES_TOLD], *([f"... and {more} more (see .errors)"] * (more > 0))]
     told_as = f"{len(errors)} of {nprocs} ranks failed:{_listed(told)}"
-    exception = SpawnException(told_as, failed, failures)
+    exception = SpawnException(told_as, failed, failures, nprocs=nprocs)
     exception.__cause__ = errors[failures[0].rank]
     return exception

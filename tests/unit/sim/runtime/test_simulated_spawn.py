@@ -163,9 +163,10 @@ def test_the_failure_that_explains_the_others_comes_first_as_it_does_of_processe
     with pytest.raises(SpawnException) as caught:
         ctx.multiprocessing.spawn(worker, nprocs=3)
 
-    exited, raised = caught.value.failures
+    exited, raised, told_to_stop = caught.value.failures
     assert (exited.rank, exited.cause, exited.exit) == (1, FailureCause.EXITED, ExitStatus(3))
     assert (raised.rank, raised.cause, raised.at) == (0, FailureCause.RAISED, exited.at)
+    assert (told_to_stop.rank, told_to_stop.cause) == (2, FailureCause.STOPPED)
     assert raised.error is not None
     assert (raised.error.type, raised.error.message) == (
         "ConnectionResetError",
@@ -191,11 +192,11 @@ def test_of_ranks_that_are_stuck_those_that_are_out_of_step_come_first(
     assert (culprit.rank, culprit.cause) == (1, FailureCause.OUT_OF_STEP)
     assert culprit.detail == str(caught.value).splitlines()[0]
     assert [(each.rank, each.cause) for each in waiting] == [
-        (0, FailureCause.HUNG),
-        (2, FailureCause.HUNG),
+        (0, FailureCause.STOPPED),
+        (2, FailureCause.STOPPED),
     ]
     assert waiting[0].waits_for.startswith("rank 1 to call barrier #1")
-    assert waiting[0].stacks == caught.value.stacks[0]
+    assert waiting[0].stacks.endswith(" in worker\n")
 
 
 def test_of_a_call_that_nobody_waited_for_those_that_never_came_are_to_blame(
