@@ -36,7 +36,7 @@ from rankwise.base.wording import ranks_in_words
 from rankwise.sim.ccl.algorithm_modules import AlgorithmError
 from rankwise.sim.kernel import Rank
 from rankwise.sim.kernel.places import frames_of_stack, line_of, where_of
-from rankwise.sim.runtime.rank_failures import failure_of, failures_of_stuck
+from rankwise.sim.runtime.rank_failures import exit_code, failure_of, failures_of_stuck
 from rankwise.sim.runtime.wall_limit import RealTimeLimit, wall_limit
 
 if TYPE_CHECKING:
@@ -260,7 +260,7 @@ class _Schedule:
         try:
             self._fn(rank, *self._args)
         except SystemExit as leaving:
-            if not self._is_ending and leaving.code not in {None, 0}:
+            if not self._is_ending and exit_code(leaving):
                 self._note_failure(rank, leaving)
         except RealTimeLimit as limit:
             if not self._is_ending:
