@@ -11,6 +11,7 @@ from typing import Any
 from rankwise.base.errors import ConfigError
 from rankwise.sim.benches.parameters import Parameters
 from rankwise.sim.reporting.results import BenchResult
+from rankwise.sim.runtime.rank_failures import exit_code
 from rankwise.sim.triton.stand_in import installed
 
 
@@ -43,7 +44,7 @@ class TritonScript:
             try:
                 runpy.run_path(self._path, run_name="__main__")
             except SystemExit as end:
-                if end.code:
+                if exit_code(end):
                     raise
         return []
 

@@ -12,6 +12,12 @@ they are served by arrival, then in the order in which the algorithm sends. Mess
 round never overtake those of an earlier one, nor later hops of a round its earlier hops: among
 ranks that all do the same they do not get the chance.
 
+**Equal rounds are replayed.** A round knows only maxima and sums, so if it begins some time later
+on all ranks and links, everything in it happens so much later. When one of several equal rounds has
+moved the state of all ranks and of the links it uses by one and the same time, each of those that
+follow does so too: they are added at once, and no picosecond is lost. On a ring of equal wires that
+is from the second round on.
+
 Halving begins with the neighbour: what is largest has the shortest way.
 """
 
@@ -36,12 +42,13 @@ from rankwise.sim.ccl.message_model import (
 class Round(NamedTuple):
     """Messages that are sent together: from every member `i` of a group to `targets[d][i]`.
 
-    A member that is its own target sends nothing.
+    A member that is its own target sends nothing. There are `times` of them, one after the other.
     """
 
     targets: tuple[tuple[int, ...], ...]
     size: int
     reduces: bool
+    times: int = 1
 
 
 class _Paths(NamedTuple):
@@ -53,6 +60,8 @@ class _Paths(NamedTuple):
     is_exclusive: tuple[bool, ...]
     are_apart: bool
     """Whether each rank gets one message at most."""
+    links: Indexes
+    """Every link that is crossed, once."""
 
 
 class RoundNetwork:
@@ -79,7 +88,7 @@ class RoundNetwork:
         rounds = list(ROUNDS[wiring.dimension.algorithm](kind, count, chunk.size))
         for number, each in enumerate(rounds):
             following = rounds[number + 1] if number + 1 < len(rounds) else None
-            ready = self._run_round(each, self._reduced_bytes(each, following), ready)
+            ready = self._run_equal_rounds(each, self._reduced_bytes(each, following), ready)
         chunk.ready = self._free = ready
         if kind == "reduce_scatter":
             chunk.size = -(-chunk.size // count)
@@ -94,11 +103,29 @@ class RoundNetwork:
             return following.size if following is not None and following.reduces else 0
         return each.size
 
-    def _run_round(self, each: Round, reduced: int, ready: Picoseconds) -> Picoseconds:
+    def _run_equal_rounds(self, each: Round, reduced: int, ready: Picoseconds) -> Picoseconds:
         wiring = self.wiring
         paths = self._paths.get(each.targets)
         if paths is None:
             paths = self._paths[each.targets] = self._find_paths(each.targets)
+        for left in reversed(range(each.times)):
+            free, carried = wiring.link_free[paths.links], wiring.link_bytes[paths.links]
+            began, ready = ready, self._run_round(each, paths, reduced, ready)
+            if not left:
+                break
+            later = int(ready[0] - began[0])
+            is_free_later = (wiring.link_free[paths.links] - free == later).all()
+            if (ready - began == later).all() and (is_free_later or not wiring.costs.contention):
+                wiring.link_free[paths.links] += left * later
+                wiring.link_bytes[paths.links] += left * (wiring.link_bytes[paths.links] - carried)
+                wiring.messages += left * len(paths.sources)
+                return ready + left * later
+        return ready
+
+    def _run_round(
+        self, each: Round, paths: _Paths, reduced: int, ready: Picoseconds
+    ) -> Picoseconds:
+        wiring = self.wiring
         wiring.messages += len(paths.sources)
         duration = wiring.rate.time_for(each.size)
         arrival = ready[paths.sources]
@@ -173,6 +200,7 @@ class RoundNetwork:
             columns,
             tuple(_are_distinct(column) for column in columns),
             _are_distinct(all_destinations),
+            np.unique(hops[hops >= 0]),
         )
 
 
@@ -205,17 +233,17 @@ def _shifted(count: int, by: int) -> tuple[int, ...]:
 
 def _ring_rounds(kind: Collective | Rooted, count: int, size: int) -> Iterator[Round]:
     """To the next neighbour, count - 1 times; each block of an all-to-all travels by itself."""
+    if count == 1:
+        return
     following = (_shifted(count, 1),)
     part = -(-size // count)
     if kind in {"all_reduce", "reduce_scatter"}:
-        for _ in range(count - 1):
-            yield Round(following, part, reduces=True)
+        yield Round(following, part, reduces=True, times=count - 1)
     if kind in {"all_reduce", "all_gather"}:
-        for _ in range(count - 1):
-            yield Round(following, part if kind == "all_reduce" else size, reduces=False)
+        whole = part if kind == "all_reduce" else size
+        yield Round(following, whole, reduces=False, times=count - 1)
     if kind == "all_to_all":
-        for _ in range(count * (count - 1) // 2):
-            yield Round(following, part, reduces=False)
+        yield Round(following, part, reduces=False, times=count * (count - 1) // 2)
 
 
 def _direct_rounds(kind: Collective | Rooted, count: int, size: int) -> Iterator[Round]:

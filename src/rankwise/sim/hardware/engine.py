@@ -8,6 +8,7 @@ So the order of effects is the order of the log, and where two commands are not 
 or by `after`, the program has left it open.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -28,9 +29,10 @@ from rankwise.sim.hardware.environment import DealtPes, KernelEnvironment
 from rankwise.sim.hardware.images import Images
 from rankwise.sim.hardware.links import CHUNKS_PER_FLOW_MAX
 from rankwise.sim.hardware.machine import Machine, Memory
-from rankwise.sim.hardware.memory import AddressSpace, BadAddress, Bytes, as_bytes
+from rankwise.sim.hardware.memory import AddressSpace, BadAddress, Bytes, Mapping, as_bytes
 from rankwise.sim.hardware.op_log import Operand, OpLog
 from rankwise.sim.hardware.peers import Peers
+from rankwise.sim.hardware.places import dealt_in_turn
 from rankwise.sim.hardware.quantities import exact_picoseconds, picoseconds
 from rankwise.sim.hardware.topology import Topology, load_topology
 from rankwise.sim.hardware.watchpoints import Watchpoints
@@ -91,6 +93,35 @@ class GraphEngine:
                 sip, self.watchpoints, has_data=self.enable_data
             )
         return space
+
+    def lend(
+        self,
+        sip: int,
+        data: Bytes,
+        *,
+        cubes: Sequence[int] | None = None,
+        address: int | None = None,
+    ) -> Mapping:
+        """Let bytes of the host lie on a SIP, in no time, over all channels of its cubes.
+
+        Args:
+            sip: its number.
+            data: the bytes; what is stored there, the host sees.
+            cubes: the cubes; None for all.
+            address: where they begin; None for a place that is free.
+        """
+        spec, space = self.topology.machine, self.space(sip)
+        places = [
+            self.machine.sip(sip).cube(cube).hbm(pe % spec.cube.hbm.channels)
+            for pe in range(spec.cube.pes.count)
+            for cube in (range(spec.sip.cubes.count) if cubes is None else cubes)
+        ]
+        granule, sizes = dealt_in_turn(data.size, spec.cube.hbm.interleave_bytes, len(places))
+        start = space.reserve(data.size) if address is None else address
+        mapping = space.map_places(start, list(zip(sizes, places, strict=False)), granule)
+        if mapping.has_data:
+            mapping.lie_in(data)
+        return mapping
 
     def submit(self, command: Command, line: Line | None = None) -> Handle:
         """Take a command in; it is carried out while somebody waits.

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from rankwise.sim.hardware.footprint import Footprint
-from rankwise.sim.hardware.memory import AddressSpace, Bytes, Mapping, sip_of
+from rankwise.sim.hardware.memory import AddressSpace, Mapping, sip_of
 from rankwise.sim.hardware.op_log import OpLog
-from rankwise.sim.hardware.places import interleaved_sizes
 from rankwise.sim.kernel import Event, Simulator
 
 if TYPE_CHECKING:
@@ -78,25 +77,6 @@ class KernelEnvironment:
     def mapping_at(self, address: int) -> Mapping:
         """The mapping that an address lies in; raises `BadAddress` if there is none."""
         return self.space_around(address).mapping_at(address)
-
-    def lend(self, address: int, data: Bytes) -> Mapping:
-        """Let bytes of the host lie on this SIP under their own address, over all its channels."""
-        sip, spec = self.machine.sip(self.sip), self.engine.topology.machine
-        granule = spec.cube.hbm.interleave_bytes
-        channels = [
-            (cube, channel)
-            for cube in range(spec.sip.cubes.count)
-            for channel in range(spec.cube.hbm.channels)
-        ][: -(-data.size // granule)]
-        sizes = interleaved_sizes(data.size, granule, len(channels))
-        places = [
-            (size, sip.cube(cube).hbm(channel))
-            for size, (cube, channel) in zip(sizes, channels, strict=True)
-        ]
-        mapping = self.space.map_places(address, places, granule)
-        if mapping.has_data:
-            mapping.lie_in(data)
-        return mapping
 
     def program_ended(self, dma_waited: int) -> None:
         """Hear that a program has ended, and for how long it waited for loads and stores."""

@@ -17,6 +17,9 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from rankwise.sim.hardware.machine import Memory
 
+SMALLEST_GRANULE = 256
+"""Bytes that a memory has at least, before the next one has its turn."""
+
 Offsets: TypeAlias = npt.NDArray[np.int64]
 """Bytes from the beginning of a mapping."""
 
@@ -146,6 +149,17 @@ def _cut(
     before = np.cumsum(counts) - counts
     parts = np.arange(counts.sum()) + np.repeat(first - before, counts)
     return parts, np.repeat(begins, counts), np.repeat(ends, counts)
+
+
+def dealt_in_turn(size: int, granule: int, count: int) -> tuple[int, list[int]]:
+    """How a mapping is dealt to so many memories: the granule, and the bytes of each.
+
+    The granule is smaller than the given one if that is not enough for all, and the memories are
+    fewer if the smallest is not.
+    """
+    share = -(-size // count // SMALLEST_GRANULE) * SMALLEST_GRANULE
+    granule = min(granule, max(share, SMALLEST_GRANULE))
+    return granule, interleaved_sizes(size, granule, min(count, -(-size // granule)))
 
 
 def interleaved_sizes(size: int, granule: int, count: int) -> list[int]:

@@ -15,8 +15,6 @@ from typing import Any
 import numpy as np
 
 from rankwise.sim.runtime.context import RuntimeContext
-from rankwise.sim.runtime.placement import Device, layout_of
-from rankwise.sim.triton.dtypes import Array
 from rankwise.sim.triton.host import HOST_MACHINE, Arguments, TensorDescriptor
 from rankwise.sim.triton.memory import Buffer
 
@@ -124,29 +122,15 @@ class _Lending:
 
     def _map_run(self, start: int, size: int) -> int:
         memory = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(start))
-        address = lend(self._context, self._device, memory)
-        self._mapped.append(address)
-        return address
+        device = self._device
+        mapping = self._context.engine.lend(device.sip, memory, cubes=device.cubes)
+        self._mapped.append(mapping.start)
+        return mapping.start
 
     def end(self) -> None:
         """Take the memory back."""
         for address in self._mapped:
             self._space.unmap(address)
-
-
-def lend(context: RuntimeContext, device: Device, memory: Array) -> int:
-    """Let bytes of the host lie on a device, in no time; returns their address there."""
-    turns = context.engine.topology.machine.cube.hbm.interleave_bytes
-    layout = layout_of((memory.size,), 1, None, device, turns)
-    space = context.engine.space(device.sip)
-    sip = context.engine.machine.sip(device.sip)
-    address = space.reserve(memory.size)
-    places = []
-    for size, number, pe in layout.pieces:
-        cube = sip.cube(number)
-        places.append((size, cube.hbm(pe % cube.hbm_channels)))
-    space.map_places(address, places, layout.interleave).lie_in(memory)
-    return address
 
 
 def _end_of_run(buffers: Iterator[Buffer]) -> int:

@@ -42,7 +42,12 @@ from rankwise.sim.kernel.places import (
     users_lines_among,
     where_of,
 )
-from rankwise.sim.runtime.rank_failures import failure_of, failure_of_ended, failures_of_stuck
+from rankwise.sim.runtime.rank_failures import (
+    exit_code,
+    failure_of,
+    failure_of_ended,
+    failures_of_stuck,
+)
 from rankwise.sim.runtime.wall_limit import RealTimeLimit, wall_limit
 
 if TYPE_CHECKING:
@@ -273,7 +278,7 @@ class _Schedule:
         try:
             self._fn(rank, *self._args)
         except SystemExit as leaving:
-            if not self._is_ending and leaving.code not in {None, 0}:
+            if not self._is_ending and exit_code(leaving):
                 self._note_failure(rank, leaving)
         except RealTimeLimit as limit:
             if not self._is_ending:

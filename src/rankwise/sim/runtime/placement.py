@@ -11,15 +11,12 @@ from typing import Literal, NamedTuple, TypeAlias
 import msgspec
 
 from rankwise.base.errors import ConfigError
-from rankwise.sim.hardware.places import interleaved_sizes
+from rankwise.sim.hardware.places import dealt_in_turn
 
 Cut: TypeAlias = Literal["replicate", "row", "column"]
 
 PIECES_MAX = 1024
 """A tensor that a policy would cut into more pieces is cut into this many."""
-
-SMALLEST_PIECE_BYTES = 256
-"""Without a policy, tensors are not cut any smaller, even if that leaves channels without any."""
 
 
 class DPPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -219,11 +216,8 @@ def layout_of(
 
 def _in_turn(size: int, device: Device, interleave: int) -> Layout:
     places = [(cube, pe) for pe in range(device.pes_per_cube) for cube in device.cubes]
-    whole = -(-size // len(places) // SMALLEST_PIECE_BYTES) * SMALLEST_PIECE_BYTES
-    granule = min(interleave, max(whole, SMALLEST_PIECE_BYTES))
-    places = places[: -(-size // granule)]
-    sizes = interleaved_sizes(size, granule, len(places))
-    pieces = tuple(Piece(length, *place) for length, place in zip(sizes, places, strict=True))
+    granule, sizes = dealt_in_turn(size, interleave, len(places))
+    pieces = tuple(Piece(length, *place) for length, place in zip(sizes, places, strict=False))
     return Layout(pieces, interleave=granule)
 
 

@@ -18,9 +18,7 @@ def failure_of(rank: int, error: BaseException, now_ps: int) -> Failure:
     """The failure of a rank that has raised, or left with a code other than 0."""
     at = Instant(now_ps // PICOSECONDS_PER_NANOSECOND)
     if isinstance(error, SystemExit):
-        # Python ends a process with 1 that is left with a text.
-        code = error.code if isinstance(error.code, int) else 1
-        cause, exit_, record = FailureCause.EXITED, ExitStatus(code & 0xFF), None
+        cause, exit_, record = FailureCause.EXITED, ExitStatus(exit_code(error)), None
     else:
         kind = type(error)
         module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
@@ -38,6 +36,13 @@ def failure_of(rank: int, error: BaseException, now_ps: int) -> Failure:
 def failure_of_ended(rank: int, now_ps: int) -> Failure:
     """That of a rank that was ended since another one has failed."""
     return _of_rank(rank, FailureCause.STOPPED, now_ps, ended_by_us=True)
+
+
+def exit_code(leaving: SystemExit) -> int:
+    """The code that a process would have which is left so: 256 is 0, and a text is 1."""
+    if leaving.code is None:
+        return 0
+    return leaving.code & 0xFF if isinstance(leaving.code, int) else 1
 
 
 def failures_of_stuck(

@@ -363,10 +363,10 @@ def site() -> tuple[Any, ...]:
     return ()
 
 
-def place() -> str:
-    """Where in the kernel we are: `kernel "add" (vector.py:12)`."""
+def place(line: str = "") -> str:
+    """Where in the kernel we are, or where that line is: `kernel "add" (vector.py:12)`."""
     name = ACTIVE.execution.launch.name if ACTIVE.execution is not None else "?"
-    line = line_of_kernel()
+    line = line or line_of_kernel()
     return f'kernel "{name}" ({line})' if line else f'kernel "{name}"'
 
 

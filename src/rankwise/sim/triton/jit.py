@@ -15,13 +15,13 @@ from functools import cached_property, partial
 from hashlib import sha256
 from operator import index
 from tokenize import TokenError
-from types import FunctionType, SimpleNamespace
+from types import CodeType, FunctionType, SimpleNamespace
 from typing import Any, NamedTuple
 
-from rankwise.base.errors import ConfigError, LocalProtocolError
+from rankwise.base.errors import ConfigError, LocalProtocolError, RankwiseError
 from rankwise.sim.triton import creation, debug, functions, logic
 from rankwise.sim.triton.constants import constexpr, plain
-from rankwise.sim.triton.execution import ACTIVE, KERNEL_CODE, Launch, Observer
+from rankwise.sim.triton.execution import ACTIVE, KERNEL_CODE, Launch, Observer, place
 from rankwise.sim.triton.host import HOST_MACHINE, Arguments, launcher_among, tensor_around
 from rankwise.sim.triton.launching import run_launch
 from rankwise.sim.triton.logic import rewritten
@@ -97,7 +97,24 @@ class KernelFunction:
             self._generation = _Generation.number
             self._globals.update(self._source.__globals__)
             self._globals["__builtins__"] = _KERNEL_BUILTINS
-        return self._function(*args, **kwargs)
+        try:
+            return self._function(*args, **kwargs)
+        except _SLIPS as error:
+            _say_where(error, self._function.__code__)
+            raise
+
+
+_SLIPS = (NameError, TypeError, ValueError, IndexError, ArithmeticError)
+"""What Python itself raises at a line of a kernel: a wrong name, a wrong index, …"""
+
+
+def _say_where(error: Exception, code: CodeType) -> None:
+    """Name kernel and line in what Python raised at a line of this code, and not deeper."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is not None and trace.tb_frame.f_code is code and not isinstance(error, RankwiseError):
+        error.args = (f"{place(f'{code.co_filename}:{trace.tb_lineno}')}: {error}",)
 
 
 class OnGrid:
@@ -288,6 +305,12 @@ class JITFunction(KernelInterface):
                 hint=f"its parameters are {', '.join(self.arg_names)}",
             ) from None
         bound.apply_defaults()
+        warps = plain(kwargs.get("num_warps", 4))
+        if not (isinstance(warps, int) and warps.bit_count() == 1 and warps > 0):
+            raise WrongArguments(
+                f"kernel {self.__name__}: num_warps is {warps!r}, expected a power of two",
+                hint="Triton takes no other number: 1, 2, 4, 8, 16 or 32",
+            )
         return dict(bound.arguments)
 
     def run(self, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:

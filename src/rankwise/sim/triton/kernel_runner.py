@@ -439,7 +439,8 @@ class _Launching:
             return
         storage = storage_around(address)
         assert storage is not None, "a tensor was found there"
-        self._lent.append(self._env.lend(storage.ctypes.data, storage))
+        address = storage.ctypes.data
+        self._lent.append(self._env.engine.lend(self._env.sip, storage, address=address))
 
     def _run_of(self, buffer: Buffer) -> tuple[int, int]:
         mapping = self._env.mapping_at(buffer.address)

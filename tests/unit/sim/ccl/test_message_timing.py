@@ -1,4 +1,4 @@
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
@@ -6,13 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankwise.base.errors import ConfigError
-from rankwise.sim.ccl.message_rounds import ROUNDS
+from rankwise.sim.ccl.message_rounds import ROUNDS, Round, RoundNetwork
 from rankwise.sim.ccl.message_timing import (
     Algorithm,
     Collective,
     Dimension,
     MessageCosts,
     collective_time,
+    placed_time,
 )
 from rankwise.sim.hardware.routing import sip_route
 from rankwise.sim.hardware.specification import Graph, LinkSpec, SipsSpec
@@ -67,13 +68,19 @@ def test_chunks_follow_each_other_through_the_dimensions() -> None:
     assert pipelined == sum(parts)
 
 
+def one_by_one(rounds: Iterator[Round]) -> Iterator[Round]:
+    """The same rounds, of which none is said to be like the next."""
+    for each in rounds:
+        yield from [each._replace(times=1)] * each.times
+
+
 def event_driven(algorithm: Algorithm, kind: Collective, sips: SipsSpec, size: int) -> int:
     """The same model, told to the event kernel: a process per rank and per message."""
     simulator = Simulator()
     rate, latency = sips.link.rate, sips.link.latency
     links: dict[tuple[int, int], Server] = {}
     ranks = range(sips.count)
-    rounds = list(ROUNDS[algorithm](kind, sips.count, size))
+    rounds = list(one_by_one(ROUNDS[algorithm](kind, sips.count, size)))
     ready = [[simulator.event() for _ in ranks] for _ in range(len(rounds) + 1)]
 
     def message(number: int, source: int, destination: int) -> Steps:
@@ -126,6 +133,101 @@ def test_the_recurrence_gives_what_an_event_queue_gives(
 
     expected = event_driven(algorithm, kind, SipsSpec(count=count, graph=graph, link=link), size)
     assert time.picoseconds == expected
+
+
+NETWORKS: list[tuple[Graph, int, tuple[int, int] | None]] = [
+    (graph, count, None)
+    for graph in ("ring_1d", "fully_connected", "switch")
+    for count in (2, 5, 8)
+]
+NETWORKS += [
+    (graph, 12, shape) for graph in ("mesh_2d", "torus_2d") for shape in ((3, 4), (2, 6), (1, 12))
+]
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(
+    st.lists(st.sampled_from(NETWORKS), min_size=1, max_size=2),
+    st.tuples(
+        st.sampled_from(["ring", "direct"]),
+        st.sampled_from(["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]),
+        st.integers(1, 20_000),
+        st.integers(1, 3),
+    ),
+    st.builds(
+        MessageCosts,
+        endpoint_ns=st.sampled_from([0, 10]),
+        memory_gbps=st.sampled_from([None, 300]),
+        contention=st.booleans(),
+        cut_through=st.booleans(),
+    ),
+    st.integers(0, 800),
+)
+def test_replayed_rounds_give_what_all_of_them_give_to_the_picosecond(
+    networks: list[tuple[Graph, int, tuple[int, int] | None]],
+    task: tuple[Algorithm, Collective, int, int],
+    costs: MessageCosts,
+    latency: int,
+) -> None:
+    algorithm, kind, size, chunks = task
+    dimensions = [
+        Dimension(
+            count=count, graph=graph, shape=shape, algorithm=algorithm,
+            bandwidth_gbps=64, latency_ns=latency,
+        )
+        for graph, count, shape in networks
+    ]  # fmt: skip
+
+    replayed = collective_time(kind, size, dimensions, chunks=chunks, costs=costs)
+
+    rounds = ROUNDS[algorithm]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(ROUNDS, algorithm, lambda *given: one_by_one(rounds(*given)))
+        in_full = collective_time(kind, size, dimensions, chunks=chunks, costs=costs)
+    assert replayed[:2] == in_full[:2]
+    for with_replay, without in zip(replayed[2], in_full[2], strict=True):
+        assert with_replay.tolist() == without.tolist()
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    st.permutations(range(12)),
+    st.integers(2, 12),
+    st.sampled_from(["mesh_2d", "torus_2d", "ring_1d", "switch"]),
+    st.integers(1, 20_000),
+)
+def test_replayed_rounds_are_exact_between_any_devices_of_a_machine(
+    devices: list[int], count: int, graph: Graph, size: int
+) -> None:
+    shape = (3, 4) if graph in {"mesh_2d", "torus_2d"} else None
+    link = LinkSpec(bandwidth=64, latency_ns=300)
+    sips = SipsSpec(count=12, graph=graph, shape=shape, link=link)
+    homes = tuple(device % 9 for device in devices[:count])  # some share one
+
+    replayed = placed_time("all_reduce", size, sips, homes, "ring")
+
+    rounds = ROUNDS["ring"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(ROUNDS, "ring", lambda *given: one_by_one(rounds(*given)))
+        assert replayed == placed_time("all_reduce", size, sips, homes, "ring")
+
+
+def test_a_large_symmetric_ring_is_timed_from_two_rounds_per_phase(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calculated: list[int] = []
+    run_round = RoundNetwork._run_round
+
+    def counting(self: RoundNetwork, *given: Any) -> Any:
+        calculated.append(1)
+        return run_round(self, *given)
+
+    monkeypatch.setattr(RoundNetwork, "_run_round", counting)
+    ring = Dimension(count=256, bandwidth_gbps=100, latency_ns=700)
+
+    collective_time("all_reduce", 1_000 * 256, [ring], chunks=4)
+
+    assert len(calculated) <= 4 * 2 * 2
 
 
 def test_reductions_and_endpoints_cost_what_they_are_said_to_cost() -> None:

@@ -254,6 +254,7 @@ def test_a_sibling_that_waits_again_while_it_is_ended_is_ended_all_the_same(
 
 def test_leaving_with_a_code_is_a_failure_and_without_one_is_not(ctx: RuntimeContext) -> None:
     ctx.multiprocessing.spawn(lambda _rank: sys.exit(0), nprocs=2)
+    ctx.multiprocessing.spawn(lambda _rank: sys.exit(256), nprocs=2)  # the system takes eight bits
 
     with pytest.raises(SpawnException) as caught:
         ctx.multiprocessing.spawn(sys.exit, nprocs=2)

@@ -202,3 +202,44 @@ def test_missing_and_unknown_arguments_are_named() -> None:
         unmasked_copy[(1,)](np.zeros(1), np.zeros(1))
     with pytest.raises(TypeError, match="unexpected keyword argument 'C'"):
         unmasked_copy[(1,)](np.zeros(1), np.zeros(1), B=1, C=2)
+
+
+def test_a_wrong_name_in_a_kernel_is_told_with_kernel_and_line() -> None:
+    @triton.jit
+    def doubled(x: Any) -> Any:
+        return x * facto  # type: ignore[name-defined]  # noqa: F821
+
+    @triton.jit
+    def kernel(o: Any, B: tl.constexpr) -> None:
+        tl.store(o + tl.arange(0, B), doubled(tl.arange(0, B)))
+
+    with pytest.raises(NameError) as caught:
+        kernel[(1,)](np.zeros(8, np.int32), B=8)
+
+    place = f"{__file__}:{doubled.fn.__code__.co_firstlineno + 2}"
+    assert str(caught.value) == f'kernel "kernel" ({place}): name {"facto"!r} is not defined'
+
+
+def test_what_fails_in_a_function_that_a_kernel_calls_keeps_its_own_words() -> None:
+    @triton.constexpr_function
+    def choose(number: int) -> int:
+        raise ValueError(f"no tile for {number}")
+
+    @triton.jit
+    def kernel(o: Any, B: tl.constexpr) -> None:
+        tl.store(o + tl.arange(0, B), choose(B))
+
+    with pytest.raises(ValueError, match=r"^no tile for 8$"):
+        kernel[(1,)](np.zeros(8, np.int32), B=8)
+
+
+@pytest.mark.parametrize("warps", [3, 0, -4, 2.0, None])
+def test_a_number_of_warps_that_is_no_power_of_two_is_refused_as_by_triton(warps: Any) -> None:
+    out = np.zeros(16, np.float32)
+
+    with pytest.raises(TypeError, match=rf"num_warps is {warps}, expected a power of two"):
+        unmasked_copy[(1,)](np.ones(16, np.float32), out, B=16, num_warps=warps)
+
+    assert not out.any()
+    unmasked_copy[(1,)](np.ones(16, np.float32), out, B=16, num_warps=tl.constexpr(8))
+    assert out.all()
