@@ -1,9 +1,12 @@
 """What torch's flight recorder tells, as books on which verdicts are found."""
 
+from collections.abc import Iterable
+
 import msgspec
 
 from rankwise.base.units import Instant
 from rankwise.core.ledger import Book, Call, Fate, Group, Stage, find_verdict
+from rankwise.drivers.real.call_rings import SAFE_ENTRIES
 from rankwise.drivers.real.recorded_books import FROM_CPP, begun_by_cpp, recorded_book
 from rankwise.drivers.real.report_pipe import Recorded, RecordedCall, RecordedGroup
 
@@ -22,6 +25,11 @@ def call(number: int, operation: str = "all_reduce", *, is_over: bool = True) ->
 def seen(rank: int, *calls: Call, fate: Fate = Fate.LIVES) -> Book:
     groups = {"torch 0 0": Group(size=3, members=RANKS)}
     return Book(rank=rank, groups=groups, calls=calls, fate=fate)
+
+
+def sampled(numbers: Iterable[int]) -> Recorded:
+    sample = tuple((number, number * SECOND, 0) for number in numbers)
+    return Recorded(1, (RecordedGroup("0", "", RANKS, (), sample, ("all_reduce #?",)),))
 
 
 def entered(begun_s: float, ended_s: float, stage: Stage = Stage.DONE) -> Call:
@@ -47,12 +55,31 @@ def test_a_rank_stands_in_the_first_call_that_is_not_over() -> None:
 
 
 def test_what_cpp_has_begun_is_what_the_rank_has_not_entered() -> None:
-    sample = tuple((number, number * SECOND) for number in range(1, 6))
-    told = Recorded(1, (RecordedGroup("0", "", RANKS, (), sample),))
+    told = sampled(range(1, 6))
     own = seen(0, entered(1.5, 2.5), entered(3.5, 3.7), entered(4.5, 0, Stage.WAITING))
 
     assert [call.number for call in begun_by_cpp(told, own)] == [1, 3, 4]
     assert len(begun_by_cpp(told, seen(0))) == 5
+
+
+def test_a_wait_for_a_handle_hides_nothing_that_cpp_begins_meanwhile() -> None:
+    wait = msgspec.structs.replace(entered(1.5, 4.5), of_handle=True)
+
+    calls = begun_by_cpp(sampled([1, 2]), seen(0, wait))
+
+    assert [(call.number, call.text) for call in calls] == [
+        (1, "all_reduce #?"),
+        (2, "all_reduce #?"),
+    ]
+
+
+def test_what_the_rank_may_have_entered_and_forgotten_is_not_taken_for_what_cpp_has_begun() -> None:
+    remembered = [entered(2.5 + at / SAFE_ENTRIES, 0) for at in range(SAFE_ENTRIES)]
+    done = [msgspec.structs.replace(call, ended_at=call.begun_at) for call in remembered]
+
+    calls = begun_by_cpp(sampled(range(1, 6)), seen(0, *done))
+
+    assert [call.number for call in calls] == [4, 5]
 
 
 def test_an_exception_is_about_the_latest_call_if_all_are_over() -> None:

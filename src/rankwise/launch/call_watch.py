@@ -42,9 +42,11 @@ from rankwise.base.root_cause import may_be_of_others, tells_of_time
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after, between
 from rankwise.core.gang.vocabulary import RanksBlamed
 from rankwise.core.ledger import (
+    Begun,
     Book,
     Delay,
     Fate,
+    Group,
     Lateness,
     SampledLateness,
     Sheet,
@@ -70,6 +72,8 @@ from rankwise.launch.planning import JobPlanner
 from rankwise.launch.recorder_questions import RecorderQuestions
 from rankwise.ports.clock import Clock
 
+OnCppCalls = Callable[[int, Mapping[str, Group], Iterable[Begun]], None]
+
 if TYPE_CHECKING:
     from rankwise.drivers.real.segments import Segment
 
@@ -80,6 +84,8 @@ STANDING = Duration(1 * SECOND)
 STRAGGLE = Duration(200 * MILLISECOND)
 QUIET = Duration(10 * SECOND)
 """Ranks are asked when one has stood in a call for so long, or none has begun one."""
+SAMPLE_PAUSE = Duration(60 * SECOND)
+"""How often ranks are asked where what C++ begins is recorded: a thousandth of their time."""
 _PAUSE_MAX = Duration(60 * SECOND)
 _SIGABRT = 6
 
@@ -96,6 +102,8 @@ class CallWatch:
         ask_nodes: has the other nodes asked, or told that there is no more need; tells whether
             there are others. What is awaited is answered by `on_nodes_answered`.
         hang_timeout: after which the run counts as hung, so that ranks are asked before.
+        on_cpp_calls: is told what C++ has begun in a rank, by its local rank, where that is
+            recorded; then ranks are also asked now and then.
     """
 
     def __init__(
@@ -108,6 +116,7 @@ class CallWatch:
         blame: Callable[[RanksBlamed], None],
         ask_nodes: Callable[[Trouble], bool],
         hang_timeout: Duration | None,
+        on_cpp_calls: OnCppCalls | None,
     ) -> None:
         self._host = host
         self._planner = planner
@@ -115,6 +124,10 @@ class CallWatch:
         self._clock = clock
         self._blame = blame
         self._ask_nodes = ask_nodes
+        self._on_cpp_calls = on_cpp_calls
+        self._has_cpp_calls = False
+        self._sample_pause = SAMPLE_PAUSE
+        self._sampled_at = clock.now()
         self._go_on: Callable[[], None] | None = None
         self._standing: dict[int, int] = {}
         self._looks_at: int | None = None
@@ -266,7 +279,11 @@ class CallWatch:
         if seen is not None:
             ranks = frozenset(self._lateness.ranks)
             calls = begun_by_cpp(recorded, seen)
-            self._sampled_lateness.see(seen.rank, groups_of(recorded, ranks), calls)
+            groups = groups_of(recorded, ranks)
+            self._sampled_lateness.see(seen.rank, groups, calls)
+            if self._on_cpp_calls is not None:
+                self._has_cpp_calls |= bool(calls)
+                self._on_cpp_calls(local_rank, groups, calls)
 
     def ask(self, on_answers: Callable[[], None]) -> None:
         """Ask the ranks what C++ has called; call back when they have told, or cannot."""
@@ -341,6 +358,7 @@ class CallWatch:
             return
         self._suspicion = text
         self._tell_nodes_who_stands()
+        self._ask_for_sample()
         self._look_later()
 
     def _tell_nodes_who_stands(self) -> None:
@@ -427,6 +445,16 @@ class CallWatch:
         is_due = bool(self._told) or now >= after(since, pause)
         if is_due and self._questions.ask(self._judge_answers):
             self._asked_at, self._pause = now, min(Duration(2 * pause), self._pause_max)
+
+    def _ask_for_sample(self) -> None:
+        """Ask now and then where what C++ begins is recorded, and less often if there is none."""
+        now = self._clock.now()
+        if self._on_cpp_calls is None or now < after(self._sampled_at, self._sample_pause):
+            return
+        self._sampled_at = now
+        if not self._is_holding and self._questions.ask(lambda: None):
+            pause = SAMPLE_PAUSE if self._has_cpp_calls else Duration(2 * self._sample_pause)
+            self._sample_pause, self._has_cpp_calls = pause, False
 
     def _judge_answers(self) -> None:
         """Accuse whom the answers to two questions running have told of."""

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import rankwise
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after
 from rankwise.core.gang.vocabulary import Said, WorkerExited, WorkerSaid, WorkerSpawned
+from rankwise.core.ledger import Begun, Group
 from rankwise.drivers.real.call_rings import CallReader, SeenCall, words_in
 from rankwise.drivers.real.journal import FileJournal
 from rankwise.drivers.real.process_host import RealProcessHost
@@ -28,7 +29,9 @@ from rankwise.drivers.real.section_ring import SectionReader
 from rankwise.drivers.real.segments import Segment
 from rankwise.launch.planning import JobPlanner
 from rankwise.observe.records import (
+    OF_HANDLE,
     RECORDER,
+    CallsSampled,
     CallsSeen,
     RanksSampled,
     Record,
@@ -100,6 +103,7 @@ class RunRecorder:
         self._attempt = -1
         self._segment: Segment | None = None
         self._ranks: dict[int, _RankReader] = {}
+        self._cpp_calls_until: dict[tuple[int, int], int] = {}
 
     def on_stimulus(self, stimulus: WorkerSpawned | WorkerSaid | WorkerExited) -> None:
         """Begin with the first rank; take a last look at one that ends or is called again."""
@@ -117,6 +121,34 @@ class RunRecorder:
             reader = self._ranks.pop(stimulus.local_rank, None)
             if reader is not None and self._reads_present_segment:
                 self._write(reader.read(self._clock.now(), self._most, is_last=True))
+
+    def on_cpp_calls(
+        self, local_rank: int, groups: Mapping[str, Group], calls: Iterable[Begun]
+    ) -> None:
+        """Torch's flight recorder has told of calls that C++ has begun; some may be known."""
+        since = self._cpp_calls_until.get((self._attempt, local_rank), 0)
+        new = [call for call in calls if call.begun_at > since]
+        if not new:
+            return
+        self._cpp_calls_until[self._attempt, local_rank] = max(call.begun_at for call in new)
+        base = min(call.begun_at for call in new)
+        keys = list(dict.fromkeys(call.group for call in new))
+        texts = list(dict.fromkeys(call.text for call in new))
+        record = CallsSampled(
+            attempt=self._attempt,
+            rank=self._planner.world.rank(local_rank),
+            base=Instant(base),
+            groups=tuple(
+                RecordedGroup(key, groups[key].label, groups[key].size, groups[key].members)
+                for key in keys
+            ),
+            texts=tuple(texts),
+            calls=tuple(
+                (keys.index(each.group), each.number, each.begun_at - base, texts.index(each.text))
+                for each in new
+            ),
+        )
+        self._thinning.note(self._write([record]))
 
     @property
     def _most(self) -> int:
@@ -247,7 +279,7 @@ class _RankReader:
                 call.number,
                 call.begun_at - base,
                 call.ended_at - call.begun_at if call.ended_at else -1,
-                call.stage,
+                OF_HANDLE if call.of_handle else call.stage,
                 self._number_of(call.words, texts),
             )
             for call in calls

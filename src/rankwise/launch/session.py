@@ -568,6 +568,7 @@ class Session:
             blame=self._dispatch.deliver,
             ask_nodes=self._dispatch.ask_nodes,
             hang_timeout=self._job.gang.hang_timeout,
+            on_cpp_calls=None if self._recorder is None else self._recorder.on_cpp_calls,
         )
 
     def _lateness(self) -> "tuple[Delay, str] | None":

@@ -13,6 +13,10 @@ from rankwise.base.units import Duration, Instant
 
 RECORDER = "recorder"
 """Who writes records: their `machine` in the journal."""
+OF_HANDLE = 4
+"""The stage of a wait for the handle of a call that the rank has issued before."""
+BEGUN_BY_CPP = 5
+"""The stage of a call of `CallsSampled`."""
 
 
 class RunDescribed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -74,7 +78,7 @@ class RecordedCall(msgspec.Struct, frozen=True, array_like=True):
         number: which of the group's calls it was.
         begun: when the rank came to it.
         lasted: until it had ended or was issued; -1 while the rank is in it.
-        stage: how far it has come, see `core.ledger.Stage`.
+        stage: how far it has come, see `core.ledger.Stage`; or `OF_HANDLE`.
         text: the number of its text.
     """
 
@@ -108,6 +112,27 @@ class CallsSeen(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     texts: Mapping[int, tuple[str, str]] = {}
 
 
+class CallsSampled(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Calls that C++ has begun by itself in one rank, of which nobody knows when they have ended.
+
+    They are a sample: what torch's flight recorder had when it was read.
+
+    Attributes:
+        attempt, rank: whose calls.
+        base: from where instants count.
+        groups, texts: those of these calls; a text has `#?` for the number.
+        calls: of each the place of its group, its number there, when it was begun, and the place of
+            its text.
+    """
+
+    attempt: int
+    rank: int
+    base: Instant
+    groups: tuple[RecordedGroup, ...]
+    texts: tuple[str, ...]
+    calls: tuple[tuple[int, int, int, int], ...]
+
+
 class RecordedSection(msgspec.Struct, frozen=True, array_like=True):
     """A section: how many others it lies in, when it began, how long it lasted (-1: it is open)."""
 
@@ -125,4 +150,4 @@ class SectionsSeen(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     sections: tuple[RecordedSection, ...]
 
 
-Record = RunDescribed | RanksSampled | CallsSeen | SectionsSeen
+Record = RunDescribed | RanksSampled | CallsSeen | CallsSampled | SectionsSeen

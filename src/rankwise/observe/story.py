@@ -36,7 +36,9 @@ from rankwise.core.gang.vocabulary import (
 )
 from rankwise.core.rendezvous.vocabulary import World
 from rankwise.observe.records import (
+    BEGUN_BY_CPP,
     RECORDER,
+    CallsSampled,
     CallsSeen,
     RanksSampled,
     Record,
@@ -48,7 +50,10 @@ from rankwise.observe.records import (
 
 
 class TimedCall(NamedTuple):
-    """A rank's call of a group (`None` for a message); `ended_at` is 0 if no end was seen."""
+    """A rank's call of a group (`None` for a message); `ended_at` is 0 if no end was seen.
+
+    `stage` is as in `RecordedCall`.
+    """
 
     group: RecordedGroup | None
     number: int
@@ -249,6 +254,8 @@ class _Reader:
                     self.story.samples.setdefault(sample.rank, []).append((self._at, sample))
             case CallsSeen():
                 self._take_calls(entry)
+            case CallsSampled():
+                self._take_sample(entry)
             case SectionsSeen():
                 self._life(entry.attempt, entry.rank).sections.extend(
                     TimedSection(name, depth, begun, 0 if lasted < 0 else begun + lasted)
@@ -332,3 +339,14 @@ class _Reader:
             text, place = texts.get(call.text, ("a call", ""))
             group = groups.get(call.group)
             life.calls.append(TimedCall(group, call.number, begun, ended, call.stage, text, place))
+
+    def _take_sample(self, sample: CallsSampled) -> None:
+        life = self._life(sample.attempt, sample.rank)
+        for group, number, begun, text in sample.calls:
+            at = sample.base + begun
+            life.calls.append(
+                TimedCall(
+                    sample.groups[group], number, at, at, BEGUN_BY_CPP, sample.texts[text],
+                    "begun by C++",
+                )
+            )  # fmt: skip

@@ -9,11 +9,23 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rankwise.base.errors import ConfigError
-from rankwise.core.ledger import Arrival, Delay, Group, Lateness, Stage, number_text
+from rankwise.core.ledger import (
+    Arrival,
+    Begun,
+    Delay,
+    Group,
+    Lateness,
+    SampledLateness,
+    Stage,
+    number_text,
+)
+from rankwise.core.ledger.sampled import Straggler
 from rankwise.observe.clocks import NodeClock, align
-from rankwise.observe.records import Sample
+from rankwise.observe.records import BEGUN_BY_CPP, OF_HANDLE, Sample
 from rankwise.observe.story import NodeStory, RankLife, TimedCall, read_story
 
+_NOT_COUNTED = (OF_HANDLE, BEGUN_BY_CPP)
+_WITHOUT_WAITING = (Stage.ISSUED, BEGUN_BY_CPP)
 CallKey = tuple[int, str, int]
 """Attempt, group and number: the same on all members."""
 
@@ -32,7 +44,9 @@ class PlacedLife(NamedTuple):
 class PlacedCall(NamedTuple):
     """A call, in which the rank waited until `waited_until` for the rank `awaited` to come.
 
-    Nobody (-1) is awaited where that is not known, and by the one who came last.
+    Nobody (-1) is awaited where that is not known, and by the one who came last. Who has issued a
+    call waits for it where it waits for its handle, which is a call of its own. `stage` is as in
+    `rankwise.observe.records.RecordedCall`.
     """
 
     key: CallKey | None
@@ -43,8 +57,13 @@ class PlacedCall(NamedTuple):
     text: str
     place: str
     is_over: bool
-    is_issued: bool
+    stage: int
     label: str
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether it is one of the calls by which the group's calls are numbered."""
+        return self.stage not in _NOT_COUNTED
 
 
 class PlacedSection(NamedTuple):
@@ -81,6 +100,7 @@ class RunTimeline:
         wall_ns: when the run began, as nanoseconds since 1970.
         delays: what each rank has cost the others by coming late.
         seen: the share of the calls that this is known of.
+        straggler: who made the others wait in what C++ calls, as far as its sample tells.
         world_size: how many ranks the last attempt had on all nodes.
         origin: where the timeline begins, on the clock of the first node.
     """
@@ -93,6 +113,7 @@ class RunTimeline:
     wall_ns: int
     delays: tuple[Delay, ...]
     seen: float
+    straggler: Straggler | None
     world_size: int
     origin: int
 
@@ -102,7 +123,7 @@ class RunTimeline:
         counts: dict[tuple[int, int, str], tuple[int, int]] = {}
         for rank, track in self.tracks.items():
             for call in track.calls:
-                if call.key is not None:
+                if call.key is not None and call.is_counted:
                     attempt, group, number = call.key
                     count, highest = counts.get((rank, attempt, group), (0, 0))
                     counts[rank, attempt, group] = count + 1, max(highest, number)
@@ -143,7 +164,7 @@ def timeline_of(journals: Iterable[tuple[str, Iterable[bytes]]]) -> RunTimeline:
     origin = min(clock.common(node.first_at) for node, clock in zip(nodes, clocks, strict=True))
     end = max(clock.common(node.last_at) for node, clock in zip(nodes, clocks, strict=True))
     timeline = RunTimeline(
-        nodes, clocks, {}, [], end - origin, origin + nodes[0].wall_offset, (), 1.0, 0, origin
+        nodes, clocks, {}, [], end - origin, origin + nodes[0].wall_offset, (), 1.0, None, 0, origin
     )
     lives = [(index, life) for index, node in enumerate(nodes) for life in node.lives.values()]
     lives.sort(key=lambda each: (each[1].attempt, each[1].rank))
@@ -163,6 +184,7 @@ def timeline_of(journals: Iterable[tuple[str, Iterable[bytes]]]) -> RunTimeline:
     worlds = [node.worlds[max(node.worlds)] for node in nodes if node.worlds]
     timeline.world_size = max((world.size for world in worlds), default=len(timeline.tracks))
     timeline.delays, timeline.seen = _lateness(timeline, members)
+    timeline.straggler = _straggler(timeline, members)
     return timeline
 
 
@@ -215,7 +237,7 @@ def _last_to_come(
     for index, life in lives:
         for call in life.calls:
             key = _key_of(life.attempt, call)
-            if key is not None:
+            if key is not None and call.stage not in _NOT_COUNTED:
                 at = timeline.place(index, call.begun_at)
                 come.setdefault(key, []).append((at, life.rank))
                 of_rank = (life.attempt, key[1], life.rank)
@@ -264,15 +286,17 @@ def _place_life(
         key = _key_of(life.attempt, call)
         begin, until = place(call.begun_at), place(call.ended_at) if call.ended_at else end
         last, awaited = begin, -1
-        if key is not None and call.stage != Stage.ISSUED:  # who has issued one goes on
+        if key is not None and call.stage not in _WITHOUT_WAITING:
             last, awaited = last_to_come.get(key, (begin, -1))
         text = number_text(call.text, call.number)
+        if call.stage == OF_HANDLE and key is not None:
+            text = f"wait for {text}"
         label = "" if call.group is None else call.group.label
         track.calls.append(
             PlacedCall(
                 key, begin, max(begin, until), max(begin, min(last, until)),
                 awaited if last > begin else -1, text, call.place,
-                bool(call.ended_at), call.stage == Stage.ISSUED, label,
+                bool(call.ended_at), call.stage, label,
             )
         )  # fmt: skip
 
@@ -285,9 +309,9 @@ def _lateness(
     arrivals: dict[int, list[tuple[str, int, int, Arrival]]] = {}
     for rank, track in timeline.tracks.items():
         for call in track.calls:
-            if call.key is not None and call.is_over:
+            if call.key is not None and call.is_over and call.stage != BEGUN_BY_CPP:
                 attempt, group, number = call.key
-                arrival = Arrival(group, number, call.begin, call.end)
+                arrival = Arrival(group, number, call.begin, call.end, call.stage == OF_HANDLE)
                 arrivals.setdefault(attempt, []).append((group, number, rank, arrival))
     for attempt, come in sorted(arrivals.items()):
         groups = {key: group for (of, key), group in members.items() if of == attempt}
@@ -295,6 +319,21 @@ def _lateness(
             lateness.see(rank, groups, (arrival,))
         lateness.forget_groups()
     return lateness.delays() if len(timeline.tracks) > 1 else (), lateness.seen
+
+
+def _straggler(timeline: RunTimeline, members: dict[tuple[int, str], Group]) -> Straggler | None:
+    """Who is late in what C++ calls in the last attempt, by the one who judges it during a run."""
+    attempt = max((attempt for attempt, _ in members), default=0)
+    groups = {key: group for (of, key), group in members.items() if of == attempt}
+    sampled = SampledLateness()
+    for rank, track in timeline.tracks.items():
+        calls = (
+            Begun(call.key[1], call.key[2], call.begin)
+            for call in track.calls
+            if call.stage == BEGUN_BY_CPP and call.key is not None and call.key[0] == attempt
+        )
+        sampled.see(rank, groups, calls)
+    return sampled.straggler()
 
 
 def clocks_in_words(timeline: RunTimeline) -> str:

@@ -4,7 +4,7 @@ One process per node, one track per rank. A rank's lives hold its sections, thes
 call the time that the rank waited in it for the last to come. What overlaps without lying in
 another (calls of several threads) goes to further lanes of the rank. Arrows lead through the calls
 of one operation on all its ranks, in the order in which they came. The file says how well clocks
-agree.
+agree. Calls that C++ has begun are marks on a track of their own, since they are a sample.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,6 +22,8 @@ from rankwise.base.trace_events import (
     slice_event,
     track_events,
 )
+from rankwise.core.ledger import Stage
+from rankwise.observe.records import BEGUN_BY_CPP
 from rankwise.observe.timeline import (
     CallKey,
     PlacedCall,
@@ -33,6 +35,10 @@ from rankwise.observe.timeline import (
 _WAIT_SHOWN = 20_000
 """Nanoseconds: nobody looks for less."""
 _PAIR = 2
+_SAMPLED = "calls from C++ (sampled)"
+_MARK = 1_000
+"""Nanoseconds: how long a mark is."""
+_NEVER = 1 << 62
 
 
 class _Bar(NamedTuple):
@@ -69,7 +75,10 @@ def _events(timeline: RunTimeline) -> Iterator[TraceEvent]:
         [track for track in timeline.tracks.values() if _home(track) == node]
         for node in range(len(timeline.nodes))
     ]
-    bars = {rank: _lanes(_bars(track)) for rank, track in timeline.tracks.items()}
+    bars = {
+        rank: [*_lanes(_bars(track)), *filter(None, [_sampled_bars(track)])]
+        for rank, track in timeline.tracks.items()
+    }
     step = number_step(1 + max(sum(len(bars[each.rank]) for each in own) for own in on_node))
     places: dict[CallKey, list[tuple[int, int, int]]] = {}
     for node, own in enumerate(on_node):
@@ -81,6 +90,8 @@ def _events(timeline: RunTimeline) -> Iterator[TraceEvent]:
         for track in own:
             for lane, lane_bars in enumerate(bars[track.rank]):
                 name = f"rank {track.rank}" + (f" ({lane + 1})" if lane else "")
+                if lane_bars[0].category == _SAMPLED:
+                    name = f"rank {track.rank}: {_SAMPLED}"
                 yield from track_events(process, thread, name)
                 for bar in lane_bars:
                     yield _slice(bar, process, thread)
@@ -115,21 +126,40 @@ def _bars(track: RankTrack) -> list[_Bar]:
         for each in track.sections
     ]  # fmt: skip
     for call in track.calls:
+        if call.stage == BEGUN_BY_CPP:
+            continue
         details: dict[str, Any] = {"line": call.place} if call.place else {}
         if call.label:
             details["group"] = call.label
-        if call.is_issued:
+        if call.stage == Stage.ISSUED:
             details["issued"] = "without waiting"
         if not call.is_over:
             details["ended"] = "not seen"
         waited = call.waited_until - call.begin
         if waited > 0:
             details["waited_us"] = waited / 1000
-        bars.append(_Bar(call.begin, call.end, 100, call.text, "collective", details, call))
+        arrows = call if call.is_counted else None
+        bars.append(_Bar(call.begin, call.end, 100, call.text, "collective", details, arrows))
         if waited >= _WAIT_SHOWN:
             name = f"waits for rank {call.awaited}"
             bars.append(_Bar(call.begin, call.waited_until, 101, name, "waiting", {}))
     return bars
+
+
+def _sampled_bars(track: RankTrack) -> list[_Bar]:
+    """What C++ has begun, as far as that is known: each a mark, since nobody knows its end."""
+    calls = sorted(
+        (call for call in track.calls if call.stage == BEGUN_BY_CPP), key=lambda call: call.begin
+    )
+    begins = [*(call.begin for call in calls), _NEVER]
+    return [
+        _Bar(
+            call.begin, min(call.begin + _MARK, then), 100, call.text, _SAMPLED,
+            {"group": call.label, "ended": "not known"} if call.label else {"ended": "not known"},
+            call,
+        )
+        for call, then in zip(calls, begins[1:], strict=True)
+    ]  # fmt: skip
 
 
 def _lanes(bars: list[_Bar]) -> list[list[_Bar]]:

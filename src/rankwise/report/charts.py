@@ -7,11 +7,13 @@ from math import floor, log10
 
 from rankwise.base.units import Duration, format_duration
 from rankwise.base.web_page import BINS, LEFT, ROW, WIDTH, busy_shares, strip, svg, time_axis
+from rankwise.observe.records import BEGUN_BY_CPP
 from rankwise.observe.timeline import RankTrack, RunTimeline
 
 RANKS_SHOWN = 16
 _SECTIONS, _CALLS, _WAITING = "#2f6fb5", "#c77d2e", "#8a63b8"
 _WELL, _FAILED, _UNKNOWN = "#2b9a8b", "#c2453f", "#8fa3bf"
+_SAMPLED = "#b08a1e"
 _LINES = ("#2f6fb5", "#c77d2e", "#2b9a8b", "#c2453f", "#8a63b8", "#b08a1e", "#7a8699", "#4f8f3a")
 _PLOT_HEIGHT = 110
 _PLOT_TOP = 14
@@ -29,6 +31,9 @@ def ranks_chart(timeline: RunTimeline, ranks: Sequence[int]) -> str:
             if any(shares):
                 lines += strip(name, colour, shares, y, "of the time")
                 y += ROW
+        if any(shares := _sampled_shares(track, timeline.end)):
+            lines += strip("from C++", _SAMPLED, shares, y, "of the most calls in such a part")
+            y += ROW
         y += 6
     top = 4
     for at, text in timeline.moments:
@@ -65,6 +70,16 @@ def _shares(track: RankTrack, end: int) -> Iterable[tuple[str, str, list[float]]
     waiting = busy_shares(waits, end, BINS)
     yield "collectives", _CALLS, _of_what_was_seen(calls, covered)
     yield "waiting", _WAITING, _of_what_was_seen(waiting, covered)
+
+
+def _sampled_shares(track: RankTrack, end: int) -> list[float]:
+    """How many calls C++ has begun in each part of the time, of the most in any."""
+    counts = [0] * BINS
+    for call in track.calls:
+        if call.stage == BEGUN_BY_CPP and end:
+            counts[min(BINS - 1, call.begin * BINS // end)] += 1
+    most = max(counts)
+    return [count / most if most else 0.0 for count in counts]
 
 
 def _of_what_was_seen(shares: Sequence[float], covered: Sequence[float]) -> list[float]:

@@ -15,10 +15,12 @@ from rankwise.base.failure import Failure, FailureCause
 from rankwise.base.units import SECOND, Duration, format_bytes, format_duration
 from rankwise.base.web_page import document, facts_table, table
 from rankwise.base.wording import ranks_in_words
+from rankwise.core.ledger import straggler_in_words
 from rankwise.core.ledger.lateness import notable
 from rankwise.launch.failure_report.composing import blocks_of_standing
 from rankwise.launch.failure_report.stacks import innermost_frames
 from rankwise.launch.failure_report.words import headline
+from rankwise.observe.records import BEGUN_BY_CPP
 from rankwise.observe.story import NodeStory
 from rankwise.observe.timeline import PlacedCall, RunTimeline, clocks_in_words
 from rankwise.report.charts import RANKS_SHOWN, ranks_chart, resource_chart
@@ -115,6 +117,14 @@ def _about_chart(timeline: RunTimeline, ranks: Sequence[int]) -> str:
             f" {left_out} of {len(timeline.tracks)} ranks are left out; shown are those that "
             "failed, those that others waited for, and the lowest."
         )
+    if any(
+        call.stage == BEGUN_BY_CPP for track in timeline.tracks.values() for call in track.calls
+    ):
+        told += (
+            " From C++ are calls that it has begun by itself, as DDP and FSDP do: a sample, of the "
+            "latest ones each time that torch's flight recorder was read, without the time that "
+            "they took."
+        )
     share = timeline.calls_recorded
     if share < 0.995:
         told += (
@@ -203,6 +213,11 @@ def _text_of(told: Sequence[Failure]) -> str:
 
 def _lateness(timeline: RunTimeline) -> Iterable[str]:
     delays = [delay for delay in timeline.delays if delay.last]
+    if timeline.straggler is not None or delays:
+        yield "<h2>Lateness</h2>"
+    if timeline.straggler is not None:
+        told = straggler_in_words(timeline.straggler)
+        yield f'<p class="note">{escape(f"{told[0].upper()}{told[1:]}.")}</p>'
     if not delays:
         return
     delays.sort(key=lambda delay: (-delay.waited, delay.rank))
@@ -216,7 +231,6 @@ def _lateness(timeline: RunTimeline) -> Iterable[str]:
         for delay in delays[:ROWS_SHOWN]
     ]
     seen = "" if timeline.seen > 0.995 else f" {100 * timeline.seen:.2g} % of the calls were seen."
-    yield "<h2>Lateness</h2>"
     yield (
         '<p class="note">Who made the others wait in collectives: for what part of the run, and '
         "how long, each of the others waited for a rank alone, on average; and in how many calls "
@@ -253,6 +267,8 @@ def _collectives(timeline: RunTimeline) -> Iterable[str]:
     sums: dict[tuple[str, str], _Sum] = {}
     for rank, track in timeline.tracks.items():
         for call in track.calls:
+            if call.stage == BEGUN_BY_CPP:
+                continue
             key = (_unnumbered(call), call.place)
             known = sums.get(key, _Sum(0, 0, 0, 0, rank))
             sums[key] = known.plus(call.end - call.begin, call.waited_until - call.begin, rank)
@@ -273,7 +289,8 @@ def _collectives(timeline: RunTimeline) -> Iterable[str]:
     yield (
         '<p class="note">Calls that were recorded, of all ranks, by the line that made them: those '
         "that took most first. Waiting is the time until the last rank came, where all members "
-        "were seen. Of calls that were issued without waiting, the time is that to issue them.</p>"
+        "were seen. Of calls that were issued without waiting, the time is that to issue them; a "
+        "wait for the handle is told by itself.</p>"
     )
     yield table([["operation", "line", "calls", "on average", "waiting", "longest"], *rows])
 

@@ -45,6 +45,24 @@ for step in range(60):
 dist.barrier()
 dist.destroy_process_group()
 """
+HANDLES = """
+import time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+for step in range(20):
+    time.sleep(0.02 * rank)
+    model(torch.ones(2, 4)).sum().backward()
+    time.sleep(0.02 * rank)
+    handle = dist.all_reduce(torch.ones(1024), async_op=True)
+    handle.wait()
+received = torch.ones(4)
+if rank:
+    dist.isend(received, 0).wait()
+else:
+    dist.irecv(received, 1).wait()
+dist.destroy_process_group()
+"""
 ENDLESS = """
 import time, numpy, rankwise
 from rankwise import collectives
@@ -306,7 +324,7 @@ def test_a_rank_that_is_called_again_has_a_life_in_each_attempt(tmp_path: Path) 
 
 def test_torch_programs_are_recorded_and_a_journal_tells_later(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    script = write_program(tmp_path, TORCH)
+    script = write_program(tmp_path, HANDLES)
     logs, page, trace = tmp_path / "logs", tmp_path / "later.html", tmp_path / "later.json"
 
     done = run("run", "--nproc-per-node", "2", "--log-dir", logs, script)
@@ -314,9 +332,21 @@ def test_torch_programs_are_recorded_and_a_journal_tells_later(tmp_path: Path) -
 
     assert done.code == 0, done
     assert told.lines == [f"report: {page}", f"trace: {trace} (open it at https://ui.perfetto.dev)"]
-    assert "all_reduce (sum) of (1024,) float32 program.py:7" in Page(page).text
+    shown = Page(page).text
+    assert "all_reduce (sum) of (1024,) float32 program.py:10" in shown
+    assert "wait for all_reduce (sum) of (1024,) float32 program.py:11" in shown
+    assert "Rank 1 came last in " in shown
+    assert " of the calls that C++ begins, as DDP does; " in shown
     drawn = Trace(trace)
-    assert drawn.count("collective", "all_reduce") == 2 * 60
+    assert drawn.count("collective", "all_reduce") == 2 * 20
+    assert drawn.count("collective", "wait for all_reduce") == 2 * 20
+    assert drawn.count("collective", "wait") == 2 * 20 + 2, "and for two messages"
+    assert drawn.count("waiting", "waits for rank 1") >= 15
+    from_cpp = drawn.slices("calls from C++ (sampled)")
+    assert {drawn.track_of(each) for each in from_cpp} == {
+        f"rank {rank}: calls from C++ (sampled)" for rank in (0, 1)
+    }
+    assert sum(each["name"].startswith("all_reduce") for each in from_cpp) == 2 * 20
     assert drawn.all["otherData"]["calls_recorded"] == 1
     assert run("replay", logs).code == 0
 

@@ -66,6 +66,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         stage: how far it has come.
         peer: for a message, the rank at its other end.
         is_of_main_thread: whether the program's main thread called it, or one of its other threads.
+        of_handle: whether the rank waits for the call here, which it has issued before.
     """
 
     group: str
@@ -78,6 +79,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     stage: Stage = Stage.WAITING
     peer: int = NO_PEER
     is_of_main_thread: bool = True
+    of_handle: bool = False
 
 
 class Book(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,8 @@ A call to which all members have come, and that has ended on all of them, is *ju
 last rank kept the others waiting from the moment when the second last had come: before that, they
 waited for more than one. So what is counted for a rank is the time that would have been saved had
 it come with the next. A member waits at most until its own part of the call has ended: the root of
-a broadcast may go on before anybody has come, and a call that was issued keeps nobody.
+a broadcast may go on before anybody has come. A call that was issued keeps nobody: who has issued
+it waits where it waits for its handle, which is seen before or after the call is judged.
 
 - Somebody always comes last: of two ranks in a tight loop, the one that the last call has released
   last. So a rank is late only by the time that it took for itself, since its last call of the group
@@ -36,15 +37,18 @@ NOTABLE_TIME = Duration(1 * SECOND)
 _OUTSTANDING = 3
 """A rank is notable only if it costs so many times what the others cost on average."""
 _PENDING_MAX = 512
+_SPANS_MAX = 256
+"""For how many of the latest calls a wait for the handle counts."""
 
 
 class Arrival(NamedTuple):
-    """A rank's call that has ended, or was issued."""
+    """A rank's call that has ended, or was issued; or a wait `of_handle`, for one that was."""
 
     group: str
     number: int
     begun_at: int
     ended_at: int
+    of_handle: bool = False
 
 
 class Delay(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,6 +160,10 @@ class _Arrivals:
         self._left: dict[int, int] = {}
         """When its members left the call that was judged last."""
         self._pending: dict[int, dict[int, Arrival]] = {}
+        self._spans: dict[int, tuple[int, int, int]] = {}
+        """Of the calls judged last, who came last, and from when to when the others waited."""
+        self._early_waits: dict[int, list[tuple[int, Arrival]]] = {}
+        """Waits for handles of calls that are not judged yet."""
 
     @property
     def scale(self) -> float:
@@ -163,7 +171,12 @@ class _Arrivals:
         return self.begun / self.judged if self.judged else 0.0
 
     def see(self, rank: int, arrival: Arrival) -> None:
-        if arrival.number <= self._judged_to or rank not in self.last:
+        if rank not in self.last:
+            return
+        if arrival.of_handle:
+            self._see_wait(rank, arrival)
+            return
+        if arrival.number <= self._judged_to:
             return
         self.begun = max(self.begun, arrival.number - 1)
         come = self._pending.setdefault(arrival.number, {})
@@ -175,14 +188,32 @@ class _Arrivals:
                 self._judge(come)
             self._left = {member: each.ended_at for member, each in come.items()}
             self._judged_to = arrival.number
+            for waiter, wait in self._early_waits.pop(arrival.number, ()):
+                self._see_wait(waiter, wait)
             # Reading goes on: who has missed an earlier call in one rank will not find it again.
             self._pending = {
                 number: others
                 for number, others in self._pending.items()
                 if number > arrival.number
             }
+            self._early_waits = {
+                number: waits
+                for number, waits in self._early_waits.items()
+                if number > arrival.number
+            }
         elif len(self._pending) > _PENDING_MAX:
             del self._pending[min(self._pending)]
+
+    def _see_wait(self, rank: int, wait: Arrival) -> None:
+        if wait.number > self._judged_to:
+            if len(self._early_waits) < _PENDING_MAX:
+                self._early_waits.setdefault(wait.number, []).append((rank, wait))
+            return
+        if wait.number == self._judged_to:
+            self._left[rank] = max(self._left.get(rank, 0), wait.ended_at)
+        last, since, until = self._spans.get(wait.number, (rank, 0, 0))
+        if rank != last:
+            self.waited[last] += max(0, min(until, wait.ended_at) - max(since, wait.begun_at))
 
     def _judge(self, come: Mapping[int, Arrival]) -> None:
         *_, before, last = sorted(come, key=lambda rank: (come[rank].begun_at, rank))
@@ -196,6 +227,10 @@ class _Arrivals:
         self.last[last] += 1
         if any(since <= end and until >= begin for begin, end in self._stops):
             return
+        if not self._has_members_elsewhere:  # else nobody knows how long the last one waits
+            self._spans[come[last].number] = last, since, until
+            if len(self._spans) > _SPANS_MAX:
+                del self._spans[next(iter(self._spans))]
         self.waited[last] += sum(
             max(0, min(until, arrival.ended_at) - since)
             for rank, arrival in come.items()

@@ -29,11 +29,12 @@ _KEPT_MAX = 1024
 
 
 class Begun(NamedTuple):
-    """A call that a rank has begun."""
+    """A call that a rank has begun; `text` is the operation, with `#?` for the number."""
 
     group: str
     number: int
     begun_at: int
+    text: str = ""
 
 
 class Straggler(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,6 +28,8 @@ from rankwise.drivers.real.worker.call_ring import (
     HEAD_DONE,
     HEAD_GROUPS,
     HEAD_PID,
+    OF_HANDLE,
+    OF_OTHER_THREAD,
     RING_AT,
     STAGE_BITS,
     TEXT_BYTES,
@@ -36,12 +38,12 @@ from rankwise.drivers.real.worker.call_ring import (
 _HEAD = struct.Struct("=8Q")
 _STAGE_MASK = (1 << STAGE_BITS) - 1
 _END = 3
-_SAFE_ENTRIES = ENTRIES - 6
+SAFE_ENTRIES = ENTRIES - 6
 """So many of the latest can be read before a rank could write over the first of them."""
 
 
 def calls_begun(segment: Segment, local_rank: int) -> int:
-    """How many calls a worker has entered by now."""
+    """How many calls a worker has entered by now, and waits for them."""
     return head_of(segment, local_rank)[HEAD_CALLS]
 
 
@@ -96,13 +98,16 @@ class ArrivalReader:
             table = os.pread(self._segment.fd, HEAD_BYTES + group_count * GROUP_BYTES, self._area)
             self._keys, self.groups, _ = _read_groups(table, group_count, self._first_rank)
         arrivals = []
-        for sequence in range(max(self._seen, last - min(most, _SAFE_ENTRIES)) + 1, last + 1):
-            found, number, begun_at, end, slot, *_ = self._entry(sequence)
+        for sequence in range(max(self._seen, last - min(most, SAFE_ENTRIES)) + 1, last + 1):
+            found, number, begun_at, end, slot, *_, flags = self._entry(sequence)
             if found == sequence and not end:
                 break  # the rank is in it: read on from here the next time
             self._seen = sequence
             if found == sequence and 0 <= slot < len(self._keys):
-                arrivals.append(Arrival(self._keys[slot], number, begun_at, end >> STAGE_BITS))
+                of_handle = bool(flags & OF_HANDLE)
+                arrivals.append(
+                    Arrival(self._keys[slot], number, begun_at, end >> STAGE_BITS, of_handle)
+                )
         return arrivals
 
     def _entry(self, sequence: int) -> tuple[int, ...]:
@@ -113,7 +118,8 @@ class ArrivalReader:
 class SeenCall(NamedTuple):
     """A call as it stands in a ring: `words` are its text and place, as the rank has fitted them.
 
-    `slot` is that of its group, -1 for a message; `ended_at` is 0 while the rank is in it.
+    `slot` is that of its group, -1 for a message; `ended_at` is 0 while the rank is in it; a wait
+    for an issued call is `of_handle`.
     """
 
     slot: int
@@ -122,6 +128,7 @@ class SeenCall(NamedTuple):
     ended_at: int
     stage: int
     words: bytes
+    of_handle: bool
 
 
 class CallReader:
@@ -153,17 +160,18 @@ class CallReader:
         if group_count != len(self.keys):
             table = os.pread(self._segment.fd, HEAD_BYTES + group_count * GROUP_BYTES, self._area)
             self.keys, self.groups, _ = _read_groups(table, group_count, self._first_rank)
-        first = max(self._seen, last - min(most, _SAFE_ENTRIES)) + 1
+        first = max(self._seen, last - min(most, SAFE_ENTRIES)) + 1
         lost, calls = first - self._seen - 1, []
         for sequence, entry in self._entries(first, last):
-            found, number, begun_at, end, slot, *_ = ENTRY_HEAD.unpack_from(entry)
+            found, number, begun_at, end, slot, *_, flags = ENTRY_HEAD.unpack_from(entry)
             if found == sequence and not end and not is_last:
                 break  # the rank is in it: read on from here the next time
             self._seen = sequence
             if found == sequence and slot < len(self.keys):
                 ended_at, stage = end >> STAGE_BITS, end & _STAGE_MASK
                 words = entry[ENTRY_HEAD.size :]
-                calls.append(SeenCall(slot, number, begun_at, ended_at, stage, words))
+                of_handle = bool(flags & OF_HANDLE)
+                calls.append(SeenCall(slot, number, begun_at, ended_at, stage, words, of_handle))
         return calls, lost
 
     def _entries(self, first: int, last: int) -> Iterator[tuple[int, bytes]]:
@@ -217,9 +225,11 @@ def _read_calls(area: bytes, keys: list[str]) -> Iterator[Call]:
         for at in range(RING_AT, RING_AT + ENTRIES * ENTRY_BYTES, ENTRY_BYTES)
     ]
     last = max(entry[0] for entry in entries)
-    for sequence, number, begun_at, end, slot, match, peer, other, at in sorted(entries):
+    for sequence, number, begun_at, end, slot, match, peer, flags, at in sorted(entries):
         if not sequence or sequence < last - ENTRIES + 2 or slot >= len(keys):
             continue
+        if flags & OF_HANDLE and slot < 0:
+            continue  # a wait for something unknown tells nothing of others
         yield Call(
             group=keys[slot] if slot >= 0 else "",
             number=number,
@@ -230,7 +240,8 @@ def _read_calls(area: bytes, keys: list[str]) -> Iterator[Call]:
             ended_at=Instant(end >> STAGE_BITS),
             stage=Stage(end & _STAGE_MASK),
             peer=peer,
-            is_of_main_thread=not other,
+            is_of_main_thread=not flags & OF_OTHER_THREAD,
+            of_handle=bool(flags & OF_HANDLE),
         )
 
 

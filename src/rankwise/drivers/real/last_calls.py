@@ -24,6 +24,7 @@ from rankwise.drivers.real.worker.call_ring import (
     GROUP_LABEL_BYTES,
     HEAD_BYTES,
     HEAD_GROUPS,
+    HEAD_WAITS,
     RING_AT,
 )
 
@@ -35,7 +36,7 @@ class LastCall(msgspec.Struct, frozen=True, kw_only=True):
     """The call that a worker began last.
 
     Attributes:
-        sequence: how many calls it has begun in all.
+        sequence: how many calls it has begun in all, without waits for those that it has issued.
         text: the operation in words, with its number in the group.
         group: how people call the group; empty for the group of all ranks.
         key: the group's key, the same on all its members; empty for a message to one rank.
@@ -69,7 +70,7 @@ def last_call(segment: Segment, local_rank: int) -> LastCall | None:
     key, label = ("", "") if slot < 0 else _names_of_group(segment, area, slot)
     text, place = words_in(entry[ENTRY_HEAD.size :])
     return LastCall(
-        sequence=sequence,
+        sequence=sequence - head_of(segment, local_rank)[HEAD_WAITS],
         text=number_text(text, number),
         group=label,
         key=key,

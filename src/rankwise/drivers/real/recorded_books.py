@@ -10,6 +10,7 @@ from collections.abc import Collection
 
 from rankwise.base.units import MICROSECOND, Instant
 from rankwise.core.ledger import Begun, Book, Call, Fate, Group, Stage
+from rankwise.drivers.real.call_rings import SAFE_ENTRIES
 from rankwise.drivers.real.report_pipe import Recorded, RecordedCall, RecordedGroup
 
 FROM_CPP = "begun by C++"
@@ -44,13 +45,18 @@ def recorded_book(recorded: Recorded, seen: Book, ranks: Collection[int]) -> Boo
 
 def begun_by_cpp(recorded: Recorded, seen: Book) -> list[Begun]:
     """What C++ has begun by itself, as far as the rank's own book goes back."""
-    begins = [call.begun_at - _SLACK for call in seen.calls]
+    own = [call for call in seen.calls if not call.of_handle]
+    begins = [call.begun_at - _SLACK for call in own]
+    # The ring holds as many: what came before its first may have been entered and forgotten.
+    known_since = begins[0] if len(seen.calls) >= SAFE_ENTRIES and begins else 0
     calls = []
     for group in recorded.groups:
-        for number, begun_at in group.sample:
-            entered = seen.calls[: bisect_right(begins, begun_at)][-1:]
+        for number, begun_at, text in group.sample:
+            if begun_at < known_since:
+                continue
+            entered = own[: bisect_right(begins, begun_at)][-1:]
             if not any(not call.ended_at or begun_at <= call.ended_at + _SLACK for call in entered):
-                calls.append(Begun(group.name, number, begun_at))
+                calls.append(Begun(group.name, number, begun_at, group.texts[text]))
     return calls
 
 
@@ -89,7 +95,8 @@ def _entered(call: RecordedCall, group: RecordedGroup, seen: Book) -> Call | Non
         (
             entered
             for entered in reversed(seen.calls)
-            if entered.group.rpartition(" ")[2] == group.name
+            if not entered.of_handle
+            and entered.group.rpartition(" ")[2] == group.name
             and entered.begun_at - _SLACK <= call.begun_at
             and (not entered.ended_at or call.begun_at <= entered.ended_at + _SLACK)
             and entered.text.partition(" ")[0] == call.operation

@@ -59,14 +59,16 @@ class RecordedGroup(msgspec.Struct, frozen=True):
     Attributes:
         name, label, members: the group.
         calls: the latest.
-        sample: more of them, each its number, and when it was begun.
+        sample: more of them, each its number, when it was begun, and which of `texts` it is.
+        texts: operations in words, with `#?` for the number.
     """
 
     name: str
     label: str
     members: tuple[int, ...]
     calls: tuple[RecordedCall, ...]
-    sample: tuple[tuple[int, int], ...] = ()
+    sample: tuple[tuple[int, int, int], ...] = ()
+    texts: tuple[str, ...] = ()
 
 
 class Recorded(msgspec.Struct, frozen=True, tag_field="kind", tag="recorded"):

@@ -69,6 +69,59 @@ def test_who_goes_on_before_the_last_has_come_has_not_waited() -> None:
     assert waited_ms(lateness) == [0, 10, 0], "one of two waited for 20 ms"
 
 
+@pytest.mark.parametrize("is_read_before", [True, False], ids=["early", "late"])
+def test_who_waits_for_the_handle_of_a_call_waits_for_the_last_to_issue_it(
+    *, is_read_before: bool
+) -> None:
+    issued = {rank: [arrival(2, at, at + 1)] for rank, at in ((0, 100), (1, 170), (2, 130))}
+    waits = {
+        rank: arrival(2, at, 171)._replace(of_handle=True) for rank, at in ((0, 110), (2, 150))
+    }
+    order = (0, 2, 1) if is_read_before else (1, 0, 2)
+
+    lateness = Lateness(RANKS)
+    for rank in order:
+        lateness.see(rank, WORLD, issued[rank])
+        if is_read_before and rank in waits:
+            lateness.see(rank, WORLD, [waits[rank]])
+    if not is_read_before:
+        for rank, wait in waits.items():
+            lateness.see(rank, WORLD, [wait])
+
+    assert waited_ms(lateness) == [0, (40 + 1 + 20) / 2, 0]
+
+
+def test_who_waits_for_each_handle_is_not_late_by_that() -> None:
+    calls = {
+        rank: [
+            part
+            for number, step in enumerate((0, 100, 200), 1)
+            for part in (
+                arrival(number, step + took, step + took + 1),
+                arrival(number, step + took + 2, step + 60)._replace(of_handle=True),
+            )
+        ]
+        for rank, took in ((0, 10), (1, 50), (2, 10))
+    }
+
+    lateness = lateness_of(calls)
+
+    assert [delay.last for delay in lateness.delays()] == [0, 1, 0]
+    assert waited_ms(lateness) == [0, 2 * (1 + 38), 0]
+
+
+def test_waits_for_calls_of_which_one_rank_was_not_seen_are_forgotten() -> None:
+    waits = [arrival(number, 1, 2)._replace(of_handle=True) for number in range(2, 600)]
+    whole = {0: arrival(700, 0, 1), 2: arrival(700, 0, 1), 1: arrival(700, 50, 51)}
+
+    lateness = lateness_of({0: waits})
+    for rank, call in whole.items():
+        lateness.see(rank, WORLD, [call])
+    lateness.see(0, WORLD, [arrival(700, 10, 51)._replace(of_handle=True)])
+
+    assert waited_ms(lateness)[1] > 0
+
+
 def test_the_first_call_of_a_group_is_the_start_and_no_lateness() -> None:
     lateness = lateness_of({rank: [arrival(1, 5_000 * rank)] for rank in RANKS})
 

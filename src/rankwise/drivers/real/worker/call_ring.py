@@ -2,14 +2,15 @@
 
 It lies behind the buffers of the segment: an *area* per worker, which nobody else writes:
 
-    head     64 bytes: the process that writes, how many groups, how many calls, and how many calls
-             plus one there were when the rank was done
+    head     64 bytes: the process that writes, how many groups, how many entries, how many entries
+             plus one there were when the rank was done, and how many of them are waits
     groups   GROUPS_MAX slots: how many calls it has begun there, and who the members are
     ring     ENTRIES entries: the latest calls, each over the one ENTRIES before
     sections what `rankwise.drivers.real.section_ring` keeps there
 
 A call costs one entry: a few words, and the text of operation and line, which is made once for each
-line and shape. An entry's sequence number is stored after its text, so a reader that leaves out the
+line and shape. Who waits for the handle of a call enters that wait as well, with the number of the
+call. An entry's sequence number is stored after its text, so a reader that leaves out the
 oldest entry never sees half of one. Numbers come from counters that threads may share.
 
 This file runs in whatever interpreter the user chose, from Python 3.9 on, and is loaded when a
@@ -38,7 +39,7 @@ TOTAL_BYTES_AT = 24
 """Where a segment says how long it is without the areas."""
 
 WAITING, ISSUED, DONE, FAILED = range(4)
-HEAD_PID, HEAD_GROUPS, HEAD_DONE, HEAD_CALLS = range(4)
+HEAD_PID, HEAD_GROUPS, HEAD_DONE, HEAD_CALLS, HEAD_WAITS = range(5)
 HEAD_BYTES = 64
 GROUPS_MAX = 64
 GROUP_HEAD = struct.Struct("=QQ")
@@ -48,14 +49,16 @@ RING_AT = HEAD_BYTES + GROUPS_MAX * GROUP_BYTES
 ENTRIES = 256
 ENTRY_HEAD = struct.Struct("=QQQQiIiI")
 """Sequence and call number, instants of begin and end, slot of the group, what must match, peer,
-and whether another thread than the main one called.
+and flags: `OF_OTHER_THREAD` than the main one, `OF_HANDLE` where it is a wait for an issued call.
 
 The instant of the end holds the stage in its two lowest bits, so that one store tells both; while
 the rank waits it is 0, as WAITING is."""
 STAGE_BITS = 2
+OF_OTHER_THREAD, OF_HANDLE = 1, 2
 TEXT_BYTES, PLACE_BYTES = 144, 64
 ENTRY_BYTES = ENTRY_HEAD.size + TEXT_BYTES + PLACE_BYTES
 _END_AT = 24
+_NUMBER_BEFORE_END = 2
 SECTIONS_AT = RING_AT + ENTRIES * ENTRY_BYTES
 SECTIONS_BYTES = 7104
 AREA_BYTES = SECTIONS_AT + SECTIONS_BYTES
@@ -88,6 +91,7 @@ class CallRing:
         self._memory = memory
         self._words = memoryview(memory).cast("Q")
         self._sequence = count(1)
+        self._waits = count(1)
         self._main_thread = threading.main_thread().ident
 
     def add_group(
@@ -127,6 +131,22 @@ class CallRing:
                 memory, at, sequence, number, _now(), WAITING, group.slot, match, peer, other
             )
             self._words[group.count_at] = number
+        self._words[HEAD_CALLS] = sequence
+        return at + _END_AT >> 3
+
+    def number_at(self, entry: int) -> int:
+        """Return the number in its group of a call that was entered just now."""
+        return self._words[entry - _NUMBER_BEFORE_END]
+
+    def begin_wait(self, slot: int, number: int, match: int, words: bytes) -> int:
+        """Enter that the rank waits for the handle of a call; return where."""
+        sequence = next(self._sequence)
+        at = RING_AT + sequence % ENTRIES * ENTRY_BYTES
+        other = threading.get_ident() != self._main_thread
+        flags = OF_HANDLE | OF_OTHER_THREAD if other else OF_HANDLE
+        self._memory[at + _WORDS_AT : at + ENTRY_BYTES] = words
+        _pack_entry(self._memory, at, sequence, number, _now(), WAITING, slot, match, -1, flags)
+        self._words[HEAD_WAITS] = next(self._waits)
         self._words[HEAD_CALLS] = sequence
         return at + _END_AT >> 3
 

@@ -3,8 +3,9 @@
 The boot code calls `enter_calls` when `torch.distributed.distributed_c10d` has been imported, and
 before `torch.distributed` takes its names from there. Each function that begins a collective is
 replaced by one that enters the call, with its line in the program, calls the function, and enters
-how it has ended. What C++ begins by itself (DDP's reducer, functional collectives) is not seen, but
-torch's flight recorder has it: `recorded_groups` tells of that when somebody asks.
+how it has ended. So is `Work.wait`, by which a rank waits for a call that it has issued. What C++
+begins by itself (DDP's reducer, functional collectives) is not seen, but torch's flight recorder
+has it: `recorded_groups` tells of that when somebody asks.
 
 All that is private to torch is used in `_Groups` and `recorded_groups`, and `missing_names` tells
 what a release of torch lacks of it: then nothing is entered, and the user is told so. Names and
@@ -18,6 +19,7 @@ import os
 import sys
 import time
 import zlib
+from weakref import WeakKeyDictionary
 
 TYPE_CHECKING = False  # as in `call_ring`
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from rankwise.drivers.real.worker.call_ring import RingGroup
+
+    _Issued = tuple[Any, int, int, int, bytes]  # the ring, slot, number, match and words of a call
 
 NAMES_NEEDED = ("_world", "get_rank", "all_reduce", "broadcast", "barrier")
 WORLD_NAMES_NEEDED = ("default_pg", "pg_group_ranks", "pg_names")
@@ -90,7 +94,7 @@ _TYPES_OF_RECORDER = {
 }
 _RECORDED_MAX = 8
 _SAMPLED_MAX = 128
-"""Latest calls of a group that are told of: in full, and as numbers for lateness."""
+"""Latest calls of a group that are told of: in full, and for lateness and the record of the run."""
 
 
 def enter_calls(c10d: "ModuleType", ring_module: "ModuleType", reporter: "Any") -> None:
@@ -114,6 +118,9 @@ def enter_calls(c10d: "ModuleType", ring_module: "ModuleType", reporter: "Any") 
         function = getattr(c10d, name, None)
         if function is not None:
             setattr(c10d, name, _Entered(name, function, groups, way).wrapper())
+    wait = getattr(getattr(c10d, "Work", None), "wait", None)
+    if wait is not None:
+        c10d.Work.wait = groups.handles.entering(wait)
     init = getattr(c10d, "init_process_group", None)
     if init is not None:
 
@@ -176,27 +183,39 @@ def recorded_groups(c10d: "ModuleType") -> str:
     for name, known in calls.items():
         members = tuple(world.pg_group_ranks[groups[name]])
         is_all = groups[name] is world.default_pg
+        texts: dict[str, int] = {}
+        numbered = []
+        for number, entry in sampled[name].items():
+            operation, of, _ = _operation_of(entry)
+            text = f"{operation} #? of {of}" if of else f"{operation} #?"
+            begun_at = entry["time_created_ns"] - wall_offset
+            numbered.append((number, begun_at, texts.setdefault(text, len(texts))))
         told.append(
             {
                 "name": name,
                 "label": "" if is_all else _label(groups[name], members),
                 "members": members,
                 "calls": [_recorded_call(entry, wall_offset) for entry in known.values()],
-                "sample": [
-                    (number, entry["time_created_ns"] - wall_offset)
-                    for number, entry in sampled[name].items()
-                ],
+                "sample": numbered,
+                "texts": list(texts),
             }
         )
     return json.dumps(told)
 
 
-def _recorded_call(entry: "Any", wall_offset: int) -> "dict[str, Any]":
+def _operation_of(entry: "Any") -> "tuple[str, str, str]":
+    """Return what an entry is of: the operation, its shape and type, and the type alone."""
     operation = entry["profiling_name"].rpartition(":")[2]
     operation = _OPERATIONS_OF_RECORDER.get(operation, operation)
     sizes = entry["input_sizes"] or entry["output_sizes"]
     dtypes = entry["input_dtypes"] or entry["output_dtypes"]
     dtype = _TYPES_OF_RECORDER.get(dtypes[0], dtypes[0]) if dtypes else ""
+    return operation, f"{tuple(sizes[0])} {dtype}" if sizes and dtypes else "", dtype
+
+
+def _recorded_call(entry: "Any", wall_offset: int) -> "dict[str, Any]":
+    operation, of, dtype = _operation_of(entry)
+    sizes = entry["input_sizes"] or entry["output_sizes"]
     match = [operation, dtype]
     if operation in _OF_ONE_SIZE and sizes:
         elements = 1
@@ -207,7 +226,7 @@ def _recorded_call(entry: "Any", wall_offset: int) -> "dict[str, Any]":
         "begun_at": entry["time_created_ns"] - wall_offset,
         "number": entry["collective_seq_id"],
         "operation": operation,
-        "of": f"{tuple(sizes[0])} {dtype}" if sizes and dtypes else "",
+        "of": of,
         "match": zlib.crc32("|".join(match).encode()),
         "is_over": entry["retired"],
     }
@@ -219,6 +238,7 @@ class _Groups:
     def __init__(self, c10d: "ModuleType", ring_module: "ModuleType") -> None:
         self.ring_module = ring_module
         self._c10d = c10d
+        self.handles = _Handles(ring_module)
         self._generation = 0
         self._ring: "Any" = None  # noqa: UP037 - as everywhere in this file
         self._known: "dict[Any, RingGroup | None]" = {}  # noqa: UP037 - the same
@@ -294,6 +314,74 @@ def _label(group: "Any", members: "tuple[int, ...]") -> str:
     return f"[{shown}, ...]" if len(members) > 4 else f"[{shown}]"
 
 
+class _Handles:
+    """The handles of calls that were issued, and the waits for them.
+
+    A wait for what C++ has issued, or for a message, is entered without a group: it shows where
+    time goes, and accuses nobody.
+    """
+
+    def __init__(self, ring_module: "ModuleType") -> None:
+        self._ring_module = ring_module
+        self._issued: "WeakKeyDictionary[Any, _Issued]" = WeakKeyDictionary()  # noqa: UP037
+        self._unknown = (None, ring_module.NO_SLOT, 0, 0, ring_module.words_of("wait", ("", 0)))
+        self._known: "dict[Any, bytes]" = {}  # noqa: UP037 - as everywhere in this file
+
+    def note(self, handle: "Any", issued: "_Issued") -> None:
+        """Remember what a handle is of."""
+        try:
+            self._issued[handle] = issued
+        except TypeError:  # another kind of handle, such as a list
+            return
+
+    def entering(self, wait: "Callable[..., Any]") -> "Callable[..., Any]":
+        """Return torch's function that waits, as one that enters the wait."""
+        ring_module = self._ring_module
+        inner = _files_of_torch(sys.modules["torch"].__file__ or "")
+
+        @functools.wraps(wait)
+        def call(handle: "Any", *args: "Any", **kwargs: "Any") -> "Any":
+            ring = ring_module.ring
+            if ring is None:
+                return wait(handle, *args, **kwargs)
+            try:
+                entry = self._begin(ring, handle, ring_module.line_outside(1, inner))
+            except Exception:  # noqa: BLE001 - a handle of any kind
+                return wait(handle, *args, **kwargs)
+            stage = ring_module.FAILED
+            try:
+                result = wait(handle, *args, **kwargs)
+                stage = ring_module.DONE
+            finally:
+                ring.end(entry, stage)
+            return result
+
+        return call
+
+    def _begin(self, ring: "Any", handle: "Any", line: "tuple[str, int]") -> int:
+        """Enter a wait at that line; return where."""
+        issued = self._issued.get(handle, self._unknown)
+        if issued[0] is not ring:  # C++ has issued it, or it is of an earlier world
+            issued = self._unknown
+        _, slot, number, match, told = issued
+        words = self._known.get((told, line))
+        if words is None:
+            if len(self._known) >= _KNOWN_MAX:
+                self._known.clear()
+            text_bytes = self._ring_module.TEXT_BYTES
+            words = told[:text_bytes] + self._ring_module.words_of("", line)[text_bytes:]
+            self._known[told, line] = words
+        entry: int = ring.begin_wait(slot, number, match, words)
+        return entry
+
+
+def _files_of_torch(path: str) -> "tuple[str, ...]":
+    """Return how the names of files begin that are no line of a program, given one of torch."""
+    folder = os.path.dirname(path)
+    beside = os.path.join(os.path.dirname(folder), "typing_extensions.py")  # says "deprecated"
+    return (os.path.join(folder, ""), beside, os.__file__.replace("os.py", "contextlib"))
+
+
 class _Entered:
     """One of torch's functions, whose calls are entered."""
 
@@ -311,9 +399,7 @@ class _Entered:
         self._names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         self._tensor = next((each for each in _TENSORS if each in self._names), None)
         self._known: dict[Any, tuple[int, bytes, int]] = {}
-        folder = os.path.dirname(os.path.dirname(code.co_filename))
-        beside = os.path.join(os.path.dirname(folder), "typing_extensions.py")  # says "deprecated"
-        self._inner = (os.path.join(folder, ""), beside, os.__file__.replace("os.py", "contextlib"))
+        self._inner = _files_of_torch(os.path.dirname(code.co_filename))
 
     def wrapper(self) -> "Callable[..., Any]":
         """Return the function that takes its place."""
@@ -369,6 +455,9 @@ class _Entered:
                 stage = issued if is_async else done
             finally:
                 ring.end(entry, stage)
+            if is_async and result is not None and not is_message:
+                number = ring.number_at(entry)
+                groups.handles.note(result, (ring, entered.slot, number, match, words))
             return result
 
         return call
