@@ -53,6 +53,11 @@ class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True):
     telemetry: bool = False
 
     @property
+    def place(self) -> str:
+        """Where its nodes meet, for people; empty where there are no others."""
+        return f"{self.backend} at {self.endpoint}" if self.endpoint else self.backend
+
+    @property
     def is_alone(self) -> bool:
         """Whether this node meets nobody."""
         return not self.backend
