@@ -272,10 +272,10 @@ class ReadyTooEarly(Agent):
 class SaysNothingInTheEnd(Agent):
     """An agent that does not tell why it ended."""
 
-    def _finish(self) -> None:
+    def _finish(self, now: Instant) -> None:
         self._verdict = self._refusal = None
         self._detail = ""
-        super()._finish()
+        super()._finish(now)
 
 
 class TakesPartInAnyJob(Agent):

@@ -15,12 +15,14 @@ import click
 
 from rankwise.base.units import SECOND, Duration, Instant
 from rankwise.cli.main import CONTEXT_SETTINGS
-from rankwise.cli.runs_here import RUN_ARGUMENT, deadline_after, name_of, run_called
+from rankwise.cli.runs_here import RUN_ARGUMENT, agents_called, answers, deadline_after, name_of
 from rankwise.drivers.real.logs.lines import Lines, LineSplitter
 from rankwise.drivers.real.logs.terminal import harmless
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+    from rankwise.launch.control.client import RunSummary
 
 PATIENCE = Duration(10 * SECOND)
 _CHUNK_BYTES = 1 << 20
@@ -50,33 +52,38 @@ class RankType(click.ParamType):  # type: ignore[type-arg]  # not generic before
 def logs(run: str | None, *, rank: int | None, follow: bool, lines: int | None) -> None:
     """Show what the ranks of RUN have written: their log files, or else the last 32 KiB of each.
 
-    RUN is a run's name as `rankwise ps` shows it, the beginning of one, or the pid of its agent; it
+    RUN is a run's name as `rankwise ps` shows it, the beginning of one, or the pid of an agent; it
     may be left out while there is only one run. Standard output and error of the ranks are those of
-    this command. On several nodes these are the ranks of this node.
+    this command. On several nodes these are the ranks on this machine; with a pid, those of that
+    agent.
     """
-    from rankwise.launch.control.client import expect_over, listen  # noqa: PLC0415  # not for --help
+    from rankwise.launch.control.client import expect_over, listen_to_all  # noqa: PLC0415  # not for --help
     from rankwise.launch.control.server import Request  # noqa: PLC0415  # the same
 
-    chosen = run_called(run)
-    name = name_of(chosen)
+    agents = agents_called(run)
+    name = name_of(agents[0])
     request = Request("logs", rank=rank, follow=follow)
     shown = Shown(has_prefix=rank is None)
-    show(listen(chosen, request, deadline_after(PATIENCE)), shown, lines)
+    heard = listen_to_all(agents, request, deadline_after(PATIENCE))
+    show(answers(heard, tells=rank is None), shown, lines)  # each rank is of one agent
     shown.end()
     if follow:
-        expect_over(chosen)
+        for agent in agents:
+            expect_over(agent)
         click.echo(f"rankwise: {name} has ended", err=True)
 
 
-def show(answer: "Iterable[dict[str, Any]]", shown: "Shown", lines: int | None) -> None:
-    """Show what an agent tells: the last `lines` of each stream that is, and all that follows."""
-    history = 0
-    for piece in answer:
+def show(
+    heard: "Iterable[tuple[RunSummary, dict[str, Any]]]", shown: "Shown", lines: int | None
+) -> None:
+    """Show what agents tell: the last `lines` of each stream that is, and all that follows."""
+    history: dict[RunSummary, int] = {}
+    for agent, piece in heard:
         if "streams" in piece:  # so many pieces tell of what was
-            history = piece["streams"]
+            history[agent] = piece["streams"]
             continue
-        shown.take(piece, lines if history > 0 else None)
-        history -= 1
+        shown.take(piece, lines if history[agent] > 0 else None)
+        history[agent] -= 1
 
 
 class Shown:

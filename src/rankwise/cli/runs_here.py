@@ -1,24 +1,29 @@
 """The runs on this machine, for the commands that ask one of them."""
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
 from rankwise.base.errors import RankwiseError
-from rankwise.base.units import MILLISECOND, Duration, Instant
+from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant
 from rankwise.base.wording import ranks_in_words
 from rankwise.cli.options import DURATION
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from rankwise.launch.control.client import RunSummary
+    from rankwise.launch.control.client import Heard, RunSummary, RunUnreachable
 
 
 NAMES_PATIENCE = Duration(500 * MILLISECOND)
 """How long runs may take to tell what they are called; all are asked at once."""
+PLACE_PATIENCE = Duration(2 * SECOND)
+"""How long agents of one name may take to tell whether they are nodes of one run."""
+
+
+Told = TypeVar("Told")
 
 
 class RunNotFound(RankwiseError):
@@ -49,12 +54,53 @@ ANSWER_TIMEOUT_OPTION = click.option(
 )
 
 
-def run_called(name: str | None) -> "RunSummary":
-    """The run on this machine that is meant; raises as `choose_run` does."""
-    from rankwise.launch.control.client import list_runs, names_of  # noqa: PLC0415  # not for --help
+def agents_called(name: str | None) -> "list[RunSummary]":
+    """The agents of the run on this machine that is meant: of several nodes there may be several.
+
+    Raises:
+        RunNotFound: they are of several runs of one name, or as `choose_agents` does.
+        RunUnreachable: which of them belong together cannot be found out.
+    """
+    from rankwise.launch.control.client import ask_all, list_runs, names_of  # noqa: PLC0415  # not for --help
 
     runs = list_runs()
-    return choose_run(runs, name, names_of(runs, deadline_after(NAMES_PATIENCE)))
+    chosen = choose_agents(runs, name, names_of(runs, deadline_after(NAMES_PATIENCE)))
+    if len(chosen) > 1:
+        heard = ask_all(chosen, "status", deadline_after(PLACE_PATIENCE))
+        if not are_of_one_run(heard):
+            pids = ", ".join(str(run.pid) for run in chosen)
+            raise RunNotFound(
+                f"several runs here are called {name}, pids {pids}", hint="name a pid"
+            )
+    return chosen
+
+
+def are_of_one_run(heard: "Iterable[Heard]") -> bool:
+    """Whether agents of one name meet each other; raises if one of them does not answer."""
+    places = {(each.run.uid, each.lines()[0].get("place")) for each in heard}
+    return len(places) == 1 and all(place for _, place in places)
+
+
+def answers(
+    heard: "Iterable[tuple[RunSummary, Told | RunUnreachable]]", *, tells: bool = True
+) -> "Iterator[tuple[RunSummary, Told]]":
+    """What the agents of a run answer. Of several, one that does not is told of, if `tells`.
+
+    Raises:
+        RunUnreachable: none has answered.
+    """
+    errors: list[Exception] = []
+    has_answer = False
+    for run, told in heard:
+        if isinstance(told, Exception):
+            errors.append(told)
+        else:
+            has_answer = True
+            yield run, told
+    if errors and not has_answer:
+        raise errors[0]
+    for error in errors if tells else ():
+        click.echo(f"rankwise: {error}", err=True)
 
 
 def name_of(run: "RunSummary") -> str:
@@ -69,10 +115,10 @@ def deadline_after(patience: Duration) -> Instant:
     return Instant(time.monotonic_ns() + patience)
 
 
-def choose_run(
+def choose_agents(
     runs: "Sequence[RunSummary]", name: str | None, names: "Mapping[RunSummary, str]"
-) -> "RunSummary":
-    """The one run that a user means by a name, the beginning of one, a pid, or nothing.
+) -> "list[RunSummary]":
+    """The agents that a user means by a run's name, the beginning of one, a pid, or nothing.
 
     Args:
         runs: to choose from.
@@ -86,25 +132,18 @@ def choose_run(
     shown = ", ".join(f"{names[run]} (pid {run.pid})" for run in runs)
     if not runs:
         raise RunNotFound("no run of yours is active on this machine")
-    if name is None:
-        if len(runs) > 1:
-            raise click.UsageError(f"there are several runs, name one of them: {shown}")
-        return runs[0]
-    if not name:
+    if name == "":
         raise click.UsageError(f"the name of the run is empty, expected one of: {shown}")
-    exact = [run for run in runs if is_called(run, name) or name == str(run.pid)]
-    fitting = exact or [run for run in runs if names[run].startswith(name)]
+    exact = [run for run in runs if name and (is_called(run, name) or name == str(run.pid))]
+    fitting = exact or [run for run in runs if names[run].startswith(name or "")]
     if not fitting:
         raise RunNotFound(f"no run is called {name!r}, there are: {shown}")
-    if len(exact) > 1:  # nodes of one run, or namesakes: the name says nothing about them
-        pids = ", ".join(str(run.pid) for run in exact)
-        raise RunNotFound(
-            f"run {name!r} has {len(exact)} agents here, pids {pids}", hint="name a pid"
-        )
-    if len(fitting) > 1:
+    if not exact and len({names[run] for run in fitting}) > 1:
+        if name is None:
+            raise click.UsageError(f"there are several runs, name one of them: {shown}")
         several = ", ".join(f"{names[run]} (pid {run.pid})" for run in fitting)
         raise RunNotFound(f"{name!r} could be any of: {several}", hint="name its pid")
-    return fitting[0]
+    return fitting
 
 
 def is_called(run: "RunSummary", name: str) -> bool:

@@ -218,7 +218,7 @@ def _summary(plan: "ClusterPlan", run: "ClusterRun", elapsed: float) -> str:
     traffic = f"{format_bytes(run.traffic.bytes_total)} in {run.traffic.messages:,} messages"
     who, rounds = f"of which {config.nodes_min} to {config.nodes_max} run", len(run.rounds)
     if plan.is_alone:
-        who, rounds = "alone", max((end.rounds for end in run.finished.values()), default=0)
+        who, rounds = "alone", max((end.last_round + 1 for end in run.finished.values()), default=0)
     lines = [
         f"nodes             {plan.nodes}, {who}",
         f"verdict           {_verdict(run)}",

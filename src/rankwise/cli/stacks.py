@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +23,10 @@ from rankwise.cli.main import CONTEXT_SETTINGS
 from rankwise.cli.runs_here import (
     ANSWER_TIMEOUT_OPTION,
     RUN_ARGUMENT,
+    agents_called,
+    answers,
     deadline_after,
     ranks_and_pids,
-    run_called,
 )
 
 if TYPE_CHECKING:
@@ -58,14 +60,15 @@ class StacksUnavailable(RankwiseError):
 def stacks(run: str | None, *, as_json: bool, native: bool, timeout: Duration) -> None:
     """Print the Python stacks of every rank of RUN.
 
-    RUN is a run's name as `rankwise ps` shows it, the beginning of one, or the pid of its agent;
-    it may be left out while there is only one run.
+    RUN is a run's name as `rankwise ps` shows it, the beginning of one, or the pid of an agent; it
+    may be left out while there is only one run. Of a run on several nodes, its ranks on this
+    machine are shown; with a pid, those of that agent.
     """
-    from rankwise.launch.control.client import ask  # noqa: PLC0415  # not for --help
+    from rankwise.launch.control.client import ask_all  # noqa: PLC0415  # not for --help
 
     deadline = deadline_after(timeout)
-    answer = ask(run_called(run), "stacks", deadline)
-    ranks = sorted(answer, key=lambda line: int(line.get("rank", -1)))
+    heard = answers(ask_all(agents_called(run), "stacks", deadline))
+    ranks = sorted(chain.from_iterable(lines for _, lines in heard), key=lambda line: line["rank"])
     if native:
         _show_native(ranks, deadline)
     if as_json:

@@ -1,12 +1,20 @@
 """`rankwise stop`: asks a run on this machine to end, and waits until it has."""
 
+from typing import Any
+
 import click
 
 from rankwise.base.errors import RankwiseError
 from rankwise.base.units import SECOND, Duration, duration_from_seconds, format_duration
 from rankwise.base.wording import counted
 from rankwise.cli.main import CONTEXT_SETTINGS
-from rankwise.cli.runs_here import NAMED_RUN_ARGUMENT, deadline_after, name_of, run_called
+from rankwise.cli.runs_here import (
+    NAMED_RUN_ARGUMENT,
+    agents_called,
+    answers,
+    deadline_after,
+    name_of,
+)
 
 PATIENCE = Duration(10 * SECOND)
 """How soon an agent must have heard it."""
@@ -23,30 +31,41 @@ class NotStopped(RankwiseError):
 def stop(run: str, *, now: bool, no_wait: bool) -> None:
     """Stop RUN as SIGTERM does: ranks may save, and are killed after --shutdown-timeout.
 
-    RUN is a run's name as `rankwise ps` shows it, the beginning of one, or the pid of its agent.
-    A run on several nodes is stopped on all of them, unless it was started with --on-preemption
-    leave. A run that Ctrl-Z has suspended is resumed first. Stopping it twice changes nothing;
-    Ctrl-C ends the waiting, and the run goes on to its end.
+    RUN is a run's name as `rankwise ps` shows it, the beginning of one, or the pid of an agent. A
+    run on several nodes is stopped on all of them. If it was started with --on-preemption leave,
+    its nodes on this machine leave it, or with a pid that one alone. A run that Ctrl-Z has
+    suspended is resumed first. Stopping it twice changes nothing; Ctrl-C ends the waiting, and the
+    run goes on to its end.
     """
-    from rankwise.launch.control.client import expect_over, is_suspended, listen, resume  # noqa: PLC0415  # not for --help
+    from rankwise.launch.control.client import (  # noqa: PLC0415  # not for --help
+        expect_over,
+        is_suspended,
+        listen_to_all,
+        resume,
+    )
     from rankwise.launch.control.server import Request  # noqa: PLC0415  # the same
 
-    chosen = run_called(run)
-    name = name_of(chosen)
-    if is_suspended(chosen):
-        click.echo(f"resuming {name} (pid {chosen.pid}), which is suspended")
-        resume(chosen)
-    answer = listen(chosen, Request("stop", at_once=now), deadline_after(PATIENCE))
-    told = next(answer, None)
-    if told is None:
-        raise NotStopped(f"run {name!r} (pid {chosen.pid}) was over already")
-    grace = format_duration(duration_from_seconds(told["grace_s"]))
-    how = "killing" if now else "stopping"
-    patience = "" if now else f" for up to {grace}"
-    click.echo(f"{how} {counted(told['stopping'])} of {name} (pid {chosen.pid}){patience}")
-    if no_wait:
-        return
-    for _ in answer:
-        pass
-    expect_over(chosen)
+    agents = agents_called(run)
+    name = name_of(agents[0])
+    for agent in agents:
+        if is_suspended(agent):
+            click.echo(f"resuming {name} (pid {agent.pid}), which is suspended")
+            resume(agent)
+    request = Request("stop", at_once=now)
+    stopping = 0
+    for agent, told in answers(listen_to_all(agents, request, deadline_after(PATIENCE))):
+        click.echo(_what_follows(told, f"{name} (pid {agent.pid})", now=now))
+        stopping += 1
+        if no_wait and stopping == len(agents):
+            return
+    if not stopping:
+        raise NotStopped(f"run {name!r} (pid {agents[0].pid}) was over already")
+    for agent in agents:
+        expect_over(agent)
     click.echo("stopped")
+
+
+def _what_follows(told: dict[str, Any], who: str, *, now: bool) -> str:
+    ranks = f"{counted(told['stopping'])} of {who}"
+    grace = format_duration(duration_from_seconds(told["grace_s"]))
+    return f"killing {ranks}" if now else f"stopping {ranks} for up to {grace}"

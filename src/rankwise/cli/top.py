@@ -14,10 +14,9 @@ from rankwise.cli.main import CONTEXT_SETTINGS
 from rankwise.cli.options import DURATION
 from rankwise.cli.runs_here import (
     NAMES_PATIENCE,
-    choose_run,
+    choose_agents,
     complete_run,
     deadline_after,
-    is_called,
 )
 
 if TYPE_CHECKING:
@@ -54,8 +53,8 @@ def top(run: str | None, *, once: bool, as_json: bool, interval: Duration) -> No
     (needs the extra: pip install 'rankwise[tui]'); into a pipe it is printed once. The run is not
     disturbed.
 
-    RUN is a run's name as `rankwise ps` shows it, the beginning of one, or the pid of its agent. Of
-    a run on several nodes, its ranks on this node are shown.
+    RUN is a run's name as `rankwise ps` shows it, the beginning of one, or the pid of an agent. Of
+    a run on several nodes, its ranks on this machine are shown; with a pid, those of that agent.
     """
     if interval < INTERVAL_MIN:
         raise click.BadParameter("expected at least 100ms", param_hint="--interval")
@@ -85,9 +84,7 @@ def _chosen(name: str | None) -> "list[RunSummary]":
     runs = list_runs()
     if name is None:
         return runs
-    # Of a run on several nodes there may be several agents here.
-    several = [run for run in runs if is_called(run, name)]
-    return several or [choose_run(runs, name, names_of(runs, deadline_after(NAMES_PATIENCE)))]
+    return choose_agents(runs, name, names_of(runs, deadline_after(NAMES_PATIENCE)))
 
 
 def _print_once(name: str | None, *, as_json: bool) -> None:

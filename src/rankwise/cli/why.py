@@ -14,9 +14,10 @@ from rankwise.cli.main import CONTEXT_SETTINGS
 from rankwise.cli.runs_here import (
     ANSWER_TIMEOUT_OPTION,
     RUN_ARGUMENT,
+    agents_called,
+    answers,
     deadline_after,
     ranks_and_pids,
-    run_called,
 )
 
 if TYPE_CHECKING:
@@ -36,14 +37,15 @@ def why(run: str | None, *, as_json: bool, timeout: Duration) -> None:
 
     It is what the report of --hang-timeout would say at this moment. The run goes on. Of a run on
     several nodes the first line is about all ranks, and names nodes that could not be asked; where
-    ranks stand is told of this node's alone.
+    ranks stand is told of this machine's alone, or with a pid, of that agent's.
 
-    RUN is a run's name as `rankwise ps` shows it, the beginning of one, or the pid of its agent;
-    it may be left out while there is only one run.
+    RUN is a run's name as `rankwise ps` shows it, the beginning of one, or the pid of an agent; it
+    may be left out while there is only one run.
     """
-    from rankwise.launch.control.client import ask  # noqa: PLC0415  # not for --help
+    from rankwise.launch.control.client import ask_all  # noqa: PLC0415  # not for --help
 
-    header, *ranks = ask(run_called(run), "why", deadline_after(timeout))
+    heard = answers(ask_all(agents_called(run), "why", deadline_after(timeout)))
+    header, ranks = together([lines for _, lines in heard])
     if as_json:
         import msgspec  # noqa: PLC0415  # only here
 
@@ -51,6 +53,20 @@ def why(run: str | None, *, as_json: bool, timeout: Duration) -> None:
             click.echo(msgspec.json.encode(line).decode())
     else:
         click.echo(render(header, ranks))
+
+
+def together(
+    told: "Sequence[Sequence[dict[str, Any]]]",
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The verdict and the ranks of all agents here, which were asked at the same time."""
+    headers = [header for header, *_ in told]
+    header = max(headers, key=lambda each: bool(each["verdict"]))
+    if "others" in header:  # are those that no agent here is
+        elsewhere = [set(each.get("others", ())) for each in headers]
+        others = [node for node in header["others"] if all(node in each for each in elsewhere)]
+        header = header | {"others": others}
+    ranks = [line for _, *lines in told for line in lines]
+    return header, sorted(ranks, key=lambda line: line["rank"])
 
 
 def render(header: dict[str, Any], ranks: "Sequence[dict[str, Any]]") -> str:
@@ -70,7 +86,7 @@ def _about_nodes(header: dict[str, Any]) -> list[str]:
     if silent := header.get("silent"):
         lines.append(f"not known are the calls of ranks on {', '.join(silent)}: no answer in time")
     if others := header.get("others"):
-        lines.append(f"below are the ranks of this node; the others are on {', '.join(others)}")
+        lines.append(f"below are the ranks of this machine; the others are on {', '.join(others)}")
     return lines
 
 
@@ -79,12 +95,12 @@ def _verdict(header: dict[str, Any], ranks: "Sequence[dict[str, Any]]") -> str:
         return str(header["verdict"])
     getting_on = [line["rank"] for line in ranks if line["doing"] in _DOES]
     if len(getting_on) == len(ranks):
-        here = " of this node" if header.get("others") else ""
+        here = " of this machine" if header.get("others") else ""
         return f"every rank{here} makes progress"
     if getting_on:
         verb = "makes" if len(getting_on) == 1 else "make"
         return f"{ranks_in_words(getting_on)} {verb} progress, and no call tells who is missing"
-    here = " of this node" if header.get("others") else ""
+    here = " of this machine" if header.get("others") else ""
     return f"no rank{here} makes progress, and no call tells who is missing"
 
 

@@ -106,7 +106,8 @@ class FailureDecorator:
         if failure.host:
             return failure  # described already, perhaps on another node
         if failure.local_rank == NO_RANK:
-            return msgspec.structs.replace(failure, host=self._hostname)
+            wall_ns = failure.at + self._wall_offset
+            return msgspec.structs.replace(failure, host=self._hostname, wall_ns=wall_ns)
         rank = failure.local_rank
         is_hung = failure.cause is FailureCause.HUNG
         link = self._host.links.get(rank)

@@ -3,7 +3,8 @@
 The command is run by a shell, with one JSON object on its standard input:
 
 - `event`: `restart` when another attempt follows, `failure` when the run is over;
-- `time` (UTC), `run`, `node` (this host), `message`: what has happened, in a sentence;
+- `time` (UTC), `run`, `node` (this host, as in JSON lines), `message`: what has happened, in a
+  sentence;
 - `failures`: one object per rank, the root cause first, with `rank`, `attempt`, `cause`, `host`,
   `pid`, `exit_code`, `error`, `traceback`, `logs`; a hang has the cause `hung`; what is
   `out-of-step` has `accused`, all ranks that are so together: of several none is the culprit;

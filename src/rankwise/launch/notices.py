@@ -1,8 +1,9 @@
 """What rankwise itself says on stderr: a line of text for people, or an object for machines.
 
 With `--log-format json` each notice is one line of JSON: `time` (UTC, RFC 3339), `event`, `run`,
-`node` (this host's name), `message` (what people are told), and what belongs to the event: `round`,
-`attempt`, `rank`, and so on. docs/files.md lists the events. What workers write stays as it is.
+`node` (this host's name, and of several nodes its id), `message` (what people are told), and what
+belongs to the event: `round`, `attempt`, `rank`, and so on. docs/files.md lists
+the events. What workers write stays as it is.
 """
 
 from collections.abc import Iterator
@@ -39,10 +40,16 @@ def line_for_machines(job: Job, message: str, event: str, **fields: Any) -> dict
         "time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "event": event,
         "run": job.run_id,
-        "node": socket.gethostname(),
+        "node": socket.gethostname() + _own_id(job),
         **{name: value for name, value in fields.items() if value is not None},
         "message": message,
     }
+
+
+def _own_id(job: Job) -> str:
+    """What tells agents on one host apart: said in any case, as another one may come later."""
+    cluster = job.cluster
+    return "" if cluster is None or cluster.is_alone else f"/{cluster.node_id}"
 
 
 def fields_of(failure: Failure) -> dict[str, Any]:

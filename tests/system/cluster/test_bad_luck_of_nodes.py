@@ -373,6 +373,7 @@ def test_the_loss_of_the_agent_that_serves_the_store_ends_all_others(
 
     assert done.code == 1
     assert "the run ends here: the agent that serves its store, or its machine, is" in done.stderr
+    assert "\n  time: " in done.stderr
     assert deaths.survivors(within_s=0) == []
 
 

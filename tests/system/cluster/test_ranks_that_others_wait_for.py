@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from etcd_servers import etcd_cluster, free_ports, needs_etcd
-from running import RANKWISE, Finished, Running, run, wait_for_any, write_program
+from running import RANKWISE, WITHIN_S, Finished, Running, run, wait_for_any, write_program
 
 pytestmark = pytest.mark.system
 
@@ -240,15 +240,23 @@ def test_why_tells_on_each_node_who_is_missing_and_which_node_does_not_answer(
         late.signal(signal.SIGSTOP)
         alone = run("why", str(waiting.pid))
         late.signal(signal.SIGCONT)
+        together = run("why", "asked")
+        stopped = run("stop", "asked", "--now")
+        ends = [agent.finish(WITHIN_S).code for agent in agents]
 
     where = line_of(source, "dist.all_reduce")
     for each in asked:
         assert each.lines[0] == (
             f"rank 1 has not come to all_reduce #6 {OF} ({where}), in which rank 0 waits"
         )
-        assert each.lines[1].startswith("below are the ranks of this node; the others are on ")
-    assert alone.lines[0] == "no rank of this node makes progress, and no call tells who is missing"
+        assert each.lines[1].startswith("below are the ranks of this machine; the others are on ")
+    nobody = "no rank of this machine makes progress, and no call tells who is missing"
+    assert alone.lines[0] == nobody
     assert alone.lines[1].startswith("not known are the calls of ranks on ")
+    ranks = [line.partition(" (")[0] for line in together.lines if line.startswith("rank ")]
+    assert (together.lines[0], ranks[1:]) == (asked[0].lines[0], ["rank 0", "rank 1"])
+    assert len(stopped.lines) == 3  # a line for each agent
+    assert ends == [143, 143]
 
 
 @pytest.mark.parametrize("timeout_s", [600, 2], ids=["all hang", "the others time out"])

@@ -61,4 +61,5 @@ def test_rounds_are_objects_on_every_node(tmp_path: Path) -> None:
         hosts = rounds[1]["hosts"]  # two agents of one host are told apart by their ids
         assert [host.partition("/")[0] for host in hosts] == [socket.gethostname()] * 2
         assert len(set(hosts)) == 2
+        assert {each["node"] for each in notices(node.stderr)} == {hosts[rounds[1]["node_rank"]]}
         assert "ValueError" in rounds[1]["why"]

@@ -18,10 +18,10 @@ import pytest
 from rankwise.cli import doctor, logs, why
 from rankwise.cli.doctor import Verdict
 from rankwise.cli.main import invoke
-from rankwise.cli.runs_here import RunNotFound, choose_run, complete_run
+from rankwise.cli.runs_here import RunNotFound, are_of_one_run, choose_agents, complete_run
 from rankwise.cli.stacks import render
 from rankwise.launch.control.addresses import shown_id
-from rankwise.launch.control.client import RunSummary
+from rankwise.launch.control.client import Heard, RunSummary, RunSuspended
 from rankwise.launch.control.server import ControlServer, Reply, Request
 
 MEETING = {"nproc": 2, "state": "meeting", "age_s": 65.0, "program": "train.py", "attempt": 0}
@@ -256,7 +256,7 @@ def test_of_what_was_the_last_lines_are_shown_and_all_that_follows(
         {"streams": 1}, piece(0, b"one\ntwo\nthree\n"), piece(1, b"four\nfive\n"),
     ]  # fmt: skip
 
-    logs.show(answer, logs.Shown(has_prefix=False), lines=1)
+    logs.show([(ALPHA, piece) for piece in answer], logs.Shown(has_prefix=False), lines=1)
 
     assert capfdbinary.readouterr().out == b"three\nfour\nfive\n"
 
@@ -341,35 +341,57 @@ ALPHA, BETA, BEST = (
 )
 
 
-def chosen(runs: Sequence[RunSummary], name: str | None) -> RunSummary:
-    return choose_run(runs, name, {run: run.run_id for run in runs})
+def chosen(runs: Sequence[RunSummary], name: str | None) -> list[RunSummary]:
+    return choose_agents(runs, name, {run: run.run_id for run in runs})
 
 
 def test_a_run_is_chosen_by_name_beginning_or_pid_or_for_want_of_others() -> None:
     runs = [ALPHA, BETA, BEST]
 
-    assert chosen(runs, "alpha") == ALPHA
-    assert chosen(runs, "bet") == BETA
-    assert chosen(runs, "12") == BEST
-    assert chosen([BETA], None) == BETA
+    assert chosen(runs, "alpha") == [ALPHA]
+    assert chosen(runs, "bet") == [BETA]
+    assert chosen(runs, "12") == [BEST]
+    assert chosen([BETA], None) == [BETA]
 
 
 def test_a_run_whose_id_is_a_secret_is_chosen_by_it_all_the_same() -> None:
     hidden = RunSummary(shown_id("alpha", is_secret=True), 20, 0)
 
     assert hidden.run_id.startswith("run-")
-    assert chosen([BETA, hidden], "alpha") == hidden
+    assert chosen([BETA, hidden], "alpha") == [hidden]
 
 
 def test_a_run_whose_id_is_a_secret_is_told_by_it_and_not_by_what_others_see() -> None:
     hidden = [RunSummary(shown_id("alpha", is_secret=True), pid, 0) for pid in (20, 21)]
     names = {BETA: "beta", **dict.fromkeys(hidden, "alpha")}
 
-    assert choose_run([BETA, hidden[0]], "al", names) == hidden[0]
-    with pytest.raises(RunNotFound, match=r"'alpha' has 2 agents here, pids 20, 21") as error:
-        choose_run([BETA, *hidden], "alpha", names)
-    assert error.value.hint == "name a pid"
-    assert choose_run([BETA, *hidden], "21", names) == hidden[1]
+    assert choose_agents([BETA, hidden[0]], "al", names) == [hidden[0]]
+    for name in ("alpha", "alp"):
+        assert choose_agents([BETA, *hidden], name, names) == hidden
+    assert choose_agents(hidden, None, names) == hidden
+    assert choose_agents([BETA, *hidden], "21", names) == [hidden[1]]
+
+
+def test_agents_of_one_name_are_of_one_run_if_they_meet_at_one_place() -> None:
+    alpha, other = (RunSummary("alpha", pid, 0) for pid in (20, 21))
+    here, there = "embedded at h1:29400", "embedded at h2:29400"
+
+    assert are_of_one_run([Heard(alpha, [{"place": here}]), Heard(other, [{"place": here}])])
+    assert not are_of_one_run([Heard(alpha, [{"place": here}]), Heard(other, [{"place": there}])])
+    assert not are_of_one_run([Heard(alpha, [{"place": ""}]), Heard(other, [{"place": ""}])])
+    with pytest.raises(RunSuspended):
+        are_of_one_run([Heard(alpha, [{"place": here}]), Heard(other, RunSuspended("by Ctrl-Z"))])
+
+
+def test_why_of_two_agents_tells_one_verdict_and_all_ranks_of_this_machine() -> None:
+    lines = [STUCK | {"rank": rank, "pid": rank, "still_s": 1} for rank in (0, 1)]
+    first = {"verdict": "", "others": ["vm/b", "h2"], "silent": []}
+    second = {"verdict": "rank 2 has not come", "others": ["vm/a", "h2"], "silent": []}
+
+    header, ranks = why.together([[first, lines[1]], [second, lines[0]]])
+
+    assert header == {"verdict": "rank 2 has not come", "others": ["h2"], "silent": []}
+    assert ranks == lines
 
 
 @pytest.mark.parametrize("is_secret", [True])
@@ -394,7 +416,7 @@ def test_an_empty_name_means_no_run() -> None:
 def test_an_exact_name_is_never_ambiguous() -> None:
     longer = RunSummary("alpha-2", 20, 0)
 
-    assert chosen([ALPHA, longer], "alpha") == ALPHA
+    assert chosen([ALPHA, longer], "alpha") == [ALPHA]
 
 
 def test_no_choice_is_made_for_the_user() -> None:

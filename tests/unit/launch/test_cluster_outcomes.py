@@ -64,7 +64,7 @@ def rank_that_raised(type_name: str, message: str) -> Outcome:
 def test_of_a_node_that_lost_its_store_the_loss_is_the_root_cause_and_not_a_rank() -> None:
     gang = rank_that_raised("RuntimeError", "Connection closed by peer")
 
-    outcome = FinishRun(outcome=gang, refusal=LOST, rounds=1).as_outcome(4)
+    outcome = FinishRun(outcome=gang, refusal=LOST, last_round=0).as_outcome(4)
     report = compose_report(outcome, ReportContext(program="train.py", nprocs=2))
 
     loss = Failure(
@@ -86,25 +86,28 @@ def test_of_a_node_that_lost_its_store_the_loss_is_the_root_cause_and_not_a_rank
     assert (fields_of(loss)["rank"], fields_of(loss)["error"]) == (None, loss.detail)
 
 
-def test_a_node_that_lost_its_store_with_ranks_that_noticed_nothing_says_so_too() -> None:
-    outcome = FinishRun(outcome=ENDED_BY_US, refusal=LOST, rounds=3).as_outcome(4)
+def test_a_node_that_came_late_tells_in_which_round_and_when_its_store_was_lost() -> None:
+    idle = Outcome(status=OutcomeStatus.STOPPED, attempts=1)
 
-    assert [(each.cause, each.attempt) for each in outcome.failures] == [
-        (FailureCause.STORE_LOST, 0)
-    ]
+    outcome = FinishRun(outcome=idle, refusal=LOST, last_round=5, at=Instant(9)).as_outcome(4)
+
+    (loss,) = outcome.failures
+    assert (loss.cause, loss.attempt, loss.at) == (FailureCause.STORE_LOST, 5, Instant(9))
 
 
 def test_a_rank_that_failed_by_itself_stays_the_root_cause_though_the_store_is_lost() -> None:
     gang = rank_that_raised("ValueError", "bad shape")
 
-    outcome = FinishRun(outcome=gang, refusal=LOST, rounds=1).as_outcome(4)
+    outcome = FinishRun(outcome=gang, refusal=LOST, last_round=0).as_outcome(4)
 
     assert outcome.failures == gang.failures
     assert outcome.detail == "the run ends here: its store is lost (use etcd)"
 
 
 def test_a_node_that_was_told_to_stop_and_lost_its_store_meanwhile_was_stopped() -> None:
-    outcome = FinishRun(outcome=ENDED_BY_US, refusal=LOST, rounds=1, stop_signal=15).as_outcome(4)
+    outcome = FinishRun(outcome=ENDED_BY_US, refusal=LOST, last_round=0, stop_signal=15).as_outcome(
+        4
+    )
 
     assert (outcome.status, outcome.stop_signal) == (OutcomeStatus.STOPPED, 15)
     assert outcome.failures == ()

@@ -25,6 +25,7 @@ from rankwise.launch.control.client import (
     expect_over,
     list_runs,
     listen,
+    listen_to_all,
 )
 from rankwise.launch.control.server import ControlServer, Question, Reply, Request
 
@@ -217,6 +218,27 @@ def test_a_stopped_agent_is_given_up_and_costs_the_others_nothing(run_id: str) -
     with pytest.raises(RunUnreachable, match="has not answered in time"):
         first.lines()
     assert second.lines() == [{"asked": "status", "state": "running"}]
+
+
+def test_of_several_agents_lines_are_heard_as_they_come_and_why_one_is_silent(run_id: str) -> None:
+    names = [f"{run_id}-{each}" for each in ("talks", "refuses", "stopped", "gone")]
+    with ExitStack() as stack:
+        answers = answer_with({"rank": 0}, {"rank": 1}), answer_with({"error": "no rank 3"})
+        for name, on_request in zip(names, answers, strict=False):
+            server = stack.enter_context(ControlServer(name, on_request))
+            stack.enter_context(served(server))
+        stack.enter_context(ControlServer(names[2], answer_with()))  # nobody looks after it
+
+        runs = [summary(name) for name in names]
+        heard = list(listen_to_all(runs, Request("logs"), soon(0.5)))
+
+    lines = {name: [told for run, told in heard if run.run_id == name] for name in names}
+    assert [len(each) for each in lines.values()] == [2, 1, 1, 1]
+    assert lines[names[0]] == [{"asked": "logs", "rank": 0}, {"asked": "logs", "rank": 1}]
+    whys = ["refused: no rank 3", "has not answered in time", "cannot be reached"]
+    for name, why in zip(names[1:], whys, strict=True):
+        assert isinstance(lines[name][0], RunUnreachable)
+        assert why in str(lines[name][0])
 
 
 def test_an_agent_that_takes_no_more_calls_is_given_up(run_id: str) -> None:

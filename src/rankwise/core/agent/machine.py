@@ -149,7 +149,7 @@ class Agent:
         self._effects: list[Effect] = []
         self._deadline: Instant | None = None
         self._next_round = 0
-        self._rounds = 0
+        self._last_round = -1
         self._begun_at = Instant(0)
         self._stopped_at: Instant | None = None
         self._step: int | None = None
@@ -370,7 +370,7 @@ class Agent:
                 case RanksFound():
                     self._on_ranks_found(effect, now)
                 case LeaveSettled():
-                    self._finish()
+                    self._finish(now)
                 case _:
                     self._effects.append(effect)
 
@@ -461,7 +461,7 @@ class Agent:
         self._is_failing_told = self._is_stop_agreed = False
         self._outcome = None
         self._deadline = after(now, self._answer_patience) if self._is_going else None
-        self._rounds += 1
+        self._last_round = settled.world.round
         self._is_end_told = False
         self._effects.append(BeginAttempt(settled.world))
         if not self.spec.is_alone:
@@ -780,14 +780,15 @@ class Agent:
         self._deadline = None
         self._tell_rendezvous(Left(), now)
 
-    def _finish(self) -> None:
+    def _finish(self, now: Instant) -> None:
         self.phase = Phase.FINISHED
         self._deadline = None
         knows = self._verdict is not None or self._refusal is not None
         self.finished = FinishRun(
             verdict=self._verdict,
             outcome=self._outcome,
-            rounds=self._rounds,
+            last_round=self._last_round,
+            at=now,
             refusal=None if self._verdict is not None else self._refusal,
             detail="" if knows else self._detail,
             stop_signal=None if knows else self._stop_signal,

@@ -219,7 +219,8 @@ class FinishRun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         verdict: what became of the job, the same on every node; None if this node never learned.
         outcome: what became of this node's last gang; None if it never had one. Its `detail` says
             why this node could have no other one.
-        rounds: how many rounds this node was a member of.
+        last_round: the last round that this node was a member of; -1 if there was none.
+        at: when it was over.
         refusal: why this node may not take part; None if it may, or if the job was over first.
         detail: one sentence more: why there is no verdict.
         stop_signal: what this node was told to go by, if there is no verdict.
@@ -227,10 +228,16 @@ class FinishRun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     verdict: Verdict | None = None
     outcome: Outcome | None = None
-    rounds: int = 0
+    last_round: int = -1
+    at: Instant = Instant(0)
     refusal: rendezvous.Refused | None = None
     detail: str = ""
     stop_signal: int | None = None
+
+    @property
+    def has_taken_part(self) -> bool:
+        """Whether this node ever had a seat."""
+        return self.last_round >= 0
 
     def as_outcome(self, size: int | None = None) -> Outcome:
         """What a run on this node came to: the job's verdict, with this node's own failures.
@@ -263,7 +270,7 @@ class FinishRun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
                 failures, detail = (self._loss_of_store(detail), *failures), ""
             return Outcome(
                 status=OutcomeStatus.STOPPED if was_stopped else OutcomeStatus.FAILED,
-                attempts=self.rounds,
+                attempts=self.last_round + 1,
                 failures=failures,
                 stop_signal=stop_signal if was_stopped else None,
                 survivors=survivors,
@@ -289,16 +296,16 @@ class FinishRun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     def _has_lost_store(self) -> bool:
         """Whether this node took part, and ended since its store was gone."""
         refusal = self.refusal
-        return refusal is not None and refusal.kind in LOSSES_OF_STORE and self.rounds > 0
+        return refusal is not None and refusal.kind in LOSSES_OF_STORE and self.has_taken_part
 
     def _loss_of_store(self, detail: str) -> Failure:
         """What explains the failures of this node's ranks then, with the instant of the first."""
         own = () if self.outcome is None else self.outcome.failures
         return Failure(
             local_rank=NO_RANK,
-            attempt=own[0].attempt if own else self.rounds - 1,
+            attempt=self.last_round,
             cause=FailureCause.STORE_LOST,
-            at=own[0].at if own else Instant(0),
+            at=own[0].at if own else self.at,
             detail=detail,
         )
 

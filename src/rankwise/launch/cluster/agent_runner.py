@@ -5,7 +5,6 @@ machine, and, among several nodes, a client of the store in threads. Its end bec
 the run on this node.
 """
 
-import os
 import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -52,7 +51,7 @@ class AgentRunner:
                 run_id=job.run_id,
                 rendezvous=plan.rendezvous,
                 offer=NodeOffer(
-                    node_id=os.urandom(4).hex(),
+                    node_id=plan.node_id,
                     host=socket.gethostname(),
                     address=plan.address,
                     slots=job.gang.size,
@@ -95,7 +94,7 @@ class AgentRunner:
             # Of one node, its own failures tell how many there were.
             size = None if self._agent.spec.is_alone else self._host.world_size
             outcome = finished.as_outcome(size)
-            has_taken_part = finished.rounds > 0 and not self._agent.spec.is_alone
+            has_taken_part = finished.has_taken_part and not self._agent.spec.is_alone
             if finished.verdict is None and has_taken_part:
                 outcome = msgspec.structs.replace(outcome, attempts=self._host.restarts + 1)
             # A run that was stopped before the restart that was announced ends in that attempt.
@@ -117,7 +116,7 @@ class AgentRunner:
     def _was_late(self, finished: FinishRun) -> bool:
         """Whether a run had ended before this node came, which has not ended it itself."""
         verdict = finished.verdict
-        if verdict is None or finished.rounds:
+        if verdict is None or finished.has_taken_part:
             return False
         return verdict.status is not OutcomeStatus.FAILED or verdict.root is not None
 
@@ -128,7 +127,11 @@ class AgentRunner:
         may_be_idle = self._agent.spec.is_alone or config.spares or not config.replaces_ended
         verdict = finished.verdict
         is_success = verdict is not None and verdict.status is OutcomeStatus.SUCCEEDED
-        return Absence.TOO_LATE if is_success and not (finished.rounds or may_be_idle) else None
+        return (
+            Absence.TOO_LATE
+            if is_success and not (finished.has_taken_part or may_be_idle)
+            else None
+        )
 
     @property
     def next_deadline(self) -> Instant | None:

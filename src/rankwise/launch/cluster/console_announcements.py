@@ -37,7 +37,7 @@ class ConsoleAnnouncements:
         self._is_alone = plan.is_alone
         self.first_rank = 0
         self._restarts = 0
-        self._place = f"{plan.backend} at {plan.endpoint}" if plan.endpoint else plan.backend
+        self._place = plan.place
 
     def tell_too_late(self, verdict: Verdict) -> None:
         """Say that nothing was started here, since the run is over."""

@@ -1,5 +1,7 @@
 """What a node needs to know beyond its job: whom it meets, and which failures the job survives."""
 
+import os
+
 import msgspec
 
 from rankwise.core.rendezvous.configuration import RendezvousConfig, RestartPolicy
@@ -15,6 +17,7 @@ class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True):
         own_etcd: whether the nodes at the endpoints run the members of that etcd.
         own_hosts: which hosts of these endpoints are this machine.
         rendezvous: who may join, for how long anybody waits, which failures the job survives.
+        node_id: what tells this agent apart from all others of the run, on this host too.
         address: this node's own, as the others reach it.
         topology: nodes next to each other in this order get neighbouring ranks.
         seat: this node's rank, if it was given (`static`).
@@ -35,6 +38,7 @@ class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True):
     own_etcd: bool = False
     own_hosts: tuple[str, ...] = ()
     rendezvous: RendezvousConfig
+    node_id: str = msgspec.field(default_factory=lambda: os.urandom(4).hex())
     address: str
     topology: str = ""
     seat: int | None = None
@@ -47,6 +51,11 @@ class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True):
     health_host: str = "127.0.0.1"
     health_token: str = ""
     telemetry: bool = False
+
+    @property
+    def place(self) -> str:
+        """Where its nodes meet, for people; empty where there are no others."""
+        return f"{self.backend} at {self.endpoint}" if self.endpoint else self.backend
 
     @property
     def is_alone(self) -> bool:

@@ -95,6 +95,7 @@ class ControlAnswers:
             "attempt": 0 if gang is None else gang.attempt,
             "restarts_max": restarts_allowed(self._job),
             "log_dir": self._log_directory(),
+            "place": "" if self._job.cluster is None else self._job.cluster.place,
         }
         if gang is not None:  # between two rounds this node has no place among the others
             world = self._planner.world

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from select import POLLIN, poll
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -84,18 +84,17 @@ def ask(run: RunSummary, question: Question, deadline: Instant) -> list[Answer]:
     return ask_all([run], question, deadline)[0].lines()
 
 
-class Heard:
+class Heard(NamedTuple):
     """What came of asking one run: its answer, or why there is none."""
 
-    def __init__(self, run: RunSummary, answer: list[Answer] | RunUnreachable) -> None:
-        self.run = run
-        self._answer = answer
+    run: RunSummary
+    answer: list[Answer] | RunUnreachable
 
     def lines(self) -> list[Answer]:
         """The answer; raises `RunUnreachable` if there is none."""
-        if isinstance(self._answer, RunUnreachable):
-            raise self._answer
-        return self._answer
+        if isinstance(self.answer, RunUnreachable):
+            raise self.answer
+        return self.answer
 
 
 def ask_all(runs: Sequence[RunSummary], question: Question, deadline: Instant) -> list[Heard]:
@@ -123,24 +122,67 @@ def listen(run: RunSummary, request: Request, deadline: Instant) -> Iterator[Ans
     Raises:
         RunUnreachable: there is no such agent any more, it does not answer, or it refuses.
     """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        _put(run, connection, request, deadline)
-        is_due = True
-        with connection.makefile("rb") as answer:
-            while True:
-                if is_due and not _is_readable(connection, deadline):
-                    raise _late(run)
-                is_due = False
-                try:
-                    line = answer.readline()
-                except ConnectionResetError:
-                    return
-                if not line.endswith(b"\n"):
-                    return
-                told = msgspec.json.decode(line, type=Answer)
-                if "error" in told:
-                    raise _refused(run, told)
-                yield told
+    for _, told in listen_to_all([run], request, deadline):
+        if isinstance(told, RunUnreachable):
+            raise told
+        yield told
+
+
+def listen_to_all(
+    runs: Sequence[RunSummary], request: Request, deadline: Instant
+) -> Iterator[tuple[RunSummary, Answer | RunUnreachable]]:
+    """Do so with several agents at once. Why one is not heard any more comes in a line's place."""
+    poller = poll()
+    ears: dict[int, _Ear] = {}
+    with ExitStack() as stack:
+        for run in runs:
+            connection = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            try:
+                _put(run, connection, request, deadline)
+            except RunUnreachable as error:
+                yield run, error
+                continue
+            ears[connection.fileno()] = _Ear(run, connection)
+            poller.register(connection, POLLIN)
+        while ears:
+            due = [fd for fd, ear in ears.items() if not ear.has_heard]
+            remaining = max(0, deadline - time.monotonic_ns())
+            ready = [fd for fd, _ in poller.poll(-(-remaining // MILLISECOND) if due else None)]
+            lost = {} if ready else {fd: _late(ears[fd].run) for fd in due}
+            for fd in ready:
+                ear = ears[fd]
+                for told in ear.lines():
+                    if "error" in told:
+                        lost[fd] = _refused(ear.run, told)
+                        break
+                    yield ear.run, told
+            for fd in [fd for fd, ear in ears.items() if ear.is_over or fd in lost]:
+                poller.unregister(fd)
+                run = ears.pop(fd).run
+                if fd in lost:
+                    yield run, lost[fd]
+
+
+class _Ear:
+    """What has come from one agent, of which lines are made."""
+
+    def __init__(self, run: RunSummary, connection: socket.socket) -> None:
+        self.run = run
+        self.has_heard = False
+        self.is_over = False
+        self._connection = connection
+        self._begun = b""
+
+    def lines(self) -> list[Answer]:
+        """The lines that are whole now; a last one that breaks off is none."""
+        try:
+            piece = self._connection.recv(65536)
+        except ConnectionResetError:
+            piece = b""
+        self.is_over = not piece
+        *whole, self._begun = (self._begun + piece).split(b"\n")
+        self.has_heard = self.has_heard or bool(whole)
+        return [msgspec.json.decode(line, type=Answer) for line in whole]
 
 
 def is_suspended(run: RunSummary) -> bool:
@@ -177,13 +219,6 @@ def expect_over(run: RunSummary) -> None:
                 f"run {run.run_id!r} (pid {run.pid}) has hung up, and goes on",
                 hint="too many others may have asked it at once; ask again",
             )
-
-
-def _is_readable(connection: socket.socket, deadline: Instant) -> bool:
-    poller = poll()
-    poller.register(connection, POLLIN)
-    remaining = max(0, deadline - time.monotonic_ns())
-    return bool(poller.poll(-(-remaining // MILLISECOND)))
 
 
 def _put(run: RunSummary, connection: socket.socket, request: Request, deadline: Instant) -> None:

@@ -146,7 +146,7 @@ def test_who_is_stopped_before_any_round_leaves_alone() -> None:
     effects = feed(agent, StopRequested(15))
 
     assert effects[-1] == FinishRun(
-        detail="this node was told to stop by signal 15", stop_signal=15
+        at=NOW, detail="this node was told to stop by signal 15", stop_signal=15
     )
 
 
