@@ -70,9 +70,10 @@ def parse_duration(text: str) -> Duration | None:
 
 def format_duration(duration: Duration) -> str:
     """Write a duration for people: `850 us`, `12 ms`, `1.5 s`, `2 min 5 s`, `1 h 4 min`."""
-    if duration < MILLISECOND:
+    # Three digits make one unit of the next from here on: 1 s, and not 1e+03 ms.
+    if duration < 0.9995 * MILLISECOND:
         return f"{duration / MICROSECOND:.3g} us"
-    if duration < SECOND:
+    if duration < 0.9995 * SECOND:
         return f"{duration / MILLISECOND:.3g} ms"
     if duration < 60 * SECOND:
         return f"{duration / SECOND:.3g} s"

@@ -174,7 +174,7 @@ def run(ctx: click.Context, /, **_values: Any) -> int:
         begin_work()
         die_of_sigterm()
         return launch_with_handler(options)
-    job = job_from(options, os.environ)
+    job = _with_master_bound(job_from(options, os.environ))
     files = None
     if options.report is not None or options.trace is not None:
         from rankwise.cli.run_files import RunFiles  # noqa: PLC0415  # rarely asked for
@@ -196,6 +196,21 @@ def run(ctx: click.Context, /, **_values: Any) -> int:
     if files is not None:
         files.write()
     return exit_code(outcome)
+
+
+def _with_master_bound(job: "Job") -> "Job":
+    """The job with the address of this machine that its master's name means, if it needs one.
+
+    It is looked up here, where every signal still ends this process at once.
+    """
+    is_alone = job.cluster is None or job.cluster.is_alone
+    if not is_alone or job.master_port is not None or job.master_addr == job.master_bind:
+        return job
+    from msgspec.structs import replace  # noqa: PLC0415  # rare
+
+    from rankwise.launch.master_port import address_here  # noqa: PLC0415  # the same
+
+    return replace(job, master_bind=address_here(job.master_addr))
 
 
 def _supervise(job: "Job", event_log_handler: str, places: "LogPlaces | None") -> "Outcome":

@@ -27,6 +27,7 @@ from rankwise.base.errors import CollectiveError, CollectiveTimeout
 from rankwise.base.units import SECOND, Duration
 from rankwise.collectives import wording
 from rankwise.drivers.real.stores.embedded_protocol import NONCE_BYTES, Secret, new_nonce
+from rankwise.drivers.real.stores.names import Names
 
 _Words = TypeVar("_Words")
 _LENGTH = Struct("!I")
@@ -168,7 +169,7 @@ class Connector:
     def _call(self, address: str, port: int, rank: int) -> socket.socket:
         """A connection to a rank that has proved to be of this round."""
         try:
-            connection = socket.create_connection((address, port), self._seconds_left())
+            connection = Names().connect(address, port, self._seconds_left())
         except TimeoutError:
             raise self._timeout([rank]) from None
         except OSError as error:

@@ -149,6 +149,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         rank_variables: whether workers find their place in RANK, WORLD_SIZE and torchrun's other
             variables; otherwise `environment_by_rank` says whatever they are to know.
         master_addr, master_port: where rank 0 listens; None reserves a free port.
+        master_bind: the address of this machine where that port is reserved.
         logs: where output goes.
         journal_fd: an open file for the run's journal; None: it goes beside the logs, if the user
             has named a place for them.
@@ -178,6 +179,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     rank_variables: bool = True
     master_addr: str = "127.0.0.1"
     master_port: int | None = None
+    master_bind: str = "127.0.0.1"
     logs: LogPlan = LogPlan()
     journal_fd: int | None = None
     on_failure: str | None = None

@@ -14,10 +14,23 @@ from rankwise.base.errors import ConfigError
 
 
 class ReservedPort:
-    """A TCP port of `host` that stays ours until `close`."""
+    """A TCP port of this machine that stays ours until `close`.
 
-    def __init__(self, host: str) -> None:
-        self._socket = _bind_any(host)
+    Args:
+        address: one of this machine's, and no name: to look that up could take ten seconds.
+
+    Raises:
+        ConfigError: it is another machine's.
+    """
+
+    def __init__(self, address: str) -> None:
+        try:
+            self._socket = _bound(address)
+        except OSError as error:
+            raise ConfigError(
+                f"no port can be reserved on {address}: {error}",
+                hint="use an address of this machine, or name a port with --master-port",
+            ) from error
         self.number: int = self._socket.getsockname()[1]
 
     def __enter__(self) -> Self:
@@ -62,33 +75,41 @@ def listen_next_to(host: str, port: int) -> socket.socket | None:
 _RANKS_WAITING_MAX = 4096
 
 
-def _bind_any(host: str) -> socket.socket:
-    # As bytes, ASCII does not import the codec of international names, which takes milliseconds.
-    name = host.encode() if host.isascii() else host
+def address_here(host: str) -> str:
+    """The address of this machine that `--master-addr` means; signals are heard meanwhile.
+
+    Raises:
+        ConfigError: nobody knows the name, or it is another machine's.
+    """
+    from rankwise.drivers.real.stores.names import addresses_of  # noqa: PLC0415  # rare
+
     try:
-        addresses = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)
+        addresses = [found[4][0] for found in addresses_of(host)]
     except OSError as error:
         raise ConfigError(
             f"--master-addr {host!r} cannot be resolved: {error}",
             hint="use an address of this machine, such as 127.0.0.1",
         ) from error
     last_error: OSError | None = None
-    for family, kind, protocol, _, address in addresses:
-        # A family may be switched off altogether, so making the socket is part of the try.
+    for address in addresses:
         try:
-            candidate = socket.socket(family, kind, protocol)
+            _bound(address).close()
         except OSError as error:
             last_error = error
-            continue
-        try:
-            candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            candidate.bind(address)
-        except OSError as error:
-            candidate.close()
-            last_error = error
-            continue
-        return candidate
+        else:
+            return address
     raise ConfigError(
         f"no port can be reserved on --master-addr {host!r}: {last_error}",
         hint="use an address of this machine, or name a port with --master-port",
     ) from last_error
+
+
+def _bound(address: str) -> socket.socket:
+    made = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((address, 0))
+    except OSError:
+        made.close()
+        raise
+    return made

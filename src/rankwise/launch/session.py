@@ -692,5 +692,5 @@ def _world_alone(job: Job, stack: ExitStack) -> World:
     """The world of a node that meets nobody; one that does is told another before its workers."""
     port = job.master_port
     if port is None and (job.cluster is None or job.cluster.is_alone):
-        port = stack.enter_context(ReservedPort(job.master_addr)).number
+        port = stack.enter_context(ReservedPort(job.master_bind)).number
     return World(size=job.gang.size, master_addr=job.master_addr, master_port=port or 0)

@@ -36,10 +36,12 @@ class Silence:
 
     def start(self, backend: str, *more: str) -> Running:
         meeting = ("--rdzv-backend", backend, "--rdzv-endpoint", "store.example.org:29400")
-        words = (sys.executable, "-m", "rankwise", "run", "--nnodes", "2", *meeting)
+        return self.start_with("--nnodes", "2", *meeting, "--rdzv-id", "run", *more)
+
+    def start_with(self, *options: str) -> Running:
+        words = (sys.executable, "-m", "rankwise", "run", *options, str(self._program))
         mounted = ("unshare", "-m", "sh", "-c", WITH_OTHER_SERVERS, str(self._servers), *words)
-        enter = ("ip", "netns", "exec", self._node.name, *mounted)
-        agent = Running(*enter, "--rdzv-id", "run", *more, str(self._program))
+        agent = Running("ip", "netns", "exec", self._node.name, *mounted)
         return self._stack.enter_context(agent)
 
     def hear_question(self) -> None:
@@ -82,6 +84,18 @@ def test_sigterm_is_answered_while_the_name_of_this_node_is_looked_up(silence: S
 
     assert done.code == 143
     assert "rankwise: stopped by SIGTERM" in done.stderr
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_answered_while_the_name_of_the_master_is_looked_up(
+    silence: Silence, signum: signal.Signals
+) -> None:
+    agent = silence.start_with("--master-addr", "master.example.org")
+    silence.hear_question()
+
+    agent.signal(signum)
+
+    assert agent.finish(AT_ONCE_S).code == 128 + signum
 
 
 @pytest.mark.parametrize("backend", ["embedded", "etcd"])

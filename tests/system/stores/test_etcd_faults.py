@@ -420,6 +420,12 @@ def test_tls_with_certificates_on_both_sides(encrypted: EtcdCluster, certificate
         pytest.raises(StoreRefused, match=r"certificate of 127\.0\.0\.1:.* is not good"),
     ):
         store.read("")
+    # As the etcd of a run's own is asked, whose members and clients have one certificate.
+    with (
+        store_of(encrypted, cacert=trusted["client"], **client) as store,
+        pytest.raises(StoreRefused, match="no etcd of this or another run: the certificate that"),
+    ):
+        store.read("")
     with store_of(encrypted, cacert=trusted["ca"]) as store:
         with pytest.raises(StoreRefused, match="refuses TLS") as refused:
             store.read("")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rankwise.base.units import DURATION_MAX, parse_duration
+from rankwise.base.units import DURATION_MAX, Duration, format_duration, parse_duration
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,18 @@ def test_a_duration_has_parts_with_units(text: str, nanoseconds: int) -> None:
 )
 def test_anything_else_is_none(text: str) -> None:
     assert parse_duration(text) is None
+
+
+@pytest.mark.parametrize(
+    ("nanoseconds", "text"),
+    [
+        (500, "0.5 us"),
+        (999_499, "999 us"),
+        (999_500, "1 ms"),
+        (999_500_000, "1 s"),
+        (9_994_000_000, "9.99 s"),
+        (125_000_000_000, "2 min 5 s"),
+    ],
+)
+def test_a_duration_is_shown_with_three_digits_and_its_unit(nanoseconds: int, text: str) -> None:
+    assert format_duration(Duration(nanoseconds)) == text

@@ -7,6 +7,7 @@ import pytest
 from rankwise.base.errors import ConfigError
 from rankwise.launch.cluster.etcd_program import check_version
 from rankwise.launch.cluster.own_etcd import OwnEtcd
+from rankwise.launch.cluster.own_etcd_folder import held_folder
 
 
 @pytest.mark.parametrize("version", ["3.4.20", "3.4.23", "3.5.6", "3.5.15", "3.6.0"])
@@ -23,12 +24,30 @@ def test_one_that_may_corrupt_what_it_holds_is_refused(version: str) -> None:
 @pytest.mark.parametrize("endpoints", ["a,b", "a,a,b", "a,b,a:2379"])
 def test_there_must_be_three_different_endpoints(endpoints: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="needs three different endpoints"):
-        OwnEtcd(endpoints, "run", "token", lambda: True, own_hosts=(), data=tmp_path)
+        OwnEtcd(endpoints, "run", "token", lambda: True, own_hosts=(), place=tmp_path)
 
 
 def test_a_node_without_an_endpoint_runs_no_member(tmp_path: Path) -> None:
-    own = OwnEtcd("a,b,c", "run", "token", lambda: True, own_hosts=("d",), data=tmp_path / "data")
+    own = OwnEtcd("a,b,c", "run", "token", lambda: True, own_hosts=("d",), place=tmp_path / "x")
     with own:
         pass
 
-    assert not (tmp_path / "data" / "etcd.log").exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folders_that_nobody_holds_are_removed_by_the_next_agent(tmp_path: Path) -> None:
+    abandoned = tmp_path / "rankwise_abandoned"
+    (abandoned / "etcd" / "data" / "member").mkdir(parents=True)
+    others = [tmp_path / "rankwise_of_others", tmp_path / "of_others" / "etcd"]
+    for other in others:
+        other.mkdir(parents=True)
+
+    with (
+        held_folder(tmp_path / "rankwise_first") as first,
+        held_folder(tmp_path / "rankwise_second") as second,
+    ):
+        assert first.is_dir()
+        assert second.is_dir()
+
+    assert not abandoned.exists()
+    assert all(other.is_dir() for other in others)

@@ -212,10 +212,10 @@ class AgentRunner:
 
             from rankwise.launch.cluster.own_etcd import OwnEtcd  # noqa: PLC0415  # the same
 
-            data = Path(parts.planner.private_path, "etcd")
+            place = Path(parts.planner.private_path)
             token = token_of(settings, run_id)
             own = OwnEtcd(
-                plan.endpoint, run_id, token, self._is_over, own_hosts=plan.own_hosts, data=data
+                plan.endpoint, run_id, token, self._is_over, own_hosts=plan.own_hosts, place=place
             )
             settings = {**settings, **parts.stack.enter_context(own).settings}
         client = StoreClient(

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from rankwise.base.failure import SIGNAL_NAMES, TIME_LIMIT_SIGNAL
-from rankwise.base.units import format_duration
+from rankwise.base.units import Duration, format_duration
 from rankwise.core.agent.vocabulary import (
     Announcement,
     AnnounceRestart,
@@ -51,7 +51,8 @@ class ConsoleAnnouncements:
         """Say one of them."""
         match announcement:
             case AnnounceWaiting():
-                waited = format_duration(announcement.waited)
+                whole = Duration(round(announcement.waited, -9))
+                waited = format_duration(whole or announcement.waited)
                 self._say(
                     f"waiting {announcement.text} (since {waited}; {self._place})",
                     "waiting",

@@ -230,7 +230,7 @@ class RealNodeHost:
         if number == 0 or job.master_port is not None:
             return self._parts.planner.world.master_port
         self._close_ports()
-        self._port = ReservedPort(job.master_addr)
+        self._port = ReservedPort(job.master_bind)
         return self._port.number
 
     def _reserve_port(self, number: int) -> int:

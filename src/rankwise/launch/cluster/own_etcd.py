@@ -45,6 +45,7 @@ from rankwise.drivers.real.stores.patience import describe
 from rankwise.launch.cluster.etcd_beginning import PATIENCE_S, Place, find_beginning
 from rankwise.launch.cluster.etcd_program import check_version, etcd_version
 from rankwise.launch.cluster.own_etcd_end import RegisteredNodes
+from rankwise.launch.cluster.own_etcd_folder import held_folder
 
 MEMBERS = 3
 LINGER = Duration(10 * SECOND)
@@ -63,7 +64,8 @@ class OwnEtcd:
         token: what all nodes of the run know.
         is_over: whether the verdict on the run is known, when it is left.
         own_hosts: hosts of endpoints that are this machine.
-        data: a folder that is removed with the agent, also when that is killed; it is made here.
+        place: a directory that is removed with the agent, also when that is killed; it is made
+            here.
 
     Raises:
         ConfigError: there are not three different endpoints, or PATH has no etcd to be trusted.
@@ -77,7 +79,7 @@ class OwnEtcd:
         is_over: Callable[[], bool],
         *,
         own_hosts: Collection[str],
-        data: Path,
+        place: Path,
     ) -> None:
         self._endpoints = endpoints
         self._run_id = run_id
@@ -101,7 +103,8 @@ class OwnEtcd:
         """What a client of this etcd needs to know, once this object is entered."""
         self._inherited: tuple[int, ...] = ()
         """What the member needs of this process: its certificate and key."""
-        self._data = data
+        self._folder = place
+        """Once this object is entered, where the data are, and what the member says."""
         self._is_closed = Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._thread = Thread(target=self._keep, name="rankwise-etcd", daemon=True)
@@ -109,11 +112,10 @@ class OwnEtcd:
             check_version(etcd_version())
 
     def __enter__(self) -> Self:
-        for folder in (self._data.parent, self._data):
-            folder.mkdir(mode=0o700, exist_ok=True)
         if self._scheme == "https":
             self.settings = self._certificate_settings()
         if self._own is not None:
+            self._folder = self._stack.enter_context(held_folder(self._folder))
             self._thread.start()
             self._stack.callback(self._end_member)
             store = open_store("etcd", self._endpoints, self.settings, run_id="")
@@ -140,7 +142,7 @@ class OwnEtcd:
         assert own is not None, "asked where there is a member"
         address = Names().addresses(own.host, own.port, PATIENCE_S)[0][4][0]
         here = _shown(address)
-        data = self._data / "data"
+        data = self._folder / "data"
         words = [
             "etcd", "--name", own.name, "--logger", "zap", "--data-dir", str(data),
             "--listen-client-urls", f"{self._scheme}://{here}:{own.port}",
@@ -217,7 +219,7 @@ class OwnEtcd:
     def _keep(self) -> None:
         """In a thread: keep the member running. It dies with this thread, and so with the agent."""
         pause_s = RESTART_PAUSE_S
-        with (self._data / "etcd.log").open("ab", buffering=0) as log:
+        with (self._folder / "etcd.log").open("ab", buffering=0) as log:
             while not self._is_closed.is_set():
                 try:
                     command = self.command()

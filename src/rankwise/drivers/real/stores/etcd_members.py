@@ -40,6 +40,8 @@ T = TypeVar("T")
 
 _NO_PASSWORD = ""
 """An encrypted key is an error, instead of a question on somebody's terminal."""
+_IS_SELF_SIGNED = 18
+"""OpenSSL's number for a certificate that nobody else has signed, as those of tokens are."""
 API_PATHS = ("/v3", "/v3beta")
 """Where the gateway is: etcd 3.4 and later, and 3.3."""
 ATTEMPT_SHARE = 3
@@ -413,10 +415,18 @@ class Members:
             StoreRefused: who refuses whom.
         """
         if isinstance(error, ssl.SSLCertVerificationError):
-            if self.config.trusts_itself:
+            if self.config.trusts_itself and error.verify_code == _IS_SELF_SIGNED:
                 raise StoreOfAnotherRun(
-                    f"the etcd at {member.endpoint} belongs to another run: its token is not ours",
-                    hint="give all nodes of a run the same --rdzv-id and RANKWISE_STORE_TOKEN",
+                    f"the etcd at {member.endpoint} belongs to another run: its token is not ours,"
+                    " or its nodes were given other endpoints",
+                    hint="give all nodes of a run the same --rdzv-id, --rdzv-endpoint and"
+                    " RANKWISE_STORE_TOKEN",
+                ) from error
+            if self.config.trusts_itself:
+                raise StoreRefused(
+                    f"what answers at {member.endpoint} is no etcd of this or another run: the"
+                    f" certificate that it shows is not from rankwise ({error.verify_message})",
+                    hint="check --rdzv-endpoint, and whether a proxy answers in its place",
                 ) from error
             raise StoreRefused(
                 f"the certificate of {member.endpoint} is not good: {error.verify_message}",

@@ -51,7 +51,7 @@ from rankwise.core.rendezvous.vocabulary import (
 )
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.rendezvous_thread import RendezvousThread
-from rankwise.launch.master_port import ReservedPort
+from rankwise.launch.master_port import ReservedPort, address_here
 from rankwise.ports.store import Store
 
 UNLIMITED_RESTARTS = 1 << 30
@@ -94,7 +94,7 @@ class NodeRounds:
         self.run_id = run_id
         self._open_store = open_store
         self._before_going = let_go
-        self._port = ReservedPort(address)
+        self._port = ReservedPort(address_here(address))
         # Agents of torch's start at different times, and count on the last call being as long as it
         # is: a short job would be over before a node that takes its time to import has come.
         self.config = msgspec.structs.replace(
