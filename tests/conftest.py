@@ -131,14 +131,14 @@ def no_leftovers(
         pytest.fail("the test left behind:\n  " + "\n  ".join(found), pytrace=False)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def preloaded() -> Iterator[preloading.Preloaded]:
     """`rankwise` with torch imported."""
     with preloading.Preloaded(*preloading.TORCH) as process:
         yield process
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def torch_server() -> Iterator[rankwise.ForkServer]:
     """A fork server with torch imported, which has served once."""
     with rankwise.ForkServer(preloading.TORCH) as server:
