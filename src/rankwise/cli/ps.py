@@ -61,7 +61,13 @@ def ps(*, as_json: bool) -> None:
 
 def _statuses() -> list[dict[str, Any]]:
     """One dict per run: what its agent says, and always `run_id`, `pid` and `state`."""
-    from rankwise.launch.control.client import RunSuspended, RunUnreachable, ask_all, list_runs  # noqa: PLC0415  # not for --help
+    from rankwise.launch.control.client import (  # noqa: PLC0415  # not for --help
+        NotGenuine,
+        RunSuspended,
+        RunUnreachable,
+        ask_all,
+        list_runs,
+    )
 
     deadline = Instant(time.monotonic_ns() + PATIENCE)
     rows = []
@@ -70,6 +76,8 @@ def _statuses() -> list[dict[str, Any]]:
         try:
             for line in heard.lines():
                 row |= line
+        except NotGenuine:
+            continue
         except RunSuspended:
             row["state"] = "suspended"
         except RunUnreachable:

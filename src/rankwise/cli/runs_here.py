@@ -61,13 +61,15 @@ def agents_called(name: str | None) -> "list[RunSummary]":
         RunNotFound: they are of several runs of one name, or as `choose_agents` does.
         RunUnreachable: which of them belong together cannot be found out.
     """
-    from rankwise.launch.control.client import ask_all, list_runs, names_of  # noqa: PLC0415  # not for --help
+    from rankwise.launch.control.client import NotGenuine, ask_all, list_runs, names_of  # noqa: PLC0415  # not for --help
 
     runs = list_runs()
     chosen = choose_agents(runs, name, names_of(runs, deadline_after(NAMES_PATIENCE)))
     if len(chosen) > 1:
-        heard = ask_all(chosen, "status", deadline_after(PLACE_PATIENCE))
-        if not are_of_one_run(heard):
+        asked = ask_all(chosen, "status", deadline_after(PLACE_PATIENCE))
+        heard = [each for each in asked if not isinstance(each.answer, NotGenuine)]
+        chosen = [each.run for each in heard] or chosen
+        if len(chosen) > 1 and not are_of_one_run(heard):
             pids = ", ".join(str(run.pid) for run in chosen)
             raise RunNotFound(
                 f"several runs here are called {name}, pids {pids}", hint="name a pid"

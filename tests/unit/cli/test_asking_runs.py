@@ -335,6 +335,18 @@ def test_an_unknown_run_is_told_with_those_there_are(
     assert run_id in told
 
 
+def test_a_process_that_holds_the_name_of_anothers_run_is_no_run(
+    run_id: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ControlServer(run_id, lambda _request, _reply: None, pid=1):
+        assert invoke(["stacks", run_id]) == 0
+        assert 'File "a.py", line 7 in f' in capsys.readouterr().out
+
+        assert invoke(["ps", "--json"]) == 0
+        rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["pid"] for row in rows if row["run_id"] == run_id] == [os.getpid()]
+
+
 NO_MATTER = (click.Context(click.Command("stacks")), click.Argument(["run"]))
 ALPHA, BETA, BEST = (
     RunSummary(name, 10 + n, 0) for n, name in enumerate(["alpha", "beta", "best"])

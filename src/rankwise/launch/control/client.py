@@ -35,6 +35,10 @@ class RunSuspended(RunUnreachable):
     """A run did not answer, since its agent is suspended, as by Ctrl-Z."""
 
 
+class NotGenuine(RunUnreachable):
+    """What answers to a run's name is a process of somebody else: there is no such run."""
+
+
 class RunSummary(msgspec.Struct, frozen=True, order=True):
     """A run as its socket's name tells it.
 
@@ -234,7 +238,7 @@ def _put(run: RunSummary, connection: socket.socket, request: Request, deadline:
             f"run {run.run_id!r} (pid {run.pid}) cannot be reached: {error}"
         ) from error
     if not is_genuine:
-        raise RunUnreachable(f"the name of run {run.run_id!r} is held by another process")
+        raise NotGenuine(f"the name of run {run.run_id!r} is held by another process")
 
 
 def _listen(
