@@ -18,12 +18,26 @@ import select
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 MARK_VARIABLE = "RANKWISE_TEST_MARK"
 SHARED_MEMORY = Path("/dev/shm")
 PATIENCE_S = 60.0
+
+
+def open_files() -> set[tuple[int, str]]:
+    """The descriptors of this process, each with what it leads to.
+
+    Compare with `<=`, never by their number: what an earlier test dropped may be collected, and so
+    closed, at any moment.
+    """
+    found = set()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # the one that lists the folder
+            found.add((int(descriptor.name), str(descriptor.readlink())))
+    return found
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from types import FrameType
 from typing import Self
 
 import pytest
+from leftovers import open_files
 
 from rankwise.drivers.real import signals
 from rankwise.drivers.real.signals import SignalPipe
@@ -90,14 +90,10 @@ def test_an_interrupt_may_come_at_any_moment_of_coming_and_going() -> None:
 
         assert [signal.getsignal(signum) for signum in watched] == before, line
         assert signal.set_wakeup_fd(-1) == -1, line
-        assert open_files() == files_before, line
+        assert open_files() <= files_before, line
         if interrupt.lines_left >= 0:
             break
     assert raised == {False, True}
-
-
-def open_files() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 class InterruptAtLine:
