@@ -1,15 +1,21 @@
 """Interrupts runs at random moments: each must end at once, and the next one must run.
 
-    python tests/interrupting.py [--count 1000] [--seed 1] [gang] [server] [agents] [workers]
+    python tests/interrupting.py [--count 1000] [--seed 1] [--keep DIR] [gang] [server] [agents] …
 
 `gang` is `rankwise.run`, `server` the same on a warm fork server, `agents` a run on two nodes, of
 which this process is one, `workers` a graph of tasks on a tree of chip workers. Half of the
 interrupts are Ctrl-C, half alarms whose handler raises.
+
+With `--keep`, a run that has not ended 5 s after its interrupt is looked at: DIR gets the stacks
+and signal masks of all its processes at that moment, and the journals and words of both nodes.
 """
 
 import argparse
+import faulthandler
 import os
 import random
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,7 +24,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -29,6 +35,8 @@ from rankwise.launch.supervision import Supervision
 from rankwise.workers import Orchestrator, Worker
 
 PATIENCE_S = 120
+SLOW_S = 5
+"""A run that takes longer to its end is looked at, if asked for."""
 RANKS = 2
 
 
@@ -65,6 +73,67 @@ def work() -> int:
     return rankwise.rank()
 
 
+class Lookout:
+    """Keeps what is known of runs that are slow to end."""
+
+    def __init__(self, place: Path | None = None) -> None:
+        self.place = place
+        """Where the folders of such runs are; None to keep nothing."""
+        self.folder: Path | None = None
+        """That of the run that is under way."""
+
+    @contextmanager
+    def watching(self, case: str, delay_s: float) -> Iterator[None]:
+        """Look at all processes if this case takes so long; forget it if it does not."""
+        if self.place is None:
+            yield
+            return
+        self.folder = folder = self.place / re.sub(r"\W+", "-", case)
+        folder.mkdir(parents=True)
+        timer = threading.Timer(delay_s, _look_around, (folder / "processes.txt",))
+        timer.start()
+        try:
+            yield
+        finally:
+            self.folder = None
+            timer.cancel()
+            timer.join()
+            if not (folder / "processes.txt").exists():
+                shutil.rmtree(folder)
+
+
+def _look_around(file: Path) -> None:
+    with file.open("w") as out:
+        faulthandler.dump_traceback(out, all_threads=True)
+        for pid in _descendants(os.getpid()):
+            out.write(_stand_of(pid))
+
+
+def _descendants(pid: int) -> list[int]:
+    children = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            children += [int(child) for child in task.read_text(encoding="ascii").split()]
+    return [each for child in children for each in (child, *_descendants(child))]
+
+
+def _stand_of(pid: int) -> str:
+    """The signal masks of a process, and where in the kernel its threads wait."""
+    process = Path(f"/proc/{pid}")
+    lines = ["", f"process {pid}:"]
+    with suppress(OSError):  # it ends meanwhile
+        lines += (process / "cmdline").read_text(errors="replace").split("\0")
+        status = (process / "status").read_text()
+        lines += [line for line in status.splitlines() if line.startswith(("S", "PPid", "Threads"))]
+        for task in (process / "task").iterdir():
+            lines += [f"thread {task.name}"]
+            lines += [(task / name).read_text() for name in ("wchan", "syscall", "stack")]
+    return "\n".join((*lines, ""))
+
+
+lookout = Lookout()
+
+
 @contextmanager
 def gang() -> Iterator[Callable[[], object]]:
     """Runs that make all they need."""
@@ -90,13 +159,19 @@ def agents() -> Iterator[Callable[[], object]]:
                 free.bind(("127.0.0.1", 0))
                 endpoint = f"127.0.0.1:{free.getsockname()[1]}"
             words = ["--nnodes=2", "--rdzv-backend=embedded", f"--rdzv-endpoint={endpoint}"]
-            words += ["--rdzv-id=interrupted", "--rdzv-conf=last_call_timeout=0.1", str(script)]
+            words += ["--rdzv-id=interrupted", "--rdzv-conf=last_call_timeout=0.1"]
+            kept = lookout.folder
+            words += [f"--log-dir={kept}"] if kept else []
+            words += [str(script)]
             # An interrupt in the middle of Popen would leave a process that nobody knows.
-            with interrupts(signal.SIG_BLOCK):
+            with (
+                interrupts(signal.SIG_BLOCK),
+                (kept / "other" if kept else Path(os.devnull)).open("w") as said,
+            ):
                 other = subprocess.Popen(
                     [sys.executable, "-m", "rankwise", "run", *words],
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
+                    stdout=said,
+                    stderr=said,
                     process_group=0,
                 )
                 try:
@@ -154,7 +229,9 @@ def interrupt_often(driver: str, count: int, seed: int = 1) -> Findings:
             for number in range(count):
                 signum = chance.choice((signal.SIGINT, signal.SIGALRM))
                 case = f"case {number}, {signum.name}"
-                _interrupt(run, chance.uniform(0, 1.2 * normal_s), signum, findings)
+                delay_s = chance.uniform(0, 1.2 * normal_s)
+                with lookout.watching(f"{driver} {case}", delay_s + SLOW_S):
+                    _interrupt(run, delay_s, signum, findings)
                 for thread in threading.enumerate():
                     if thread.daemon:  # opening a store that nobody wants any more, for instance
                         thread.join(PATIENCE_S)
@@ -208,7 +285,9 @@ def main() -> None:
     parser.add_argument("drivers", nargs="*", choices=[[], *DRIVERS])
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--keep", type=Path, metavar="DIR")
     options = parser.parse_args()
+    lookout.place = options.keep
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     for driver in options.drivers or DRIVERS:
         print(f"{driver}: {interrupt_often(driver, options.count, options.seed)}", flush=True)

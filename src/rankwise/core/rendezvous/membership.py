@@ -111,8 +111,11 @@ class Membership:
             return [Closed(round_.verdict)]
         if self.member_of is not None:
             return self._compare_as_member(round_, self.member_of)
-        if round_.phase is Phase.RUNNING and self._own.record.ready >= 0 and is_registered:
+        if self._own.record.ready < 0 or not is_registered:
+            return []
+        if round_.phase is Phase.RUNNING:
             return self._compare_as_candidate(round_)
+        self._pass_over_missed(round_)
         return []
 
     def _compare_as_member(self, round_: Round, world: World) -> list[Notification]:
@@ -144,6 +147,21 @@ class Membership:
         self.member_of = _world(round_, self.place)
         self.has_ended = self.is_dissolved = False
         return [Settled(self.member_of)]
+
+    def _pass_over_missed(self, round_: Round) -> None:
+        """Say so if a round with this node was over before it heard of it: nothing was begun.
+
+        A watch may tell the beginning and the end at once, and the others wait for its workers.
+        """
+        is_dissolved = round_.phase is Phase.GATHERING
+        missed = round_.number - is_dissolved
+        record = self._own.record
+        if self.place is None or record.ready > missed or record.ended >= missed:
+            return
+        if is_dissolved:
+            self._own.rewrite(ready=round_.number)  # what it has prepared is unused
+        else:
+            self._own.rewrite(ended=missed)
 
     def _become_spare(self, round_: Round) -> list[Notification]:
         if self.is_spare:

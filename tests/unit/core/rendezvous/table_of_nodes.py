@@ -49,6 +49,8 @@ class Table:
         self.orders: list[Order] = []
         self.watches: dict[tuple[str, int], tuple[str, int]] = {}
         self.is_reached: Callable[[Order], bool] = lambda _order: True
+        self.deaf: set[str] = set()
+        """Nodes that hear of changes later, of all at once."""
 
     def add(self, node: str, config: RendezvousConfig) -> Rendezvous:
         offer = NodeOffer(node_id=node, host=f"host-{node}", address=node, slots=2)
@@ -125,6 +127,8 @@ class Table:
     def publish(self) -> None:
         for (node, token), (prefix, after) in list(self.watches.items()):
             if (node, token) not in self.watches or after >= self.keyspace.revision:
+                continue
+            if node in self.deaf:
                 continue
             self.watches[node, token] = (prefix, self.keyspace.revision)
             changes = self.keyspace.changes_after(after, prefix)  # type: ignore[arg-type]  # a revision

@@ -4,12 +4,12 @@ import pytest
 from table_of_nodes import KEYS, Table
 
 from rankwise.base.errors import LocalProtocolError
-from rankwise.base.failure import OutcomeStatus
+from rankwise.base.failure import ExitStatus, Failure, FailureCause, OutcomeStatus
 from rankwise.base.keys import Put, Revision, Transaction
 from rankwise.base.units import SECOND, Duration, Instant
 from rankwise.core.keyspace.machine import Keyspace
 from rankwise.core.rendezvous.codec import encode
-from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig
+from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig, RestartPolicy
 from rankwise.core.rendezvous.in_flight import Purpose
 from rankwise.core.rendezvous.machine import Rendezvous
 from rankwise.core.rendezvous.records import Departure, Phase
@@ -87,6 +87,60 @@ def test_two_nodes_meet_and_have_ranks_one_after_the_other() -> None:
     ]
     assert worlds[0].members == worlds[1].members == ("a", "b")
     assert {world.master_address for world in worlds} == {"a"}
+
+
+def pair_of_which_one_hears_late(config: RendezvousConfig) -> Table:
+    """Both are members of a round, and b has not heard of it."""
+    table = Table()
+    for node in ("a", "b"):
+        table.add(node, config)
+        table.ready(node)
+        table.deaf = {"b"}
+    table.pass_time(SECOND // 10)
+    assert isinstance(table.told["a"][-1], Settled)
+    assert table.told["b"] == []
+    return table
+
+
+def hears(table: Table, node: str) -> None:
+    table.deaf.remove(node)
+    table.publish()
+
+
+def test_a_round_that_is_stopped_before_a_member_hears_of_it_waits_for_no_workers_there() -> None:
+    table = pair_of_which_one_hears_late(two())
+    table.tell("a", DepartureRequested(Departure.PREEMPTED, 15))
+
+    hears(table, "b")
+    table.tell("a", GangEnded(round=0, is_done=False, was_stopped=True))
+    table.pass_time(SECOND // 10)
+
+    assert [verdict_of(table, node) for node in ("a", "b")] == [OutcomeStatus.STOPPED] * 2
+    assert [type(told) for told in table.told["b"]] == [Closed]
+
+
+def test_a_round_that_fails_before_a_member_hears_of_it_is_followed_by_one_with_that_member() -> (
+    None
+):
+    config = RendezvousConfig(nodes_min=2, nodes_max=2, policy=RestartPolicy(restarts_max=1))
+    table = pair_of_which_one_hears_late(config)
+    table.tell("a", GangEnded(round=0, is_done=False, failures=(failure(),)))
+
+    hears(table, "b")
+    table.ready("a", 1)
+    table.pass_time(5 * SECOND)
+
+    (settled,) = table.told["b"]
+    assert isinstance(settled, Settled)
+    assert settled.world.round == 1
+    assert settled.world.restarts == 1
+    assert table.told["a"][-1].world.members == settled.world.members
+
+
+def failure() -> Failure:
+    return Failure(
+        local_rank=0, attempt=0, cause=FailureCause.EXITED, at=Instant(5), exit=ExitStatus(code=1)
+    )
 
 
 def test_only_one_node_leads() -> None:

@@ -3,10 +3,11 @@
 The store's clock is the world's. A request that is lost on its way, or whose answer is, ends for
 its client with `RequestFailed` at its timeout; in the second case it has been carried out. Changes
 that a watch tells stay in order, as in a TCP connection, and are told later when the way was cut.
+Those that have come behind a late packet are told at once, as one list.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
@@ -85,6 +86,8 @@ class Watcher:
     """If it is behind: up to which revision its client has been told."""
     is_behind: bool = True
     arrives_at: Instant = FIRST_INSTANT
+    arriving: list[Change] = field(default_factory=list)
+    """What will be told then."""
 
 
 class SimulatedStore:
@@ -332,14 +335,21 @@ class SimulatedStore:
         watcher.is_behind = False
 
     def _send_changes(self, watcher: Watcher, changes: tuple[Change, ...], size: int) -> None:
-        answer = KeysChanged(watcher.token, changes)
         self.traffic.count("KeysChanged", size)
         latency = self._latency()
         if self._loses():
             latency = Duration(latency + RETRANSMISSION)
-        arrival = max(watcher.arrives_at, after(self._clock.now(), latency))
-        watcher.arrives_at = arrival
-        self._agenda.at(arrival, partial(watcher.client.hear, answer))
+        arrival = after(self._clock.now(), latency)
+        if watcher.arriving and arrival <= watcher.arrives_at:
+            watcher.arriving += changes
+            return
+        watcher.arrives_at, watcher.arriving = arrival, list(changes)
+        self._agenda.at(arrival, partial(self._deliver_changes, watcher, watcher.arriving))
+
+    def _deliver_changes(self, watcher: Watcher, changes: list[Change]) -> None:
+        told = tuple(changes)
+        changes.clear()  # what comes from now on is told by itself
+        watcher.client.hear(KeysChanged(watcher.token, told))
 
     def _is_watching(self, watcher: Watcher) -> bool:
         number = self._client_numbers[watcher.client]
