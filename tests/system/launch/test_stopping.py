@@ -74,6 +74,34 @@ def everybody() -> list[int]:
     return list(leftovers.marked_processes(os.environ[leftovers.MARK_VARIABLE]))
 
 
+BLOCK_THE_SEARCH_FOR_MAIN = """
+import os, signal, sys
+def hook(path):
+    if "/worker/" in path:
+        print("starting", flush=True)
+        signal.pause()
+    raise ImportError
+if "RANK" in os.environ:
+    sys.path_hooks.insert(0, hook)
+"""
+
+
+def test_an_interpreter_that_would_swallow_ctrl_c_while_it_starts_does_not_outlive_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_program(tmp_path, BLOCK_THE_SEARCH_FOR_MAIN, "sitecustomize.py")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    script = write_program(tmp_path, "import signal; signal.pause()")
+
+    with start("run", "--shutdown-timeout=1h", script) as running:
+        running.wait_for("starting")
+        running.signal(signal.SIGINT)
+        done = running.finish(WITHIN_S)
+
+    assert done.code == 128 + signal.SIGINT
+    assert "Traceback" not in done.stderr
+
+
 def test_an_import_that_hangs_in_the_fork_server_is_a_hang(gate: Path, tmp_path: Path) -> None:
     script = write_program(tmp_path, "print('never')")
     options = ("--start-method=forkserver", "--preload=slowmod", "--hang-timeout=3s")

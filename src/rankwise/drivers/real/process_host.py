@@ -17,6 +17,7 @@ worker has ended.
 """
 
 import os
+import select
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -75,7 +76,7 @@ PIPE_CHUNK_BYTES = 1 << 18
 SMALL_RESULT_BYTES = 1 << 15
 LARGE_CHUNK_BYTES = 1 << 20
 """What is read at once of a large result, whose pipe is made to hold as much."""
-SIGKILL = 9
+SIGINT, SIGKILL = 2, 9
 
 
 class RealProcessHost:
@@ -179,6 +180,9 @@ class RealProcessHost:
         """Signal a worker's process group; see ports.processes."""
         link = self._current.get(local_rank)
         if link is not None and link.attempt == attempt and not link.is_over:
+            if signal == SIGINT and _is_starting(link):
+                # Python swallows a Ctrl-C at some instants of its start, and goes on.
+                signal = SIGKILL
             # What is left of the group is swept. A kill of all would take along the resource
             # tracker of multiprocessing, which has yet to remove the worker's shared memory.
             self._signal(link, signal, group=signal != SIGKILL)
@@ -566,3 +570,12 @@ class RealProcessHost:
             self._reactor.unwatch_readable(link.result_fd)
             os.close(link.result_fd)
             link.result_fd = -1
+
+
+def _is_starting(link: WorkerLink) -> bool:
+    """Whether a worker of Python has not come to its program: it has not said a word yet."""
+    if link.report_fd < 0 or link.is_ready:
+        return False
+    unread = select.poll()
+    unread.register(link.report_fd, select.POLLIN)
+    return not unread.poll(0)
