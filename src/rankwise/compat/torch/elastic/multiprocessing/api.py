@@ -30,10 +30,7 @@ from rankwise.compat.torch.elastic.multiprocessing.logs_specs import (
     LogsSpecs,
 )
 from rankwise.compat.torch.elastic.multiprocessing.numa import cpus_for
-from rankwise.compat.torch.elastic.multiprocessing.redirects import (
-    redirect_stderr,
-    redirect_stdout,
-)
+from rankwise.compat.torch.elastic.multiprocessing.redirects import redirect_stderr, redirect_stdout
 from rankwise.compat.torch.elastic.multiprocessing.reified_logs import ReifiedLogs, log_plan
 from rankwise.compat.torch.elastic.multiprocessing.replaced_streams import ReplacedStreams
 from rankwise.compat.torch.elastic.multiprocessing.results import RunProcsResult, process_failures
@@ -62,6 +59,7 @@ __all__ = [
     "get_std_cm",
     "redirect_stderr",
     "redirect_stdout",
+    "start_processes",
     "to_map",
 ]
 
@@ -469,3 +467,63 @@ def _require_program(path: str, environment: Mapping[str, str]) -> None:
     if shutil.which(path, path=environment.get("PATH")) is None:
         code = errno.EACCES if os.path.exists(path) else errno.ENOENT
         raise OSError(code, os.strerror(code), path)
+
+
+def start_processes(
+    name: str,
+    entrypoint: Callable[..., Any] | str,
+    args: dict[int, tuple[Any, ...]],
+    envs: dict[int, dict[str, str]],
+    logs_specs: LogsSpecs,
+    log_line_prefixes: Mapping[int, str] | None = None,
+    start_method: str = "spawn",
+    numa_options: Any = None,
+    duplicate_stdout_filters: Sequence[str] | None = None,
+    duplicate_stderr_filters: Sequence[str] | None = None,
+) -> PContext:
+    """Start a function, or a program, on `len(args)` local ranks, and return what waits for them.
+
+    Args:
+        name: what the workers are called, for prefixes and reports.
+        entrypoint: a function, or a program's path.
+        args: each local rank's arguments.
+        envs: each local rank's variables, added to this process's; TORCHELASTIC_ERROR_FILE is
+            written into them.
+        logs_specs: where output goes.
+        log_line_prefixes: each local rank's prefix for tee'd lines, instead of `[<name><rank>]:`.
+        start_method: how functions get their processes: `spawn`, or `forkserver` or `fork`, which
+            both import once and fork.
+        numa_options: torch's `NumaOptions`: which CPUs each worker is bound to.
+        duplicate_stdout_filters: lines of stdout on the console that contain one of these are
+            copied to `filtered_stdout.log`.
+        duplicate_stderr_filters: the same for stderr.
+
+    Raises:
+        RuntimeError: `args` and `envs` are not for the local ranks 0 to n-1.
+        OSError: the program cannot be started.
+        ConfigError: the function cannot be sent to workers, or an option not be used.
+    """
+    size = len(args)
+    _validate_full_rank(args, size, "args")
+    _validate_full_rank(envs, size, "envs")
+    shared: dict[str, Any] = {
+        "name": name,
+        "args": args,
+        "envs": envs,
+        "logs_specs": logs_specs,
+        "log_line_prefixes": log_line_prefixes,
+        "numa_options": numa_options,
+        "duplicate_stdout_filters": duplicate_stdout_filters,
+        "duplicate_stderr_filters": duplicate_stderr_filters,
+    }
+    context: PContext
+    if isinstance(entrypoint, str):
+        context = SubprocessContext(entrypoint=entrypoint, **shared)
+    else:
+        context = MultiprocessContext(entrypoint=entrypoint, start_method=start_method, **shared)
+    try:
+        context.start()
+    except BaseException:
+        context.close()
+        raise
+    return context
