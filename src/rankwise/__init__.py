@@ -15,30 +15,34 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from rankwise.base.errors import (
-        CollectiveError,
-        CollectiveTimeout,
-        ConfigError,
-        GangError,
-        PeerDied,
-        RankwiseError,
-        RunTimeout,
-        SpawnFailed,
-        WorkersFailed,
-    )
-    from rankwise.base.failure import ErrorRecord, ExitStatus, Failure, FailureCause
-    from rankwise.launch.api import run
-    from rankwise.launch.fork_server import ForkServer
-    from rankwise.launch.ranks import local_rank, rank, restart_count, run_id, world_size
-    from rankwise.launch.recovery import Recalled, recover
-    from rankwise.launch.sections import section
-    from rankwise.launch.spawning import (
-        ProcessExitedException,
-        ProcessRaisedException,
-        SpawnContext,
-        spawn,
-    )
-    from rankwise.launch.stopping import should_stop
+    from rankwise.base.errors import CollectiveError as CollectiveError
+    from rankwise.base.errors import CollectiveTimeout as CollectiveTimeout
+    from rankwise.base.errors import ConfigError as ConfigError
+    from rankwise.base.errors import GangError as GangError
+    from rankwise.base.errors import PeerDied as PeerDied
+    from rankwise.base.errors import RankwiseError as RankwiseError
+    from rankwise.base.errors import RunTimeout as RunTimeout
+    from rankwise.base.errors import SpawnFailed as SpawnFailed
+    from rankwise.base.errors import WorkersFailed as WorkersFailed
+    from rankwise.base.failure import ErrorRecord as ErrorRecord
+    from rankwise.base.failure import ExitStatus as ExitStatus
+    from rankwise.base.failure import Failure as Failure
+    from rankwise.base.failure import FailureCause as FailureCause
+    from rankwise.launch.api import run as run
+    from rankwise.launch.fork_server import ForkServer as ForkServer
+    from rankwise.launch.ranks import local_rank as local_rank
+    from rankwise.launch.ranks import rank as rank
+    from rankwise.launch.ranks import restart_count as restart_count
+    from rankwise.launch.ranks import run_id as run_id
+    from rankwise.launch.ranks import world_size as world_size
+    from rankwise.launch.recovery import Recalled as Recalled
+    from rankwise.launch.recovery import recover as recover
+    from rankwise.launch.sections import section as section
+    from rankwise.launch.spawning import ProcessExitedException as ProcessExitedException
+    from rankwise.launch.spawning import ProcessRaisedException as ProcessRaisedException
+    from rankwise.launch.spawning import SpawnContext as SpawnContext
+    from rankwise.launch.spawning import spawn as spawn
+    from rankwise.launch.stopping import should_stop as should_stop
 
 __version__ = "0.1.0"
 
@@ -61,36 +65,8 @@ _HOMES = {name: module for module, names in _NAMES.items() for name in names.spl
 _SUBPACKAGES = ("collectives", "sim", "workers")
 """Reached by `import rankwise` alone, as what they hold is part of the interface."""
 
-__all__ = [  # spelled out, since type checkers read this list and cannot run code
-    "CollectiveError",
-    "CollectiveTimeout",
-    "ConfigError",
-    "ErrorRecord",
-    "ExitStatus",
-    "Failure",
-    "FailureCause",
-    "ForkServer",
-    "GangError",
-    "PeerDied",
-    "ProcessExitedException",
-    "ProcessRaisedException",
-    "RankwiseError",
-    "Recalled",
-    "RunTimeout",
-    "SpawnContext",
-    "SpawnFailed",
-    "WorkersFailed",
-    "local_rank",
-    "rank",
-    "recover",
-    "restart_count",
-    "run",
-    "run_id",
-    "section",
-    "should_stop",
-    "spawn",
-    "world_size",
-]
+if not TYPE_CHECKING:  # type checkers see what is imported as itself
+    __all__ = sorted(_HOMES)  # noqa: PLE0605  # the names are above, once
 
 
 def __getattr__(name: str) -> "Any":
@@ -107,4 +83,4 @@ def __getattr__(name: str) -> "Any":
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_HOMES})

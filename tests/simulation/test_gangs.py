@@ -25,8 +25,6 @@ from rankwise.drivers.sim.cluster.world import ClusterWorld
 from rankwise.drivers.sim.invariants import InvariantBroken
 from rankwise.drivers.sim.plans import random_plan
 from rankwise.drivers.sim.programs import Program, RunsForever
-from rankwise.drivers.sim.replay import command_for
-from rankwise.drivers.sim.replay import main as replay_main
 from rankwise.drivers.sim.world import MakeAgent, SimulatedRun, SimulatedWorld
 
 SEED_COUNT = int(os.environ.get("RANKWISE_SEEDS", "3000"))
@@ -50,6 +48,10 @@ class Forgetful(Agent):
 
     def _prepare(self, round_number: int, now: Instant) -> None:
         """Order nothing."""
+
+
+def command_for(seed: int) -> str:
+    return f"rankwise sim cluster --alone --random --seed {seed} --story"
 
 
 def run_seed(seed: int, make_agent: MakeAgent = Agent) -> tuple[ClusterPlan, SimulatedRun]:
@@ -152,20 +154,14 @@ def test_a_failing_seed_prints_the_command_that_replays_it() -> None:
     with pytest.raises(InvariantBroken) as caught:
         run_seed(17, Forgetful)
 
-    assert caught.value.__notes__ == ["replay it: python -m rankwise.drivers.sim.replay --seed 17"]
+    assert caught.value.__notes__ == [f"replay it: {command_for(17)}"]
 
 
 def test_that_command_tells_the_story_of_the_seed() -> None:
-    command = command_for(17).split()[1:]
+    command = [sys.executable, "-m", *command_for(17).split()]
 
-    replay = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=True)
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
-    assert replay.stdout.startswith("seed 17\nspec {")
-    assert "0.000000 s  < started\n" in replay.stdout
-    assert replay.stdout.endswith(f"the run {run_seed(17)[1].outcome.status}\n")
-
-
-def test_a_replay_can_print_the_bare_journal(capsys: pytest.CaptureFixture[str]) -> None:
-    assert replay_main(["--seed", "17", "--journal"]) == 0
-
-    assert capsys.readouterr().out.encode() == run_seed(17)[1].journal
+    outcome = run_seed(17)[1].outcome
+    assert told.startswith("    0.000000 s  < started\n")
+    assert f"\nverdict           {outcome.status}" in told

@@ -10,8 +10,11 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
+from task_graph_worlds import TreeWorld, command_for, random_plan
+from task_graph_worlds import main as replay_main
 
 from rankwise.base.errors import RankwiseError
 from rankwise.base.units import Instant
@@ -29,19 +32,15 @@ from rankwise.core.tree.vocabulary import (
     Recalled,
     Stimulus,
 )
-from rankwise.drivers.sim.tree.plans import random_plan
-from rankwise.drivers.sim.tree.replay import command_for
-from rankwise.drivers.sim.tree.replay import main as replay_main
-from rankwise.drivers.sim.tree.world import TreeWorld
 
 SEED_COUNT = int(os.environ.get("RANKWISE_SEEDS", "1500"))
 FIRST_SEED = int(os.environ.get("RANKWISE_FIRST_SEED", "0"))
+WORLDS = "tests/simulation/task_graph_worlds.py"
 SEEDS = range(FIRST_SEED, FIRST_SEED + SEED_COUNT)
 
 DIGEST_PROGRAM = """
 import hashlib, sys
-from rankwise.drivers.sim.tree.plans import random_plan
-from rankwise.drivers.sim.tree.world import TreeWorld
+from task_graph_worlds import TreeWorld, random_plan
 digest = hashlib.sha256()
 for seed in range(int(sys.argv[1])):
     world = TreeWorld(random_plan(seed))
@@ -124,7 +123,7 @@ def test_a_graph_with_a_mistake_is_found_out(broken: type[TaskGraph]) -> None:
     with pytest.raises((RankwiseError, AssertionError)) as caught:
         run_seeds(300, broken)
 
-    assert caught.value.__notes__[-1].startswith("replay it: python -m rankwise.drivers.sim.tree")
+    assert caught.value.__notes__[-1].startswith(f"replay it: python {WORLDS} --seed")
 
 
 def test_equal_seeds_give_equal_journals_whatever_the_hash_seed_of_the_process() -> None:
@@ -134,7 +133,7 @@ def test_equal_seeds_give_equal_journals_whatever_the_hash_seed_of_the_process()
 
     there = subprocess.run(
         [sys.executable, "-c", DIGEST_PROGRAM, "60"],
-        env={**os.environ, "PYTHONHASHSEED": "4242"},
+        env={**os.environ, "PYTHONHASHSEED": "4242", "PYTHONPATH": str(Path(__file__).parent)},
         capture_output=True,
         text=True,
         check=True,

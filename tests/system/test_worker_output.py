@@ -29,7 +29,7 @@ from rankwise.drivers.real.logs.tail import Tail
 from rankwise.drivers.real.reactor import Reactor
 
 if TYPE_CHECKING:
-    from rankwise.drivers.real.logs.sink import Sink
+    from rankwise.drivers.real.logs.pump import Sink
 
 pytestmark = pytest.mark.system
 

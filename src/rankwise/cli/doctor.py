@@ -150,25 +150,16 @@ def check_shared_memory(folder: Path = _SHARED_MEMORY) -> Finding:
     return Finding(str(_SHARED_MEMORY), Verdict.OK, shown)
 
 
-def check_memory_accounting(
-    cgroup: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
-) -> Finding:
+def check_memory_accounting(root: str = "") -> Finding:
     """Whether a SIGKILL by the kernel's out-of-memory killer can be told from other ones."""
-    try:
-        lines = cgroup.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        folders = {"": root, "memory": root / "memory"}.get(controllers)
-        if folders is None:
-            continue
-        own = folders / path.lstrip("/")
-        for folder in (own, folders):
-            if any((folder / name).exists() for name in ("memory.events", "memory.oom_control")):
-                return Finding("OOM", Verdict.OK, f"kills for lack of memory are seen ({folder})")
-    text = "no cgroup with memory accounting is visible; reports cannot tell who sent SIGKILL"
-    return Finding("OOM", Verdict.WARNING, text)
+    from rankwise.drivers.real.oom import find_memory_group  # noqa: PLC0415  # only here
+
+    group = find_memory_group(root)
+    if group is None:
+        text = "no cgroup with memory accounting is visible; reports cannot tell who sent SIGKILL"
+        return Finding("OOM", Verdict.WARNING, text)
+    place = group.directories[0]
+    return Finding("OOM", Verdict.OK, f"kills for lack of memory are seen ({place})")
 
 
 def check_stacks_signal() -> Finding:

@@ -63,6 +63,7 @@ def _count(name: str, least: int, most: int | None = None, **attributes: Any) ->
 )
 @_count("--seeds", 1, default=1, help="Number of seeds to run, starting with --seed. [default: 1]")
 @click.option("--journal", metavar="FILE", help="Write every stimulus and effect as JSON lines.")
+@click.option("--story", is_flag=True, help="Tell, of --alone, each fact and order in words.")
 @click.option("--plan-only", is_flag=True, help="Print the plan as JSON, and run nothing.")
 def cluster(
     *,
@@ -77,6 +78,7 @@ def cluster(
     seed: int,
     seeds: int,
     journal: str | None,
+    story: bool,
     plan_only: bool,
 ) -> int:
     """Simulate a cluster: agents, a store, a network, and what goes wrong.
@@ -85,8 +87,11 @@ def cluster(
     checkers look whether any rule was broken; a seed that breaks one is printed with the command
     that runs it again.
     """
-    if journal is not None and seeds > 1:
-        raise ConfigError("--journal is about one run, and --seeds makes several")
+    for option, is_given in (("--journal", journal is not None), ("--story", story)):
+        if is_given and seeds > 1:
+            raise ConfigError(f"{option} is about one run, and --seeds makes several")
+    if story and not is_alone:
+        raise ConfigError("--story tells of one node: give --alone, or look into --journal")
     given = {
         "--nodes": nodes,
         "--nnodes": nnodes,
@@ -121,7 +126,7 @@ def cluster(
     again = _command(given, is_alone=is_alone, is_random=is_random)
     if seeds > 1:
         return _run_many(plan_of, range(seed, seed + seeds), again)
-    return _run_one(plan_of(seed), seed, journal, again)
+    return _run_one(plan_of(seed), seed, journal, again, tells=story)
 
 
 def _drawn(*, is_alone: bool) -> "PlanOf":
@@ -154,10 +159,12 @@ def _command(given: dict[str, str | int | None], *, is_alone: bool, is_random: b
     return shlex.join(words)
 
 
-def _run_one(plan: "ClusterPlan", seed: int, journal: str | None, again: str) -> int:
+def _run_one(
+    plan: "ClusterPlan", seed: int, journal: str | None, again: str, *, tells: bool
+) -> int:
     from rankwise.drivers.sim.cluster.world import ClusterWorld  # noqa: PLC0415  # not for --help
 
-    world = ClusterWorld(plan, seed, keeps_journal=journal is not None)
+    world = ClusterWorld(plan, seed, keeps_journal=tells or journal is not None)
     gc.disable()  # what a large world allocates lives as long as it does
     began = time.perf_counter()
     broken: SimulationError | None = None
@@ -169,6 +176,10 @@ def _run_one(plan: "ClusterPlan", seed: int, journal: str | None, again: str) ->
     gc.enable()
     if journal is not None:
         _write_journal(journal, world.journal.lines())
+    if tells:
+        from rankwise.drivers.sim.story import story  # noqa: PLC0415  # not for --help
+
+        click.echo(story(world.journal.lines()))
     if broken is not None:
         click.echo(f"seed {seed}: {broken}\nagain: {again} --seed {seed}", err=True)
         return 1

@@ -20,10 +20,6 @@ PATIENCE = Duration(10 * SECOND)
 """How soon an agent must have heard it."""
 
 
-class NotStopped(RankwiseError):
-    """The run did not take notice that it should end."""
-
-
 @click.command("stop", context_settings=CONTEXT_SETTINGS)
 @NAMED_RUN_ARGUMENT
 @click.option("--now", is_flag=True, help="Kill the ranks at once: they can save nothing.")
@@ -59,7 +55,7 @@ def stop(run: str, *, now: bool, no_wait: bool) -> None:
         if no_wait and stopping == len(agents):
             return
     if not stopping:
-        raise NotStopped(f"run {name!r} (pid {agents[0].pid}) was over already")
+        raise RankwiseError(f"run {name!r} (pid {agents[0].pid}) was over already")
     for agent in agents:
         expect_over(agent)
     click.echo("stopped")

@@ -29,10 +29,6 @@ if TYPE_CHECKING:
 INTERVAL_MIN = duration_from_seconds(0.1)
 
 
-class NoScreen(RankwiseError):
-    """What draws on the terminal is not installed."""
-
-
 @click.command("top", context_settings=CONTEXT_SETTINGS)
 @click.argument("run", required=False, shell_complete=complete_run)
 @click.option("--once", is_flag=True, help="Print it once, as text of 80 columns, and end.")
@@ -63,7 +59,7 @@ def top(run: str | None, *, once: bool, as_json: bool, interval: Duration) -> No
         return
     if find_spec("textual") is None:
         command = f"{shlex.quote(sys.executable)} -m pip install 'rankwise[tui]'"
-        raise NoScreen(
+        raise RankwiseError(
             "to be live in a terminal, rankwise top needs textual, which is not installed",
             hint=f"install it: {command}; or print it once: rankwise top --once",
         )

@@ -23,7 +23,8 @@ import operator
 import os
 import threading
 import weakref
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterable
 from typing import Any, Self
 
 import numpy as np
@@ -32,10 +33,16 @@ from numpy.typing import ArrayLike, NDArray
 from rankwise.base.errors import CollectiveError, ConfigError, LocalProtocolError
 from rankwise.base.units import SECOND, Duration, duration_from_seconds
 from rankwise.collectives.calls import Call, describe
-from rankwise.collectives.entries import Entries
 from rankwise.collectives.reductions import ReductionName, find_reduction
 from rankwise.collectives.transport import Flat, Transport
-from rankwise.drivers.real.worker.call_ring import DONE, FAILED, CallRing
+from rankwise.drivers.real.worker.call_ring import (
+    DONE,
+    FAILED,
+    CallRing,
+    RingGroup,
+    line_outside,
+    words_of,
+)
 
 Array = NDArray[Any]
 
@@ -325,3 +332,33 @@ class Communicator:
             )
         if not out.flags.writeable:
             raise ConfigError(f"{what}: out cannot be written")
+
+
+KEY = "rankwise.collectives"
+_HERE = (__file__.removesuffix("communicator.py"),)
+_KNOWN_MAX = 1024
+
+
+class Entries:
+    """Enters the operations of one communicator, which all ranks share."""
+
+    def __init__(self, ring: CallRing, ranks: Iterable[int]) -> None:
+        members = tuple(ranks)
+        self._ring = ring
+        self._group: RingGroup | None = ring.add_group(KEY, "", len(members), members)
+        self._known: dict[tuple[Call, str, int], tuple[int, bytes]] = {}
+
+    def begin(self, call: Call) -> int:
+        """Enter an operation; return where, for `end`."""
+        line = line_outside(2, _HERE)
+        key = (call, *line)
+        known = self._known.get(key)
+        if known is None:
+            if len(self._known) >= _KNOWN_MAX:
+                self._known.clear()
+            known = self._known[key] = zlib.crc32(call.header), words_of(call.text, line)
+        return self._ring.begin(self._group, *known)
+
+    def end(self, entry: int, stage: int) -> None:
+        """Enter how an operation has ended."""
+        self._ring.end(entry, stage)

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from rankwise.base.errors import ConfigError
+from rankwise.drivers.real.tree.placement import processors_of
 from rankwise.launch.devices import ROOT, nvidia_bus_ids
 
 CpuSet = frozenset[int]
@@ -68,7 +69,7 @@ def read_topology(root: Path, allowed: Iterable[int]) -> CpuTopology:
     cpus = frozenset(allowed)
     nodes: dict[int, CpuSet] = {}
     for folder in (root / "sys/devices/system/node").glob("node[0-9]*"):
-        if members := _parse_cpus(_read(folder / "cpulist")) & cpus:
+        if members := processors_of(_read(folder / "cpulist")) & cpus:
             nodes[int(folder.name.removeprefix("node"))] = members
     # A kernel built without NUMA has no nodes, and some virtual ones forget CPUs.
     if forgotten := cpus.difference(*nodes.values()):
@@ -82,7 +83,7 @@ def read_topology(root: Path, allowed: Iterable[int]) -> CpuTopology:
             for cpu, folder in folders.items()
         },
         core_of={
-            cpu: min(_parse_cpus(_read(folder / "topology/thread_siblings_list")), default=cpu)
+            cpu: min(processors_of(_read(folder / "topology/thread_siblings_list")), default=cpu)
             for cpu, folder in folders.items()
         },
         complex_of={cpu: _last_level_cache(folder) for cpu, folder in folders.items()},
@@ -177,18 +178,9 @@ def _last_level_cache(cpu_folder: Path) -> int:
         if _read(cache / "type") == "Instruction":
             continue
         level = int(_read(cache / "level") or 0)
-        if level > level_best and (sharers := _parse_cpus(_read(cache / "shared_cpu_list"))):
+        if level > level_best and (sharers := processors_of(_read(cache / "shared_cpu_list"))):
             level_best, lowest = level, min(sharers)
     return lowest
-
-
-def _parse_cpus(text: str) -> CpuSet:
-    """Read the kernel's list format: `0-3,8,10-11`."""
-    cpus: set[int] = set()
-    for part in filter(None, text.split(",")):
-        first, _, last = part.partition("-")
-        cpus.update(range(int(first), int(last or first) + 1))
-    return frozenset(cpus)
 
 
 def _read(path: Path) -> str:

@@ -41,7 +41,7 @@ from rankwise.launch.world import World
 if TYPE_CHECKING:
     import socket
 
-    from rankwise.drivers.real.logs.sink import Sink
+    from rankwise.drivers.real.logs.pump import Sink
 
 
 class JobPlanner:

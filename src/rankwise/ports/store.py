@@ -79,7 +79,8 @@ class Store(Protocol):
         The same as `read`, then `watch` after the snapshot's revision; a store that is slow to go
         back in time for a watch begins it first.
         """
-        ...
+        snapshot = self.read(prefix)
+        return snapshot, self.watch(prefix, snapshot.revision)
 
     def grant_lease(self, ttl: Duration) -> LeaseId:
         """A new lease that ends `ttl` after its last renewal, by the store's own clock.
@@ -109,8 +110,8 @@ class Store(Protocol):
 
     def __enter__(self) -> Self:
         """The store itself; it is closed on leaving."""
-        ...
+        return self
 
     def __exit__(self, *exc_info: object) -> None:
         """Close the store. After an exception nobody has said last words that others must hear."""
-        ...
+        self.close()

@@ -13,15 +13,7 @@ _HOMES = {
     "SpawnException": "rankwise.sim.runtime.multiprocessing",
 }
 
-__all__ = [
-    "DPPolicy",
-    "Deadlock",
-    "DeviceSelector",
-    "GraphEngine",
-    "RuntimeContext",
-    "SpawnException",
-    "load_topology",
-]
+__all__ = sorted(_HOMES)  # noqa: PLE0605  # the names are above, once
 
 
 def __getattr__(name: str) -> Any:
@@ -34,4 +26,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """The public names, so that interactive shells can complete them."""
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_HOMES})

@@ -480,7 +480,7 @@ def test_the_doctor_says_what_to_do(tmp_path: Path) -> None:
         doctor.check_open_files(256),
         doctor.check_processes(100),
         doctor.check_shared_memory(tmp_path / "gone"),
-        doctor.check_memory_accounting(tmp_path / "cgroup", tmp_path),
+        doctor.check_memory_accounting(str(tmp_path)),
     ]
 
     assert [finding.verdict for finding in findings] == [
@@ -494,21 +494,15 @@ def test_the_doctor_says_what_to_do(tmp_path: Path) -> None:
     assert findings[2].text == "at most 256; many ranks may need more: ulimit -n 4096"
 
 
-@pytest.mark.parametrize(
-    ("line", "folder", "name"),
-    [
-        ("0::/user/run", "user/run", "memory.events"),
-        ("5:memory:/user", "memory/user", "memory.oom_control"),
-        ("5:memory:/elsewhere", "memory", "memory.oom_control"),
-    ],
-)
-def test_the_doctor_finds_memory_accounting_in_both_hierarchies(
-    tmp_path: Path, line: str, folder: str, name: str
-) -> None:
-    (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / folder / name).touch()
-    (tmp_path / "cgroup").write_text(f"7:cpu,cpuacct:/x\n{line}\n")
+def test_the_doctor_finds_the_memory_accounting_that_runs_use(tmp_path: Path) -> None:
+    own, group = tmp_path / "proc" / "self", tmp_path / "sys" / "fs" / "cgroup" / "user" / "run"
+    own.mkdir(parents=True)
+    group.mkdir(parents=True)
+    (own / "cgroup").write_text("7:cpu,cpuacct:/x\n0::/user/run\n")
+    (own / "mountinfo").write_text("41 31 0:38 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n")
+    (group / "memory.events").write_text("oom_kill 0\n")
 
-    found = doctor.check_memory_accounting(tmp_path / "cgroup", tmp_path)
+    found = doctor.check_memory_accounting(str(tmp_path))
 
     assert found.verdict is Verdict.OK
+    assert str(group) in found.text

@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Any, ClassVar
 
 import msgspec
+from gangs import reported
 
 from rankwise.base.failure import ExitStatus
 from rankwise.base.machine import Ticked
@@ -74,7 +75,6 @@ from rankwise.core.tree.child_group import (
 )
 from rankwise.drivers.sim.cluster.plans import random_plan
 from rankwise.drivers.sim.cluster.world import ClusterWorld
-from rankwise.testing.gangs import reported
 
 Move = tuple[Any, Any, type]
 """From a phase to a phase, and the fact that led there."""

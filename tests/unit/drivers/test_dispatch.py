@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
+from gangs import exited, spawned
+
 from rankwise.base.failure import Failure, OutcomeStatus
 from rankwise.base.units import Duration, Instant
 from rankwise.core.agent.alone import spec_alone
@@ -20,7 +22,6 @@ from rankwise.drivers.agent_dispatch import AgentDispatch
 from rankwise.drivers.sim.agenda import VirtualClock
 from rankwise.drivers.sim.journal import MemoryJournal
 from rankwise.drivers.sim.story import read_journal
-from rankwise.testing.gangs import exited, spawned
 
 Deliver = Callable[[Stimulus], None]
 

@@ -8,7 +8,6 @@ import argparse
 import atexit
 import logging
 import os
-import runpy
 import sys
 import threading
 import uuid
@@ -22,6 +21,7 @@ from rankwise.compat.torch.elastic.multiprocessing.errors import record
 from rankwise.compat.torch.elastic.rendezvous.utils import _parse_rendezvous_config
 from rankwise.compat.torch.elastic.utils import macros
 from rankwise.compat.torch.launcher.api import LaunchConfig, elastic_launch
+from rankwise.launch.run_path import run_script_path
 from rankwise.launch.standard_streams import flush_standard_streams
 
 __all__ = [
@@ -356,12 +356,6 @@ def _numa_options(binding: str | None) -> Any:
     )
 
     return NumaOptions(affinity_mode=AffinityMode(binding))
-
-
-def run_script_path(training_script: str, *training_script_args: str) -> None:
-    """Run a script in this process as `__main__`, with these arguments."""
-    sys.argv = [training_script, *training_script_args]
-    runpy.run_path(training_script, run_name="__main__")
 
 
 def run(args: argparse.Namespace) -> None:

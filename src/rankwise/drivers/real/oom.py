@@ -29,7 +29,7 @@ class OomVerdict(msgspec.Struct, frozen=True):
     evidence: str
 
 
-class _MemoryGroup(msgspec.Struct, frozen=True):
+class MemoryGroup(msgspec.Struct, frozen=True):
     """The cgroup that accounts for this process's memory.
 
     Attributes:
@@ -46,6 +46,7 @@ class _MemoryGroup(msgspec.Struct, frozen=True):
     counts_below: bool
 
     def kills(self) -> int | None:
+        """How many processes have been killed."""
         return _read_counter(f"{self.directories[0]}/{self.events_file}")
 
     def limit_bytes(self) -> int | None:
@@ -72,7 +73,7 @@ class OomWatch:
 
     def __init__(self, root: str = "") -> None:
         self._vmstat = f"{root}/proc/vmstat"
-        self._group = _find_memory_group(root)
+        self._group = find_memory_group(root)
         self._group_kills = self._group.kills() if self._group is not None else None
         self._machine_kills = _read_counter(self._vmstat)
 
@@ -111,14 +112,15 @@ def _rose(before: int | None, now: int | None) -> bool:
     return before is not None and now is not None and now > before
 
 
-def _describe_limit(group: _MemoryGroup) -> str:
+def _describe_limit(group: MemoryGroup) -> str:
     limit = group.limit_bytes()
     if limit is None:
         return "no limit: the machine itself ran out of memory"
     return f"limit {format_bytes(limit)}"
 
 
-def _find_memory_group(root: str) -> _MemoryGroup | None:
+def find_memory_group(root: str = "") -> MemoryGroup | None:
+    """The cgroup that counts what is killed for lack of memory; None if it is not to be seen."""
     paths: dict[str, str] = {}
     for line in _read(f"{root}/proc/self/cgroup").splitlines():
         hierarchy, _, rest = line.partition(":")
@@ -132,22 +134,22 @@ def _find_memory_group(root: str) -> _MemoryGroup | None:
     return None
 
 
-def _group_v1(root: str, path: str) -> _MemoryGroup | None:
+def _group_v1(root: str, path: str) -> MemoryGroup | None:
     for directories in _directories(root, path, "cgroup", "memory"):
         if _read_counter(f"{directories[0]}/memory.oom_control") is not None:
-            return _MemoryGroup(
+            return MemoryGroup(
                 path, directories, "memory.oom_control", "memory.limit_in_bytes", counts_below=False
             )
     return None
 
 
-def _group_v2(root: str, path: str) -> _MemoryGroup | None:
+def _group_v2(root: str, path: str) -> MemoryGroup | None:
     names = path.strip("/").split("/")
     for directories in _directories(root, path, "cgroup2", ""):
         for height in range(len(directories)):
             if _read_counter(f"{directories[height]}/memory.events") is not None:
                 name = "/" + "/".join(names[: len(names) - height])
-                return _MemoryGroup(
+                return MemoryGroup(
                     name, directories[height:], "memory.events", "memory.max", counts_below=True
                 )
     return None

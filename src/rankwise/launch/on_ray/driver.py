@@ -79,16 +79,12 @@ class Lost(NamedTuple):
 Stimulus = Placed | Unplaced | SignalCame | Told | Lost
 
 
-class NotPlaced(RankwiseError):
-    """The cluster has not given the nodes in time."""
-
-
 def run_on_ray(job: RayJob, environ: Mapping[str, str]) -> int:
     """Run the job to its end; returns its exit code.
 
     Raises:
         ConfigError: Ray is not installed, or there is no cluster.
-        NotPlaced: the cluster has not given enough nodes in time.
+        RankwiseError: the cluster has not given enough nodes in time.
     """
     with ExitStack() as stack:
         ray = stack.enter_context(_connected(environ))
@@ -147,7 +143,7 @@ class _Driver:
                 for seat in range(len(self._seats.states)):
                     self._fill(seat, group)
             case Unplaced(why):
-                raise NotPlaced(why, hint="`ray status` shows which resources are free")
+                raise RankwiseError(why, hint="`ray status` shows which resources are free")
             case SignalCame(number):
                 for seat in self._seats.stop(number):
                     self._actors[seat].signal.remote(number)

@@ -11,7 +11,7 @@ from typing import Any
 from rankwise.base.errors import ConfigError
 from rankwise.sim.benches.parameters import Parameters
 from rankwise.sim.reporting.results import BenchResult
-from rankwise.sim.runtime.rank_failures import exit_code
+from rankwise.sim.runtime.multiprocessing import exit_code
 from rankwise.sim.triton.stand_in import installed
 
 

@@ -17,36 +17,27 @@ The rest of the round is run first, so that ranks which fail on their own in it 
 import random
 import traceback
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from greenlet import getcurrent
 
-from rankwise.base.errors import (
-    ConfigError,
-    Deadlock,
-    LocalProtocolError,
-    SimulationError,
-    Waiting,
-)
-from rankwise.base.failure import Failure
+from rankwise.base.errors import ConfigError, Deadlock, LocalProtocolError, SimulationError, Waiting
+from rankwise.base.failure import ErrorRecord, ExitStatus, Failure, FailureCause
 from rankwise.base.root_cause import root_cause_first
 from rankwise.base.seeds import derived_seed
+from rankwise.base.units import Instant
 from rankwise.base.wording import ranks_in_words
 from rankwise.sim.ccl.algorithm_modules import AlgorithmError
+from rankwise.sim.hardware.quantities import PICOSECONDS_PER_NANOSECOND
 from rankwise.sim.kernel import Rank
 from rankwise.sim.kernel.places import (
     frames_of_stack,
     line_of,
     stack_in_text,
+    traceback_in_text,
     users_lines_among,
     where_of,
-)
-from rankwise.sim.runtime.rank_failures import (
-    exit_code,
-    failure_of,
-    failure_of_ended,
-    failures_of_stuck,
 )
 from rankwise.sim.runtime.wall_limit import RealTimeLimit, wall_limit
 
@@ -350,21 +341,10 @@ class _Schedule:
                 awaited_by[rank.rank] = "a command"  # which one is among what waits on the machine
                 lines.append(f"rank {rank.rank} is waiting for {awaited}, at {where}")
             waiting[rank.rank] = Waiting(f"rank {rank.rank}", awaited, now, where)
-        alike: dict[str, list[int]] = {}
-        for number, stack in stacks.items():
-            own = _users_part(stack)
-            # Of many ranks that wait in the same lines, the lines are told once.
-            alike.setdefault(own if len(stacks) > _FAILURES_TOLD else f"{number}", []).append(
-                number
-            )
-        told = [
-            f"stack of {ranks_in_words(which)}:\n{_users_part(stacks[which[0]])}"
-            for which in alike.values()
-        ]
         head, *more = reason.splitlines()
         meetings = [f"  {meeting}" for meeting in self._context.distributed.gatherings.open()]
         head = head.removesuffix(":")
-        shown = [head, f"  {'; '.join(lines)}", *meetings[:_MEETINGS_TOLD], *more, *told]
+        shown = [head, f"  {'; '.join(lines)}", *meetings[:_MEETINGS_TOLD], *more]
         message, detail = "\n".join(shown), "\n".join([head, *more])
         failures = failures_of_stuck(detail, blamed, awaited_by, places, now)
         everything = (*waiting.values(), *others)
@@ -374,16 +354,6 @@ class _Schedule:
 def _after(context: "RuntimeContext", rank: int) -> str:
     last: Call | None = context.distributed.gatherings.last_call_of(rank)
     return f" after {last}" if last is not None else " without calling any collective"
-
-
-def _users_part(stack: str) -> str:
-    """A stack without the frames of this package."""
-    entries = stack.split('  File "')[1:]
-    users = [entry for entry in entries if _PACKAGE not in entry.partition('"')[0]]
-    return "".join('  File "' + entry for entry in users or entries).rstrip("\n")
-
-
-_PACKAGE = __file__.removesuffix("sim/runtime/multiprocessing.py")
 
 
 def _failure(error: BaseException) -> str:
@@ -420,3 +390,74 @@ def _spawn_exception(
     exception = SpawnException(told_as, failed, failures, nprocs=nprocs)
     exception.__cause__ = errors[failures[0].rank]
     return exception
+
+
+def failure_of(rank: int, error: BaseException, now_ps: int) -> Failure:
+    """The failure of a rank that has raised, or left with a code other than 0, as of a process.
+
+    Times are those of the simulation, and nothing is of the machine that simulates: equal runs have
+    equal failures.
+    """
+    at = Instant(now_ps // PICOSECONDS_PER_NANOSECOND)
+    if isinstance(error, SystemExit):
+        cause, exit_, record = FailureCause.EXITED, ExitStatus(exit_code(error)), None
+    else:
+        kind = type(error)
+        module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+        record = ErrorRecord(
+            type=f"{module}{kind.__qualname__}",
+            message=str(error),
+            traceback=traceback_in_text(error),
+            raised_at=at,
+            wall_ns=0,
+        )
+        cause, exit_ = FailureCause.RAISED, ExitStatus(1)
+    return _of_rank(rank, cause, now_ps, exit=exit_, error=record)
+
+
+def failure_of_ended(rank: int, now_ps: int) -> Failure:
+    """That of a rank that was ended since another one has failed."""
+    return _of_rank(rank, FailureCause.STOPPED, now_ps, ended_by_us=True)
+
+
+def exit_code(leaving: SystemExit) -> int:
+    """The code that a process would have which is left so: 256 is 0, and a text is 1."""
+    if leaving.code is None:
+        return 0
+    return leaving.code & 0xFF if isinstance(leaving.code, int) else 1
+
+
+def failures_of_stuck(
+    reason: str,
+    blamed: tuple[int, ...],
+    waiting: Mapping[int, str],
+    stacks: Mapping[int, str],
+    now_ps: int,
+) -> tuple[Failure, ...]:
+    """The failures of ranks that wait in vain, after those of the ranks that are to blame.
+
+    `reason` is a sentence, and perhaps lines on what else waits. Ranks that wait were ended for
+    those that are to blame; if none is, they have hung.
+    """
+    failures = []
+    for rank in sorted({*blamed, *waiting}):
+        is_blamed = rank in blamed
+        waits = FailureCause.STOPPED if blamed else FailureCause.HUNG
+        failures.append(
+            _of_rank(
+                rank,
+                FailureCause.OUT_OF_STEP if is_blamed else waits,
+                now_ps,
+                detail=reason if is_blamed or not blamed else "",
+                accused=blamed if is_blamed else (),
+                ended_by_us=not is_blamed,
+                stacks=stacks.get(rank, ""),
+                waits_for=waiting.get(rank, ""),
+            )
+        )
+    return root_cause_first(failures)
+
+
+def _of_rank(rank: int, cause: FailureCause, now_ps: int, **known: Any) -> Failure:
+    at = Instant(now_ps // PICOSECONDS_PER_NANOSECOND)
+    return Failure(local_rank=rank, rank=rank, attempt=0, cause=cause, at=at, **known)

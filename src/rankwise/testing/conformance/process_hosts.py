@@ -7,6 +7,7 @@ real processes on a busy machine, and all that must not be missed is far away fr
 """
 
 from collections.abc import Callable
+from inspect import isfunction, signature
 from typing import Protocol
 
 from rankwise.base.failure import FailureCause, Outcome, OutcomeStatus
@@ -306,25 +307,9 @@ def the_journal_tells_lives_in_order(world: ProcessWorld) -> None:
 
 PROCESS_HOST_BEHAVIOURS: dict[str, Behaviour] = {
     **{
-        behaviour.__name__: behaviour
-        for behaviour in (
-            a_gang_whose_workers_end_well_succeeds,
-            an_exit_code_stops_the_others,
-            a_failure_before_all_have_come_up_ends_the_attempt,
-            an_exception_is_reported_before_the_exit,
-            a_worker_may_end_well_when_told_to_stop,
-            a_worker_that_ignores_sigterm_is_killed,
-            without_grace_the_others_are_killed_at_once,
-            a_failed_gang_is_started_again,
-            restarts_are_used_up,
-            a_stop_ends_the_gang_without_restart,
-            a_stop_kills_those_that_ignore_it,
-            strays_of_a_success_are_swept,
-            strays_of_a_killed_worker_are_swept,
-            silence_is_a_hang,
-            one_lively_worker_is_no_hang,
-            the_journal_tells_lives_in_order,
-        )
+        name: behaviour
+        for name, behaviour in list(globals().items())
+        if isfunction(behaviour) and list(signature(behaviour).parameters) == ["world"]
     },
     **{
         f"a_death_by_signal_{signal}_is_told_as_such": _a_death_by(signal)

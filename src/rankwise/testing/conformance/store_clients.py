@@ -11,7 +11,6 @@ from rankwise.testing.conformance.store_calls import (
     CLIENTS,
     INSTANTLY,
     PATIENCE,
-    Behaviour,
     Connect,
     all_at_once,
     clients_of,
@@ -127,12 +126,3 @@ def many_threads_may_share_a_client(connect: Connect, prefix: str) -> None:
             told = telling.result()
 
     assert sorted(change.key for change in told) == [f"{prefix}{number}" for number in range(8)]
-
-
-BEHAVIOURS: tuple[Behaviour, ...] = (
-    one_of_many_wins_a_key,
-    counting_together_loses_no_step,
-    a_watch_misses_nothing_under_load,
-    a_snapshot_and_the_watch_after_it_leave_no_gap,
-    many_threads_may_share_a_client,
-)

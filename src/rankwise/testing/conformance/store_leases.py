@@ -21,7 +21,6 @@ from rankwise.ports.store import Store
 from rankwise.testing.conformance.store_calls import (
     HOURS,
     PATIENCE,
-    Behaviour,
     Connect,
     assert_raises,
     put,
@@ -164,13 +163,3 @@ def a_conflict_is_told_before_a_lost_lease(connect: Connect, prefix: str) -> Non
 
     assert isinstance(result, Conflict)
     assert result.revision >= revision
-
-
-BEHAVIOURS: tuple[Behaviour, ...] = (
-    a_lease_that_nobody_renews_takes_its_keys_along,
-    a_lease_that_is_renewed_outlives_one_that_is_not,
-    a_revoked_lease_takes_its_keys_along_at_once,
-    a_lease_of_hours_belongs_to_nobody,
-    a_key_written_without_its_lease_stays,
-    a_conflict_is_told_before_a_lost_lease,
-)

@@ -8,7 +8,6 @@ from rankwise.ports.store import Store
 from rankwise.testing.conformance.store_calls import (
     CLIENTS,
     HOURS,
-    Behaviour,
     Connect,
     all_at_once,
     clients_of,
@@ -193,17 +192,3 @@ def what_changes_nothing_makes_no_revision(connect: Connect, prefix: str) -> Non
 
     assert deleted == Committed(before)
     assert asked == Committed(before)
-
-
-BEHAVIOURS: tuple[Behaviour, ...] = (
-    nothing_is_there_at_first,
-    what_is_written_is_read_in_the_order_of_keys,
-    a_prefix_takes_in_what_begins_with_it_and_nothing_else,
-    keys_and_values_may_hold_anything,
-    a_value_of_a_mebibyte_arrives_whole,
-    a_key_can_be_put_only_while_it_is_absent,
-    a_key_can_be_replaced_only_while_it_is_unchanged,
-    a_transaction_is_all_or_nothing,
-    one_of_many_replaces_several_keys_at_once,
-    what_changes_nothing_makes_no_revision,
-)

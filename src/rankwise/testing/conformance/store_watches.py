@@ -8,7 +8,6 @@ from rankwise.base.keys import Change, Entry, Put, Transaction
 from rankwise.testing.conformance.store_calls import (
     INSTANTLY,
     PATIENCE,
-    Behaviour,
     Connect,
     assert_raises,
     next_changes,
@@ -137,15 +136,3 @@ def closing_a_store_wakes_who_waits(connect: Connect, prefix: str) -> None:
     assert_raises(
         StoreUnavailable, lambda: store.commit(Transaction(puts=(Put(prefix + "a", b""),)))
     )
-
-
-BEHAVIOURS: tuple[Behaviour, ...] = (
-    a_watch_tells_every_change_in_order,
-    a_watch_may_begin_in_the_past,
-    following_reads_and_tells_what_comes_later,
-    following_misses_nothing_while_others_write,
-    the_changes_of_a_transaction_come_together,
-    a_watch_tells_nothing_when_nothing_happens,
-    closing_a_watch_wakes_who_waits,
-    closing_a_store_wakes_who_waits,
-)

@@ -17,9 +17,10 @@ from rankwise.testing.conformance import (
 from rankwise.testing.conformance.store_calls import Behaviour, Connect
 
 STORE_BEHAVIOURS: dict[str, Behaviour] = {
-    behaviour.__name__: behaviour
+    name: behaviour
     for part in (store_transactions, store_watches, store_clients, store_leases)
-    for behaviour in part.BEHAVIOURS
+    for name, behaviour in vars(part).items()
+    if not name.startswith("_") and getattr(behaviour, "__module__", "") == part.__name__
 }
 """Every behaviour by its name, for suites that want one test for each."""
 

@@ -1,5 +1,7 @@
 """Workers for which others wait in vain: found out by those who can read their books."""
 
+from gangs import error_record, exited, running_gang
+
 from rankwise.base.failure import FailureCause, OutcomeStatus
 from rankwise.base.units import Duration, Instant
 from rankwise.core.gang.state import Phase
@@ -13,7 +15,6 @@ from rankwise.core.gang.vocabulary import (
     Swept,
     WorkerReported,
 )
-from rankwise.testing.gangs import error_record, exited, running_gang
 
 SIGTERM = 15
 REASON = "rank 1 has not come to barrier #2, in which ranks 0, 2 wait"

@@ -5,11 +5,11 @@ from collections.abc import Iterable
 from types import FrameType
 
 import pytest
+from gangs import exited, spawned, starting_gang
 
 from rankwise.base.units import Instant
 from rankwise.core.gang.state import Phase
 from rankwise.core.gang.vocabulary import Stimulus, StopRequested
-from rankwise.testing.gangs import exited, spawned, starting_gang
 
 STEP, LARGE = 64, 512
 

@@ -1,6 +1,16 @@
 """The gang machine when workers end: well, or badly."""
 
 import pytest
+from gangs import (
+    error_record,
+    exited,
+    pid_of,
+    reported,
+    running_gang,
+    signal_orders,
+    spawned,
+    sweeping_gang,
+)
 
 from rankwise.base.failure import ExitStatus, Failure, FailureCause, Outcome, OutcomeStatus
 from rankwise.base.units import SECOND, Duration, Instant
@@ -17,16 +27,6 @@ from rankwise.core.gang.vocabulary import (
     Sweep,
     Swept,
     WorkerRefused,
-)
-from rankwise.testing.gangs import (
-    error_record,
-    exited,
-    pid_of,
-    reported,
-    running_gang,
-    signal_orders,
-    spawned,
-    sweeping_gang,
 )
 
 SIGTERM, SIGKILL = 15, 9

@@ -1,15 +1,6 @@
 """The gang machine when the guardian dies, in every phase."""
 
-from rankwise.base.failure import Failure, FailureCause, Outcome, OutcomeStatus
-from rankwise.base.units import Duration, Instant
-from rankwise.core.gang.state import Phase
-from rankwise.core.gang.vocabulary import (
-    Finish,
-    GuardianLost,
-    ProgressLooked,
-    StopRequested,
-)
-from rankwise.testing.gangs import (
+from gangs import (
     error_record,
     exited,
     pid_of,
@@ -18,6 +9,16 @@ from rankwise.testing.gangs import (
     spawned,
     starting_gang,
     sweeping_gang,
+)
+
+from rankwise.base.failure import Failure, FailureCause, Outcome, OutcomeStatus
+from rankwise.base.units import Duration, Instant
+from rankwise.core.gang.state import Phase
+from rankwise.core.gang.vocabulary import (
+    Finish,
+    GuardianLost,
+    ProgressLooked,
+    StopRequested,
 )
 
 LOST = GuardianLost("the guardian was killed")

@@ -1,6 +1,7 @@
 """The gang machine when nobody makes progress."""
 
 import pytest
+from gangs import exited, pid_of, running_gang, signal_orders
 
 from rankwise.base.failure import FailureCause, OutcomeStatus
 from rankwise.base.units import SECOND, Duration, Instant
@@ -15,7 +16,6 @@ from rankwise.core.gang.vocabulary import (
     Sweep,
     Swept,
 )
-from rankwise.testing.gangs import exited, pid_of, running_gang, signal_orders
 
 SIGTERM = 15
 PATIENCE = Duration(60 * SECOND)

@@ -1,11 +1,12 @@
 """The gang machine when a worker tells of its exception and then does not end."""
 
+from gangs import exited, reported, running_gang, signal_orders, starting_gang
+
 from rankwise.base.failure import FailureCause, OutcomeStatus
 from rankwise.base.units import SECOND, Duration, Instant
 from rankwise.core.gang.machine import Gang
 from rankwise.core.gang.state import Phase
 from rankwise.core.gang.vocabulary import LookForProgress, Sweep, Swept
-from rankwise.testing.gangs import exited, reported, running_gang, signal_orders, starting_gang
 
 SIGTERM = 15
 PATIENCE = Duration(10 * SECOND)

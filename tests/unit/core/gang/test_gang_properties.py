@@ -5,6 +5,7 @@ after they came up, report before they end, and a sweep tells the truth. In retu
 keep its promises whatever comes next.
 """
 
+from gangs import reported, spawned
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -32,7 +33,6 @@ from rankwise.core.gang.vocabulary import (
     WorkerExited,
     WorkerRefused,
 )
-from rankwise.testing.gangs import reported, spawned
 
 PATIENCES = st.sampled_from([Duration(0), Duration(1), Duration(SECOND), Duration(30 * SECOND)])
 SPECS = st.builds(

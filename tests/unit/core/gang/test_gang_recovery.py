@@ -1,5 +1,7 @@
 """A gang whose workers can be called again outlives the failure of one of them."""
 
+from gangs import exited, running_gang, signal_orders, spawned, starting_gang
+
 from rankwise.base.failure import FailureCause, OutcomeStatus
 from rankwise.base.machine import Ticked
 from rankwise.base.units import SECOND, Duration, Instant
@@ -21,7 +23,6 @@ from rankwise.core.gang.vocabulary import (
     WorkerSaid,
     WorkerSpawned,
 )
-from rankwise.testing.gangs import exited, running_gang, signal_orders, spawned, starting_gang
 
 TIMEOUT = Duration(5 * SECOND)
 

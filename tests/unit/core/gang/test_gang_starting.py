@@ -1,6 +1,14 @@
 """The gang machine from `Started` until every worker runs."""
 
 import pytest
+from gangs import (
+    exited,
+    pid_of,
+    running_gang,
+    signal_orders,
+    spawned,
+    starting_gang,
+)
 
 from rankwise.base.errors import LocalProtocolError
 from rankwise.base.failure import ExitStatus, Failure, FailureCause, Outcome, OutcomeStatus
@@ -16,14 +24,6 @@ from rankwise.core.gang.vocabulary import (
     Sweep,
     Swept,
     WorkerRefused,
-)
-from rankwise.testing.gangs import (
-    exited,
-    pid_of,
-    running_gang,
-    signal_orders,
-    spawned,
-    starting_gang,
 )
 
 SIGTERM, SIGKILL = 15, 9

@@ -1,10 +1,11 @@
 """The gang machine when the others may go on for a moment after the first failure."""
 
+from gangs import exited, running_gang, signal_orders, spawned, starting_gang
+
 from rankwise.base.failure import OutcomeStatus
 from rankwise.base.units import Duration, Instant
 from rankwise.core.gang.state import Phase
 from rankwise.core.gang.vocabulary import StopRequested, Sweep, Swept
-from rankwise.testing.gangs import exited, running_gang, signal_orders, spawned, starting_gang
 
 SIGTERM = 15
 DELAY = Duration(200)

@@ -1,6 +1,15 @@
 """The gang machine when somebody asks it to stop, in every phase."""
 
 import pytest
+from gangs import (
+    exited,
+    reported,
+    running_gang,
+    signal_orders,
+    spawned,
+    starting_gang,
+    sweeping_gang,
+)
 
 from rankwise.base.failure import TIME_LIMIT_SIGNAL, FailureCause, OutcomeStatus
 from rankwise.base.units import SECOND, Duration, Instant, after
@@ -16,15 +25,6 @@ from rankwise.core.gang.vocabulary import (
     StopRequested,
     Sweep,
     Swept,
-)
-from rankwise.testing.gangs import (
-    exited,
-    reported,
-    running_gang,
-    signal_orders,
-    spawned,
-    starting_gang,
-    sweeping_gang,
 )
 
 SIGINT, SIGTERM, SIGKILL = 2, 15, 9

@@ -1,9 +1,10 @@
 """The gang machine when its last worker has ended: what is left behind, and the outcome."""
 
+from gangs import sweeping_gang
+
 from rankwise.base.failure import OutcomeStatus
 from rankwise.base.units import SECOND, Duration, Instant
 from rankwise.core.gang.vocabulary import Swept
-from rankwise.testing.gangs import sweeping_gang
 
 PATIENCE = Duration(10 * SECOND)
 

@@ -44,7 +44,8 @@ from rankwise.core.rendezvous.requests import (
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.reactor import Reactor
 from rankwise.drivers.real.store_client import StoreClient
-from rankwise.drivers.real.stores.memory import MemoryClient, MemoryStore, MemoryWatch
+from rankwise.drivers.real.stores.memory import MemoryClient, MemoryStore
+from rankwise.ports.store import Watch
 
 AnswerT = TypeVar("AnswerT", bound=Answer)
 PATIENCE = Duration(60 * SECOND)
@@ -149,7 +150,7 @@ def test_a_watch_tells_until_it_is_ended(agent: Agent, shared: MemoryStore) -> N
 class HurryingStore(MemoryClient):
     """A store in which much happens as soon as a watch has begun."""
 
-    def follow(self, prefix: str) -> tuple[Snapshot, MemoryWatch]:
+    def follow(self, prefix: str) -> tuple[Snapshot, Watch]:
         followed = super().follow(prefix)
         for _ in range(5):
             self.commit(put("a"))

@@ -3,7 +3,7 @@
 import pytest
 
 from rankwise.sim.benches.session import Settings, simulate
-from rankwise.sim.reporting.utilisation import OTHERS, KindInUse, busiest_first, by_kind
+from rankwise.sim.reporting.page import OTHERS, KindInUse, busiest_first, by_kind
 
 
 def test_a_kind_has_the_mean_of_what_was_used_and_the_busiest() -> None:

@@ -55,7 +55,7 @@ def test_a_deadlock_across_crossed_groups_names_groups_ranks_and_lines(
     deadlock = stuck(torch, worker)
 
     first, second = line("pair first"), line("three first")
-    text = str(deadlock)
+    text = f"{deadlock}\n"
     pair, three = (f"all_reduce #1 of (4,) f32 in group {group}" for group in (0, 1))
     assert text.startswith(f"ranks wait for each other: rank 0 in {pair} (ranks 0-1) (test_")
     assert f"rank 0 is in {pair} (ranks 0-1), at {first} in worker; " in text
@@ -82,7 +82,7 @@ def test_a_deadlock_in_the_barrier_of_a_group_names_the_group(torch: RuntimeCont
         else:
             dist.barrier()  # of everybody
 
-    text = str(stuck(torch, worker, ranks=4))
+    text = f"{stuck(torch, worker, ranks=4)}\n"
 
     of_group = f"barrier #1 in group 0 (ranks 0-1, 3): called by rank 0 at {line('of the group')}"
     assert f"{of_group} in worker; waits for ranks 1, 3\n" in text
@@ -99,7 +99,7 @@ def test_calls_that_disagree_are_told_with_the_lines_that_made_them(torch: Runti
             dist.broadcast(x, 0, async_op=True)  # broadcasts
         dist.barrier()
 
-    text = str(stuck(torch, worker, ranks=2))
+    text = f"{stuck(torch, worker, ranks=2)}\n"
 
     assert text.startswith(
         "call #1: ranks 0 and 1 disagree: rank 0 called all_reduce of (4,) f32 ("
@@ -118,7 +118,7 @@ def test_a_collective_that_never_took_place_is_told_with_its_line(torch: Runtime
         if rank == 0:
             dist.all_reduce(torch.ones(4), group=group, async_op=True)  # begun in vain
 
-    text = str(stuck(torch, worker))
+    text = f"{stuck(torch, worker)}\n"
 
     assert text.startswith("all_reduce #1 of (4,) f32 in group 0 (ranks 0, 2) of rank 0 never took")
     assert f"called by rank 0 at {line('begun in vain')} in worker; waits for rank 2" in text
@@ -136,7 +136,7 @@ def test_receivers_that_wait_for_each_other_are_told_with_their_lines(
 
     message = "message from rank 1 to rank 0 #1 of (4,) f32 in group 0 (ranks 0-1)"
     at = f"{line('both receive')} in worker"
-    assert f"  {message}: called by rank 0 at {at}; waits for rank 1\n" in str(deadlock)
+    assert f"  {message}: called by rank 0 at {at}; waits for rank 1\n" in f"{deadlock}\n"
     assert waits(deadlock)["rank 0"] == (f"rank 1 to call {message}", at)
 
 

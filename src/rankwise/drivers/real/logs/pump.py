@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from fcntl import F_SETPIPE_SZ, fcntl, ioctl
 from struct import Struct
 from termios import FIONREAD
+from typing import Protocol
 
 from rankwise.base.units import Instant
-from rankwise.drivers.real.logs.sink import Sink
 
 CHUNK_BYTES = 128 << 10
 """The most that is read at once: what still fits in the processor's cache while every sink works
@@ -21,6 +21,23 @@ _PIPE_BYTES_MIN = 64 << 10
 _PIPE_BYTES_TOGETHER = 16 << 20
 
 _INT = Struct("i")
+
+
+class Sink(Protocol):
+    """Receives one stream, chunk by chunk. Never blocks on anything but a disk."""
+
+    @property
+    def is_congested(self) -> bool:
+        """Whether the stream should not be read for now, since what it says cannot be placed."""
+        ...
+
+    def take(self, chunk: bytes, now: Instant) -> None:
+        """Receive the next bytes, at least one; `now` is when they were read."""
+        ...
+
+    def end(self, now: Instant) -> None:
+        """Receive the news that nothing more will come. Called once."""
+        ...
 
 
 class StreamPump:

@@ -25,7 +25,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from threading import Event, Lock, Thread
 from time import monotonic
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import msgspec
 
@@ -56,6 +56,7 @@ from rankwise.drivers.real.stores.c10d_log import (
 from rankwise.drivers.real.stores.connections import endpoint_text
 from rankwise.drivers.real.stores.patience import closed_error, describe
 from rankwise.ports.clock import Clock
+from rankwise.ports.store import Store
 
 LINGER_LOOKS_S = 0.05
 """How often one who serves looks at its end whether the others have gone."""
@@ -152,7 +153,7 @@ def open_file(path: str, namespace: str, clock: Clock) -> "C10dStore":
     )
 
 
-class C10dStore:
+class C10dStore(Store):
     """A store in one of torch's stores; a `rankwise.ports.store.Store`.
 
     Args:
@@ -210,11 +211,6 @@ class C10dStore:
         """Tell every change under `prefix` that is later than `after`."""
         return C10dWatch(self, prefix, after)
 
-    def follow(self, prefix: str) -> tuple[Snapshot, "C10dWatch"]:
-        """Read, and tell every change that is later than what was read."""
-        snapshot = self.read(prefix)
-        return snapshot, self.watch(prefix, snapshot.revision)
-
     def grant_lease(self, ttl: Duration) -> LeaseId:
         """A new lease, which the reaper looks after."""
         return cast("LeaseId", self._append(lambda author, number: GrantEntry(author, number, ttl)))
@@ -260,9 +256,6 @@ class C10dStore:
             while others > 0 and monotonic() < deadline:
                 nobody.wait(LINGER_LOOKS_S)  # torch's stores tell nobody of a counter
                 others = self._log.count_clients(self._connection, 0)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exc_info: object) -> None:
         self._close(self._linger_s if not any(exc_info) else 0)

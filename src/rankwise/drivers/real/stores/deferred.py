@@ -9,7 +9,6 @@ raised by the calls; a server that was not there may be there later, so another 
 
 from collections.abc import Callable
 from threading import Condition, Thread
-from typing import Self
 
 from rankwise.base.errors import ConfigError, StoreError, StoreRefused, StoreUnavailable
 from rankwise.base.keys import Committed, Conflict, LeaseId, Revision, Snapshot, Transaction
@@ -17,7 +16,7 @@ from rankwise.base.units import SECOND, Duration, format_duration
 from rankwise.ports.store import Store, Watch
 
 
-class DeferredStore:
+class DeferredStore(Store):
     """Stands for the store that `open_store` makes; a `rankwise.ports.store.Store`.
 
     Args:
@@ -67,9 +66,6 @@ class DeferredStore:
     def close(self) -> None:
         """Close the store; one that is still being opened closes itself when it is."""
         self.__exit__(None, None, None)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exc_info: object) -> None:
         with self._changed:

@@ -20,7 +20,7 @@ from contextlib import suppress
 from select import POLLIN, poll
 from threading import Event, Lock
 from time import monotonic
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -93,6 +93,7 @@ from rankwise.drivers.real.stores.names import Names
 from rankwise.drivers.real.stores.patience import Patience, closed_error, describe
 from rankwise.drivers.real.stores.watch_connection import WatchConnection
 from rankwise.ports.clock import Clock
+from rankwise.ports.store import Store
 
 if TYPE_CHECKING:
     import ssl
@@ -158,7 +159,7 @@ def with_encryption(config: EmbeddedConfig) -> EmbeddedConfig:
     return msgspec.structs.replace(config, encrypts=encrypts)
 
 
-class EmbeddedStore:
+class EmbeddedStore(Store):
     """A client of an embedded store; a `rankwise.ports.store.Store`.
 
     Attributes:
@@ -201,11 +202,6 @@ class EmbeddedStore:
             self._watches = {one for one in self._watches if not one.is_closed} | {watch}
         return watch
 
-    def follow(self, prefix: str) -> tuple[Snapshot, "EmbeddedWatch"]:
-        """Read, and tell every change that is later than what was read."""
-        snapshot = self.read(prefix)
-        return snapshot, self.watch(prefix, snapshot.revision)
-
     def grant_lease(self, ttl: Duration) -> LeaseId:
         """A new lease."""
         return self._ask(GrantAsked(ttl), Granted).lease
@@ -238,9 +234,6 @@ class EmbeddedStore:
         if self.server is not None:
             self.server.close(linger)
             self.server = None
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exc_info: object) -> None:
         self._close(self._config.linger if not any(exc_info) else ZERO)

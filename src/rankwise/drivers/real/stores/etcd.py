@@ -17,7 +17,6 @@ from contextlib import suppress
 from select import POLLIN, poll
 from threading import Lock
 from time import monotonic
-from typing import Self
 
 import msgspec
 
@@ -63,6 +62,7 @@ from rankwise.drivers.real.stores.etcd_messages import (
 )
 from rankwise.drivers.real.stores.etcd_stream import ResponseLines
 from rankwise.drivers.real.stores.watch_connection import WatchConnection
+from rankwise.ports.store import Store
 
 PROBE_AFTER_S = 5.0
 """A watch asks its member for a sign of life when nobody else has heard of it for so long."""
@@ -70,7 +70,7 @@ RECEIVED_AT_ONCE = 256 * 1024
 STREAM_IS_OVER = (OSError, NotAuthenticated, NotServing, NotReached, RemoteProtocolError)
 
 
-class EtcdStore:
+class EtcdStore(Store):
     """A client of an etcd cluster; a `rankwise.ports.store.Store`."""
 
     def __init__(self, config: EtcdConfig) -> None:
@@ -144,12 +144,6 @@ class EtcdStore:
             watches, self._watches = self._watches, set()
         for watch in watches:
             watch.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _kept(self, watch: "EtcdWatch") -> "EtcdWatch":
         with self._lock:

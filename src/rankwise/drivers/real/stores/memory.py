@@ -8,7 +8,6 @@ It does not survive its process.
 """
 
 from threading import Condition
-from typing import Self
 
 from rankwise.base.errors import StoreUnavailable
 from rankwise.base.keys import (
@@ -23,6 +22,7 @@ from rankwise.base.keys import (
 from rankwise.base.units import SECOND, Duration, Instant, after
 from rankwise.core.keyspace.machine import HISTORY_MAX, Keyspace
 from rankwise.ports.clock import Clock
+from rankwise.ports.store import Store
 
 
 class MemoryStore:
@@ -48,7 +48,7 @@ class MemoryStore:
         return now
 
 
-class MemoryClient:
+class MemoryClient(Store):
     """One user's end of a `MemoryStore`; a `rankwise.ports.store.Store`."""
 
     def __init__(self, shared: MemoryStore) -> None:
@@ -72,11 +72,6 @@ class MemoryClient:
     def watch(self, prefix: str, after: Revision) -> "MemoryWatch":
         """Tell every change under `prefix` that is later than `after`."""
         return MemoryWatch(self._shared, self, prefix, after)
-
-    def follow(self, prefix: str) -> tuple[Snapshot, "MemoryWatch"]:
-        """Read, and tell every change that is later than what was read."""
-        snapshot = self.read(prefix)
-        return snapshot, self.watch(prefix, snapshot.revision)
 
     def grant_lease(self, ttl: Duration) -> LeaseId:
         """A new lease."""
@@ -105,12 +100,6 @@ class MemoryClient:
         with self._shared.changed:
             self.is_closed = True
             self._shared.changed.notify_all()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _begin(self) -> Instant:
         if self.is_closed:

@@ -22,7 +22,7 @@ second. That is bearable for tens of nodes. What was changed is remembered withi
 from collections.abc import Callable
 from secrets import token_bytes
 from threading import Condition, Event, Lock
-from typing import Any, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -40,6 +40,7 @@ from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after, f
 from rankwise.core.keyspace.machine import Keyspace, KeyspaceImage
 from rankwise.drivers.real.stores.patience import Patience, closed_error
 from rankwise.ports.clock import Clock
+from rankwise.ports.store import Store
 
 FORMAT = "rankwise keyspace 1"
 HISTORY_BATCHES = 256
@@ -116,7 +117,7 @@ class _Draft:
         return Value(FORMAT, token_bytes(12), image, alive)
 
 
-class OneValueStore:
+class OneValueStore(Store):
     """A client of a store in one value; a `rankwise.ports.store.Store`.
 
     Args:
@@ -167,11 +168,6 @@ class OneValueStore:
         """Tell every change under `prefix` that is later than `after`."""
         return OneValueWatch(self, prefix, after)
 
-    def follow(self, prefix: str) -> tuple[Snapshot, "OneValueWatch"]:
-        """Read, and tell every change that is later than what was read."""
-        snapshot = self.read(prefix)
-        return snapshot, self.watch(prefix, snapshot.revision)
-
     def grant_lease(self, ttl: Duration) -> LeaseId:
         """A new lease, which all clients look after."""
         return self._change(lambda draft: draft.keyspace.grant_lease(ttl, draft.now))
@@ -193,12 +189,6 @@ class OneValueStore:
         """Wake the threads that wait in a watch."""
         self._closed.set()
         self.notify()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def is_closed(self) -> bool:

@@ -61,13 +61,6 @@ from rankwise.drivers.real.tree.arena import Arena
 from rankwise.drivers.real.tree.child import CUT_OFF, ChildEnds, Role, live
 from rankwise.drivers.real.tree.fork_server import CompletionWriter, flush_output, serve_tree
 from rankwise.drivers.real.tree.forking import fork_from_new_thread, named_native_threads
-from rankwise.drivers.real.tree.pipes import (
-    Descriptor,
-    open_pipe,
-    opened_again,
-    read_without_waiting,
-    wait_readable,
-)
 from rankwise.drivers.real.tree.reports import (
     EXIT_REPORT,
     UNTOLD,
@@ -85,10 +78,15 @@ from rankwise.drivers.real.tree.words import (
     RELEASE,
     WOKEN,
     WORD_BYTES,
+    Descriptor,
     completion,
+    open_pipe,
+    opened_again,
     pack_word,
+    read_without_waiting,
     signed_value,
     unpack_word,
+    wait_readable,
 )
 from rankwise.ports.journal import Journal
 

@@ -51,20 +51,20 @@ def _let_run(thread: int, processors: set[int]) -> None:
         os.sched_setaffinity(thread, processors)
 
 
-def _sharing_the_last_cache(processor: int) -> set[int]:
+def _sharing_the_last_cache(processor: int) -> frozenset[int]:
     """None where the system does not tell, as in some containers."""
-    found: dict[int, set[int]] = {}
+    found: dict[int, frozenset[int]] = {}
     for cache in (_PROCESSORS / f"cpu{processor}" / "cache").glob("index*"):
         with suppress(OSError, ValueError):
             level = int((cache / "level").read_text())
             found[level] = processors_of((cache / "shared_cpu_list").read_text())
-    return found[max(found)] if found else set()
+    return found[max(found)] if found else frozenset()
 
 
-def processors_of(listed: str) -> set[int]:
+def processors_of(listed: str) -> frozenset[int]:
     """The numbers in a list as Linux writes it: `0-3,8`."""
     numbers: set[int] = set()
     for part in filter(None, listed.strip().split(",")):
         first, _, last = part.partition("-")
         numbers.update(range(int(first), int(last or first) + 1))
-    return numbers
+    return frozenset(numbers)

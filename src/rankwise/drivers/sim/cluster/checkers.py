@@ -43,8 +43,7 @@ from rankwise.core.rendezvous.vocabulary import RefusalKind, World
 from rankwise.drivers.sim.cluster.books import RoundBook, RunBook
 from rankwise.drivers.sim.cluster.faults import ClusterPlan
 from rankwise.drivers.sim.cluster.node import SimulatedNode
-from rankwise.drivers.sim.cluster.root_cause_truth import loss_is_told
-from rankwise.drivers.sim.cluster.verdict_truth import verdict_is_true
+from rankwise.drivers.sim.cluster.root_cause_truth import loss_is_told, verdict_is_true
 from rankwise.drivers.sim.cluster.worker import Worker
 from rankwise.drivers.sim.invariants import InvariantBroken
 

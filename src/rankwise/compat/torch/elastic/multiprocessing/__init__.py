@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         PContext,
         SignalException,
         SubprocessContext,
+        start_processes,
     )
     from rankwise.compat.torch.elastic.multiprocessing.errors.process_failure import ProcessFailure
     from rankwise.compat.torch.elastic.multiprocessing.logs_specs import (
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
         LogsSpecs,
     )
     from rankwise.compat.torch.elastic.multiprocessing.results import RunProcsResult
-    from rankwise.compat.torch.elastic.multiprocessing.starting import start_processes
     from rankwise.compat.torch.elastic.multiprocessing.std import Std, to_map
 
 __all__ = [
@@ -56,7 +56,7 @@ __getattr__ = lazy_names(
         "api": "api",
         "errors": "errors",
         "redirects": "redirects",
-        "start_processes": "starting",
+        "start_processes": "api",
         "subprocess_handler": "subprocess_handler",
         "tail_log": "tail_log",
         "to_map": "std",

@@ -30,10 +30,7 @@ from rankwise.compat.torch.elastic.multiprocessing.logs_specs import (
     LogsSpecs,
 )
 from rankwise.compat.torch.elastic.multiprocessing.numa import cpus_for
-from rankwise.compat.torch.elastic.multiprocessing.redirects import (
-    redirect_stderr,
-    redirect_stdout,
-)
+from rankwise.compat.torch.elastic.multiprocessing.redirects import redirect_stderr, redirect_stdout
 from rankwise.compat.torch.elastic.multiprocessing.reified_logs import ReifiedLogs, log_plan
 from rankwise.compat.torch.elastic.multiprocessing.replaced_streams import ReplacedStreams
 from rankwise.compat.torch.elastic.multiprocessing.results import RunProcsResult, process_failures
@@ -62,6 +59,7 @@ __all__ = [
     "get_std_cm",
     "redirect_stderr",
     "redirect_stdout",
+    "start_processes",
     "to_map",
 ]
 
@@ -119,6 +117,8 @@ class PContext(ABC):
         filtered_stdout, filtered_stderr: the files of lines that duplicate filters chose, or None.
     """
 
+    _stop_delay = Duration(0)
+
     def __init__(
         self,
         name: str,
@@ -157,7 +157,6 @@ class PContext(ABC):
         # Ours are shown without files; these are what a program wants followed besides.
         self._tail_logs: list[TailLog] = []
         self._cpus_by_rank: dict[int, frozenset[int]] | None = None
-        self._stop_delay = Duration(0)
 
     def start(self) -> None:
         """Start the workers; return when each has its process.
@@ -294,7 +293,27 @@ class PContext(ABC):
         """Choose those failures of a run that torch tells of."""
 
 
-class MultiprocessContext(PContext):
+class _BoundContext(PContext):
+    """Workers that NUMA options may bind to CPUs."""
+
+    def __init__(
+        self,
+        name: str,
+        entrypoint: Callable[..., Any] | str,
+        args: dict[int, tuple[Any, ...]],
+        envs: dict[int, dict[str, str]],
+        logs_specs: LogsSpecs,
+        log_line_prefixes: Mapping[int, str] | None = None,
+        numa_options: Any = None,
+        duplicate_stdout_filters: Sequence[str] | None = None,
+        duplicate_stderr_filters: Sequence[str] | None = None,
+    ) -> None:
+        filters = duplicate_stdout_filters, duplicate_stderr_filters
+        super().__init__(name, entrypoint, args, envs, logs_specs, log_line_prefixes, *filters)
+        self._cpus_by_rank = cpus_for(numa_options, self.nprocs)
+
+
+class MultiprocessContext(_BoundContext):
     """A function on several local ranks.
 
     Args:
@@ -314,19 +333,11 @@ class MultiprocessContext(PContext):
         duplicate_stdout_filters: Sequence[str] | None = None,
         duplicate_stderr_filters: Sequence[str] | None = None,
     ) -> None:
-        super().__init__(
-            name,
-            entrypoint,
-            args,
-            envs,
-            logs_specs,
-            log_line_prefixes,
-            duplicate_stdout_filters,
-            duplicate_stderr_filters,
-        )
+        filters = duplicate_stdout_filters, duplicate_stderr_filters
+        shared = logs_specs, log_line_prefixes, numa_options
+        super().__init__(name, entrypoint, args, envs, *shared, *filters)
         self.start_method = start_method
         self._function = entrypoint
-        self._cpus_by_rank = cpus_for(numa_options, self.nprocs)
 
     def _program(self) -> tuple[Program, StartMethod]:
         payload = pack_function(self._function, self.args, arguments_by_rank=True)
@@ -344,44 +355,21 @@ class MultiprocessContext(PContext):
         return (root, *(failure for failure in others if not _ended_for_us(failure)))
 
 
-class SubprocessContext(PContext):
+class SubprocessContext(_BoundContext):
     """A program on several local ranks, each in a session of its own."""
 
-    # Much like the one above, but both are torch's signatures, whose order programs rely on.
-    def __init__(
-        self,
-        name: str,
-        entrypoint: str,
-        args: dict[int, tuple[Any, ...]],
-        envs: dict[int, dict[str, str]],
-        logs_specs: LogsSpecs,
-        log_line_prefixes: Mapping[int, str] | None = None,
-        numa_options: Any = None,
-        duplicate_stdout_filters: Sequence[str] | None = None,
-        duplicate_stderr_filters: Sequence[str] | None = None,
-    ) -> None:
-        super().__init__(
-            name,
-            entrypoint,
-            args,
-            envs,
-            logs_specs,
-            log_line_prefixes,
-            duplicate_stdout_filters,
-            duplicate_stderr_filters,
-        )
-        self._path = entrypoint
-        self._stop_delay = STOP_DELAY
-        self._cpus_by_rank = cpus_for(numa_options, self.nprocs)
+    _stop_delay = STOP_DELAY
 
     def _start(self) -> None:
         for environment in self.envs.values():
-            _require_program(self._path, environment)
+            _require_program(str(self.entrypoint), environment)
         super()._start()
 
     def _program(self) -> tuple[Program, StartMethod]:
         args_by_rank = {rank: tuple(str(arg) for arg in own) for rank, own in self.args.items()}
-        return Executable(path=self._path, args_by_rank=args_by_rank), StartMethod.SUBPROCESS
+        return Executable(
+            path=str(self.entrypoint), args_by_rank=args_by_rank
+        ), StartMethod.SUBPROCESS
 
     def _return_values(self, supervision: Supervision) -> dict[int, Any]:  # noqa: ARG002
         return dict.fromkeys(range(self.nprocs))
@@ -469,3 +457,63 @@ def _require_program(path: str, environment: Mapping[str, str]) -> None:
     if shutil.which(path, path=environment.get("PATH")) is None:
         code = errno.EACCES if os.path.exists(path) else errno.ENOENT
         raise OSError(code, os.strerror(code), path)
+
+
+def start_processes(
+    name: str,
+    entrypoint: Callable[..., Any] | str,
+    args: dict[int, tuple[Any, ...]],
+    envs: dict[int, dict[str, str]],
+    logs_specs: LogsSpecs,
+    log_line_prefixes: Mapping[int, str] | None = None,
+    start_method: str = "spawn",
+    numa_options: Any = None,
+    duplicate_stdout_filters: Sequence[str] | None = None,
+    duplicate_stderr_filters: Sequence[str] | None = None,
+) -> PContext:
+    """Start a function, or a program, on `len(args)` local ranks, and return what waits for them.
+
+    Args:
+        name: what the workers are called, for prefixes and reports.
+        entrypoint: a function, or a program's path.
+        args: each local rank's arguments.
+        envs: each local rank's variables, added to this process's; TORCHELASTIC_ERROR_FILE is
+            written into them.
+        logs_specs: where output goes.
+        log_line_prefixes: each local rank's prefix for tee'd lines, instead of `[<name><rank>]:`.
+        start_method: how functions get their processes: `spawn`, or `forkserver` or `fork`, which
+            both import once and fork.
+        numa_options: torch's `NumaOptions`: which CPUs each worker is bound to.
+        duplicate_stdout_filters: lines of stdout on the console that contain one of these are
+            copied to `filtered_stdout.log`.
+        duplicate_stderr_filters: the same for stderr.
+
+    Raises:
+        RuntimeError: `args` and `envs` are not for the local ranks 0 to n-1.
+        OSError: the program cannot be started.
+        ConfigError: the function cannot be sent to workers, or an option not be used.
+    """
+    size = len(args)
+    _validate_full_rank(args, size, "args")
+    _validate_full_rank(envs, size, "envs")
+    shared: dict[str, Any] = {
+        "name": name,
+        "args": args,
+        "envs": envs,
+        "logs_specs": logs_specs,
+        "log_line_prefixes": log_line_prefixes,
+        "numa_options": numa_options,
+        "duplicate_stdout_filters": duplicate_stdout_filters,
+        "duplicate_stderr_filters": duplicate_stderr_filters,
+    }
+    context: PContext
+    if isinstance(entrypoint, str):
+        context = SubprocessContext(entrypoint=entrypoint, **shared)
+    else:
+        context = MultiprocessContext(entrypoint=entrypoint, start_method=start_method, **shared)
+    try:
+        context.start()
+    except BaseException:
+        context.close()
+        raise
+    return context

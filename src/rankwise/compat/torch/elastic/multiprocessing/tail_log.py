@@ -1,7 +1,7 @@
 """Shows growing log files: whole lines, each with its rank's prefix.
 
 One thread follows all files of a `TailLog`. It sleeps until a file has changed (see
-`file_watch.py`), then takes what is new in each. A line that is being written stays back until
+`FileWatch`), then takes what is new in each. A line that is being written stays back until
 its newline has come, so that pieces of different lines never meet; when a file has ended without
 a newline, its last line gets one.
 
@@ -9,16 +9,17 @@ The workers that rankwise starts are not followed through files: their pipes end
 is for programs that use torch's class on their own.
 """
 
+import ctypes
 import logging
 import os
 import stat
 import time
 from collections.abc import Callable, Mapping
+from select import POLLIN, poll
 from threading import Event, Thread
 from typing import Self, TextIO
 
 from rankwise.base.units import Instant
-from rankwise.compat.torch.elastic.multiprocessing.file_watch import FileWatch
 from rankwise.drivers.real.logs.lines import Lines, LineSplitter
 
 __all__ = ["TailLog", "tail_logfile"]
@@ -98,7 +99,7 @@ class TailLog:
         """Whether `stop` has returned."""
         return self._stopped
 
-    def _follow(self, watch: FileWatch) -> None:
+    def _follow(self, watch: "FileWatch") -> None:
         while not self._is_stopping:
             for file in self._files.values():
                 if file.is_awaited:
@@ -223,3 +224,90 @@ class _FollowedFile:
         if text:
             self._dst.write(Lines(text).prefixed(self._header).decode("utf-8", "replace"))
             self._dst.flush()
+
+
+_IN_MODIFY, _IN_MOVED_TO, _IN_CREATE = 0x2, 0x80, 0x100
+_EVENTS = _IN_MODIFY | _IN_MOVED_TO | _IN_CREATE
+
+
+class FileWatch:
+    """Wakes one thread when files change, with inotify. Close it to give its descriptors back.
+
+    A file is watched through its directory, so it may appear, be replaced and grow. While not even
+    the directory exists, the nearest one above it is watched. A watch for a directory is added
+    before it is looked at, so nothing that happens in between is missed.
+
+    inotify tells of this machine's writers only: what another host writes to a network file system
+    is seen late. Its instances per user are limited, so it may not be to be had.
+
+    Args:
+        interval: seconds between looks where inotify is not to be had.
+    """
+
+    def __init__(self, interval: float) -> None:
+        self._interval = interval
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._stirred = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._inotify: int = self._libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._poll = poll()
+        self._poll.register(self._stirred, POLLIN)
+        if self._inotify >= 0:
+            self._poll.register(self._inotify, POLLIN)
+        else:
+            self._give_up_inotify("inotify_init1")
+
+    def watch(self, path: str) -> None:
+        """Watch `path`; call it again while the file does not exist, after every `wait`."""
+        directory = os.path.dirname(os.path.abspath(path))
+        nearest = ""
+        while self._inotify >= 0 and nearest != (now_nearest := _nearest_existing(directory)):
+            # If the next directory below appears before we listen, the loop sees it.
+            nearest = now_nearest
+            self._add(nearest)
+
+    def wait(self) -> None:
+        """Wait until a watched file may have changed, or `stir` was called."""
+        self._poll.poll(None if self._inotify >= 0 else self._interval * 1000)
+        for descriptor in (self._inotify, self._stirred):
+            if descriptor >= 0:
+                _empty(descriptor)
+
+    def stir(self) -> None:
+        """End the present or the next `wait`; any thread may call it."""
+        os.eventfd_write(self._stirred, 1)
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        os.close(self._stirred)
+        if self._inotify >= 0:
+            os.close(self._inotify)
+
+    def _add(self, directory: str) -> None:
+        if self._libc.inotify_add_watch(self._inotify, os.fsencode(directory), _EVENTS) < 0:
+            self._poll.unregister(self._inotify)
+            os.close(self._inotify)
+            self._inotify = -1
+            self._give_up_inotify(f"inotify_add_watch of {directory}")
+
+    def _give_up_inotify(self, call: str) -> None:
+        logger.warning(
+            "%s failed: %s; log files are looked at every %s s instead",
+            call,
+            os.strerror(ctypes.get_errno()),
+            self._interval,
+        )
+
+
+def _nearest_existing(directory: str) -> str:
+    while not os.path.isdir(directory):
+        directory = os.path.dirname(directory)
+    return directory
+
+
+def _empty(descriptor: int) -> None:
+    """Read what is there; which files have changed is found by looking at them."""
+    try:
+        while os.read(descriptor, 1 << 16):
+            pass
+    except BlockingIOError:
+        pass

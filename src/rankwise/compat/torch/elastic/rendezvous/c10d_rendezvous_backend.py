@@ -4,22 +4,24 @@ torch is imported when a store is made. The backend `c10d` of `rankwise run` doe
 keeps a log in torch's store, which its nodes need not poll.
 """
 
-import binascii
 import sys
 import tempfile
-from base64 import b64decode, b64encode
+from base64 import b64encode
 from datetime import timedelta
 from typing import Any
 
 from rankwise.base.errors import ConfigError
-from rankwise.compat.torch.elastic.events import NodeState, construct_and_record_rdzv_event
 from rankwise.compat.torch.elastic.rendezvous.api import (
     RendezvousConnectionError,
     RendezvousError,
     RendezvousParameters,
-    RendezvousStateError,
 )
-from rankwise.compat.torch.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend, Token
+from rankwise.compat.torch.elastic.rendezvous.dynamic_rendezvous import (
+    RendezvousBackend,
+    Token,
+    decoded_state,
+    failure_recorded,
+)
 from rankwise.compat.torch.elastic.rendezvous.utils import (
     _matches_machine_hostname,
     parse_rendezvous_endpoint,
@@ -114,16 +116,9 @@ def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend,
         RendezvousConnectionError: there is no store.
         RendezvousError: no file can be made.
     """
-    try:
+    with failure_recorded(params.run_id):
         store = _create_store(params)
         return C10dRendezvousBackend(store, params.run_id), store
-    except Exception as error:
-        construct_and_record_rdzv_event(
-            run_id=params.run_id,
-            message=f"{type(error).__name__}: {error}",
-            node_state=NodeState.FAILED,
-        )
-        raise
 
 
 def _create_store(params: RendezvousParameters) -> Any:
@@ -186,11 +181,4 @@ def _torchs(name: str) -> Any:
 
 
 def _decoded(held: bytes) -> tuple[bytes, Token] | None:
-    if held == NO_STATE.encode():
-        return None
-    try:
-        return b64decode(held), held
-    except binascii.Error as error:
-        raise RendezvousStateError(
-            "The state object is corrupt. See inner exception for details."
-        ) from error
+    return None if held == NO_STATE.encode() else (decoded_state(held), held)

@@ -10,11 +10,15 @@ The state is rankwise's, not torch's pickle: all nodes of a run are torch's, or 
 `DynamicRendezvousHandler.shutdown` leaves the run as one that is done; `set_closed` ends it.
 """
 
+import binascii
 import os
 import socket
 import sys
 import threading
 from abc import ABC, abstractmethod
+from base64 import b64decode
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
@@ -375,6 +379,31 @@ class DynamicRendezvousHandler(HandlerOfRounds):
         )
 
 
+def decoded_state(text: str | bytes) -> bytes:
+    """A state that a backend keeps as base64.
+
+    Raises:
+        RendezvousStateError: it is something else.
+    """
+    try:
+        return b64decode(text)
+    except binascii.Error as error:
+        raise RendezvousStateError(
+            "The state object is corrupt. See inner exception for details."
+        ) from error
+
+
+@contextmanager
+def failure_recorded(run_id: str) -> Iterator[None]:
+    """Record as an event of the run what the block fails with."""
+    try:
+        yield
+    except Exception as error:
+        message = f"{type(error).__name__}: {error}"
+        construct_and_record_rdzv_event(run_id, message, NodeState.FAILED)
+        raise
+
+
 def create_handler(
     store: Any, backend: RendezvousBackend, params: RendezvousParameters
 ) -> DynamicRendezvousHandler:
@@ -387,7 +416,7 @@ def create_handler(
         ValueError: one of them cannot be used.
         TypeError: one of the last two is None, or no number at all.
     """
-    try:
+    with failure_recorded(params.run_id):
         timeout = RendezvousTimeout(
             *(_timeout(params, name) for name in ("join", "last_call", "close", "heartbeat"))
         )
@@ -402,13 +431,6 @@ def create_handler(
             keep_alive_interval=_number(params, "keep_alive_interval", 5),
             keep_alive_max_attempt=_number(params, "keep_alive_max_attempt", 3),
         )
-    except Exception as error:
-        construct_and_record_rdzv_event(
-            run_id=params.run_id,
-            message=f"{type(error).__name__}: {error}",
-            node_state=NodeState.FAILED,
-        )
-        raise
 
 
 def _timeout(params: RendezvousParameters, name: str) -> timedelta | None:

@@ -4,16 +4,18 @@ The backends `etcd` and `etcd-v2` of `rankwise run` do not use this: their nodes
 own, and are told of changes instead of polling.
 """
 
-import binascii
-from base64 import b64decode, b64encode
+from base64 import b64encode
 
-from rankwise.compat.torch.elastic.events import NodeState, construct_and_record_rdzv_event
 from rankwise.compat.torch.elastic.rendezvous.api import (
     RendezvousConnectionError,
     RendezvousParameters,
-    RendezvousStateError,
 )
-from rankwise.compat.torch.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend, Token
+from rankwise.compat.torch.elastic.rendezvous.dynamic_rendezvous import (
+    RendezvousBackend,
+    Token,
+    decoded_state,
+    failure_recorded,
+)
 from rankwise.compat.torch.elastic.rendezvous.etcd_client import (
     Client,
     EtcdAlreadyExist,
@@ -94,17 +96,10 @@ def create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend,
         ValueError: a setting cannot be used.
         RendezvousConnectionError: etcd does not answer.
     """
-    try:
+    with failure_recorded(params.run_id):
         client = create_client(params)
         backend = EtcdRendezvousBackend(client, params.run_id, "/torch/elastic/rendezvous")
         backend.get_state()  # an etcd that cannot be reached is an error now, not later
-    except Exception as error:
-        construct_and_record_rdzv_event(
-            run_id=params.run_id,
-            message=f"{type(error).__name__}: {error}",
-            node_state=NodeState.FAILED,
-        )
-        raise
     return backend, EtcdStore(client, "/torch/elastic/store")
 
 
@@ -115,9 +110,4 @@ def _not_answered() -> RendezvousConnectionError:
 
 
 def _decoded(result: EtcdResult) -> tuple[bytes, Token]:
-    try:
-        return b64decode(result.value), result.modifiedIndex
-    except binascii.Error as error:
-        raise RendezvousStateError(
-            "The state object is corrupt. See inner exception for details."
-        ) from error
+    return decoded_state(result.value), result.modifiedIndex

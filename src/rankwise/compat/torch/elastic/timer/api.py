@@ -6,9 +6,9 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from rankwise.base.errors import LocalProtocolError
 
@@ -43,6 +43,9 @@ class TimerRequest:
         )
 
     __hash__ = None  # type: ignore[assignment]  # as in torch: its fields may change
+
+
+RequestT = TypeVar("RequestT", bound=TimerRequest)
 
 
 class TimerClient(ABC):
@@ -146,6 +149,37 @@ class TimerServer(ABC):
         if self._watchdog_thread is not None:
             self._watchdog_thread.join(self._max_interval + 1)
             self._watchdog_thread = None
+
+
+def register(timers: dict[tuple[Any, str], RequestT], requests: Iterable[RequestT]) -> None:
+    """Take timers in, and out again; they are known by worker and scope."""
+    for request in requests:
+        key = request.worker_id, request.scope_id
+        if request.expiration_time < 0:
+            timers.pop(key, None)
+        else:
+            timers[key] = request
+
+
+def expired(timers: Mapping[Any, RequestT], deadline: float) -> dict[Any, list[RequestT]]:
+    """The timers that have run out before `deadline`, by worker."""
+    found: dict[Any, list[RequestT]] = {}
+    for timer in timers.values():
+        if timer.expiration_time <= deadline:
+            found.setdefault(timer.worker_id, []).append(timer)
+    return found
+
+
+def end_process(pid: int, signal: int) -> bool:
+    """End a worker; say whether it has ended."""
+    try:
+        os.kill(pid, signal)
+    except ProcessLookupError:
+        logger.info("process %s has ended already", pid)
+    except OSError:
+        logger.exception("process %s could not be ended", pid)
+        return False
+    return True
 
 
 _timer_client: TimerClient | None = None

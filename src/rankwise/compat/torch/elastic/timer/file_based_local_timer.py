@@ -18,7 +18,14 @@ from contextlib import suppress
 from typing import Any
 
 from rankwise.base.errors import ConfigError
-from rankwise.compat.torch.elastic.timer.api import TimerClient, TimerRequest, is_process_running
+from rankwise.compat.torch.elastic.timer.api import (
+    TimerClient,
+    TimerRequest,
+    end_process,
+    expired,
+    is_process_running,
+    register,
+)
 from rankwise.compat.torch.elastic.timer.debug_info_logging import (
     log_debug_info_for_expired_timers,
 )
@@ -205,13 +212,8 @@ class FileTimerServer:
 
     def register_timers(self, timer_requests: list[FileTimerRequest]) -> None:
         """Take timers in, and out again."""
-        for request in timer_requests:
-            self._request_count += 1
-            key = request.worker_pid, request.scope_id
-            if request.expiration_time < 0:
-                self._timers.pop(key, None)
-            else:
-                self._timers[key] = request
+        self._request_count += len(timer_requests)
+        register(self._timers, timer_requests)
 
     def clear_timers(self, worker_pids: set[int]) -> None:
         """Forget the timers of these processes, and of those that have ended."""
@@ -223,11 +225,7 @@ class FileTimerServer:
 
     def get_expired_timers(self, deadline: float) -> dict[int, list[FileTimerRequest]]:
         """The timers that have run out before `deadline`, by pid."""
-        expired: dict[int, list[FileTimerRequest]] = {}
-        for timer in self._timers.values():
-            if timer.expiration_time <= deadline:
-                expired.setdefault(timer.worker_pid, []).append(timer)
-        return expired
+        return expired(self._timers, deadline)
 
     def _end_thread(self) -> None:
         if self._fifo_fd < 0:
@@ -280,14 +278,7 @@ class FileTimerServer:
             self._log_event("kill worker process", deadly)
 
     def _reap_worker(self, worker_pid: int, signal: int) -> bool:
-        try:
-            os.kill(worker_pid, signal)
-        except ProcessLookupError:
-            logger.info("process %s has ended already", worker_pid)
-        except OSError:
-            logger.exception("process %s could not be ended", worker_pid)
-            return False
-        return True
+        return end_process(worker_pid, signal)
 
     def _get_requests(
         self, selector: selectors.BaseSelector, max_interval: float

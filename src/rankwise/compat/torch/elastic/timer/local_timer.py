@@ -12,6 +12,9 @@ from rankwise.compat.torch.elastic.timer.api import (
     TimerClient,
     TimerRequest,
     TimerServer,
+    end_process,
+    expired,
+    register,
 )
 
 __all__ = ["LocalTimerClient", "LocalTimerServer", "MultiprocessingRequestQueue"]
@@ -71,12 +74,7 @@ class LocalTimerServer(TimerServer):
 
     def register_timers(self, timer_requests: list[TimerRequest]) -> None:
         """Take timers in, and out again."""
-        for request in timer_requests:
-            key = request.worker_id, request.scope_id
-            if request.expiration_time < 0:
-                self._timers.pop(key, None)
-            else:
-                self._timers[key] = request
+        register(self._timers, timer_requests)
 
     def clear_timers(self, worker_ids: set[Any]) -> None:
         """Forget all timers of these processes."""
@@ -84,18 +82,7 @@ class LocalTimerServer(TimerServer):
 
     def get_expired_timers(self, deadline: float) -> dict[Any, list[TimerRequest]]:
         """The timers that have run out before `deadline`, by pid."""
-        expired: dict[Any, list[TimerRequest]] = {}
-        for timer in self._timers.values():
-            if timer.expiration_time <= deadline:
-                expired.setdefault(timer.worker_id, []).append(timer)
-        return expired
+        return expired(self._timers, deadline)
 
     def _reap_worker(self, worker_id: Any) -> bool:
-        try:
-            os.kill(worker_id, signal.SIGKILL)
-        except ProcessLookupError:
-            logger.info("process %s has ended already", worker_id)
-        except OSError:
-            logger.exception("process %s could not be killed", worker_id)
-            return False
-        return True
+        return end_process(worker_id, signal.SIGKILL)

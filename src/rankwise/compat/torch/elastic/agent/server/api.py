@@ -336,11 +336,9 @@ class SimpleElasticAgent(ElasticAgent):
         exit_code: int | None = None,
         worker_pid: int | None = None,
     ) -> Event:
-        group = self._worker_group
-        spec = group.spec
         details: dict[str, Any] = {
-            "group_world_size": group.group_world_size,
-            "entry_point": spec.get_entrypoint_name(),
+            "group_world_size": self._worker_group.group_world_size,
+            "entry_point": self._worker_group.spec.get_entrypoint_name(),
         }
         if worker is not None:
             # Each in a list of one, as readers of these records expect it.
@@ -351,23 +349,33 @@ class SimpleElasticAgent(ElasticAgent):
                 "exit_code": [exit_code],
                 "worker_pid": [worker_pid],
             }
+        name = f"torchelastic.worker.status.{state}"
+        event = self._event(name, source, state, details)
+        event.metadata |= {"raw_error": raw_error, "duration_ms": duration_ms}
+        if worker is not None:
+            event.metadata |= {"global_rank": worker.global_rank, "worker_id": str(worker.id)}
+        return event
+
+    def _event(self, name: str, source: EventSource, state: str, details: dict[str, Any]) -> Event:
+        """What there is to say of this node in any event."""
+        group = self._worker_group
+        spec = group.spec
         return Event(
-            f"torchelastic.worker.status.{state}",
+            name,
             source=source,
             metadata={
                 "run_id": spec.rdzv_handler.get_run_id(),
-                "global_rank": None if worker is None else worker.global_rank,
+                "global_rank": None,
                 "group_rank": group.group_rank,
-                "worker_id": None if worker is None else str(worker.id),
+                "worker_id": None,
                 "role": spec.role,
                 "hostname": _get_fq_hostname(),
                 "state": state,
                 "total_run_time": self._total_execution_time,
                 "rdzv_backend": spec.rdzv_handler.get_backend(),
-                "raw_error": raw_error,
+                "raw_error": None,
                 "metadata": json.dumps(details),
                 "agent_restarts": spec.max_restarts - self._remaining_restarts,
-                "duration_ms": duration_ms,
             },
         )
 

@@ -1,9 +1,7 @@
 """The agent whose workers are processes of its own node."""
 
-import json
 import os
 import signal
-import socket
 import tempfile
 import time
 import uuid
@@ -277,8 +275,6 @@ class LocalElasticAgent(SimpleElasticAgent):
         return progressed_at
 
     def _log_watchdog_event(self, name: str, request: timer.FileTimerRequest | None) -> None:
-        group = self._worker_group
-        spec = group.spec
         details = {"watchdog_event": name}
         if request is not None:
             details |= {
@@ -287,28 +283,8 @@ class LocalElasticAgent(SimpleElasticAgent):
                 "expiration_time": str(request.expiration_time),
                 "signal": str(request.signal),
             }
-        event = events.Event(
-            name=name,
-            source=events.EventSource.AGENT,
-            metadata={
-                "run_id": spec.rdzv_handler.get_run_id(),
-                "global_rank": None,
-                "group_rank": group.group_rank,
-                "worker_id": None,
-                "role": spec.role,
-                "hostname": self._get_fq_hostname(),
-                "state": "RUNNING",
-                "total_run_time": self._total_execution_time,
-                "rdzv_backend": spec.rdzv_handler.get_backend(),
-                "raw_error": None,
-                "metadata": json.dumps(details),
-                "agent_restarts": spec.max_restarts - self._remaining_restarts,
-            },
-        )
-        events.record(event, spec.event_log_handler)
-
-    def _get_fq_hostname(self) -> str:
-        return socket.getfqdn(socket.gethostname())
+        event = self._event(name, events.EventSource.AGENT, "RUNNING", details)
+        events.record(event, self._worker_group.spec.event_log_handler)
 
     def _check_uninterruptible_state_timeout(
         self, worker_group: WorkerGroup, timeout: float

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 from rankwise.compat.torch.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from rankwise.compat.torch.elastic.multiprocessing.errors.child_failed import ChildFailedError
     from rankwise.compat.torch.elastic.multiprocessing.errors.error_handler import ErrorHandler
     from rankwise.compat.torch.elastic.multiprocessing.errors.handlers import get_error_handler
-    from rankwise.compat.torch.elastic.multiprocessing.errors.process_failure import ProcessFailure
+    from rankwise.compat.torch.elastic.multiprocessing.errors.process_failure import (
+        ChildFailedError,
+        ProcessFailure,
+    )
     from rankwise.compat.torch.elastic.multiprocessing.errors.recording import record
 
 __all__ = ["ChildFailedError", "ErrorHandler", "ProcessFailure", "get_error_handler", "record"]
@@ -20,7 +22,7 @@ __all__ = ["ChildFailedError", "ErrorHandler", "ProcessFailure", "get_error_hand
 __getattr__ = lazy_names(
     __name__,
     {
-        "ChildFailedError": "child_failed",
+        "ChildFailedError": "process_failure",
         "ErrorHandler": "error_handler",
         "ProcessFailure": "process_failure",
         "error_handler": "error_handler",

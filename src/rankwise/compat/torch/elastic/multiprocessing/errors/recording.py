@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from rankwise.compat.torch.elastic.multiprocessing.errors.handlers import get_error_handler
 
 if TYPE_CHECKING:
-    from rankwise.compat.torch.elastic.multiprocessing.errors.child_failed import ChildFailedError
     from rankwise.compat.torch.elastic.multiprocessing.errors.error_handler import ErrorHandler
+    from rankwise.compat.torch.elastic.multiprocessing.errors.process_failure import (
+        ChildFailedError,
+    )
 
 __all__ = ["record"]
 
@@ -56,10 +58,10 @@ def record(
 def _leave_behind(error: Exception, handler: "ErrorHandler") -> None:
     """Record `error`; a disk that is full must not put another exception in its place."""
     # Imported here since a program that succeeds needs neither its sockets nor its dataclasses.
-    from rankwise.compat.torch.elastic.multiprocessing.errors import child_failed  # noqa: PLC0415
+    from rankwise.compat.torch.elastic.multiprocessing.errors import process_failure  # noqa: PLC0415
 
     try:
-        if isinstance(error, child_failed.ChildFailedError):
+        if isinstance(error, process_failure.ChildFailedError):
             _pass_on(error, handler)
         else:
             handler.record_exception(error)

@@ -1,1 +1,0 @@
-"""Simulated runs of task graphs: random graphs, mortal children, and a sequential reference."""
