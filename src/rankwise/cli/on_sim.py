@@ -95,6 +95,7 @@ def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, 
         faults=faults,
     )
     _check_one_order(options)
+    _check_packages(options)
     order = Order(options.schedule == "random", options.seed, options.explore, options.replay)
     outcome, rehearsal, is_shown, again = run_in_order(make, order, partial(_again, words), _say)
     if not is_shown:
@@ -143,6 +144,17 @@ def _check_one_order(options: "RunOptions") -> None:
     if len(given) > 1:
         labels = " and ".join(options.label(name) for name in given)
         raise ConfigError(f"{labels} exclude each other: each decides the order of ranks")
+
+
+def _check_packages(options: "RunOptions") -> None:
+    from rankwise.sim.rehearsal.modules import PACKAGES_OF_PROCESSES  # noqa: PLC0415  # see above
+
+    for package in options.import_per_rank:
+        if package in PACKAGES_OF_PROCESSES:
+            raise ConfigError(
+                f"{options.label('import_per_rank')} is {package}, which a process can import only"
+                " once: simulated ranks share it"
+            )
 
 
 def _again(words: Sequence[str], options: Mapping[str, str | int]) -> str:

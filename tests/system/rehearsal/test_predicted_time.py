@@ -1,5 +1,7 @@
 """`--on sim:MACHINE`: predicted times against closed forms of the modelled machine."""
 
+import calendar
+import datetime as dt
 import gzip
 import json
 import re
@@ -78,13 +80,43 @@ def test_more_ranks_than_devices_are_refused() -> None:
 
 def test_a_virtual_clock_tells_no_real_time() -> None:
     def readings() -> list[float]:
-        first, calendar = time.perf_counter(), time.time_ns()
+        first, day = time.perf_counter(), time.time_ns()
         time.sleep(2)
-        return [first, calendar, time.monotonic()]
+        return [first, day, time.monotonic()]
 
-    for first, calendar, slept in rankwise.run(readings, nprocs=2, on="sim", virtual_clock=True):
+    for first, day, slept in rankwise.run(readings, nprocs=2, on="sim", virtual_clock=True):
         assert (first, slept) == EXACT((0, 2), abs=1e-6)
-        assert calendar == EXACT(time.time_ns(), abs=100e9)
+        assert day == EXACT(time.time_ns(), abs=100e9)
+
+
+@pytest.mark.parametrize("is_virtual", [True, False], ids=["virtual", "real and virtual"])
+def test_all_that_tells_the_present_tells_the_same(*, is_virtual: bool) -> None:
+    def readings() -> list[float]:
+        time.sleep(30 * 86_400)
+        today = dt.datetime(*dt.date.today().timetuple()[:3])  # noqa: DTZ001, DTZ011  # local, as they are
+        return [
+            time.time(),
+            dt.datetime.now().timestamp(),  # noqa: DTZ005  # the same
+            dt.datetime.today().timestamp(),  # noqa: DTZ002  # the same
+            dt.datetime.now(dt.UTC).timestamp(),
+            dt.datetime.utcnow().replace(tzinfo=dt.UTC).timestamp(),  # noqa: DTZ003  # the same
+            time.mktime(time.localtime()),
+            calendar.timegm(time.gmtime()),
+            time.mktime(time.strptime(time.ctime())),
+            time.mktime(time.strptime(time.asctime())),
+            time.mktime(time.strptime(time.strftime("%c"))),
+            time.clock_gettime(time.CLOCK_REALTIME),
+            time.clock_gettime_ns(time.CLOCK_REALTIME) / 1e9,
+            today.timestamp() + time.localtime()[3] * 3600,
+        ]
+
+    before, original = time.time(), dt.datetime.now
+    (told,) = rankwise.run(readings, nprocs=1, on="sim", virtual_clock=is_virtual)
+
+    assert told[:-1] == EXACT([told[0]] * (len(told) - 1), abs=2)
+    assert told[-1] == EXACT(told[0], abs=2 * 3600)
+    assert told[0] == EXACT(before + 30 * 86_400, abs=100)
+    assert dt.datetime.now == original, "and afterwards all is as it was"
 
 
 DDP = """

@@ -56,6 +56,8 @@ from rankwise.sim.rehearsal.world import World, rank_of_the_moment
 if TYPE_CHECKING:
     from rankwise.sim.prediction import Prediction
 
+_HAND_OVER_S = 0.1
+"""How long a rank that a signal ends has to hand the baton over, before it is given up."""
 _STDERR_LINES = 60
 _STDOUT_LINES = 10
 _DESCRIPTORS_PER_RANK = 2
@@ -267,13 +269,14 @@ class Rehearsal:
                 if self._stops[0] == TIME_LIMIT_SIGNAL:
                     awaited, stood = records.standstill(stuck)
                     if stuck is not None and len(stood) > 1:
-                        awaited = awaited or _held_by(stuck, grace)
+                        awaited = awaited or _held_by(stuck)
                     self._standstill = awaited, stood
                 nodes.stop(self._stops.pop(0))
             if stuck is not None and self.caught_signal:
-                self._say(
-                    f"rank {stuck.number} did not end within {format_duration(grace)}: killed"
-                )
+                if stuck.exit_code == -signal.SIGKILL:
+                    self._say(
+                        f"rank {stuck.number} did not end within {format_duration(grace)}: killed"
+                    )
             elif stuck is not None:
                 self._stuck = _held_by(stuck, hang_timeout or Duration(0))
                 nodes.find_stuck(stuck)
@@ -286,7 +289,12 @@ class Rehearsal:
         def stop(number: int, _frame: FrameType | None) -> None:
             self.caught_signal = self.caught_signal or number
             self._stops.append(number)
-            world.scheduler.interrupt(self.job.gang.grace / SECOND)
+            told = signal.SIGTERM if number == TIME_LIMIT_SIGNAL else number
+            grace_s = self.job.gang.grace / SECOND
+            if _is_ended_at_once(world, told):
+                world.scheduler.interrupt(min(_HAND_OVER_S, grace_s), signal=told)
+            else:
+                world.scheduler.interrupt(grace_s)
             if len(self._stops) > 1:
                 raise KeyboardInterrupt
 
@@ -397,10 +405,16 @@ class Rehearsal:
             write_all(self._console_fds[1], line.encode("utf-8", "replace"))
 
 
-def _held_by(rank: Rank, patience: Duration) -> str:
+def _is_ended_at_once(world: World, number: int) -> bool:
+    """Whether the rank that has the baton would be ended by a signal, as a process is: at once."""
+    rank = world.scheduler.current
+    return rank is not None and rank.number not in world.steps and rank.is_ended_by(number)
+
+
+def _held_by(rank: Rank, patience: Duration | None = None) -> str:
     """What is said of a rank that was given up."""
-    waited = format_duration(patience)
-    return f"rank {rank.number} has let no other rank run for {waited}{_where_it_is(rank)}"
+    waited = "" if patience is None else f" for {format_duration(patience)}"
+    return f"rank {rank.number} has let no other rank run{waited}{_where_it_is(rank)}"
 
 
 def _where_it_is(rank: Rank) -> str:
