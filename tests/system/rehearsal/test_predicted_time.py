@@ -5,6 +5,7 @@ import datetime as dt
 import gzip
 import json
 import re
+import shlex
 import time
 from pathlib import Path
 from typing import Any
@@ -320,11 +321,49 @@ def test_the_timeline_and_the_page_are_those_of_the_simulator(
         assert f"<h2>{heading}</h2>" in page
 
 
+EARLY = "import os\nif os.environ['RANK'] == '1':\n    raise ValueError('early')\n"
+SLEEPS = f"import time\ntime.sleep(1)\n{EARLY}"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (EARLY, "predicted on pod64: nothing, since no rank has computed with torch or Triton"),
+        (SLEEPS, "predicted on pod64, 4 of 64 devices, until it failed:\n"),
+    ],
+)
+def test_of_a_run_that_failed_it_is_told_what_the_figures_are_of(
+    text: str, told: str, tmp_path: Path
+) -> None:
+    program = write_program(tmp_path, text)
+
+    finished = run("run", "--on=sim:pod64", "--nproc-per-node=4", str(program), cwd=tmp_path)
+
+    assert finished.code == 1
+    assert told in finished.stderr
+
+
+def test_a_page_about_a_run_without_a_machine_tells_why_it_failed(tmp_path: Path) -> None:
+    program = write_program(tmp_path, EARLY)
+    options = ("--on=sim", "--nproc-per-node=2", "--report=run.html", "--log-dir=logs")
+
+    finished = run("run", *options, str(program), cwd=tmp_path)
+
+    assert finished.code == 1
+    assert "rankwise: report: run.html\n" in finished.stderr
+    page = (tmp_path / "run.html").read_text()
+    assert "rank 1 failed: ValueError: early" in page
+    assert "The ranks were simulated." in page
+    assert shlex.join(["rankwise", "run", *options]) in page
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ("--virtual-clock", "--virtual-clock is about simulated ranks (give --on sim as well)"),
         ("--on sim --trace t.json", "--trace needs a machine"),
+        ("--on sim --report r.html --nnodes 1:2", "nodes that come and go needs a machine"),
+        ("--on sim --report r.html --explore 2", "several schedules needs a machine"),
         ("--on sim:nowhere.yaml", "there is no topology file 'nowhere.yaml'"),
         ("--on sim:switch8 --report no/r.html", "there is no directory 'no'"),
         ("--on ray:x", "'ray:x' is not 'ray', 'sim' or 'sim:MACHINE'"),

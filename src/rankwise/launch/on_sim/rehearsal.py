@@ -46,6 +46,7 @@ from rankwise.launch.on_sim.nodes import Setting, SimulatedNodes
 from rankwise.launch.on_sim.output import Console, Output, write_all
 from rankwise.launch.on_sim.ranks import RankRecords, VirtualClock
 from rankwise.launch.run_history import RunHistory
+from rankwise.observe.records import RECORDER
 from rankwise.sim.rehearsal.faults import Fault, FaultOfNode, Faults
 from rankwise.sim.rehearsal.first_import import FirstImport
 from rankwise.sim.rehearsal.places import place_of, places_of
@@ -206,12 +207,18 @@ class Rehearsal:
             history.note(announcement)
 
         host = socket.gethostname()
+        journal = open_journal(self.job, self.places, complaints, stack, clock)
+        if journal is not None:
+            from rankwise.launch.recording import described_run  # noqa: PLC0415  # only then
+
+            described = described_run(self.job.run_id, is_simulated=True)
+            journal.record(RECORDER, described, clock.now())
         setting = Setting(
             job=self.job,
             world=world,
             records=records,
             clock=clock,
-            journal=open_journal(self.job, self.places, complaints, stack, clock),
+            journal=journal,
             describe=lambda failure, host: self._describe(failure, host, records, output),
             announce=announce,
             note_loss=announcements.note_loss,

@@ -184,6 +184,7 @@ class Prediction:
         op_log: what each rank did when; empty unless it is kept.
         works: all operations that any rank has carried out.
         keeps_log: see the arguments.
+        size: how many ranks the last attempt has.
 
     Raises:
         ConfigError: the machine has fewer devices.
@@ -197,6 +198,7 @@ class Prediction:
                 "system.sips.count has more",
             )
         self.topology = topology
+        self.size = size
         self.costs = DeviceCosts(topology)
         self.network = Network(topology)
         self.clocks: dict[int, RankClock] = {}
@@ -213,8 +215,9 @@ class Prediction:
         """The latest time of any rank."""
         return max((clock.time for clock in self.clocks.values()), default=self._begun_at)
 
-    def begin_attempt(self) -> None:
+    def begin_attempt(self, size: int) -> None:
         """New ranks begin where the latest of the old ones was."""
+        self.size = size
         self._begun_at = self.now
         self.clocks = {}
         self._group_free, self._way_free = {}, {}
