@@ -351,6 +351,28 @@ def test_a_console_that_is_full_is_told_of_once(tmp_path: Path) -> None:
     )
 
 
+def test_what_a_killed_run_has_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    program = write_program(tmp_path, "print('begun', flush=True)\nimport sys\nsys.stdin.read()\n")
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    words = [*RANKWISE, "run", "--on", "sim", program]
+
+    def left() -> list[Path]:
+        return list(tmp_path.glob("rankwise_*"))
+
+    with subprocess.Popen(
+        words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as killed:
+        assert killed.stdout is not None
+        assert killed.stdout.readline() == b"[default0]:begun\n"
+        subprocess.run(words, env=environment, stdin=subprocess.DEVNULL, check=True)
+        assert len(left()) == 1, "of the run that goes on"
+        killed.kill()
+
+    assert len(left()) == 1
+    subprocess.run(words, env=environment, stdin=subprocess.DEVNULL, check=True)
+    assert left() == []
+
+
 HANDLES = "import signal\nsignal.signal(signal.SIGTERM, lambda *_: None)\n"
 
 
