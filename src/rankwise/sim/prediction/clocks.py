@@ -207,6 +207,7 @@ class Prediction:
         self.keeps_log = keeps_log
         self._begun_at = 0
         self._prices: dict[Work, PricedWork] = {}
+        self._bounds: dict[Work, PricedWork] = {}
         self._group_free: dict[str, int] = {}
         self._way_free: dict[tuple[int, int], int] = {}
 
@@ -270,6 +271,14 @@ class Prediction:
         priced = self._prices.get(work)
         if priced is None:
             priced = self._prices[work] = PricedWork(work, self.costs.time(work))
+            self.note(priced)
+        return priced
+
+    def bound(self, work: Work) -> PricedWork:
+        """The same of what a kernel does on its way: what the roofline gives, and no start."""
+        priced = self._bounds.get(work)
+        if priced is None:
+            priced = self._bounds[work] = PricedWork(work, self.costs.bound(work)[1])
             self.note(priced)
         return priced
 
