@@ -42,6 +42,7 @@ _MEANINGLESS = {
     "on_failure": "who simulates is there to read the report",
     "ray_resources": "it is for --on ray",
 }
+_MACHINE_EXPECTED = "expected --on sim:MACHINE, a preset or a topology file"
 _PREFIX_OF_RANKS = "[${role_name}${rank}]:"
 """Local ranks would be the same on every node, and all nodes write to one console."""
 
@@ -73,6 +74,7 @@ def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, 
         # As each rank of a real run; libraries read it once, so it must be there before them.
         os.environ["OMP_NUM_THREADS"] = "1"
     from rankwise.base.failure import OutcomeStatus  # noqa: PLC0415  # not for --help
+    from rankwise.cli.run_files import RunFiles  # noqa: PLC0415  # the same
     from rankwise.launch.on_sim.exploration import Order, run_in_order  # noqa: PLC0415  # the same
     from rankwise.launch.on_sim.fault_plan import read_faults  # noqa: PLC0415  # the same
     from rankwise.launch.on_sim.rehearsal import Rehearsal  # noqa: PLC0415  # after all checks
@@ -81,11 +83,17 @@ def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, 
     faults = read_faults(
         options.faults, counts.most * job.gang.size, node_count=counts.most + options.spares
     )
+    rendezvous = _rendezvous(options, job, counts, faults)
+    files = None
+    if options.report is not None and machine is None:
+        _check_one_run(options, has_nodes=rendezvous is not None)
+        files = RunFiles(options, job)
+        job = files.job
     make = partial(
         Rehearsal,
         job,
         node_count=counts.most,
-        rendezvous=_rendezvous(options, job, counts, faults),
+        rendezvous=rendezvous,
         seed=options.seed,
         device=options.device,
         machine=machine,
@@ -95,6 +103,7 @@ def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, 
         faults=faults,
     )
     _check_one_order(options)
+    _check_packages(options)
     order = Order(options.schedule == "random", options.seed, options.explore, options.replay)
     outcome, rehearsal, is_shown, again = run_in_order(make, order, partial(_again, words), _say)
     if not is_shown:
@@ -104,7 +113,10 @@ def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, 
         if again and outcome.status is OutcomeStatus.FAILED:
             _say(f"again: {again}")
     if rehearsal.prediction is not None:
-        _tell_prediction(options, rehearsal.prediction, has_console=job.console)
+        has_failed = outcome.status is not OutcomeStatus.SUCCEEDED
+        _tell_prediction(options, rehearsal.prediction, job, has_failed=has_failed)
+    if files is not None:
+        files.write(rehearsal.places)
     return outcome
 
 
@@ -145,6 +157,17 @@ def _check_one_order(options: "RunOptions") -> None:
         raise ConfigError(f"{labels} exclude each other: each decides the order of ranks")
 
 
+def _check_packages(options: "RunOptions") -> None:
+    from rankwise.sim.rehearsal.modules import PACKAGES_OF_PROCESSES  # noqa: PLC0415  # see above
+
+    for package in options.import_per_rank:
+        if package in PACKAGES_OF_PROCESSES:
+            raise ConfigError(
+                f"{options.label('import_per_rank')} is {package}, which a process can import only"
+                " once: simulated ranks share it"
+            )
+
+
 def _again(words: Sequence[str], options: Mapping[str, str | int]) -> str:
     """The command of this run, with other options about its order."""
     end = list(words).index("--")
@@ -167,24 +190,32 @@ def _check_files(options: "RunOptions", machine: str | None) -> None:
     """
     from rankwise.cli.run_files import check_files  # noqa: PLC0415  # only there
 
-    for name, path in (("trace", options.trace), ("report", options.report)):
-        if path is not None and machine is None:
-            raise ConfigError(
-                f"{options.label(name)} needs a machine, which says how long things take: expected "
-                "--on sim:MACHINE, a preset or a topology file"
-            )
+    if options.trace is not None and machine is None:
+        raise ConfigError(
+            f"{options.label('trace')} needs a machine, which says how long things take: "
+            f"{_MACHINE_EXPECTED}"
+        )
     check_files(options)
 
 
-def _tell_prediction(options: "RunOptions", prediction: "Prediction", *, has_console: bool) -> None:
+def _check_one_run(options: "RunOptions", *, has_nodes: bool) -> None:
+    """Refuse a page without a machine, which is made of a journal, where that tells of several."""
+    if has_nodes or options.explore is not None:
+        of = "nodes that come and go" if has_nodes else "several schedules"
+        raise ConfigError(f"{options.label('report')} of {of} needs a machine: {_MACHINE_EXPECTED}")
+
+
+def _tell_prediction(
+    options: "RunOptions", prediction: "Prediction", job: "Job", *, has_failed: bool
+) -> None:
     """Show the figures on stderr, and write the files that were asked for."""
     from rankwise.cli.run_files import tell_file  # noqa: PLC0415  # only there
     from rankwise.sim.prediction.summary import summary, write_files  # noqa: PLC0415  # the same
 
     write_files(prediction, options.training_script, options.trace, options.report)
-    if not has_console:
+    if not job.console:
         return
-    print(summary(prediction), file=sys.stderr)
+    print(summary(prediction, has_failed=has_failed), file=sys.stderr)
     for name, path in (("trace", options.trace), ("report", options.report)):
         if path is not None:
             print(tell_file(name, path, ""), file=sys.stderr)

@@ -58,10 +58,15 @@ class RunFiles:
                 ) from error
             self.job = msgspec.structs.replace(job, journal_fd=self._file.fileno())
 
-    def write(self) -> None:
-        """Write them, and say where they are; if that fails, say why: the run is over anyway."""
+    def write(self, places: LogPlaces | None = None) -> None:
+        """Write them, and say where they are; if that fails, say why: the run is over anyway.
+
+        `places` are those that the run has had, if it has made its own.
+        """
         from rankwise.observe.timeline import timeline_of  # noqa: PLC0415  # not for --help
 
+        if self.places is not None and places is not None:
+            self.places = places
         try:
             timeline = timeline_of([(self._name, self._lines())])
             node = timeline.nodes[0]

@@ -194,9 +194,8 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         _ours(
             "--report FILE",
             "Write one HTML page when the run is over: a timeline of the ranks, who made others "
-            "wait, failures, CPU and memory over time; of simulated ranks, the prediction. Of "
-            "several "
-            "nodes, that of rank 0 writes it; `rankwise report` joins their journals.",
+            "wait, failures, CPU and memory over time; with --on sim:MACHINE, the prediction. Of "
+            "several nodes, that of rank 0 writes it; `rankwise report` joins their journals.",
             shell_complete=complete_file,
         ),
         _ours(

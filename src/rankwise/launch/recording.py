@@ -202,7 +202,7 @@ class RunRecorder:
         """Record what runs where, once the ranks are busy starting: it takes some milliseconds."""
         if not self._is_described:
             self._is_described = True
-            self._write([_described(self._name)])
+            self._write([described_run(self._name)])
 
     def _sampled(self, living: Mapping[int, int]) -> RanksSampled:
         samples = [
@@ -313,7 +313,7 @@ class _RankReader:
         }
 
 
-def _described(name: str) -> RunDescribed:
+def described_run(name: str, *, is_simulated: bool = False) -> RunDescribed:
     """What this process runs, and on which machine."""
     system = os.uname()
     return RunDescribed(
@@ -327,6 +327,7 @@ def _described(name: str) -> RunDescribed:
         cpus=len(os.sched_getaffinity(0)),
         memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         packages=installed_versions(sys.path),
+        is_simulated=is_simulated,
     )
 
 

@@ -32,6 +32,7 @@ class RunDescribed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         cpus: how many CPUs the agent may use.
         memory: of the machine, in bytes.
         packages: versions of what ranks usually compute with, as far as it is installed.
+        is_simulated: whether the ranks are (`--on sim`), so that times are virtual.
     """
 
     name: str
@@ -44,6 +45,7 @@ class RunDescribed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     cpus: int
     memory: int
     packages: Mapping[str, str] = {}
+    is_simulated: bool = False
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True):

@@ -86,6 +86,12 @@ def _status(timeline: RunTimeline) -> str:
 def _holds(timeline: RunTimeline) -> Iterable[str]:
     """What the page does not hold, and how well the clocks agree."""
     nodes = timeline.node_count
+    if any(node.described is not None and node.described.is_simulated for node in timeline.nodes):
+        yield (
+            "The ranks were simulated. Times are virtual: only what ranks sleep takes any, and "
+            "what happens at one instant is a nanosecond apart. --on sim:MACHINE predicts how long "
+            "computing and collectives take."
+        )
     if nodes > len(timeline.nodes):
         here = ranks_in_words(timeline.tracks)
         yield (

@@ -375,9 +375,7 @@ def test_kernels_of_ranks_wait_for_each_other(
     finished = ranks(program, f"--on={world}", "--device=cuda", count=3, run=preloaded.run)
 
     assert finished.lines == ["{3.0} {6.0} {9.0}"] * 3
-    told = (
-        "kernel all_reduce cannot be timed on pod64, and is charged as one pass over its arguments"
-    )
+    told = "kernel all_reduce cannot be tried on pod64, and takes what it moves and calculates"
     assert finished.stderr.count(told) == (world != "sim")
 
 

@@ -1,8 +1,11 @@
 """`--on sim:MACHINE`: predicted times against closed forms of the modelled machine."""
 
+import calendar
+import datetime as dt
 import gzip
 import json
 import re
+import shlex
 import time
 from pathlib import Path
 from typing import Any
@@ -78,13 +81,43 @@ def test_more_ranks_than_devices_are_refused() -> None:
 
 def test_a_virtual_clock_tells_no_real_time() -> None:
     def readings() -> list[float]:
-        first, calendar = time.perf_counter(), time.time_ns()
+        first, day = time.perf_counter(), time.time_ns()
         time.sleep(2)
-        return [first, calendar, time.monotonic()]
+        return [first, day, time.monotonic()]
 
-    for first, calendar, slept in rankwise.run(readings, nprocs=2, on="sim", virtual_clock=True):
+    for first, day, slept in rankwise.run(readings, nprocs=2, on="sim", virtual_clock=True):
         assert (first, slept) == EXACT((0, 2), abs=1e-6)
-        assert calendar == EXACT(time.time_ns(), abs=100e9)
+        assert day == EXACT(time.time_ns(), abs=100e9)
+
+
+@pytest.mark.parametrize("is_virtual", [True, False], ids=["virtual", "real and virtual"])
+def test_all_that_tells_the_present_tells_the_same(*, is_virtual: bool) -> None:
+    def readings() -> list[float]:
+        time.sleep(30 * 86_400)
+        today = dt.datetime(*dt.date.today().timetuple()[:3])  # noqa: DTZ001, DTZ011  # local, as they are
+        return [
+            time.time(),
+            dt.datetime.now().timestamp(),  # noqa: DTZ005  # the same
+            dt.datetime.today().timestamp(),  # noqa: DTZ002  # the same
+            dt.datetime.now(dt.UTC).timestamp(),
+            dt.datetime.utcnow().replace(tzinfo=dt.UTC).timestamp(),  # noqa: DTZ003  # the same
+            time.mktime(time.localtime()),
+            calendar.timegm(time.gmtime()),
+            time.mktime(time.strptime(time.ctime())),
+            time.mktime(time.strptime(time.asctime())),
+            time.mktime(time.strptime(time.strftime("%c"))),
+            time.clock_gettime(time.CLOCK_REALTIME),
+            time.clock_gettime_ns(time.CLOCK_REALTIME) / 1e9,
+            today.timestamp() + time.localtime()[3] * 3600,
+        ]
+
+    before, original = time.time(), dt.datetime.now
+    (told,) = rankwise.run(readings, nprocs=1, on="sim", virtual_clock=is_virtual)
+
+    assert told[:-1] == EXACT([told[0]] * (len(told) - 1), abs=2)
+    assert told[-1] == EXACT(told[0], abs=2 * 3600)
+    assert told[0] == EXACT(before + 30 * 86_400, abs=100)
+    assert dt.datetime.now == original, "and afterwards all is as it was"
 
 
 DDP = """
@@ -288,11 +321,49 @@ def test_the_timeline_and_the_page_are_those_of_the_simulator(
         assert f"<h2>{heading}</h2>" in page
 
 
+EARLY = "import os\nif os.environ['RANK'] == '1':\n    raise ValueError('early')\n"
+SLEEPS = f"import time\ntime.sleep(1)\n{EARLY}"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (EARLY, "predicted on pod64: nothing, since no rank has computed with torch or Triton"),
+        (SLEEPS, "predicted on pod64, 4 of 64 devices, until it failed:\n"),
+    ],
+)
+def test_of_a_run_that_failed_it_is_told_what_the_figures_are_of(
+    text: str, told: str, tmp_path: Path
+) -> None:
+    program = write_program(tmp_path, text)
+
+    finished = run("run", "--on=sim:pod64", "--nproc-per-node=4", str(program), cwd=tmp_path)
+
+    assert finished.code == 1
+    assert told in finished.stderr
+
+
+def test_a_page_about_a_run_without_a_machine_tells_why_it_failed(tmp_path: Path) -> None:
+    program = write_program(tmp_path, EARLY)
+    options = ("--on=sim", "--nproc-per-node=2", "--report=run.html", "--log-dir=logs")
+
+    finished = run("run", *options, str(program), cwd=tmp_path)
+
+    assert finished.code == 1
+    assert "rankwise: report: run.html\n" in finished.stderr
+    page = (tmp_path / "run.html").read_text()
+    assert "rank 1 failed: ValueError: early" in page
+    assert "The ranks were simulated." in page
+    assert shlex.join(["rankwise", "run", *options]) in page
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ("--virtual-clock", "--virtual-clock is about simulated ranks (give --on sim as well)"),
         ("--on sim --trace t.json", "--trace needs a machine"),
+        ("--on sim --report r.html --nnodes 1:2", "nodes that come and go needs a machine"),
+        ("--on sim --report r.html --explore 2", "several schedules needs a machine"),
         ("--on sim:nowhere.yaml", "there is no topology file 'nowhere.yaml'"),
         ("--on sim:switch8 --report no/r.html", "there is no directory 'no'"),
         ("--on ray:x", "'ray:x' is not 'ray', 'sim' or 'sim:MACHINE'"),

@@ -351,26 +351,59 @@ def test_a_console_that_is_full_is_told_of_once(tmp_path: Path) -> None:
     )
 
 
-def test_sigterm_ends_the_run_though_a_rank_blocks_outside_of_the_simulation(
-    tmp_path: Path,
+def test_what_a_killed_run_has_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    program = write_program(tmp_path, "print('begun', flush=True)\nimport sys\nsys.stdin.read()\n")
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    words = [*RANKWISE, "run", "--on", "sim", program]
+
+    def left() -> list[Path]:
+        return list(tmp_path.glob("rankwise_*"))
+
+    with subprocess.Popen(
+        words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as killed:
+        assert killed.stdout is not None
+        assert killed.stdout.readline() == b"[default0]:begun\n"
+        subprocess.run(words, env=environment, stdin=subprocess.DEVNULL, check=True)
+        assert len(left()) == 1, "of the run that goes on"
+        killed.kill()
+
+    assert len(left()) == 1
+    subprocess.run(words, env=environment, stdin=subprocess.DEVNULL, check=True)
+    assert left() == []
+
+
+HANDLES = "import signal\nsignal.signal(signal.SIGTERM, lambda *_: None)\n"
+
+
+@pytest.mark.parametrize(
+    ("begin", "grace", "killed"),
+    [("", "100s", ""), (HANDLES, "200ms", "rank 1 did not end within 200 ms: killed")],
+    ids=["at once", "after the grace if it handles it"],
+)
+def test_sigterm_ends_a_rank_that_blocks_outside_of_the_simulation(
+    begin: str, grace: str, killed: str, tmp_path: Path
 ) -> None:
     program = write_program(
         tmp_path,
-        "import queue, rankwise\n"
+        f"{begin}import queue, rankwise\n"
         "if rankwise.rank() == 1:\n    print('begun', flush=True)\n    queue.Queue().get()\n"
         "rankwise.collectives.barrier()\n",
     )
 
     with start(
-        "run", "--on", "sim", "--nproc-per-node=3", "--shutdown-timeout=200ms", program
+        "run", "--on", "sim", "--nproc-per-node=3", f"--shutdown-timeout={grace}", program
     ) as running:
         running.wait_for("[default1]:begun")
         running.signal(signal.SIGTERM)
+        begun = time.monotonic()
         finished = running.finish()
 
     assert finished.code == 143
-    assert "rank 1 did not end within 200 ms: killed" in finished.stderr
+    assert killed in finished.stderr
+    assert ("killed" in finished.stderr) == bool(killed)
     assert "stopped by SIGTERM" in finished.stderr
+    assert time.monotonic() - begun < 90, "the grace is for those that use it"
 
 
 @pytest.mark.parametrize(
@@ -382,6 +415,7 @@ def test_sigterm_ends_the_run_though_a_rank_blocks_outside_of_the_simulation(
         (["--node-check=true"], "--node-check has no meaning with --on sim"),
         (["--health-port=0"], "--health-port has no meaning with --on sim"),
         (["--retry-startup-errors"], "--retry-startup-errors has no meaning with --on sim"),
+        (["--import-per-rank=torch"], "torch, which a process can import only once"),
     ],
 )
 def test_what_means_nothing_is_refused(options: list[str], message: str, tmp_path: Path) -> None:

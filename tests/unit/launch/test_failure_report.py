@@ -232,6 +232,12 @@ def test_an_exception_that_came_before_the_root_cause_says_so() -> None:
     assert "5 ms earlier rank 1 failed: ValueError: other" in text
 
 
+def test_nanoseconds_between_failures_are_no_matter_of_people() -> None:
+    text = report_of(raised(0), replace(raised(1, "other"), at=Instant(999)))
+
+    assert "\n  rank 1 failed: ValueError: other" in text
+
+
 @pytest.mark.parametrize("size", [None, 8])
 def test_the_rank_that_ended_early_is_named_where_all_ranks_are_known(size: int | None) -> None:
     lost = [raised(rank, "Connection closed by peer") for rank in (1, 0, 3)]

@@ -7,7 +7,7 @@ import pytest
 from rankwise.base.errors import ConfigError
 from rankwise.launch.cluster.etcd_program import check_version
 from rankwise.launch.cluster.own_etcd import OwnEtcd
-from rankwise.launch.cluster.own_etcd_folder import held_folder
+from rankwise.launch.held_folder import OF_ETCD, held_folder
 
 
 @pytest.mark.parametrize("version", ["3.4.20", "3.4.23", "3.5.6", "3.5.15", "3.6.0"])
@@ -43,8 +43,8 @@ def test_folders_that_nobody_holds_are_removed_by_the_next_agent(tmp_path: Path)
         other.mkdir(parents=True)
 
     with (
-        held_folder(tmp_path / "rankwise_first") as first,
-        held_folder(tmp_path / "rankwise_second") as second,
+        held_folder(tmp_path / "rankwise_first", OF_ETCD) as first,
+        held_folder(tmp_path / "rankwise_second", OF_ETCD) as second,
     ):
         assert first.is_dir()
         assert second.is_dir()

@@ -19,7 +19,7 @@ from rankwise.base.failure import (
     OutcomeStatus,
     Stood,
 )
-from rankwise.base.units import Duration, format_duration
+from rankwise.base.units import MICROSECOND, Duration, format_duration
 from rankwise.base.wording import ranks_in_words
 from rankwise.launch.failure_report.hints import hint_for, is_peer_gone
 from rankwise.launch.failure_report.model import (
@@ -206,8 +206,13 @@ def _note_on_other(root: Failure | None, group: Sequence[Failure]) -> str:
 
 
 def _distance(root: Failure, other: Failure) -> str:
-    """How long after the root cause, or before it: the root cause need not be the earliest."""
+    """How long after the root cause, or before it: the root cause need not be the earliest.
+
+    At one instant of virtual time, nanoseconds are there for the order, and tell people nothing.
+    """
     nanoseconds = other.at - root.at
+    if abs(nanoseconds) < MICROSECOND:
+        return ""
     text = format_duration(Duration(abs(nanoseconds)))
     return f"{text} later " if nanoseconds > 0 else f"{text} earlier " if nanoseconds < 0 else ""
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 from threading import Timer, current_thread, main_thread
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,7 @@ from rankwise.drivers.real.logs.file import DiskComplaints
 from rankwise.launch.announcements import time_limit_line
 from rankwise.launch.cluster.plan import plan_of
 from rankwise.launch.commands import ensure_open_files
+from rankwise.launch.held_folder import OF_SIMULATED_RANKS, held_folder
 from rankwise.launch.job import Executable, Job, Streams
 from rankwise.launch.journal_file import open_journal
 from rankwise.launch.log_layout import LogLayout
@@ -46,6 +48,7 @@ from rankwise.launch.on_sim.nodes import Setting, SimulatedNodes
 from rankwise.launch.on_sim.output import Console, Output, write_all
 from rankwise.launch.on_sim.ranks import RankRecords, VirtualClock
 from rankwise.launch.run_history import RunHistory
+from rankwise.observe.records import RECORDER
 from rankwise.sim.rehearsal.faults import Fault, FaultOfNode, Faults
 from rankwise.sim.rehearsal.first_import import FirstImport
 from rankwise.sim.rehearsal.places import place_of, places_of
@@ -56,6 +59,8 @@ from rankwise.sim.rehearsal.world import World, rank_of_the_moment
 if TYPE_CHECKING:
     from rankwise.sim.prediction import Prediction
 
+_HAND_OVER_S = 0.1
+"""How long a rank that a signal ends has to hand the baton over, before it is given up."""
 _STDERR_LINES = 60
 _STDOUT_LINES = 10
 _DESCRIPTORS_PER_RANK = 2
@@ -192,6 +197,8 @@ class Rehearsal:
             watch = BatonWatch(hang_timeout, self._clock, lambda: output.byte_count)
             world.scheduler.gets_on = watch.gets_on
         self.places.prepare(0)
+        if self.places.root is not None and not self.places.keep:
+            stack.enter_context(held_folder(Path(self.places.root), OF_SIMULATED_RANKS))
         records = RankRecords(self.job, world, output, self.places)
         plan = plan_of(self.job)
         announcements = NodesAnnouncements(
@@ -204,12 +211,18 @@ class Rehearsal:
             history.note(announcement)
 
         host = socket.gethostname()
+        journal = open_journal(self.job, self.places, complaints, stack, clock)
+        if journal is not None:
+            from rankwise.launch.recording import described_run  # noqa: PLC0415  # only then
+
+            described = described_run(self.job.run_id, is_simulated=True)
+            journal.record(RECORDER, described, clock.now())
         setting = Setting(
             job=self.job,
             world=world,
             records=records,
             clock=clock,
-            journal=open_journal(self.job, self.places, complaints, stack, clock),
+            journal=journal,
             describe=lambda failure, host: self._describe(failure, host, records, output),
             announce=announce,
             note_loss=announcements.note_loss,
@@ -267,13 +280,14 @@ class Rehearsal:
                 if self._stops[0] == TIME_LIMIT_SIGNAL:
                     awaited, stood = records.standstill(stuck)
                     if stuck is not None and len(stood) > 1:
-                        awaited = awaited or _held_by(stuck, grace)
+                        awaited = awaited or _held_by(stuck)
                     self._standstill = awaited, stood
                 nodes.stop(self._stops.pop(0))
             if stuck is not None and self.caught_signal:
-                self._say(
-                    f"rank {stuck.number} did not end within {format_duration(grace)}: killed"
-                )
+                if stuck.exit_code == -signal.SIGKILL:
+                    self._say(
+                        f"rank {stuck.number} did not end within {format_duration(grace)}: killed"
+                    )
             elif stuck is not None:
                 self._stuck = _held_by(stuck, hang_timeout or Duration(0))
                 nodes.find_stuck(stuck)
@@ -286,7 +300,12 @@ class Rehearsal:
         def stop(number: int, _frame: FrameType | None) -> None:
             self.caught_signal = self.caught_signal or number
             self._stops.append(number)
-            world.scheduler.interrupt(self.job.gang.grace / SECOND)
+            told = signal.SIGTERM if number == TIME_LIMIT_SIGNAL else number
+            grace_s = self.job.gang.grace / SECOND
+            if _is_ended_at_once(world, told):
+                world.scheduler.interrupt(min(_HAND_OVER_S, grace_s), signal=told)
+            else:
+                world.scheduler.interrupt(grace_s)
             if len(self._stops) > 1:
                 raise KeyboardInterrupt
 
@@ -397,10 +416,16 @@ class Rehearsal:
             write_all(self._console_fds[1], line.encode("utf-8", "replace"))
 
 
-def _held_by(rank: Rank, patience: Duration) -> str:
+def _is_ended_at_once(world: World, number: int) -> bool:
+    """Whether the rank that has the baton would be ended by a signal, as a process is: at once."""
+    rank = world.scheduler.current
+    return rank is not None and rank.number not in world.steps and rank.is_ended_by(number)
+
+
+def _held_by(rank: Rank, patience: Duration | None = None) -> str:
     """What is said of a rank that was given up."""
-    waited = format_duration(patience)
-    return f"rank {rank.number} has let no other rank run for {waited}{_where_it_is(rank)}"
+    waited = "" if patience is None else f" for {format_duration(patience)}"
+    return f"rank {rank.number} has let no other rank run{waited}{_where_it_is(rank)}"
 
 
 def _where_it_is(rank: Rank) -> str:

@@ -184,6 +184,7 @@ class Prediction:
         op_log: what each rank did when; empty unless it is kept.
         works: all operations that any rank has carried out.
         keeps_log: see the arguments.
+        size: how many ranks the last attempt has.
 
     Raises:
         ConfigError: the machine has fewer devices.
@@ -197,6 +198,7 @@ class Prediction:
                 "system.sips.count has more",
             )
         self.topology = topology
+        self.size = size
         self.costs = DeviceCosts(topology)
         self.network = Network(topology)
         self.clocks: dict[int, RankClock] = {}
@@ -205,6 +207,7 @@ class Prediction:
         self.keeps_log = keeps_log
         self._begun_at = 0
         self._prices: dict[Work, PricedWork] = {}
+        self._bounds: dict[Work, PricedWork] = {}
         self._group_free: dict[str, int] = {}
         self._way_free: dict[tuple[int, int], int] = {}
 
@@ -213,8 +216,9 @@ class Prediction:
         """The latest time of any rank."""
         return max((clock.time for clock in self.clocks.values()), default=self._begun_at)
 
-    def begin_attempt(self) -> None:
+    def begin_attempt(self, size: int) -> None:
         """New ranks begin where the latest of the old ones was."""
+        self.size = size
         self._begun_at = self.now
         self.clocks = {}
         self._group_free, self._way_free = {}, {}
@@ -267,6 +271,14 @@ class Prediction:
         priced = self._prices.get(work)
         if priced is None:
             priced = self._prices[work] = PricedWork(work, self.costs.time(work))
+            self.note(priced)
+        return priced
+
+    def bound(self, work: Work) -> PricedWork:
+        """The same of what a kernel does on its way: what the roofline gives, and no start."""
+        priced = self._bounds.get(work)
+        if priced is None:
+            priced = self._bounds[work] = PricedWork(work, self.costs.bound(work)[1])
             self.note(priced)
         return priced
 

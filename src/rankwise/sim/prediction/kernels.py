@@ -11,10 +11,13 @@ there is one for each kind of launch: equal kernels, grids, whole numbers, and s
 tensors; the next launch of that kind takes the same time, on whatever rank. What a kernel's running
 time owes to the contents of its tensors is that of the first launch.
 
-A launch that cannot be tried, since it waits for others, is charged as one pass over its arguments,
-and a line says so.
+A launch that cannot be tried, since it waits for others, is charged by what it does, as far as it
+has come whenever it waits or others are told of its stores: what its programs calculate and move,
+as one operation of those sizes; what they move from and to the memory of others, as messages, which
+go on meanwhile; and the waits themselves. A line says so.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
@@ -28,7 +31,7 @@ from rankwise.sim.hardware.engine import GraphEngine
 from rankwise.sim.hardware.environment import DealtPes, KernelEnvironment
 from rankwise.sim.hardware.op_log import OpLog
 from rankwise.sim.hardware.quantities import picoseconds
-from rankwise.sim.prediction.clocks import Prediction, PricedWork, RankClock
+from rankwise.sim.prediction.clocks import Passage, Prediction, PricedWork, RankClock
 from rankwise.sim.prediction.costs import Engine, Work
 from rankwise.sim.rehearsal.changes import Change
 from rankwise.sim.rehearsal.scheduler import Rank
@@ -36,6 +39,7 @@ from rankwise.sim.rehearsal.world import World
 from rankwise.sim.runtime.context import RuntimeContext
 from rankwise.sim.runtime.host_tensors import buffers_behind, lent
 from rankwise.sim.triton.constants import plain
+from rankwise.sim.triton.execution import Operation
 from rankwise.sim.triton.host import HOST_MACHINE, OTHERS, Arguments, TensorDescriptor
 from rankwise.sim.triton.jit import JITFunction, grid_sizes
 from rankwise.sim.triton.kernel_runner import chosen, stages_of, tried
@@ -74,11 +78,12 @@ class _Launchers:
         if _KEY in rank.belongings:
             return
         rank.belongings[_KEY] = True
-        clock = None
+        clock = meter = None
         if self._times is not None:
             clock = self._world.prediction.clock_of(rank)
-            HOST_MACHINE.set(_Launcher(self._times, clock))
-        OTHERS.set(_OtherRanks(self._world, clock))
+            meter = Meter(self._world.prediction, clock, self._world.changes.owner_of)
+            HOST_MACHINE.set(_Launcher(self._times, meter))
+        OTHERS.set(_OtherRanks(self._world, clock, meter))
 
     def move_out(self, rank: Rank) -> None:
         """It stays so."""
@@ -87,13 +92,15 @@ class _Launchers:
 class _OtherRanks:
     """The ranks beside one, for its kernels that wait for theirs; an `Others`."""
 
-    def __init__(self, world: World, clock: RankClock | None) -> None:
+    def __init__(self, world: World, clock: RankClock | None, meter: "Meter | None") -> None:
         self._world = world
         self._clock = clock
+        self._meter = meter
 
     def wait(self, awaited: str) -> None:
         """Let other ranks run until memory has changed, and go on no earlier than that."""
         change, changes = Change(awaited), self._world.changes
+        self._charge()
         with changes.awaited_by_kernel(change):
             self._world.scheduler.wait(change)
         if self._clock is not None:
@@ -101,24 +108,89 @@ class _OtherRanks:
 
     def notify(self) -> None:
         """Wake those who wait for memory to change."""
+        self._charge()
         self._world.changes.made_by_kernel(0 if self._clock is None else self._clock.time)
+
+    def _charge(self) -> None:
+        if self._meter is not None:
+            self._meter.charge()
+
+
+class Meter:
+    """Counts what launches of one rank do that cannot be tried; an `Observer`.
+
+    Args:
+        prediction: knows what that takes.
+        clock: of the rank.
+        owner_of: tells whose shared memory has an address.
+    """
+
+    def __init__(
+        self, prediction: Prediction, clock: RankClock, owner_of: Callable[[int], int | None]
+    ) -> None:
+        self.clock = clock
+        self._prediction = prediction
+        self._owner_of = owner_of
+        self._name, self._dtype = "", ""
+        self._begin_anew()
+
+    def begin(self, name: str, dtype: str) -> None:
+        """What is counted from now on is of this operation, on elements of this type."""
+        self._name, self._dtype = name, dtype
+
+    def operation(self, operation: Operation) -> None:
+        """Count an operation of a program."""
+        times = len(operation.programs)
+        if operation.kind in _ACCESSES:
+            size = times * operation.size_bytes
+            owner = self._owner_of(operation.address)
+            if owner in {None, self.clock.number}:
+                self._size += size
+            else:
+                self._moved[owner] = self._moved.get(owner, 0) + size
+        elif operation.shape is not None:
+            self._products += 2 * times * math.prod(operation.shape)
+        else:
+            self._elements += times * operation.elements
+
+    def settle(self) -> None:
+        """Whatever was counted has happened."""
+
+    def charge(self) -> None:
+        """Let the time pass of what was counted since the last time."""
+        flops, begun, network = self._products or self._elements, self.clock.time, 0
+        if flops or self._size:
+            engine: Engine = "gemm" if self._products else "math"
+            work = Work(self._name, engine, flops, self._size, self._dtype)
+            self.clock.compute(self._prediction.bound(work))
+        for owner, size in self._moved.items():
+            network += self._prediction.network.message_time(owner, self.clock.number, size)
+        passage = Passage(None, sum(self._moved.values()), begun)
+        passage.begins_at, passage.ends_at = begun, begun + network
+        self.clock.communicate(network)
+        self.clock.wait(passage)
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._size = self._products = self._elements = 0
+        self._moved: dict[int, int] = {}
 
 
 class _Launcher:
     """Where one rank launches kernels; a `HostMachine`."""
 
-    def __init__(self, times: "KernelTimes", clock: RankClock) -> None:
+    def __init__(self, times: "KernelTimes", meter: Meter) -> None:
         self._times = times
-        self._clock = clock
+        self._meter = meter
 
     @property
     def now(self) -> int:
         """The rank's time, in picoseconds."""
-        return self._clock.time
+        return self._meter.clock.time
 
     def launch(self, kernel: Any, grid: Any, *args: Any, **meta: Any) -> None:
         """Run a kernel, and let the rank's time go on by what it takes."""
-        self._clock.compute(self._times.run(kernel, grid, args, meta))
+        self._times.run(kernel, grid, args, meta, self._meter)
 
 
 class KernelTimes:
@@ -129,29 +201,43 @@ class KernelTimes:
         self._say = say
         self._prices = _Prices()
         self._complained_of: set[str] = set()
+        self._untried: set[Hashable] = set()
+        """Families of launches that cannot be tried."""
         self._command = picoseconds(prediction.topology.machine.system.host.command_ns)
+        self._started = PricedWork(Work("triton.launch", "math", 0, 0, ""), self._command)
 
     def run(
-        self, kernel: Any, grid: Any, args: tuple[Any, ...], meta: Mapping[str, Any]
-    ) -> PricedWork:
-        """Run a launch; returns what it takes."""
+        self,
+        kernel: Any,
+        grid: Any,
+        args: tuple[Any, ...],
+        meta: Mapping[str, Any],
+        meter: Meter,
+    ) -> None:
+        """Run a launch of a rank, and let its time go on by what it takes."""
         with lent(self._context, args, meta) as (on_device, by_name):
             environment = self._environment(getattr(kernel, "__name__", "kernel"))
             function, names = chosen(environment, kernel, on_device, by_name, grid)
             given = function.bound(tuple(on_device), names)
             sizes = grid_sizes(grid, given)
+            if 0 in sizes:
+                function.emulate(given, sizes)
+                return
             kind = _kind_of(function, given, sizes, stages_of(function, names))
             priced = self._prices.find(kind)
-            if priced is not None or 0 in sizes:
+            if priced is None and kind.family not in self._untried:
+                trial = _tried(environment, function, on_device, names, sizes)
+                priced = self._priced(kind, function, given, trial)
+            # Others are told of its stores as soon as it is over.
+            meter.clock.compute(priced or self._started)
+            # The emulator has the better words, if the kernel is to blame.
+            if priced is not None:
                 function.emulate(given, sizes)
-                return priced or _nothing(function)
-            trial = _tried(environment, function, on_device, names, sizes)
-            # Which has the better words, if the kernel is to blame.
-            function.emulate(given, sizes)
-            priced = self._priced(function, given, trial)
-        self._prices.keep(kind, priced)
-        self._prediction.note(priced)
-        return priced
+                return
+            work = _work(function, given, None)
+            meter.begin(work.name, work.dtype)
+            function.emulate(given, sizes, meter)
+            meter.charge()
 
     @cached_property
     def _context(self) -> RuntimeContext:
@@ -165,21 +251,28 @@ class KernelTimes:
         )
 
     def _priced(
-        self, function: JITFunction, given: Mapping[str, Any], trial: GraphEngine | Exception
-    ) -> PricedWork:
+        self,
+        kind: "_Kind",
+        function: JITFunction,
+        given: Mapping[str, Any],
+        trial: GraphEngine | Exception,
+    ) -> PricedWork | None:
         if isinstance(trial, GraphEngine):
             work = _work(function, given, trial.op_log)
-            return PricedWork(work, self._command + trial.now)
+            priced = PricedWork(work, self._command + trial.now)
+            self._prices.keep(kind, priced)
+            self._prediction.note(priced)
+            return priced
+        self._untried.add(kind.family)
         name = function.__name__
         if name not in self._complained_of:
             self._complained_of.add(name)
             why, _, _ = str(trial).partition("\n")
             self._say(
-                f"kernel {name} cannot be timed on {self._prediction.topology.name}, and is charged"
-                f" as one pass over its arguments: {why}"
+                f"kernel {name} cannot be tried on {self._prediction.topology.name}, and takes what"
+                f" it moves and calculates, and its waits: {why}"
             )
-        work = _work(function, given, None)
-        return PricedWork(work, self._prediction.costs.time(work))
+        return None
 
 
 def _tried(
@@ -314,8 +407,3 @@ _DTYPES = {
     "int8": "i8", "uint8": "u8", "int1": "bool", "fp8e4nv": "f8e4", "fp8e5": "f8e5",
 }  # fmt: skip
 """Triton's names of types, in the words of topologies where those differ."""
-
-
-def _nothing(function: JITFunction) -> PricedWork:
-    """A launch of no programs."""
-    return PricedWork(Work(f"triton.{function.__name__}", "math", 0, 0, ""), 0)

@@ -28,7 +28,8 @@ class Figures(NamedTuple):
         steps: how many steps the figures are a mean of; 0 if they are of the whole run.
         time: of a step, or of the run, in picoseconds: that of the slowest rank.
         computing, exposed, waiting, asleep: shares of it, means over the ranks; what is missing
-            to 1 is the time after the end of a rank, which counts as waiting.
+            to 1 is the time after the end of a rank, which counts as waiting, as does all of it
+            for one that has done nothing.
         communicating: picoseconds of communication per rank in that time, hidden or not.
         memory_peak: of the device that needed most, in bytes; `memory_rank` says whose it is.
     """
@@ -57,10 +58,11 @@ def figures_of(prediction: Prediction) -> Figures:
     steps = max(0, min((len(clock.steps) for clock in clocks), default=0) - 1)
     spent = [_spent(clock, steps) for clock in clocks]
     whole = max((each.time for each in spent), default=0)
+    size = prediction.size
     fullest = max(clocks, key=lambda clock: clock.memory_peak, default=None)
 
     def share(name: str) -> float:
-        return sum(getattr(each, name) for each in spent) / (whole * len(spent)) if whole else 0.0
+        return sum(getattr(each, name) for each in spent) / (whole * size) if whole else 0.0
 
     computing, exposed, asleep = share("computing"), share("exposed"), share("asleep")
     return Figures(
@@ -70,8 +72,7 @@ def figures_of(prediction: Prediction) -> Figures:
         exposed=exposed,
         waiting=max(0.0, 1 - computing - exposed - asleep) if whole else 0.0,
         asleep=asleep,
-        communicating=sum(each.communicating for each in spent)
-        // max(1, len(spent) * max(1, steps)),
+        communicating=sum(each.communicating for each in spent) // (size * max(1, steps)),
         memory_peak=fullest.memory_peak if fullest else 0,
         memory_rank=fullest.number if fullest else 0,
     )
@@ -112,13 +113,20 @@ def figure_rows(prediction: Prediction) -> list[tuple[str, str, str]]:
     return [row for row in rows if row[0] != "asleep" or figures.asleep]
 
 
-def summary(prediction: Prediction) -> str:
-    """The figures, for a terminal."""
+def summary(prediction: Prediction, *, has_failed: bool = False) -> str:
+    """The figures, for a terminal; those of a run that has failed go up to its end."""
     topology, rows = prediction.topology, figure_rows(prediction)
+    if not prediction.now:
+        return (
+            f"predicted on {topology.name}: nothing, since no rank has computed with torch or "
+            "Triton, called a collective or slept"
+        )
+    devices = f"{prediction.size} of {topology.sip_count} devices"
+    until = ", until it failed" if has_failed else ""
     name_width = max(len(name) for name, _, _ in rows)
     width = max(len(value) for _, value, _ in rows)
     lines = [
-        f"predicted on {topology.name}, {len(prediction.clocks)} of {topology.sip_count} devices:",
+        f"predicted on {topology.name}, {devices}{until}:",
         *(
             f"  {name:<{name_width}}  {value:>{width}}  {note}".rstrip()
             for name, value, note in rows

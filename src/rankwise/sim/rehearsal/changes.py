@@ -7,6 +7,8 @@ know what it has written, so it wakes all of them, and they look. Nobody looks w
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
+from weakref import WeakSet
 
 from rankwise.sim.rehearsal.scheduler import Gate
 
@@ -27,17 +29,37 @@ class Change(Gate):
         return self._awaited
 
 
+class Part(Protocol):
+    """Memory of one rank that others use.
+
+    Attributes:
+        number: of the rank.
+    """
+
+    number: int
+
+    def holds(self, address: int) -> bool:
+        """Whether the byte at an address belongs to it."""
+        ...
+
+
 class Changes:
     """Those who wait for memory to change, in one world.
 
     Attributes:
+        parts: the memory that ranks share, by `owner_of`; it goes with its owner.
         time: when a kernel has changed some last, in picoseconds of its rank; 0 without a machine.
     """
 
     def __init__(self) -> None:
+        self.parts: WeakSet[Part] = WeakSet()
         self.time = 0
         self._kernels: list[Gate] = []
         self._words: list[Gate] = []
+
+    def owner_of(self, address: int) -> int | None:
+        """The rank whose shared memory has this address, if it is any's."""
+        return next((part.number for part in self.parts if part.holds(address)), None)
 
     @contextmanager
     def awaited_by_kernel(self, gate: Gate) -> Iterator[None]:

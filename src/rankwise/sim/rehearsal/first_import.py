@@ -23,7 +23,7 @@ class FirstImport(MetaPathFinder):
 
     Args:
         package: whose import.
-        library: a package whose own imports of it do not count.
+        library: a package whose own imports of it do not count, nor do the package's of itself.
         then: what to do; after that, `sys.modules` has the package.
     """
 
@@ -67,8 +67,9 @@ class FirstImport(MetaPathFinder):
         return self._own_import(name, *args, **kwargs)
 
     def _happen(self, importer: Mapping[str, Any]) -> None:
-        then = self._then
-        if then is None or str(importer.get("__name__")).partition(".")[0] == self._library:
+        then, whose = self._then, str(importer.get("__name__")).partition(".")[0]
+        # The package's own modules are executed when the library imports it.
+        if then is None or whose in {self._library, self._package}:
             return
         self._then = None
         then()

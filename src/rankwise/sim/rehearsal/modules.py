@@ -1,17 +1,20 @@
 """Modules of the user's own: each rank imports them afresh, so that each has its own globals.
 
-What comes with Python, what is installed in site-packages, and rankwise itself are shared: torch
-can be imported once in a process. Installed packages that take a process for a rank are chosen by
-their names, and count as the user's. The import system has one table of modules, `sys.modules`, to
-which C code refers directly; so the table stays, and its entries are moved in and out.
+What comes with Python, what is installed, in site-packages or elsewhere on the path, and rankwise
+itself are shared: torch can be imported once in a process. Installed packages that take a process
+for a rank are chosen by their names, and count as the user's. The import system has one table of
+modules, `sys.modules`, to which C code refers directly; so the table stays, and its entries are
+moved in and out.
 
 An extension module of the user's is shared too: most of them cannot be loaded twice.
 """
 
+import csv
 import site
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from pathlib import Path
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
     from importlib.abc import Loader
 
 MAIN = "__main__"
+PACKAGES_OF_PROCESSES = frozenset({"functorch", "numpy", "torch", "torchgen"})
+"""Packages that C++ registers once in a process: shared also as a checkout of their sources."""
 PACKAGES_OF_RANKS = frozenset({"accelerate", "megatron"})
 """Installed packages that keep what they know of their rank in globals of their modules."""
 
@@ -33,6 +38,15 @@ def shared_places() -> tuple[str, ...]:
     paths += [*site.getsitepackages(), site.getusersitepackages()]
     package = Path(__file__).parents[2]
     return tuple(f"{Path(path)}/" for path in dict.fromkeys([*paths, str(package)]))
+
+
+def is_shared(file: str) -> bool:
+    """Whether all ranks share the module of a file: it is part of what is installed."""
+    return file.startswith((*shared_places(), *_installed_elsewhere))
+
+
+_installed_elsewhere: set[str] = set()
+"""Packages and files of other places that turned out to be installed."""
 
 
 class UserModules:
@@ -87,7 +101,9 @@ class UserModules:
             return True
         if not spec.has_location:
             return spec.origin is None and self._are_users(spec.submodule_search_locations or ())
-        return spec.origin is not None and self._are_users((spec.origin,))
+        return (
+            spec.origin is not None and self._are_users((spec.origin,)) and not _is_installed(spec)
+        )
 
     def loaded(self) -> dict[str, ModuleType]:
         """The user's modules that are in the table now, without `__main__`."""
@@ -100,6 +116,33 @@ class UserModules:
     def _are_users(self, places: Iterable[str]) -> bool:
         places = list(places)
         return bool(places) and not any(place.startswith(self._shared) for place in places)
+
+
+def _is_installed(spec: ModuleSpec) -> bool:
+    """Whether an installer has put a module where it lies: with `pip install --target`, say."""
+    levels = spec.name.count(".") + (1 if spec.submodule_search_locations is None else 2)
+    parts = Path(spec.origin or "").parts
+    if len(parts) <= levels:
+        return False
+    folder, package = Path(*parts[:-levels]), parts[-levels]
+    if package not in PACKAGES_OF_PROCESSES and package not in _installed_in(folder):
+        return False
+    _installed_elsewhere.add(str(folder / package))
+    return True
+
+
+@cache
+def _installed_in(folder: Path) -> frozenset[str]:
+    """The files and packages in a folder that its installers' records name."""
+    names: set[str] = set()
+    for record in folder.glob("*.*-info"):
+        if (record / "SOURCES.txt").exists():  # beside a project's own sources: `pip install -e`
+            continue
+        with suppress(OSError):
+            names.update((record / "top_level.txt").read_text(encoding="utf-8").split())
+        with suppress(OSError), (record / "RECORD").open(newline="", encoding="utf-8") as rows:
+            names.update(row[0].partition("/")[0] for row in csv.reader(rows) if row)
+    return frozenset(names | {f"{name}.py" for name in names})
 
 
 class _Followed:

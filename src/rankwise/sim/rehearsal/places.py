@@ -11,7 +11,7 @@ from types import CodeType, FrameType
 
 import msgspec
 
-from rankwise.sim.rehearsal.modules import shared_places
+from rankwise.sim.rehearsal.modules import is_shared
 
 OUR_PACKAGE = __file__.rpartition("/sim/")[0]
 
@@ -78,4 +78,4 @@ def owner_of(file: str) -> str:
     """Whose file it is: `rankwise`, `library` or `user`."""
     if file.startswith((f"{OUR_PACKAGE}/", "<frozen ")):
         return "rankwise"
-    return "library" if file.startswith(shared_places()) else "user"
+    return "library" if is_shared(file) else "user"

@@ -206,10 +206,15 @@ class Rank:
             handler = self.handlers.get(number, _DEFAULT)
             if callable(handler):
                 handler(number, None)
-            elif handler != _IGNORE and number not in _HARMLESS:
+            elif self.is_ended_by(number):
                 self._fate = -number
         if self._fate is not None:
             raise RankEnded(self._fate)
+
+    def is_ended_by(self, number: int) -> bool:
+        """Whether a signal ends it, as the program neither handles nor ignores it."""
+        handler = self.handlers.get(number, _DEFAULT)
+        return not callable(handler) and handler != _IGNORE and number not in _HARMLESS
 
     def stack(self) -> FrameType | None:
         """The innermost frame of its thread; None before it has begun and when it is over."""
@@ -283,6 +288,7 @@ class Scheduler:
         self._numbers = 0
         self._horizon: Instant | None = None
         self._is_interrupted = False
+        self._ended_by = SIGKILL
         self._patience_s: float | None = None
         self._hand_overs = 0
         self._told_while_interrupted: set[bool] = set()
@@ -313,17 +319,19 @@ class Scheduler:
             chosen.baton.release()
             stuck = self._wait_for_baton()
         self._is_interrupted = False
+        self._ended_by = SIGKILL
         if self.broken_by is not None:
             raise self.broken_by
         return stuck
 
-    def interrupt(self, patience_s: float | None = None) -> None:
+    def interrupt(self, patience_s: float | None = None, *, signal: int = SIGKILL) -> None:
         """Have `run` return at the next hand-over, or at once when it is called next.
 
-        A rank that holds the baton for longer than `patience_s` from now is given up. Callable from
-        a signal handler.
+        A rank that holds the baton for longer than `patience_s` from now is given up, as if this
+        signal had ended it. Callable from a signal handler.
         """
         self._is_interrupted = True
+        self._ended_by = signal
         if patience_s is not None:
             self._patience_s = patience_s
 
@@ -487,7 +495,7 @@ class Scheduler:
             elif patience_s is not None and still_s >= patience_s:
                 self.current = None
                 rank.is_given_up = True
-                rank.exit_code = -SIGKILL
+                rank.exit_code = -self._ended_by
                 return rank
             elif held_s >= self._notice_s:
                 self._tell_of(rank)

@@ -6,13 +6,16 @@ as it was.
 
 `time.sleep` is virtual. The clocks show real time plus the virtual time that has passed, so that a
 program which polls until some time of day comes to an end; or, if that is asked for, virtual time
-alone. `random` and `numpy.random` look for
+alone. What tells the present moment without being given one (`time.ctime`, `datetime.now`) asks
+them. `random` and `numpy.random` look for
 the state of the rank, which starts from the world's seed and the rank's number.
 """
 
 import atexit
 import builtins
+import ctypes
 import errno
+import gc
 import io
 import logging
 import os
@@ -24,6 +27,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime, tzinfo
 from types import FrameType, MappingProxyType
 from typing import Any, NoReturn
 
@@ -36,6 +40,11 @@ Replaced = tuple[Any, str, Any]
 PICOSECONDS = 1_000
 """Per nanosecond."""
 _calendar_s, _calendar_ns = time.time, time.time_ns
+_CLOCKS = {
+    time.CLOCK_REALTIME: "time", time.CLOCK_MONOTONIC: "monotonic",
+    time.CLOCK_MONOTONIC_RAW: "monotonic", time.CLOCK_BOOTTIME: "monotonic",
+}  # fmt: skip
+"""What else tells the time of these clocks."""
 _WITHOUT_HANDLER = (signal.SIGKILL, signal.SIGSTOP)
 _RANDOM, _NUMPY_RANDOM, _EXITS = "random", "numpy.random", "atexit"
 _FILE_FUNCTIONS = (
@@ -117,6 +126,11 @@ class Substitutes:
                 (time, f"{name}_ns", self._later_ns)
                 for name in ("time", "monotonic", "perf_counter")
             ),
+            *((time, name, self._of_clock) for name in ("clock_gettime", "clock_gettime_ns")),
+            *((time, name, self._of_now) for name in ("ctime", "gmtime", "localtime")),
+            *((time, name, self._of_local_time) for name in ("asctime", "strftime")),
+            (datetime, "now", self._now),
+            (datetime, "utcnow", self._utcnow),
             (os, "_exit", self._exit),
             (os, "abort", self._abort),
             (os, "kill", self._kill),
@@ -133,7 +147,7 @@ class Substitutes:
             (sys, "breakpointhook", self._breakpoint),
         )
         for owner, name, make in table:
-            self._replace(owner, name, make(getattr(owner, name)))
+            self._replace(owner, name, make(_found(owner, name)))
         shared = random._inst  # noqa: SLF001  # it has no other name
         self._follow(random, shared, _RANDOM, random.Random)
 
@@ -141,7 +155,7 @@ class Substitutes:
         """Give everything back."""
         while self._replaced:
             owner, name, original = self._replaced.pop()
-            setattr(owner, name, original)
+            _put(owner, name, original)
         for variable in sorted(self._variables):
             if (text := self._environment.get(variable)) is None:
                 os.unsetenv(variable)
@@ -183,8 +197,8 @@ class Substitutes:
             os.sched_setscheduler(0, self._policy, os.sched_param(0))
 
     def _replace(self, owner: Any, name: str, substitute: Any) -> None:
-        self._replaced.append((owner, name, getattr(owner, name)))
-        setattr(owner, name, substitute)
+        self._replaced.append((owner, name, _found(owner, name)))
+        _put(owner, name, substitute)
 
     def _follow(
         self,
@@ -251,6 +265,50 @@ class Substitutes:
             return original() if rank is None else begin + self._time.of(rank) // PICOSECONDS
 
         return virtual
+
+    def _of_clock(self, original: Callable[[int], Any]) -> Callable[[int], Any]:
+        suffix = original.__name__.removeprefix("clock_gettime")
+
+        def tell(clock: int) -> Any:
+            name = _CLOCKS.get(clock) if self.running() is not None else None
+            return original(clock) if name is None else getattr(time, name + suffix)()
+
+        return tell
+
+    def _of_now(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def tell(seconds: float | None = None, /) -> Any:
+            is_ours = seconds is None and self.running() is not None
+            return original(time.time() if is_ours else seconds)
+
+        return tell
+
+    def _of_local_time(self, original: Callable[..., str]) -> Callable[..., str]:
+        count = 2 if original.__name__ == "strftime" else 1
+
+        def tell(*words: Any) -> str:
+            if len(words) == count - 1 and self.running() is not None:
+                words = (*words, time.localtime())
+            return original(*words)
+
+        return tell
+
+    def _now(self, original: Any) -> Any:
+        def now(kind: type[datetime], tz: tzinfo | None = None) -> datetime:
+            if self.running() is None:
+                told: datetime = original.__get__(None, kind)(tz)
+                return told
+            return kind.fromtimestamp(time.time(), tz)
+
+        return classmethod(now)
+
+    def _utcnow(self, original: Any) -> Any:
+        def utcnow(kind: type[datetime]) -> datetime:
+            if self.running() is None:
+                told: datetime = original.__get__(None, kind)()
+                return told
+            return kind.fromtimestamp(time.time(), UTC).replace(tzinfo=None)
+
+        return classmethod(utcnow)
 
     def _exit(self, original: Callable[[int], NoReturn]) -> Callable[[int], None]:
         def exit_rank(status: int) -> None:
@@ -419,6 +477,23 @@ class Substitutes:
             yield
         finally:
             self._scheduler.pin()
+
+
+def _found(owner: Any, name: str) -> Any:
+    return vars(owner)[name] if owner is datetime else getattr(owner, name)
+
+
+def _put(owner: Any, name: str, value: Any) -> None:
+    """Set an attribute, also of `datetime`: C has made it, so Python refuses.
+
+    Another class in its place would not do: objects that C makes would be none of it.
+    """
+    if owner is not datetime:
+        setattr(owner, name, value)
+        return
+    (namespace,) = gc.get_referents(vars(owner))
+    namespace[name] = value
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(owner))
 
 
 def seeds_of(rank: int, seed: int = 0) -> tuple[str, int, int]:

@@ -187,7 +187,7 @@ class World:
         self.shared = {}
         self.last_step = None
         if self.prediction is not None:
-            self.prediction.begin_attempt()
+            self.prediction.begin_attempt(size)
 
     def rejoin(self, rank: Rank, number: int, process: RankProcess) -> None:
         """A rank that has lived on belongs to the present attempt, with this number."""

@@ -52,6 +52,8 @@ def ring_reduced(tensors: Sequence[Tensor], op: Any) -> Tensor:
         _, factor = op.__getstate__()
         tensors, kind = [tensor * factor for tensor in tensors], ReduceOp.SUM
     size, first = len(tensors), tensors[0]
+    if kind in _OF_BITS and first.is_floating_point():
+        raise RuntimeError(f"Cannot use ReduceOp.{_name_of(kind).upper()} with non-integral dtype")
     length = block_elements(first.numel(), first.element_size(), size)
     if size == 1:
         result = first.reshape(-1).clone()
@@ -156,6 +158,8 @@ _FOLD: dict[Any, Callable[..., Any]] = {
     ReduceOp.SUM: np.add.reduce, ReduceOp.AVG: np.add.reduce, ReduceOp.PRODUCT: np.multiply.reduce,
 }  # fmt: skip
 """What numpy does to the bit as torch, in one call for all rows."""
+
+_OF_BITS = frozenset((ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR))
 
 _COMBINE: dict[Any, Combine] = {
     ReduceOp.SUM: Tensor.add_,

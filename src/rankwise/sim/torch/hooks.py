@@ -10,7 +10,8 @@ What is touched:
 - `distributed_c10d._process_group_name`: the registry of groups in C++ is the process's, so each
   rank's groups have names of their own.
 - `distributed_c10d._unregister_all_process_groups`: would take everybody's groups out of it.
-- `torch.distributed.TCPStore` and `FileStore`: the same for programs that make one themselves.
+- `torch.distributed.TCPStore` and `FileStore`: the same for programs that make one themselves; and
+  `PrefixStore` around one of those, here and in `distributed_c10d`.
 - `ProcessGroup._register_backend` and its siblings, to make the groups of gloo that are recorded.
 - `distributed_c10d._get_default_timeout`: is told that all backends are gloo.
 - `distributed_c10d.rendezvous`: gives the store of the simulated world.
@@ -49,6 +50,7 @@ from rankwise.sim.torch.store import (
     SYMMETRIC_MEMORY,
     Entries,
     RehearsedFileStore,
+    RehearsedPrefixStore,
     RehearsedStore,
     RehearsedTCPStore,
 )
@@ -83,7 +85,9 @@ def install(world: World, device: str = "cpu") -> Callable[[], None]:
     replace("_get_default_timeout", _of_gloo)
     stack.callback(follow_steps())
     for name, kind in (("TCPStore", RehearsedTCPStore), ("FileStore", RehearsedFileStore)):
-        replace(name, partial(_made_by_ranks, kind), torch.distributed)
+        replace(name, partial(_made_by_ranks, kind, kind), torch.distributed)
+    for owner in (torch.distributed, c10d):
+        replace("PrefixStore", partial(_made_by_ranks, RehearsedPrefixStore, _prefixed), owner)
     if device == "cuda":
         stack.callback(model_cuda())
     if world.prediction is not None:
@@ -271,16 +275,18 @@ def _told(name: str, ranks: tuple[int, ...]) -> str:
     return f"{name}:{','.join(map(str, ranks))}" if len(ranks) <= 8 else f"{name}:{hash(ranks):x}"
 
 
-def _made_by_ranks(kind: Any, original: Any) -> type:
+def _made_by_ranks(kind: Any, make: Callable[..., Any], original: Any) -> type:
     """A class that makes a store of the simulated world for a rank, and else what it replaces."""
 
     class OfRanks(type(original)):  # type: ignore[misc]  # a metaclass of pybind's
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
             rank = running_rank()
-            if rank is None:
+            store = None
+            if rank is not None:
+                world = present_world()
+                store = make(world.scheduler, world.shared, *args, **kwargs)
+            if rank is None or store is None:
                 return original(*args, **kwargs)
-            world = present_world()
-            store = kind(world.scheduler, world.shared, *args, **kwargs)
             rank.belongings[_KEY].stores.append(store)  # C++ keeps no Python object alive
             return store
 
@@ -288,6 +294,13 @@ def _made_by_ranks(kind: Any, original: Any) -> type:
             return isinstance(value, original | kind)
 
     return OfRanks(original.__name__, (original,), {})
+
+
+def _prefixed(
+    _scheduler: Any, _shared: Any, prefix: str, store: Any
+) -> RehearsedPrefixStore | None:
+    """The one around a store of the simulated world: C++ could not pass on to that all it takes."""
+    return RehearsedPrefixStore(prefix, store) if isinstance(store, RehearsedStore) else None
 
 
 def _with_our_backend(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -38,7 +38,7 @@ from rankwise.sim.torch.loads import (
     tensors_of,
 )
 from rankwise.sim.torch.named_group import NamedProcessGroup
-from rankwise.sim.torch.words import called, reducing, told_dtype, told_shapes
+from rankwise.sim.torch.words import called, check_dtype, reducing, told_dtype, told_shapes
 from rankwise.sim.torch.work import NO_TIMEOUT, RehearsedWork, Timed
 
 if TYPE_CHECKING:
@@ -299,6 +299,8 @@ class RehearsedProcessGroup(NamedProcessGroup):
             sent = [[flat_of(each).clone() for each in own] for _, own in loads]
             self._deal("all_to_all", sent, [places for places, _ in loads])
 
+        for tensor in inputs:
+            check_dtype("all_to_all", tensor.dtype, self._backend_name)
         return self._meet("all_to_all #?", [], (outputs, inputs), carry_out, outputs, opts=opts)
 
     def all_to_all_single(
@@ -332,6 +334,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
             places = [cut(whole, splits) for whole, _, splits, _ in loads]
             self._deal("all_to_all_single", sent, places)
 
+        check_dtype("all_to_all_single", own.dtype, self._backend_name)
         load = (output, own, output_splits, input_splits)
         call = f"all_to_all_single #? of {told_dtype(own)}"
         return self._meet(call, [], load, carry_out, [output], opts=opts)
@@ -430,8 +433,10 @@ class RehearsedProcessGroup(NamedProcessGroup):
     ) -> tuple[Meeting, Sequence[Timed]]:
         """Come to the next operation; `alike` must have the same shapes and dtypes everywhere."""
         if len(alike) == 1:
-            words = called(call, alike[0].shape, alike[0].dtype)
+            words = called(call, alike[0].shape, alike[0].dtype, self._backend_name)
         else:
+            for tensor in alike:
+                check_dtype(call, tensor.dtype, self._backend_name)
             words = f"{call} of {told_shapes(alike)}" if alike else call
         computed, clock = partial(plainly, carry_out), self._clock
         if clock is None:

@@ -6,11 +6,12 @@ group is the same again.
 """
 
 import re
+from collections import deque
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from torch.distributed import DistStoreError, Store
+from torch.distributed import DistStoreError, QueueEmptyError, Store
 
 from rankwise.base.units import SECOND, Instant
 from rankwise.sim.rehearsal.scheduler import Gate, Scheduler
@@ -42,49 +43,73 @@ class Entries:
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
+        self.queues: dict[str, deque[bytes]] = {}
         self.gates: dict[str, _KeyIsSet] = {}
+
+    def has(self, key: str) -> bool:
+        """Whether a key is set, or its queue holds something."""
+        return key in self.values or key in self.queues
 
     def put(self, key: str, value: bytes) -> None:
         """Set a key, and let those run that wait for it."""
         self.values[key] = value
+        self._open(key)
+
+    def push(self, key: str, value: bytes) -> None:
+        """Put a value at the end of a queue, and let those run that wait for it."""
+        self.queues.setdefault(key, deque()).append(value)
+        self._open(key)
+
+    def pop(self, key: str) -> bytes:
+        """Take the first value of a queue, which holds one."""
+        queue = self.queues[key]
+        value = queue.popleft()
+        if not queue:
+            del self.queues[key]
+        return value
+
+    def _open(self, key: str) -> None:
         gate = self.gates.pop(key, None)
         if gate is not None:
             gate.open()
 
 
 class RehearsedStore(Store):  # type: ignore[misc]  # torch is untyped here
-    """One rank's view of the entries."""
+    """One rank's view of the entries; with a prefix, of those whose keys begin like that."""
 
-    def __init__(self, scheduler: Scheduler, entries: Entries) -> None:
+    def __init__(self, scheduler: Scheduler, entries: Entries, prefix: str = "") -> None:
         super().__init__()
         self._scheduler = scheduler
         self._entries = entries
+        self._prefix = prefix
         self._patience = _PATIENCE
+        self._clones: list[RehearsedStore] = []
 
     def set(self, key: str, value: Any) -> None:
         """Set a key."""
-        self._entries.put(_common(key), _as_bytes(value))
+        self._entries.put(self._common(key), _as_bytes(value))
 
     def get(self, key: str) -> bytes:
         """The value of a key, once it is set."""
         self.wait([key])
-        return self._entries.values[_common(key)]
+        return self._entries.values[self._common(key)]
 
     def add(self, key: str, amount: int) -> int:
         """Add to a key that counts; returns the sum."""
-        key = _common(key)
+        key = self._common(key)
         total = int(self._entries.values.get(key, b"0")) + amount
         self._entries.put(key, str(total).encode())
         return total
 
     def append(self, key: str, value: Any) -> None:
         """Put a value after the one that is there."""
-        key = _common(key)
+        key = self._common(key)
         self._entries.put(key, self._entries.values.get(key, b"") + _as_bytes(value))
 
     def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
         """Set a key if it has the expected value; returns the value that it has now."""
-        key, present = _common(key), self._entries.values.get(_common(key))
+        key = self._common(key)
+        present = self._entries.values.get(key)
         if present is None and not _as_bytes(expected):
             present = b""
         if present == _as_bytes(expected):
@@ -94,7 +119,7 @@ class RehearsedStore(Store):  # type: ignore[misc]  # torch is untyped here
 
     def check(self, keys: list[str]) -> bool:
         """Whether all keys are set; if not, others run before the next look."""
-        if all(_common(key) in self._entries.values for key in keys):
+        if all(self._entries.has(self._common(key)) for key in keys):
             return True
         self._scheduler.poll()
         return False
@@ -105,25 +130,47 @@ class RehearsedStore(Store):  # type: ignore[misc]  # torch is untyped here
         if timeout is not None and timeout != self._patience:
             nanoseconds = round(timeout.total_seconds() * SECOND)
             until = Instant(self._scheduler.now + nanoseconds)
-        for key in map(_common, keys):
-            while key not in self._entries.values:
+        for key in map(self._common, keys):
+            while not self._entries.has(key):
                 gate = self._entries.gates.setdefault(key, _KeyIsSet(key))
                 if not self._scheduler.wait(gate, until):
-                    told = ", ".join(map(_common, keys))
+                    told = ", ".join(map(self._common, keys))
                     patience_ms = round(timeout.total_seconds() * 1_000) if timeout else 0
                     raise DistStoreError(f"wait timeout after {patience_ms}ms, keys: {told}")
 
     def delete_key(self, key: str) -> bool:
         """Remove a key; whether it was there."""
-        return self._entries.values.pop(_common(key), None) is not None
+        return self._entries.values.pop(self._common(key), None) is not None
 
     deleteKey = delete_key  # noqa: N815  # as C++ calls it, for a `PrefixStore` around this one
 
     def num_keys(self) -> int:
-        """How many keys are set."""
+        """How many keys are set, with any prefix."""
         return len(self._entries.values)
 
     getNumKeys = num_keys  # noqa: N815  # the same
+
+    def list_keys(self) -> list[str]:
+        """The keys that are set; those with the prefix, without it."""
+        prefix = self._common("")
+        return [key.removeprefix(prefix) for key in self._entries.values if key.startswith(prefix)]
+
+    def queue_push(self, key: str, value: Any) -> None:
+        """Put a value at the end of a queue."""
+        self._entries.push(self._common(key), _as_bytes(value))
+
+    def queue_pop(self, key: str, block: bool = True) -> bytes:  # torch's signature
+        """Take the first value of a queue; wait for one, unless `block` is false."""
+        key = self._common(key)
+        while key not in self._entries.queues:
+            if not block:
+                raise QueueEmptyError("queue is empty")
+            self._scheduler.wait(self._entries.gates.setdefault(key, _KeyIsSet(key)))
+        return self._entries.pop(key)
+
+    def queue_len(self, key: str) -> int:
+        """How many values a queue holds."""
+        return len(self._entries.queues.get(self._common(key), ()))
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
         """The values of keys, once they are all set."""
@@ -149,7 +196,31 @@ class RehearsedStore(Store):  # type: ignore[misc]  # torch is untyped here
 
     def clone(self) -> "RehearsedStore":
         """Another view of the same entries."""
-        return RehearsedStore(self._scheduler, self._entries)
+        clone = RehearsedStore(self._scheduler, self._entries, self._prefix)
+        self._clones.append(clone)  # C++ keeps no Python object alive
+        return clone
+
+    def _common(self, key: str) -> str:
+        """What all ranks call a key."""
+        return _MARK.sub("", self._prefix + key)
+
+
+class RehearsedPrefixStore(RehearsedStore):
+    """What a program gets that makes a `PrefixStore` around a store of the simulated world."""
+
+    def __init__(self, prefix: str, store: RehearsedStore) -> None:
+        super().__init__(store._scheduler, store._entries, f"{store._prefix}{prefix}/")  # noqa: SLF001  # a class of ours
+        self.underlying_store = store
+        self._patience = store.timeout
+
+    def has_extended_api(self) -> bool:
+        """As the store inside."""
+        return self.underlying_store.has_extended_api()
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Note it for the store inside, too."""
+        super().set_timeout(timeout)
+        self.underlying_store.set_timeout(timeout)
 
 
 class RehearsedTCPStore(RehearsedStore):
@@ -199,9 +270,14 @@ class RehearsedFileStore(RehearsedStore):
         self.path = str(Path(file_name).absolute())
         super().__init__(scheduler, shared.setdefault(f"store file://{self.path}", Entries()))
 
+    def has_extended_api(self) -> bool:
+        """It has append, multi_get and multi_set, and says that it has not, as the real one."""
+        return False
 
-def _common(key: str) -> str:
-    return _MARK.sub("", key)
+    def _has_no_queues(self, *_args: Any, **_named: Any) -> Any:
+        raise NotImplementedError("queue support is not implemented: a FileStore has none")
+
+    queue_push = queue_pop = queue_len = _has_no_queues
 
 
 def _as_bytes(value: Any) -> bytes:

@@ -51,6 +51,7 @@ class _Allocation:
     """One rank's part of an allocation.
 
     Attributes:
+        number: of the rank.
         memory: its bytes.
         pad: its signal pad.
         arrivals: when a signal comes on a modelled machine, in picoseconds, by word of the pad.
@@ -59,15 +60,21 @@ class _Allocation:
     """
 
     def __init__(self, memory: Tensor, pad_bytes: int, group_name: str) -> None:
-        number = _running().number
+        number = self.number = _running().number
         self.memory = memory
         self.memory.name_in_kernels = f"symmetric memory of rank {number}"
         self.pad = torch.zeros(pad_bytes // _WORD_BYTES, dtype=torch.int32)
         self.pad.name_in_kernels = f"signal pad of rank {number}"
+        self._begins = [(each.data_ptr(), int(each.nbytes)) for each in (self.memory, self.pad)]
+        present_world().changes.parts.add(self)
         self.arrivals: dict[int, int] = {}
         self.group_name = group_name
         self.handles: dict[str, RehearsedSymmetricMemory] = {}
         self._changes: dict[int, Gate] = {}
+
+    def holds(self, address: int) -> bool:
+        """Whether the byte at an address belongs to it."""
+        return any(0 <= address - begin < size for begin, size in self._begins)
 
     def wait_for_word(
         self, word: int, value: int, awaited: Callable[[], "_Signal"], timeout_ms: int

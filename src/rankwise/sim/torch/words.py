@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from rankwise.sim.torch.arithmetic import op_name
@@ -20,10 +21,42 @@ def told_shapes(tensors: Sequence[Tensor]) -> str:
     return ", ".join(told) + more
 
 
+_OF_GLOO = frozenset(
+    (
+        torch.float64, torch.float32, torch.float16, torch.bfloat16,
+        torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool,
+    )
+)  # fmt: skip
+"""What gloo's collectives take, beside complex numbers; NCCL's take floats of eight bits, too."""
+
+
 @lru_cache(maxsize=1024)
-def called(call: str, shape: Any, dtype: Any) -> str:
-    """An operation on one tensor."""
+def called(call: str, shape: Any, dtype: Any, backend: str) -> str:
+    """An operation on one tensor.
+
+    Raises:
+        RuntimeError: the backend takes no such tensors.
+    """
+    check_dtype(call, dtype, backend)
     return f"{call} of {_shape(shape, dtype)}"
+
+
+@lru_cache(maxsize=1024)
+def check_dtype(call: str, dtype: Any, backend: str) -> None:
+    """Refuse tensors that the collectives of a backend do not take.
+
+    Raises:
+        RuntimeError: in the words of gloo, and why.
+    """
+    name = call.partition(" ")[0]
+    if dtype.is_complex:
+        is_taken = name != "gather"
+    elif dtype.is_floating_point and dtype.itemsize == 1:
+        is_taken = backend != "gloo"
+    else:
+        is_taken = dtype in _OF_GLOO
+    if not is_taken:
+        raise RuntimeError(f"Invalid scalar type: {name} of {backend} takes no {_name(dtype)}")
 
 
 @lru_cache(maxsize=1024)
@@ -34,9 +67,13 @@ def reducing(name: str, kind: Any) -> str:
 
 def told_dtype(tensor: Tensor) -> str:
     """A tensor's dtype, for people."""
-    return str(tensor.dtype).removeprefix("torch.")
+    return _name(tensor.dtype)
 
 
 @lru_cache(maxsize=1024)
 def _shape(shape: Any, dtype: Any) -> str:
-    return f"{tuple(shape)} {str(dtype).removeprefix('torch.')}"
+    return f"{tuple(shape)} {_name(dtype)}"
+
+
+def _name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")

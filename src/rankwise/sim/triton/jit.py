@@ -323,9 +323,15 @@ class JITFunction(KernelInterface):
         self.emulate(given, grid_sizes(grid, given))
         return compiled
 
-    def emulate(self, given: Mapping[str, Any], grid: tuple[int, int, int]) -> None:
+    def emulate(
+        self,
+        given: Mapping[str, Any],
+        grid: tuple[int, int, int],
+        observer: Observer | None = None,
+    ) -> None:
         """Run the programs of a launch here, whatever machine there is; `given` is by name."""
         launch, body = self.prepared(given, grid)
+        launch.observer = observer or launch.observer
         if 0 not in grid:
             alone = launch.observer is not None or launch.races is not None or self.waits()
             run_launch(launch, body, interleave=alone)

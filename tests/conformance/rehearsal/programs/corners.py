@@ -3,6 +3,8 @@
 import hashlib
 import os
 import tempfile
+from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -41,6 +43,32 @@ told("sparse", sparse.to_dense(), sparse.is_coalesced())
 for tensor in (own(37, 41).t(), own(3, 5, 7, 2).permute(2, 0, 3, 1)):
     dist.all_reduce(tensor)
     told("transposed", tensor)
+
+
+def outcome(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except RuntimeError as error:
+        return str(error).partition(":")[0]
+    return "ok"
+
+
+for dtype in (torch.int16, torch.uint32, torch.float8_e4m3fn, torch.complex64, torch.bool):
+    few, many = torch.zeros(2).to(dtype), torch.zeros(2 * size).to(dtype)
+    rows = [few.clone() for _ in range(size)]
+    for call in (
+        partial(dist.all_reduce, few),
+        partial(dist.broadcast, few, 0),
+        partial(dist.reduce, few, 0),
+        partial(dist.all_gather, rows, few),
+        partial(dist.gather, few, rows if rank == 0 else None),
+        partial(dist.scatter, few, rows if rank == 0 else None),
+        partial(dist.reduce_scatter, few, rows),
+        partial(dist.all_to_all_single, many.clone(), many),
+        partial(dist.all_to_all, [each.clone() for each in rows], rows),
+    ):
+        told("takes", dtype, call.func.__name__, outcome(call))
+told("bits of floats", outcome(partial(dist.all_reduce, torch.ones(2), dist.ReduceOp.BAND)))
 
 store = dist.PrefixStore("mine", dist.distributed_c10d._get_default_store())
 if rank == 0:

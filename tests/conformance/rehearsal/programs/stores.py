@@ -35,6 +35,23 @@ else:
         pass
 print(f"rank {rank}: {store.get('count').decode()} {store.check(['never'])}", flush=True)
 
+mine = dist.PrefixStore("inner", dist.PrefixStore("outer", store.clone()))
+mine.queue_push("work", f"of {rank}")
+mine.set("key", "value")
+store.wait(["outer/inner/key"])
+print(f"rank {rank}: {mine.clone().get('key').decode()} {mine.list_keys()}", flush=True)
+if rank == 0:
+    taken = sorted(mine.queue_pop("work").decode() for _ in range(size))
+    print(taken, mine.queue_len("work"), "outer/inner/key" in store.list_keys(), flush=True)
+    try:
+        mine.queue_pop("work", block=False)
+    except dist.QueueEmptyError as error:
+        print(error, flush=True)
+try:
+    files.queue_len("work")
+except NotImplementedError as error:
+    print(str(error).partition(":")[0].rstrip("."), flush=True)
+
 dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
 total = torch.tensor([rank + 1.0])
 dist.all_reduce(total)

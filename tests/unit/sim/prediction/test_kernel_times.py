@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 
 from rankwise.sim import load_topology, triton
-from rankwise.sim.prediction import Prediction
-from rankwise.sim.prediction.kernels import KernelTimes
+from rankwise.sim.hardware.quantities import picoseconds
+from rankwise.sim.prediction import Prediction, RankClock
+from rankwise.sim.prediction.costs import Work
+from rankwise.sim.prediction.kernels import KernelTimes, Meter
 from rankwise.sim.triton import execution as triton_execution
 from rankwise.sim.triton import language as tl
+from rankwise.sim.triton.host import OTHERS
 from rankwise.sim.triton.kernel_runner import tried
 
 
@@ -59,13 +62,39 @@ def positive(x_ptr: Any, BLOCK: tl.constexpr) -> None:
     tl.store(x_ptr + tl.arange(0, BLOCK), -x)
 
 
+@triton.jit
+def pull(x_ptr: Any, y_ptr: Any, flag_ptr: Any, BLOCK: tl.constexpr) -> None:
+    while tl.atomic_add(flag_ptr, 0) == 0:
+        pass
+    places = tl.arange(0, BLOCK)
+    tl.store(x_ptr + places, tl.load(y_ptr + places) + 1)
+
+
+class Others:
+    """Other ranks, one of which sets a flag when it is waited for."""
+
+    def __init__(self, flag: Any) -> None:
+        self._flag = flag
+
+    def wait(self, awaited: str) -> None:
+        assert "memory to change" in awaited
+        self._flag[0] = 1
+
+    def notify(self) -> None:
+        """Nobody waits for this one."""
+
+
 class Launches:
     """Launches kernels, and knows of the trials."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.trials = 0
         self.said: list[str] = []
-        self._times = KernelTimes(Prediction(load_topology("pod64"), 2), self.said.append)
+        self.prediction = Prediction(load_topology("pod64"), 2)
+        self.peers: list[Any] = []
+        self._clock = RankClock(self.prediction, 0, 0)
+        self._meter = Meter(self.prediction, self._clock, self._owner_of)
+        self._times = KernelTimes(self.prediction, self.said.append)
 
         def counted(*args: Any) -> Any:
             self.trials += 1
@@ -74,7 +103,14 @@ class Launches:
         monkeypatch.setattr("rankwise.sim.prediction.kernels.tried", counted)
 
     def time(self, kernel: Any, *args: Any, grid: int = 4) -> int:
-        return self._times.run(kernel, grid, args, {"BLOCK": 64}).duration
+        begun = self._clock.time
+        self._times.run(kernel, grid, args, {"BLOCK": 64}, self._meter)
+        return self._clock.time - begun
+
+    def _owner_of(self, address: int) -> int | None:
+        """Rank 1 has what lies in `peers`."""
+        ranges = [(each.ctypes.data, each.nbytes) for each in self.peers]
+        return 1 if any(0 <= address - begin < size for begin, size in ranges) else None
 
 
 @pytest.fixture
@@ -179,6 +215,29 @@ def test_what_a_kernel_asserts_of_its_values_is_asserted_where_they_are_computed
     assert launches.said == []
     with pytest.raises(triton_execution.DeviceAssertion, match=r"positive.*program \(0, 0, 0\)"):
         launches.time(positive, x, grid=1)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_waits_for_others_takes_what_it_moves_here_and_over_the_links(
+    rank: int, launches: Launches
+) -> None:
+    x, y, flag = np.zeros(64, np.float32), np.ones(64, np.float32), np.zeros(1, np.int32)
+    launches.peers = [y] if rank else []
+    others = OTHERS.set(Others(flag))
+    try:
+        took = [launches.time(pull, x, y, flag, grid=1) for _ in range(2)]
+    finally:
+        OTHERS.reset(others)
+
+    prediction = launches.prediction
+    command = picoseconds(prediction.topology.machine.system.host.command_ns)
+    over_links = prediction.network.message_time(1, 0, y.nbytes)
+    here = prediction.costs.bound(Work("triton.pull", "math", 64, x.nbytes + y.nbytes, "f32"))[1]
+    assert x.tolist() == [2.0] * 64
+    assert launches.trials == 1, "it cannot be tried"
+    assert "kernel pull cannot be tried on pod64" in launches.said[0]
+    assert took == pytest.approx([command + (over_links if rank else here)] * 2, rel=0.1)
+    assert over_links > 10 * here
 
 
 def test_a_launch_of_no_programs_takes_no_time(launches: Launches) -> None:

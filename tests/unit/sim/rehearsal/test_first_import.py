@@ -58,6 +58,13 @@ def test_imports_of_the_library_do_not_count(install: Installed) -> None:
     assert install.times == 0
 
 
+def test_imports_among_the_packages_own_modules_do_not_count(install: Installed) -> None:
+    with pytest.raises(ModuleNotFoundError):
+        executed(f"import {PACKAGE}", f"{PACKAGE}.knobs")
+
+    assert install.times == 0
+
+
 def test_what_the_library_has_imported_before_is_not_what_a_program_gets(
     install: Installed,
 ) -> None:

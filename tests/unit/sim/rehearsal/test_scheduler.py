@@ -258,6 +258,26 @@ def test_who_asks_for_a_stop_does_not_wait_for_a_rank_that_gets_on() -> None:
     scheduler.ranks[0].thread.join(PATIENCE_S)
 
 
+def test_a_rank_that_a_signal_ends_counts_as_ended_by_it_when_it_is_given_up() -> None:
+    held = threading.Event()
+    scheduler = scheduler_of(held.wait)
+    rank = scheduler.ranks[0]
+    ends = rank.is_ended_by(signal.SIGTERM), rank.is_ended_by(signal.SIGCHLD)
+    before = signal.signal(
+        signal.SIGALRM, lambda *_: scheduler.interrupt(0.02, signal=signal.SIGTERM)
+    )
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        assert scheduler.run() is rank
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+    assert ends == (True, False)
+    assert rank.exit_code == -signal.SIGTERM
+    held.set()
+    rank.thread.join(PATIENCE_S)
+
+
 def test_the_conductor_gets_the_baton_at_its_horizon() -> None:
     scheduler = scheduler_of(lambda: scheduler.sleep(100))
 

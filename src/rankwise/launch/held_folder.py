@@ -1,9 +1,10 @@
-"""The folder of a member of the run's own etcd, whatever becomes of its agent.
+"""A folder that lives as long as the process that holds it, however that ends.
 
-The agent removes it, or its guardian if the agent is killed. If both are killed at once it stays,
-with 64 MB and more. So an agent holds a lock on its folder for as long as it lives, and before that
-it removes those of this user that nobody holds. A folder gets its name when it is locked: nobody
-can find one that is about to be locked.
+The data of a member of the run's own etcd are removed by the agent, or by its guardian if the agent
+is killed; if both are killed at once they stay, with 64 MB and more. What simulated ranks leave has
+no guardian. So a process holds a lock on its folder for as long as it lives, and before that it
+removes those of this user that nobody holds. A folder gets its name when it is locked: nobody can
+find one that is about to be locked.
 """
 
 import os
@@ -15,18 +16,20 @@ from pathlib import Path
 from rankwise.launch.private_places import remove_tree
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+OF_ETCD, OF_SIMULATED_RANKS = "etcd", "simulated"
+"""What folders are held as."""
 
 
 @contextmanager
-def held_folder(place: Path) -> Iterator[Path]:
-    """A new folder in `place`, a private directory of the run; both go with the agent.
+def held_folder(place: Path, name: str) -> Iterator[Path]:
+    """A new folder in `place`, a private directory of the run; both go with this process.
 
-    Folders like that which nobody holds, in places next to this one, are removed first.
+    Folders of that name which nobody holds, in places next to this one, are removed first.
     """
-    for other in place.parent.glob("rankwise_*/etcd"):
+    for other in place.parent.glob(f"rankwise_*/{name}"):
         _remove_abandoned(other)
     place.mkdir(mode=0o700, exist_ok=True)
-    unnamed, folder = place / "etcd.new", place / "etcd"
+    unnamed, folder = place / f"{name}.new", place / name
     unnamed.mkdir(mode=0o700)
     fd = os.open(unnamed, _FOLDER)
     try:
