@@ -10,7 +10,7 @@ a *volley*, up to a pause that is more than half of the long ones. What the last
 than the second last to the last call of a volley is what the ranks lose by it until the next.
 Both times are medians: a pause of one rank is no straggler, and part of the calls may be unknown.
 
-Groups with members elsewhere are not judged, since the last rank may be there.
+Groups with members that are not known are not judged, since the last rank may be one of them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +21,7 @@ from typing import NamedTuple
 import msgspec
 
 from rankwise.core.ledger.books import Group
-from rankwise.core.ledger.lateness import NOTABLE_SHARE
+from rankwise.core.ledger.lateness import NOTABLE_SHARE, Doubt, no_doubt
 
 _PENDING_MAX = 512
 _VOLLEYS_MIN = 8
@@ -63,9 +63,10 @@ class _Come(NamedTuple):
 
 
 class SampledLateness:
-    """Finds a straggler among ranks that share one clock."""
+    """Finds a straggler among ranks whose clocks agree but for a doubt."""
 
-    def __init__(self) -> None:
+    def __init__(self, doubt: Doubt = no_doubt) -> None:
+        self._doubt = doubt
         self._pending: dict[tuple[str, int], dict[int, Begun]] = {}
         self._judged: dict[str, dict[int, _Come]] = {}
         self._latest: dict[str, int] = {}
@@ -84,11 +85,17 @@ class SampledLateness:
             come[rank] = call
             if len(come) == group.size:
                 del self._pending[call.group, call.number]
-                judged[call.number] = _judged(come)
+                judged[call.number] = self._judge(come)
                 if len(judged) > _KEPT_MAX:
                     del judged[min(judged)]
             elif len(self._pending) > _PENDING_MAX:
                 del self._pending[min(self._pending, key=lambda key: key[1])]
+
+    def _judge(self, come: Mapping[int, Begun]) -> _Come:
+        *_, before, last = sorted(come, key=lambda rank: (come[rank].begun_at, rank))
+        at = come[last].begun_at
+        gap = at - come[before].begun_at - self._doubt(before, last)
+        return _Come(come[last].number, at, last, max(0, gap))
 
     def straggler(self) -> Straggler | None:
         """The rank for which the others wait in most volleys, if that costs them notably."""
@@ -116,12 +123,6 @@ class SampledLateness:
             cost=min(1.0, lost / beat),
             seen=len(judged) / self._latest[group],
         )
-
-
-def _judged(come: Mapping[int, Begun]) -> _Come:
-    *_, before, last = sorted(come, key=lambda rank: (come[rank].begun_at, rank))
-    at = come[last].begun_at
-    return _Come(come[last].number, at, last, at - come[before].begun_at)
 
 
 def _volleys(calls: Sequence[_Come]) -> list[list[_Come]]:
