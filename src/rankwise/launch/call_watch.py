@@ -40,7 +40,7 @@ import msgspec
 
 from rankwise.base.failure import ErrorRecord, ExitStatus
 from rankwise.base.root_cause import may_be_of_others, tells_of_time
-from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after, between
+from rankwise.base.units import MILLISECOND, SECOND, ZERO, Duration, Instant, after, between
 from rankwise.core.gang.vocabulary import RanksBlamed
 from rankwise.core.ledger import (
     CALLS_MAX,
@@ -55,20 +55,20 @@ from rankwise.core.ledger import (
     Sheet,
     Timetable,
     Verdict,
-    delay_in_words,
     find_disagreement,
     find_verdict,
     judge,
-    notable_straggler,
     pack,
     pack_times,
     wait_in_words,
     waits_of,
+    who_is_late,
 )
 from rankwise.core.ledger.lateness import NOTABLE_TIME
 from rankwise.core.rendezvous.records import LateRank, Trouble
 from rankwise.drivers.real.call_rings import ArrivalReader, calls_begun, read_book
 from rankwise.drivers.real.process_host import RealProcessHost
+from rankwise.drivers.real.process_work import cpu_wait_of
 from rankwise.drivers.real.reactor import Reactor
 from rankwise.drivers.real.recorded_books import begun_by_cpp, groups_of, recorded_book
 from rankwise.drivers.real.report_pipe import Recorded
@@ -153,6 +153,8 @@ class CallWatch:
         self._sampled_lateness = SampledLateness()
         self._begun_by_cpp: dict[int, tuple[Mapping[str, Group], list[Begun]]] = {}
         """By rank, as it has told last."""
+        self._cpu_waits: dict[int, tuple[Duration, Duration]] = {}
+        """By rank, how long it had waited for a CPU when it was seen first, and last."""
         self._late: LateRank | None = None
         self._knows_who_is_late = False
         """Whether the other nodes have been asked in this attempt."""
@@ -279,7 +281,13 @@ class CallWatch:
         arrivals = tuple(reader.read(CALLS_MAX))
         groups, begun = self._begun_by_cpp.get(rank, ({}, []))
         groups = {**reader.groups, **groups}
-        return RankTimes(rank=rank, groups=groups, arrivals=arrivals, begun=tuple(begun))
+        return RankTimes(
+            rank=rank,
+            groups=groups,
+            arrivals=arrivals,
+            begun=tuple(begun),
+            cpu_wait=self._cpu_wait(rank),
+        )
 
     @property
     def asks_who_is_late(self) -> bool:
@@ -365,11 +373,8 @@ class CallWatch:
             return Delay(rank=late.rank, last=late.last, waited=late.waited), late.text
         self._see_arrivals()
         lasted = between(self._began_at, self._clock.now())
-        worst = self._lateness.worst(lasted)
-        if worst is None:
-            return notable_straggler(self._sampled_lateness, lasted)
-        of_a_part = self._lateness.is_of_a_part
-        return worst, delay_in_words(worst, lasted, self._lateness.seen, is_of_a_part=of_a_part)
+        cpu_waits = {rank: self._cpu_wait(rank) for rank in self._lateness.ranks}
+        return who_is_late(self._lateness, self._sampled_lateness, lasted, cpu_waits)
 
     def stand_still(self, since: Instant, until: Instant) -> None:
         """Take note that all ranks were stopped for a while."""
@@ -387,6 +392,7 @@ class CallWatch:
             self._looks_at = None
             return
         self._see_arrivals()
+        self._see_cpu_waits()
         verdict = self._certain_verdict() if self._is_somebody_standing() else None
         self._suspect()
         text = "" if verdict is None or not verdict.is_certain else verdict.text
@@ -423,6 +429,8 @@ class CallWatch:
         self._lateness.forget_groups()
         self._sampled_lateness = SampledLateness()
         self._begun_by_cpp, self._late, self._knows_who_is_late = {}, None, False
+        self._cpu_waits = {}
+        self._see_cpu_waits()
         if self._lateness.ranks != ranks:
             self._lateness = Lateness(ranks)
         self._read_segment = segment
@@ -443,6 +451,21 @@ class CallWatch:
         for rank, reader in zip(self._lateness.ranks, self._readers.values(), strict=True):
             arrivals = reader.read(most)
             self._lateness.see(rank, reader.groups, arrivals)
+
+    def _see_cpu_waits(self) -> None:
+        """See for how long ranks had no CPU: who is late by that is not to blame."""
+        for local_rank, link in self._host.links.items():
+            if link.process is None or link.is_over:
+                continue
+            waited = cpu_wait_of(link.process.pid)
+            if waited is not None:
+                rank = self._planner.world.rank(local_rank)
+                first, _ = self._cpu_waits.setdefault(rank, (waited, waited))
+                self._cpu_waits[rank] = first, waited
+
+    def _cpu_wait(self, rank: int) -> Duration:
+        first, last = self._cpu_waits.get(rank, (ZERO, ZERO))
+        return between(Instant(first), Instant(last))
 
     def _is_somebody_standing(self) -> bool:
         """Whether a rank has begun no call since the last look, and has begun some before."""

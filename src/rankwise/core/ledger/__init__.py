@@ -10,9 +10,9 @@ from rankwise.core.ledger.timetables import (
     Timetable,
     Told,
     late_over_nodes,
-    notable_straggler,
     pack_times,
     unpack_times,
+    who_is_late,
 )
 from rankwise.core.ledger.verdicts import (
     Verdict,
@@ -55,7 +55,6 @@ __all__ = [
     "find_verdict",
     "judge",
     "late_over_nodes",
-    "notable_straggler",
     "number_text",
     "pack",
     "pack_times",
@@ -64,5 +63,6 @@ __all__ = [
     "unpack_times",
     "wait_in_words",
     "waits_of",
+    "who_is_late",
     "with_all_members",
 ]

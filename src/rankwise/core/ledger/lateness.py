@@ -83,9 +83,14 @@ def notable(delays: Collection[Delay], lasted: Duration) -> Delay | None:
     is_notable = (
         worst.waited >= NOTABLE_TIME
         and worst.waited > NOTABLE_SHARE * lasted
-        and worst.waited * (len(delays) - 1) > _OUTSTANDING * others
+        and is_outstanding(worst.waited, others, len(delays))
     )
     return worst if is_notable else None
+
+
+def is_outstanding(worst: int, others: int, ranks: int) -> bool:
+    """Whether one of so many ranks costs far more than all others cost together, for one each."""
+    return worst * (ranks - 1) > _OUTSTANDING * others
 
 
 class Lateness:

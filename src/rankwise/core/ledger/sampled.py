@@ -10,6 +10,9 @@ a *volley*, up to a pause that is more than half of the long ones. What the last
 than the second last to the last call of a volley is what the ranks lose by it until the next.
 Both times are medians: a pause of one rank is no straggler, and part of the calls may be unknown.
 
+A machine that is busy makes now this rank late and now that one. So the last of most volleys is a
+straggler only if it costs so much more than the others together as elsewhere (`lateness.py`).
+
 Groups with members that are not known are not judged, since the last rank may be one of them.
 """
 
@@ -21,7 +24,7 @@ from typing import NamedTuple
 import msgspec
 
 from rankwise.core.ledger.books import Group
-from rankwise.core.ledger.lateness import NOTABLE_SHARE, Doubt, no_doubt
+from rankwise.core.ledger.lateness import NOTABLE_SHARE, Doubt, is_outstanding, no_doubt
 
 _PENDING_MAX = 512
 _VOLLEYS_MIN = 8
@@ -70,6 +73,7 @@ class SampledLateness:
         self._pending: dict[tuple[str, int], dict[int, Begun]] = {}
         self._judged: dict[str, dict[int, _Come]] = {}
         self._latest: dict[str, int] = {}
+        self._sizes: dict[str, int] = {}
 
     def see(self, rank: int, groups: Mapping[str, Group], calls: Iterable[Begun]) -> None:
         """Take in calls of one rank; one that was seen before changes nothing."""
@@ -78,6 +82,7 @@ class SampledLateness:
             if not 1 < group.size == len(group.members) or rank not in group.members:
                 continue
             judged = self._judged.setdefault(call.group, {})
+            self._sizes[call.group] = group.size
             self._latest[call.group] = max(self._latest.get(call.group, 0), call.number)
             if call.number in judged:
                 continue
@@ -114,6 +119,9 @@ class SampledLateness:
         ranks = [come.rank for come in ends]
         rank = max(sorted(set(ranks)), key=ranks.count)
         lost = median(come.gap if come.rank == rank else 0 for come in ends)
+        others = sum(come.gap for come in ends if come.rank != rank)
+        if not is_outstanding(sum(come.gap for come in ends) - others, others, self._sizes[group]):
+            return None
         beat = median(later[0].at - earlier[0].at for earlier, later in pairwise(volleys))
         if lost <= NOTABLE_SHARE * beat:
             return None

@@ -21,12 +21,12 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from rankwise.base.errors import RemoteProtocolError
-from rankwise.base.units import Duration, Instant, after, between
+from rankwise.base.units import ZERO, Duration, Instant, after, between
 from rankwise.core.ledger.books import Group
 from rankwise.core.ledger.lateness import NOTABLE_TIME, Arrival, Delay, Lateness
 from rankwise.core.ledger.sampled import Begun, SampledLateness
 from rankwise.core.ledger.sheets import SHEET_BYTES_MAX, opened, union_of_members
-from rankwise.core.ledger.words import delay_in_words, straggler_in_words
+from rankwise.core.ledger.words import delay_in_words, straggler_in_words, with_cpu_wait
 
 CALLS_MAX = 128
 """How many calls of a rank are told, of those that are in its book."""
@@ -41,12 +41,14 @@ class RankTimes(msgspec.Struct, frozen=True, kw_only=True):
         groups: those of the calls, with the members that are on its node.
         arrivals: calls of its book that have ended.
         begun: what C++ has begun by itself.
+        cpu_wait: how long it had to wait for a CPU.
     """
 
     rank: int
     groups: Mapping[str, Group] = {}
     arrivals: tuple[Arrival, ...] = ()
     begun: tuple[Begun, ...] = ()
+    cpu_wait: Duration = ZERO
 
 
 class Timetable(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,21 +139,45 @@ def late_over_nodes(tables: Iterable[Told], world_size: int) -> tuple[Delay, str
         (here, error), (there, other_error) = errors[one], errors[other]
         return 0 if here == there else error + other_error
 
-    groups = union_of_members((rank.groups for rank, _ in times), world_size)
+    known = union_of_members((rank.groups for rank, _ in times), world_size)
+    groups = {key: group for key, group in known.items() if len(group.members) == group.size}
     lateness = Lateness(range(world_size), doubt)
     sampled = SampledLateness(doubt)
     for rank, told in times:
-        lateness.see(rank.rank, groups, (_moved(call, told.shift) for call in rank.arrivals))
-        begun = (call._replace(begun_at=call.begun_at + told.shift) for call in rank.begun)
-        sampled.see(rank.rank, groups, begun)
+        arrivals = (_moved(call, told.shift) for call in rank.arrivals if call.group in groups)
+        lateness.see(rank.rank, groups, arrivals)
+        begun = (call for call in rank.begun if call.group in groups)
+        moved = (call._replace(begun_at=call.begun_at + told.shift) for call in begun)
+        sampled.see(rank.rank, groups, moved)
+    return who_is_late(lateness, sampled, lasted, {rank.rank: rank.cpu_wait for rank, _ in times})
+
+
+def who_is_late(
+    lateness: Lateness,
+    sampled: SampledLateness,
+    lasted: Duration,
+    cpu_waits: Mapping[int, Duration],
+) -> tuple[Delay, str] | None:
+    """Who made the others wait for a notable part of that time, and that in a sentence.
+
+    Args:
+        lateness: of what ranks call.
+        sampled: of what C++ calls, which counts where nobody is late to the others.
+        lasted: how long the ranks have run.
+        cpu_waits: how long they had to wait for a CPU, as far as that is known.
+    """
     worst = lateness.worst(lasted)
-    if worst is not None:
-        return worst, delay_in_words(worst, lasted, lateness.seen)
-    return notable_straggler(sampled, lasted)
+    if worst is None:
+        found = _notable_straggler(sampled, lasted)
+        if found is None:
+            return None
+        worst, text = found
+    else:
+        text = delay_in_words(worst, lasted, lateness.seen, is_of_a_part=lateness.is_of_a_part)
+    return worst, with_cpu_wait(text, worst, cpu_waits.get(worst.rank, ZERO), lasted)
 
 
-def notable_straggler(sampled: SampledLateness, lasted: Duration) -> tuple[Delay, str] | None:
-    """The same by a sample of what C++ calls, if it costs a notable part of that time."""
+def _notable_straggler(sampled: SampledLateness, lasted: Duration) -> tuple[Delay, str] | None:
     found = sampled.straggler()
     waited = Duration(0) if found is None else Duration(round(found.cost * lasted))
     if found is None or waited < NOTABLE_TIME:

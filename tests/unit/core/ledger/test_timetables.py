@@ -2,6 +2,7 @@
 
 import random
 
+import msgspec
 import pytest
 
 from rankwise.base.errors import RemoteProtocolError
@@ -83,6 +84,24 @@ def test_what_may_be_the_clocks_doing_is_nobodys() -> None:
 
 def test_a_node_that_has_not_answered_leaves_nobody_to_blame() -> None:
     assert late_over_nodes([Told(timetable(0, 0), None, None)], 2) is None
+
+
+def test_a_machine_that_is_busy_is_named_beside_the_rank_that_had_no_cpu() -> None:
+    late = timetable(1, 20)
+    (times,) = late.ranks
+
+    def told(cpu_wait: Duration) -> str:
+        ranks = (msgspec.structs.replace(times, cpu_wait=cpu_wait),)
+        table = msgspec.structs.replace(late, ranks=ranks)
+        found = late_over_nodes((Told(timetable(0, 0), None, None), Told(table, None, None)), 2)
+        assert found is not None
+        return found[1]
+
+    # It has cost 2.4 s of 12 s.
+    assert "; it had to wait for a CPU itself for 12 % of the run" in told(
+        Duration(3 * SECOND // 2)
+    )
+    assert "CPU" not in told(Duration(SECOND))
 
 
 def test_ranks_that_come_together_keep_nobody_waiting() -> None:
