@@ -6,7 +6,7 @@ it. A line is named by a comment at its end, `# line: call`, and then meant by `
     kind          departure, disagreement, circle, absence, failure or lateness
     blamed        the ranks that are to blame
     says          how the root cause begins; {others} stands for those who wait, or some of them
-    tells         instead, for a run that succeeds: what its last words have
+    tells         instead, for a run that succeeds: what its last words have; of a healthy one, may
     stands        a line that the blamed ranks' stacks must have
     ranks         how many ranks, 3 by default
     patience      seconds of the collectives' time-out, which the program finds in PATIENCE

@@ -11,10 +11,11 @@ from rankwise.drivers.real.recorded_books import FROM_CPP, begun_by_cpp, recorde
 from rankwise.drivers.real.report_pipe import Recorded, RecordedCall, RecordedGroup
 
 RANKS = (0, 1, 2)
+GROUP = "torch 0 0"
 SECOND = 1_000_000_000
 
 
-def recorded(*calls: RecordedCall, name: str = "0") -> Recorded:
+def recorded(*calls: RecordedCall, name: str = GROUP) -> Recorded:
     return Recorded(1, (RecordedGroup(name, "", RANKS, calls),))
 
 
@@ -23,18 +24,18 @@ def call(number: int, operation: str = "all_reduce", *, is_over: bool = True) ->
 
 
 def seen(rank: int, *calls: Call, fate: Fate = Fate.LIVES) -> Book:
-    groups = {"torch 0 0": Group(size=3, members=RANKS)}
+    groups = {GROUP: Group(size=3, members=RANKS)}
     return Book(rank=rank, groups=groups, calls=calls, fate=fate)
 
 
 def sampled(numbers: Iterable[int]) -> Recorded:
     sample = tuple((number, number * SECOND, 0) for number in numbers)
-    return Recorded(1, (RecordedGroup("0", "", RANKS, (), sample, ("all_reduce #?",)),))
+    return Recorded(1, (RecordedGroup(GROUP, "", RANKS, (), sample, ("all_reduce #?",)),))
 
 
 def entered(begun_s: float, ended_s: float, stage: Stage = Stage.DONE) -> Call:
     return Call(
-        group="torch 0 0",
+        group=GROUP,
         number=1,
         text="all_reduce #? (max) of (4,) float32",
         place="train.py:88",
@@ -50,7 +51,7 @@ def test_a_rank_stands_in_the_first_call_that_is_not_over() -> None:
     book = recorded_book(recorded(*calls), seen(0), RANKS)
 
     assert [each.stage for each in book.calls] == [Stage.DONE, Stage.WAITING, Stage.ISSUED]
-    assert book.counts == {"0": 3}
+    assert book.counts == {GROUP: 3}
     assert [each.number for each in book.standing] == [2]
 
 
@@ -115,7 +116,7 @@ def test_calls_of_another_group_or_operation_lend_nothing() -> None:
 def test_members_on_other_nodes_are_unknown() -> None:
     book = recorded_book(recorded(call(1)), seen(0), (0, 1))
 
-    assert (book.groups["0"].size, book.groups["0"].members) == (3, (0, 1))
+    assert (book.groups[GROUP].size, book.groups[GROUP].members) == (3, (0, 1))
 
 
 def test_the_rank_that_called_something_else_is_to_blame_not_those_that_wait_in_cpp() -> None:

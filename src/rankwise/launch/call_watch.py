@@ -28,7 +28,8 @@ answer.
 Who is merely late is accused only when an exception tells that patience is over. What lateness has
 cost is summed up by the way: each look takes in the calls that are new, of many the latest, so that
 a look costs a millisecond whatever the ranks do. Who is late in what C++ calls is estimated from
-what recorders tell anyway, when ranks are asked and when they end.
+what recorders tell anyway, when ranks are asked and when they end. In a run over nodes all ranks
+are compared when those of a node have ended, by their latest calls (`core/ledger/timetables.py`).
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -39,31 +40,35 @@ import msgspec
 
 from rankwise.base.failure import ErrorRecord, ExitStatus
 from rankwise.base.root_cause import may_be_of_others, tells_of_time
-from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after, between
+from rankwise.base.units import MILLISECOND, SECOND, ZERO, Duration, Instant, after, between
 from rankwise.core.gang.vocabulary import RanksBlamed
 from rankwise.core.ledger import (
+    CALLS_MAX,
     Begun,
     Book,
     Delay,
     Fate,
     Group,
     Lateness,
+    RankTimes,
     SampledLateness,
     Sheet,
+    Timetable,
     Verdict,
-    delay_in_words,
     find_disagreement,
     find_verdict,
     judge,
     pack,
-    straggler_in_words,
+    pack_times,
     wait_in_words,
     waits_of,
+    who_is_late,
 )
 from rankwise.core.ledger.lateness import NOTABLE_TIME
-from rankwise.core.rendezvous.records import Trouble
+from rankwise.core.rendezvous.records import LateRank, Trouble
 from rankwise.drivers.real.call_rings import ArrivalReader, calls_begun, read_book
 from rankwise.drivers.real.process_host import RealProcessHost
+from rankwise.drivers.real.process_work import cpu_wait_of
 from rankwise.drivers.real.reactor import Reactor
 from rankwise.drivers.real.recorded_books import begun_by_cpp, groups_of, recorded_book
 from rankwise.drivers.real.report_pipe import Recorded
@@ -146,6 +151,13 @@ class CallWatch:
         self._of_a_part: Verdict | None = None
         self._lateness = Lateness(())
         self._sampled_lateness = SampledLateness()
+        self._begun_by_cpp: dict[int, tuple[Mapping[str, Group], list[Begun]]] = {}
+        """By rank, as it has told last."""
+        self._cpu_waits: dict[int, tuple[Duration, Duration]] = {}
+        """By rank, how long it had waited for a CPU when it was seen first, and last."""
+        self._late: LateRank | None = None
+        self._knows_who_is_late = False
+        """Whether the other nodes have been asked in this attempt."""
         self._readers: dict[int, ArrivalReader] = {}
         self._read_segment: Segment | None = None
 
@@ -232,6 +244,9 @@ class CallWatch:
         self, trouble: Trouble, on_sheet: Callable[[bytes], None], *, with_recorders: bool
     ) -> None:
         """Tell the other nodes what this node's ranks do."""
+        if trouble is Trouble.DONE:
+            self.ask(partial(self._tell_times, self._clock.now(), on_sheet))
+            return
 
         def tell() -> None:
             books = self._books(with_empty=trouble in (Trouble.TIMED_OUT, Trouble.WHY))
@@ -246,6 +261,43 @@ class CallWatch:
             self._reactor.call_at(after(self._clock.now(), STRAGGLE), look)
         else:
             look()
+
+    def _tell_times(self, asked_at: Instant, on_sheet: Callable[[bytes], None]) -> None:
+        """Tell when this node's ranks came to their latest calls."""
+        now = self._clock.now()
+        table = Timetable(
+            ranks=tuple(map(self._times_of, self._readers)) if self._reads_this_attempt else (),
+            lasted=between(self._began_at, now),
+            asked_at=asked_at,
+            told_at=now,
+        )
+        on_sheet(pack_times(table))
+
+    def _times_of(self, local_rank: int) -> RankTimes:
+        segment = self._planner.segment
+        assert segment is not None, "its readers read it"
+        rank, first_rank = self._planner.world.rank(local_rank), self._planner.world.rank(0)
+        reader = ArrivalReader(segment, local_rank, first_rank)
+        arrivals = tuple(reader.read(CALLS_MAX))
+        groups, begun = self._begun_by_cpp.get(rank, ({}, []))
+        groups = {**reader.groups, **groups}
+        return RankTimes(
+            rank=rank,
+            groups=groups,
+            arrivals=arrivals,
+            begun=tuple(begun),
+            cpu_wait=self._cpu_wait(rank),
+        )
+
+    @property
+    def asks_who_is_late(self) -> bool:
+        """Whether ranks have made calls for so long that some may have lost a notable time."""
+        is_long = between(self._began_at, self._clock.now()) >= NOTABLE_TIME
+        return is_long and not self._knows_who_is_late
+
+    def on_late(self, late: LateRank | None) -> None:
+        """Who of the ranks of all nodes has made the others wait, if anybody has notably."""
+        self._late, self._knows_who_is_late = late, True
 
     def on_exit(
         self, local_rank: int, exit_status: ExitStatus, on_answers: Callable[[], None]
@@ -278,9 +330,9 @@ class CallWatch:
         seen = None if segment is None else read_book(segment, local_rank, first_rank)
         if seen is not None:
             ranks = frozenset(self._lateness.ranks)
-            calls = begun_by_cpp(recorded, seen)
-            groups = groups_of(recorded, ranks)
+            calls, groups = begun_by_cpp(recorded, seen), groups_of(recorded, ranks)
             self._sampled_lateness.see(seen.rank, groups, calls)
+            self._begun_by_cpp[seen.rank] = groups, calls
             if self._on_cpp_calls is not None:
                 self._has_cpp_calls |= bool(calls)
                 self._on_cpp_calls(local_rank, groups, calls)
@@ -316,22 +368,13 @@ class CallWatch:
 
     def take_last_look(self) -> tuple[Delay, str] | None:
         """Who made the others wait for a notable part of the run, and that in a sentence."""
+        if self._late is not None:
+            late = self._late
+            return Delay(rank=late.rank, last=late.last, waited=late.waited), late.text
         self._see_arrivals()
         lasted = between(self._began_at, self._clock.now())
-        worst = self._lateness.worst(lasted)
-        if worst is None:
-            return self._straggler(lasted)
-        of_a_part = self._lateness.is_of_a_part
-        return worst, delay_in_words(worst, lasted, self._lateness.seen, is_of_a_part=of_a_part)
-
-    def _straggler(self, lasted: Duration) -> tuple[Delay, str] | None:
-        """Who made the others wait in what C++ calls, estimated from the part that was seen."""
-        found = self._sampled_lateness.straggler()
-        waited = Duration(0) if found is None else Duration(round(found.cost * lasted))
-        if found is None or waited < NOTABLE_TIME:
-            return None
-        delay = Delay(rank=found.rank, last=found.last, waited=waited)
-        return delay, straggler_in_words(found)
+        cpu_waits = {rank: self._cpu_wait(rank) for rank in self._lateness.ranks}
+        return who_is_late(self._lateness, self._sampled_lateness, lasted, cpu_waits)
 
     def stand_still(self, since: Instant, until: Instant) -> None:
         """Take note that all ranks were stopped for a while."""
@@ -349,6 +392,7 @@ class CallWatch:
             self._looks_at = None
             return
         self._see_arrivals()
+        self._see_cpu_waits()
         verdict = self._certain_verdict() if self._is_somebody_standing() else None
         self._suspect()
         text = "" if verdict is None or not verdict.is_certain else verdict.text
@@ -384,6 +428,9 @@ class CallWatch:
         ranks = tuple(first_rank + local_rank for local_rank in range(segment.worker_count))
         self._lateness.forget_groups()
         self._sampled_lateness = SampledLateness()
+        self._begun_by_cpp, self._late, self._knows_who_is_late = {}, None, False
+        self._cpu_waits = {}
+        self._see_cpu_waits()
         if self._lateness.ranks != ranks:
             self._lateness = Lateness(ranks)
         self._read_segment = segment
@@ -404,6 +451,21 @@ class CallWatch:
         for rank, reader in zip(self._lateness.ranks, self._readers.values(), strict=True):
             arrivals = reader.read(most)
             self._lateness.see(rank, reader.groups, arrivals)
+
+    def _see_cpu_waits(self) -> None:
+        """See for how long ranks had no CPU: who is late by that is not to blame."""
+        for local_rank, link in self._host.links.items():
+            if link.process is None or link.is_over:
+                continue
+            waited = cpu_wait_of(link.process.pid)
+            if waited is not None:
+                rank = self._planner.world.rank(local_rank)
+                first, _ = self._cpu_waits.setdefault(rank, (waited, waited))
+                self._cpu_waits[rank] = first, waited
+
+    def _cpu_wait(self, rank: int) -> Duration:
+        first, last = self._cpu_waits.get(rank, (ZERO, ZERO))
+        return between(Instant(first), Instant(last))
 
     def _is_somebody_standing(self) -> bool:
         """Whether a rank has begun no call since the last look, and has begun some before."""

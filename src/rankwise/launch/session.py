@@ -501,6 +501,10 @@ class Session:
             if self._call_watch.on_exit(rank, ended, self._let_go):
                 self._held = [stimulus]
                 return
+            if ended.ok and self._is_last_success(rank) and self._call_watch.asks_who_is_late:
+                self._held = [stimulus]
+                self._ask_nodes(Trouble.DONE, self._on_late)
+                return
         self._dispatch.deliver(stimulus)
         if isinstance(stimulus, WorkerSpawned) and self._job.gang.hang_timeout is not None:
             self._hang_watch.begin()
@@ -510,6 +514,17 @@ class Session:
             rank, error = stimulus.local_rank, stimulus.error
             if self._call_watch.on_error(rank, error, self._let_go):
                 self._held = []
+
+    def _is_last_success(self, local_rank: int) -> bool:
+        """Whether all other ranks of this node have ended well, in a job that has other nodes."""
+        others = (link for rank, link in self._host.links.items() if rank != local_rank)
+        has_other_nodes = self._planner.world.node_count > 1
+        return has_other_nodes and all(each.exit_code == 0 for each in others)
+
+    def _on_late(self, answered: "InquiryAnswered | None") -> None:
+        """It is known who of all ranks has made the others wait, or never will be."""
+        self._call_watch.on_late(None if answered is None else answered.late)
+        self._let_go()
 
     def _on_progress_looked(self, looked: ProgressLooked) -> None:
         """Before this node's ranks count as hung, find out for whom they wait, on all nodes."""

@@ -3,7 +3,7 @@
 The limit is known beforehand, so who keeps the others waiting is looked up twice: `WINDOW` before
 the time is over, and then. Only who does so both times, in the same call, is told: at any moment
 somebody is a little behind. Stacks are taken before anybody is told to stop; a rank that cannot
-show its own, since it is stopped, is waited for `STACKS_PATIENCE`. All of that may take `PATIENCE`
+show its own, since it is stopped, is waited for as elsewhere. All of that may take `PATIENCE`
 together; what is not known by then is not waited for.
 """
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from rankwise.launch.hang_watch import NodesTold
 
 WINDOW = Duration(500 * MILLISECOND)
-STACKS_PATIENCE = Duration(600 * MILLISECOND)
 PATIENCE = Duration(800 * MILLISECOND)
+"""More than the stacks of ranks that cannot answer are waited for."""
 
 
 class TimeLimit:
@@ -76,7 +76,7 @@ class TimeLimit:
     def _end(self) -> None:
         if self._is_needed():
             look = _LastLook(self._clock, self._reactor, self._tell)
-            self._host.collect_stacks(look.on_stacks, STACKS_PATIENCE)
+            self._host.collect_stacks(look.on_stacks)
             self._find_verdict(look.on_verdict)
 
     def _tell(self, verdict: str, stacks: Mapping[int, str]) -> None:

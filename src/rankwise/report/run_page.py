@@ -226,6 +226,7 @@ def _lateness(timeline: RunTimeline) -> Iterable[str]:
         yield f'<p class="note">{escape(f"{told[0].upper()}{told[1:]}.")}</p>'
     if not delays:
         return
+    which = "collectives" if timeline.straggler is None else "the calls of Python"
     delays.sort(key=lambda delay: (-delay.waited, delay.rank))
     rows = [
         [
@@ -238,7 +239,7 @@ def _lateness(timeline: RunTimeline) -> Iterable[str]:
     ]
     seen = "" if timeline.seen > 0.995 else f" {100 * timeline.seen:.2g} % of the calls were seen."
     yield (
-        '<p class="note">Who made the others wait in collectives: for what part of the run, and '
+        f'<p class="note">Who made the others wait in {which}: for what part of the run, and '
         "how long, each of the others waited for a rank alone, on average; and in how many calls "
         f"it came last, as some rank always does. {_who_is_late(timeline)} The first call of each "
         f"group is not counted.{seen}</p>"
@@ -251,7 +252,8 @@ def _lateness(timeline: RunTimeline) -> Iterable[str]:
 def _who_is_late(timeline: RunTimeline) -> str:
     worst = notable(timeline.delays, Duration(timeline.end))
     if worst is None:
-        return "No rank has cost the others a notable part of the run."
+        among = " in these calls" if timeline.straggler is not None else ""
+        return f"No rank has cost the others a notable part of the run{among}."
     return f"<b>Rank {worst.rank}</b> has cost the others a notable part of the run."
 
 

@@ -2,6 +2,7 @@
 # /// healthy
 # ranks = 2
 # hang_timeout = 1.5
+# tells = "rank 0 came last in "
 # ///
 
 import os

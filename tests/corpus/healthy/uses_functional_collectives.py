@@ -1,4 +1,7 @@
-"""Functional collectives, which C++ begins, between those of Python."""
+"""Functional collectives, which C++ begins, between those of Python; rank 0 is late to the last."""
+# /// healthy
+# tells = "rank 0 came last in "
+# ///
 
 import os
 import time

@@ -50,6 +50,11 @@ if rank == last:
 else:
     dist.all_reduce(x)
 """
+STRAGGLES = """
+for step in range(20):
+    time.sleep(0.15 if rank == last else 0.005)
+    dist.all_reduce(x)
+"""
 OF = "(sum) of (4096,) float32"
 
 
@@ -114,6 +119,19 @@ def test_a_rank_in_its_loader_is_the_root_cause_with_its_stack_and_no_time_out_i
     assert root_causes(done) == [cause, cause]
     assert any("(a consequence)" in each.stderr for each in done)
     assert [each.code for each in done] == [1, 1]
+
+
+def test_a_straggler_that_is_alone_on_its_node_is_told_of_at_the_end_on_both(
+    tmp_path: Path,
+) -> None:
+    done = Nodes(tmp_path).run(NUMPY + STRAGGLES, (1, 1))
+
+    for each in done:
+        assert each.code == 0, each.stderr
+        told = re.findall("rank 1 came last in ([0-9]+) % of the calls; ([0-9]+) % of", each.stderr)
+        assert len(told) == 1, each.stderr
+        assert int(told[0][0]) > 50
+        assert int(told[0][1]) > 5
 
 
 def test_the_node_of_the_culprit_is_blamed_on_all_of_three(tmp_path: Path) -> None:

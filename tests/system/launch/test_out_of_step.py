@@ -504,6 +504,37 @@ def test_ranks_that_import_torch_themselves_have_books_too(run_program: RunProgr
     assert root_cause_in(done).startswith("rank 1 was done after all_reduce #200 "), done.stderr
 
 
+def test_groups_that_are_made_anew_are_not_taken_for_those_of_before(
+    run_program: RunProgram,
+) -> None:
+    program = """
+import json, time
+from torch.distributed import distributed_c10d as c10d
+from rankwise.drivers.real.worker.torch_calls import recorded_groups
+def recorded(generation, since):
+    told = json.loads(recorded_groups(c10d, generation, since))
+    return [(group["name"], [call["number"] for call in group["calls"]]) for group in told]
+dist.all_reduce(x)
+print(recorded(0, 0))
+dist.destroy_process_group()
+since = time.time_ns()
+store = dist.HashStore()
+dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+print(recorded(1, since))
+dist.all_reduce(x)
+dist.all_reduce(x)
+print(recorded(1, since))
+"""
+
+    done = run_program("torch", program, "--no-prefix", nprocs=1)
+
+    assert done.lines == [
+        "[('torch 0 0', [1])]",
+        "[]",
+        "[('torch 1 0', [1, 2])]",
+    ], done.stderr
+
+
 STRAGGLER = """
 for step in range(40):
     time.sleep(0.05 if rank == 1 else 0.005)

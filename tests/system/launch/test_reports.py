@@ -337,6 +337,8 @@ def test_torch_programs_are_recorded_and_a_journal_tells_later(tmp_path: Path) -
     assert "wait for all_reduce (sum) of (1024,) float32 program.py:11" in shown
     assert "Rank 1 came last in " in shown
     assert " of the calls that C++ begins, as DDP does; " in shown
+    assert "Who made the others wait in the calls of Python: " in shown
+    assert "No rank has cost the others a notable part of the run." not in shown
     drawn = Trace(trace)
     assert drawn.count("collective", "all_reduce") == 2 * 20
     assert drawn.count("collective", "wait for all_reduce") == 2 * 20

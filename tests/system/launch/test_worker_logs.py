@@ -2,13 +2,14 @@
 
 import os
 import re
+import select
 import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from running import RANKWISE, run, start, write_program
+from running import PATIENCE_S, RANKWISE, run, start, write_program
 
 import rankwise
 
@@ -239,6 +240,17 @@ open({str(tmp_path / "finished")!r}, "w").close()
     assert done.returncode == 0
 
 
+def wait_for_writer(fifo: Path, pid: int) -> None:
+    """Wait until somebody has opened it and closed it, as long as that process lives."""
+    opened, process = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK), os.pidfd_open(pid)
+    try:
+        ready = select.select([opened, process], [], [], PATIENCE_S)[0]
+        assert ready == [opened], "the run is over" if ready else "nobody has written"
+    finally:
+        os.close(opened)
+        os.close(process)
+
+
 def test_a_console_that_takes_nothing_for_a_while_gets_everything(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
@@ -251,8 +263,7 @@ open({str(fifo)!r}, "w").close()
     )
     with start("run", "--nproc-per-node=1", "--no-prefix", script) as running:
         # Nobody reads until the worker has written ten times as much as a pipe holds.
-        with fifo.open():
-            pass
+        wait_for_writer(fifo, running.pid)
         done = running.finish()
 
     assert done.lines == ["x" * 99] * 10_000
@@ -276,8 +287,7 @@ while True: os.write(1, b"x" * 99 + b"\\n")
         [*RANKWISE, "run", str(script)], stdout=writing, stderr=subprocess.DEVNULL
     ) as process:
         os.close(writing)
-        with ready.open():
-            pass
+        wait_for_writer(ready, process.pid)
         process.send_signal(signal.SIGTERM)
         process.send_signal(signal.SIGTERM)
         code = process.wait(timeout=30)

@@ -82,7 +82,7 @@ from rankwise.core.gang import vocabulary as gang_words
 from rankwise.core.gang.machine import Gang
 from rankwise.core.gang.state import Phase as GangPhase
 from rankwise.core.rendezvous import vocabulary as rendezvous_words
-from rankwise.core.rendezvous.records import Departure, Trouble, Verdict
+from rankwise.core.rendezvous.records import Departure, LateRank, Trouble, Verdict
 from rankwise.core.rendezvous.requests import Answer
 from rankwise.core.rendezvous.vocabulary import (
     BooksTold,
@@ -109,8 +109,9 @@ from rankwise.core.rendezvous.vocabulary import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
+    from rankwise.core.ledger import Delay, Told
     from rankwise.core.rendezvous.machine import Rendezvous
 
 SIGTERM = 15
@@ -381,6 +382,9 @@ class Agent:
         world = self.world
         if world is None:
             return InquiryJudged(gathered.inquiry)
+        if gathered.trouble is Trouble.DONE:
+            found = ledger.late_over_nodes(self._told_times(gathered), world.size)
+            return InquiryJudged(gathered.inquiry, late=None if found is None else _late(*found))
         sheets = []
         for sheet in gathered.sheets.values():
             with suppress(RemoteProtocolError):  # that node counts as one that has told nothing
@@ -395,6 +399,17 @@ class Agent:
         if verdict is None:
             return InquiryJudged(gathered.inquiry)
         return InquiryJudged(gathered.inquiry, verdict.blamed, verdict.text, verdict.is_certain)
+
+    def _told_times(self, gathered: SheetsGathered) -> "Iterator[Told]":
+        """The timetables of the nodes, each with what is known of its clock."""
+        from rankwise.core import ledger  # noqa: PLC0415  # as above
+
+        for node, sheet in gathered.sheets.items():
+            with suppress(RemoteProtocolError):
+                table = ledger.unpack_times(sheet)
+                is_own = node == self.spec.offer.node_id
+                asked_at = None if is_own else gathered.asked_at
+                yield ledger.Told(table, asked_at, None if is_own else gathered.heard_at[node])
 
     def _on_ranks_found(self, found: RanksFound, now: Instant) -> None:
         """Ranks keep others waiting, and some of them may be of this node."""
@@ -802,3 +817,7 @@ def _rendezvous_of(spec: AgentSpec) -> "Rendezvous | Alone":
     from rankwise.core.rendezvous.machine import Rendezvous  # noqa: PLC0415  # only for several
 
     return Rendezvous(spec.run_id, spec.rendezvous, spec.offer)
+
+
+def _late(delay: "Delay", text: str) -> LateRank:
+    return LateRank(rank=delay.rank, last=delay.last, waited=delay.waited, text=text)

@@ -4,6 +4,16 @@ from rankwise.core.ledger.books import NO_PEER, Book, Call, Fate, Group, Stage
 from rankwise.core.ledger.lateness import Arrival, Delay, Lateness
 from rankwise.core.ledger.sampled import Begun, SampledLateness
 from rankwise.core.ledger.sheets import Sheet, pack, unpack, with_all_members
+from rankwise.core.ledger.timetables import (
+    CALLS_MAX,
+    RankTimes,
+    Timetable,
+    Told,
+    late_over_nodes,
+    pack_times,
+    unpack_times,
+    who_is_late,
+)
 from rankwise.core.ledger.verdicts import (
     Verdict,
     Wait,
@@ -21,6 +31,7 @@ from rankwise.core.ledger.words import (
 )
 
 __all__ = [
+    "CALLS_MAX",
     "NO_PEER",
     "NUMBER",
     "Arrival",
@@ -31,20 +42,27 @@ __all__ = [
     "Fate",
     "Group",
     "Lateness",
+    "RankTimes",
     "SampledLateness",
     "Sheet",
     "Stage",
+    "Timetable",
+    "Told",
     "Verdict",
     "Wait",
     "delay_in_words",
     "find_disagreement",
     "find_verdict",
     "judge",
+    "late_over_nodes",
     "number_text",
     "pack",
+    "pack_times",
     "straggler_in_words",
     "unpack",
+    "unpack_times",
     "wait_in_words",
     "waits_of",
+    "who_is_late",
     "with_all_members",
 ]

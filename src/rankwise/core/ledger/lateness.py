@@ -23,7 +23,7 @@ it waits where it waits for its handle, which is seen before or after the call i
   tells the share.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -39,6 +39,15 @@ _OUTSTANDING = 3
 _PENDING_MAX = 512
 _SPANS_MAX = 256
 """For how many of the latest calls a wait for the handle counts."""
+
+
+Doubt = Callable[[int, int], int]
+"""How much earlier or later, compared with another, a rank may have come than its clock says."""
+
+
+def no_doubt(one: int, other: int) -> int:  # noqa: ARG001  # a `Doubt`
+    """The clock of ranks that share one."""
+    return 0
 
 
 class Arrival(NamedTuple):
@@ -74,16 +83,22 @@ def notable(delays: Collection[Delay], lasted: Duration) -> Delay | None:
     is_notable = (
         worst.waited >= NOTABLE_TIME
         and worst.waited > NOTABLE_SHARE * lasted
-        and worst.waited * (len(delays) - 1) > _OUTSTANDING * others
+        and is_outstanding(worst.waited, others, len(delays))
     )
     return worst if is_notable else None
 
 
-class Lateness:
-    """Sums up who came last, among ranks that share one clock."""
+def is_outstanding(worst: int, others: int, ranks: int) -> bool:
+    """Whether one of so many ranks costs far more than all others cost together, for one each."""
+    return worst * (ranks - 1) > _OUTSTANDING * others
 
-    def __init__(self, ranks: Iterable[int]) -> None:
+
+class Lateness:
+    """Sums up who came last, among ranks whose clocks agree but for a doubt."""
+
+    def __init__(self, ranks: Iterable[int], doubt: Doubt = no_doubt) -> None:
         self.ranks = tuple(ranks)
+        self._doubt = doubt
         self._groups: dict[str, _Arrivals] = {}
         self._last = dict.fromkeys(self.ranks, 0)
         self._waited = dict.fromkeys(self.ranks, 0.0)
@@ -104,7 +119,7 @@ class Lateness:
                 group = groups[arrival.group]
                 if len(group.members) < 2:
                     continue
-                known = self._groups[arrival.group] = _Arrivals(group, self._stops)
+                known = self._groups[arrival.group] = _Arrivals(group, self._stops, self._doubt)
                 self.is_of_a_part |= group.size > len(group.members)
             known.see(rank, arrival)
 
@@ -146,8 +161,11 @@ class Lateness:
 class _Arrivals:
     """The calls of one group."""
 
-    def __init__(self, group: Group, stops: Sequence[tuple[Instant, Instant]]) -> None:
+    def __init__(
+        self, group: Group, stops: Sequence[tuple[Instant, Instant]], doubt: Doubt
+    ) -> None:
         self.members = members = group.members
+        self._doubt = doubt
         self._has_members_elsewhere = group.size > len(members)
         self._stops = stops
         self.last = dict.fromkeys(members, 0)
@@ -217,7 +235,8 @@ class _Arrivals:
 
     def _judge(self, come: Mapping[int, Arrival]) -> None:
         *_, before, last = sorted(come, key=lambda rank: (come[rank].begun_at, rank))
-        since, until = come[before].begun_at, come[last].begun_at
+        until = come[last].begun_at
+        since = min(until, come[before].begun_at + self._doubt(before, last))
         if self._left:
             took = {rank: come[rank].begun_at - self._left[rank] for rank in (before, last)}
             since = max(since, until - max(0, took[last] - took[before]))

@@ -10,7 +10,10 @@ a *volley*, up to a pause that is more than half of the long ones. What the last
 than the second last to the last call of a volley is what the ranks lose by it until the next.
 Both times are medians: a pause of one rank is no straggler, and part of the calls may be unknown.
 
-Groups with members elsewhere are not judged, since the last rank may be there.
+A machine that is busy makes now this rank late and now that one. So the last of most volleys is a
+straggler only if it costs so much more than the others together as elsewhere (`lateness.py`).
+
+Groups with members that are not known are not judged, since the last rank may be one of them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +24,7 @@ from typing import NamedTuple
 import msgspec
 
 from rankwise.core.ledger.books import Group
-from rankwise.core.ledger.lateness import NOTABLE_SHARE
+from rankwise.core.ledger.lateness import NOTABLE_SHARE, Doubt, is_outstanding, no_doubt
 
 _PENDING_MAX = 512
 _VOLLEYS_MIN = 8
@@ -63,12 +66,14 @@ class _Come(NamedTuple):
 
 
 class SampledLateness:
-    """Finds a straggler among ranks that share one clock."""
+    """Finds a straggler among ranks whose clocks agree but for a doubt."""
 
-    def __init__(self) -> None:
+    def __init__(self, doubt: Doubt = no_doubt) -> None:
+        self._doubt = doubt
         self._pending: dict[tuple[str, int], dict[int, Begun]] = {}
         self._judged: dict[str, dict[int, _Come]] = {}
         self._latest: dict[str, int] = {}
+        self._sizes: dict[str, int] = {}
 
     def see(self, rank: int, groups: Mapping[str, Group], calls: Iterable[Begun]) -> None:
         """Take in calls of one rank; one that was seen before changes nothing."""
@@ -77,6 +82,7 @@ class SampledLateness:
             if not 1 < group.size == len(group.members) or rank not in group.members:
                 continue
             judged = self._judged.setdefault(call.group, {})
+            self._sizes[call.group] = group.size
             self._latest[call.group] = max(self._latest.get(call.group, 0), call.number)
             if call.number in judged:
                 continue
@@ -84,11 +90,17 @@ class SampledLateness:
             come[rank] = call
             if len(come) == group.size:
                 del self._pending[call.group, call.number]
-                judged[call.number] = _judged(come)
+                judged[call.number] = self._judge(come)
                 if len(judged) > _KEPT_MAX:
                     del judged[min(judged)]
             elif len(self._pending) > _PENDING_MAX:
                 del self._pending[min(self._pending, key=lambda key: key[1])]
+
+    def _judge(self, come: Mapping[int, Begun]) -> _Come:
+        *_, before, last = sorted(come, key=lambda rank: (come[rank].begun_at, rank))
+        at = come[last].begun_at
+        gap = at - come[before].begun_at - self._doubt(before, last)
+        return _Come(come[last].number, at, last, max(0, gap))
 
     def straggler(self) -> Straggler | None:
         """The rank for which the others wait in most volleys, if that costs them notably."""
@@ -107,6 +119,9 @@ class SampledLateness:
         ranks = [come.rank for come in ends]
         rank = max(sorted(set(ranks)), key=ranks.count)
         lost = median(come.gap if come.rank == rank else 0 for come in ends)
+        others = sum(come.gap for come in ends if come.rank != rank)
+        if not is_outstanding(sum(come.gap for come in ends) - others, others, self._sizes[group]):
+            return None
         beat = median(later[0].at - earlier[0].at for earlier, later in pairwise(volleys))
         if lost <= NOTABLE_SHARE * beat:
             return None
@@ -116,12 +131,6 @@ class SampledLateness:
             cost=min(1.0, lost / beat),
             seen=len(judged) / self._latest[group],
         )
-
-
-def _judged(come: Mapping[int, Begun]) -> _Come:
-    *_, before, last = sorted(come, key=lambda rank: (come[rank].begun_at, rank))
-    at = come[last].begun_at
-    return _Come(come[last].number, at, last, at - come[before].begun_at)
 
 
 def _volleys(calls: Sequence[_Come]) -> list[list[_Come]]:

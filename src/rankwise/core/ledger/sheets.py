@@ -10,7 +10,7 @@ know of. A group as large as the job has every rank, also those that have called
 """
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
 import msgspec
@@ -57,9 +57,8 @@ def unpack(data: bytes, now: Instant) -> Sheet:
     Raises:
         RemoteProtocolError: it is none, or far too long.
     """
-    opened = zlib.decompressobj()
     try:
-        sheet = _DECODER.decode(opened.decompress(data, _UNPACKED_BYTES_MAX))
+        sheet = _DECODER.decode(opened(data))
     except (zlib.error, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RemoteProtocolError(
             f"a node's sheet of calls cannot be read: {error}",
@@ -68,24 +67,34 @@ def unpack(data: bytes, now: Instant) -> Sheet:
     return _mapped(sheet, partial(_aged, now=now))
 
 
+def opened(data: bytes) -> bytes:
+    """What was compressed, as far as it is no longer than anything that nodes tell."""
+    return zlib.decompressobj().decompress(data, _UNPACKED_BYTES_MAX)
+
+
 def with_all_members(books: Iterable[Book], world_size: int) -> list[Book]:
     """The same books, with the members of their groups on all nodes."""
     books = list(books)
-    members: dict[str, set[int]] = {}
-    for book in books:
-        for key, group in book.groups.items():
-            members.setdefault(key, set()).update(group.members)
-
-    def whole(key: str, group: Group) -> Group:
-        ranks = range(world_size) if group.size == world_size else sorted(members[key])
-        return msgspec.structs.replace(group, members=tuple(ranks))
-
+    whole = union_of_members((book.groups for book in books), world_size)
     return [
-        msgspec.structs.replace(
-            book, groups={key: whole(key, group) for key, group in book.groups.items()}
-        )
+        msgspec.structs.replace(book, groups={key: whole[key] for key in book.groups})
         for book in books
     ]
+
+
+def union_of_members(groups: Iterable[Mapping[str, Group]], world_size: int) -> dict[str, Group]:
+    """Groups of which each node knows its own members, with those of all nodes."""
+    members: dict[str, set[int]] = {}
+    known: dict[str, Group] = {}
+    for of_rank in groups:
+        for key, group in of_rank.items():
+            known.setdefault(key, group)
+            is_of_all = group.size == world_size
+            members.setdefault(key, set()).update(range(world_size) if is_of_all else group.members)
+    return {
+        key: msgspec.structs.replace(group, members=tuple(sorted(members[key])))
+        for key, group in known.items()
+    }
 
 
 def _mapped(sheet: Sheet, change: Callable[[Book], Book]) -> Sheet:

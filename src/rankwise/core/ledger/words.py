@@ -20,6 +20,8 @@ Party = Sequence[tuple[int, Call]]
 """Ranks that have called the same, each with its call."""
 _TWO = 2
 _NEARLY_ALL = 0.9
+_MACHINES_SHARE = 0.5
+"""Of what a rank costs: if it had no CPU for so long, the machine is named."""
 _LINKS_SHOWN = 3
 """Of a longer circle two are told, and where it closes."""
 
@@ -139,6 +141,14 @@ def delay_in_words(
         f"{_percent(delay.waited / lasted)} of the run was spent waiting for it"
     )
     return text if seen >= _NEARLY_ALL else f"{text} (of the calls, {_percent(seen)} were seen)"
+
+
+def with_cpu_wait(text: str, delay: "Delay", cpu_wait: Duration, lasted: Duration) -> str:
+    """The same, but that the machine is to blame where the rank had no CPU for so long."""
+    if cpu_wait <= _MACHINES_SHARE * delay.waited:
+        return text
+    share = _percent(cpu_wait / lasted)
+    return f"{text}; it had to wait for a CPU itself for {share} of the run: the machine is busy"
 
 
 def straggler_in_words(straggler: "Straggler") -> str:

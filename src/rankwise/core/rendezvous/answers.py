@@ -238,10 +238,10 @@ def _after_shared(node: NodeState, now: Instant) -> None:
         and value is not node.membership.round_bytes
     ):
         _take_round(node, value, now)
-    _take_inquiry(node)
+    _take_inquiry(node, now)
 
 
-def _take_inquiry(node: NodeState) -> None:
+def _take_inquiry(node: NodeState, now: Instant) -> None:
     """The leader may have asked something; who has no gang in that round has nothing to tell."""
     value, member_of = node.shared.inquiry.value, node.membership.member_of
     if value is None or value is node.inquiry_bytes or member_of is None:
@@ -251,7 +251,7 @@ def _take_inquiry(node: NodeState) -> None:
         inquiry = decode_inquiry(value, node.keys.inquiry)
         if (inquiry.founder, inquiry.round) == (node.own.record.founder, member_of.round):
             ranks = range(member_of.first_rank, member_of.first_rank + member_of.slots)
-            node.effects += node.inquiry.hear(inquiry, node.me, ranks)
+            node.effects += node.inquiry.hear(inquiry, node.me, ranks, now)
 
 
 def _check_charter(node: NodeState) -> None:

@@ -19,15 +19,22 @@ members for theirs, and says what was found. A healthy run whose calls move writ
 - *Who is accused.* After an exception, the ranks that one inquiry finds. While ranks only stand,
   two inquiries running must find the same, with the same means; `CONFIRM` lies between.
   Torch's recorders cost ranks time, and are read where entries alone have found nothing.
+- *Who has made others wait.* A node whose ranks have all succeeded asks before it counts as done.
+  Nobody is accused then, and the sheets are timetables. The leader notes when it asked and when it
+  heard each node, since that is how their clocks are compared. What was found for one serves all
+  whose ranks end within `RECENT`: else N nodes that end together would tell N² sheets.
 - *Who is heard first.* A node whose rank has failed for another's sake holds that back until the
   round is over for the culprit: so the round ends, on all nodes, because of that one.
-- *Who dies.* A node: it is silent, and the others' books are judged without it. The leader: its
+- *Who dies.* A node: it is silent, or its record is gone, so that nobody waits for it; the others'
+  books are judged without it. The leader: its
   record goes with its lease. Who waits for an answer waits for `ANSWER_WITHIN` and no longer.
 - *Lost requests.* Notes are bound to nothing but the node's lease, and inquiries to the lead. One
   that overtakes another costs an answer, and so at most that patience.
 
 What the books mean is judged elsewhere: this is the carriage.
 """
+
+from collections.abc import Collection
 
 import msgspec
 
@@ -60,6 +67,8 @@ ANSWERS_BY = Duration(1 * SECOND)
 ANSWER_WITHIN = Duration(2 * SECOND)
 """How long a node holds back what it would do without an answer."""
 CONFIRM = Duration(250 * MILLISECOND)
+RECENT = Duration(1 * SECOND)
+"""For how long it is known who made others wait, without another inquiry."""
 PAUSE_MIN, PAUSE_MAX = Duration(1 * SECOND), Duration(60 * SECOND)
 
 
@@ -83,6 +92,8 @@ class NodeInquiry:
         self._asked = self._heard = ""
         self._answer: InquiryAnswered | None = None
         """What was found of ranks of other nodes: these are to be heard of first."""
+        self._late: tuple[InquiryAnswered, Instant] | None = None
+        """Who made others wait, as far as that was known last, and until when that serves."""
 
     def on_trouble(self, number: int, trouble: Trouble, now: Instant) -> None:
         """The node's ranks are in some trouble, or in none any more."""
@@ -91,6 +102,11 @@ class NodeInquiry:
             self._lasting = trouble
         if self.due is not None and trouble not in (Trouble.FAILED, Trouble.TIMED_OUT):
             return  # what is awaited already answers it too
+        if trouble is Trouble.DONE and self._late is not None:
+            late, until = self._late
+            if late.round == number and now < until:
+                self.due, self._answer = now, late
+                return
         self._tell(trouble)
         if trouble.is_awaited:
             self.due, self._answer = after(now, ANSWER_WITHIN), None
@@ -111,13 +127,14 @@ class NodeInquiry:
         if inquiry == self._asked:
             self._note = msgspec.structs.replace(self._note, inquiry=inquiry, sheet=sheet)
 
-    def hear(self, inquiry: Inquiry, me: str, ranks: range) -> list[Notification]:
+    def hear(self, inquiry: Inquiry, me: str, ranks: range, now: Instant) -> list[Notification]:
         """Take in what the leader asks, and has found, in the round of this node's gang.
 
         Args:
             inquiry: that.
             me: this node's id.
             ranks: those of this node.
+            now: when it was heard.
         """
         told: list[Notification] = []
         finding = inquiry.finding
@@ -125,8 +142,11 @@ class NodeInquiry:
             self._heard = finding.inquiry
             if finding.blamed:
                 told.append(RanksFound(inquiry.round, finding.blamed, finding.text))
+            answer = InquiryAnswered(inquiry.round, finding.text, finding.silent, late=finding.late)
+            if inquiry.trouble is Trouble.DONE and finding.inquiry == inquiry.id:
+                self._late = answer, after(now, RECENT)
             if self.due is not None and finding.settles.get(me, -1) >= self._note.number:
-                self._answer = InquiryAnswered(inquiry.round, finding.text, finding.silent)
+                self._answer = answer
                 if not finding.blamed or set(finding.blamed) & set(ranks):
                     told += self._answered()
         is_open = finding is None or finding.inquiry != inquiry.id
@@ -193,6 +213,8 @@ class LeaderInquiry:
         """Another round has begun, or this node leads no longer: nothing is asked."""
         self._round = -1
         self._open: Inquiry | None = None
+        self._asked_at = Instant(0)
+        self._heard_at: dict[str, Instant] = {}
         self._due: Instant | None = None
         self._unwritten: Inquiry | None = None
         self._finding: Finding | None = None
@@ -208,12 +230,14 @@ class LeaderInquiry:
         """All notes are read anew, or never again."""
         self._notes = {}
 
-    def hear(self, node: str, note: BooksNote | None) -> None:
+    def hear(self, node: str, note: BooksNote | None, now: Instant) -> None:
         """A node has written its note, or it has vanished."""
         if note is None:
             self._notes.pop(node, None)
-        else:
-            self._notes[node] = note
+            return
+        self._notes[node] = note
+        if self._open is not None and note.inquiry == self._open.id:
+            self._heard_at.setdefault(node, now)
 
     def next_look(self, now: Instant) -> Instant | None:
         """When time alone changes what is to be done."""
@@ -230,9 +254,22 @@ class LeaderInquiry:
         }
 
     def work(
-        self, round_: Round | None, lease: LeaseId, founder: str, now: Instant
+        self,
+        round_: Round | None,
+        present: Collection[str],
+        lease: LeaseId,
+        founder: str,
+        now: Instant,
     ) -> list[Order | Notification]:
-        """Ask, gather, or do nothing."""
+        """Ask, gather, or do nothing.
+
+        Args:
+            round_: whose members are asked.
+            present: nodes that have a record; nobody waits for a member without.
+            lease: of what is written.
+            founder: of the run.
+            now: the time.
+        """
         if round_ is None or round_.phase is not Phase.RUNNING or len(round_.members) < 2:
             return []
         if round_.number != self._round:
@@ -240,10 +277,11 @@ class LeaderInquiry:
             self._round = round_.number
         if self._open is None and self._unwritten is None:
             self._open_if_wanted(round_, now)
-        return [*self._write(lease, founder, now), *self._gather(round_, now)]
+        return [*self._write(lease, founder, now), *self._gather(round_, present, now)]
 
-    def _open_if_wanted(self, round_: Round, now: Instant) -> None:
-        awaited = {
+    def _awaited(self, round_: Round) -> dict[str, BooksNote]:
+        """The notes that somebody waits to have answered."""
+        return {
             node: note
             for node in round_.members
             if (note := self._notes.get(node)) is not None
@@ -251,11 +289,14 @@ class LeaderInquiry:
             and note.trouble.is_awaited
             and note.number > self._settled.get(node, 0)
         }
+
+    def _open_if_wanted(self, round_: Round, now: Instant) -> None:
+        awaited = self._awaited(round_)
         stands = self._stands
         self._covered = {node: note.number for node, note in awaited.items()}
         if awaited:
             # After a time-out more may be said than after another exception.
-            order = (Trouble.TIMED_OUT, Trouble.FAILED, Trouble.WHY)
+            order = (Trouble.TIMED_OUT, Trouble.FAILED, Trouble.WHY, Trouble.DONE)
             worst = min((note.trouble for note in awaited.values()), key=order.index)
             self._ask(worst, with_recorders=True, now=now)
             return
@@ -278,6 +319,7 @@ class LeaderInquiry:
             finding=self._finding,
         )
         self._due = after(now, ANSWERS_BY)
+        self._asked_at, self._heard_at = now, {}
 
     def _write(self, lease: LeaseId, founder: str, now: Instant) -> list[Order]:
         if self._unwritten is None or not self._requests.may_begin(Purpose.INQUIRY, now):
@@ -296,7 +338,7 @@ class LeaderInquiry:
         if self._unwritten == written:
             self._unwritten = None
 
-    def _gather(self, round_: Round, now: Instant) -> list[Notification]:
+    def _gather(self, round_: Round, present: Collection[str], now: Instant) -> list[Notification]:
         inquiry = self._open
         if inquiry is None or self._due is None:
             return []
@@ -305,10 +347,12 @@ class LeaderInquiry:
             for node in round_.members
             if (note := self._notes.get(node)) is not None and note.inquiry == inquiry.id
         }
-        if len(sheets) < len(round_.members) and now < self._due:
+        is_awaited = any(node in present and node not in sheets for node in round_.members)
+        if is_awaited and now < self._due:
             return []
         self._due = None
-        return [SheetsGathered(inquiry.id, inquiry.trouble, sheets)]
+        heard_at = {node: self._heard_at[node] for node in sheets}
+        return [SheetsGathered(inquiry.id, inquiry.trouble, sheets, self._asked_at, heard_at)]
 
     def on_judged(self, judged: InquiryJudged, round_: Round, now: Instant) -> None:
         """The books have been read: close the inquiry with what was found."""
@@ -317,6 +361,9 @@ class LeaderInquiry:
             return
         self._open = None
         self._settled |= self._covered
+        if inquiry.trouble is Trouble.DONE:
+            awaited = self._awaited(round_).items()  # some of whose ranks have ended meanwhile
+            self._settled |= {node: n.number for node, n in awaited if n.trouble is Trouble.DONE}
         is_found = bool(judged.text)
         if inquiry.trouble is Trouble.STANDS:
             is_found = is_found and judged.is_certain and judged.text == self._suspicion
@@ -326,6 +373,7 @@ class LeaderInquiry:
             settles=dict(self._settled),
             blamed=judged.blamed if is_found and inquiry.trouble is not Trouble.WHY else (),
             text=judged.text if is_found else "",
+            late=judged.late,
             silent=tuple(
                 node
                 for node in round_.members

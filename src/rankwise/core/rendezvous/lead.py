@@ -213,7 +213,7 @@ class Lead:
             self._hear_of_done(view, node, key, value, founder)
             return
         if key.startswith(self._keys.books_notes):
-            self._hear_of_books(node, key, value, founder)
+            self._hear_of_books(node, key, value, founder, now)
             return
         if value is None:
             view.delete(node, now)
@@ -227,14 +227,16 @@ class Lead:
             heard = Heard(None, now, str(error))
         view.put(node, heard)
 
-    def _hear_of_books(self, node: str, key: str, value: bytes | None, founder: str) -> None:
+    def _hear_of_books(
+        self, node: str, key: str, value: bytes | None, founder: str, now: Instant
+    ) -> None:
         if value is None:
-            self.inquiry.hear(node, None)
+            self.inquiry.hear(node, None, now)
             return
         with suppress(RemoteProtocolError):  # told of its node's record
             note = decode_books_note(value, key, node)
             if note.founder == founder:
-                self.inquiry.hear(node, note)
+                self.inquiry.hear(node, note, now)
 
     def _hear_of_done(
         self, view: View, node: str, key: str, value: bytes | None, founder: str

@@ -282,7 +282,8 @@ class Rendezvous:
             return
         node.effects += node.inquiry.write(lease, founder, now)
         if node.is_leading and not node.shared.is_stale:
-            node.effects += node.lead.inquiry.work(self.round, lease, founder, now)
+            present = () if node.lead.view is None else node.lead.view.nodes
+            node.effects += node.lead.inquiry.work(self.round, present, lease, founder, now)
 
     def _rest(self, others: Instant | None) -> None:
         """Set the next deadline; until `others` there is nothing to do but to keep the lease."""

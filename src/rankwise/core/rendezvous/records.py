@@ -117,11 +117,13 @@ class Trouble(StrEnum):
     """The same, after a time-out: who has merely not come is to blame."""
     WHY = "why"
     """Somebody asks why the run does not go on; nobody is to be accused."""
+    DONE = "done"
+    """Its ranks have all succeeded: who has made others wait, of all ranks, can be told."""
 
     @property
     def is_awaited(self) -> bool:
         """Whether somebody on the node waits for the answer."""
-        return self in (Trouble.FAILED, Trouble.TIMED_OUT, Trouble.WHY)
+        return self not in (Trouble.NONE, Trouble.STANDS)
 
 
 class BooksNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -134,7 +136,7 @@ class BooksNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         trouble: what moves it, last.
         number: counts its troubles.
         inquiry: the inquiry that `sheet` answers.
-        sheet: its ranks' books, packed (`core/ledger/sheets.py`).
+        sheet: its ranks' books, packed (`core/ledger/sheets.py`), or timetable (DONE).
     """
 
     version: int = PROTOCOL_VERSION
@@ -146,6 +148,22 @@ class BooksNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sheet: bytes = b""
 
 
+class LateRank(msgspec.Struct, frozen=True, kw_only=True):
+    """The rank that has made the others wait, of all nodes.
+
+    Attributes:
+        rank: which one.
+        last: the share of the calls to which it came last.
+        waited: how long each of the others waited for it alone, on average.
+        text: that in a sentence.
+    """
+
+    rank: int
+    last: float
+    waited: Duration
+    text: str
+
+
 class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What an inquiry has found.
 
@@ -154,6 +172,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         settles: the troubles that it answers: by node, the number of the last one.
         blamed: ranks of the job that count as failed from now on.
         text: what they did, or do, in a sentence; empty if nobody is known to be to blame.
+        late: who made the others wait (DONE), if anybody did notably.
         silent: nodes that have not answered in time.
     """
 
@@ -161,6 +180,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     settles: dict[str, int] = {}
     blamed: tuple[int, ...] = ()
     text: str = ""
+    late: LateRank | None = None
     silent: tuple[str, ...] = ()
 
 

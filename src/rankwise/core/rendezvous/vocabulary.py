@@ -10,8 +10,8 @@ from enum import StrEnum
 import msgspec
 
 from rankwise.base.failure import Failure
-from rankwise.base.units import ZERO, Duration
-from rankwise.core.rendezvous.records import Departure, Lineup, Trouble, Verdict
+from rankwise.base.units import ZERO, Duration, Instant
+from rankwise.core.rendezvous.records import Departure, LateRank, Lineup, Trouble, Verdict
 from rankwise.core.rendezvous.requests import Answer, Order
 
 
@@ -115,19 +115,26 @@ class TroubleTold(msgspec.Struct, frozen=True, tag=True):
 
 
 class BooksTold(msgspec.Struct, frozen=True, tag=True):
-    """The answer to `BooksWanted`: the ranks' books, packed (`core/ledger/sheets.py`)."""
+    """The answer to `BooksWanted`: the ranks' books, packed (`core/ledger/sheets.py`).
+
+    If all ranks of a node are done, it is their timetable (`core/ledger/timetables.py`).
+    """
 
     inquiry: str
     sheet: bytes
 
 
 class InquiryJudged(msgspec.Struct, frozen=True, tag=True):
-    """The answer to `SheetsGathered`: who is to blame; with an empty text it cannot be told."""
+    """The answer to `SheetsGathered`: who is to blame; with an empty text it cannot be told.
+
+    `late` says who has made the others wait, if that was asked.
+    """
 
     inquiry: str
     blamed: tuple[int, ...] = ()
     text: str = ""
     is_certain: bool = False
+    late: LateRank | None = None
 
 
 class Left(msgspec.Struct, frozen=True, tag=True):
@@ -211,6 +218,9 @@ class SheetsGathered(msgspec.Struct, frozen=True, tag=True):
     trouble: Trouble
     sheets: dict[str, bytes]
     """By node."""
+    asked_at: Instant
+    heard_at: dict[str, Instant]
+    """When the nodes were asked, and when each was heard, by this node's clock."""
 
 
 class RanksFound(msgspec.Struct, frozen=True, tag=True):
@@ -225,13 +235,15 @@ class InquiryAnswered(msgspec.Struct, frozen=True, tag=True):
     """The trouble that was told of, and is awaited, has been looked into.
 
     `text` says who is to blame, and is empty if that cannot be told; `silent` are nodes that did
-    not answer. Without `in_time` nothing was heard of the leader.
+    not answer; `late` says who made the others wait. Without `in_time` nothing was heard of the
+    leader.
     """
 
     round: int
     text: str = ""
     silent: tuple[str, ...] = ()
     in_time: bool = True
+    late: LateRank | None = None
 
 
 class Closed(msgspec.Struct, frozen=True, tag=True):

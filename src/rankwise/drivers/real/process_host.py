@@ -60,7 +60,7 @@ from rankwise.drivers.real.report_pipe import (
     RecorderReady,
     WorkerReport,
 )
-from rankwise.drivers.real.stacks_collection import STACKS_PATIENCE, StacksCollection
+from rankwise.drivers.real.stacks_collection import StacksCollection
 from rankwise.drivers.real.worker.bootstrap import STACKS_SIGNAL
 from rankwise.drivers.real.worker_link import WorkerLink, WorkerPlanner, WorkerStream
 from rankwise.drivers.real.worker_process import Ends, WorkerProcess
@@ -221,11 +221,9 @@ class RealProcessHost:
 
         self.collect_stacks(on_done)
 
-    def collect_stacks(
-        self, on_done: Callable[[dict[int, str]], None], patience: Duration = STACKS_PATIENCE
-    ) -> None:
+    def collect_stacks(self, on_done: Callable[[dict[int, str]], None]) -> None:
         """Ask all workers that can answer for their stacks; call back with text by local rank."""
-        self._stacks.collect(on_done, patience)
+        self._stacks.collect(on_done)
 
     def note_ends(self) -> None:
         """Note which workers have ended by now, whatever is heard of them only later."""

@@ -92,6 +92,12 @@ def usage_of(pid: int) -> tuple[Duration, int] | None:
     return Duration(sum(map(int, fields[11:15])) * _TICK), int(fields[21]) * _PAGE_BYTES
 
 
+def cpu_wait_of(pid: int) -> Duration | None:
+    """How long a process's main thread was ready to run and had no CPU; None if nobody counts."""
+    counted = _read(f"/proc/{pid}/task/{pid}/schedstat").split()
+    return Duration(int(counted[1])) if counted else None
+
+
 def is_stopped(pid: int) -> bool:
     """Whether a process stands still for a signal, such as SIGSTOP, or for a debugger."""
     return _fields_after_name(_read(f"/proc/{pid}/stat"))[:1] in ([b"T"], [b"t"])

@@ -96,7 +96,7 @@ def _entered(call: RecordedCall, group: RecordedGroup, seen: Book) -> Call | Non
             entered
             for entered in reversed(seen.calls)
             if not entered.of_handle
-            and entered.group.rpartition(" ")[2] == group.name
+            and entered.group == group.name
             and entered.begun_at - _SLACK <= call.begun_at
             and (not entered.ended_at or call.begun_at <= entered.ended_at + _SLACK)
             and entered.text.partition(" ")[0] == call.operation

@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from rankwise.base.units import MILLISECOND, SECOND, Duration, after
+from rankwise.base.units import MILLISECOND, Duration, after
 from rankwise.drivers.real.reactor import Reactor, Timer
 from rankwise.drivers.real.worker_link import WorkerLink
 from rankwise.ports.clock import Clock
 
 STACKS_QUIET = Duration(60 * MILLISECOND)
 """Stacks are complete when nothing more has come for this long."""
-STACKS_PATIENCE = Duration(1 * SECOND)
+STACKS_PATIENCE = Duration(600 * MILLISECOND)
 """How long a worker may take to begin printing its stacks: it may be stopped or swapped out.
 Less than `GangSpec.stacks_timeout`, so that the others' stacks are shown before anybody dies."""
 
@@ -52,7 +52,7 @@ class StacksCollection:
         self._ask = ask
         self._request: _Request | None = None
 
-    def collect(self, on_done: OnDone, patience: Duration = STACKS_PATIENCE) -> None:
+    def collect(self, on_done: OnDone) -> None:
         """Ask all workers that can answer; call back with text by local rank."""
         if self._request is not None:
             # They are being collected already: everybody gets the same.
@@ -63,7 +63,7 @@ class StacksCollection:
         for link in ready:
             link.reports.take_stacks()  # what an earlier request left is not part of the answer
             self._ask(link)
-        self._expect(request, patience if ready else Duration(0))
+        self._expect(request, STACKS_PATIENCE if ready else Duration(0))
 
     def on_report(self, link: WorkerLink) -> None:
         """Something has come through a worker's report pipe."""

@@ -51,6 +51,16 @@ def test_ranks_that_are_late_by_turns_and_one_that_paused_once_are_no_stragglers
     assert seen(lambda rank, _: 4 * (rank == 1)).straggler() is None
 
 
+def test_a_rank_that_is_last_a_little_more_often_on_a_busy_machine_is_no_straggler() -> None:
+    def lateness(is_last_in: int) -> SampledLateness:
+        return seen(lambda rank, step: 20 * (rank == (1 if step % 16 < is_last_in else 2)))
+
+    assert lateness(9).straggler() is None
+    straggler = lateness(16).straggler()
+    assert straggler is not None
+    assert straggler.rank == 1
+
+
 def test_calls_that_come_one_by_one_are_volleys_of_their_own() -> None:
     lateness = SampledLateness()
     for rank in RANKS:

@@ -6,9 +6,9 @@ from typing import TypeVar
 from table_of_nodes import KEYS, Table
 
 from rankwise.base.failure import Failure, FailureCause
-from rankwise.base.units import MILLISECOND, SECOND
+from rankwise.base.units import MILLISECOND, SECOND, Duration
 from rankwise.core.rendezvous.configuration import RendezvousConfig, RestartPolicy
-from rankwise.core.rendezvous.records import Trouble
+from rankwise.core.rendezvous.records import LateRank, Trouble
 from rankwise.core.rendezvous.requests import Commit, Order
 from rankwise.core.rendezvous.vocabulary import (
     BooksTold,
@@ -17,6 +17,7 @@ from rankwise.core.rendezvous.vocabulary import (
     GangFailing,
     InquiryAnswered,
     InquiryJudged,
+    Left,
     Notification,
     RanksFound,
     Settled,
@@ -26,6 +27,7 @@ from rankwise.core.rendezvous.vocabulary import (
 
 Kind = TypeVar("Kind", bound=Notification)
 TEXT = "rank 3 has not come to barrier #1"
+LATE = LateRank(rank=1, last=1.0, waited=Duration(SECOND), text="rank 1 came last")
 
 
 def test_a_run_whose_calls_move_asks_nothing() -> None:
@@ -44,11 +46,68 @@ def test_who_waits_after_a_time_out_is_told_what_the_books_of_all_nodes_say() ->
     gathered = told(table, "a", SheetsGathered)
     table.tell("a", InquiryJudged(inquiry, (1,), TEXT))
 
-    assert gathered == [
-        SheetsGathered(inquiry, Trouble.TIMED_OUT, {"a": b"sheet of a", "b": b"sheet of b"})
-    ]
+    [sheets] = gathered
+    assert (sheets.inquiry, sheets.trouble) == (inquiry, Trouble.TIMED_OUT)
+    assert sheets.sheets == {"a": b"sheet of a", "b": b"sheet of b"}
     for node in ("a", "b"):
         assert told(table, node, RanksFound) == [RanksFound(0, (1,), TEXT)]
+
+
+def test_a_node_that_is_done_learns_who_has_made_others_wait_and_nobody_is_accused() -> None:
+    table = running()
+
+    asked_at = table.now
+    table.tell("b", TroubleTold(0, Trouble.DONE))
+    inquiry = answer_all(table, Trouble.DONE)
+    [gathered] = told(table, "a", SheetsGathered)
+    table.tell("a", InquiryJudged(inquiry, late=LATE))
+
+    assert (gathered.asked_at, gathered.heard_at) == (asked_at, {"a": table.now, "b": table.now})
+    assert told(table, "b", InquiryAnswered) == [InquiryAnswered(0, late=LATE)]
+    assert told(table, "a", RanksFound) == []
+
+
+def test_nodes_that_are_done_one_after_the_other_ask_once_a_second() -> None:
+    table = running()
+    table.tell("b", TroubleTold(0, Trouble.DONE))
+    table.tell("a", InquiryJudged(answer_all(table, Trouble.DONE), late=LATE))
+    written = len(writes_of_inquiries(table))
+
+    table.tell("a", TroubleTold(0, Trouble.DONE))
+    at_once, written_since = told(table, "a", InquiryAnswered), writes_of_inquiries(table)[written:]
+    table.pass_time(SECOND)
+    table.tell("a", TroubleTold(0, Trouble.DONE))
+    table.tell("a", InquiryJudged(answer_all(table, Trouble.DONE)))
+
+    assert (at_once, written_since) == ([InquiryAnswered(0, late=LATE)], [])
+    assert told(table, "a", InquiryAnswered) == [*at_once, InquiryAnswered(0)]
+
+
+def test_a_node_that_is_done_while_another_is_told_who_was_late_is_told_it_too() -> None:
+    table = running()
+    table.tell("b", TroubleTold(0, Trouble.DONE))
+    inquiry = answer_all(table, Trouble.DONE)
+
+    table.tell("a", TroubleTold(0, Trouble.DONE))
+    table.tell("a", InquiryJudged(inquiry, late=LATE))
+
+    for node in ("a", "b"):
+        assert told(table, node, InquiryAnswered) == [InquiryAnswered(0, late=LATE)]
+        assert len(told(table, node, BooksWanted)) == 1
+
+
+def test_nobody_waits_for_the_books_of_a_node_that_was_done_and_has_gone() -> None:
+    table = running()
+    table.tell("b", GangEnded(round=0, is_done=True))
+    table.tell("b", Left())
+
+    table.tell("a", TroubleTold(0, Trouble.DONE))
+    inquiry = told(table, "a", BooksWanted)[-1].inquiry
+    table.tell("a", BooksTold(inquiry, b"sheet of a"))
+    table.tell("a", InquiryJudged(inquiry, late=LATE))
+
+    assert told(table, "a", SheetsGathered)[0].sheets == {"a": b"sheet of a"}
+    assert told(table, "a", InquiryAnswered) == [InquiryAnswered(0, "", ("b",), late=LATE)]
 
 
 def test_who_has_failed_for_another_node_is_heard_of_after_that_one() -> None:

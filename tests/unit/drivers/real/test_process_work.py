@@ -10,7 +10,12 @@ from pathlib import Path
 import pytest
 
 from rankwise.base.units import MILLISECOND
-from rankwise.drivers.real.process_work import ProcessWork, work_beside_this_thread, works_of
+from rankwise.drivers.real.process_work import (
+    ProcessWork,
+    cpu_wait_of,
+    work_beside_this_thread,
+    works_of,
+)
 
 ENOUGH_NS = 60 * MILLISECOND
 BURN = f"""
@@ -45,6 +50,26 @@ def test_the_main_threads_time_is_told_apart() -> None:
     # The kernel counts what runs at ticks, and when it stops running.
     assert look().main_time - before.main_time > ENOUGH_NS // 2
     assert os.getpid() not in look().helper_times
+
+
+def test_a_process_that_shares_its_cpu_has_waited_for_it() -> None:
+    cpus = os.sched_getaffinity(0)
+    before = cpu_wait_of(os.getpid())
+    if before is None:
+        pytest.skip("this kernel does not count for how long a process waits for a CPU")
+
+    os.sched_setaffinity(0, {min(cpus)})
+    try:
+        with subprocess.Popen([sys.executable, "-S", "-c", BURN], stdin=subprocess.PIPE) as other:
+            compute()
+            other.communicate()
+    finally:
+        os.sched_setaffinity(0, cpus)
+
+    waited = cpu_wait_of(os.getpid())
+    assert waited is not None
+    assert waited - before > ENOUGH_NS // 10
+    assert cpu_wait_of(other.pid) is None
 
 
 def test_other_threads_are_helpers() -> None:

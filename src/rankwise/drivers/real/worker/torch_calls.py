@@ -126,8 +126,10 @@ def enter_calls(c10d: "ModuleType", ring_module: "ModuleType", reporter: "Any") 
 
         @functools.wraps(init)
         def init_process_group(*args: "Any", **kwargs: "Any") -> None:
+            begun_ns = time.time_ns()
             init(*args, **kwargs)
-            reporter.answer_for_recorder(lambda: recorded_groups(c10d))
+            generation = groups.generation
+            reporter.answer_for_recorder(lambda: recorded_groups(c10d, generation, begun_ns))
 
         setattr(c10d, "init_process_group", init_process_group)  # noqa: B010 - as above
     destroy = getattr(c10d, "destroy_process_group", None)
@@ -144,8 +146,11 @@ def missing_names(c10d: "ModuleType") -> "list[str]":
     return missing
 
 
-def recorded_groups(c10d: "ModuleType") -> str:
+def recorded_groups(c10d: "ModuleType", generation: int, since_ns: int) -> str:
     """Return the JSON of what torch's flight recorder has of each group, its latest calls.
+
+    Torch names groups anew when all have been destroyed, and records on. So groups are those of a
+    `generation`, which has made no call before `since_ns`.
 
     It takes 20 to 50 ms for the 2,000 calls that torch records by default, and the interpreter for
     so long.
@@ -162,7 +167,7 @@ def recorded_groups(c10d: "ModuleType") -> str:
     sampled: dict[str, dict[int, Any]] = {}
     for entry in trace["entries"]:
         name, number = entry["process_group"][0], entry["collective_seq_id"]
-        if entry["is_p2p"] or name not in groups:
+        if entry["is_p2p"] or name not in groups or entry["time_created_ns"] < since_ns:
             continue
         known = calls.setdefault(name, {})
         if known and number < max(known):  # an earlier group had the name
@@ -192,7 +197,7 @@ def recorded_groups(c10d: "ModuleType") -> str:
             numbered.append((number, begun_at, texts.setdefault(text, len(texts))))
         told.append(
             {
-                "name": name,
+                "name": _key(generation, name),
                 "label": "" if is_all else _label(groups[name], members),
                 "members": members,
                 "calls": [_recorded_call(entry, wall_offset) for entry in known.values()],
@@ -239,7 +244,8 @@ class _Groups:
         self.ring_module = ring_module
         self._c10d = c10d
         self.handles = _Handles(ring_module)
-        self._generation = 0
+        self.generation = 0
+        """Counts how often all groups have been destroyed."""
         self._ring: "Any" = None  # noqa: UP037 - as everywhere in this file
         self._known: "dict[Any, RingGroup | None]" = {}  # noqa: UP037 - the same
 
@@ -276,7 +282,7 @@ class _Groups:
             group = args[0] if args else kwargs.get("group")
             try:
                 if group is None or group is self._c10d._world.default_pg:  # noqa: SLF001 - as above
-                    self._generation += 1
+                    self.generation += 1
                     self._known = {}
                     self.ring_module.be_done()
                     reporter.tell_last_recorded()
@@ -299,10 +305,14 @@ class _Groups:
             name = str(world.pg_names[actual])
             is_all = actual is world.default_pg
             label = "" if is_all else _label(actual, members)
-            key = f"torch {self._generation} {name}"
+            key = _key(self.generation, name)
             entered: RingGroup | None = ring.add_group(key, label, len(members), members)
             return entered
         return self.find(ring, None)
+
+
+def _key(generation: int, name: str) -> str:
+    return f"torch {generation} {name}"
 
 
 def _label(group: "Any", members: "tuple[int, ...]") -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.base.errors import SimulationError
 from rankwise.base.failure import ErrorRecord, ExitStatus, Failure
-from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after
+from rankwise.base.units import MILLISECOND, SECOND, ZERO, Duration, Instant, after, between
 from rankwise.core.agent.vocabulary import (
     FailuresDescribed,
     LeaveRequested,
@@ -38,7 +38,19 @@ from rankwise.core.gang.vocabulary import (
     WorkerSaid,
     WorkerSpawned,
 )
-from rankwise.core.ledger import Book, Call, Fate, Group, Sheet, pack
+from rankwise.core.ledger import (
+    CALLS_MAX,
+    Arrival,
+    Book,
+    Call,
+    Fate,
+    Group,
+    RankTimes,
+    Sheet,
+    Timetable,
+    pack,
+    pack_times,
+)
 from rankwise.core.rendezvous.records import Trouble
 from rankwise.core.rendezvous.vocabulary import (
     BooksTold,
@@ -74,6 +86,8 @@ LOOK_TAKES = Duration(100 * MILLISECOND)
 """How much later than another node one notices, at most, that its ranks stand in a call."""
 ALL = "all"
 """The group of all ranks."""
+CALL_EVERY = Duration(100 * MILLISECOND)
+"""How often all ranks make a call, where one is late to it."""
 GOING_TAKES = Duration(100 * MILLISECOND)
 """At most, from the success of a node's last worker until its agent goes, if it does."""
 RECALL_PATIENCE = Duration(2 * SECOND)
@@ -136,6 +150,8 @@ class SimulatedHost:
         self._strays: list[Worker] = []
         self._last_arrival: dict[Channel, Instant] = {}
         self._asked_in = -1
+        self._held: list[WorkerExited] = []
+        """Successes of the node's last workers, until it is known who made others wait."""
 
     def processes(self) -> list[Worker]:
         """Every process that is alive in truth: ranks, those that wait to be one, strays."""
@@ -149,6 +165,7 @@ class SimulatedHost:
         """Another agent has begun; nothing that was ordered or told before concerns it."""
         self._life += 1
         self._unspawned.clear()
+        self._held = []
         self.guardian_is_lost = False
 
     def end_life(self, *, kills: bool) -> None:
@@ -215,17 +232,23 @@ class SimulatedHost:
             return
         members = tuple(range(world.first_rank, world.first_rank + world.slots))
         group = Group(size=world.size, members=members)
-        books = tuple(
-            self._book(worker, group)
-            for worker in self.workers.values()
-            if worker.round == wanted.round
-        )
-        sheet = pack(Sheet(books), self.clock.now())
-        self._later(self._up_to(LOOK_TAKES), BooksTold(wanted.inquiry, sheet))
+        workers = [each for each in self.workers.values() if each.round == wanted.round]
+        takes, asked_at = self._up_to(LOOK_TAKES), self.clock.now()
+
+        def tell_times() -> None:
+            sheet = self._timetable(workers, group, asked_at)
+            self._deliver(BooksTold(wanted.inquiry, sheet))
+
+        if wanted.trouble is Trouble.DONE:
+            self._in_this_life(takes, tell_times)
+            return
+        books = tuple(self._book(worker, group) for worker in workers)
+        self._later(takes, BooksTold(wanted.inquiry, pack(Sheet(books), asked_at)))
 
     def on_inquiry_answered(self, answered: InquiryAnswered) -> None:
-        """Let the ranks fail whose time-outs were held back."""
+        """Let the ranks fail whose time-outs were held back, and the last one be done."""
         self._fail_of_time_out(answered.round)
+        self._be_done()
 
     # What the agent orders about its workers
 
@@ -343,6 +366,31 @@ class SimulatedHost:
             fate=fate,
         )
 
+    def _timetable(self, workers: Sequence[Worker], group: Group, asked_at: Instant) -> bytes:
+        """When the ranks came to the call that all make every `CALL_EVERY`, by this clock."""
+        now = self.clock.now()
+        ranks = tuple(
+            RankTimes(rank=each.rank, groups={ALL: group}, arrivals=self._arrivals(each, group))
+            for each in workers
+        )
+        lasted = between(min((each.born_at for each in workers), default=now), now)
+        return pack_times(Timetable(ranks=ranks, lasted=lasted, asked_at=asked_at, told_at=now))
+
+    def _arrivals(self, worker: Worker, group: Group) -> tuple[Arrival, ...]:
+        late = self._habits.late if worker.rank == group.size - 1 else ZERO
+        first = self.clock.truth_of(worker.born_at) // CALL_EVERY + 1
+        last = (worker.ended_at or self._agenda.now()) // CALL_EVERY
+        shown_at = self.clock.shown_at
+        return tuple(
+            Arrival(
+                ALL,
+                number,
+                shown_at(Instant(number * CALL_EVERY + late)),
+                shown_at(Instant(number * CALL_EVERY + self._habits.late)),
+            )
+            for number in range(max(first, last - CALLS_MAX), last)
+        )
+
     def signal_ranks(self) -> None:
         """Send the living ranks SIGTERM, as somebody who signals every process."""
         for key in sorted(self.living):
@@ -433,14 +481,19 @@ class SimulatedHost:
 
     def _go_if_done(self, round_number: int) -> None:
         """Let the agent leave or die soon after its last worker has succeeded, if plans say so."""
-        habits, world = self._habits, self._world
-        done = [each for each in self.workers.values() if each.round == round_number]
-        if world is None or len(done) < world.slots or not all(each.succeeded for each in done):
+        habits = self._habits
+        if not self._is_done(round_number):
             return
         if habits.leaves_when_done and happens(self._chance, habits.leaves_when_done):
             self._later(self._up_to(GOING_TAKES), LeaveRequested())
         if habits.dies_when_done and happens(self._chance, habits.dies_when_done):
             self._in_this_life(self._up_to(GOING_TAKES), self._node.kill_agent)
+
+    def _is_done(self, round_number: int) -> bool:
+        """Whether all workers of this node have succeeded in that round."""
+        ranks = [each for each in self.workers.values() if each.round == round_number]
+        slots = None if self._world is None else self._world.slots
+        return len(ranks) == slots and all(each.succeeded for each in ranks)
 
     def _fail(self, worker: Worker, code: int) -> None:
         if worker.failed_at is None:  # or it has raised, and is still there
@@ -509,7 +562,21 @@ class SimulatedHost:
 
     def _tell_exit(self, worker: Worker, status: ExitStatus, at: Instant) -> None:
         attempt = worker.round if worker.news_of is None else worker.news_of
-        self._deliver(WorkerExited(worker.local_rank, attempt, status, at))
+        exited = WorkerExited(worker.local_rank, attempt, status, at)
+        agent = self._node.agent
+        if not self._habits.late or not self._is_done(attempt) or agent is None:
+            self._deliver(exited)
+            return
+        self._held.append(exited)
+        if len(self._held) == 1:
+            self._deliver(TroubleTold(attempt, Trouble.DONE))
+            if not agent.has_workers:
+                self._be_done()
+
+    def _be_done(self) -> None:
+        held, self._held = self._held, []
+        for exited in held:
+            self._deliver(exited)
 
     def _begin_sweep(self, attempt: int, spares: tuple[int, ...]) -> None:
         self._unspawned = {key for key in self._unspawned if key[0] != attempt}

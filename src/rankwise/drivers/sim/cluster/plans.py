@@ -58,8 +58,11 @@ def random_plan(seed: int) -> ClusterPlan:
     plan = ClusterPlan(
         nodes=nodes,
         rendezvous=rendezvous,
-        workers=_with_recovery(
-            _random_workers(chance, stream(seed, "endings")), stream(seed, "recovery")
+        workers=_with_lateness(
+            _with_recovery(
+                _random_workers(chance, stream(seed, "endings")), stream(seed, "recovery")
+            ),
+            stream(seed, "lateness"),
         ),
         guardian=_random_guardian(stream(seed, "guardian")),
         network=_random_network(chance),
@@ -164,6 +167,12 @@ def _with_recovery(workers: Workers, chance: Random) -> Workers:
     return msgspec.structs.replace(
         workers, recovers=chance.choice((50, 100, 100)), stuck=chance.choice((0, 0, 0, 20))
     )
+
+
+def _with_lateness(workers: Workers, chance: Random) -> Workers:
+    """The same, but that the nodes ask each other at the end who was late."""
+    late = Duration(50 * MILLISECOND) if happens(chance, 30) else ZERO
+    return msgspec.structs.replace(workers, late=late)
 
 
 def _random_network(chance: Random) -> Network:
