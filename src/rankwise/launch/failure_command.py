@@ -12,15 +12,18 @@ The command is run by a shell, with one JSON object on its standard input:
 - `logs`: the run's log directory, if it is kept.
 
 A run never waits for it in the middle, but at its end. One event comes after the other: its command
-begins when that of the last has ended, or was killed after a minute. What it writes goes to stderr.
-It changes neither the outcome nor the exit code.
+begins when that of the last has ended, or was killed after a minute, or with a run that was stopped
+when the grace of its ranks is over. What it writes goes to stderr. It changes neither the outcome
+nor the exit code.
 """
 
+import math
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -43,6 +46,9 @@ class FailureCommand:
         self._job = job
         self._command = command
         self._threads: list[threading.Thread] = []
+        self._process: subprocess.Popen[bytes] | None = None
+        self._given_up = threading.Event()
+        self._lock = threading.Lock()
 
     def start(self, event: str, failures: Sequence[Failure], **fields: Any) -> None:
         """Run it for an event; returns at once."""
@@ -55,39 +61,62 @@ class FailureCommand:
         self._threads.append(thread)
         thread.start()
 
-    def wait(self) -> None:
-        """Wait until all that were started have ended, or were killed; Ctrl-C ends the waiting."""
+    def wait(self, patience_s: float = math.inf) -> None:
+        """Wait until all that were started have ended, or were killed; Ctrl-C ends the waiting.
+
+        Args:
+            patience_s: when they are killed, at the latest.
+        """
+        ends_at = time.monotonic() + patience_s
         try:
             for thread in self._threads:
-                thread.join()
+                thread.join(min(max(0.0, ends_at - time.monotonic()), threading.TIMEOUT_MAX))
+                if thread.is_alive():
+                    self._give_up()
+                    thread.join()
         except KeyboardInterrupt:
             sys.stderr.write("\n")
+
+    def _give_up(self) -> None:
+        with self._lock:
+            self._given_up.set()
+            if self._process is not None and self._process.returncode is None:
+                _kill(self._process)
 
     def _run(self, told: bytes, before: threading.Thread | None) -> None:
         if before is not None:
             before.join()
-        process = subprocess.Popen(  # noqa: S602  # the user's words for the user's shell
-            self._command,
-            shell=True,
-            stdin=subprocess.PIPE,
-            stdout=_STDERR,
-            start_new_session=True,  # Ctrl-C is for the run
-        )
+        with self._lock:
+            if self._given_up.is_set():
+                return
+            process = self._process = subprocess.Popen(  # noqa: S602  # the user's words for the user's shell
+                self._command,
+                shell=True,
+                stdin=subprocess.PIPE,
+                stdout=_STDERR,
+                start_new_session=True,  # Ctrl-C is for the run
+            )
         trouble = ""
         try:
             process.communicate(told + b"\n", timeout=PATIENCE_S)
         except subprocess.TimeoutExpired:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            _kill(process)
             process.wait()
             trouble = f"did not end within {PATIENCE_S:g} s: killed"
         else:
-            if process.returncode:
+            if self._given_up.is_set():
+                trouble = "was killed, since the run was told to stop"
+            elif process.returncode:
                 trouble = f"ended with {process.returncode}"
         if trouble and self._job.console:
             with suppress(OSError):
                 line = notice(self._job, f"the command of --on-failure {trouble}")
                 os.write(_STDERR, line.encode("utf-8", "replace"))
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def tell_of_end(

@@ -127,6 +127,7 @@ class Session:
         self._is_cut_short = False
         self._signals_caught = 0
         self._stops_asked = 0
+        self._stop_asked_at: Instant | None = None
         self._is_asked_by_ranks = False
         # Before and after everything else, so that no signal meets half a session.
         self._signals = signals = self._catch_signals(stack)
@@ -669,8 +670,15 @@ class Session:
     def request_stop(self, signum: int | None) -> None:
         """Ask the gang to end; the second time it is killed."""
         self._stops_asked += 1
+        self._stop_asked_at = self._stop_asked_at or self._clock.now()
         self._host.note_ends()  # so that a run which is done by now stays done
         self._dispatch.deliver(StopRequested(signum))
+
+    @property
+    def grace_left(self) -> Duration:
+        """How much of the time is left that this node has to end once it is told to stop."""
+        asked_at = self._stop_asked_at or self._clock.now()
+        return Duration(max(0, after(asked_at, self._job.gang.grace) - self._clock.now()))
 
     def _on_hang(self, stacks: dict[int, str]) -> None:
         """Show where every rank stands, before anything is killed."""

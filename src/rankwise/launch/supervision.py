@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.base.errors import LocalProtocolError, SpawnFailed
 from rankwise.base.failure import Outcome, OutcomeStatus
-from rankwise.base.units import Duration
+from rankwise.base.units import SECOND, Duration
 from rankwise.bell import Bell
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.hosting.hosting import Hosting
@@ -222,7 +222,8 @@ class Supervision:
         if command is None or outcome is None or session is None:
             return
         if outcome.status is not OutcomeStatus.FAILED or not session.has_root_cause(outcome):
-            command.wait()
+            is_stopped = outcome.status is OutcomeStatus.STOPPED
+            command.wait(session.grace_left / SECOND if is_stopped else math.inf)
             return
         from rankwise.launch.failure_command import tell_of_end  # noqa: PLC0415  # rare
         from rankwise.launch.outcomes import report_of  # noqa: PLC0415  # the same

@@ -168,3 +168,33 @@ def test_another_run_at_an_embedded_store_is_told_whose_it_is(agents: Agents) ->
     assert other.code == 2
     assert "belongs to another run: its token is not ours" in other.stderr
     assert one.finish().code == 143
+
+
+STEPS = """
+import time
+import rankwise
+assert not rankwise.should_stop()
+print("stepping", flush=True)
+while not rankwise.should_stop():
+    time.sleep(0.01)
+print("saved", flush=True)
+"""
+
+
+def test_ranks_save_though_their_store_is_silent_when_they_are_to_stop(
+    agents: Agents, tmp_path: Path
+) -> None:
+    with etcd_cluster(tmp_path) as etcd:
+        words = ("--nnodes", "2", "--rdzv-id", "silent", "--rdzv-conf", "lease_ttl=3")
+        nodes = [agents.at_etcd(etcd, STEPS, *words) for _ in range(2)]
+        wait_for_any(nodes, "stepping", count=2)
+        for member in etcd.members:
+            member.stop()
+
+        for node in nodes:
+            node.signal(signal.SIGTERM)
+        done = [node.finish() for node in nodes]
+
+    assert [each.code for each in done] == [143, 143], done
+    assert all("saved" in each.stdout for each in done), done
+    assert all("the others have not answered in time" in each.stderr for each in done), done

@@ -1,10 +1,11 @@
 """`--on-failure` tells somebody of every failure, and a run never waits for it in the middle."""
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
-from running import run, write_program
+from running import WITHIN_S, run, start, write_program
 
 pytestmark = pytest.mark.system
 
@@ -50,3 +51,21 @@ def test_a_success_is_no_failure_and_simulated_ranks_are_refused(tmp_path: Path)
     assert refused.code == 2
     assert "--on-failure has no meaning with --on sim" in refused.stderr
     assert not told.exists()
+
+
+def test_a_run_that_is_told_to_stop_waits_for_a_command_for_the_grace_alone(tmp_path: Path) -> None:
+    program = (
+        "import os, threading\nif os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': os._exit(1)\n"
+    )
+    script = write_program(
+        tmp_path, program + "print('again', flush=True)\nthreading.Event().wait()\n"
+    )
+    words = ("--max-restarts=1", "--shutdown-timeout=1", "--on-failure", "exec sleep 1000")
+
+    with start("run", *words, script) as stopped:
+        stopped.wait_for("again")
+        stopped.signal(signal.SIGTERM)
+        done = stopped.finish(WITHIN_S)
+
+    assert done.code == 143
+    assert "the command of --on-failure was killed, since the run was told to stop" in done.stderr

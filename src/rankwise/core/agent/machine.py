@@ -31,9 +31,10 @@ they are as good as dead, also while this one is cut off or a spare.
 - *Done* means that this node's workers have all succeeded. It waits until all others are done too,
   since their failure would call it back; it does not wait for anything after the verdict.
 - *Asked to stop*, the agent says so at once, asks the others to agree (or leaves alone, if so
-  configured), stops its gang when they have, or by itself if nobody answers within a lease, and
-  waits for the verdict for as long as the others may hear it, and no longer than its gang's grace.
-  Asked a second time it kills, and leaves.
+  configured), stops its gang when they have, and waits for the verdict for as long as the others
+  may hear it, and no longer than its gang's grace. If nobody answers within a lease, or the store
+  is silent for half of it, it chooses for its ranks where they stop: what is left of the lease is
+  for them to save. Asked a second time it kills, and leaves.
 - *Who dies*: a worker: the gang. The agent: its guardian kills the workers, its lease ends. The
   store, or the way to it: the rendezvous says when the gang must go.
 """
@@ -158,6 +159,8 @@ class Agent:
         self._is_end_told = False
         self._is_stop_agreed = False
         """Whether the whole job stops with this round."""
+        self._chooses_step = False
+        """Whether the ranks of this node stop in this round without the others."""
         self._stops_asked = 0
         self._loss = ""
         """Why this node can have no workers any more; empty while it can."""
@@ -227,8 +230,7 @@ class Agent:
                 if self.world is not None and stimulus.round == self.world.round:
                     self._step = stimulus.step
             case RanksStood():
-                if self.world is not None and stimulus.round == self.world.round:
-                    self._tell_rendezvous(RanksArrived(stimulus.round, stimulus.step), now)
+                self._on_ranks_stood(stimulus, now)
             case (
                 gang_words.WorkerSpawned()
                 | gang_words.WorkerRefused()
@@ -278,6 +280,8 @@ class Agent:
                 self._refuse(why, "which of its checks does not end?", now)
             case Phase.DESCRIBING:
                 self._gang_has_ended(now)
+            case Phase.RUNNING if self._others_may_agree(now):
+                pass
             case Phase.RUNNING:
                 self._stop_without_others(now)
             case Phase.ENDED if self._may_still_hear(now):
@@ -473,9 +477,9 @@ class Agent:
         self._begun_at = now
         self._stopped_at = None
         self._step = None
-        self._is_failing_told = self._is_stop_agreed = False
+        self._is_failing_told = self._is_stop_agreed = self._chooses_step = False
         self._outcome = None
-        self._deadline = after(now, self._answer_patience) if self._is_going else None
+        self._deadline = self._agreed_by if self._is_going else None
         self._last_round = settled.world.round
         self._is_end_told = False
         self._effects.append(BeginAttempt(settled.world))
@@ -705,7 +709,7 @@ class Agent:
         self._effects.append(AnnounceStop(signal, self._what_follows_a_stop(departure)))
         match self.phase:
             case Phase.RUNNING:
-                self._deadline = after(now, self._answer_patience)
+                self._deadline = max(now, self._agreed_by)
             case Phase.DESCRIBING:
                 pass
             case Phase.ENDED | Phase.PREPARING | Phase.WAITING:
@@ -740,9 +744,22 @@ class Agent:
         return f"stopping the ranks of the other nodes for up to {patience}; once more leaves now"
 
     @property
-    def _answer_patience(self) -> Duration:
-        """How long the others have to agree to stop, before this node stops its ranks itself."""
-        return Duration(min(self.spec.rendezvous.lease_ttl, self.spec.gang.grace // 2))
+    def _agreed_by(self) -> Instant:
+        """When the others have agreed to stop, before this node stops its ranks itself.
+
+        Ranks that are to save need some of the lease. The silence of a store shows half-way.
+        """
+        lease, grace = self.spec.rendezvous.lease_ttl, self.spec.gang.grace
+        latest = Instant(self._gone_by - grace + min(lease, grace // 2))
+        alive_until = self.rendezvous.alive_until
+        return latest if alive_until is None else min(latest, Instant(alive_until - lease // 2))
+
+    def _others_may_agree(self, now: Instant) -> bool:
+        """Whether this node goes on waiting for them: its lease has been renewed meanwhile."""
+        if now >= self._agreed_by:
+            return False
+        self._deadline = self._agreed_by
+        return True
 
     @property
     def _last_moment(self) -> Instant:
@@ -753,7 +770,20 @@ class Agent:
         """The nodes have not agreed to stop, or ranks of this one have used up the time for it."""
         is_late = now >= self._last_moment
         self._deadline = None if is_late else self._last_moment
+        if not is_late:
+            assert self.world is not None, "a running agent has a world"
+            self._chooses_step = True
+            why = "this node was told to stop, and the others have not answered in time"
+            self._announce_end(self.world.round, why)
+            self._effects.append(AskRanksToStop(self.world.round, self._stop_signal))
         self._stop_gang(None, now, at_once=is_late)
+
+    def _on_ranks_stood(self, stimulus: RanksStood, now: Instant) -> None:
+        if self.world is None or stimulus.round != self.world.round:
+            return
+        if self._chooses_step:
+            self._effects.append(StopRanksAt(stimulus.round, stimulus.step))
+        self._tell_rendezvous(RanksArrived(stimulus.round, stimulus.step), now)
 
     def _may_still_hear(self, now: Instant) -> bool:
         """Whether the verdict may still come to a node that goes; if so, look again later."""

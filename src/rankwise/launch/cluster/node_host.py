@@ -136,6 +136,8 @@ class RealNodeHost:
     def ask_ranks_to_stop(self, number: int, signal: int | None) -> None:  # noqa: ARG002  # the gang's
         """Let the ranks that count their steps wait until they know where to stop."""
         self._processes.is_stopping = True
+        if self._agreement is not None:
+            return  # its ranks were to stop without the others, who have answered after all
         segment = self._parts.planner.segment
         if segment is None or (segment.steps() is None and not segment.sigterm_takers()):
             return  # nobody counts steps: the signal is all that the ranks are told

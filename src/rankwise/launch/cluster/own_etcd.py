@@ -5,9 +5,9 @@ runs that member, as a child that dies with it, and whose data are removed with 
 survive the loss of any one, the first included. What each party's death means:
 
 - *A member ends*: it is started again with its data, as long as its agent lives.
-- *A member is told to end*, as by a scheduler that signals every process: etcd would take up to
-  seven seconds over that, and answer nobody meanwhile, which is longer than a lease lives. So it is
-  killed, which its data survive as they survive a power cut, and started again at once.
+- *Every process of the job is told to end*, as by SLURM or systemd: the agents are, and need their
+  store to agree where their ranks stop. So a member ignores such signals (`signal_shield`), and
+  ends with its agent.
 - *An agent ends*: its member goes with it, and the other two are a quorum. Where the run is over
   the member stays until the others have heard so, for `LINGER` at most (`own_etcd_end`).
 - *The agent is started again there*: its member comes back as a new one in the old one's place
@@ -30,6 +30,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from signal import SIGHUP, SIGINT, SIGTERM
 from threading import Event, Thread
 from typing import BinaryIO, Self
 
@@ -37,6 +38,7 @@ from rankwise.base.errors import ConfigError, StoreError
 from rankwise.base.units import SECOND, Duration
 from rankwise.core.rendezvous.layout import RunKeys
 from rankwise.drivers.real.hosting.prctl import die_with_parent
+from rankwise.drivers.real.hosting.signal_shield import ignore_for_good
 from rankwise.drivers.real.stores.encryption import has_certificates
 from rankwise.drivers.real.stores.etcd_members import EtcdConfig
 from rankwise.drivers.real.stores.names import Names
@@ -51,8 +53,8 @@ MEMBERS = 3
 LINGER = Duration(10 * SECOND)
 RESTART_PAUSE_S = 0.5
 RESTART_PAUSE_LONGEST_S = 30.0
-WAS_TOLD_TO_END = b"received signal; shutting down"
-"""What etcd writes then, from 3.4 to 3.6. One with other words takes its seven seconds."""
+SIGNALS_OF_AN_END = (SIGHUP, SIGINT, SIGTERM)
+"""By which a job is told to end, whatever runs it."""
 
 
 class OwnEtcd:
@@ -229,32 +231,29 @@ class OwnEtcd:
                     )
                     self._is_closed.wait(RESTART_PAUSE_S)
                     continue
-                if not self._run_member(command, log):
-                    self._is_closed.wait(pause_s)
-                    pause_s = min(2 * pause_s, RESTART_PAUSE_LONGEST_S)
+                self._run_member(command, log)
+                self._is_closed.wait(pause_s)
+                pause_s = min(2 * pause_s, RESTART_PAUSE_LONGEST_S)
 
-    def _run_member(self, command: list[str], log: BinaryIO) -> bool:
-        """Start the member, and wait for its end; whether it was told to end."""
-        was_told = False
+    def _run_member(self, command: list[str], log: BinaryIO) -> None:
+        """Start the member, and wait for its end."""
         self._process = subprocess.Popen(
             command,
             env=_environment(),
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
             start_new_session=True,
             pass_fds=self._inherited,
-            preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509  # one call
+            preexec_fn=partial(_prepare_member, os.getpid()),  # noqa: PLW1509  # two calls
         )  # fmt: skip
         if self._is_closed.is_set():
             self._process.kill()
-        with self._process as process:
-            assert process.stdout is not None
-            for line in process.stdout:
-                with suppress(OSError):  # a full disk, of which etcd itself will complain
-                    log.write(line)
-                if WAS_TOLD_TO_END in line:
-                    was_told = True
-                    process.kill()
-        return was_told
+        self._process.wait()
+
+
+def _prepare_member(agent: int) -> None:
+    die_with_parent(agent)
+    with suppress(OSError):  # where that cannot be done, etcd ends within seconds of a signal
+        ignore_for_good(SIGNALS_OF_AN_END)
 
 
 def _environment() -> dict[str, str]:

@@ -4,20 +4,24 @@ import pytest
 
 from rankwise.base.errors import LocalProtocolError
 from rankwise.base.failure import ExitStatus, FailureCause
+from rankwise.base.keys import LeaseId
 from rankwise.base.units import SECOND, Instant
 from rankwise.core.agent.machine import Agent, Phase
 from rankwise.core.agent.vocabulary import (
     AgentSpec,
     AgentStarted,
     AnnounceRound,
+    AskRanksToStop,
     BeginAttempt,
     DescribeFailures,
     FailuresDescribed,
     FinishRun,
     PreparationFailed,
     PrepareRound,
+    RanksStood,
     RoundPrepared,
     Stimulus,
+    StopRanksAt,
 )
 from rankwise.core.gang.vocabulary import (
     GangSpec,
@@ -268,7 +272,33 @@ def test_a_stop_that_nobody_agrees_upon_is_carried_out_alone_after_a_lease() -> 
 
     effects = agent.tick(Instant(NOW + 5 * SECOND))
 
+    assert AskRanksToStop(4, 15) in effects
     assert SignalWorker(0, 4, 15) in effects
+    assert StopRanksAt(4, 7) in feed(agent, RanksStood(4, 7))
+
+
+def test_a_stop_waits_for_a_silent_store_for_half_a_lease_and_leaves_the_rest_to_the_ranks() -> (
+    None
+):
+    agent = settled()
+    keep_lease(agent, Instant(NOW + 5 * SECOND))
+    feed(agent, WorkerSpawned(0, 4, 10), WorkerSpawned(1, 4, 11), StopRequested(15))
+
+    keep_lease(agent, Instant(NOW + 6 * SECOND))  # one answer more, and then no other
+    assert AskRanksToStop(4, 15) not in agent.tick(Instant(NOW + 5 * SECOND // 2))
+    assert AskRanksToStop(4, 15) in agent.tick(Instant(NOW + 7 * SECOND // 2))
+
+
+def keep_lease(agent: Agent, until: Instant) -> None:
+    lease = rendezvous_of(agent)._node.lease
+    lease.id, lease.until = LeaseId(1), until
+
+
+def test_a_step_that_the_others_have_to_agree_on_is_not_chosen_alone() -> None:
+    agent = settled()
+    feed(agent, WorkerSpawned(0, 4, 10), WorkerSpawned(1, 4, 11), StopRequested(15))
+
+    assert StopRanksAt(4, 7) not in feed(agent, RanksStood(4, 7))
 
 
 @pytest.mark.parametrize(

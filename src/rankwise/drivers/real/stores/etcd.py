@@ -46,6 +46,7 @@ from rankwise.drivers.real.stores.etcd_members import (
     NotAuthenticated,
     NotReached,
     NotServing,
+    asks_for_a_user,
 )
 from rankwise.drivers.real.stores.etcd_messages import (
     GrantReply,
@@ -261,6 +262,8 @@ class EtcdWatch:
                 hint="read again, and watch after the snapshot's revision",
             )
         if "permission denied" in reply.cancel_reason or "auth token" in reply.cancel_reason:
+            if self._members.is_anonymous:  # etcd 3.5 says no more to those
+                raise asks_for_a_user(self._members.current)
             raise NotAuthenticated(reply.cancel_reason)
         if reply.canceled:
             # A member without a leader does that, and one that restarts, or asks for a user.

@@ -269,10 +269,7 @@ class Members:
         if status == 401 or "invalid auth token" in text or "revision in auth header" in text:
             raise NotAuthenticated(text)
         if "user name is empty" in text:
-            raise StoreRefused(
-                f"{member.endpoint} asks for a user",
-                hint="give user and password in --rdzv-conf",
-            )
+            raise asks_for_a_user(member)
         if status == 403 or "authentication failed" in text or "permission denied" in text:
             raise StoreRefused(
                 f"{member.endpoint} refuses user {self.config.user!r}: {text}",
@@ -281,6 +278,11 @@ class Members:
         if status >= 500 or status in (408, 412, 429):
             raise NotServing(f"{member.endpoint} says: {text}")
         raise StoreError(f"{member.endpoint} refuses a request: {text}")
+
+    @property
+    def is_anonymous(self) -> bool:
+        """Whether this client tells nobody who it is."""
+        return self.config.user is None and self.config.cert is None
 
     def forget_token(self) -> None:
         """Ask for a new one when the next is needed."""
@@ -315,7 +317,7 @@ class Members:
                 self._token = self._exchange(
                     member, "/auth/authenticate", body, AuthenticateReply, patience
                 ).token
-            except NotServing as error:
+            except (NotServing, StoreError) as error:  # the status is another one since 3.5
                 if "authentication is not enabled" in describe(error):
                     return None
                 raise
@@ -449,6 +451,13 @@ class Members:
             f"{member.endpoint} did not answer a transaction: {describe(error)}",
             hint="it may have taken place: read before trying again",
         )
+
+
+def asks_for_a_user(member: Member) -> StoreRefused:
+    """What is told to a client that is no user where users are wanted."""
+    return StoreRefused(
+        f"{member.endpoint} asks for a user", hint="give user and password in --rdzv-conf"
+    )
 
 
 def _authorization(token: str | None) -> dict[str, str]:
