@@ -65,6 +65,10 @@ def expected(collective: str, values: Arrays, op: str) -> list[Any | None]:
             return list(whole.reshape(size, -1))
         case "all_gather":
             return [np.concatenate(values)] * size
+        case "gather":
+            return [np.concatenate(values) if rank == ROOT else None for rank in range(size)]
+        case "scatter":
+            return list(values[ROOT].reshape(size, -1))
         case "broadcast":
             return [values[ROOT]] * size
         case "all_to_all":
@@ -143,6 +147,11 @@ def on_simulated_chips(
                 dist.reduce_scatter(mine, rows, **reducing)
             case "all_gather":
                 dist.all_gather(empty, mine)
+            case "gather":
+                dist.gather(mine, empty if rank == ROOT else None, ROOT)
+            case "scatter":
+                mine = empty[0]
+                dist.scatter(mine, rows if rank == ROOT else None, ROOT)
             case "broadcast":
                 dist.broadcast(mine, ROOT)
             case "all_to_all":
@@ -153,7 +162,7 @@ def on_simulated_chips(
                 dist.send(mine, 1)
             case _:
                 dist.recv(mine, 0)
-        gathers = collective in {"all_gather", "all_to_all"}
+        gathers = collective in {"all_gather", "all_to_all", "gather"}
         results[rank] = (
             np.concatenate([each.numpy() for each in empty]) if gathers else mine.numpy()
         )

@@ -164,6 +164,7 @@ def _check_options_of_triton(given: set[str]) -> None:
             raise ConfigError(f"{option} has no meaning with --triton")
     of_machines = {
         "fields": "--set",
+        "faults": "--faults",
         "ccl": "--ccl",
         "trace": "--trace",
         "chakra": "--chakra",
@@ -398,6 +399,7 @@ def _settings(
     topology: str,
     ccl: str | None,
     fields: tuple[str, ...],
+    faults: tuple[str, ...],
     seed: int,
     timing_only: bool,
     detect_races: bool,
@@ -405,6 +407,11 @@ def _settings(
 ) -> "Settings":
     from rankwise.sim.benches.session import Settings  # noqa: PLC0415  # not for --help
 
+    happenings: list[tuple[str, dict[str, Any]]] = []
+    if faults:
+        from rankwise.launch.on_sim.fault_plan import read_happenings  # noqa: PLC0415  # only here
+
+        happenings = read_happenings(faults)
     limits = time_limits(max_time)
     return Settings(
         program=program,
@@ -413,6 +420,7 @@ def _settings(
         topology=topology,
         ccl=ccl,
         fields={each.key: each.values[0] for each in assignments("--set", fields, is_list=False)},
+        faults=tuple(happenings),
         seed=seed,
         has_data=not timing_only,
         detects_races=detect_races,

@@ -130,6 +130,15 @@ _OPTIONS = (
         shell_complete=complete_fields,
         help="Run once per value, on all cores; several sweeps give every combination.",
     ),
+    click.option(
+        "--faults",
+        multiple=True,
+        metavar="FAULT",
+        shell_complete=complete_files,
+        help="A fault of the machine, such as slow:link=sip0-sip1,times=4, "
+        "slow:pe=sip0.cube0.pe3,times=2, jitter:percent=5,seed=1 or kill:link=sip0-sip1,at=20us; "
+        "or a file of them.",
+    ),
     click.option("--seed", default=0, show_default=True, help="Seed of random tensors."),
     click.option(
         "--timing-only", is_flag=True, help="Skip the numerics: faster, for large machines."

@@ -19,6 +19,8 @@ broadcast        `[0, N)` at the root        `[0, N)`
 all_gather       block `rank` of `[0, n N)`  `[0, n N)`
 reduce_scatter   `[0, n N)`                  block `rank` of it
 all_to_all       `[0, n N)`                  `[n N, 2 n N)`
+gather           block `rank` of `[0, n N)`  `[0, n N)` at the root
+scatter          `[0, n N)` at the root      block `rank` of it
 barrier          `[0, 1)`                    nothing
 ================ =========================== ====================
 
@@ -85,7 +87,7 @@ class Task(NamedTuple):
         rank: whose program it is, counted inside the group.
         size: how many ranks take part.
         elements: `N` of the table above.
-        root: the root of a broadcast or a reduction.
+        root: the root of a collective that has one.
         ring: the ranks in the order in which a ring visits them.
         homes: for each rank the device that it lives on; ranks with equal homes are close.
     """

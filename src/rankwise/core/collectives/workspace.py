@@ -2,8 +2,8 @@
 
 from rankwise.core.collectives.program import Span, Task
 
-_BLOCKS_IN = {"reduce_scatter", "all_to_all"}
-_BLOCKS_OUT = {"all_gather", "all_to_all"}
+_BLOCKS_IN = {"reduce_scatter", "all_to_all", "scatter"}
+_BLOCKS_OUT = {"all_gather", "all_to_all", "gather"}
 REDUCING = {"all_reduce", "reduce_scatter", "reduce"}
 
 
@@ -27,7 +27,7 @@ def frame_elements(collective: str, task: Task) -> int:
 
 def operand_of(collective: str, task: Task) -> Span:
     """Where the operand of a rank lies in its workspace."""
-    if collective == "all_gather":
+    if collective in {"all_gather", "gather"}:
         return task.block(task.rank)
     return Span(0, task.elements * blocks_in(collective, task.size))
 
@@ -35,13 +35,15 @@ def operand_of(collective: str, task: Task) -> Span:
 def result_of(collective: str, task: Task) -> Span | None:
     """Where the result of a rank lies in its workspace; None if it has none."""
     match collective:
-        case "reduce_scatter":
+        case "reduce_scatter" | "scatter":
             return task.block(task.rank)
         case "all_to_all":
             length = task.size * task.elements
             return Span(length, 2 * length)
         case "all_gather":
             return Span(0, task.size * task.elements)
+        case "gather":
+            return Span(0, task.size * task.elements) if task.rank == task.root else None
         case "reduce":
             return Span(0, task.elements) if task.rank == task.root else None
         case "barrier":

@@ -68,11 +68,43 @@ def _told(what: str, count: int) -> str:
     return f"there are {what}s 0 to {count - 1}" if count > 1 else f"there is {what} 0 alone"
 
 
-def _read(word: str, label: str) -> tuple[Fault, ...]:
+def read_happenings(
+    words: Sequence[str], label: str = "--faults"
+) -> list[tuple[str, dict[str, Any]]]:
+    """What the words tell of, unchecked but for durations: what errors call it, and its fields.
+
+    Raises:
+        ConfigError: a word or a file cannot be read.
+    """
+    found = []
+    for word in words:
+        tree, _ = _tree_of(word, label)
+        unknown = [key for key in tree if key != "happenings"]
+        happenings = tree.get("happenings")
+        if unknown or not isinstance(happenings, list):
+            raise ConfigError(
+                f"{label} {word}: expected a list of happenings"
+                + (f", found {unknown[0]!r}" if unknown else "")
+            )
+        for happening in happenings:
+            if not isinstance(happening, dict):
+                raise ConfigError(f"{label} {word}: {happening!r} is no fault: it has no what")
+            _convert_durations(word, happening, label)
+            found.append((f"{label} {word}", happening))
+    return found
+
+
+def _tree_of(word: str, label: str) -> tuple[dict[str, Any], bool]:
+    """What a file holds, or the word itself as a file would; and whether it is a file."""
     is_file = os.path.exists(word) or word.endswith((".yaml", ".yml"))
-    tree = read_tree(word) if is_file else {"happenings": [_from_short_form(word, label)]}
+    return read_tree(word) if is_file else {"happenings": [_from_short_form(word, label)]}, is_file
+
+
+def _read(word: str, label: str) -> tuple[Fault, ...]:
+    tree, is_file = _tree_of(word, label)
     for happening in tree.get("happenings") or ():
         if isinstance(happening, dict):
+            _refuse_chips(word, happening, label)
             if "node" in happening and f"{happening.get('what')}{_NODE}" in _OF_NODES:
                 happening["what"] += _NODE
             _convert_durations(word, happening, label)
@@ -86,6 +118,14 @@ def _read(word: str, label: str) -> tuple[Fault, ...]:
         raise ConfigError(
             f"{label} {word}: {place}", hint="docs/howto/faults.md lists the faults"
         ) from None
+
+
+def _refuse_chips(word: str, happening: dict[str, Any], label: str) -> None:
+    if happening.get("what") == "jitter" or happening.keys() & {"link", "pe"}:
+        raise ConfigError(
+            f"{label} {word}: this is a fault of a chip, and these are ranks",
+            hint="rankwise sim run and rankwise sim bench have machines with such faults",
+        )
 
 
 def _from_short_form(word: str, label: str) -> dict[str, Any]:

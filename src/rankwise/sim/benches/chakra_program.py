@@ -40,9 +40,12 @@ from rankwise.sim.runtime.process_groups import ProcessGroup
 from rankwise.sim.runtime.tensor import element_type
 
 _POSSIBLE = frozenset({
-    "all_reduce", "reduce", "all_gather", "broadcast", "all_to_all", "reduce_scatter", "barrier",
+    "all_reduce", "reduce", "all_gather", "gather", "scatter", "broadcast", "all_to_all",
+    "reduce_scatter", "barrier",
 })  # fmt: skip
-_IN_BLOCKS = frozenset({"reduce_scatter", "all_to_all"})
+_IN_BLOCKS = frozenset({"reduce_scatter", "all_to_all", "scatter"})
+_ROOT_PUTS_IN = frozenset({"broadcast", "scatter", "send_receive"})
+_ROOT_HAS_RESULT = frozenset({"reduce", "gather"})
 _WORLD = frozenset({"", "0", "default_pg"})
 """How traces call the group of all devices, where nothing else is called so."""
 _PASSED_OVER = frozenset({NodeKind.INVALID, NodeKind.METADATA})
@@ -246,7 +249,7 @@ def _in_words(kind: str, size: int, tag: int, root: int) -> str:
     if kind == "send_receive":
         return f"a message of {size} bytes with tag {tag}"
     return f"{kind} of {size} bytes" + (
-        f" with root {root}" if kind in {"reduce", "broadcast"} else ""
+        f" with root {root}" if kind in _ROOT_PUTS_IN | _ROOT_HAS_RESULT else ""
     )
 
 
@@ -467,8 +470,8 @@ class _Replay:
         place = exchange.ranks.index(rank)
         memory: Any = _Memory(self._torch.device_of(rank).sip, exchange.size)
         kind = exchange.kind
-        puts_in = kind not in {"broadcast", "send_receive"} or place == exchange.root
-        has_result = not (kind == "reduce" and place != exchange.root) and not (
+        puts_in = kind not in _ROOT_PUTS_IN or place == exchange.root
+        has_result = not (kind in _ROOT_HAS_RESULT and place != exchange.root) and not (
             kind == "send_receive" and place == exchange.root
         )
         has_memory = kind != "barrier"

@@ -40,6 +40,8 @@ def run(
     check_fits(torch, 2 * hidden * (2 * inner // size + tokens), "tp_mlp")
     # Made once, since all ranks share this process, and what they cut out is their own.
     values = _values(torch, tokens, hidden, inner, seed)
+    if torch.engine.enable_data:
+        values.append(_unsharded(*values))
     args = (size, torch, tokens, hidden, inner, seed, values)
     torch.multiprocessing.spawn(worker, args=args, nprocs=size)
     logged = (torch.engine.op_log[at] for at in range(begun, len(torch.engine.op_log)))
@@ -70,7 +72,7 @@ def worker(  # noqa: PLR0917  # spawn hands arguments over by position
     values: Sequence[Array] | None = None,
 ) -> None:
     """What each rank does: it keeps its part of the whole weights, which `values` may give."""
-    x, first, second = values or _values(torch, tokens, hidden, inner, seed)
+    x, first, second, *expected = values or _values(torch, tokens, hidden, inner, seed)
     torch.distributed.init_process_group(rank=rank, world_size=world_size)
     parallel.initialize_model_parallel(
         tensor_model_parallel_size=torch.distributed.get_world_size()
@@ -84,10 +86,16 @@ def worker(  # noqa: PLR0917  # spawn hands arguments over by position
     torch.launch(relu_kernel, -(-count // _BLOCK), activations, count, BLOCK=_BLOCK)
     result = down(activations)
     if torch.engine.enable_data:
-        wide = [each.astype(np.float32) for each in (x, first, second)]
-        between = np.maximum(wide[0] @ wide[1].T, 0).astype(np.float16).astype(np.float32)
-        check_close(f"rank {rank}", result.numpy(), between @ wide[2].T, tolerance=TOLERANCE)
+        whole = expected[0] if expected else _unsharded(x, first, second)
+        check_close(f"rank {rank}", result.numpy(), whole, tolerance=TOLERANCE)
     parallel.destroy_model_parallel()
+
+
+def _unsharded(x: Array, first: Array, second: Array) -> Array:
+    """The block's result, by numpy alone."""
+    wide = [each.astype(np.float32) for each in (x, first, second)]
+    between = np.maximum(wide[0] @ wide[1].T, 0).astype(np.float16).astype(np.float32)
+    return np.asarray(between @ wide[2].T)
 
 
 def _values(torch: Any, tokens: int, hidden: int, inner: int, seed: int) -> list[Array]:

@@ -23,6 +23,8 @@ COLLECTIVES = (
     "all_to_all",
     "broadcast",
     "reduce",
+    "gather",
+    "scatter",
     "barrier",
     "send_receive",
 )

@@ -104,6 +104,8 @@ SHIPPED: dict[str, str] = {
     "direct_all_to_all": "direct_all_to_all",
     "tree_broadcast": "tree_broadcast",
     "tree_reduce": "tree_reduce",
+    "direct_gather": "direct_gather",
+    "direct_scatter": "direct_scatter",
     "dissemination_barrier": "dissemination_barrier",
     "point_to_point": "point_to_point",
 }
@@ -116,6 +118,8 @@ _FIRST_CHOICE = {
     "all_to_all": "direct_all_to_all",
     "broadcast": "tree_broadcast",
     "reduce": "tree_reduce",
+    "gather": "direct_gather",
+    "scatter": "direct_scatter",
     "barrier": "dissemination_barrier",
     "send_receive": "point_to_point",
 }

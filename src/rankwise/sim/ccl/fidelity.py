@@ -12,9 +12,9 @@ level     what is simulated                                  which algorithms ha
 `fidelity` of `ccl.yaml` names one of them, or `auto`, which is exact where that is cheap: the
 kernel up to `KERNEL_SLOTS_MOST` slots that all ranks send together, queues up to
 `QUEUE_SLOTS_MOST` (some two seconds of CPU), and messages beyond, where they are known to differ
-by less than 3 %: each rank has a device of its own, no part is empty, and the numbers of slots and
-the sizes of chunks are those that suit the machine. Kernel and queue agree within 2 %. Numbers are
-equal to the bit on every level.
+by less than 3 %: each rank has a device of its own, no part is empty, no link dies (credits then
+wait among the data of other ranks), and the numbers of slots and the sizes of chunks are those that
+suit the machine. Kernel and queue agree within 2 %. Numbers are equal to the bit on every level.
 
 What is asked of one algorithm must be possible. What is asked of all is a wish: an algorithm that
 has no such level takes what `auto` gives it, and the result says which.
@@ -25,13 +25,20 @@ from types import ModuleType
 from rankwise.core.collectives.program import Send
 from rankwise.sim.ccl.configuration import Algorithm, Level, levels_of
 from rankwise.sim.ccl.plan import Plan
+from rankwise.sim.hardware.faults import ChipFaults
 
 KERNEL_SLOTS_MOST = 1_024
 QUEUE_SLOTS_MOST = 16_384
 
 
 def level_of(
-    algorithm: Algorithm, module: ModuleType, plan: Plan, item_bytes: int, lane_count: int
+    algorithm: Algorithm,
+    module: ModuleType,
+    plan: Plan,
+    item_bytes: int,
+    lane_count: int,
+    *,
+    faults: ChipFaults | None = None,
 ) -> Level:
     """The level on which a collective runs.
 
@@ -41,6 +48,7 @@ def level_of(
         plan: what its ranks want.
         item_bytes: bytes per element.
         lane_count: over how many PEs of each rank messages are spread.
+        faults: of the machine.
     """
     possible = levels_of(module)
     for level in possible:
@@ -56,6 +64,7 @@ def level_of(
     if (
         "message" in possible
         and _suits_messages(algorithm, plan)
+        and (faults is None or not faults.deaths)
         and _has_more_slots(plan, item_bytes, lane_count, slot_size, QUEUE_SLOTS_MOST)
     ):
         return "message"

@@ -35,8 +35,9 @@ its first messages ahead, which no other rank could have answered with more than
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from functools import cached_property
+from collections.abc import Callable, Hashable, Sequence
+from fractions import Fraction
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -51,7 +52,7 @@ from rankwise.sim.hardware.links import Link
 from rankwise.sim.hardware.machine import Machine
 from rankwise.sim.hardware.paths import Path
 from rankwise.sim.hardware.quantities import MIB, picoseconds
-from rankwise.sim.kernel import Steps
+from rankwise.sim.kernel import Event, Steps
 
 
 class Lanes(NamedTuple):
@@ -105,7 +106,10 @@ class MessageExecution:
         self._name = name
         self._began = machine.simulator.event(f"all ranks of {name}")
         self._missing = len(lanes)
+        self._reached: list[Event] | None = None
         self._fluid: Fluid | None = None
+        self._share = Fraction(1)
+        """Of the collective, what the fluid moves."""
 
     def rank_steps(self, rank: int) -> Steps:
         """What one rank does; the generator ends when the rank has its result."""
@@ -115,17 +119,37 @@ class MessageExecution:
         else:
             self._begin()
             self._began.succeed()
-        if self._fluid is not None:
-            yield self._fluid.reached(self._ends[rank])
+        if self._reached is not None:
+            yield self._reached[rank]
 
     def _begin(self) -> None:
         if not self._plan.rounds:
             return
-        ends = self._ends
-        simulator = self._machine.simulator
-        self._fluid = Fluid(simulator, self._name, self._loads(), max(ends), ends)
+        ends = self._ends()
+        self._fluid = Fluid(self._machine.simulator, self._name, self._loads(), max(ends), ends)
+        self._reached = [self._fluid.reached(end) for end in ends]
+        if self._machine.topology.faults is not None:
+            self._machine.rerouted.add_callback(self._go_on)
 
-    @cached_property
+    def _go_on(self, _death: Event) -> None:
+        """Links have died: what is left takes other ways, and as long as it takes there."""
+        before, ends = self._fluid, self._ends()
+        assert before is not None, "it has begun"
+        left = before.duration - before.progress()
+        if not left:
+            return
+        self._share *= Fraction(left, before.duration)
+        alone = round(max(ends) * self._share)
+        marks = {
+            alone - (before.duration - mark) * alone // left: event
+            for mark, event in before.stop().items()
+        }
+        loads = {link: round(size * self._share) for link, size in self._loads().items()}
+        fluid = self._fluid = Fluid(self._machine.simulator, self._name, loads, alone, marks)
+        for mark, event in marks.items():
+            fluid.reached(mark).add_callback(partial(_pass_on, event))
+        self._machine.rerouted.add_callback(self._go_on)
+
     def _ends(self) -> list[int]:
         """By rank: how long after all have begun it has its result, if nobody is in the way."""
         rounds = self._plan.rounds
@@ -163,6 +187,10 @@ class MessageExecution:
         return loads
 
 
+def _pass_on(event: Event, _cause: Event) -> None:
+    event.succeed()
+
+
 class _Ways:
     """The ways from each position of the ring to the next.
 
@@ -172,7 +200,7 @@ class _Ways:
     """
 
     def __init__(self, machine: Machine, lanes: Sequence[Lanes]) -> None:
-        inside: dict[tuple[bool, tuple[int, ...], tuple[int, ...]], tuple[int, int]] = {}
+        inside: dict[Hashable, tuple[int, int]] = {}
         pairs = list(zip(lanes, [*lanes[1:], lanes[0]], strict=True))
         wires = [
             [] if one.sip == other.sip else machine.sip_links(one.sip, other.sip)
@@ -181,7 +209,8 @@ class _Ways:
         users = Counter(link for way in wires for link in way)
         latency, mebibyte = [], []
         for (one, other), way in zip(pairs, wires, strict=True):
-            key = (one.sip == other.sip, one.pes, other.pes)
+            alike = _alike(machine, one.sip), _alike(machine, other.sip)
+            key = (one.sip == other.sip, one.pes, other.pes, *alike)
             if key not in inside:
                 inside[key] = _inside(machine, one, other, way)
             latency.append(inside[key][0] + sum(link.latency for link in way))
@@ -189,6 +218,12 @@ class _Ways:
             mebibyte.append(max(inside[key][1], narrowest))
         self.latency: Picoseconds = np.array(latency, np.int64)
         self.mebibyte: Picoseconds = np.array(mebibyte, np.int64)
+
+
+def _alike(machine: Machine, sip: int) -> int:
+    """Equal for devices that are alike inside: their numbers where they have faults of theirs."""
+    faults = machine.topology.faults
+    return sip if faults is not None and faults.is_inside(sip) else -1
 
 
 def _inside(machine: Machine, one: Lanes, other: Lanes, wires: Sequence[Link]) -> tuple[int, int]:
@@ -204,10 +239,10 @@ def _inside(machine: Machine, one: Lanes, other: Lanes, wires: Sequence[Link]) -
 
 
 class _Pe:
-    """What a PE needs for one slot; that of lane 0 stands for all."""
+    """What the PE of a lane needs for one slot."""
 
-    def __init__(self, machine: Machine, lanes: Lanes, work: Work) -> None:
-        self._pe = pe = machine.sip(lanes.sip).pe(lanes.pes[0])
+    def __init__(self, machine: Machine, lanes: Lanes, lane: int, work: Work) -> None:
+        self._pe = pe = machine.sip(lanes.sip).pe(lanes.pes[lane])
         self._work = work
         self._load = Path([pe.dma_engine, *machine.path(pe.hbm, pe.tcm)])
         self._store = Path([pe.dma_engine, *machine.path(pe.tcm, pe.hbm)])
@@ -254,6 +289,8 @@ class _Rounds:
     """The recurrence of the module's text; arrays by position on the ring, or of one for all.
 
     What depends on the size of a part is in arrays by its length: parts have two lengths at most.
+    What depends on the PEs is by device besides, where devices have faults of their own, and there
+    the slowest lane counts; else lane 0 of the first one stands for all.
     """
 
     def __init__(
@@ -262,12 +299,18 @@ class _Rounds:
         ways = _Ways(machine, lanes)
         self._count = len(lanes)
         self._latency, self._mebibyte = ways.latency, ways.mebibyte
-        self._pe = _Pe(machine, lanes[0], work)
+        kinds = {_alike(machine, each.sip): each for each in reversed(lanes)}
+        numbers = {kind: number for number, kind in enumerate(kinds)}
+        self._kind = np.array([numbers[_alike(machine, each.sip)] for each in lanes])
+        self._pes = [
+            [_Pe(machine, each, lane, work) for lane in range(len(each.pes) if kind >= 0 else 1)]
+            for kind, each in kinds.items()
+        ]
         lengths, self._length_of = np.unique(plan.part_elements, return_inverse=True)
-        if len(lengths) == 1 and _is_one(self._latency) and _is_one(self._mebibyte):
+        if len(lengths) == 1 and all(map(_is_one, (self._latency, self._mebibyte, self._kind))):
             # All do the same at the same instants.
             self._latency, self._mebibyte = self._latency[:1], self._mebibyte[:1]
-            self._length_of = self._length_of[:1]
+            self._length_of, self._kind = self._length_of[:1], self._kind[:1]
         lane_count = len(lanes[0].pes)
         own = -(-lengths // lane_count) * work.item_bytes
         self._size = lengths * work.item_bytes
@@ -282,7 +325,7 @@ class _Rounds:
         if lane_count == _PAIR:
             self._others = np.maximum(0, self._others - 9 * layout.vc_chunk_size // 2)
             self._get_apart = 0
-        self._is_kept = bool(own.max() <= self._pe.keeps_bytes)
+        self._is_kept = bool(own.max() <= self._pes[0][0].keeps_bytes)
         assert layout.n_slots is not None, "it is known by now"
         wake = picoseconds(machine.topology.machine.pe.ipcq.wake_ns)
         slot = int(self._first.max()) * self._mebibyte // MIB
@@ -291,22 +334,22 @@ class _Rounds:
 
     def ends(self, rounds: Sequence[Round]) -> list[int]:
         """By position: when a rank has its result, if all begin at 0."""
-        load_first, load_last = self._by_slot(self._pe.load)
-        store_first, store_last = self._by_slot(self._pe.store)
-        combine_first, combine_last = self._by_slot(self._pe.combine)
+        load_first, load_last = self._by_slot(_Pe.load)
+        store_first, store_last = self._by_slot(_Pe.store)
+        combine_first, combine_last = self._by_slot(_Pe.combine)
         busy = {
-            combines: self._slots
-            * np.array([self._pe.pass_on(int(size), combines=combines) for size in self._first])
+            combines: self._slots * self._by_slot(partial(_Pe.pass_on, combines=combines))[0]
             for combines in (False, True)
         }
+        here = self._kind
         free = came = np.zeros_like(self._latency)
         sends = np.roll(self._length_of, -rounds[0].offset)
-        head, tail = load_first[sends], load_last[sends]
+        head, tail = load_first[here, sends], load_last[here, sends]
         for number, (offset, combines) in enumerate(rounds):
             sends = np.roll(self._length_of, -offset)
             slots = self._slots[sends]
             duration = self._size[sends] * self._mebibyte // MIB
-            duration = np.maximum(duration, busy[combines][sends])
+            duration = np.maximum(duration, busy[combines][here, sends])
             duration = np.maximum(duration, np.where(slots > 1, slots * self._slot_pace, 0))
             begin = np.maximum(head, free)
             last_slots = self._last[sends] * self._mebibyte // MIB
@@ -321,20 +364,22 @@ class _Rounds:
             )
             arrived = tail
             if combines:
-                head = np.maximum(head, came + load_first[got]) + combine_first[got]
+                head = np.maximum(head, came + load_first[here, got]) + combine_first[here, got]
                 previous = np.where(before >= 0, tail - before, came)
-                tail = np.maximum(tail, previous + load_last[got]) + combine_last[got]
+                tail = np.maximum(tail, previous + load_last[here, got]) + combine_last[here, got]
             came = arrived
             if not self._is_kept and number + 1 < len(rounds):
-                head = head + (store_first + load_first)[got]
-                tail = tail + (store_last + load_last)[got]
-        ends = np.maximum(free, tail + store_last[got])
+                head = head + (store_first + load_first)[here, got]
+                tail = tail + (store_last + load_last)[here, got]
+        ends = np.maximum(free, tail + store_last[here, got])
         return [int(end) for end in np.broadcast_to(ends, self._count)]
 
-    def _by_slot(self, time_of: Callable[[int], int]) -> tuple[Picoseconds, Picoseconds]:
-        """How long the first and the last slot of a part take, by its length."""
+    def _by_slot(self, time_of: Callable[[_Pe, int], int]) -> tuple[Picoseconds, Picoseconds]:
+        """How long the first and the last slot of a part take, by kind of device and length."""
         first, last = (
-            np.array([time_of(int(size)) for size in sizes], np.int64)
+            np.array(
+                [[max(time_of(pe, int(size)) for pe in pes) for size in sizes] for pes in self._pes]
+            )
             for sizes in (self._first, self._last)
         )
         return first, last

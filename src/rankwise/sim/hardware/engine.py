@@ -71,6 +71,7 @@ class GraphEngine:
         )
         self.machine = Machine(self.simulator, self.topology)
         self.images: Images[Any] = Images(self.machine)
+        self.images.are_allowed = self.topology.faults is None  # else devices are not alike
         self.op_log = OpLog(keeps_data=replayable and enable_data)
         self.peers = Peers()
         self.watchpoints = Watchpoints()

@@ -38,6 +38,9 @@ class Fluid:
         loads: how many bytes it moves over each link.
         duration: picoseconds that it takes alone.
         marks: how much progress somebody waits for (`reached`).
+
+    Attributes:
+        duration: as it was given.
     """
 
     def __init__(
@@ -49,7 +52,7 @@ class Fluid:
         marks: Iterable[int],
     ) -> None:
         self._simulator = simulator
-        self._duration = duration
+        self.duration = duration
         self._loads = dict(loads)
         self._demands = {
             link: min(WHOLE, link.rate.time_for(size) * WHOLE // duration) if duration else 0
@@ -76,11 +79,11 @@ class Fluid:
 
     def progress(self) -> int:
         """How far it is: picoseconds of the time that it takes alone."""
-        return max(0, min(self._duration, self._progress()))
+        return max(0, min(self.duration, self._progress()))
 
     def part_of(self, amount: int) -> int:
         """Of an amount that it moves from its beginning to its end, what it has moved so far."""
-        return amount * self.progress() // self._duration if self._duration else amount
+        return amount * self.progress() // self.duration if self.duration else amount
 
     def size_on(self, link: Link) -> int:
         """How many bytes it moves over a link."""
@@ -125,11 +128,19 @@ class Fluid:
         self._set_alarm()
         _rush_all(self._loads)
 
+    def stop(self) -> dict[int, Event]:
+        """End it before its time, with what it has moved so far; the marks that are left."""
+        left = {mark: self._marks[mark] for mark in self._waiting}
+        self._alarm += 1
+        self._end()
+        return left
+
     def _end(self) -> None:
         for link, size in self._loads.items():
             assert link.sharing is not None, "it has a share until it ends"
+            moved = self.part_of(size)
             link.sharing.fluids.remove(self)
-            link.account(size, link.rate.time_for(size))
+            link.account(moved, link.rate.time_for(moved))
         _rush_all(self._loads)
         for link in self._loads:
             if link.sharing is not None and not link.sharing.fluids:

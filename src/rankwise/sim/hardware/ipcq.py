@@ -77,8 +77,10 @@ class IpcQueue:
         self._wake = picoseconds(spec.wake_ns)
         self._poll = picoseconds(spec.poll_ns)
         source_memory = source_memory or source.tcm
-        self._path = machine.path(source_memory, buffer)
-        self._way_back = machine.path(destination.tcm, source.tcm)
+        self._memories = source_memory, buffer
+        self._ways_back = destination.tcm, source.tcm
+        self._path = machine.path(*self._memories)
+        self._way_back = machine.path(*self._ways_back)
         self._credits = CreditPool(self._simulator, self.slots, f"credit of {self.name}")
         self._arrived = Channel(self._simulator, None, f"slot of {self.name}")
         self._last_arrival: Event | None = None
@@ -107,6 +109,8 @@ class IpcQueue:
             self.machine.waits.credits += self._simulator.now - since
         self.messages_sent += 1
         self.bytes_sent += size
+        if self._path.is_broken:
+            self._path, self._size = self.machine.path(*self._memories), 0
         transfer = self.machine.start_flow(self._path, size, self._chunk_bytes, self.name)
         before, self._last_arrival = self._last_arrival, self._simulator.event(self.name)
         pace = self._pace_of(size)
@@ -148,5 +152,7 @@ class IpcQueue:
     def free(self) -> None:
         """Let a slot that was received be filled again: its credit sets out for the sender."""
         self.messages_read += 1
+        if self._way_back.is_broken:
+            self._way_back = self.machine.path(*self._ways_back)
         back = self.machine.start_flow(self._way_back, self._credit_bytes, None, self.name)
         back.add_callback(lambda _event: self._credits.give_back())

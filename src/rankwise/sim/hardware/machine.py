@@ -8,17 +8,18 @@ die-to-die links to the package's gateway (cube 0), the links between SIPs, and 
 two places share a part of the way (the PE, the cube, the SIP), the path begins and ends there.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from rankwise.base.errors import ConfigError
 from rankwise.sim.hardware.cost_models import cost_model
 from rankwise.sim.hardware.engines import GemmEngine, MathEngine
+from rankwise.sim.hardware.faults import Unreachable
 from rankwise.sim.hardware.links import Link, start_flow
 from rankwise.sim.hardware.paths import Path
 from rankwise.sim.hardware.quantities import Rate, picoseconds
-from rankwise.sim.hardware.routing import mesh_route, sip_route
+from rankwise.sim.hardware.routing import Hop, detour, mesh_route, sip_route
 from rankwise.sim.kernel import Event, Server, Simulator, Steps, all_of
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class Pe:
 
     Attributes:
         dma_turn: decides which memories stand for others in the next DMA.
+        dma_paths: the ways that its DMA has taken, from memory to memory.
     """
 
     def __init__(self, cube: "Cube", number: int) -> None:
@@ -91,7 +93,7 @@ class Pe:
         self.number = number
         self.name = name = f"{cube.name}.pe{number}"
         self._dma_name = f"dma of {name}"
-        self._dma_paths: dict[tuple[Memory, Memory], Path] = {}
+        self.dma_paths: dict[tuple[Memory, Memory], Path] = {}
         self.dma_turn = number
         place = (cube.sip.number, cube.number, number)
         self.tcm_port = machine.link(
@@ -101,8 +103,10 @@ class Pe:
         self.dma_engine = machine.link(
             f"{name}.dma", Rate.of_gigabytes_per_second(spec.dma.bandwidth), spec.dma.setup_ns
         )
-        self.gemm_engine = GemmEngine(simulator, f"{name}.gemm", machine.costs)
-        self.math_engine = MathEngine(simulator, f"{name}.math", machine.costs)
+        faults = machine.topology.faults
+        costs = machine.costs if faults is None else faults.costs(name, machine.costs)
+        self.gemm_engine = GemmEngine(simulator, f"{name}.gemm", costs)
+        self.math_engine = MathEngine(simulator, f"{name}.math", costs)
         machine.servers += [self.gemm_engine, self.math_engine]
         port = machine.topology.machine.cube.pes.link
         self.port_in = machine.link(f"{name}.in", port.rate, port.latency_ns)
@@ -170,10 +174,10 @@ class Pe:
         return drawn
 
     def _dma_path(self, source: Memory, destination: Memory) -> Path:
-        path = self._dma_paths.get((source, destination))
-        if path is None:
+        path = self.dma_paths.get((source, destination))
+        if path is None or path.is_broken:
             path = Path([self.dma_engine, *self.machine.path(source, destination)])
-            self._dma_paths[source, destination] = path
+            self.dma_paths[source, destination] = path
         return path
 
     def gemm(self, m: int, n: int, k: int, dtype: str) -> Steps:
@@ -331,6 +335,7 @@ class Machine:
         messages: every message through a queue between PEs, as it arrives; None to keep none.
         waits: what messages through queues, and their data, have waited for.
         fidelities: by algorithm of a collective, the levels on which it was simulated.
+        rerouted: happens when a link dies next; then another event stands here.
     """
 
     def __init__(self, simulator: Simulator, topology: "Topology") -> None:
@@ -347,6 +352,13 @@ class Machine:
         self._wires: dict[tuple[str, int, int, int], Link] = {}
         self._cube_wires: dict[tuple[int, int, int], list[Link]] = {}
         self._paths: dict[tuple[Memory, Memory], Path] = {}
+        self._dead: set[Hop] = set()
+        self.rerouted = simulator.event("the death of a link")
+        for instant, hops in () if topology.faults is None else topology.faults.deaths:
+            if instant:
+                simulator.call_at(instant, self._kill, hops)
+            else:
+                self._kill(hops)
 
     def sip(self, number: int) -> Sip:
         """The SIP of that number."""
@@ -357,6 +369,8 @@ class Machine:
 
     def link(self, name: str, rate: Rate, latency_ns: float) -> Link:
         """Make a link that the machine knows of."""
+        if self.topology.faults is not None:
+            rate = self.topology.faults.slowed(name, rate)
         link = Link(self.simulator, name, rate, picoseconds(latency_ns))
         self.links.append(link)
         return link
@@ -402,7 +416,7 @@ class Machine:
         """The links from one memory to another, the ports of both included."""
         key = (source, destination)
         path = self._paths.get(key)
-        if path is None:
+        if path is None or path.is_broken:
             path = self._paths[key] = Path(self._find_path(source, destination))
         return path
 
@@ -459,9 +473,28 @@ class Machine:
         return wires
 
     def _between_sips(self, source: int, destination: int) -> list[Link]:
-        nodes = sip_route(self.topology.machine.system.sips, source, destination)
-        pairs = zip([source, *nodes], nodes, strict=False)
-        return [self._wire("sip", -1, one, other) for one, other in pairs]
+        sips = self.topology.machine.system.sips
+        hops = _hops(source, sip_route(sips, source, destination))
+        if not self._dead.isdisjoint(hops):
+            nodes = detour(sips, source, destination, self._dead)
+            if nodes is None:
+                dead = ", ".join(self._wire("sip", -1, *hop).name for hop in sorted(self._dead))
+                raise Unreachable(
+                    f"there is no way from sip{source} to sip{destination}: dead are {dead}"
+                )
+            hops = _hops(source, nodes)
+        return [self._wire("sip", -1, one, other) for one, other in hops]
+
+    def _kill(self, hops: Sequence[Hop]) -> None:
+        """Let wires between SIPs die: what begins now takes other ways."""
+        self._dead.update(hops)
+        dead = {self._wire("sip", -1, *hop) for hop in hops}
+        pes = (pe for sip in self._sips.values() for pe in sip.pes_in_use())
+        for paths in (self._paths, *(pe.dma_paths for pe in pes)):
+            for path in paths.values():
+                path.is_broken |= not dead.isdisjoint(path)
+        self.rerouted, before = self.simulator.event("the death of a link"), self.rerouted
+        before.succeed()
 
     def sip_links(self, source: int, destination: int) -> list[Link]:
         """The links between two SIPs alone, in the order in which they are crossed."""
@@ -525,6 +558,10 @@ class _Lazy:
 
 def _transfer_name(source: Memory, destination: Memory) -> str:
     return f"transfer from {source.name} to {destination.name}"
+
+
+def _hops(source: int, nodes: Sequence[int]) -> list[Hop]:
+    return list(zip([source, *nodes], nodes, strict=False))
 
 
 def _check_number(what: str, number: int, count: int, where: str) -> None:

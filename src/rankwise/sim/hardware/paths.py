@@ -13,11 +13,13 @@ class Path(list["Link"]):
     Attributes:
         latency: of all links together.
         slowest: the lowest rate among them; None of a path without links.
+        is_broken: whether one of them has died: what begins now must take another way.
     """
 
-    __slots__ = ("latency", "slowest")
+    __slots__ = ("is_broken", "latency", "slowest")
 
     def __init__(self, links: Iterable["Link"]) -> None:
         super().__init__(links)
+        self.is_broken = False
         self.latency = sum(link.latency for link in self)
         self.slowest = min((link.rate for link in self), default=None)

@@ -6,6 +6,7 @@ cannot deadlock. A switch is one more node, numbered after the SIPs.
 """
 
 from collections import deque
+from collections.abc import Set as AbstractSet
 from functools import lru_cache
 
 from rankwise.sim.hardware.specification import SipsSpec
@@ -85,6 +86,34 @@ def sip_route(sips: SipsSpec, source: int, destination: int) -> list[int]:
             while nodes[-1] != destination:
                 nodes.append(follower[nodes[-1]])
             return nodes
+
+
+def detour(
+    sips: SipsSpec, source: int, destination: int, dead: AbstractSet[Hop]
+) -> list[int] | None:
+    """The nodes after SIP `source` on the shortest way without dead links; None if there is none.
+
+    Of ways that are equally long, the one by the lowest numbers.
+    """
+    neighbours: dict[int, list[int]] = {}
+    for one, other in sip_edges(sips):
+        for here, there in ((one, other), (other, one)):
+            if (here, there) not in dead:
+                neighbours.setdefault(here, []).append(there)
+    came_from = {source: source}
+    frontier = deque([source])
+    while frontier and destination not in came_from:
+        node = frontier.popleft()
+        for neighbour in sorted(neighbours.get(node, ())):
+            if neighbour not in came_from:
+                came_from[neighbour] = node
+                frontier.append(neighbour)
+    if destination not in came_from:
+        return None
+    nodes = [destination]
+    while came_from[nodes[-1]] != source:
+        nodes.append(came_from[nodes[-1]])
+    return nodes[::-1]
 
 
 def sip_edges(sips: SipsSpec) -> list[Hop]:

@@ -5,7 +5,7 @@ own node tree knows, and the field that was probably meant.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -16,6 +16,7 @@ import yaml
 from rankwise.base.errors import ConfigError
 from rankwise.base.suggestions import hint_on_name, nearest
 from rankwise.base.wording import kinds_in_words
+from rankwise.sim.hardware.faults import ChipFault, ChipFaults
 from rankwise.sim.hardware.files import Loader, load_yaml, read_text
 from rankwise.sim.hardware.plugins import load_plugin, plugin_failed, plugin_names
 from rankwise.sim.hardware.specification import MachineSpec
@@ -44,17 +45,29 @@ class Topology:
         machine: the typed tree.
         spec: the same as plain mappings and lists, defaults filled in.
         source: the file or preset that it was read from.
+        faults: of its chips; None if all are well.
     """
 
     def __init__(self, machine: MachineSpec, source: str) -> None:
         self.machine = machine
         self.source = source
+        self.faults: ChipFaults | None = None
         self.spec: dict[str, Any] = msgspec.to_builtins(machine)
 
     @property
     def name(self) -> str:
         """What the file calls the system, or else the file's own name."""
         return self.machine.system.name or Path(self.source).stem
+
+    def with_faults(self, faults: Sequence[ChipFault]) -> "Topology":
+        """The same machine, with faults.
+
+        Raises:
+            ConfigError: one names a part that there is not.
+        """
+        same = Topology(self.machine, self.source)
+        same.faults = ChipFaults(faults, self.machine) if faults else None
+        return same
 
     @property
     def sip_count(self) -> int:

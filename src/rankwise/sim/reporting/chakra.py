@@ -26,6 +26,7 @@ from rankwise.sim.reporting.chakra_files import COLLECTIVES, Node, NodeKind, wri
 from rankwise.sim.reporting.timeline import ReportedRun
 
 _LONGEST_NAME = 200
+_ROOT = re.compile(r" with root (\d+)")
 _MESSAGE = re.compile(r"message from rank (\d+) to rank (\d+)")
 
 
@@ -77,6 +78,10 @@ class _Groups:
         others.pop(tuple(range(count)), None)  # the group of all needs no name
         self._names = {members: str(number) for number, members in enumerate(others, 1)}
 
+    def sips(self, call: str) -> tuple[int, ...]:
+        """Those that took part in a call, in order."""
+        return self._sips[call]
+
     def of(self, call: str) -> str:
         """The name of the group of a call; empty for all."""
         return self._names.get(self._sips[call], "")
@@ -102,7 +107,7 @@ def _by_sip(operations: Iterable[Operation], count: int, groups: _Groups) -> lis
         elif each.kind == "KernelLaunch":
             found[sip].append(_launch(each, inside.pop((sip, each.name), [])))
         elif each.kind in COLLECTIVES:
-            found[sip].append(_collective(each, groups.of(each.name)))
+            found[sip].append(_collective(each, groups))
             ended.add((each.place, each.end, each.name))
         elif message := _MESSAGE.fullmatch(each.kind):
             found[sip].append(_message(each, *map(int, message.groups())))
@@ -145,18 +150,23 @@ def _launch(launch: Operation, programs: Iterable[Operation]) -> _Did:
     return _timed(launch, is_cpu_op=False, num_ops=flops, tensor_size=moved)
 
 
-def _collective(call: Operation, group: str) -> _Did:
+def _collective(call: Operation, groups: _Groups) -> _Did:
     size = max(sum(each.bytes for each in operands) for operands in (call.reads, call.writes))
-    if call.kind in {"all_gather", "reduce_scatter"}:
-        # What a rank puts in: of the one it is the smaller side, of the other the larger.
+    sips = groups.sips(call.name)
+    if call.kind in {"all_gather", "reduce_scatter", "gather"}:
+        # What a rank puts in: of the gathering ones it is the smaller side, else the larger.
         size = sum(each.bytes for each in call.reads)
+    elif call.kind == "scatter":  # what the root puts in: all blocks
+        size = sum(each.bytes for each in call.writes) * len(sips)
     attributes: dict[str, Any] = {
         "is_cpu_op": False,
         "comm_type": COLLECTIVES.index(call.kind),
         "comm_size": size,
     }
-    if group:
+    if group := groups.of(call.name):
         attributes["pg_name"] = group
+    if root := _ROOT.search(call.name):
+        attributes["root"] = sips[int(root[1])]
     return _Did(NodeKind.COLLECTIVE, call.name, call.start, call.end, attributes)
 
 

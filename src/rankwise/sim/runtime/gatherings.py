@@ -211,7 +211,9 @@ class Gatherings:
             if not isinstance(tensor, Tensor):
                 raise LocalProtocolError(f"{collective} takes tensors, not {tensor!r}")
             tensor.check_usable(self._context)
-        first = (taken or given)[0] if taken or given else None
+        # Of a scatter, what all ranks have is the result.
+        known = given if collective == "scatter" else taken or given
+        first = known[0] if known else None
         kind = element_type("i8") if first is None else first.kind
         for tensor in (*taken, *given):
             if tensor.kind != kind:
@@ -222,7 +224,7 @@ class Gatherings:
             check_reduction(op, kind)
         if collective != "barrier":
             _check_lengths(collective, taken, given, size)
-        total = sum(tensor.numel() for tensor in taken)
+        total = sum(tensor.numel() for tensor in (known if collective == "scatter" else taken))
         in_blocks = collective in {"reduce_scatter", "all_to_all"}
         elements = 1 if first is None else total // size if in_blocks else total
         shape = first.shape if first is not None else ()
@@ -309,13 +311,18 @@ def _check_lengths(collective: str, taken: list[Tensor], given: list[Tensor], si
     """Refuse tensors whose numbers of elements do not fit each other."""
     operand = sum(tensor.numel() for tensor in taken)
     result = sum(tensor.numel() for tensor in given) if given else None
-    if collective in {"reduce_scatter", "all_to_all"} and operand % size:
+    if collective in {"reduce_scatter", "all_to_all", "scatter"} and operand % size:
         raise LocalProtocolError(
             f"{collective} between {size} ranks: {operand} elements are no {size} equal blocks"
         )
-    expected = {"all_gather": operand * size, "reduce_scatter": operand // size}.get(
-        collective, operand
-    )
+    if collective == "scatter" and not taken:
+        return  # the root alone has blocks
+    expected = {
+        "all_gather": operand * size,
+        "gather": operand * size,
+        "reduce_scatter": operand // size,
+        "scatter": operand // size,
+    }.get(collective, operand)
     if result is not None and result != expected:
         raise LocalProtocolError(
             f"{collective} between {size} ranks: the result of {operand} elements has {expected},"

@@ -209,7 +209,8 @@ class Collective:
         ways = sorted({(sips[one], sips[other]) for one, other in self._plan.ways()})
         queues = suited_to(machine, queues, ways, count, per_pe)
         module = algorithm_module(algorithm.module)
-        level = level_of(algorithm, module, self._plan, item_bytes, count)
+        faults = machine.topology.faults
+        level = level_of(algorithm, module, self._plan, item_bytes, count, faults=faults)
         levels = machine.fidelities
         if level not in levels.setdefault(algorithm.name, level).split(", "):
             levels[algorithm.name] += f", {level}"

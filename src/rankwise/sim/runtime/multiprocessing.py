@@ -29,6 +29,7 @@ from rankwise.base.seeds import derived_seed
 from rankwise.base.units import Instant
 from rankwise.base.wording import ranks_in_words
 from rankwise.sim.ccl.algorithm_modules import AlgorithmError
+from rankwise.sim.hardware.faults import Unreachable
 from rankwise.sim.hardware.quantities import PICOSECONDS_PER_NANOSECOND
 from rankwise.sim.kernel import Rank
 from rankwise.sim.kernel.places import (
@@ -372,7 +373,8 @@ def _spawn_exception(
     errors: dict[int, BaseException], failures: tuple[Failure, ...], nprocs: int
 ) -> SpawnException:
     failed = dict(sorted(errors.items()))
-    faulty = next((each for each in failed.values() if isinstance(each, AlgorithmError)), None)
+    of_no_rank = (AlgorithmError, Unreachable)
+    faulty = next((each for each in failed.values() if isinstance(each, of_no_rank)), None)
     if faulty is not None:
         line = line_of(faulty)
         told_as = f"{faulty}{f' (called at {line})' if line else ''}"

@@ -11,7 +11,7 @@ from rankwise.sim.benches.session import Finished, Settings, simulate
 from rankwise.sim.reporting.chakra import write_chakra
 from rankwise.sim.reporting.chakra_files import Node, NodeKind, read_traces, write_traces
 
-ALL_REDUCE, GATHER = 0, 3
+ALL_REDUCE, GATHER, SCATTER = 0, 3, 4
 
 
 def replayed(path: Path, **fields: str) -> Finished:
@@ -67,6 +67,44 @@ def test_an_mlp_is_replayed_to_the_picosecond_and_its_kernels_have_their_operati
     assert [node.name for node in launched[:2]] == ["linear_kernel", "relu_kernel"]
     # 64 x 128 by 128 x 64: a fourth of the columns.
     assert launched[0].attributes["num_ops"] >= 2 * 64 * 128 * 64
+
+
+@pytest.mark.parametrize(("kind", "bytes_of_root"), [(GATHER, 3 * 4096), (SCATTER, 3 * 1024)])
+def test_gather_and_scatter_move_a_block_between_the_root_and_each_other_device(
+    kind: int, bytes_of_root: int, tmp_path: Path
+) -> None:
+    devices = [[collective(0, kind=kind, root=2)]] * 4
+    finished = replayed(write(tmp_path / "x.et", *devices))
+
+    carried = {link.name: link.bytes_carried for link in finished.engine.machine.links}
+    data = [f"sip{other}->sip2" if kind == GATHER else f"sip2->sip{other}" for other in (1, 3)]
+    returned = 16 * 3  # credits
+    assert bytes_of_root <= sum(carried[name] for name in data) <= bytes_of_root + returned
+
+
+@pytest.mark.parametrize(
+    ("call", "size"),
+    [("gather(one, each, dst=2)", 2048), ("scatter(one, each, src=2)", 8192),
+     ("broadcast(one, src=2)", 2048), ("reduce(one, dst=2)", 2048)],
+)  # fmt: skip
+def test_a_collective_with_a_root_that_was_written_takes_the_same_time_again(
+    call: str, size: int, tmp_path: Path
+) -> None:
+    program = tmp_path / "rooted.py"
+    program.write_text(
+        "def worker(rank, world_size, torch):\n"
+        "    one = torch.zeros(1024, dtype='f16')\n"
+        "    each = [torch.zeros(1024, dtype='f16') for _ in range(4)]\n"
+        "    each = each if rank == 2 else None\n"
+        f"    torch.distributed.{call}\n"
+    )
+    first = simulate(Settings(program=str(program), is_file=True, has_data=False))
+    write_chakra(str(tmp_path / "run.et"), first.engine)
+
+    for nodes in read_traces(str(tmp_path / "run.et"))[0]:
+        (talk,) = [each.attributes for each in nodes if each.kind is NodeKind.COLLECTIVE]
+        assert (talk["comm_size"], talk["root"]) == (size, 2)
+    assert replayed(tmp_path / "run.et").engine.now == first.engine.now
 
 
 def test_the_bytes_of_a_file_are_those_of_the_format(tmp_path: Path) -> None:
@@ -213,7 +251,6 @@ def add_metadata(file: Path, text: str) -> None:
         ),
         pytest.param([[sends(0, 1)], []], "device 0 has 1, device 1 has 0", id="nobody receives"),
         pytest.param([[sends(0, 0)], []], "goes to device 0, expected another device", id="self"),
-        pytest.param([[collective(0, kind=GATHER)]], "is a gather, which cannot be run", id="kind"),
         pytest.param(
             [[collective(0, kind=77)]], "is a number 77, which cannot be run", id="number"
         ),

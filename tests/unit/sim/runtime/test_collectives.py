@@ -93,6 +93,42 @@ def test_lists_of_tensors_serve_as_well_as_one(ctx: RuntimeContext) -> None:
         assert total == [rank, rank]
 
 
+@pytest.mark.parametrize("root", [0, 2])
+def test_gather_and_scatter_give_the_blocks_of_all_to_the_root_and_back(
+    ctx: RuntimeContext, root: int
+) -> None:
+    found: dict[int, tuple[list[list[float]], list[float]]] = {}
+
+    def program(rank: int) -> None:
+        one = ctx.tensor([float(rank), float(10 * rank)])
+        blocks = [ctx.zeros(2) for _ in range(4)] if rank == root else None
+        ctx.distributed.gather(one, blocks, dst=root)
+        gathered = [each.numpy().tolist() for each in blocks or ()]
+        back = ctx.zeros(2)
+        ctx.distributed.scatter(back, blocks, src=root)
+        found[rank] = gathered, back.numpy().tolist()
+
+    ctx.multiprocessing.spawn(program, nprocs=4)
+
+    own = [[float(rank), float(10 * rank)] for rank in range(4)]
+    assert found == {rank: (own if rank == root else [], own[rank]) for rank in range(4)}
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        ("gather", "rank 1 gives a gather_list, which rank 0 alone has, the root"),
+        ("scatter", "rank 1 gives a scatter_list, which rank 0 alone has, the root"),
+    ],
+)
+def test_only_the_root_has_blocks(ctx: RuntimeContext, what: str, told: str) -> None:
+    def program(_rank: int) -> None:
+        getattr(ctx.distributed, what)(ctx.zeros(2), [ctx.zeros(2) for _ in range(4)])
+
+    with pytest.raises(SpawnException, match=told):
+        ctx.multiprocessing.spawn(program, nprocs=4)
+
+
 def test_the_algorithm_can_be_named_and_gives_the_same_sum(ctx: RuntimeContext) -> None:
     names = [
         "ring_allreduce", "tree_allreduce", "recursive_doubling_allreduce",

@@ -1,0 +1,280 @@
+"""Faults and variability of chips: values in the one language of faults, and what they do.
+
+========== ============================ ==========================================================
+fault      fields                       what happens
+========== ============================ ==========================================================
+`slow`     `link`, `times`              a link takes so many times as long for each byte
+`slow`     `pe`, `times`                a PE does: its engines, DMA, scratch memory and ports
+`jitter`   `percent`, `seed`            every PE and every wire is slower by a share of its own,
+                                        from nothing to so many percent, which the seed decides
+`kill`     `link`, `at`                 a link between SIPs dies, at the beginning or at an instant
+========== ============================ ==========================================================
+
+Parts are called what utilisation calls them: `sip0->sip1`, `host->sip0`, `sip0.cube0->cube1`,
+`sip0.cube0.pe3`. `sip0-sip1` is the link in both directions.
+
+Slowness and jitter are those of a part and hold from the beginning: rates are lower, latencies are
+what they were. So every level of fidelity sees them where it sees the part at all.
+
+**A link that has died** carries what was on it to its end, and nothing that begins later: that
+takes the shortest way that is left. Where none is left, the run fails and says so.
+"""
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from rankwise.base.errors import ConfigError, SimulationError
+from rankwise.base.seeds import derived_seed
+from rankwise.base.suggestions import hint_on_name
+from rankwise.base.units import ZERO, Duration
+from rankwise.sim.hardware.cost_models import CostModel
+from rankwise.sim.hardware.quantities import Rate, exactly
+from rankwise.sim.hardware.routing import Hop, sip_edges
+
+if TYPE_CHECKING:
+    from rankwise.sim.hardware.specification import MachineSpec
+    from rankwise.sim.hardware.topology import Topology
+
+_PARTS_PER_DRAW = 1 << 64
+_SHARES = 1_000_000
+"""Shares that are drawn are whole parts of so many, so that rates stay small fractions."""
+
+
+class Slow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A link or a PE takes so many times as long."""
+
+    times: float
+    link: str = ""
+    pe: str = ""
+
+    def __post_init__(self) -> None:
+        if bool(self.link) == bool(self.pe):
+            raise ValueError("slow needs link=… or pe=…, one of them")
+        if not 1 <= self.times <= 1e6:
+            raise ValueError(f"times is {self.times:g}, expected 1 to 1,000,000")
+
+
+class Jitter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Every PE and every wire is slower by a share of its own, up to so many percent."""
+
+    percent: float
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.percent <= 1e4:
+            raise ValueError(f"percent is {self.percent:g}, expected 0 to 10,000")
+
+
+class Kill(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A link between SIPs dies."""
+
+    link: str
+    at: Duration = ZERO
+
+
+ChipFault = Slow | Jitter | Kill
+_KINDS: dict[str, Any] = {"slow": Slow, "jitter": Jitter, "kill": Kill}
+
+
+class ChipFaults:
+    """The faults of one machine.
+
+    Args:
+        faults: as they were read.
+        machine: what the topology describes.
+
+    Raises:
+        ConfigError: one names a part that there is not.
+    """
+
+    def __init__(self, faults: Sequence[ChipFault], machine: "MachineSpec") -> None:
+        self._machine = machine
+        self._jitters: list[Jitter] = []
+        self._times: dict[str, Fraction] = {}
+        self.deaths: list[tuple[int, list[Hop]]] = []
+        """In picoseconds when which directions of a link die."""
+        for each in faults:
+            match each:
+                case Slow():
+                    for part in [each.pe] if each.pe else self._directions(each.link):
+                        self._check(part, is_pe=bool(each.pe))
+                        known = self._times.get(part, Fraction(1))
+                        self._times[part] = known * exactly(each.times)
+                case Jitter():
+                    self._jitters.append(each)
+                case Kill():
+                    hops = [self._hop(part) for part in self._directions(each.link)]
+                    self.deaths.append((each.at * 1_000, hops))
+
+    def slowed(self, part: str, rate: Rate) -> Rate:
+        """The rate of a link, or of a link that is a part of a PE."""
+        times = self.times(_owner(part))
+        return rate if times == 1 else Rate(Fraction(rate.numerator, rate.denominator) / times)
+
+    def costs(self, pe: str, costs: CostModel) -> CostModel:
+        """How long work takes on the engines of a PE."""
+        times = self.times(pe)
+        return costs if times == 1 else _SlowCosts(costs, times)
+
+    def times(self, part: str) -> Fraction:
+        """How many times as long a PE or a wire takes."""
+        times = self._times.get(part, Fraction(1))
+        if "->" in part or ".pe" in part:
+            for each in self._jitters:
+                drawn = derived_seed(each.seed, "jitter", part)
+                share = Fraction(drawn * _SHARES // _PARTS_PER_DRAW, _SHARES)
+                times *= 1 + share * exactly(each.percent) / 100
+        return times
+
+    def is_inside(self, sip: int) -> bool:
+        """Whether something inside of a SIP is not as it is in others."""
+        return bool(self._jitters) or sip in self._touched
+
+    @cached_property
+    def _touched(self) -> frozenset[int]:
+        sips = (part.partition(".")[0] for part in self._times if "." in part)
+        return frozenset(int(sip.removeprefix("sip")) for sip in sips)
+
+    def _directions(self, link: str) -> list[str]:
+        if "->" in link:
+            return [link]
+        one, dash, other = link.partition("-")
+        if not dash:
+            raise _no_part("link", link, self._example)
+        device, dot, inside = one.rpartition(".")
+        back = f"{device}{dot}{other}->{inside}"
+        return [f"{one}->{other}", back]
+
+    def _check(self, part: str, *, is_pe: bool) -> None:
+        known = self._is_pe(part) if is_pe else self._is_wire(part)
+        if not known:
+            raise _no_part("PE" if is_pe else "link", part, self._example)
+
+    def _is_pe(self, part: str) -> bool:
+        sip, cube, pe = (*part.split("."), "", "")[:3]
+        machine = self._machine
+        counts = (machine.system.sips.count, machine.sip.cubes.count, machine.cube.pes.count)
+        numbers = [
+            _number(word, kind)
+            for word, kind in zip((sip, cube, pe), ("sip", "cube", "pe"), strict=True)
+        ]
+        return part.count(".") == 2 and all(
+            0 <= number < count for number, count in zip(numbers, counts, strict=True)
+        )
+
+    def _is_wire(self, part: str) -> bool:
+        one, _, other = part.partition("->")
+        count = self._machine.system.sips.count
+        if "host" in {one, other}:
+            return 0 <= _number(other if one == "host" else one, "sip") < count
+        sip, dot, cube = one.partition(".")
+        if not dot:
+            return self._edge(part) is not None
+        columns = self._machine.sip.cubes.shape[1]
+        cubes = self._machine.sip.cubes.count
+        here, there = _number(cube, "cube"), _number(other, "cube")
+        are_there = 0 <= _number(sip, "sip") < count and 0 <= here < cubes and 0 <= there < cubes
+        low, high = sorted((here, there))
+        return are_there and (high - low == columns or (high - low == 1 and high % columns != 0))
+
+    def _hop(self, part: str) -> Hop:
+        hop = self._edge(part)
+        if hop is None:
+            raise _no_part("link between SIPs", part, self._example)
+        return hop
+
+    def _edge(self, part: str) -> Hop | None:
+        count = self._machine.system.sips.count
+        one, _, other = part.partition("->")
+        source, target = (count if end == "switch" else _number(end, "sip") for end in (one, other))
+        edge = (min(source, target), max(source, target))
+        return (source, target) if edge in sip_edges(self._machine.system.sips) else None
+
+    @property
+    def _example(self) -> str:
+        edges = sip_edges(self._machine.system.sips)
+        if not edges:
+            return "sip0.cube0.pe0"
+        one, other = edges[0]
+        return f"sip{one}-" + (
+            "switch" if other == self._machine.system.sips.count else f"sip{other}"
+        )
+
+
+class _SlowCosts:
+    """A cost model of engines that take so many times as long."""
+
+    def __init__(self, costs: CostModel, times: Fraction) -> None:
+        self._costs = costs
+        self._times = times
+
+    def gemm(self, m: int, n: int, k: int, dtype: str) -> int:
+        """A product of m x k by k x n."""
+        return self._longer(self._costs.gemm(m, n, k, dtype))
+
+    def math(self, elements: int, operation: str, dtype: str) -> int:
+        """An elementwise operation on so many elements."""
+        return self._longer(self._costs.math(elements, operation, dtype))
+
+    def _longer(self, time: int) -> int:
+        return -(-time * self._times.numerator // self._times.denominator)
+
+
+class Unreachable(SimulationError):
+    """Links have died, and no way is left between two devices."""
+
+
+def read_chip_faults(
+    happenings: Sequence[tuple[str, Mapping[str, Any]]], topology: "Topology"
+) -> tuple[ChipFault, ...]:
+    """The faults that happenings tell of, checked against a machine.
+
+    Args:
+        happenings: what errors call each, and its fields; durations are numbers already.
+        topology: the machine.
+
+    Raises:
+        ConfigError: one is no fault of a chip, or names a part that there is not.
+    """
+    faults = []
+    for called, fields in happenings:
+        what = str(fields.get("what", ""))
+        kind = _KINDS.get(what)
+        if kind is None:
+            hint = hint_on_name(what, _KINDS) if what else "what: slow, jitter or kill"
+            raise ConfigError(f"{called}: there is no fault {what!r} of a chip", hint=hint)
+        given = {name: value for name, value in fields.items() if name != "what"}
+        unknown = [name for name in given if name not in kind.__struct_fields__]
+        if unknown:
+            hint = hint_on_name(unknown[0], kind.__struct_fields__)
+            raise ConfigError(f"{called}: {what} of a chip has no {unknown[0]!r}", hint=hint)
+        try:
+            faults.append(msgspec.convert(given, kind, strict=False))
+        except msgspec.ValidationError as error:
+            raise ConfigError(
+                f"{called}: {error}", hint="docs/howto/faults.md lists the faults of chips"
+            ) from None
+        try:
+            ChipFaults(faults[-1:], topology.machine)
+        except ConfigError as error:
+            raise ConfigError(f"{called}: {error.message}", hint=error.hint) from None
+    return tuple(faults)
+
+
+def _owner(part: str) -> str:
+    """Whose rate it is: of a link inside of a PE, that of the PE."""
+    return part.rpartition(".")[0] if ".pe" in part else part
+
+
+def _number(word: str, kind: str) -> int:
+    number = word.removeprefix(kind)
+    return int(number) if word.startswith(kind) and number.isdecimal() else -1
+
+
+def _no_part(what: str, part: str, example: str) -> ConfigError:
+    wanted = "sip0.cube0.pe0" if what == "PE" else example
+    return ConfigError(f"the machine has no {what} {part!r}", hint=f"they are called {wanted}")
