@@ -229,7 +229,7 @@ def test_a_preempted_job_stops_everywhere_at_one_step(nodes: Nodes) -> None:
 def test_a_node_that_comes_later_is_taken_in_and_one_that_is_killed_is_missed(
     nodes: Nodes,
 ) -> None:
-    words = ("--rdzv-conf", "lease_ttl=2", "--max-restarts", "0")
+    words = ("--rdzv-conf", "lease_ttl=4", "--max-restarts", "0")
     one = nodes.elastic("1:2", STAY, *words)
     one.wait_for("rank 0 of 1")
     two = nodes.elastic("1:2", STAY, *words)
@@ -445,7 +445,7 @@ def test_a_stopped_agents_workers_are_gone_before_others_get_their_ranks(
         (host, port), *_ = cluster.endpoints
         words = (
             *("--nnodes", "1:2", "--rdzv-backend", "etcd", "--rdzv-endpoint", f"{host}:{port}"),
-            *("--rdzv-id", "run", "--rdzv-conf", "lease_ttl=2"),
+            *("--rdzv-id", "run", "--rdzv-conf", "lease_ttl=4"),
         )
         one, two = nodes.start(PIDS, *words), nodes.start(PIDS, *words)
         wait_for_any([one, two], "of 2", count=2)

@@ -146,7 +146,7 @@ def parent_of(pid: int) -> int:
 
 
 def test_a_lost_agent_is_replaced_while_the_others_go_on(ray_cluster: str, tmp_path: Path) -> None:
-    words = ("--nnodes", "1:2", "--rdzv-conf", "lease_ttl=2")
+    words = ("--nnodes", "1:2", "--rdzv-conf", "lease_ttl=4")
 
     with stepping(ray_cluster, tmp_path, *words) as job:
         told = job.wait_for("pid", count=2)

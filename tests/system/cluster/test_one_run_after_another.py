@@ -165,7 +165,7 @@ def test_two_jobs_at_once_with_one_id_and_program_are_one_job_whose_others_get_n
 
 @needs_etcd
 def test_the_loss_of_the_leader_costs_the_others_a_round(place: Place, etcd: EtcdCluster) -> None:
-    words = ("--nnodes", "2:3", "--rdzv-id", "led", "--rdzv-conf", f"lease_ttl=2,{QUICK}")
+    words = ("--nnodes", "2:3", "--rdzv-id", "led", "--rdzv-conf", f"lease_ttl=4,{QUICK}")
     agents = [place.start(STAY_WITH_PID, *words) for _ in range(3)]
     wait_for_any(agents, "of 3", count=3)
     leader, rank = leader_of(etcd, "led")
@@ -192,7 +192,7 @@ def test_a_late_agent_of_a_run_that_is_over_is_told_so_and_starts_nothing(
     place: Place, tmp_path: Path
 ) -> None:
     os.mkfifo(tmp_path / "end")
-    words = ("--nnodes", "1:2", "--rdzv-id", "job1", "--rdzv-conf", f"lease_ttl=2,{QUICK}")
+    words = ("--nnodes", "1:2", "--rdzv-id", "job1", "--rdzv-conf", f"lease_ttl=4,{QUICK}")
     one = place.start(UNTIL_OPENED, *words)
     one.wait_for("rank 0 of 1")
     two = place.start(UNTIL_OPENED, *words)
