@@ -16,6 +16,7 @@ import msgspec
 from rankwise.base.errors import ConfigError, SimulationError
 from rankwise.base.units import SECOND, between, format_bytes, format_duration
 from rankwise.cli.main import CONTEXT_SETTINGS
+from rankwise.cli.nodes import node_counts
 
 if TYPE_CHECKING:
     from rankwise.drivers.sim.cluster.faults import ClusterPlan
@@ -104,7 +105,7 @@ def cluster(
         named := ", ".join(name for name, value in given.items() if value is not None)
     ):
         raise ConfigError("--random draws the whole plan from the seed", hint=f"leave out {named}")
-    nodes_min, nodes_max = _range(nnodes)
+    nodes_min, nodes_max = (None, None) if nnodes is None else node_counts(nnodes, 0)
     plan: ClusterPlan | None = None
     if not is_random:
         from rankwise.drivers.sim.cluster.plan_file import load_plan  # noqa: PLC0415  # not for --help
@@ -138,15 +139,6 @@ def _drawn(*, is_alone: bool) -> "PlanOf":
     from rankwise.drivers.sim.cluster import plans as clusters  # noqa: PLC0415  # likewise
 
     return clusters.random_plan
-
-
-def _range(nnodes: str | None) -> tuple[int | None, int | None]:
-    if nnodes is None:
-        return None, None
-    parts = nnodes.split(":")
-    if len(parts) > 2 or not all(part.isdecimal() for part in parts):
-        raise ConfigError(f"--nnodes is {nnodes!r}, expected a number or MIN:MAX")
-    return int(parts[0]), int(parts[-1])
 
 
 def _command(given: dict[str, str | int | None], *, is_alone: bool, is_random: bool) -> str:

@@ -12,7 +12,6 @@ from rankwise.workers.platforms.port import Device
 
 if TYPE_CHECKING:
     from rankwise.drivers.real.windows import WindowRegion
-    from rankwise.workers.member import Member
 
 RegionSource = Callable[[ChipCommBootstrapConfig], "WindowRegion"]
 """Finds the windows of a communicator that somebody above has made, by its `rootinfo_path`."""
@@ -35,8 +34,10 @@ class ChipCommunicator:
         self.config = config
         self._table: Any = None
         self._attached: list[int] = []
+        self.windows: CommHandle
+        """Those of all ranks, and who this one is, once they exist."""
         if source is None:
-            self._handle = CommHandle.meet(config.rank, config.nranks, config.rootinfo_path)
+            self.windows = CommHandle.meet(config.rank, config.nranks, config.rootinfo_path)
             return
         region = source(config)
         if region.rank_count != config.nranks:
@@ -45,31 +46,12 @@ class ChipCommunicator:
                 f"{config.rank} was told {config.nranks}",
                 hint="all ranks must give the same nranks",
             )
-        self._handle = CommHandle.within(region, config.rank)
-
-    @property
-    def member(self) -> "Member":
-        """The rank, for puts, signals and collectives.
-
-        Raises:
-            LocalProtocolError: there are no windows yet.
-        """
-        return self._handle.member
-
-    @property
-    def window_base(self) -> int:
-        """Where this rank's window begins."""
-        return self._handle.local_window_base
-
-    @property
-    def window_bytes(self) -> int:
-        """How many bytes each window has."""
-        return self._handle.window_size
+        self.windows = CommHandle.within(region, config.rank)
 
     @property
     def table_address(self) -> int:
         """Where kernels find the windows: u32 rank, u32 ranks, u64 bytes, u64 each address."""
-        assert self.member is not None, "it is made with the windows"
+        assert self.windows.member is not None, "it is made with the windows"
         return ctypes.addressof(self._table)
 
     def alloc_windows(self, device: Device, size: int) -> None:
@@ -79,8 +61,8 @@ class ChipCommunicator:
             ConfigError: the ranks do not agree on the size, or what exists is smaller.
             CollectiveTimeout, PeerDied: the ranks meet by themselves, and one does not come.
         """
-        self._handle.alloc_windows(size)
-        region = self._handle.member.region
+        self.windows.alloc_windows(size)
+        region = self.windows.member.region
         count, actual = region.rank_count, region.window_bytes
         addresses = [region.window_address(rank) for rank in range(count)]
         content = _HEAD.pack(self.config.rank, count, actual)
@@ -97,7 +79,7 @@ class ChipCommunicator:
         for address in reversed(self._attached):
             device.detach(address)
         self._attached = []
-        self._handle.destroy()
+        self.windows.destroy()
 
     def _attach(self, device: Device, address: int, size: int, name: str) -> None:
         device.attach(address, size, name)

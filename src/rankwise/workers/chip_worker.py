@@ -241,20 +241,20 @@ class ChipWorker:
 
     def comm_get_local_window_base(self, handle: int) -> int:
         """Where the chip's own window begins."""
-        return self._checked(handle).window_base
+        return self._checked(handle).windows.local_window_base
 
     def comm_get_window_size(self, handle: int) -> int:
         """How many bytes each window has."""
-        return self._checked(handle).window_bytes
+        return self._checked(handle).windows.window_size
 
     def comm_member(self, handle: int) -> "Member":
         """The rank in the communicator, for puts, signals and collectives from Python."""
-        return self._checked(handle).member
+        return self._checked(handle).windows.member
 
     @property
     def bootstrap_member(self) -> "Member | None":
         """The rank in the communicator that the chip is in now, if it is in one."""
-        return None if self._communicator is None else self._communicator.member
+        return None if self._communicator is None else self._communicator.windows.member
 
     def comm_barrier(self, handle: int, timeout: float | None = None) -> None:
         """Return when all ranks have called it.

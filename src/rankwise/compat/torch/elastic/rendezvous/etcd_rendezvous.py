@@ -15,7 +15,7 @@ from rankwise.compat.torch.elastic.rendezvous.api import (
 )
 from rankwise.compat.torch.elastic.rendezvous.etcd_client import Client, create_client
 from rankwise.compat.torch.elastic.rendezvous.etcd_store import EtcdStore
-from rankwise.compat.torch.elastic.rendezvous.node_rounds import NodeRounds
+from rankwise.compat.torch.elastic.rendezvous.node_rounds import HandlerOfRounds, NodeRounds
 from rankwise.core.rendezvous.configuration import RendezvousConfig
 from rankwise.launch.cluster.addresses import own_address
 from rankwise.launch.cluster.settings import RUN_TTL, split_settings, with_timing
@@ -128,7 +128,7 @@ class EtcdRendezvous:
         return self.get_path(f"/rdzv/v_{rdzv_version}/extra_data")
 
 
-class EtcdRendezvousHandler(RendezvousHandler):
+class EtcdRendezvousHandler(HandlerOfRounds):
     """A handler over an `EtcdRendezvous`.
 
     Args:
@@ -138,6 +138,7 @@ class EtcdRendezvousHandler(RendezvousHandler):
 
     def __init__(self, rdzv_impl: EtcdRendezvous, local_addr: str | None) -> None:
         self._rdzv_impl = rdzv_impl
+        self._rounds = rdzv_impl.rounds
         self._local_addr = local_addr
         self.at_the_end: Callable[[], None] = lambda: None
 
@@ -155,25 +156,13 @@ class EtcdRendezvousHandler(RendezvousHandler):
         )
         return RendezvousInfo(store, rank, world_size, info)
 
-    def is_closed(self) -> bool:
-        """Whether the run is over, as far as this node knows."""
-        return self._rdzv_impl.rounds.is_closed
-
-    def set_closed(self) -> None:
-        """End the run for everybody."""
-        self._rdzv_impl.set_closed()
-
-    def num_nodes_waiting(self) -> int:
-        """1 when the round is over and all meet again, else 0."""
-        return int(self._rdzv_impl.rounds.is_dissolved)
-
     def get_run_id(self) -> str:
         """The run."""
         return self._rdzv_impl.run_id
 
     def shutdown(self) -> bool:
         """Leave the run, as one who is done, and let go of everything."""
-        self._rdzv_impl.rounds.leave()
+        super().shutdown()
         self.at_the_end()
         return True
 
