@@ -112,6 +112,22 @@ def test_unseeded_random_numbers_differ_between_ranks_and_not_between_runs() -> 
     assert on_sim(numbers, nprocs=3) == first
 
 
+def test_a_rank_sees_all_cores_of_the_process_and_those_that_it_has_chosen() -> None:
+    def cores() -> tuple[set[int], set[int], set[int]]:
+        first = os.sched_getaffinity(0)
+        if rankwise.rank():
+            os.sched_setaffinity(0, {max(first)})
+        collectives.barrier()
+        show = "import os; print(*os.sched_getaffinity(0))"
+        told = subprocess.run([sys.executable, "-c", show], capture_output=True, check=True)
+        return first, os.sched_getaffinity(0), set(map(int, told.stdout.split()))
+
+    every = os.sched_getaffinity(0)
+
+    assert on_sim(cores, nprocs=2) == [(every, every, every), (every, {max(every)}, {max(every)})]
+    assert os.sched_getaffinity(0) == every
+
+
 def test_sleeping_takes_no_time() -> None:
     def sleep() -> float:
         begun = time.monotonic()

@@ -34,7 +34,7 @@ from typing import Any, NoReturn
 from rankwise.base.units import SECOND
 from rankwise.sim.rehearsal.belongings import ProcessBelongings
 from rankwise.sim.rehearsal.places import OUR_PACKAGE
-from rankwise.sim.rehearsal.scheduler import Rank, Scheduler
+from rankwise.sim.rehearsal.scheduler import Rank, Scheduler, set_affinity
 
 Replaced = tuple[Any, str, Any]
 PICOSECONDS = 1_000
@@ -46,7 +46,7 @@ _CLOCKS = {
 }  # fmt: skip
 """What else tells the time of these clocks."""
 _WITHOUT_HANDLER = (signal.SIGKILL, signal.SIGSTOP)
-_RANDOM, _NUMPY_RANDOM, _EXITS = "random", "numpy.random", "atexit"
+_RANDOM, _NUMPY_RANDOM, _EXITS, _AFFINITY = "random", "numpy.random", "atexit", "affinity"
 _FILE_FUNCTIONS = (
     "link", "listdir", "mkdir", "remove", "rename", "replace", "rmdir", "stat", "symlink", "unlink",
 )  # fmt: skip
@@ -135,6 +135,8 @@ class Substitutes:
             (os, "abort", self._abort),
             (os, "kill", self._kill),
             (os, "chdir", self._chdir),
+            (os, "sched_getaffinity", self._affinity),
+            (os, "sched_setaffinity", self._set_affinity),
             (os, "putenv", self._noting_variable),
             (os, "unsetenv", self._noting_variable),
             (signal, "signal", self._signal),
@@ -191,8 +193,9 @@ class Substitutes:
             function(*args, **kwargs)
 
     def unpin(self) -> None:
-        """Let the calling thread run everywhere again, like any other; see `Scheduler.pin`."""
-        os.sched_setaffinity(0, self._cpus)
+        """Let the calling thread run where the rank wants to again; see `Scheduler.pin`."""
+        rank = self._scheduler.current
+        set_affinity(0, self._cpus if rank is None else self._wanted_by(rank))
         if os.sched_getscheduler(0) == os.SCHED_BATCH != self._policy:
             os.sched_setscheduler(0, self._policy, os.sched_param(0))
 
@@ -384,6 +387,34 @@ class Substitutes:
                 self._belongings.directory_changed()
 
         return chdir
+
+    def _affinity(self, original: Callable[[int], set[int]]) -> Callable[[int], set[int]]:
+        def get(pid: int) -> set[int]:
+            rank = self.running()
+            if rank is None or pid not in {0, os.getpid()}:
+                return original(pid)
+            return set(self._wanted_by(rank))
+
+        return get
+
+    def _wanted_by(self, rank: Rank) -> set[int]:
+        cpus: set[int] = rank.belongings.get(_AFFINITY, self._cpus)
+        return cpus
+
+    def _set_affinity(self, original: Callable[[int, Any], None]) -> Callable[[int, Any], None]:
+        """Note where a rank wants to run: all of them take turns on one core."""
+
+        def put(pid: int, mask: Any) -> None:
+            rank = self.running()
+            if rank is None or pid not in {0, os.getpid()}:
+                original(pid, mask)
+                return
+            wanted = self._cpus.intersection(mask)
+            if not wanted:
+                raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+            rank.belongings[_AFFINITY] = wanted
+
+        return put
 
     def _breakpoint(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def breakpoint_hook(*args: Any, **kwargs: Any) -> Any:
