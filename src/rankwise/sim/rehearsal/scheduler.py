@@ -391,9 +391,13 @@ class Scheduler:
     def at(self, instant: Instant) -> Timer:
         """A gate that opens at `instant`."""
         timer = Timer(instant)
-        self._numbers += 1
-        heappush(self._agenda, (instant, self._numbers, timer))
+        self.put(timer)
         return timer
+
+    def put(self, timer: Timer) -> None:
+        """Put a timer on the agenda."""
+        self._numbers += 1
+        heappush(self._agenda, (timer.instant, self._numbers, timer))
 
     def make_ready(self, rank: Rank) -> None:
         """Let a rank run when it is its turn."""

@@ -18,6 +18,7 @@ import errno
 import gc
 import io
 import logging
+import math
 import os
 import random
 import signal
@@ -31,10 +32,10 @@ from datetime import UTC, datetime, tzinfo
 from types import FrameType, MappingProxyType
 from typing import Any, NoReturn
 
-from rankwise.base.units import SECOND
+from rankwise.base.units import SECOND, Instant
 from rankwise.sim.rehearsal.belongings import ProcessBelongings
 from rankwise.sim.rehearsal.places import OUR_PACKAGE
-from rankwise.sim.rehearsal.scheduler import Rank, Scheduler, set_affinity
+from rankwise.sim.rehearsal.scheduler import Rank, Scheduler, Timer, set_affinity
 
 Replaced = tuple[Any, str, Any]
 PICOSECONDS = 1_000
@@ -46,7 +47,8 @@ _CLOCKS = {
 }  # fmt: skip
 """What else tells the time of these clocks."""
 _WITHOUT_HANDLER = (signal.SIGKILL, signal.SIGSTOP)
-_RANDOM, _NUMPY_RANDOM, _EXITS, _AFFINITY = "random", "numpy.random", "atexit", "affinity"
+_RANDOM, _NUMPY_RANDOM, _EXITS = "random", "numpy.random", "atexit"
+_AFFINITY, _ALARM = "affinity", "alarm"
 _FILE_FUNCTIONS = (
     "link", "listdir", "mkdir", "remove", "rename", "replace", "rmdir", "stat", "symlink", "unlink",
 )  # fmt: skip
@@ -80,6 +82,34 @@ class RankTime:
             self._scheduler.sleep(nanoseconds)
         else:
             self._prediction.clock_of(rank).sleep(self._scheduler, nanoseconds)
+
+
+class _Alarm(Timer):
+    """A rank's timer of real time (`signal.alarm`), in virtual time; 0 ns is off."""
+
+    __slots__ = ("_interval", "_rank")
+
+    def __init__(self, rank: Rank, after_ns: int, interval_ns: int) -> None:
+        super().__init__(Instant(rank.scheduler.now + after_ns))
+        self._rank = rank
+        self._interval = interval_ns
+        self.is_cancelled = not after_ns
+        if after_ns:
+            rank.scheduler.put(self)
+
+    @property
+    def state(self) -> tuple[float, float]:
+        """Seconds that are left, and between two signals."""
+        left = 0 if self.is_cancelled else self.instant - self._rank.scheduler.now
+        return max(left, 0) / SECOND, self._interval / SECOND
+
+    def open(self) -> None:
+        """Signal the rank, and again after the interval."""
+        super().open()
+        self.is_cancelled = True
+        self._rank.signal(signal.SIGALRM)
+        if self._interval and not self._rank.is_over:
+            self._rank.belongings[_ALARM] = _Alarm(self._rank, self._interval, self._interval)
 
 
 class Substitutes:
@@ -142,6 +172,9 @@ class Substitutes:
             (signal, "signal", self._signal),
             (signal, "getsignal", self._getsignal),
             (signal, "raise_signal", self._raise_signal),
+            (signal, "alarm", self._alarm),
+            (signal, "setitimer", self._setitimer),
+            (signal, "getitimer", self._getitimer),
             (threading, "main_thread", self._main_thread),
             (threading, "_start_new_thread", self._unpinned),
             (subprocess, "_fork_exec", self._fork_exec),
@@ -379,6 +412,46 @@ class Substitutes:
             return rank.handlers.get(number, _default_handler(number))
 
         return get_handler
+
+    def _alarm(self, original: Callable[[int], int]) -> Callable[[int], int]:
+        def alarm(seconds: int) -> int:
+            rank = self.running()
+            if rank is None:
+                return original(seconds)
+            left, _ = self._set_alarm(rank, seconds)
+            return math.ceil(left)
+
+        return alarm
+
+    def _setitimer(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def setitimer(which: int, seconds: float, interval: float = 0.0) -> Any:
+            rank = self.running()
+            if rank is None or which != signal.ITIMER_REAL:
+                return original(which, seconds, interval)
+            return self._set_alarm(rank, seconds, interval)
+
+        return setitimer
+
+    def _getitimer(self, original: Callable[[int], Any]) -> Callable[[int], Any]:
+        def getitimer(which: int) -> Any:
+            rank = self.running()
+            if rank is None or which != signal.ITIMER_REAL:
+                return original(which)
+            alarm: _Alarm | None = rank.belongings.get(_ALARM)
+            return (0.0, 0.0) if alarm is None else alarm.state
+
+        return getitimer
+
+    @staticmethod
+    def _set_alarm(rank: Rank, seconds: float, interval: float = 0.0) -> tuple[float, float]:
+        """Set a rank's timer; returns what it was."""
+        before: _Alarm | None = rank.belongings.get(_ALARM)
+        state = (0.0, 0.0) if before is None else before.state
+        if before is not None:
+            before.is_cancelled = True
+        nanoseconds = round(seconds * SECOND), round(interval * SECOND)
+        rank.belongings[_ALARM] = _Alarm(rank, *nanoseconds)
+        return state
 
     def _chdir(self, original: Callable[[Any], None]) -> Callable[[Any], None]:
         def chdir(path: Any) -> None:
