@@ -356,14 +356,16 @@ def test_of_two_that_disagree_the_one_that_has_raised_is_shown_where_it_called(
 def test_a_rank_that_really_blocks_meets_the_hang_timeout(tmp_path: Path) -> None:
     finished = simulate(
         NUMPY + "import threading\n"
-        "if rank == 1:\n    threading.Event().wait()\ncollectives.barrier()\n",
+        "lock = vars(threading).setdefault('lock', threading.Lock())\n"
+        "if rank < 2:\n    with lock:\n        collectives.barrier()\ncollectives.barrier()\n",
         tmp_path, "--hang-timeout=5s",  # the ranks import numpy meanwhile, on a busy machine too
     )  # fmt: skip
 
     assert finished.code == 124
-    verdict = "the gang hung: rank 1 has let no other rank run for 5 s: it is at program.py:7\n"
+    verdict = "the gang hung: rank 1 has let no other rank run for 5 s: it is at program.py:8\n"
     assert f"root cause: {verdict}" in finished.stderr
-    assert "line 7 in <module>" in finished.stderr
+    assert "line 8 in <module>" in finished.stderr
+    assert "Traceback" not in finished.stderr, "it goes on when the other one lets go of the lock"
     assert "not called by ranks 1-3\n" in finished.stderr, "nobody had ended before the hang"
     assert "waits for its first turn" in finished.stderr
 

@@ -112,6 +112,22 @@ def test_unseeded_random_numbers_differ_between_ranks_and_not_between_runs() -> 
     assert on_sim(numbers, nprocs=3) == first
 
 
+def test_a_rank_sees_all_cores_of_the_process_and_those_that_it_has_chosen() -> None:
+    def cores() -> tuple[set[int], set[int], set[int]]:
+        first = os.sched_getaffinity(0)
+        if rankwise.rank():
+            os.sched_setaffinity(0, {max(first)})
+        collectives.barrier()
+        show = "import os; print(*os.sched_getaffinity(0))"
+        told = subprocess.run([sys.executable, "-c", show], capture_output=True, check=True)
+        return first, os.sched_getaffinity(0), set(map(int, told.stdout.split()))
+
+    every = os.sched_getaffinity(0)
+
+    assert on_sim(cores, nprocs=2) == [(every, every, every), (every, {max(every)}, {max(every)})]
+    assert os.sched_getaffinity(0) == every
+
+
 def test_sleeping_takes_no_time() -> None:
     def sleep() -> float:
         begun = time.monotonic()
@@ -135,6 +151,36 @@ def test_a_rank_can_handle_its_own_signals() -> None:
         return taken
 
     assert on_sim(handle, nprocs=2) == [[], [signal.SIGUSR1]]
+
+
+def test_alarms_of_ranks_ring_in_virtual_time() -> None:
+    def rung() -> tuple[list[float], tuple[float, float], int]:
+        times: list[float] = []
+        signal.signal(signal.SIGALRM, lambda *_: times.append(round(time.monotonic() - begun)))
+        begun = time.monotonic()
+        signal.alarm(3600 * (rankwise.rank() + 1))
+        time.sleep(3 * 3600)
+        signal.setitimer(signal.ITIMER_REAL, 600, 300)
+        time.sleep(1300)
+        left, interval = signal.setitimer(signal.ITIMER_REAL, 0)
+        return times, (round(left), interval), signal.alarm(0)
+
+    later = [10_800 + seconds for seconds in (600, 900, 1200)]
+    assert on_sim(rung, nprocs=2, virtual_clock=True) == [
+        ([3600, *later], (200, 300), 0),
+        ([7200, *later], (200, 300), 0),
+    ]
+
+
+def test_an_alarm_without_a_handler_ends_its_rank_alone(tmp_path: Path) -> None:
+    text = (
+        "import rankwise, signal, time\nif rankwise.rank() == 1: signal.alarm(60)\ntime.sleep(90)"
+    )
+
+    finished = simulate(text, tmp_path, "--nproc-per-node=2")
+
+    assert finished.code == 128 + signal.SIGALRM
+    assert "root cause: rank 1 was killed by SIGALRM" in finished.stderr
 
 
 def test_handlers_are_refused_as_python_refuses_them() -> None:

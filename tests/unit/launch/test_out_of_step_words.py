@@ -1,6 +1,7 @@
 """How a rank for which others waited in vain is told."""
 
 import pytest
+from msgspec.structs import replace
 
 from rankwise.base.failure import (
     ExitStatus,
@@ -13,6 +14,7 @@ from rankwise.base.failure import (
 from rankwise.base.units import Instant
 from rankwise.compat.torch.elastic.multiprocessing.results import process_failures
 from rankwise.launch.failure_report.composing import compose_report
+from rankwise.launch.failure_report.hints import hint_for
 from rankwise.launch.failure_report.model import ReportContext
 from rankwise.launch.failure_report.rendering import plain_text
 from rankwise.launch.failure_report.stacks import innermost_frames, place_in_program
@@ -75,6 +77,16 @@ def test_the_culprit_is_told_with_where_it_is() -> None:
 
 def test_a_place_that_is_told_is_not_told_again() -> None:
     assert f"root cause: {DISAGREEMENT}\n" in report_of(DISAGREEMENT, IN_A_COLLECTIVE)
+
+
+def test_of_a_circle_of_messages_the_hint_is_about_messages() -> None:
+    circle = (
+        "ranks wait for each other: rank 0 in send of (4,) float32 to rank 1 for rank 1; rank 1"
+    )
+    told = replace(failures_of_two_that_disagree()[0], detail=f"{circle} in send of …")
+
+    assert "batch_isend_irecv" in hint_for(told)
+    assert "look for a branch" in hint_for(replace(told, detail=TIE))
 
 
 def failures_of_two_that_disagree() -> tuple[Failure, Failure]:

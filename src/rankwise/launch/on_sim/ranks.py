@@ -294,10 +294,13 @@ class SimulatedRanks:
         """Make a rank."""
         assert self._place is not None, "ranks are spawned in a world"
         number, process = self._settle(local_rank, self._place)
-        reporter = _Reporter(
-            lambda error: self._records.note_origin(rank.number, error),
-            partial(self._report, local_rank),
-        )
+
+        def note(error: BaseException) -> None:
+            if rank.is_given_up:  # it goes on in a world that is over: nobody needs to hear of it
+                raise RankEnded(-SIGKILL)
+            self._records.note_origin(rank.number, error)
+
+        reporter = _Reporter(note, partial(self._report, local_rank))
         rank = self._world.spawn(number, process, lambda: self._live(rank, reporter))
         if restarts_allowed(self._job):
             SimulatedLine(rank, partial(self._hear, local_rank))

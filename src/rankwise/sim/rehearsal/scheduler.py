@@ -49,6 +49,8 @@ from typing import Any, Protocol, Self
 from rankwise.base.units import Instant
 from rankwise.bell import Bell
 
+set_affinity = os.sched_setaffinity
+"""That of the kernel: what ranks call is another one (`substitutes`)."""
 SIGKILL = 9
 NOTICE_S = 30.0
 """How long one rank may keep all others waiting, in real time, before the user is told."""
@@ -389,9 +391,13 @@ class Scheduler:
     def at(self, instant: Instant) -> Timer:
         """A gate that opens at `instant`."""
         timer = Timer(instant)
-        self._numbers += 1
-        heappush(self._agenda, (instant, self._numbers, timer))
+        self.put(timer)
         return timer
+
+    def put(self, timer: Timer) -> None:
+        """Put a timer on the agenda."""
+        self._numbers += 1
+        heappush(self._agenda, (timer.instant, self._numbers, timer))
 
     def make_ready(self, rank: Rank) -> None:
         """Let a rank run when it is its turn."""
@@ -420,7 +426,7 @@ class Scheduler:
         still: a hand-over costs half as much.
         """
         if self._cpu is not None:
-            os.sched_setaffinity(0, {self._cpu})
+            set_affinity(0, {self._cpu})
             with suppress(OSError):  # it may be forbidden, and is no more than quicker
                 os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 

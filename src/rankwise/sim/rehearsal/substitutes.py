@@ -18,6 +18,7 @@ import errno
 import gc
 import io
 import logging
+import math
 import os
 import random
 import signal
@@ -31,10 +32,10 @@ from datetime import UTC, datetime, tzinfo
 from types import FrameType, MappingProxyType
 from typing import Any, NoReturn
 
-from rankwise.base.units import SECOND
+from rankwise.base.units import SECOND, Instant
 from rankwise.sim.rehearsal.belongings import ProcessBelongings
 from rankwise.sim.rehearsal.places import OUR_PACKAGE
-from rankwise.sim.rehearsal.scheduler import Rank, Scheduler
+from rankwise.sim.rehearsal.scheduler import Rank, Scheduler, Timer, set_affinity
 
 Replaced = tuple[Any, str, Any]
 PICOSECONDS = 1_000
@@ -47,6 +48,7 @@ _CLOCKS = {
 """What else tells the time of these clocks."""
 _WITHOUT_HANDLER = (signal.SIGKILL, signal.SIGSTOP)
 _RANDOM, _NUMPY_RANDOM, _EXITS = "random", "numpy.random", "atexit"
+_AFFINITY, _ALARM = "affinity", "alarm"
 _FILE_FUNCTIONS = (
     "link", "listdir", "mkdir", "remove", "rename", "replace", "rmdir", "stat", "symlink", "unlink",
 )  # fmt: skip
@@ -80,6 +82,34 @@ class RankTime:
             self._scheduler.sleep(nanoseconds)
         else:
             self._prediction.clock_of(rank).sleep(self._scheduler, nanoseconds)
+
+
+class _Alarm(Timer):
+    """A rank's timer of real time (`signal.alarm`), in virtual time; 0 ns is off."""
+
+    __slots__ = ("_interval", "_rank")
+
+    def __init__(self, rank: Rank, after_ns: int, interval_ns: int) -> None:
+        super().__init__(Instant(rank.scheduler.now + after_ns))
+        self._rank = rank
+        self._interval = interval_ns
+        self.is_cancelled = not after_ns
+        if after_ns:
+            rank.scheduler.put(self)
+
+    @property
+    def state(self) -> tuple[float, float]:
+        """Seconds that are left, and between two signals."""
+        left = 0 if self.is_cancelled else self.instant - self._rank.scheduler.now
+        return max(left, 0) / SECOND, self._interval / SECOND
+
+    def open(self) -> None:
+        """Signal the rank, and again after the interval."""
+        super().open()
+        self.is_cancelled = True
+        self._rank.signal(signal.SIGALRM)
+        if self._interval and not self._rank.is_over:
+            self._rank.belongings[_ALARM] = _Alarm(self._rank, self._interval, self._interval)
 
 
 class Substitutes:
@@ -135,11 +165,16 @@ class Substitutes:
             (os, "abort", self._abort),
             (os, "kill", self._kill),
             (os, "chdir", self._chdir),
+            (os, "sched_getaffinity", self._affinity),
+            (os, "sched_setaffinity", self._set_affinity),
             (os, "putenv", self._noting_variable),
             (os, "unsetenv", self._noting_variable),
             (signal, "signal", self._signal),
             (signal, "getsignal", self._getsignal),
             (signal, "raise_signal", self._raise_signal),
+            (signal, "alarm", self._alarm),
+            (signal, "setitimer", self._setitimer),
+            (signal, "getitimer", self._getitimer),
             (threading, "main_thread", self._main_thread),
             (threading, "_start_new_thread", self._unpinned),
             (subprocess, "_fork_exec", self._fork_exec),
@@ -191,8 +226,9 @@ class Substitutes:
             function(*args, **kwargs)
 
     def unpin(self) -> None:
-        """Let the calling thread run everywhere again, like any other; see `Scheduler.pin`."""
-        os.sched_setaffinity(0, self._cpus)
+        """Let the calling thread run where the rank wants to again; see `Scheduler.pin`."""
+        rank = self._scheduler.current
+        set_affinity(0, self._cpus if rank is None else self._wanted_by(rank))
         if os.sched_getscheduler(0) == os.SCHED_BATCH != self._policy:
             os.sched_setscheduler(0, self._policy, os.sched_param(0))
 
@@ -377,6 +413,46 @@ class Substitutes:
 
         return get_handler
 
+    def _alarm(self, original: Callable[[int], int]) -> Callable[[int], int]:
+        def alarm(seconds: int) -> int:
+            rank = self.running()
+            if rank is None:
+                return original(seconds)
+            left, _ = self._set_alarm(rank, seconds)
+            return math.ceil(left)
+
+        return alarm
+
+    def _setitimer(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def setitimer(which: int, seconds: float, interval: float = 0.0) -> Any:
+            rank = self.running()
+            if rank is None or which != signal.ITIMER_REAL:
+                return original(which, seconds, interval)
+            return self._set_alarm(rank, seconds, interval)
+
+        return setitimer
+
+    def _getitimer(self, original: Callable[[int], Any]) -> Callable[[int], Any]:
+        def getitimer(which: int) -> Any:
+            rank = self.running()
+            if rank is None or which != signal.ITIMER_REAL:
+                return original(which)
+            alarm: _Alarm | None = rank.belongings.get(_ALARM)
+            return (0.0, 0.0) if alarm is None else alarm.state
+
+        return getitimer
+
+    @staticmethod
+    def _set_alarm(rank: Rank, seconds: float, interval: float = 0.0) -> tuple[float, float]:
+        """Set a rank's timer; returns what it was."""
+        before: _Alarm | None = rank.belongings.get(_ALARM)
+        state = (0.0, 0.0) if before is None else before.state
+        if before is not None:
+            before.is_cancelled = True
+        nanoseconds = round(seconds * SECOND), round(interval * SECOND)
+        rank.belongings[_ALARM] = _Alarm(rank, *nanoseconds)
+        return state
+
     def _chdir(self, original: Callable[[Any], None]) -> Callable[[Any], None]:
         def chdir(path: Any) -> None:
             original(path)
@@ -384,6 +460,34 @@ class Substitutes:
                 self._belongings.directory_changed()
 
         return chdir
+
+    def _affinity(self, original: Callable[[int], set[int]]) -> Callable[[int], set[int]]:
+        def get(pid: int) -> set[int]:
+            rank = self.running()
+            if rank is None or pid not in {0, os.getpid()}:
+                return original(pid)
+            return set(self._wanted_by(rank))
+
+        return get
+
+    def _wanted_by(self, rank: Rank) -> set[int]:
+        cpus: set[int] = rank.belongings.get(_AFFINITY, self._cpus)
+        return cpus
+
+    def _set_affinity(self, original: Callable[[int, Any], None]) -> Callable[[int, Any], None]:
+        """Note where a rank wants to run: all of them take turns on one core."""
+
+        def put(pid: int, mask: Any) -> None:
+            rank = self.running()
+            if rank is None or pid not in {0, os.getpid()}:
+                original(pid, mask)
+                return
+            wanted = self._cpus.intersection(mask)
+            if not wanted:
+                raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+            rank.belongings[_AFFINITY] = wanted
+
+        return put
 
     def _breakpoint(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def breakpoint_hook(*args: Any, **kwargs: Any) -> Any:

@@ -21,6 +21,8 @@ What is touched:
   tensors on the CPU (`symmetric_memory`).
 - `torch.autograd._engine_run_backward`: what a program's own functions do in backward is meant for
   CUDA as well (`cuda`).
+- `torch._C._set_deterministic_algorithms` and `torch._tensor_str.PRINT_OPTS`: ranks may differ in
+  such settings (`settings`).
 - `torch.UntypedStorage.resize_`, `torch.cuda.Event`, `torch.cuda.synchronize`: the memory and
   the time of the modelled machine.
 """
@@ -45,6 +47,7 @@ from rankwise.sim.rehearsal.world import World, present_world, running_rank
 from rankwise.sim.torch.cuda import OnCpu, model_cuda
 from rankwise.sim.torch.process_group import RehearsedProcessGroup
 from rankwise.sim.torch.recording import follow_steps, recorded
+from rankwise.sim.torch.settings import Settings, set_num_threads
 from rankwise.sim.torch.store import (
     OF_RANK,
     SYMMETRIC_MEMORY,
@@ -99,6 +102,7 @@ def install(world: World, device: str = "cpu") -> Callable[[], None]:
         replace("Event", lambda _: _Event, torch.cuda)  # a class: torch asks for instances
         replace("synchronize", _synchronized, torch.cuda)
     world.belongings.add(TorchState(world, device))
+    stack.callback(Settings(world).close)
     world.at_end_of_ranks(_forget_groups)
     return stack.close
 
@@ -155,7 +159,7 @@ class TorchState:
         mine.dtype = torch.get_default_dtype()
 
     def _first(self, rank: Rank) -> "_Mine":
-        torch.set_num_threads(1)  # of this thread: as OMP_NUM_THREADS=1 of a real rank
+        set_num_threads(1)  # of this thread: as OMP_NUM_THREADS=1 of a real rank
         torch.autograd.set_multithreading_enabled(False)
         if self._device == "cuda":
             OnCpu().__enter__()  # of this thread, for as long as it lives

@@ -21,8 +21,8 @@ from rankwise.sim.torch.arithmetic import (
     add_sparse,
     data_of,
     flat_of,
-    op_kind,
     op_name,
+    op_number,
     plainly,
     ring_reduced,
 )
@@ -134,7 +134,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
             result = ring_reduced(own, op).view(own[0].shape)
             torch._foreach_copy_(own, [result] * len(own))
 
-        return self._meet(reducing(name, op_kind(op)), tensors, tensors, carry_out, opts=opts)
+        return self._meet(reducing(name, op_number(op)), tensors, tensors, carry_out, opts=opts)
 
     def broadcast(self, tensors: list[Tensor], opts: Any) -> RehearsedWork:
         """Give the root's tensors to all."""

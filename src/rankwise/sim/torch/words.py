@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankwise.sim.torch.arithmetic import op_name
+from rankwise.sim.torch.arithmetic import name_of_reduction
 
 
 def told_shapes(tensors: Sequence[Tensor]) -> str:
@@ -60,9 +60,9 @@ def check_dtype(call: str, dtype: Any, backend: str) -> None:
 
 
 @lru_cache(maxsize=1024)
-def reducing(name: str, kind: Any) -> str:
-    """A reduction, before its tensors are told."""
-    return f"{name} #? ({op_name(kind)})"
+def reducing(name: str, number: int) -> str:
+    """A reduction of the kind with this number, before its tensors are told."""
+    return f"{name} #? ({name_of_reduction(number)})"
 
 
 def told_dtype(tensor: Tensor) -> str:

@@ -93,4 +93,13 @@ whole = {"weight": torch.arange(40.0).view(5, 8), "bias": torch.ones(5)} if rank
 options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
 set_model_state_dict(model, whole, options=options)
 told("loaded", *(parameter.to_local() for parameter in model.parameters()))
+
+torch.use_deterministic_algorithms(rank % 2 == 1, warn_only=True)
+torch.set_printoptions(precision=2 + rank)
+torch.set_num_threads(1 + rank % 2)
+if rank == 1:
+    torch.set_float32_matmul_precision("high")
+dist.barrier()
+told("settings", torch.are_deterministic_algorithms_enabled(), torch.get_num_threads())
+told("settings", torch.get_float32_matmul_precision(), str(torch.tensor([1 / 3])))
 dist.destroy_process_group()
