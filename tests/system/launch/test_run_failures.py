@@ -242,7 +242,9 @@ def test_a_module_that_the_server_cannot_import_is_told(
     )
 
 
-def test_a_traceback_has_the_lines_of_a_notebooks_cell(server: rankwise.ForkServer) -> None:
+def test_a_traceback_has_the_lines_of_a_notebooks_cell(
+    server: rankwise.ForkServer, capfd: pytest.CaptureFixture[str]
+) -> None:
     source = "def fail():\n    raise ValueError('in a cell')  # its line\n"
     name = "/no/such/folder/ipykernel_1/2.py"
     linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
@@ -253,4 +255,6 @@ def test_a_traceback_has_the_lines_of_a_notebooks_cell(server: rankwise.ForkServ
         rankwise.run(cell["fail"], nprocs=1, server=server)
 
     del linecache.cache[name]
-    assert "raise ValueError('in a cell')  # its line" in str(caught.value)
+    line = "raise ValueError('in a cell')  # its line"
+    assert line in str(caught.value)
+    assert capfd.readouterr().err.count(line) == 1, "as it was printed by the rank"

@@ -644,10 +644,23 @@ def _hook_without_our_frames(hook: "Callable[..., Any]") -> "Callable[..., Any]"
         is_told_briefly = hook is sys.__excepthook__ and _is_one_of_many() and not error.args
         if kind is KeyboardInterrupt and is_told_briefly:
             print(_interrupt_in_a_line(error), file=sys.stderr)  # noqa: T201
+        elif hook is sys.__excepthook__ and _is_of_a_cell(error.__traceback__):
+            print(_format(error), end="", file=sys.stderr)  # noqa: T201
         else:
             hook(kind, error, error.__traceback__)
 
     return excepthook
+
+
+def _is_of_a_cell(traceback: "TracebackType | None") -> bool:
+    """Whether some of its lines are in memory only, where Python's own hook does not find them."""
+    linecache = sys.modules.get("linecache")
+    while linecache is not None and traceback is not None:
+        entry = linecache.cache.get(traceback.tb_frame.f_code.co_filename, ())
+        if len(entry) == 4 and entry[1] is None:
+            return True
+        traceback = traceback.tb_next
+    return False
 
 
 def _is_one_of_many() -> bool:

@@ -66,6 +66,7 @@ NO_SLOT = -1
 _WORDS_AT = ENTRY_HEAD.size
 _pack_entry = ENTRY_HEAD.pack_into
 _now = time.monotonic_ns
+_ident = threading.get_ident
 
 
 class RingGroup:
@@ -121,7 +122,7 @@ class CallRing:
         sequence = next(self._sequence)
         at = RING_AT + sequence % ENTRIES * ENTRY_BYTES
         memory = self._memory
-        other = threading.get_ident() != self._main_thread
+        other = _ident() != self._main_thread
         memory[at + _WORDS_AT : at + ENTRY_BYTES] = words
         if group is None:
             _pack_entry(memory, at, sequence, 0, _now(), WAITING, NO_SLOT, match, peer, other)
@@ -142,7 +143,7 @@ class CallRing:
         """Enter that the rank waits for the handle of a call; return where."""
         sequence = next(self._sequence)
         at = RING_AT + sequence % ENTRIES * ENTRY_BYTES
-        other = threading.get_ident() != self._main_thread
+        other = _ident() != self._main_thread
         flags = OF_HANDLE | OF_OTHER_THREAD if other else OF_HANDLE
         self._memory[at + _WORDS_AT : at + ENTRY_BYTES] = words
         _pack_entry(self._memory, at, sequence, number, _now(), WAITING, slot, match, -1, flags)

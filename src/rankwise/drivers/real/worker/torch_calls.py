@@ -424,6 +424,8 @@ class _Entered:
         async_at, tensor_at = self._place_of("async_op"), self._place_of(self._tensor)
         tensor_name = self._tensor or ""
         roots = [(name, self._place_of(name)) for name, _ in _ROOTS if name in self._names]
+        # Most calls are the last one again, from the same place: to see that is cheaper than a key.
+        latest: Any = (None,) * 8
 
         @functools.wraps(function)
         def call(*args: "Any", **kwargs: "Any") -> "Any":
@@ -435,25 +437,41 @@ class _Entered:
             entered = find(ring, group)
             if entered is None:
                 return function(*args, **kwargs)
+            nonlocal latest
             try:
                 frame = get_frame(1)
-                path = frame.f_code.co_filename
                 tensor: Any = args[tensor_at] if count > tensor_at else kwargs.get(tensor_name)
-                has_shape = tensor is not None and not isinstance(tensor, (list, tuple))
-                key: Any = (
-                    tensor.shape if has_shape else _shapes(tensor),
-                    tensor.dtype if has_shape else None,
-                    args[op_at] if count > op_at else kwargs.get("op"),
-                    entered,  # which is not the group: that must go when it is destroyed
-                    (path, frame.f_lineno)
-                    if not path.startswith(inner)
-                    else line_outside(1, inner),
-                )
-                if roots:
-                    key += tuple(args[at] if count > at else kwargs.get(name) for name, at in roots)
-                told = known.get(key)
-                if told is None:
-                    told = self._tell(args, kwargs, key, group)
+                op = args[op_at] if count > op_at else kwargs.get("op")
+                code, place, kind, shape, dtype, reduction, ring_group, told = latest
+                if (
+                    frame.f_code is not code
+                    or frame.f_lasti != place
+                    or type(tensor) is not kind
+                    or entered is not ring_group
+                    or op is not reduction
+                    or tensor.dtype is not dtype
+                    or tensor.shape != shape
+                ):
+                    path = frame.f_code.co_filename
+                    is_inner = path.startswith(inner)
+                    has_shape = tensor is not None and not isinstance(tensor, (list, tuple))
+                    key: Any = (
+                        tensor.shape if has_shape else _shapes(tensor),
+                        tensor.dtype if has_shape else None,
+                        op,
+                        entered,  # which is not the group: that must go when it is destroyed
+                        line_outside(1, inner) if is_inner else (path, frame.f_lineno),
+                    )
+                    if roots:
+                        key += tuple(
+                            args[at] if count > at else kwargs.get(name) for name, at in roots
+                        )
+                    told = known.get(key)
+                    if told is None:
+                        told = self._tell(args, kwargs, key, group)
+                    if has_shape and not roots and not is_inner:
+                        at = (frame.f_code, frame.f_lasti, type(tensor))
+                        latest = (*at, *key[:_LINE_IN_KEY], told)
                 match, words, peer = told
                 entry = ring.begin(None if is_message else entered, match, words, peer)
             except Exception:  # noqa: BLE001 - arguments of any kind: the function itself complains
