@@ -6,6 +6,7 @@ import socket
 
 from rankwise.compat.torch.elastic.rendezvous.periodic import PeriodicTimer as _PeriodicTimer
 from rankwise.compat.torch.elastic.rendezvous.periodic import delay as _delay
+from rankwise.drivers.real.stores.names import addresses_of
 
 __all__ = ["_PeriodicTimer", "_delay", "parse_rendezvous_endpoint"]
 
@@ -89,7 +90,7 @@ def _matches_machine_hostname(host: str) -> bool:
 def _addresses(host: str) -> list[tuple[str, str]]:
     """A host's canonical name (in the first) and addresses; none if it cannot be resolved."""
     try:
-        found = socket.getaddrinfo(host, None, proto=socket.IPPROTO_TCP, flags=socket.AI_CANONNAME)
+        found = addresses_of(host)
     except OSError:
         return []
     return [(canonical, str(address[0])) for _, _, _, canonical, address in found]

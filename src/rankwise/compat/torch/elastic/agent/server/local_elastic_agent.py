@@ -31,6 +31,7 @@ from rankwise.compat.torch.elastic.utils.process_state import (
     is_uninterruptible_state,
     read_proc_state,
 )
+from rankwise.drivers.real.stores.names import full_name_of
 
 __all__ = [
     "TORCHELASTIC_ENABLE_FILE_TIMER",
@@ -308,7 +309,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         events.record(event, spec.event_log_handler)
 
     def _get_fq_hostname(self) -> str:
-        return socket.getfqdn(socket.gethostname())
+        return full_name_of(socket.gethostname())
 
     def _check_uninterruptible_state_timeout(
         self, worker_group: WorkerGroup, timeout: float

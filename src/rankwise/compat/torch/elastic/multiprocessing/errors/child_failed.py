@@ -8,6 +8,7 @@ from rankwise.compat.torch.elastic.multiprocessing.errors.process_failure import
     NOT_AVAILABLE,
     ProcessFailure,
 )
+from rankwise.drivers.real.stores.names import full_name_of
 
 __all__ = ["ChildFailedError"]
 
@@ -72,7 +73,7 @@ def _describe(index: int, rank: int, failure: ProcessFailure) -> str:
         [
             f"[{index}]:",
             f"  time      : {failure.timestamp_isoformat()}",
-            f"  host      : {socket.getfqdn()}",
+            f"  host      : {full_name_of(socket.gethostname())}",
             f"  rank      : {rank} (local_rank: {failure.local_rank})",
             f"  exitcode  : {failure.exitcode} (pid: {failure.pid}) {signal_name}",
             f"  error_file: {failure.error_file}",
