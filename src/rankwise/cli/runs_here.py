@@ -89,7 +89,7 @@ def answers(
     """What the agents of a run answer. Of several, one that does not is told of, if `tells`.
 
     Raises:
-        RunUnreachable: none has answered.
+        RunUnreachable: none has answered, and the others were told of.
     """
     errors: list[Exception] = []
     has_answer = False
@@ -99,10 +99,11 @@ def answers(
         else:
             has_answer = True
             yield run, told
-    if errors and not has_answer:
-        raise errors[0]
-    for error in errors if tells else ():
+    last = None if has_answer or not errors else errors.pop()
+    for error in errors if tells or last is not None else ():
         click.echo(f"rankwise: {error}", err=True)
+    if last is not None:
+        raise last
 
 
 def name_of(run: "RunSummary") -> str:

@@ -247,7 +247,17 @@ class Session:
         self._read_to_the_end(outcome, lateness)
         told = self._decorator.decorate_outcome(outcome, "" if lateness is None else lateness[1])
         self._answers.tell_end(told)
+        if self._signals is not None and not self._plan.is_alone:
+            self._signals.on_arrival = self._tell_that_it_is_over
         return told
+
+    def _tell_that_it_is_over(self, signum: int) -> None:
+        """Answer a signal while nodes that are slower than this one hear of the end."""
+        from rankwise.launch.failure_report.words import signal_name  # noqa: PLC0415  # rare
+
+        assert self._signals is not None, "it has caught one"
+        self._signals.on_arrival = None  # once is enough
+        self._say(f"{signal_name(signum)}: the run is over; this node ends when the others know it")
 
     def end_well_on_signals(self) -> bool:
         """After a success, have signals end this process as a success; tell whether they do.

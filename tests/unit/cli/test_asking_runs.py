@@ -18,10 +18,16 @@ import pytest
 from rankwise.cli import doctor, logs, why
 from rankwise.cli.doctor import Verdict
 from rankwise.cli.main import invoke
-from rankwise.cli.runs_here import RunNotFound, are_of_one_run, choose_agents, complete_run
+from rankwise.cli.runs_here import (
+    RunNotFound,
+    answers,
+    are_of_one_run,
+    choose_agents,
+    complete_run,
+)
 from rankwise.cli.stacks import render
 from rankwise.launch.control.addresses import shown_id
-from rankwise.launch.control.client import Heard, RunSummary, RunSuspended
+from rankwise.launch.control.client import Heard, RunSummary, RunSuspended, RunUnreachable
 from rankwise.launch.control.server import ControlServer, Reply, Request
 
 MEETING = {"nproc": 2, "state": "meeting", "age_s": 65.0, "program": "train.py", "attempt": 0}
@@ -506,3 +512,14 @@ def test_the_doctor_finds_the_memory_accounting_that_runs_use(tmp_path: Path) ->
 
     assert found.verdict is Verdict.OK
     assert str(group) in found.text
+
+
+def test_where_no_agent_has_an_answer_it_is_told_what_each_has_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    heard = [(ALPHA, RunUnreachable("its ranks are 0 to 1")), (ALPHA, RunUnreachable("2 to 3"))]
+
+    with pytest.raises(RunUnreachable, match="2 to 3"):
+        list(answers(heard, tells=False))
+
+    assert capsys.readouterr().err == "rankwise: its ranks are 0 to 1\n"

@@ -14,10 +14,6 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 
-def _ignore(_signum: int, _frame: FrameType | None) -> None:
-    """Exist, so that Python writes the signal's number to the wake-up descriptor."""
-
-
 def end_well(_signum: int, _frame: FrameType | None) -> None:
     """End this process as a success: all that it was to do is done."""
     os._exit(0)
@@ -31,10 +27,12 @@ class SignalPipe:
 
     Attributes:
         late: when it was left, the signals that nobody has taken.
+        on_arrival: called in the main thread with each signal, where nobody waits for the pipe.
     """
 
     def __init__(self, signals: Iterable[int]) -> None:
         self.late: list[int] = []
+        self.on_arrival: Callable[[int], None] | None = None
         self._signals = tuple(signals)
         self._caught: set[int] = set()
         self._previous: dict[int, Any] = {}
@@ -82,7 +80,7 @@ class SignalPipe:
             if handler is not signal.SIG_IGN and handler is not None:
                 self._caught.add(signum)
                 self._previous[signum] = handler
-                signal.signal(signum, _ignore)
+                signal.signal(signum, self._hear)
 
     def _restore(self) -> None:
         """Put everything back, each part at most once, so that it can be called again."""
@@ -95,6 +93,11 @@ class SignalPipe:
         self.late += self.take()
         while self._pipe:
             os.close(self._pipe.pop())
+
+    def _hear(self, signum: int, _frame: FrameType | None) -> None:
+        """Exist, so that Python writes the signal's number to the wake-up descriptor."""
+        if self.on_arrival is not None:
+            self.on_arrival(signum)
 
     def leave(self, handler: Callable[[int, FrameType | None], None]) -> None:
         """Leave this handler for all signals instead of those that they had before."""

@@ -152,3 +152,13 @@ def test_outside_the_main_thread_nothing_is_touched() -> None:
     thread.join()
 
     assert active == [False]
+
+
+def test_where_nobody_reads_the_pipe_a_signal_can_be_answered_all_the_same() -> None:
+    answered: list[int] = []
+    with SignalPipe([signal.SIGTERM]) as pipe:
+        pipe.on_arrival = answered.append
+        signal.raise_signal(signal.SIGTERM)
+
+    assert answered == [signal.SIGTERM]
+    assert pipe.late == [signal.SIGTERM]

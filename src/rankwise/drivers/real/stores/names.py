@@ -78,7 +78,7 @@ class Names:
 
     def _look_up(self, look_up: "_LookUp") -> None:
         try:
-            look_up.found = _asked(look_up.host, 0, 0)
+            look_up.found = _asked(look_up.host, 0, socket.AI_CANONNAME)
         except OSError as error:
             look_up.error = error
         with self._changed:
@@ -98,12 +98,22 @@ class _LookUp:
 
 
 def addresses_of(host: str, port: int = 0) -> list[Address]:
-    """All addresses of `host`; signals are heard meanwhile.
+    """All addresses of `host`, the first with its canonical name; signals are heard meanwhile.
 
     Raises:
         OSError: there is no such name.
     """
     return Names().addresses(host, port)
+
+
+def full_name_of(host: str) -> str:
+    """As `socket.getfqdn`, but signals are heard meanwhile."""
+    found: list[str] = []
+    work = Thread(target=lambda: found.append(socket.getfqdn(host)), daemon=True)
+    work.name = "rankwise-name"
+    work.start()
+    work.join()
+    return found[0]
 
 
 def _asked(host: str, port: int, flags: int) -> list[Address]:

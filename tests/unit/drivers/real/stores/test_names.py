@@ -1,5 +1,7 @@
 """Names of machines, where name servers take their time."""
 
+import os
+import signal
 import socket
 import threading
 from collections.abc import Iterator
@@ -7,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rankwise.drivers.real.stores.names import Names
+from rankwise.drivers.real.stores.names import Names, full_name_of
 
 HERE = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))]
 PATIENCE_S = 60.0
@@ -23,7 +25,7 @@ class Servers:
         self._genuine = socket.getaddrinfo
 
     def resolve(self, host: str, *words: object, **more: object) -> object:
-        if host != "slow.test" or more["flags"]:
+        if host != "slow.test" or more["flags"] == socket.AI_NUMERICHOST:
             return self._genuine(host, *words, **more)  # type: ignore[arg-type]
         self.asked.append(host)
         self.is_asked.set()
@@ -90,3 +92,25 @@ def test_a_refused_connection_is_told_as_such() -> None:
 
     with pytest.raises(ConnectionRefusedError):
         Names().connect("127.0.0.1", port, PATIENCE_S)
+
+
+def test_signals_are_heard_while_the_full_name_is_looked_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    may_answer = threading.Event()
+
+    def look_up(host: str) -> str:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert may_answer.wait(PATIENCE_S)
+        return f"{host}.test"
+
+    def hear(*_: object) -> None:
+        assert not may_answer.is_set()
+        may_answer.set()
+
+    monkeypatch.setattr(socket, "getfqdn", look_up)
+    before = signal.signal(signal.SIGUSR1, hear)
+    try:
+        assert full_name_of("here") == "here.test"
+    finally:
+        signal.signal(signal.SIGUSR1, before)

@@ -48,13 +48,15 @@ def construct_and_record_rdzv_event(
     import socket  # noqa: PLC0415  # only when somebody listens
     import traceback  # noqa: PLC0415  # the same
 
+    from rankwise.drivers.real.stores.names import full_name_of  # noqa: PLC0415  # the same
+
     caller = sys._getframe(1).f_code  # noqa: SLF001  # one frame; inspect.stack reads all sources
     _package().record_rdzv_event(
         RdzvEvent(
             name=f"{os.path.basename(caller.co_filename)}:{name or caller.co_name}",
             run_id=run_id,
             message=message,
-            hostname=hostname or socket.getfqdn(),
+            hostname=hostname or full_name_of(socket.gethostname()),
             pid=pid or os.getpid(),
             node_state=node_state,
             master_endpoint=master_endpoint,

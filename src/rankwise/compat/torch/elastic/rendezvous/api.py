@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from rankwise.base import errors as base_errors
 from rankwise.compat.torch.elastic.utils.distributed import get_free_port
+from rankwise.drivers.real.stores.names import full_name_of
 
 __all__ = [
     "RendezvousClosedError",
@@ -72,7 +73,7 @@ class RendezvousStoreInfo:
     ) -> "RendezvousStoreInfo":
         """Let rank 0 say where it listens, through the store, and everybody read it."""
         if rank == 0:
-            addr = local_addr or socket.getfqdn()
+            addr = local_addr or full_name_of(socket.gethostname())
             port = server_port or get_free_port()
             store.set(RendezvousStoreInfo.MASTER_ADDR_KEY, addr.encode("utf-8"))
             store.set(RendezvousStoreInfo.MASTER_PORT_KEY, str(port).encode("utf-8"))

@@ -40,6 +40,7 @@ from rankwise.compat.torch.elastic.rendezvous.torch_store import PrefixedStore, 
 from rankwise.core.rendezvous.configuration import RendezvousConfig
 from rankwise.core.rendezvous.vocabulary import World
 from rankwise.drivers.real.clock import SystemClock
+from rankwise.drivers.real.stores.names import full_name_of
 from rankwise.drivers.real.stores.one_value import OneValueStore
 from rankwise.launch.cluster.settings import RUN_TTL
 
@@ -193,7 +194,7 @@ class _NodeDescGenerator:
         with self._lock:
             local_id = self._local_id
             self._local_id += 1
-        return _NodeDesc(local_addr or socket.getfqdn(), os.getpid(), local_id)
+        return _NodeDesc(local_addr or full_name_of(socket.gethostname()), os.getpid(), local_id)
 
 
 class _BackendPlace:

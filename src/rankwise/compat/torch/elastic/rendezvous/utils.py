@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from rankwise.base.errors import LocalProtocolError
+from rankwise.drivers.real.stores.names import addresses_of
 
 __all__ = ["_PeriodicTimer", "_delay", "parse_rendezvous_endpoint"]
 
@@ -95,7 +96,7 @@ def _matches_machine_hostname(host: str) -> bool:
 def _addresses(host: str) -> list[tuple[str, str]]:
     """A host's canonical name (in the first) and addresses; none if it cannot be resolved."""
     try:
-        found = socket.getaddrinfo(host, None, proto=socket.IPPROTO_TCP, flags=socket.AI_CANONNAME)
+        found = addresses_of(host)
     except OSError:
         return []
     return [(canonical, str(address[0])) for _, _, _, canonical, address in found]

@@ -5,6 +5,8 @@ import socket
 from string import Template
 from typing import Any
 
+from rankwise.drivers.real.stores.names import addresses_of
+
 __all__ = ["get_env_variable_or_raise", "get_socket_with_port", "macros"]
 
 
@@ -26,11 +28,8 @@ def get_socket_with_port() -> socket.socket:
     Raises:
         RuntimeError: no address family of this host lets us.
     """
-    addresses = socket.getaddrinfo(
-        host="localhost", port=None, family=socket.AF_UNSPEC, type=socket.SOCK_STREAM
-    )
     problems = []
-    for family, kind, protocol, _, _ in addresses:
+    for family, kind, protocol, _, address in addresses_of("localhost"):
         # A family may be switched off altogether, so making the socket is part of the try.
         try:
             listener = socket.socket(family, kind, protocol)
@@ -38,7 +37,7 @@ def get_socket_with_port() -> socket.socket:
             problems.append(error)
             continue
         try:
-            listener.bind(("localhost", 0))
+            listener.bind(address)
             listener.listen(0)
         except OSError as error:
             listener.close()

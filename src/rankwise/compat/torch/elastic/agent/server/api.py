@@ -35,6 +35,7 @@ from rankwise.compat.torch.elastic.multiprocessing import ProcessFailure, Signal
 from rankwise.compat.torch.elastic.rendezvous import RendezvousGracefulExitError
 from rankwise.compat.torch.elastic.utils import store as store_util
 from rankwise.compat.torch.elastic.utils.logging import get_logger
+from rankwise.drivers.real.stores.names import full_name_of
 
 __all__ = [
     "DEFAULT_ROLE",
@@ -435,4 +436,4 @@ def _state_of(worker: Worker, result: RunResult) -> str:
 
 
 def _get_fq_hostname() -> str:
-    return socket.getfqdn(socket.gethostname())
+    return full_name_of(socket.gethostname())

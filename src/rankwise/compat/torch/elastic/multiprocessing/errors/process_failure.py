@@ -23,6 +23,7 @@ from typing import Any
 
 from rankwise.base.errors import PicklableError
 from rankwise.base.units import SECOND
+from rankwise.drivers.real.stores.names import full_name_of
 
 __all__ = ["ChildFailedError", "ProcessFailure"]
 
@@ -187,7 +188,7 @@ def _describe(index: int, rank: int, failure: ProcessFailure) -> str:
         [
             f"[{index}]:",
             f"  time      : {failure.timestamp_isoformat()}",
-            f"  host      : {socket.getfqdn()}",
+            f"  host      : {full_name_of(socket.gethostname())}",
             f"  rank      : {rank} (local_rank: {failure.local_rank})",
             f"  exitcode  : {failure.exitcode} (pid: {failure.pid}) {signal_name}",
             f"  error_file: {failure.error_file}",
