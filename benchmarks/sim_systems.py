@@ -14,15 +14,11 @@ import os
 import resource
 import statistics
 import time
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
-from measuring import Table, arguments, describe_machine, ratio, seconds
+from measuring import Table, apart, arguments, describe_machine, ratio, seconds
 
 from rankwise.core.collectives.reductions import ReduceOp
 from rankwise.sim import GraphEngine, RuntimeContext
@@ -36,7 +32,6 @@ BYTES_PER_RANK = 1 << 20
 F32 = dtype_named("f32")
 PAGE = os.sysconf("SC_PAGE_SIZE")
 POD = [(64, 256, 1024), (64, 1024, 4096), (256, 1024, 4096)]
-Value = TypeVar("Value")
 
 
 def ring_with_data(table: Table, ranks: int, repetitions: int) -> None:
@@ -101,12 +96,6 @@ def bytes_per_rank(ranks: int) -> float:
 
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * PAGE
-
-
-def apart(function: Callable[[], Value]) -> Value:
-    """What a function gives in a fresh process."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as executor:
-        return executor.submit(function).result()
 
 
 def main() -> None:
