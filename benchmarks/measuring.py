@@ -18,12 +18,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from multiprocessing import get_context
 from pathlib import Path
+from typing import TypeVar
 
 import rankwise
 from rankwise.drivers.real.hosting.prctl import die_with_parent
 
+Value = TypeVar("Value")
 PROGRAMS = Path(__file__).parent / "programs"
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 RANKWISE = [sys.executable, "-m", "rankwise"]
@@ -50,6 +54,12 @@ def arguments(
     if options.quick:
         options.repetitions = 1
     return options
+
+
+def apart(function: Callable[[], Value]) -> Value:
+    """What a function gives in a fresh process, which has a heap and a peak of its own."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as executor:
+        return executor.submit(function).result()
 
 
 @contextmanager

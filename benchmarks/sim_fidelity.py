@@ -11,9 +11,10 @@ CPU seconds of whole runs of `ccl_allreduce`, without Python's own start:
 import resource
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
-from measuring import Table, arguments, describe_machine, seconds
+from measuring import Table, apart, arguments, describe_machine, seconds
 
 from rankwise.sim import GraphEngine, RuntimeContext
 from rankwise.sim.benches.session import Session, Settings, topology_with
@@ -67,8 +68,7 @@ def run(ring: Ring, fidelity: str) -> tuple[BenchResult, float]:
 def size(table: Table, rings: Sequence[Ring]) -> None:
     """What large rings cost."""
     for ring in rings:
-        result, took = run(ring, "auto")
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        result, took, peak = apart(partial(_measured, ring))
         numbers = "numbers" if ring.has_data else "timing only"
         table.row(
             f"{ring.topology}, {result.case}, {numbers}",
@@ -80,8 +80,24 @@ def size(table: Table, rings: Sequence[Ring]) -> None:
         )
 
 
+def _measured(ring: Ring) -> tuple[BenchResult, float, float]:
+    result, took = run(ring, "auto")
+    return result, took, _peak()
+
+
+def _peak() -> float:
+    """Mebibytes that this process has had at most."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
 def numbers(table: Table, ring: Ring) -> None:
     """What a ring with numbers costs, without making its data."""
+    took, peak = apart(partial(_measured_with_numbers, ring))
+    case = f"{ring.topology}, {ring.ranks} ranks x {ring.elements} {ring.dtype}"
+    table.row(case, seconds(took), f"{peak:.0f} MiB", ring.wanted)
+
+
+def _measured_with_numbers(ring: Ring) -> tuple[float, float]:
     assert ring.ranks is not None, "the preset's number of devices is changed"
     topology = topology_with(ring.topology, {"system.sips.count": str(ring.ranks)})
     clocks: list[float] = []
@@ -96,9 +112,7 @@ def numbers(table: Table, ring: Ring) -> None:
 
     with RuntimeContext(GraphEngine(topology), ccl={}) as torch:
         torch.multiprocessing.spawn(worker, args=(torch,), nprocs=ring.ranks)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    case = f"{ring.topology}, {ring.ranks} ranks x {ring.elements} {ring.dtype}"
-    table.row(case, seconds(clocks[ring.ranks] - clocks[0]), f"{peak:.0f} MiB", ring.wanted)
+    return clocks[ring.ranks] - clocks[0], _peak()
 
 
 def levels(table: Table, rings: Sequence[Ring]) -> None:
@@ -119,10 +133,10 @@ def main() -> None:
     options = arguments(__doc__, repetitions=1, parts=("size", "numbers", "levels"))
     describe_machine()
     if "size" in options.only:
-        heads = ["ring", "fidelity", "simulated", "CPU", "peak so far", "wanted"]
+        heads = ["ring", "fidelity", "simulated", "CPU", "peak", "wanted"]
         size(Table("Large rings", heads, options.json), LARGE[:2] if options.quick else LARGE)
     if "numbers" in options.only:
-        heads = ["ring with numbers", "CPU", "peak so far", "wanted"]
+        heads = ["ring with numbers", "CPU", "peak", "wanted"]
         ring = WITH_NUMBERS._replace(elements=1 << 16) if options.quick else WITH_NUMBERS
         numbers(Table("A ring with numbers", heads, options.json), ring)
     if "levels" in options.only:

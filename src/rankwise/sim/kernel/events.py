@@ -17,6 +17,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rankwise.base.errors import LocalProtocolError
 
+try:  # it is for the compiler, and nobody else needs the package
+    from mypy_extensions import mypyc_attr
+except ImportError:
+
+    def mypyc_attr(**_how: object) -> Callable[[type], type]:  # type: ignore[misc]
+        """Leave a class as it is."""
+        return lambda kind: kind
+
+
 if TYPE_CHECKING:
     from rankwise.sim.kernel.simulator import Simulator
 
@@ -104,6 +113,7 @@ class Event:
         return f"<{type(self).__name__} {self.name} {'done' if self.is_done else 'pending'}>"
 
 
+@mypyc_attr(free_list_len=1)  # compiled, the memory of the last timer serves for the next
 class Timer(Event):
     """An event that happens by itself when its instant comes; `Simulator.timer` makes it.
 
