@@ -4,9 +4,9 @@ A number that a kernel assigns to a variable is from then on a tensor of its own
 float32 as a rule, and is promoted as one: `half * 0.1` is fp16, and `scale = 0.1; half * scale` is
 fp32. It stays a number where the variable is annotated with `tl.constexpr`.
 
-Likewise `assert` is `device_assert` for blocks, and `N.value` of a compile-time parameter is the
-plain value that it is here. A block's shape equals a list of the same sizes, as in Triton; Python's
-tuples and lists never are equal.
+Likewise `a < b < c` is a comparison of each element, `assert` is `device_assert` for blocks, and
+`N.value` of a compile-time parameter is the plain value that it is here. A block's shape equals a
+list of the same sizes, as in Triton; Python's tuples and lists never are equal.
 
 Python decides by the truth of the left side, and a block has none. Triton means the operation of
 each element, and short-circuits compile-time values only. So a kernel that uses these words for
@@ -18,6 +18,7 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator
+from functools import partial
 from tokenize import TokenError
 from types import CodeType
 from typing import Any
@@ -30,7 +31,7 @@ from rankwise.sim.triton.tensor import tensor
 
 _AND, _OR, _NOT = "__rankwise_and", "__rankwise_or", "__rankwise_not"
 _EQUAL, _VALUE, _ASSERT = "__rankwise_equal", "__rankwise_value", "__rankwise_assert"
-_VARIABLE = "__rankwise_variable"
+_VARIABLE, _CHAIN = "__rankwise_variable", "__rankwise_chain"
 
 
 def _both(left: Any, right: Callable[[], Any]) -> Any:
@@ -58,6 +59,18 @@ def _equal(left: Any, right: Any) -> Any:
     if isinstance(left, sequences) and isinstance(right, sequences):
         return tuple(left) == tuple(right)
     return left == right
+
+
+def _chain(left: Any, *links: tuple[Callable[[], Any], Callable[[Any, Any], Any]]) -> Any:
+    """`a < b < c`: each side is evaluated once, and none behind what is known to fail."""
+    result: Any = True
+    for side, compare in links:
+        if not isinstance(result, tensor) and not plain(result):
+            break
+        right = side()
+        result = _both(result, partial(compare, left, right))
+        left = right
+    return result
 
 
 def _value(holder: Any) -> Any:
@@ -89,6 +102,7 @@ WORDS: dict[str, Any] = {
     _OR: _either,
     _NOT: _opposite,
     _EQUAL: _equal,
+    _CHAIN: _chain,
     _VALUE: _value,
     _ASSERT: _assert,
     _VARIABLE: _variable,
@@ -144,6 +158,10 @@ class _Rewriting(ast.NodeTransformer):
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
         super().generic_visit(node)
         sides = (node.left, *node.comparators)
+        if len(sides) > 2 and self._takes_words:
+            self.has_changed = True
+            links = map(_link, node.ops, node.comparators)
+            return ast.copy_location(_call(_CHAIN, node.left, *links), node)
         if not any(isinstance(side, ast.List) for side in sides) or len(sides) != 2:
             return node
         if not isinstance(node.ops[0], ast.Eq | ast.NotEq):
@@ -162,10 +180,7 @@ class _Rewriting(ast.NodeTransformer):
         word = _AND if isinstance(node.op, ast.And) else _OR
         result = node.values[0]
         for each in node.values[1:]:
-            nothing = ast.arguments(
-                posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[]
-            )
-            result = _call(word, result, ast.Lambda(args=nothing, body=each))
+            result = _call(word, result, _function(each))
         return ast.copy_location(result, node)
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
@@ -211,6 +226,20 @@ class _Comparing(ast.NodeTransformer):
 
 def _call(word: str, *args: ast.expr) -> ast.expr:
     return ast.Call(func=ast.Name(id=word, ctx=ast.Load()), args=list(args), keywords=[])
+
+
+def _function(body: ast.expr, *parameters: str) -> ast.Lambda:
+    names = [ast.arg(arg=name) for name in parameters]
+    given = ast.arguments(posonlyargs=[], args=names, kwonlyargs=[], kw_defaults=[], defaults=[])
+    return ast.Lambda(args=given, body=body)
+
+
+def _link(operator: ast.cmpop, side: ast.expr) -> ast.expr:
+    """The next side of a chain of comparisons, and how it is compared with the one before."""
+    left, right = (ast.Name(id=name, ctx=ast.Load()) for name in ("left", "right"))
+    compared = ast.Compare(left=left, ops=[operator], comparators=[right])
+    compares = _function(compared, "left", "right")
+    return ast.Tuple(elts=[_function(side), compares], ctx=ast.Load())
 
 
 def rewritten(function: Callable[..., Any]) -> CodeType | None:

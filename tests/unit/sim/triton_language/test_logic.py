@@ -35,6 +35,18 @@ def test_what_is_known_at_compile_time_decides_as_in_python() -> None:
     assert stored(kernel, 4) == [0, 0, 0, 0]
 
 
+def test_a_chain_of_comparisons_is_one_of_each_element() -> None:
+    @triton.jit
+    def kernel(out_ptr: Any, BLOCK: tl.constexpr) -> None:
+        i = tl.arange(0, BLOCK)
+        program = tl.program_id(0)
+        if -1 < program < 1 and not 2 < BLOCK < 4:
+            tl.store(out_ptr + i, 1, mask=2 < i + program <= 4 != BLOCK)
+        tl.store(out_ptr + i, 7, mask=BLOCK < 0 < tl.load(out_ptr + 1_000_000))
+
+    assert stored(kernel) == [0, 0, 0, 1, 1, 0, 0, 0]
+
+
 def test_conditions_of_single_numbers_stay_conditions() -> None:
     @triton.jit
     def kernel(out_ptr: Any, BLOCK: tl.constexpr) -> None:
