@@ -99,6 +99,8 @@ def test_a_script_for_a_gpu_runs_on_the_cpu(tmp_path: Path) -> None:
         "out = torch.empty(12).cuda()\n"
         "assert out.is_cuda\n"
         "assert torch.cuda.get_device_properties(0).multi_processor_count > 0\n"
+        "with torch.cuda.device(0), torch.cuda._DeviceGuard(out.device.index):\n"
+        "    pass\n"
         "gather[(3,)](table, out, BLOCK=4)\n"
         "print(out.tolist() == [0.0] * 4 + [1.0] * 4 + [2.0] * 4)\n"
         "from torch.utils._triton import has_triton_package\n"

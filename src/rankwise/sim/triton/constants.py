@@ -10,6 +10,9 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+NEEDS_CONSTANT = "needs what is known at compile time"
+MAKE_CONSTANT = "annotate the parameter or the variable: `N: tl.constexpr = ...`"
+
 
 def plain(value: Any) -> Any:
     """The value inside a constexpr; anything else as it is."""

@@ -10,7 +10,7 @@ import numpy as np
 from rankwise.sim.triton import dtypes as t
 from rankwise.sim.triton.affine import Affine
 from rankwise.sim.triton.arithmetic import in_type
-from rankwise.sim.triton.constants import plain
+from rankwise.sim.triton.constants import MAKE_CONSTANT, NEEDS_CONSTANT, plain
 from rankwise.sim.triton.execution import (
     Execution,
     GroupSplit,
@@ -46,8 +46,8 @@ def arange(start: Any, end: Any) -> tensor:
     first, last = plain(start), plain(end)
     if isinstance(first, tensor) or isinstance(last, tensor):
         raise KernelTypeError(
-            f"{place()}: arange needs bounds that are known at compile time",
-            hint="annotate the parameter as tl.constexpr, or add the offset to the block",
+            f"{place()}: arange {NEEDS_CONSTANT}",
+            hint=f"{MAKE_CONSTANT}; or add the offset to the block",
         )
     size = int(last) - int(first)
     if size <= 0 or size & (size - 1):
@@ -132,6 +132,6 @@ def static_range(arg1: Any, arg2: Any = None, step: Any = None) -> Iterator[int]
     """Count at compile time: the numbers are plain ones."""
     bounds = [plain(arg) for arg in (arg1, arg2, step)]
     if any(isinstance(bound, tensor) for bound in bounds):
-        raise KernelTypeError(f"{place()}: static_range needs bounds known at compile time")
+        raise KernelTypeError(f"{place()}: static_range {NEEDS_CONSTANT}", hint=MAKE_CONSTANT)
     start, end = (0, bounds[0]) if bounds[1] is None else (bounds[0], bounds[1])
     return iter(builtins.range(start, end, 1 if bounds[2] is None else bounds[2]))

@@ -4,7 +4,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from rankwise.sim.triton.constants import plain
+from rankwise.sim.triton.constants import MAKE_CONSTANT, NEEDS_CONSTANT, plain
 from rankwise.sim.triton.execution import (
     DeviceAssertion,
     KernelTypeError,
@@ -29,8 +29,8 @@ def static_assert(cond: Any, msg: Any = "") -> None:
     cond = plain(cond)
     if isinstance(cond, tensor):
         raise KernelTypeError(
-            f"{place()}: static_assert needs what is known at compile time",
-            hint="use tl.device_assert",
+            f"{place()}: static_assert {NEEDS_CONSTANT}",
+            hint=f"{MAKE_CONSTANT}; or use tl.device_assert",
         )
     if not cond:
         raise StaticAssertion(f"{place()}: static_assert failed" + (f": {msg}" if msg else ""))

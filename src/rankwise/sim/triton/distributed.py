@@ -30,6 +30,7 @@ from rankwise.sim.triton.execution import (
     place,
 )
 from rankwise.sim.triton.peers import Condition, LaunchPeers
+from rankwise.sim.triton.refusals import refusing
 from rankwise.sim.triton.tensor import scalar, tensor
 from rankwise.sim.triton.words import Word
 
@@ -45,6 +46,9 @@ CMP_EQ, CMP_NE, CMP_GT, CMP_GE, CMP_LT, CMP_LE = (constexpr(number) for number i
 """How `signal_wait_until` compares, numbered as in torch's NVSHMEM module."""
 SIGNAL_SET, SIGNAL_ADD = constexpr(0), constexpr(5)
 """What `signal_op` does to the word."""
+NVSHMEM_CMP_EQ, NVSHMEM_CMP_NE, NVSHMEM_CMP_GT = CMP_EQ, CMP_NE, CMP_GT
+NVSHMEM_CMP_GE, NVSHMEM_CMP_LT, NVSHMEM_CMP_LE = CMP_GE, CMP_LT, CMP_LE
+NVSHMEM_SIGNAL_SET, NVSHMEM_SIGNAL_ADD = SIGNAL_SET, SIGNAL_ADD
 
 _CHANGES: dict[Any, Callable[[Any, Any], Any]] = {
     "set": lambda _old, new: new,
@@ -181,6 +185,19 @@ def putmem_signal_block(
     _signal("putmem_signal_block", signal, pe, sig_val, sig_op)
 
 
+def getmem_nbi_block(dest: Any, source: Any, size: Any, pe: Any) -> None:
+    """Begin to copy bytes from a peer to here; they have come after `quiet`."""
+    size = _number(size, "getmem_nbi_block")
+    _copy("getmem_nbi_block", symm_at(source, pe), dest, size, waits=False, reads_later=True)
+
+
+# A program is one thread here, and no put waits: what threads share a call, and whether it blocks,
+# is only in its name.
+putmem_warp = putmem_nbi_block = putmem_nbi_warp = putmem_block
+putmem_signal_warp = putmem_signal_nbi_block = putmem_signal_nbi_warp = putmem_signal_block
+getmem_warp, getmem_nbi_warp = getmem_block, getmem_nbi_block
+
+
 def fence() -> None:
     """Let everything that this program has put come before what it puts from now on."""
     quiet()
@@ -193,6 +210,23 @@ def quiet() -> None:
     execution.observer.settle()
     if execution.launch.races is not None:
         execution.launch.races.copies_are_done(execution)
+
+
+__getattr__ = refusing(
+    "rankwise.sim.triton.distributed",
+    {
+        **{
+            name + of: "make a barrier of signals: notify every peer, and wait for all"
+            for name in ("barrier_all", "sync_all")
+            for of in ("", "_block", "_warp")
+        },
+        "remote_mc_ptr": "there are no multicast addresses: store to each peer through symm_at",
+        **dict.fromkeys(
+            ("simt_exec_region", "ld_vector", "st_vector", "zeros_vector"),
+            "a program is one thread: write it with blocks",
+        ),
+    },
+)
 
 
 def _peers(name: str) -> tuple[Execution, LaunchPeers]:

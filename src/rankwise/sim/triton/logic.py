@@ -1,8 +1,12 @@
-"""`and`, `or` and `not` of blocks, as Triton's compiler takes them.
+"""`and`, `or` and `not` of blocks, and numbers in variables, as Triton's compiler takes them.
 
-Likewise `assert` is `device_assert` for blocks, and `N.value` of a compile-time parameter is the
-plain value that it is here. A block's shape equals a list of the same sizes, as in Triton; Python's
-tuples and lists never are equal.
+A number that a kernel assigns to a variable is from then on a tensor of its own type, int32 or
+float32 as a rule, and is promoted as one: `half * 0.1` is fp16, and `scale = 0.1; half * scale` is
+fp32. It stays a number where the variable is annotated with `tl.constexpr`.
+
+Likewise `a < b < c` is a comparison of each element, `assert` is `device_assert` for blocks, and
+`N.value` of a compile-time parameter is the plain value that it is here. A block's shape equals a
+list of the same sizes, as in Triton; Python's tuples and lists never are equal.
 
 Python decides by the truth of the left side, and a block has none. Triton means the operation of
 each element, and short-circuits compile-time values only. So a kernel that uses these words for
@@ -14,6 +18,7 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator
+from functools import partial
 from tokenize import TokenError
 from types import CodeType
 from typing import Any
@@ -26,6 +31,7 @@ from rankwise.sim.triton.tensor import tensor
 
 _AND, _OR, _NOT = "__rankwise_and", "__rankwise_or", "__rankwise_not"
 _EQUAL, _VALUE, _ASSERT = "__rankwise_equal", "__rankwise_value", "__rankwise_assert"
+_VARIABLE, _CHAIN = "__rankwise_variable", "__rankwise_chain"
 
 
 def _both(left: Any, right: Callable[[], Any]) -> Any:
@@ -55,6 +61,18 @@ def _equal(left: Any, right: Any) -> Any:
     return left == right
 
 
+def _chain(left: Any, *links: tuple[Callable[[], Any], Callable[[Any, Any], Any]]) -> Any:
+    """`a < b < c`: each side is evaluated once, and none behind what is known to fail."""
+    result: Any = True
+    for side, compare in links:
+        if not isinstance(result, tensor) and not plain(result):
+            break
+        right = side()
+        result = _both(result, partial(compare, left, right))
+        left = right
+    return result
+
+
 def _value(holder: Any) -> Any:
     return getattr(holder, "value", holder)
 
@@ -68,24 +86,82 @@ def _assert(condition: Any, message: Any = "") -> None:
         )
 
 
+def _variable(value: Any) -> Any:
+    """What a variable holds to which a kernel assigns a value."""
+    value = plain(value)
+    if isinstance(value, bool | int | float):
+        return to_tensor(value)
+    if isinstance(value, tuple):
+        held = map(_variable, value)
+        return type(value)(*held) if hasattr(value, "_fields") else tuple(held)
+    return value
+
+
 WORDS: dict[str, Any] = {
     _AND: _both,
     _OR: _either,
     _NOT: _opposite,
     _EQUAL: _equal,
+    _CHAIN: _chain,
     _VALUE: _value,
     _ASSERT: _assert,
+    _VARIABLE: _variable,
 }
 """What rewritten kernels call; among their builtins."""
 
 
 class _Rewriting(ast.NodeTransformer):
-    def __init__(self) -> None:
+    def __init__(self, *, takes_words: bool) -> None:
         self.has_changed = False
+        self._takes_words = takes_words
+        self._constants: set[str] = set()
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        self.generic_visit(node)
+        (name, *others) = [each.id for each in node.targets if isinstance(each, ast.Name)] or [""]
+        if name in self._constants and not others:
+            self._constants.remove(name)
+        else:
+            node.value = self._held(node.value)
+        return node
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
+        """`N: tl.constexpr`, with a value or before it gets one, and what is none."""
+        self.generic_visit(node)
+        is_constant = "constexpr" in ast.unparse(node.annotation)
+        if node.value is not None and not is_constant:
+            node.value = self._held(node.value)
+        elif is_constant and node.value is None and isinstance(node.target, ast.Name):
+            self._constants.add(node.target.id)
+        return node
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
+        self.generic_visit(node)
+        if not isinstance(node.target, ast.Name):
+            return node
+        before = ast.Name(id=node.target.id, ctx=ast.Load())
+        after = ast.BinOp(left=before, op=node.op, right=node.value)
+        assignment = ast.Assign(targets=[node.target], value=self._held(after))
+        return ast.copy_location(assignment, node)
+
+    def visit_NamedExpr(self, node: ast.NamedExpr) -> ast.AST:
+        self.generic_visit(node)
+        node.value = self._held(node.value)
+        return node
+
+    def _held(self, value: ast.expr) -> ast.expr:
+        if isinstance(value, ast.Constant) and not isinstance(value.value, int | float):
+            return value
+        self.has_changed = True
+        return ast.copy_location(_call(_VARIABLE, value), value)
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
         super().generic_visit(node)
         sides = (node.left, *node.comparators)
+        if len(sides) > 2 and self._takes_words:
+            self.has_changed = True
+            links = map(_link, node.ops, node.comparators)
+            return ast.copy_location(_call(_CHAIN, node.left, *links), node)
         if not any(isinstance(side, ast.List) for side in sides) or len(sides) != 2:
             return node
         if not isinstance(node.ops[0], ast.Eq | ast.NotEq):
@@ -98,14 +174,13 @@ class _Rewriting(ast.NodeTransformer):
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
         self.generic_visit(node)
+        if not self._takes_words:
+            return node
         self.has_changed = True
         word = _AND if isinstance(node.op, ast.And) else _OR
         result = node.values[0]
         for each in node.values[1:]:
-            nothing = ast.arguments(
-                posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[]
-            )
-            result = _call(word, result, ast.Lambda(args=nothing, body=each))
+            result = _call(word, result, _function(each))
         return ast.copy_location(result, node)
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
@@ -153,6 +228,20 @@ def _call(word: str, *args: ast.expr) -> ast.expr:
     return ast.Call(func=ast.Name(id=word, ctx=ast.Load()), args=list(args), keywords=[])
 
 
+def _function(body: ast.expr, *parameters: str) -> ast.Lambda:
+    names = [ast.arg(arg=name) for name in parameters]
+    given = ast.arguments(posonlyargs=[], args=names, kwonlyargs=[], kw_defaults=[], defaults=[])
+    return ast.Lambda(args=given, body=body)
+
+
+def _link(operator: ast.cmpop, side: ast.expr) -> ast.expr:
+    """The next side of a chain of comparisons, and how it is compared with the one before."""
+    left, right = (ast.Name(id=name, ctx=ast.Load()) for name in ("left", "right"))
+    compared = ast.Compare(left=left, ops=[operator], comparators=[right])
+    compares = _function(compared, "left", "right")
+    return ast.Tuple(elts=[_function(side), compares], ctx=ast.Load())
+
+
 def rewritten(function: Callable[..., Any]) -> CodeType | None:
     """A kernel's code with calls instead of these words; None if it needs none, or has no source.
 
@@ -164,10 +253,10 @@ def rewritten(function: Callable[..., Any]) -> CodeType | None:
     except (OSError, SyntaxError, TokenError):
         return None
     (definition,) = tree.body
-    if not isinstance(definition, ast.FunctionDef) or _names_within(definition):
+    if not isinstance(definition, ast.FunctionDef):
         return None
     definition.decorator_list.clear()
-    rewriting = _Rewriting()
+    rewriting = _Rewriting(takes_words=not _names_within(definition))
     definition.body = [rewriting.visit(statement) for statement in definition.body]
     if not rewriting.has_changed:
         return None

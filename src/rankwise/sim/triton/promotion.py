@@ -16,6 +16,9 @@ from rankwise.sim.triton.dtypes import Array, dtype
 from rankwise.sim.triton.execution import KernelTypeError, KernelValueError, place
 from rankwise.sim.triton.tensor import scalar, tensor
 
+_FLOAT32_SMALLEST, _FLOAT32_LARGEST = (
+    float(each) for each in (np.finfo(np.float32).tiny, np.finfo(np.float32).max)
+)
 _DIVISIONS = frozenset({"/", "//", "%"})
 
 
@@ -37,7 +40,8 @@ def number_type(value: Any) -> dtype:
         magnitude = abs(float(value))
         if magnitude == 0 or not np.isfinite(magnitude):
             return t.float32
-        return t.float32 if 2.0**-149 <= magnitude <= 3.4028235677973366e38 else t.float64
+        is_single = _FLOAT32_SMALLEST <= magnitude <= _FLOAT32_LARGEST
+        return t.float32 if is_single else t.float64
     raise KernelTypeError(
         f"{place()}: {value!r} ({type(value).__name__}) is not a value of the kernel language"
     )

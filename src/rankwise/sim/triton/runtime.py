@@ -6,14 +6,20 @@ from types import SimpleNamespace
 from typing import Any
 
 from rankwise.sim.triton import functions
+from rankwise.sim.triton.constants import MAKE_CONSTANT, NEEDS_CONSTANT, plain
+from rankwise.sim.triton.execution import KernelTypeError, place
 from rankwise.sim.triton.jit import JITFunction
 from rankwise.sim.triton.refusals import COMPILER, refusing
+from rankwise.sim.triton.tensor import tensor
 
 __all__ = ["JITFunction", "cdiv", "driver", "next_power_of_2", "set_allocator"]
 
 
-def next_power_of_2(n: int) -> int:
+def next_power_of_2(n: Any) -> Any:
     """The smallest power of two that is at least `n`."""
+    n = plain(n)
+    if isinstance(n, tensor):
+        raise KernelTypeError(f"{place()}: next_power_of_2 {NEEDS_CONSTANT}", hint=MAKE_CONSTANT)
     return 1 if n <= 1 else 1 << (n - 1).bit_length()
 
 

@@ -34,6 +34,7 @@ class _OnDevice(nullcontext[None]):
 
 
 ANSWERS: dict[str, Any] = {
+    "_DeviceGuard": _OnDevice,
     "current_device": lambda: 0,
     "device": _OnDevice,
     "device_count": lambda: 1,

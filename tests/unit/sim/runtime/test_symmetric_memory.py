@@ -358,6 +358,34 @@ def test_bulk_copies_and_counting_signals() -> None:
 
 
 @triton.jit
+def nonblocking(x: Any, flag: Any, N: tl.constexpr) -> None:
+    """Rank 0 puts what rank 1 waits for and brings back, in Triton-distributed's words."""
+    if dl.my_pe() == 0:
+        dl.putmem_nbi_block(x + N, x, 4, 1)
+        dl.putmem_signal_nbi_block(x + N + 1, x + 1, 4 * (N - 1), flag, 1, dl.NVSHMEM_SIGNAL_SET, 1)
+    else:
+        dl.signal_wait_until(flag, dl.NVSHMEM_CMP_EQ, 1)
+        dl.getmem_nbi_block(x, x, 4 * N, 0)
+        dl.quiet()
+        tl.store(x, tl.load(x) + tl.load(x + N))
+
+
+def test_copies_that_do_not_wait_have_come_at_their_signal_or_when_it_is_quiet() -> None:
+    got: dict[int, Any] = {}
+
+    def worker(rank: int, torch: Any) -> None:
+        x, _ = shared(torch, 4)
+        flag, _ = shared(torch, 1, dtype="u64", name="flag")
+        x.copy_(np.array([7, 8, 0, 0]) * (1 - rank))
+        nonblocking[(1,)](x, flag, N=2)
+        got[rank] = x.tolist()
+
+    on_ranks(worker, detect_races=True)
+
+    assert got == {0: [7, 8, 0, 0], 1: [14, 8, 7, 8]}
+
+
+@triton.jit
 def wrong(x: Any, flag: Any, HOW: tl.constexpr) -> None:
     if HOW == "rank":
         dl.notify(flag, 2)
@@ -373,6 +401,8 @@ def wrong(x: Any, flag: Any, HOW: tl.constexpr) -> None:
         dl.wait(flag + 4, 1)
     if HOW == "compare":
         dl.signal_wait_until(flag, 9, 1)
+    if HOW == "barrier":
+        dl.barrier_all_block()
 
 
 @pytest.mark.parametrize(
@@ -385,6 +415,10 @@ def wrong(x: Any, flag: Any, HOW: tl.constexpr) -> None:
         ("size", 'put of 20 bytes: buffer "flag" has 16 from element 0 on'),
         ("beyond", 'wait: element 4 is outside of buffer "flag", which has 4 elements of uint32'),
         ("compare", "signal_wait_until has cmp=9"),
+        (
+            "barrier",
+            r"wrong.*distributed\.barrier_all_block is not emulated: make a barrier of sig",
+        ),
     ],
 )
 def test_misuse_in_a_kernel_is_told_with_what_was_expected(how: str, message: str) -> None:

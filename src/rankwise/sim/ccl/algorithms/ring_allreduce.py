@@ -23,15 +23,15 @@ def kernel(
     So what comes in is what is sent in the next step, as many messages later as a share has slots;
     as many are sent before the first is received, but no more than the queue takes.
     """
-    share = cdiv(cdiv(elements, size), LANES)
-    slots = cdiv(share, SLOT)
-    BLOCK = next_power_of_2(min(share, SLOT))
-    messages = 2 * (size - 1) * slots
-    ahead = min(slots, SLOTS)
+    share: tl.constexpr = cdiv(cdiv(elements, size), LANES)
+    slots: tl.constexpr = cdiv(share, SLOT)
+    BLOCK: tl.constexpr = next_power_of_2(min(share, SLOT))
+    messages: tl.constexpr = 2 * (size - 1) * slots
+    ahead: tl.constexpr = min(slots, SLOTS)
     for message in tl.static_range(min(ahead, messages)):
         _send(workspace, right, position, message, elements, size, slots, LANES, SLOT, BLOCK)
     for message in tl.static_range(messages):
-        step = message // slots
+        step: tl.constexpr = message // slots
         places, inside, is_empty = _slot(
             position - step - 1, message % slots, elements, size, LANES, SLOT, BLOCK
         )
@@ -75,9 +75,9 @@ def _send(
 @jit
 def _slot(part, slot, elements, size, LANES, SLOT: tl.constexpr, BLOCK: tl.constexpr):
     """The places of a slot of this program's share of a part, which of them count, and if none."""
-    part = (part + 2 * size) % size
-    start = elements * part // size
-    length = elements * (part + 1) // size - start
+    which: tl.constexpr = (part + 2 * size) % size
+    start: tl.constexpr = elements * which // size
+    length: tl.constexpr = elements * (which + 1) // size - start
     lane = tl.program_id(0)
     first = start + length * lane // LANES + slot * SLOT
     stop = min(start + length * (lane + 1) // LANES, first + SLOT)
