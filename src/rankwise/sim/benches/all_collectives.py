@@ -117,6 +117,23 @@ def _broadcast(torch: Any, rank: int, algorithm: str, elements: int, dtype: str)
     return tensor, np.ones(elements)
 
 
+def _gather(torch: Any, rank: int, algorithm: str, elements: int, dtype: str) -> Outcome:
+    size = torch.distributed.get_world_size()
+    block = torch.full((elements,), rank + 1, dtype=dtype)
+    gathered = torch.empty(size * elements, dtype=dtype) if rank == 0 else None
+    torch.distributed.gather(block, gathered, algorithm=algorithm)
+    if gathered is None:
+        return block, np.full(elements, rank + 1)
+    return gathered, np.repeat(np.arange(1, size + 1), elements)
+
+
+def _scatter(torch: Any, rank: int, algorithm: str, elements: int, dtype: str) -> Outcome:
+    block = torch.empty(elements, dtype=dtype)
+    blocks = _blocks(torch, rank, elements, dtype) if rank == 0 else None
+    torch.distributed.scatter(block, blocks, algorithm=algorithm)
+    return block, np.full(elements, rank)
+
+
 def _all_gather(torch: Any, rank: int, algorithm: str, elements: int, dtype: str) -> Outcome:
     size = torch.distributed.get_world_size()
     gathered = torch.empty(size * elements, dtype=dtype)
@@ -148,4 +165,6 @@ _PROGRAMS: dict[str, Callable[[Any, int, str, int, str], Outcome]] = {
     "all_to_all": _all_to_all,
     "broadcast": _broadcast,
     "reduce": _reduce,
+    "gather": _gather,
+    "scatter": _scatter,
 }

@@ -192,9 +192,9 @@ class Distributed:
         algorithm: str | None = None,
     ) -> Work | None:
         """Collect the tensors of all ranks at rank `dst`, which alone gives a `gather_list`."""
-        self._check_blocks("gather", "gather_list", gather_list, dst)
+        blocks = self._blocks("gather", "gather_list", gather_list, dst)
         return self.gatherings.collective(
-            "gather", [tensor], gather_list or [], group or self.world, async_op,
+            "gather", [tensor], blocks, group or self.world, async_op,
             root=dst, algorithm=algorithm,
         )  # fmt: skip
 
@@ -209,21 +209,22 @@ class Distributed:
         algorithm: str | None = None,
     ) -> Work | None:
         """Give tensor r of the `scatter_list` of rank `src`, which alone has one, to rank r."""
-        self._check_blocks("scatter", "scatter_list", scatter_list, src)
+        blocks = self._blocks("scatter", "scatter_list", scatter_list, src)
         return self.gatherings.collective(
-            "scatter", scatter_list or [], [tensor], group or self.world, async_op,
+            "scatter", blocks, [tensor], group or self.world, async_op,
             root=src, algorithm=algorithm,
         )  # fmt: skip
 
-    def _check_blocks(self, what: str, name: str, blocks: Tensors | None, root: int) -> None:
+    def _blocks(self, what: str, name: str, blocks: Tensors | None, root: int) -> Tensors:
         """Refuse what a root lacks, and what another rank has too much."""
         rank = self.get_rank()
-        if rank == root and not blocks:
+        if rank == root and blocks is None:
             raise LocalProtocolError(f"{what}: rank {rank} is the root and gives no {name}")
-        if rank != root and blocks:
+        if rank != root and blocks is not None:
             raise LocalProtocolError(
                 f"{what}: rank {rank} gives a {name}, which rank {root} alone has, the root"
             )
+        return [] if blocks is None else blocks
 
     def all_gather(
         self,
