@@ -117,27 +117,29 @@ def _broadcast(torch: Any, rank: int, algorithm: str, elements: int, dtype: str)
     return tensor, np.ones(elements)
 
 
+def _gather(torch: Any, rank: int, algorithm: str, elements: int, dtype: str) -> Outcome:
+    size = torch.distributed.get_world_size()
+    block = torch.full((elements,), rank + 1, dtype=dtype)
+    gathered = torch.empty(size * elements, dtype=dtype) if rank == 0 else None
+    torch.distributed.gather(block, gathered, algorithm=algorithm)
+    if gathered is None:
+        return block, np.full(elements, rank + 1)
+    return gathered, np.repeat(np.arange(1, size + 1), elements)
+
+
+def _scatter(torch: Any, rank: int, algorithm: str, elements: int, dtype: str) -> Outcome:
+    block = torch.empty(elements, dtype=dtype)
+    blocks = _blocks(torch, rank, elements, dtype) if rank == 0 else None
+    torch.distributed.scatter(block, blocks, algorithm=algorithm)
+    return block, np.full(elements, rank)
+
+
 def _all_gather(torch: Any, rank: int, algorithm: str, elements: int, dtype: str) -> Outcome:
     size = torch.distributed.get_world_size()
     gathered = torch.empty(size * elements, dtype=dtype)
     block = torch.full((elements,), rank + 1, dtype=dtype)
     torch.distributed.all_gather(gathered, block, algorithm=algorithm)
     return gathered, np.repeat(np.arange(1, size + 1), elements)
-
-
-def _gather(torch: Any, rank: int, algorithm: str, elements: int, dtype: str) -> Outcome:
-    size = torch.distributed.get_world_size()
-    gathered = torch.zeros(size * elements, dtype=dtype)
-    block = torch.full((elements,), rank + 1, dtype=dtype)
-    torch.distributed.gather(block, None if rank else gathered, algorithm=algorithm)
-    return gathered, np.repeat(np.zeros(size) if rank else np.arange(1, size + 1), elements)
-
-
-def _scatter(torch: Any, rank: int, algorithm: str, elements: int, dtype: str) -> Outcome:
-    block = torch.empty(elements, dtype=dtype)
-    blocks = None if rank else _blocks(torch, rank, elements, dtype)
-    torch.distributed.scatter(block, blocks, algorithm=algorithm)
-    return block, np.full(elements, rank)
 
 
 def _reduce_scatter(torch: Any, rank: int, algorithm: str, elements: int, dtype: str) -> Outcome:
@@ -159,10 +161,10 @@ def _all_to_all(torch: Any, rank: int, algorithm: str, elements: int, dtype: str
 _PROGRAMS: dict[str, Callable[[Any, int, str, int, str], Outcome]] = {
     "all_reduce": _all_reduce,
     "all_gather": _all_gather,
-    "gather": _gather,
-    "scatter": _scatter,
     "reduce_scatter": _reduce_scatter,
     "all_to_all": _all_to_all,
     "broadcast": _broadcast,
     "reduce": _reduce,
+    "gather": _gather,
+    "scatter": _scatter,
 }

@@ -192,7 +192,7 @@ class Distributed:
         algorithm: str | None = None,
     ) -> Work | None:
         """Collect the tensors of all ranks at rank `dst`, which alone gives a `gather_list`."""
-        blocks = self._blocks_of_root("gather", "gather_list", gather_list, dst)
+        blocks = self._blocks("gather", "gather_list", gather_list, dst)
         return self.gatherings.collective(
             "gather", [tensor], blocks, group or self.world, async_op,
             root=dst, algorithm=algorithm,
@@ -209,13 +209,13 @@ class Distributed:
         algorithm: str | None = None,
     ) -> Work | None:
         """Give tensor r of the `scatter_list` of rank `src`, which alone has one, to rank r."""
-        blocks = self._blocks_of_root("scatter", "scatter_list", scatter_list, src)
+        blocks = self._blocks("scatter", "scatter_list", scatter_list, src)
         return self.gatherings.collective(
             "scatter", blocks, [tensor], group or self.world, async_op,
             root=src, algorithm=algorithm,
         )  # fmt: skip
 
-    def _blocks_of_root(self, what: str, name: str, given: Tensors | None, root: int) -> Tensors:
+    def _blocks(self, what: str, name: str, given: Tensors | None, root: int) -> Tensors:
         """The blocks that the root alone gives; refuse what it lacks or another has too much."""
         rank = self.get_rank()
         blocks = [] if given is None else given

