@@ -10,7 +10,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from running import Finished, run, start, write_program
+from running import Finished, run, start, stop_child, wait_until, write_program
 from running import run_program as run_alone
 
 pytestmark = pytest.mark.system
@@ -292,6 +292,53 @@ elif rank == 0:
 
     assert done.code == 0, done.stderr
     assert any("alive" in line for line in done.lines)
+
+
+SLOW_MODULE = """
+import os
+print("importing", flush=True)
+open(os.environ["GATE"]).close()
+"""
+
+
+def test_an_agent_that_was_slow_hears_offers_before_the_failure_that_followed_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("gate", "dying"):
+        os.mkfifo(tmp_path / name)
+    write_program(tmp_path, SLOW_MODULE, "slowmod.py")
+    monkeypatch.setenv("GATE", str(tmp_path / "gate"))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    body = f"""
+if rank == 1 and n == 0:
+    with open({str(tmp_path / "dying")!r}, "w") as dying:
+        print(os.getpid(), file=dying)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    script = write_program(tmp_path, program(body))
+    options = ("--start-method=forkserver", "--preload=slowmod", "--restart-backoff=1ms")
+    logs = tmp_path / "logs"
+
+    def has_ordered(pid: int) -> bool:
+        """Whether the agent has ordered all ranks, and sleeps."""
+        journals = [file.read_text() for file in logs.glob("*/journal.jsonl")]
+        _, _, state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+        return "".join(journals).count("SpawnWorker") == 3 and state.split()[0] == "S"
+
+    with start(
+        "run", "--nproc-per-node=3", "--max-restarts=1", *options, "--log-dir", logs, script
+    ) as running:
+        running.wait_for("importing")
+        wait_until(lambda: has_ordered(running.pid))
+        stop_child(running.process)
+        (tmp_path / "gate").write_bytes(b"")
+        dying = Path("/proc", (tmp_path / "dying").read_text().strip())
+        wait_until(lambda: not dying.exists())  # its parent has seen its end, and tells of it
+        running.signal(signal.SIGCONT)
+        done = running.finish()
+
+    assert done.code == 0, done.stderr
+    assert "calling 2 ranks again and restarting the rest" in done.stderr
 
 
 def test_ranks_on_the_simulator_run_the_same_program(tmp_path: Path) -> None:

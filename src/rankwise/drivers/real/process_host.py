@@ -9,6 +9,9 @@ Order is kept where it matters: when a worker's exit is heard of, its report, re
 pipes are emptied first, so the gang learns what a worker reported before it learns that the
 worker has ended.
 
+What any worker has said on its line is heard before the failure of another: it may have
+offered to be called again, and the failure would end it otherwise.
+
 - A worker dies: the guardian says so; see above.
 - Its parent does not say so, since it is stopped: the agent sees it by itself, and how it ended.
 - The guardian dies: `GuardianLost`. Its workers died with it (`hosting.py` sees to that).
@@ -315,6 +318,8 @@ class RealProcessHost:
         if link is not None and not link.is_over:
             ended_at = at if link.end_seen_at is None else min(at, link.end_seen_at)
             link.exit_code = code
+            for speaker in list(self._current.values()) if code != 0 else ():
+                self._on_said(speaker)
             self._on_over(link)
             is_ours = link.is_killed and code == -SIGKILL
             exited = WorkerExited(
