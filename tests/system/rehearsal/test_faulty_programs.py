@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
+from preloaded import Preloaded
 from running import Finished, run, write_program
 
 import rankwise
@@ -351,6 +352,26 @@ def test_of_two_that_disagree_the_one_that_has_raised_is_shown_where_it_called(
             f'      File "{program}", line 13 in <module>\n'
         )
         assert stack in done.stderr
+
+
+@pytest.mark.torch
+def test_one_rank_can_use_the_profiler_of_torch_and_another_one_is_told_so(
+    preloaded: Preloaded, tmp_path: Path
+) -> None:
+    text = TORCH + (
+        "from torch.profiler import ProfilerActivity, profile\n"
+        "def profiled():\n    with profile(activities=[ProfilerActivity.CPU]) as done:\n"
+        "        torch.ones(3) + 1\n    print(len(done.key_averages()) > 0)\n"
+        "if rank == 1:\n    profiled()\ndist.barrier()\nif rank == 0:\n    profiled()\n"
+    )
+
+    finished = preloaded.run(
+        "run", "--on=sim", "--nproc-per-node=2", "--no-prefix", write_program(tmp_path, text)
+    )
+
+    assert finished.code == 1
+    assert finished.lines == ["True"]
+    assert "rank 0 starts torch's profiler, which rank 1 has used" in finished.stderr
 
 
 def test_a_rank_that_really_blocks_meets_the_hang_timeout(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ What is touched:
   tensors on the CPU (`symmetric_memory`).
 - `torch.autograd._engine_run_backward`: what a program's own functions do in backward is meant for
   CUDA as well (`cuda`).
+- `torch.autograd.profiler._prepare_profiler` and `_enable_profiler`: two ranks' would crash.
 - `torch._C._set_deterministic_algorithms` and `torch._tensor_str.PRINT_OPTS`: ranks may differ in
   such settings (`settings`).
 - `torch.UntypedStorage.resize_`, `torch.cuda.Event`, `torch.cuda.synchronize`: the memory and
@@ -41,6 +42,7 @@ import torch.distributed.distributed_c10d as c10d
 from torch.distributed import Backend, ProcessGroup, ProcessGroupGloo
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from rankwise.base.errors import ConfigError
 from rankwise.sim.rehearsal.recording import present_recorder
 from rankwise.sim.rehearsal.scheduler import Rank
 from rankwise.sim.rehearsal.world import World, present_world, running_rank
@@ -86,6 +88,8 @@ def install(world: World, device: str = "cpu") -> Callable[[], None]:
     replace("_unregister_all_process_groups", _unregister_those_of_rank)
     replace("rendezvous", _rendezvous)
     replace("_get_default_timeout", _of_gloo)
+    for name in ("_prepare_profiler", "_enable_profiler"):
+        replace(name, _of_one_rank, torch.autograd.profiler)
     stack.callback(follow_steps())
     for name, kind in (("TCPStore", RehearsedTCPStore), ("FileStore", RehearsedFileStore)):
         replace(name, partial(_made_by_ranks, kind, kind), torch.distributed)
@@ -381,6 +385,25 @@ def _rendezvous(original: Callable[..., Any]) -> Callable[..., Any]:
         )
 
     return rendezvous
+
+
+def _of_one_rank(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Refuse what would end the process: it can have one profiler, whose thread must end it."""
+
+    def begin(*args: Any, **kwargs: Any) -> Any:
+        rank = running_rank()
+        if rank is not None:
+            profiled = present_world().shared.setdefault("profiled rank", rank)
+            if profiled is not rank:
+                raise ConfigError(
+                    f"rank {rank.number} starts torch's profiler, which rank {profiled.number} has"
+                    " used: simulated ranks are one process, of which it can record one rank",
+                    hint="profile one rank, as in `if rank == 0:`; --on sim:MACHINE --trace "
+                    "records what all of them do",
+                )
+        return original(*args, **kwargs)
+
+    return begin
 
 
 def _end_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
