@@ -22,7 +22,7 @@ since when enough nodes are ready, and since when all members of the last round 
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -79,7 +79,7 @@ def _decide(view: View, now: Instant) -> Decision:
             return Decision()
 
 
-def named(view: View, nodes: list[str]) -> str:
+def named(view: View, nodes: Sequence[str]) -> str:
     """Nodes for people: the first few by id and host, and how many more."""
     shown = ", ".join(view.named(node) for node in nodes[:SHOWN_MAX])
     more = len(nodes) - SHOWN_MAX
@@ -364,7 +364,13 @@ class _Labels:
 
 
 def _why_ended(view: View, round_: Round) -> str:
-    """What ended the last round, now that all have told: failures may come of a lost node."""
+    """What ended the last round, now that all have told.
+
+    Failures may come of a lost node. One that was missed may be here again, as all of them are
+    when the store was away for longer than their leases.
+    """
+    if any(node in view.nodes for node in round_.gone):
+        return _why_gone(view, round_.gone)
     lost = list(view.lost)
     return f"{_nodes(view, lost)} lost" if round_.is_failure and lost else round_.why
 
@@ -400,7 +406,7 @@ def _watch_over(view: View, round_: Round, now: Instant) -> Decision:
     if failing:
         return Decision(_dissolved_by_failure(view, round_, failing[0]))
     if gone:
-        return Decision(_dissolved(round_, _why_gone(view, gone)))
+        return Decision(_dissolved(round_, _why_gone(view, gone), tuple(gone)))
     if leaving:
         return Decision(_dissolved(round_, f"{_nodes(view, leaving)} leaving"))
     refusing = _refusing(view, round_, now)
@@ -410,7 +416,7 @@ def _watch_over(view: View, round_: Round, now: Instant) -> Decision:
     return Decision() if done else _look_for_newcomers(view, round_, now)
 
 
-def _why_gone(view: View, gone: list[str]) -> str:
+def _why_gone(view: View, gone: Sequence[str]) -> str:
     """Nodes that are here again were cut off, all of them when the store itself was away."""
     lost = [node for node in gone if node not in view.nodes]
     if lost:
@@ -418,7 +424,7 @@ def _why_gone(view: View, gone: list[str]) -> str:
     return f"{_nodes(view, gone, were=True)} cut off from the store"
 
 
-def _nodes(view: View, nodes: list[str], *, were: bool = False) -> str:
+def _nodes(view: View, nodes: Sequence[str], *, were: bool = False) -> str:
     if len(nodes) == 1:
         return f"node {named(view, nodes)} {'was' if were else 'is'}"
     return f"nodes {named(view, nodes)} {'were' if were else 'are'}"
@@ -454,7 +460,7 @@ def _dissolved_by_failure(view: View, round_: Round, node: str) -> Round:
     return msgspec.structs.replace(_dissolved(round_, why), is_failure=True, suspect=suspect)
 
 
-def _dissolved(round_: Round, why: str) -> Round:
+def _dissolved(round_: Round, why: str, gone: tuple[str, ...] = ()) -> Round:
     return msgspec.structs.replace(
         round_,
         number=round_.number + 1,
@@ -462,6 +468,7 @@ def _dissolved(round_: Round, why: str) -> Round:
         master_address="",
         master_port=0,
         why=why,
+        gone=gone,
         is_failure=False,
         suspect=None,
     )

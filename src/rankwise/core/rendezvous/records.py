@@ -286,6 +286,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         refusals: for each node that may not take part (again), why.
         lineup: who is in it, by name; while GATHERING, who was in the round before.
         why: what ended the round before, for people; empty for the first.
+        gone: the nodes that were missed then, if that was why (GATHERING).
         is_failure: whether that was a failure, so that a restart is spent when the next round runs.
         suspect: that failure.
         signal: the signal by which the job was told to stop (STOPPING).
@@ -307,6 +308,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     refusals: dict[str, str] = {}
     lineup: Lineup = Lineup()
     why: str = ""
+    gone: tuple[str, ...] = ()
     is_failure: bool = False
     suspect: Suspect | None = None
     signal: int | None = None

@@ -129,6 +129,21 @@ def test_nodes_that_are_back_are_not_told_to_be_lost() -> None:
     assert dissolved.why == "nodes a on host-a, b on host-b were cut off from the store"
 
 
+def test_a_node_that_comes_back_into_the_next_round_was_cut_off_and_not_lost() -> None:
+    view = running("a", "b", settings=config())
+    view.delete("b", BEGIN)
+    gathering = decide(view, BEGIN).round
+    assert gathering is not None
+    assert gathering.why == "node b on host-b is lost"
+    view.turn_to(gathering, BEGIN)
+    hear(view, BEGIN, a=record("a", ready=4), b=record("b", ready=4))
+
+    round_ = decide(view, Instant(BEGIN + 60 * SECOND)).round
+
+    assert round_ is not None
+    assert (round_.why, round_.gone) == ("node b on host-b was cut off from the store", ())
+
+
 def test_a_node_that_is_lost_is_told_before_one_that_is_back() -> None:
     view = running("a", "b", settings=config())
     hear(view, BEGIN, a=record("a", ready=4))
