@@ -22,6 +22,10 @@ from rankwise.workers import CommHandle
 DIGITS = Path(__file__).parents[3] / "examples" / "train_digits.py"
 
 
+HANDLES = "import signal\nsignal.signal(signal.SIGTERM, lambda *_: None)\n"
+"""A program that does not end by SIGTERM."""
+
+
 def simulate(text: str, folder: Path, *options: str) -> Finished:
     """Run a program on simulated ranks; `options` come before it."""
     program = write_program(folder, text)
@@ -372,7 +376,10 @@ def test_ctrl_c_ends_the_run(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_keeps_a_stop_waiting_is_named_soon(tmp_path: Path) -> None:
-    program = write_program(tmp_path, "print('begun', flush=True)\nwhile True:\n    pass\n")
+    program = write_program(
+        tmp_path,
+        HANDLES.replace("TERM", "INT") + "print('begun', flush=True)\nwhile True:\n    pass\n",
+    )
 
     with start("run", "--on", "sim", "--nproc-per-node=1", program) as running:
         running.wait_for("begun")
@@ -417,9 +424,6 @@ def test_what_a_killed_run_has_left_is_removed_by_the_next_one(tmp_path: Path) -
     assert len(left()) == 1
     subprocess.run(words, env=environment, stdin=subprocess.DEVNULL, check=True)
     assert left() == []
-
-
-HANDLES = "import signal\nsignal.signal(signal.SIGTERM, lambda *_: None)\n"
 
 
 @pytest.mark.parametrize(
