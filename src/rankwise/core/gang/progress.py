@@ -98,7 +98,7 @@ class ProgressWatch:
 
     def __init__(self, patience: Duration | None, now: Instant) -> None:
         self._patience = patience
-        self._began_at = now
+        self._idle_since = now
         self._looked_at = now
         self._works: dict[int, Work] = {}
         self._ranks: dict[int, RankProgress] = {}
@@ -111,8 +111,8 @@ class ProgressWatch:
 
     @property
     def last_progress(self) -> Instant:
-        """When any of the ranks last made progress."""
-        return max((rank.last_progress for rank in self._ranks.values()), default=self._began_at)
+        """When any of the ranks last made progress; where all have ended, when that was seen."""
+        return max((rank.last_progress for rank in self._ranks.values()), default=self._idle_since)
 
     @property
     def next_look(self) -> Instant | None:
@@ -134,12 +134,14 @@ class ProgressWatch:
         self._ranks = {
             rank: self._judge(rank, work, Duration(late), now) for rank, work in works.items()
         }
+        if not works:
+            self._idle_since = now
         self._works = dict(works)
         self._looked_at = now
 
     def stand_still(self, duration: Duration) -> None:
         """Take note that ranks and agent were stopped for so long, and have just gone on."""
-        self._began_at = after(self._began_at, duration)
+        self._idle_since = after(self._idle_since, duration)
         self._looked_at = after(self._looked_at, duration)
         self._warned_of = postponed(self._warned_of, duration)
         self._ranks = {

@@ -121,6 +121,17 @@ def test_a_rank_that_has_ended_holds_up_nobody() -> None:
     assert watch.last_progress == 0
 
 
+def test_ranks_that_have_all_ended_and_of_whom_nobody_has_told_yet_have_not_hung() -> None:
+    watch = watching(work(), work())
+    end = Instant(3600 * SECOND)
+    watch.look({0: work(main=9), 1: work(main=9)}, end)
+
+    watch.look({}, Instant(end + SECOND))
+
+    assert watch.last_progress == end + SECOND
+    assert not watch.warns(Instant(end + SECOND))
+
+
 def test_looks_are_a_quarter_of_the_patience_apart() -> None:
     watch = watching(work())
 
