@@ -534,7 +534,7 @@ class Session:
 
     def _on_late(self, answered: "InquiryAnswered | None") -> None:
         """It is known who of all ranks has made the others wait, or never will be."""
-        self._call_watch.on_late(None if answered is None else answered.late)
+        self._call_watch.on_late(answered)
         self._let_go()
 
     def _on_progress_looked(self, looked: ProgressLooked) -> None:
