@@ -253,6 +253,8 @@ class Session:
 
     def _tell_that_it_is_over(self, signum: int) -> None:
         """Answer a signal while nodes that are slower than this one hear of the end."""
+        if signum not in self._job.signals:
+            return  # Ctrl-Z, which asks for no end
         from rankwise.launch.failure_report.words import signal_name  # noqa: PLC0415  # rare
 
         assert self._signals is not None, "it has caught one"
