@@ -80,6 +80,7 @@ from rankwise.ports.clock import Clock
 OnCppCalls = Callable[[int, Mapping[str, Group], Iterable[Begun]], None]
 
 if TYPE_CHECKING:
+    from rankwise.core.rendezvous.vocabulary import InquiryAnswered
     from rankwise.drivers.real.segments import Segment
 
 INTERVAL = Duration(500 * MILLISECOND)
@@ -156,8 +157,8 @@ class CallWatch:
         self._cpu_waits: dict[int, tuple[Duration, Duration]] = {}
         """By rank, how long it had waited for a CPU when it was seen first, and last."""
         self._late: LateRank | None = None
-        self._knows_who_is_late = False
-        """Whether the other nodes have been asked in this attempt."""
+        self._are_all_compared = self._has_asked_who_is_late = False
+        """Whether the other nodes have all told, and were asked, in this attempt."""
         self._readers: dict[int, ArrivalReader] = {}
         self._read_segment: Segment | None = None
 
@@ -293,11 +294,16 @@ class CallWatch:
     def asks_who_is_late(self) -> bool:
         """Whether ranks have made calls for so long that some may have lost a notable time."""
         is_long = between(self._began_at, self._clock.now()) >= NOTABLE_TIME
-        return is_long and not self._knows_who_is_late
+        return is_long and not self._has_asked_who_is_late
 
-    def on_late(self, late: LateRank | None) -> None:
-        """Who of the ranks of all nodes has made the others wait, if anybody has notably."""
-        self._late, self._knows_who_is_late = late, True
+    def on_late(self, answered: "InquiryAnswered | None") -> None:
+        """The other nodes have been asked who of all ranks has made the others wait.
+
+        If all have told, nobody else counts as late: others of another node may be so, too.
+        """
+        self._has_asked_who_is_late = True
+        self._late = None if answered is None else answered.late
+        self._are_all_compared = answered is not None and answered.in_time and not answered.silent
 
     def on_exit(
         self, local_rank: int, exit_status: ExitStatus, on_answers: Callable[[], None]
@@ -368,10 +374,12 @@ class CallWatch:
 
     def take_last_look(self) -> tuple[Delay, str] | None:
         """Who made the others wait for a notable part of the run, and that in a sentence."""
+        self._see_arrivals()
         if self._late is not None:
             late = self._late
             return Delay(rank=late.rank, last=late.last, waited=late.waited), late.text
-        self._see_arrivals()
+        if self._are_all_compared:
+            return None
         lasted = between(self._began_at, self._clock.now())
         cpu_waits = {rank: self._cpu_wait(rank) for rank in self._lateness.ranks}
         return who_is_late(self._lateness, self._sampled_lateness, lasted, cpu_waits)
@@ -428,7 +436,8 @@ class CallWatch:
         ranks = tuple(first_rank + local_rank for local_rank in range(segment.worker_count))
         self._lateness.forget_groups()
         self._sampled_lateness = SampledLateness()
-        self._begun_by_cpp, self._late, self._knows_who_is_late = {}, None, False
+        self._begun_by_cpp, self._late = {}, None
+        self._are_all_compared = self._has_asked_who_is_late = False
         self._cpu_waits = {}
         self._see_cpu_waits()
         if self._lateness.ranks != ranks:

@@ -12,9 +12,9 @@ The command is run by a shell, with one JSON object on its standard input:
 - `logs`: the run's log directory, if it is kept.
 
 A run never waits for it in the middle, but at its end. One event comes after the other: its command
-begins when that of the last has ended, or was killed after a minute, or with a run that was stopped
-when the grace of its ranks is over. What it writes goes to stderr. It changes neither the outcome
-nor the exit code.
+begins when that of the last has ended, or was killed after a minute. Where a run was stopped, the
+one that runs when the grace of its ranks is over is killed, and those behind it are not begun: a
+line says so. What it writes goes to stderr. It changes neither the outcome nor the exit code.
 """
 
 import math
@@ -88,6 +88,7 @@ class FailureCommand:
             before.join()
         with self._lock:
             if self._given_up.is_set():
+                self._tell("was not run again, since the run was told to stop")
                 return
             process = self._process = subprocess.Popen(  # noqa: S602  # the user's words for the user's shell
                 self._command,
@@ -108,7 +109,11 @@ class FailureCommand:
                 trouble = "was killed, since the run was told to stop"
             elif process.returncode:
                 trouble = f"ended with {process.returncode}"
-        if trouble and self._job.console:
+        if trouble:
+            self._tell(trouble)
+
+    def _tell(self, trouble: str) -> None:
+        if self._job.console:
             with suppress(OSError):
                 line = notice(self._job, f"the command of --on-failure {trouble}")
                 os.write(_STDERR, line.encode("utf-8", "replace"))

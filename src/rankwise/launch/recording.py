@@ -176,7 +176,7 @@ class RunRecorder:
         self._reactor.call_at(after(self._clock.now(), INTERVAL), self._look)
 
     def _look(self) -> None:
-        if not self._living():
+        if not self._host.living():
             self._is_looking = False
             return
         if self._reads_present_segment and self._thinning.takes_look():
@@ -189,7 +189,7 @@ class RunRecorder:
     def _sample_later(self, pause: Duration) -> None:
         def sample() -> None:
             self._describe()
-            living = self._living()
+            living = self._host.living()
             if not living:
                 return
             if self._samples_thinning.takes_look():
@@ -211,10 +211,6 @@ class RunRecorder:
             if (usage := usage_of(pid)) is not None
         ]
         return RanksSampled(attempt=self._attempt, samples=tuple(samples))
-
-    def _living(self) -> dict[int, int]:
-        links = self._host.links.items()
-        return {rank: each.pid for rank, each in links if each.pid is not None and not each.is_over}
 
     def _write(self, records: Iterable[Record]) -> int:
         now = self._clock.now()

@@ -253,6 +253,8 @@ class Session:
 
     def _tell_that_it_is_over(self, signum: int) -> None:
         """Answer a signal while nodes that are slower than this one hear of the end."""
+        if signum not in self._job.signals:
+            return  # Ctrl-Z, which asks for no end
         from rankwise.launch.failure_report.words import signal_name  # noqa: PLC0415  # rare
 
         assert self._signals is not None, "it has caught one"
@@ -534,7 +536,7 @@ class Session:
 
     def _on_late(self, answered: "InquiryAnswered | None") -> None:
         """It is known who of all ranks has made the others wait, or never will be."""
-        self._call_watch.on_late(None if answered is None else answered.late)
+        self._call_watch.on_late(answered)
         self._let_go()
 
     def _on_progress_looked(self, looked: ProgressLooked) -> None:

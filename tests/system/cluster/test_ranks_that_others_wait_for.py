@@ -134,6 +134,14 @@ def test_a_straggler_that_is_alone_on_its_node_is_told_of_at_the_end_on_both(
         assert int(told[0][1]) > 5
 
 
+def test_ranks_that_are_equally_late_are_no_stragglers_of_their_nodes(tmp_path: Path) -> None:
+    done = Nodes(tmp_path).run(NUMPY + STRAGGLES.replace("rank == last", "rank > 0"), (2, 2))
+
+    for each in done:
+        assert each.code == 0, each.stderr
+        assert "came last" not in each.stderr
+
+
 def test_the_node_of_the_culprit_is_blamed_on_all_of_three(tmp_path: Path) -> None:
     source = TORCH + LATE
 

@@ -55,12 +55,12 @@ def test_a_success_is_no_failure_and_simulated_ranks_are_refused(tmp_path: Path)
 
 def test_a_run_that_is_told_to_stop_waits_for_a_command_for_the_grace_alone(tmp_path: Path) -> None:
     program = (
-        "import os, threading\nif os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': os._exit(1)\n"
+        "import os, threading\nif os.environ['TORCHELASTIC_RESTART_COUNT'] != '2': os._exit(1)\n"
     )
     script = write_program(
         tmp_path, program + "print('again', flush=True)\nthreading.Event().wait()\n"
     )
-    words = ("--max-restarts=1", "--shutdown-timeout=1", "--on-failure", "exec sleep 1000")
+    words = ("--max-restarts=2", "--shutdown-timeout=1", "--on-failure", "exec sleep 1000")
 
     with start("run", *words, script) as stopped:
         stopped.wait_for("again")
@@ -68,4 +68,7 @@ def test_a_run_that_is_told_to_stop_waits_for_a_command_for_the_grace_alone(tmp_
         done = stopped.finish(WITHIN_S)
 
     assert done.code == 143
-    assert "the command of --on-failure was killed, since the run was told to stop" in done.stderr
+    assert [line for line in done.stderr.splitlines() if "--on-failure" in line] == [
+        "rankwise: the command of --on-failure was killed, since the run was told to stop",
+        "rankwise: the command of --on-failure was not run again, since the run was told to stop",
+    ]

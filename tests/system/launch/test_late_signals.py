@@ -34,6 +34,22 @@ else:
     sys.stderr = Alarmed(sys.stderr, {moment!r})
 main(["run", "--log-dir", *sys.argv[1:], "--tee", "3", "--no-prefix", "--no-python", "true"])
 """
+LINGERS = """
+import os, signal
+from rankwise.cli.main import main
+from rankwise.drivers.real.stores.embedded_server import EmbeddedServer
+
+close = EmbeddedServer.close
+
+def close_under_signals(server, linger):
+    for signum in {signals}:
+        os.kill(os.getpid(), signum)
+    close(server, linger)
+
+EmbeddedServer.close = close_under_signals
+main(["run", "--nnodes", "1:2", "--rdzv-backend", "embedded", "--rdzv-endpoint",
+      "127.0.0.1:{port}", "--rdzv-conf", "last_call_timeout=0.1", "--no-python", "true"])
+"""
 UNTIL_OPENED = "import os; print('pid', os.getpid(), flush=True); open({fifo!r}).read()"
 WITH_PLUGIN = ("--event-log-handler", "console")
 SEVERAL_NODES = ("--rdzv-backend", "embedded", "--rdzv-conf", "last_call_timeout=0.1")
@@ -81,3 +97,16 @@ def test_a_signal_that_comes_when_all_ranks_have_ended_comes_too_late(
         agents[repetition % nodes].signal(signal.SIGTERM)
 
         assert [agent.finish().code for agent in agents] == [0] * nodes
+
+
+def test_a_node_that_waits_until_others_know_the_end_answers_the_first_signal_to_end(
+    tmp_path: Path,
+) -> None:
+    signals = [int(each) for each in (signal.SIGTSTP, signal.SIGTERM, signal.SIGTERM)]
+
+    done = run_program(LINGERS.format(signals=signals, port=free_ports(1)[0]), tmp_path)
+
+    assert done.code == 0, done.stderr
+    assert [line for line in done.stderr.splitlines() if "SIG" in line] == [
+        "rankwise: SIGTERM: the run is over; this node ends when the others know it"
+    ]

@@ -1,9 +1,11 @@
 """A gang's failures in torch's words."""
 
 import json
+import socket
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from rankwise.base.failure import ErrorRecord, ExitStatus, Failure, FailureCause
 from rankwise.base.units import SECOND, Instant
@@ -92,3 +94,21 @@ def test_an_exception_has_the_exit_code_of_an_exception_though_we_ended_its_proc
     [told] = process_failures([ended], {}).values()
 
     assert told.exitcode == 1
+
+
+def test_a_report_of_many_asks_for_the_name_of_the_host_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+
+    def look_up(host: str) -> str:
+        asked.append(host)
+        return "node.test"
+
+    monkeypatch.setattr(socket, "getfqdn", look_up)
+    told = process_failures([failure(rank, 3, NOON_NS) for rank in range(3)], {})
+
+    report = str(ChildFailedError("job", told))
+
+    assert report.count("host      : node.test") == 3
+    assert len(asked) == 1

@@ -164,6 +164,10 @@ class RealProcessHost:
         links = dict(self._current)
         return {rank: link.pid for rank, link in links.items() if link.pid is not None}
 
+    def living(self) -> dict[int, int]:
+        """Those of them that have not ended."""
+        return {rank: pid for rank, pid in self.pids().items() if not self._current[rank].is_over}
+
     @property
     def is_drained(self) -> bool:
         """Whether every worker's pipes have been read to their ends."""

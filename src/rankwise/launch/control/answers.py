@@ -73,7 +73,7 @@ class ControlAnswers:
                 self._stop(request.at_once)
                 # The answer ends when this run does.
                 reply.send(
-                    {"stopping": len(self._living()), "grace_s": self._job.gang.grace / SECOND}
+                    {"stopping": len(self._host.living()), "grace_s": self._job.gang.grace / SECOND}
                 )
 
     def tell_end(self, outcome: Outcome) -> None:
@@ -115,11 +115,6 @@ class ControlAnswers:
                 status |= {"round": gang.attempt, "lineup": lineup}
         return status
 
-    def _living(self) -> dict[int, int]:
-        """The processes of the ranks that have not ended, by local rank."""
-        links = self._host.links.items()
-        return {rank: each.pid for rank, each in links if each.pid is not None and not each.is_over}
-
     def _log_directory(self) -> str | None:
         directory = self._places.directory if self._places.keep else None
         return os.path.abspath(directory) if directory else None
@@ -151,7 +146,7 @@ class ControlAnswers:
     def _reply_stacks(self, stacks: dict[int, str], reply: Reply) -> None:
         from rankwise.launch.failure_report.stacks import fatal_lines  # noqa: PLC0415  # rarely asked
 
-        pids = self._living()
+        pids = self._host.living()
         if not pids:
             reply.send({"error": "none of its ranks is running now"})
         for local_rank, pid in sorted(pids.items()):

@@ -7,7 +7,9 @@ any more is left behind: it ends by itself, and does not keep the process. Addre
 """
 
 import socket
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from threading import Condition, Thread
 from time import monotonic
 
@@ -58,9 +60,7 @@ class Names:
             look_up = self._under_way.get(host)
             if look_up is None and not self._is_closed:
                 look_up = self._under_way[host] = _LookUp(host)
-                work = Thread(target=self._look_up, args=(look_up,), daemon=True)
-                work.name = "rankwise-name"
-                work.start()
+                _in_thread(partial(self._look_up, look_up))
             over = self._changed.wait_for(
                 lambda: self._is_closed or look_up is None or look_up.is_over, timeout_s
             )
@@ -107,13 +107,21 @@ def addresses_of(host: str, port: int = 0) -> list[Address]:
 
 
 def full_name_of(host: str) -> str:
-    """As `socket.getfqdn`, but signals are heard meanwhile."""
-    found: list[str] = []
-    work = Thread(target=lambda: found.append(socket.getfqdn(host)), daemon=True)
-    work.name = "rankwise-name"
+    """As `socket.getfqdn`, but signals are heard meanwhile, and no name is too odd."""
+    found = [host]
+
+    def look_up() -> None:
+        with suppress(UnicodeError):  # what no name server can be asked for is all there is
+            found.append(socket.getfqdn(host))
+
+    _in_thread(look_up).join()
+    return found[-1]
+
+
+def _in_thread(look_up: Callable[[], None]) -> Thread:
+    work = Thread(target=look_up, name="rankwise-name", daemon=True)
     work.start()
-    work.join()
-    return found[0]
+    return work
 
 
 def _asked(host: str, port: int, flags: int) -> list[Address]:

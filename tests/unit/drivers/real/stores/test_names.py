@@ -114,3 +114,8 @@ def test_signals_are_heard_while_the_full_name_is_looked_up(
         assert full_name_of("here") == "here.test"
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("host", ["a..b", 64 * "x"])
+def test_a_name_that_no_server_can_be_asked_for_is_its_own_full_name(host: str) -> None:
+    assert full_name_of(host) == host

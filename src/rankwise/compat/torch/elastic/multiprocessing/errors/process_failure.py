@@ -156,8 +156,9 @@ class ChildFailedError(PicklableError):
         """Write the report: all other failures, then the root cause."""
         first_rank, _ = self.get_first_failure()
         title = f"{self.name} FAILED"
+        host = full_name_of(socket.gethostname())
         blocks = {
-            rank: _describe(index, rank, failure)
+            rank: _describe(index, rank, failure, host)
             for index, (rank, failure) in enumerate(self.failures.items())
         }
         widest = max(len(line) for block in blocks.values() for line in block.split("\n"))
@@ -181,14 +182,14 @@ class ChildFailedError(PicklableError):
         )
 
 
-def _describe(index: int, rank: int, failure: ProcessFailure) -> str:
+def _describe(index: int, rank: int, failure: ProcessFailure, host: str) -> str:
     name = failure.signal_name()
     signal_name = f" ({name})" if name != NOT_AVAILABLE else ""
     return "\n".join(
         [
             f"[{index}]:",
             f"  time      : {failure.timestamp_isoformat()}",
-            f"  host      : {full_name_of(socket.gethostname())}",
+            f"  host      : {host}",
             f"  rank      : {rank} (local_rank: {failure.local_rank})",
             f"  exitcode  : {failure.exitcode} (pid: {failure.pid}) {signal_name}",
             f"  error_file: {failure.error_file}",
