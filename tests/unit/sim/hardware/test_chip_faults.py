@@ -68,6 +68,11 @@ def test_a_link_that_dies_half_way_costs_less_than_one_that_was_dead() -> None:
         assert times == sorted(set(times)), level
 
 
+def test_all_ranks_get_on_where_the_way_round_is_much_quicker() -> None:
+    slow = ["slow:link=sip1->sip2,times=100000"] * 2
+    assert time_of_ring("message", 1 << 16, *slow, "kill:link=sip1->sip2,at=20us") < 10**9
+
+
 def test_what_has_begun_when_a_link_dies_arrives_and_what_begins_then_takes_another_way() -> None:
     def end_of_two_copies(*words: str) -> list[int]:
         engine = GraphEngine(machine_with(*words))
