@@ -16,3 +16,9 @@ def hint_on_name(word: str, known: Iterable[str], otherwise: str = "expected one
     if meant := nearest(word, known):
         return f"did you mean {meant}?"
     return f"{otherwise} {', '.join(known)}" if known else None
+
+
+def hint_behind(word: str, known: Iterable[str]) -> str:
+    """The hint as what follows a problem in the same line; empty if there is none."""
+    hint = hint_on_name(word, known)
+    return f"; {hint}" if hint else ""

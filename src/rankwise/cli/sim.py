@@ -410,8 +410,9 @@ def _settings(
     happenings: list[tuple[str, dict[str, Any]]] = []
     if faults:
         from rankwise.launch.on_sim.fault_plan import read_happenings  # noqa: PLC0415  # only here
+        from rankwise.sim.hardware.faults import EXAMPLE, KINDS  # noqa: PLC0415  # the same
 
-        happenings = read_happenings(faults)
+        happenings = read_happenings(faults, KINDS, EXAMPLE)
     limits = time_limits(max_time)
     return Settings(
         program=program,

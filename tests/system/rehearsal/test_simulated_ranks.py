@@ -176,6 +176,24 @@ def test_alarms_of_ranks_ring_in_virtual_time() -> None:
     ]
 
 
+def test_times_of_alarms_are_refused_as_python_refuses_them() -> None:
+    def refused() -> list[str]:
+        told = []
+        for call in (
+            lambda: signal.setitimer(signal.ITIMER_REAL, -1),
+            lambda: signal.setitimer(signal.ITIMER_REAL, 1, -1),
+            lambda: signal.alarm(2.5),  # type: ignore[arg-type]  # that is the mistake
+        ):
+            try:
+                call()
+            except (OSError, TypeError) as error:
+                told.append(f"{type(error).__name__}: {error}")
+        return told
+
+    assert on_sim(refused, nprocs=1) == [refused()]
+    assert len(refused()) == 3
+
+
 def test_an_alarm_without_a_handler_ends_its_rank_alone(tmp_path: Path) -> None:
     text = (
         "import rankwise, signal, time\nif rankwise.rank() == 1: signal.alarm(60)\ntime.sleep(90)"

@@ -6,7 +6,7 @@ instead of a rank is the node's: `kill:node=1@collective=9`.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from signal import Signals
 from typing import Any, get_args
 
@@ -15,6 +15,7 @@ import msgspec
 from rankwise.base.errors import ConfigError
 from rankwise.base.suggestions import hint_on_name
 from rankwise.base.units import parse_duration
+from rankwise.base.wording import kinds_in_words
 from rankwise.drivers.sim.cluster.plan_file import read_tree
 from rankwise.sim.rehearsal.faults import Fault, FaultOfNode, FaultOfRank, LateNode
 
@@ -23,6 +24,7 @@ _OF_NODES: dict[str, Any] = {kind.__struct_config__.tag: kind for kind in get_ar
 _NODE = "-node"
 """What the tags of faults of nodes end with; users write `node=` instead."""
 _STRIKE_NODES = [tag.removesuffix(_NODE) for tag in _OF_NODES]
+_EXAMPLE = "kill:rank=3@collective=9"
 _EXAMPLES = {"rank": "1", "node": "1", "by": "5s", "bit": "0"}
 _DURATIONS = ("by", "at", "back_after")
 
@@ -69,16 +71,22 @@ def _told(what: str, count: int) -> str:
 
 
 def read_happenings(
-    words: Sequence[str], label: str = "--faults"
+    words: Sequence[str], kinds: Iterable[str], example: str, label: str = "--faults"
 ) -> list[tuple[str, dict[str, Any]]]:
     """What the words tell of, unchecked but for durations: what errors call it, and its fields.
+
+    Args:
+        words: as the user gives them.
+        kinds: what there is, for errors.
+        example: one of them in the short form, likewise.
+        label: what the user calls the words.
 
     Raises:
         ConfigError: a word or a file cannot be read.
     """
     found = []
     for word in words:
-        tree, _ = _tree_of(word, label)
+        tree, is_file = _tree_of(word, label, kinds, example)
         unknown = [key for key in tree if key != "happenings"]
         happenings = tree.get("happenings")
         if unknown or not isinstance(happenings, list):
@@ -86,22 +94,26 @@ def read_happenings(
                 f"{label} {word}: expected a list of happenings"
                 + (f", found {unknown[0]!r}" if unknown else "")
             )
-        for happening in happenings:
+        for number, happening in enumerate(happenings):
+            called = f"{label} {word}" + (f": happenings[{number}]" if is_file else "")
             if not isinstance(happening, dict):
-                raise ConfigError(f"{label} {word}: {happening!r} is no fault: it has no what")
+                raise ConfigError(f"{called}: {happening!r} is no fault: it has no what")
             _convert_durations(word, happening, label)
-            found.append((f"{label} {word}", happening))
+            found.append((called, happening))
     return found
 
 
-def _tree_of(word: str, label: str) -> tuple[dict[str, Any], bool]:
+def _tree_of(
+    word: str, label: str, kinds: Iterable[str], example: str
+) -> tuple[dict[str, Any], bool]:
     """What a file holds, or the word itself as a file would; and whether it is a file."""
-    is_file = os.path.exists(word) or word.endswith((".yaml", ".yml"))
-    return read_tree(word) if is_file else {"happenings": [_from_short_form(word, label)]}, is_file
+    if os.path.exists(word) or word.endswith((".yaml", ".yml")):
+        return read_tree(word), True
+    return {"happenings": [_from_short_form(word, label, kinds, example)]}, False
 
 
 def _read(word: str, label: str) -> tuple[Fault, ...]:
-    tree, is_file = _tree_of(word, label)
+    tree, is_file = _tree_of(word, label, _OF_RANKS, _EXAMPLE)
     for happening in tree.get("happenings") or ():
         if isinstance(happening, dict):
             _refuse_chips(word, happening, label)
@@ -114,9 +126,10 @@ def _read(word: str, label: str) -> tuple[Fault, ...]:
     try:
         return msgspec.convert(tree, FaultPlan, strict=False).happenings
     except msgspec.ValidationError as error:
-        place = str(error) if is_file else str(error).replace(" - at `$.happenings[0]`", "")
+        problem = kinds_in_words(str(error))
+        problem = problem if is_file else problem.replace(" - at `$.happenings[0]`", "")
         raise ConfigError(
-            f"{label} {word}: {place}", hint="docs/howto/faults.md lists the faults"
+            f"{label} {word}: {problem}", hint="docs/howto/faults.md lists the faults"
         ) from None
 
 
@@ -128,10 +141,10 @@ def _refuse_chips(word: str, happening: dict[str, Any], label: str) -> None:
         )
 
 
-def _from_short_form(word: str, label: str) -> dict[str, Any]:
+def _from_short_form(word: str, label: str, kinds: Iterable[str], example: str) -> dict[str, Any]:
     """`late:rank=1,by=5s@collective=2` as the fields of a happening."""
     if not word.strip():
-        raise ConfigError(f"{label} is empty, expected a fault, as in kill:rank=3@collective=9")
+        raise ConfigError(f"{label} is empty, expected a fault, as in {example}")
     what, colon, rest = word.partition(":")
     fields: dict[str, Any] = {"what": what}
     rest, _, group = rest.replace("@", ",").partition("group=")  # the names of groups have commas
@@ -141,11 +154,13 @@ def _from_short_form(word: str, label: str) -> dict[str, Any]:
         name, equals, value = part.partition("=")
         if not equals:
             raise ConfigError(f"{label} {word}: {part!r} is not a field, expected NAME=VALUE")
+        if name in fields:
+            raise ConfigError(f"{label} {word}: {name} is given twice", hint="give two faults")
         fields[name] = value
     if not colon:
         raise ConfigError(
             f"{label} {word}: there is no such file, nor is it a fault: expected one of"
-            f" {', '.join(_OF_RANKS)}, as in kill:rank=3@collective=9"
+            f" {', '.join(kinds)}, as in {example}"
         )
     if word.endswith("@"):
         raise ConfigError(f"{label} {word}: nothing follows @, expected @collective=N")

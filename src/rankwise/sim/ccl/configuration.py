@@ -6,7 +6,7 @@ slots that chunks do not fill exactly, buffers that are too small.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +16,7 @@ import msgspec
 import yaml
 
 from rankwise.base.errors import ConfigError
-from rankwise.base.suggestions import hint_on_name
+from rankwise.base.suggestions import hint_behind
 from rankwise.base.wording import kinds_in_words
 from rankwise.sim.ccl.algorithm_modules import algorithm_module
 from rankwise.sim.hardware.files import load_yaml, read_text
@@ -256,7 +256,7 @@ def parse_configuration(tree: Any, source: str) -> CollectiveConfiguration:
         if collective not in chosen:
             raise ConfigError(
                 f"{source}: collectives: there is no collective {collective!r}"
-                f"{_meant(collective, chosen)}"
+                f"{hint_behind(collective, chosen)}"
             )
         chosen[collective] = _known(name, algorithms, source, f"collectives.{collective}")
         found = algorithms[name].collective
@@ -362,7 +362,7 @@ def _known(name: str, algorithms: Mapping[str, Algorithm], source: str, where: s
     if name not in algorithms:
         raise ConfigError(
             f"{source}: {where}: no algorithm is called {name!r}",
-            hint=_meant(name, sorted(algorithms)).removeprefix("; "),
+            hint=hint_behind(name, sorted(algorithms)).removeprefix("; "),
         )
     return name
 
@@ -376,10 +376,10 @@ def _convert(value: Any, kind: Any, source: str, where: str) -> Any:
         field = path.removeprefix("key` in `").strip("`").lstrip("$.")
         if unknown := _UNKNOWN.match(problem):
             field = unknown[1]
-            problem = f"there is no such field{_meant(field, _fields_of(kind))}"
+            problem = f"there is no such field{hint_behind(field, _fields_of(kind))}"
         elif no_choice := _NO_CHOICE.match(problem):
             choices = get_args(_fields_of(kind).get(field))
-            problem = f"there is no {no_choice[1]!r}{_meant(no_choice[1], choices)}"
+            problem = f"there is no {no_choice[1]!r}{hint_behind(no_choice[1], choices)}"
         elif is_key:
             problem = "a name in it is not text: put quotes around it"
         else:
@@ -396,8 +396,3 @@ def _fields_of(kind: Any) -> dict[str, Any]:
     if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
         return {}
     return {each.encode_name: each.type for each in msgspec.structs.fields(kind)}
-
-
-def _meant(word: str, known: Iterable[str]) -> str:
-    hint = hint_on_name(word, known)
-    return f"; {hint}" if hint else ""

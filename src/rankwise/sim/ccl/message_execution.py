@@ -140,13 +140,15 @@ class MessageExecution:
             return
         self._share *= Fraction(left, before.duration)
         alone = round(max(ends) * self._share)
+        # By event, not by mark: of what is left much sooner, two marks may have become one.
         marks = {
-            alone - (before.duration - mark) * alone // left: event
+            event: alone - (before.duration - mark) * alone // left
             for mark, event in before.stop().items()
         }
         loads = {link: round(size * self._share) for link, size in self._loads().items()}
-        fluid = self._fluid = Fluid(self._machine.simulator, self._name, loads, alone, marks)
-        for mark, event in marks.items():
+        simulator = self._machine.simulator
+        fluid = self._fluid = Fluid(simulator, self._name, loads, alone, marks.values())
+        for event, mark in marks.items():
             fluid.reached(mark).add_callback(partial(_pass_on, event))
         self._machine.rerouted.add_callback(self._go_on)
 

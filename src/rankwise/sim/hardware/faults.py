@@ -31,6 +31,7 @@ from rankwise.base.errors import ConfigError, SimulationError
 from rankwise.base.seeds import derived_seed
 from rankwise.base.suggestions import hint_on_name
 from rankwise.base.units import ZERO, Duration
+from rankwise.base.wording import kinds_in_words
 from rankwise.sim.hardware.cost_models import CostModel
 from rankwise.sim.hardware.quantities import Rate, exactly
 from rankwise.sim.hardware.routing import Hop, sip_edges
@@ -77,7 +78,8 @@ class Kill(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 ChipFault = Slow | Jitter | Kill
-_KINDS: dict[str, Any] = {"slow": Slow, "jitter": Jitter, "kill": Kill}
+KINDS: dict[str, Any] = {"slow": Slow, "jitter": Jitter, "kill": Kill}
+EXAMPLE = "slow:link=sip0-sip1,times=4"
 
 
 class ChipFaults:
@@ -243,20 +245,26 @@ def read_chip_faults(
     faults = []
     for called, fields in happenings:
         what = str(fields.get("what", ""))
-        kind = _KINDS.get(what)
+        kind = KINDS.get(what)
         if kind is None:
-            hint = hint_on_name(what, _KINDS) if what else "what: slow, jitter or kill"
+            hint = hint_on_name(what, KINDS) if what else "what: slow, jitter or kill"
             raise ConfigError(f"{called}: there is no fault {what!r} of a chip", hint=hint)
         given = {name: value for name, value in fields.items() if name != "what"}
         unknown = [name for name in given if name not in kind.__struct_fields__]
         if unknown:
             hint = hint_on_name(unknown[0], kind.__struct_fields__)
             raise ConfigError(f"{called}: {what} of a chip has no {unknown[0]!r}", hint=hint)
+        required = [field.name for field in msgspec.structs.fields(kind) if field.required]
+        if missing := [name for name in required if name not in given]:
+            raise ConfigError(
+                f"{called}: {what} of a chip needs {' and '.join(missing)}", hint=f"as in {EXAMPLE}"
+            )
         try:
             faults.append(msgspec.convert(given, kind, strict=False))
         except msgspec.ValidationError as error:
             raise ConfigError(
-                f"{called}: {error}", hint="docs/howto/faults.md lists the faults of chips"
+                f"{called}: {kinds_in_words(str(error))}",
+                hint="docs/howto/faults.md lists the faults of chips",
             ) from None
         try:
             ChipFaults(faults[-1:], topology.machine)
@@ -271,8 +279,10 @@ def _owner(part: str) -> str:
 
 
 def _number(word: str, kind: str) -> int:
-    number = word.removeprefix(kind)
-    return int(number) if word.startswith(kind) and number.isdecimal() else -1
+    """The number in a name such as `sip3`; -1 if it is none, or has other digits, as `sip03`."""
+    digits = word.removeprefix(kind)
+    number = int(digits) if digits.isdecimal() else -1
+    return number if word == f"{kind}{number}" else -1
 
 
 def _no_part(what: str, part: str, example: str) -> ConfigError:

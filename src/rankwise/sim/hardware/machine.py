@@ -480,7 +480,8 @@ class Machine:
             if nodes is None:
                 dead = ", ".join(self._wire("sip", -1, *hop).name for hop in sorted(self._dead))
                 raise Unreachable(
-                    f"there is no way from sip{source} to sip{destination}: dead are {dead}"
+                    f"there is no way from sip{source} to sip{destination}: dead are {dead}",
+                    hint="leave a way between the SIPs of all ranks",
                 )
             hops = _hops(source, nodes)
         return [self._wire("sip", -1, one, other) for one, other in hops]

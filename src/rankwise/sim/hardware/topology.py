@@ -14,7 +14,7 @@ import msgspec
 import yaml
 
 from rankwise.base.errors import ConfigError
-from rankwise.base.suggestions import hint_on_name, nearest
+from rankwise.base.suggestions import hint_behind, nearest
 from rankwise.base.wording import kinds_in_words
 from rankwise.sim.hardware.faults import ChipFault, ChipFaults
 from rankwise.sim.hardware.files import Loader, load_yaml, read_text
@@ -184,11 +184,11 @@ def _located(message: str, root: yaml.Node | None, source: str, *, has_lines: bo
     unknown, no_choice = _UNKNOWN.match(problem), _NO_CHOICE.match(problem)
     if unknown:
         line = _walk_to_key(node, unknown[1], line)[1]
-        problem = f"there is no such field{_meant(unknown[1], _fields_at(keys))}"
+        problem = f"there is no such field{hint_behind(unknown[1], _fields_at(keys))}"
         keys.append(unknown[1])
     elif no_choice:
         line = _walk_to_key(node, no_choice[1], line)[1]
-        problem = f"there is no {no_choice[1]!r}{_meant(no_choice[1], _choices_at(keys))}"
+        problem = f"there is no {no_choice[1]!r}{hint_behind(no_choice[1], _choices_at(keys))}"
     else:
         problem = problem[:1].lower() + problem[1:]
         if isinstance(node, yaml.ScalarNode):
@@ -238,9 +238,3 @@ def _choices_at(keys: list[str]) -> list[str]:
     if get_origin(kind) is dict:
         kind = get_args(kind)[0]
     return [str(choice) for choice in get_args(kind)]
-
-
-def _meant(word: str, known: list[str]) -> str:
-    """Say which of the known words was probably meant."""
-    hint = hint_on_name(word, known)
-    return f"; {hint}" if hint else ""

@@ -127,7 +127,8 @@ def _is_installed(spec: ModuleSpec) -> bool:
     folder, package = Path(*parts[:-levels]), parts[-levels]
     if package not in PACKAGES_OF_PROCESSES and package not in _installed_in(folder):
         return False
-    _installed_elsewhere.add(str(folder / package))
+    # `torch/` has nothing of a `torch_train.py` beside it.
+    _installed_elsewhere.add(f"{folder / package}{'/' if levels > 1 else ''}")
     return True
 
 

@@ -19,6 +19,7 @@ import gc
 import io
 import logging
 import math
+import operator
 import os
 import random
 import signal
@@ -46,6 +47,8 @@ _CLOCKS = {
     time.CLOCK_MONOTONIC_RAW: "monotonic", time.CLOCK_BOOTTIME: "monotonic",
 }  # fmt: skip
 """What else tells the time of these clocks."""
+_UNSIGNED = 1 << 32
+"""What `alarm` takes is below this: C makes 4,294,967,295 of -1."""
 _WITHOUT_HANDLER = (signal.SIGKILL, signal.SIGSTOP)
 _RANDOM, _NUMPY_RANDOM, _EXITS = "random", "numpy.random", "atexit"
 _AFFINITY, _ALARM = "affinity", "alarm"
@@ -418,7 +421,7 @@ class Substitutes:
             rank = self.running()
             if rank is None:
                 return original(seconds)
-            left, _ = self._set_alarm(rank, seconds)
+            left, _ = self._set_alarm(rank, operator.index(seconds) % _UNSIGNED)
             return math.ceil(left)
 
         return alarm
@@ -428,6 +431,8 @@ class Substitutes:
             rank = self.running()
             if rank is None or which != signal.ITIMER_REAL:
                 return original(which, seconds, interval)
+            if seconds < 0 or interval < 0:
+                raise signal.ItimerError(errno.EINVAL, os.strerror(errno.EINVAL))
             return self._set_alarm(rank, seconds, interval)
 
         return setitimer

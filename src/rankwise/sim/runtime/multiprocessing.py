@@ -61,7 +61,8 @@ class SpawnException(SimulationError):
         errors: the exception of every rank that failed on its own, by rank.
         nprocs: how many ranks there were.
         failures: the same as values, the root cause first; ranks that others wait for are here too,
-            and at the end those that were told to stop, since others had failed.
+            and at the end those that were told to stop, since others had failed. Empty where no
+            rank is to blame, but an algorithm, or a machine whose links have died.
     """
 
     def __init__(
@@ -378,7 +379,8 @@ def _spawn_exception(
     if faulty is not None:
         line = line_of(faulty)
         told_as = f"{faulty}{f' (called at {line})' if line else ''}"
-        exception = SpawnException(told_as, failed, failures, nprocs=nprocs)
+        # No failure of a rank is told of: all that any of them has done is to call a collective.
+        exception = SpawnException(told_as, failed, nprocs=nprocs)
         exception.__cause__ = faulty
         return exception
     ranks: dict[str, list[int]] = {}

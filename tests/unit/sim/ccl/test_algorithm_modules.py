@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from rankwise.base.errors import ConfigError
+from rankwise.cli.sim_failures import tell_failure
 from rankwise.sim import GraphEngine, RuntimeContext, SpawnException
 from rankwise.sim.ccl import algorithm_modules
 from rankwise.sim.ccl.configuration import load_configuration
@@ -95,7 +96,9 @@ def test_the_line_is_the_users_even_if_a_library_has_raised(folder: Path) -> Non
         plan(Request(NAME, "all_reduce", 2, 8))
 
 
-def test_ranks_whose_algorithm_fails_are_told_once(folder: Path) -> None:
+def test_ranks_whose_algorithm_fails_are_told_once(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = write(folder, "COLLECTIVE = 'all_reduce'\ndef program(task):\n    yield 1 // 0\n")
     torch = RuntimeContext(
         GraphEngine("default"),
@@ -112,6 +115,9 @@ def test_ranks_whose_algorithm_fails_are_told_once(folder: Path) -> None:
     assert f"(called at {__file__}:" in message
     assert "\n" not in message
     assert torch._pending_worker_waits == []
+    assert caught.value.failures == ()
+    assert tell_failure(caught.value, "program") == 1
+    assert capsys.readouterr().err == f"rankwise sim: error: {message}\n"
 
 
 def test_numpys_integers_are_whole_elements(folder: Path) -> None:

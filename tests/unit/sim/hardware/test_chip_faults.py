@@ -10,7 +10,7 @@ from rankwise.base.errors import ConfigError
 from rankwise.launch.on_sim.fault_plan import read_faults, read_happenings
 from rankwise.sim import GraphEngine, RuntimeContext
 from rankwise.sim.hardware import load_topology
-from rankwise.sim.hardware.faults import Unreachable, read_chip_faults
+from rankwise.sim.hardware.faults import EXAMPLE, KINDS, Unreachable, read_chip_faults
 from rankwise.sim.hardware.topology import Topology
 from rankwise.sim.kernel import Steps
 from rankwise.sim.runtime.multiprocessing import SpawnException
@@ -18,7 +18,7 @@ from rankwise.sim.runtime.multiprocessing import SpawnException
 
 def machine_with(*words: str, topology: str = "default") -> Topology:
     machine = load_topology(topology)
-    return machine.with_faults(read_chip_faults(read_happenings(words), machine))
+    return machine.with_faults(read_chip_faults(read_happenings(words, KINDS, EXAMPLE), machine))
 
 
 @cache
@@ -68,6 +68,11 @@ def test_a_link_that_dies_half_way_costs_less_than_one_that_was_dead() -> None:
         assert times == sorted(set(times)), level
 
 
+def test_all_ranks_get_on_where_the_way_round_is_much_quicker() -> None:
+    slow = ["slow:link=sip1->sip2,times=100000"] * 2
+    assert time_of_ring("message", 1 << 16, *slow, "kill:link=sip1->sip2,at=20us") < 10**9
+
+
 def test_what_has_begun_when_a_link_dies_arrives_and_what_begins_then_takes_another_way() -> None:
     def end_of_two_copies(*words: str) -> list[int]:
         engine = GraphEngine(machine_with(*words))
@@ -97,6 +102,7 @@ def test_without_any_way_left_the_run_fails_and_names_the_dead_links() -> None:
         time_of_ring("queue", 1 << 10, *dead)
 
     assert isinstance(told.value.__cause__, Unreachable)
+    assert told.value.failures == ()  # no rank is to blame
 
 
 def test_a_kernel_on_a_slow_pe_takes_as_many_times_as_long() -> None:
@@ -145,8 +151,12 @@ def test_devices_with_faults_are_no_images_of_each_other() -> None:
         ("slow:times=2", "slow needs link=… or pe=…"),
         ("slow:link=sip0-sip1,pe=sip0.cube0.pe0,times=2", "slow needs link=… or pe=…"),
         ("slow:link=sip0-sip1,times=0.5", "times is 0.5, expected 1 to 1,000,000"),
-        ("slow:link=sip0-sip1,times=fast", "Expected `float`"),
-        ("slow:link=sip0-sip1", "missing required field `times`"),
+        ("slow:pe=sip00.cube0.pe0,times=2", "has no PE 'sip00.cube0.pe0'"),
+        ("slow:link=sip01-sip0,times=2", "has no link 'sip01->sip0'"),
+        ("slow:link=sip0-sip1,times=fast", "Expected a number, got a text"),
+        ("slow:link=sip0-sip1", "slow of a chip needs times (as in slow:link=sip0-sip1,times=4)"),
+        ("kill:link=sip0-sip1,link=sip1-sip2", "link is given twice (give two faults)"),
+        ("slow", "expected one of slow, jitter, kill, as in slow:link=sip0-sip1,times=4"),
         ("kill:link=host-sip0", "has no link between SIPs 'host->sip0'"),
         ("kill:link=sip0-sip1,at=3", "at is '3', expected a duration with its unit"),
         ("jitter:percent=-1", "percent is -1, expected 0 to 10,000"),
@@ -196,3 +206,11 @@ def test_faults_can_stand_in_a_file(tmp_path: Path) -> None:
 
     assert faults is not None
     assert 4 <= faults.times("sip0->sip1") <= 4.2
+
+
+def test_what_is_wrong_in_a_file_is_told_with_its_place(tmp_path: Path) -> None:
+    file = tmp_path / "faults.yaml"
+    file.write_text("happenings:\n  - {what: jitter, percent: 5}\n  - {what: slow, times: 2}\n")
+
+    with pytest.raises(ConfigError, match=r"faults\.yaml: happenings\[1\]: slow needs link"):
+        machine_with(str(file))

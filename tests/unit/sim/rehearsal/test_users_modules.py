@@ -79,3 +79,4 @@ def test_lines_of_installed_packages_are_a_librarys_wherever_they_lie(tmp_path: 
 
     assert owner_of(str(tmp_path / "torch" / "inner" / "__init__.py")) == "library"
     assert owner_of(str(tmp_path / "train.py")) == "user"
+    assert owner_of(str(tmp_path / "torch_train.py")) == "user"
