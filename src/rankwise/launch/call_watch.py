@@ -155,7 +155,7 @@ class CallWatch:
         self._begun_by_cpp: dict[int, tuple[Mapping[str, Group], list[Begun]]] = {}
         """By rank, as it has told last."""
         self._cpu_waits: dict[int, tuple[Duration, Duration]] = {}
-        """By rank, how long it had waited for a CPU when it was seen first, and last."""
+        """By rank, how long it had waited for a CPU when it was first seen to call, and last."""
         self._late: LateRank | None = None
         self._are_all_compared = self._has_asked_who_is_late = False
         """Whether the other nodes have all told, and were asked, in this attempt."""
@@ -462,9 +462,15 @@ class CallWatch:
             self._lateness.see(rank, reader.groups, arrivals)
 
     def _see_cpu_waits(self) -> None:
-        """See for how long ranks had no CPU: who is late by that is not to blame."""
+        """See for how long ranks had no CPU: who is late by that is not to blame.
+
+        What they wait until they make calls or have a group, as to import, makes nobody late.
+        """
+        segment = self._planner.segment
         for local_rank, link in self._host.links.items():
-            if link.process is None or link.is_over:
+            if segment is None or link.process is None or link.is_over:
+                continue
+            if not link.has_recorder and not calls_begun(segment, local_rank):
                 continue
             waited = cpu_wait_of(link.process.pid)
             if waited is not None:

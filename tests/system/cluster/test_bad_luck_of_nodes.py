@@ -328,7 +328,8 @@ def test_who_asks_a_node_that_has_no_ranks_yet_is_told_where_to_look(
     assert agent.finish().code == 143
     for each in asked:
         assert each.code == 1
-        assert "no rank runs before the nodes have met; its stderr tells" in each.stderr
+        assert f"run 'run' (pid {agent.pid}) refused: no rank runs before " in each.stderr
+        assert "the nodes have met; its stderr tells" in each.stderr
 
 
 def test_nodes_that_never_come_are_named(nodes: Nodes) -> None:

@@ -555,6 +555,34 @@ def test_a_straggler_is_told_of_at_the_end_of_a_run_that_succeeds(
     assert int(told[0][1]) > 5
 
 
+def test_a_cpu_that_was_waited_for_before_the_first_call_is_no_excuse(
+    run_program: RunProgram,
+) -> None:
+    program = f"""
+import os
+def cpu_wait_ns():
+    with open("/proc/thread-self/schedstat") as file:
+        return int(file.read().split()[1])
+cpus = os.sched_getaffinity(0)
+os.sched_setaffinity(0, {{min(cpus)}})
+while time.process_time() < 0.6:
+    pass  # as all ranks compute while they import torch
+os.sched_setaffinity(0, cpus)
+before = cpu_wait_ns()
+{STRAGGLER}
+if rank == 1:
+    print(before, cpu_wait_ns() - before)
+"""
+
+    done = run_program("numpy", program, "--no-prefix")
+
+    before_ns, since_ns = map(int, done.lines[-1].split())
+    assert before_ns > 0.9e9, "three ranks have shared a CPU"
+    assert "rank 1 came last in " in done.stderr
+    is_busy = since_ns > 0.5e9  # which only other programs can have caused
+    assert is_busy or "the machine is busy" not in done.stderr
+
+
 def test_a_straggler_is_told_of_in_the_report_of_a_run_that_fails(run_program: RunProgram) -> None:
     done = run_program("numpy", f"{STRAGGLER}\nraise ValueError(rank)")
 

@@ -392,6 +392,7 @@ def test_two_nodes_are_joined_on_one_clock(tmp_path: Path) -> None:
     for each in drawn.slices("collective", "all_reduce"):
         begins_of.setdefault(each["name"], []).append(each["ts"])
         ends_of.setdefault(each["name"], []).append(each["ts"] + each["dur"])
+    assert drawn.count("collective", "wait") == 0, "what torch waits for in a call is that call"
     assert len(ends_of) == 60
     assert all(len(each) == 4 for each in ends_of.values())
     error = drawn.all["otherData"]["clock_error_us"]

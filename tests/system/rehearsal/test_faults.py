@@ -34,8 +34,8 @@ def befallen(
         ("slow:rank=2,by=10ms", 0, "rank 2 made 3 ranks wait, 150 ms of virtual time in all"),
         ("slow:rank=2,by=10ms@collective=4", 0, "rank 2 made 3 ranks wait, 60 ms of virtual"),
         ("flip:rank=0,bit=64@collective=1", 0, "there is no such bit in what rank 0 brings"),
-        ("kill:rank=0@collective=99", 0, "the fault never came: rank 0 gets SIGKILL"),
-        ("kill:rank=0@collective=1,group=other", 0, "the fault never came: rank 0 gets SIGKILL"),
+        ("kill:rank=0@collective=99", 0, "never came: rank 0 gets SIGKILL at operation #99\n"),
+        ("kill:rank=0@collective=1,group=other", 0, "SIGKILL at operation #1 of group other\n"),
     ],
 )  # fmt: skip
 def test_a_fault_strikes_and_is_told(fault: str, code: int, told: str, tmp_path: Path) -> None:
@@ -44,6 +44,14 @@ def test_a_fault_strikes_and_is_told(fault: str, code: int, told: str, tmp_path:
     assert finished.code == code, finished.stderr
     assert told in finished.stderr
     assert finished.lines == ([USUAL] * 4 if code == 0 else [])
+
+
+def test_an_exception_of_a_fault_ends_in_the_line_that_called(tmp_path: Path) -> None:
+    finished = befallen(tmp_path, "raise:rank=1,error=OSError@collective=2")
+
+    places = [line for line in finished.stderr.splitlines() if 'File "' in line]
+    assert places, finished.stderr
+    assert all("program.py" in place for place in places), places
 
 
 def test_a_bit_flips_in_what_a_rank_brings(tmp_path: Path) -> None:
@@ -106,7 +114,12 @@ def test_faults_come_from_a_file_too(tmp_path: Path) -> None:
         ("flip:rank=1", "flip needs bit (as in flip:rank=1,bit=0)"),
         ("kill:rank", "'rank' is not a field, expected NAME=VALUE"),
         ("late:rank=1,by=5", "by is '5', expected a duration with its unit, as 5s or 200ms"),
-        ("raise:rank=1,error=Foo", "error is 'Foo', expected an exception such as OSError"),
+        ("raise:rank=1", "raise happens in an operation, expected @collective=N"),
+        ("flip:rank=1,bit=3", "flip happens in an operation, expected @collective=N"),
+        (
+            "raise:rank=1,error=Foo@collective=1",
+            "error is 'Foo', expected an exception such as OSError",
+        ),
         ("kill:rank=1@collective=0", "collective is 0, expected 1 or more"),
         ("nothing.yaml", "the plan nothing.yaml cannot be read"),
     ],

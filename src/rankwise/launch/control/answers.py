@@ -57,7 +57,7 @@ class ControlAnswers:
                 reply.finish()
             case "stacks" | "why" if self._dispatch.gang is None:
                 told = "no rank runs before the nodes have met; its stderr tells what it waits for"
-                reply.send({"error": told})
+                self._refuse(reply, told)
                 reply.finish()
             case "stacks":
                 self._host.collect_stacks(lambda stacks: self._reply_stacks(stacks, reply))
@@ -75,6 +75,10 @@ class ControlAnswers:
                 reply.send(
                     {"stopping": len(self._host.living()), "grace_s": self._job.gang.grace / SECOND}
                 )
+
+    def _refuse(self, reply: Reply, why: str) -> None:
+        """Say why there is no answer; with the run's name, which its socket's may hide."""
+        reply.send({"error": why, "run_id": self._job.run_id})
 
     def tell_end(self, outcome: Outcome) -> None:
         """Tell those who asked for it that the run is over, and how."""
@@ -126,7 +130,7 @@ class ControlAnswers:
         ranks = range(world.first_rank, world.first_rank + self._job.gang.size)
         if request.rank is not None and request.rank not in ranks:
             told = f"there is no rank {request.rank} here, its ranks are {ranks[0]} to {ranks[-1]}"
-            reply.send({"error": told})
+            self._refuse(reply, told)
             reply.finish()
             return
         streams = [
@@ -148,7 +152,7 @@ class ControlAnswers:
 
         pids = self._host.living()
         if not pids:
-            reply.send({"error": "none of its ranks is running now"})
+            self._refuse(reply, "none of its ranks is running now")
         for local_rank, pid in sorted(pids.items()):
             rank = self._planner.world.rank(local_rank)
             lines = fatal_lines(stacks.get(local_rank, ""))

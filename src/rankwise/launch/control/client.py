@@ -277,7 +277,8 @@ def _read_answer(run: RunSummary, received: bytearray) -> list[Answer] | RunUnre
 
 
 def _refused(run: RunSummary, line: Answer) -> RunUnreachable:
-    return RunUnreachable(f"run {run.run_id!r} (pid {run.pid}) refused: {line['error']}")
+    name = line.get("run_id", run.run_id)  # its own user may know what others may not
+    return RunUnreachable(f"run {name!r} (pid {run.pid}) refused: {line['error']}")
 
 
 def _limit_sending(connection: socket.socket, deadline: Instant) -> None:

@@ -42,6 +42,13 @@ class _AtOperation(
         is_group = group == self.group if self.group else group in USUAL_GROUPS
         return is_group and number == self.collective
 
+    def due(self) -> str:
+        """At which operation it was to strike, for people."""
+        if self.collective is None:
+            return ""
+        of_group = f" of group {self.group}" if self.group else ""
+        return f" at operation #{self.collective}{of_group}"
+
 
 class _OfRank(_AtOperation, frozen=True, kw_only=True):
     """A fault of one rank."""
@@ -52,6 +59,10 @@ class _OfRank(_AtOperation, frozen=True, kw_only=True):
         super().__post_init__()
         if self.rank < 0:
             raise ValueError(f"rank is {self.rank}, expected 0 or more")
+
+    def _check_operation(self, fault: str) -> None:
+        if self.collective is None:
+            raise ValueError(f"{fault} happens in an operation, expected @collective=N")
 
 
 class Kill(_OfRank, frozen=True, kw_only=True, tag="kill"):
@@ -76,6 +87,7 @@ class Raise(_OfRank, frozen=True, kw_only=True, tag="raise"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._check_operation("raise")
         kind = getattr(builtins, self.error, None)
         if not (isinstance(kind, type) and issubclass(kind, Exception)):
             raise ValueError(  # noqa: TRY004  # which msgspec turns into its own
@@ -112,6 +124,10 @@ class Flip(_OfRank, frozen=True, kw_only=True, tag="flip"):
 
     bit: int
     element: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_operation("flip")
 
     def told(self) -> str:
         """What happens, for people."""
@@ -161,6 +177,10 @@ class LateNode(
     def told(self) -> str:
         """What happens, for people."""
         return f"node {self.node} is late by {format_duration(self.by)}"
+
+    def due(self) -> str:
+        """Nothing: it needs no operation."""
+        return ""
 
 
 FaultOfRank = Kill | Raise | Late | Slow | Flip
@@ -230,7 +250,7 @@ class Faults:
 
     def remarks(self) -> list[str]:
         """What the user should know at the end: which faults have never come."""
-        return [f"the fault never came: {fault.told()}" for fault in self._waiting]
+        return [f"the fault never came: {fault.told()}{fault.due()}" for fault in self._waiting]
 
     def of_nodes(self) -> list[FaultOfNode]:
         """Those that strike nodes and have not come yet."""
@@ -280,7 +300,9 @@ class Faults:
                 rank.signal(fault.signal)
                 rank.take_signals()
             case Raise():
-                raise getattr(builtins, fault.error)(f"fault: {fault.told()} {when}")
+                error = getattr(builtins, fault.error)(f"fault: {fault.told()} {when}")
+                error._rankwise_is_of_a_fault = True  # noqa: SLF001 - its traceback ends at the call
+                raise error
             case Late():
                 rank.scheduler.sleep(fault.by)
             case Slow():

@@ -328,7 +328,8 @@ class _Handles:
     """The handles of calls that were issued, and the waits for them.
 
     A wait for what C++ has issued, or for a message, is entered without a group: it shows where
-    time goes, and accuses nobody.
+    time goes, and accuses nobody. A wait of torch itself, within a call that is entered, is that
+    call's: entered, it would be the latest that the rank has called.
     """
 
     def __init__(self, ring_module: "ModuleType") -> None:
@@ -355,8 +356,11 @@ class _Handles:
             if ring is None:
                 return wait(handle, *args, **kwargs)
             try:
-                entry = self._begin(ring, handle, ring_module.line_outside(1, inner))
+                line = ring_module.line_outside(1, inner)
+                entry = None if line[0] == _OWN_PATH else self._begin(ring, handle, line)
             except Exception:  # noqa: BLE001 - a handle of any kind
+                entry = None
+            if entry is None:
                 return wait(handle, *args, **kwargs)
             stage = ring_module.FAILED
             try:
@@ -390,6 +394,9 @@ def _files_of_torch(path: str) -> "tuple[str, ...]":
     folder = os.path.dirname(path)
     beside = os.path.join(os.path.dirname(folder), "typing_extensions.py")  # says "deprecated"
     return (os.path.join(folder, ""), beside, os.__file__.replace("os.py", "contextlib"))
+
+
+_OWN_PATH = _files_of_torch.__code__.co_filename
 
 
 class _Entered:
