@@ -15,7 +15,7 @@ from rankwise.base.errors import CollectiveError, CollectiveTimeout, PeerDied
 from rankwise.base.units import MILLISECOND, SECOND, Duration
 from rankwise.collectives.calls import describe
 from rankwise.collectives.communicator import Communicator
-from rankwise.collectives.connecting import Whereabouts
+from rankwise.collectives.connecting import Connector, Whereabouts
 from rankwise.collectives.nodes import NodesTransport
 from rankwise.collectives.reductions import REDUCTIONS
 from rankwise.collectives.shared_memory import SharedMemoryTransport
@@ -167,6 +167,20 @@ def test_a_rank_that_stays_away_is_named_when_patience_ends(make_job: MakeJob) -
         r"rank 1 is missing, it was last in barrier #1",
     ):
         ranks[0].barrier(timeout=0.05)
+
+
+def test_nobody_waits_for_a_rank_whose_agent_comes_to_say_that_it_has_ended(
+    make_job: MakeJob,
+) -> None:
+    (rank,) = make_job(1, 1, absent=(1,))
+    transport = rank._transport
+    assert isinstance(transport, NodesTransport)
+    agent = Connector(msgspec.structs.replace(transport._here, rank=1, node=1), "", PATIENCE)
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(agent.tell_end)
+        with pytest.raises(PeerDied, match="rank 1 has ended"):
+            rank.barrier()
 
 
 def test_who_never_comes_is_named_by_the_rank_to_which_all_connect(make_job: MakeJob) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from shutil import which
 from typing import NamedTuple
 
 import click
@@ -199,6 +200,26 @@ def _missing_for_ledger(source: Path) -> str:
     return ", ".join(sorted(set(names) - set(defined.findall(text))))
 
 
+def check_own_etcd(path: str | None = None) -> Finding:
+    """Whether this machine can run a member of a run's own etcd, which is optional."""
+    from rankwise.drivers.real.hosting.signal_shield import can_ignore_for_good  # noqa: PLC0415  # slow
+    from rankwise.launch.cluster.etcd_program import own_etcd_lack  # noqa: PLC0415  # the same
+
+    path = os.environ.get("PATH", "") if path is None else path
+    if which("etcd", path=path) is None:
+        return Finding("etcd", Verdict.OK, "not in PATH; only --rdzv-own-etcd needs it")
+    if (lack := own_etcd_lack(path)) is not None:
+        return Finding("etcd", Verdict.WARNING, f"--rdzv-own-etcd is not for this machine: {lack}")
+    if not can_ignore_for_good():
+        text = (
+            "seccomp is refused; an etcd of --rdzv-own-etcd ends of the SIGTERM that ends a whole"
+            " job (scancel, systemd), and the ranks may be ended unsaved: allow it in the"
+            " sandbox's filter"
+        )
+        return Finding("etcd", Verdict.WARNING, text)
+    return Finding("etcd", Verdict.OK, "can be a member of a run's own (--rdzv-own-etcd)")
+
+
 def check_terminal() -> Finding:
     """What the console output will look like."""
     if not sys.stderr.isatty():
@@ -234,6 +255,7 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
     check_memory_accounting,
     check_stacks_signal,
     check_torch,
+    check_own_etcd,
     check_simulator,
     check_terminal,
 )

@@ -16,7 +16,7 @@ secret, as with gloo and NCCL.
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from hmac import compare_digest
 from struct import Struct
 from typing import TypeVar
@@ -33,6 +33,7 @@ _Words = TypeVar("_Words")
 _LENGTH = Struct("!I")
 _PROOF_BYTES = 32
 _WORDS_BYTES_MAX = 1 << 24
+_ENDED = 0
 _STRANGERS_S_MAX = 30.0
 """Somebody who connects may take so long to say who it is."""
 
@@ -60,7 +61,7 @@ class Whereabouts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Place(msgspec.Struct, frozen=True):
-    """What all ranks learn of one: who it is, and where it listens."""
+    """What all ranks learn of one: who it is, and where it listens; nowhere (0) if it has ended."""
 
     rank: int
     node: int
@@ -101,7 +102,19 @@ class Connector:
                 own = connection.getsockname()[0]
                 listener = stack.enter_context(_listener(own, connection.family))
                 self.places = self._introduce(connection, own, listener.getsockname()[1])
+            for place in self.places:
+                if place.port == _ENDED:
+                    raise self._died(place.rank)
             return self._connect_rail(listener)
+
+    def tell_end(self) -> None:
+        """In the place of this rank, which has ended: let no other one wait for it to come."""
+        here = self._here
+        with (
+            suppress(CollectiveError, OSError),
+            self._call(here.address, here.port, 0) as connection,
+        ):
+            _say(connection, _place_of(here, "", _ENDED))
 
     @property
     def is_even(self) -> bool:
@@ -109,19 +122,22 @@ class Connector:
         return len({place.local_size for place in self.places}) == 1
 
     def _receive_all(self, entrance: socket.socket, port: int) -> tuple[Place, ...]:
-        """As rank 0: wait for everybody, and tell everybody of all."""
+        """As rank 0: wait for everybody, or until one has ended; tell those that have come."""
         here = self._here
         places = {0: _place_of(here, here.address, port)}
         connections: dict[int, socket.socket] = {}
         with ExitStack() as stack:
-            while len(places) < here.size:
+            is_complete = True
+            while is_complete and len(places) < here.size:
                 missing = [rank for rank in range(here.size) if rank not in places]
                 connection = stack.enter_context(self._accept(entrance, missing))
                 place = self._hear(connection, Place)
                 if place is not None and place.rank in missing:
                     places[place.rank] = place
-                    connections[place.rank] = connection
-            everybody = tuple(places[rank] for rank in range(here.size))
+                    is_complete = place.port != _ENDED
+                    if is_complete:
+                        connections[place.rank] = connection
+            everybody = tuple(places[rank] for rank in sorted(places))
             for rank, connection in connections.items():
                 try:
                     _say(connection, everybody)

@@ -12,16 +12,16 @@ The command is run by a shell, with one JSON object on its standard input:
 - `logs`: the run's log directory, if it is kept.
 
 A run never waits for it in the middle, but at its end. One event comes after the other: its command
-begins when that of the last has ended, or was killed after a minute. Where a run was stopped, the
-one that runs when the grace of its ranks is over is killed, and those behind it are not begun: a
-line says so. What it writes goes to stderr. It changes neither the outcome nor the exit code.
+begins when that of the last has ended, or was killed after a minute. A run that is told to stop
+leaves it the grace of its ranks; told again, also while it waits at its end, it kills it. Those
+behind it are not begun: a line says so. What it writes goes to stderr. It changes neither the
+outcome nor the exit code.
 """
 
 import math
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -31,7 +31,10 @@ from typing import Any
 import msgspec
 
 from rankwise.base.failure import Failure
-from rankwise.launch.failure_report.words import one_line
+from rankwise.base.units import SECOND, format_duration
+from rankwise.bell import Bell
+from rankwise.drivers.real.signals import SignalPipe
+from rankwise.launch.failure_report.words import one_line, signal_name
 from rankwise.launch.job import Job
 from rankwise.launch.notices import fields_of, line_for_machines, notice
 
@@ -46,8 +49,11 @@ class FailureCommand:
         self._job = job
         self._command = command
         self._threads: list[threading.Thread] = []
+        self._unfinished = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._given_up = threading.Event()
+        self._bell: Bell | None = None
+        """Of who waits for the commands."""
         self._lock = threading.Lock()
 
     def start(self, event: str, failures: Sequence[Failure], **fields: Any) -> None:
@@ -57,25 +63,51 @@ class FailureCommand:
         line = line_for_machines(self._job, message, event, failures=told, **fields)
         before = self._threads[-1] if self._threads else None
         words = msgspec.json.encode(line), before
-        thread = threading.Thread(target=self._run, args=words, daemon=True)
+        thread = threading.Thread(target=self._run_in_turn, args=words, daemon=True)
         self._threads.append(thread)
+        with self._lock:
+            self._unfinished += 1
         thread.start()
 
     def wait(self, patience_s: float = math.inf) -> None:
-        """Wait until all that were started have ended, or were killed; Ctrl-C ends the waiting.
+        """Wait until all that were started have ended, or were killed.
+
+        A signal that ends runs leaves them the grace, and no time where that has begun.
 
         Args:
             patience_s: when they are killed, at the latest.
         """
         ends_at = time.monotonic() + patience_s
-        try:
-            for thread in self._threads:
-                thread.join(min(max(0.0, ends_at - time.monotonic()), threading.TIMEOUT_MAX))
-                if thread.is_alive():
-                    self._give_up()
+        signals = SignalPipe(self._job.signals if self._job.handle_signals else ())
+
+        def patience() -> float:
+            nonlocal ends_at
+            for signum in signals.take() if signals.is_active else ():
+                ends_at = self._end_after_signal(signum, ends_at)
+            return max(0.0, ends_at - time.monotonic())
+
+        with signals, Bell() as bell:
+            with self._lock:
+                self._bell = bell
+            try:
+                while self._unfinished and bell.wait(patience):
+                    pass
+            finally:
+                with self._lock:
+                    self._bell = None
+                self._give_up()
+                for thread in self._threads:
                     thread.join()
-        except KeyboardInterrupt:
-            sys.stderr.write("\n")
+
+    def _end_after_signal(self, signum: int, ends_at: float) -> float:
+        if ends_at < math.inf:
+            return 0.0
+        grace = self._job.gang.grace
+        self._say(
+            f"{signal_name(signum)}: waiting {format_duration(grace)} for the command of"
+            " --on-failure; again to kill it"
+        )
+        return time.monotonic() + grace / SECOND
 
     def _give_up(self) -> None:
         with self._lock:
@@ -83,12 +115,23 @@ class FailureCommand:
             if self._process is not None and self._process.returncode is None:
                 _kill(self._process)
 
-    def _run(self, told: bytes, before: threading.Thread | None) -> None:
+    def _run_in_turn(self, told: bytes, before: threading.Thread | None) -> None:
         if before is not None:
             before.join()
+        try:
+            self._run(told)
+        finally:
+            with self._lock:
+                self._unfinished -= 1
+                if self._bell is not None:
+                    self._bell.ring()
+
+    def _run(self, told: bytes) -> None:
         with self._lock:
             if self._given_up.is_set():
-                self._tell("was not run again, since the run was told to stop")
+                self._say(
+                    "the command of --on-failure was not run again, since the run was told to stop"
+                )
                 return
             process = self._process = subprocess.Popen(  # noqa: S602  # the user's words for the user's shell
                 self._command,
@@ -110,13 +153,12 @@ class FailureCommand:
             elif process.returncode:
                 trouble = f"ended with {process.returncode}"
         if trouble:
-            self._tell(trouble)
+            self._say(f"the command of --on-failure {trouble}")
 
-    def _tell(self, trouble: str) -> None:
+    def _say(self, message: str) -> None:
         if self._job.console:
             with suppress(OSError):
-                line = notice(self._job, f"the command of --on-failure {trouble}")
-                os.write(_STDERR, line.encode("utf-8", "replace"))
+                os.write(_STDERR, notice(self._job, message).encode("utf-8", "replace"))
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -1,5 +1,6 @@
 """Collectives of a job on several nodes: agents that a user starts, ranks that find each other."""
 
+import os
 import re
 import signal
 from contextlib import ExitStack
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 from etcd_servers import free_ports
 from nodes_in_namespaces import needs_namespaces, network
-from running import RANKWISE, Running, run, wait_for_any, write_program
+from running import RANKWISE, WITHIN_S, Running, run, wait_for_any, write_program
 
 pytestmark = pytest.mark.system
 
@@ -104,6 +105,48 @@ def test_nodes_whose_ranks_meet_in_each_step_save_after_the_same_one(tmp_path: P
     saved = re.findall(r"saved after \d+ steps", "".join(each.stdout for each in done))
     assert len(saved) == 4, done
     assert len(set(saved)) == 1
+
+
+ONE_FAILS = """
+import os
+import sys
+
+import numpy as np
+
+import rankwise
+from rankwise import collectives
+
+while not rankwise.should_stop():
+    print("under way", flush=True)
+    if os.environ["RANK"] == sys.argv[1]:
+        open(sys.argv[2]).read()
+        os._exit(3)
+    collectives.all_reduce(np.ones(10))
+"""
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_stop_is_not_kept_waiting_for_a_rank_that_dies_before_it_is_connected(
+    tmp_path: Path, failing: int
+) -> None:
+    program, order = write_program(tmp_path, ONE_FAILS), tmp_path / "order"
+    os.mkfifo(order)
+    words = (
+        *(*RANKWISE, "run", "--nnodes", "2", "--rdzv-id", "dies"),
+        *("--rdzv-backend", "embedded", "--rdzv-endpoint", f"127.0.0.1:{free_ports(1)[0]}"),
+        *(str(program), str(failing), str(order)),
+    )
+    with ExitStack() as stack:
+        nodes = [stack.enter_context(Running(*words)) for _ in range(2)]
+        wait_for_any(nodes, "under way", count=2)
+        nodes[0].signal(signal.SIGTERM)
+        wait_for_any(nodes, "was told to stop", count=2, stream="stderr")
+        order.write_text("fail")
+        done = [node.finish(WITHIN_S) for node in nodes]  # in less than the grace
+
+    assert [each.code for each in done] == [143, 143], done
+    said = f"on rank {1 - failing}: rank {failing} has ended, it has not come to any operation yet"
+    assert any(said in each.stderr for each in done), done
 
 
 FOLDING = """

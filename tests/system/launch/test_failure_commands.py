@@ -72,3 +72,22 @@ def test_a_run_that_is_told_to_stop_waits_for_a_command_for_the_grace_alone(tmp_
         "rankwise: the command of --on-failure was killed, since the run was told to stop",
         "rankwise: the command of --on-failure was not run again, since the run was told to stop",
     ]
+
+
+def test_a_run_that_waits_for_its_last_command_answers_a_signal_and_kills_it_at_the_second(
+    tmp_path: Path,
+) -> None:
+    script = write_program(tmp_path, FAILS)
+
+    command = f"echo $$ > {tmp_path}/pid; echo told; exec sleep 1000"
+
+    with start("run", "--on-failure", command, script) as failed:
+        failed.wait_for("told", stream="stderr")
+        failed.signal(signal.SIGTERM)
+        failed.wait_for("SIGTERM: waiting 30 s for the command", stream="stderr")
+        failed.signal(signal.SIGTERM)
+        done = failed.finish(WITHIN_S)
+
+    assert done.code == 7, done
+    assert "the command of --on-failure was killed, since the run was told to stop" in done.stderr
+    assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()

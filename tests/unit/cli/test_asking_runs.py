@@ -26,6 +26,8 @@ from rankwise.cli.runs_here import (
     complete_run,
 )
 from rankwise.cli.stacks import render
+from rankwise.drivers.real.hosting import signal_shield
+from rankwise.launch.cluster import etcd_program
 from rankwise.launch.control.addresses import shown_id
 from rankwise.launch.control.client import Heard, RunSummary, RunSuspended, RunUnreachable
 from rankwise.launch.control.server import ControlServer, Reply, Request
@@ -498,6 +500,28 @@ def test_the_doctor_says_what_to_do(tmp_path: Path) -> None:
         Verdict.WARNING,
     ]
     assert findings[2].text == "at most 256; many ranks may need more: ulimit -n 4096"
+
+
+def test_the_doctor_tells_whether_a_member_of_an_own_etcd_can_be_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    etcd = tmp_path / "etcd"
+    monkeypatch.setattr(etcd_program, "has_certificates", lambda: True)
+    assert doctor.check_own_etcd(str(tmp_path)).verdict is Verdict.OK  # none is needed
+
+    etcd.write_text("#!/bin/sh\necho etcd Version: 3.5.4")
+    etcd.chmod(0o700)
+    refused = doctor.check_own_etcd(str(tmp_path))
+    etcd.write_text("#!/bin/sh\necho etcd Version: 3.5.6")
+    fit = doctor.check_own_etcd(str(tmp_path))
+    monkeypatch.setattr(signal_shield, "_ARCHITECTURES", {})
+    unshielded = doctor.check_own_etcd(str(tmp_path))
+
+    assert (refused.verdict, fit.verdict) == (Verdict.WARNING, Verdict.OK)
+    assert "3.5.4, which may corrupt" in refused.text
+    assert "a member of a run's own" in fit.text
+    assert unshielded.verdict is Verdict.WARNING
+    assert unshielded.text.startswith("seccomp is refused")
 
 
 def test_the_doctor_finds_the_memory_accounting_that_runs_use(tmp_path: Path) -> None:

@@ -1,8 +1,11 @@
 """Which etcd may hold a run, and where its members are."""
 
+import os
+import select
 from pathlib import Path
 
 import pytest
+from running import WITHIN_S
 
 from rankwise.base.errors import ConfigError
 from rankwise.launch.cluster.etcd_program import check_version
@@ -33,6 +36,19 @@ def test_a_node_without_an_endpoint_runs_no_member(tmp_path: Path) -> None:
         pass
 
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_wrapper_has_started_ends_with_it(tmp_path: Path) -> None:
+    own = OwnEtcd("a,b,c", "run", "token", lambda: True, own_hosts=(), place=tmp_path)
+    said, log_fd = os.pipe()
+
+    with own, os.fdopen(said), os.fdopen(log_fd, "wb") as log:
+        own._run_member(["sh", "-c", "sleep 1000 &"], log)
+        log.close()
+
+        ready, _, _ = select.select([said], [], [], WITHIN_S)
+        assert ready, "somebody could still write"
+        assert os.read(said, 1) == b""
 
 
 def test_folders_that_nobody_holds_are_removed_by_the_next_agent(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 SIGKILL = 9
 SIGTERM = 15
+SHUT_RDWR = 2
 PORTS_TRIED_MAX = 100
 """So often a port is reserved of which the next one is taken, before it has to do without that."""
 ANY_ADDRESS = {4: "0.0.0.0", 6: "::"}  # noqa: S104  # rank 0 must be reachable from other nodes
@@ -182,6 +183,8 @@ class RealNodeHost:
             self._over.add(stimulus.local_rank)
             if len(self._over) == self._parts.job.gang.size:
                 self._tell_step(stimulus.attempt)
+            if self._agreement is not None and not stimulus.exit.ok:
+                self._tell_end(stimulus.local_rank)
         assert not isinstance(stimulus, Started | RecallRequested | Resumed), (
             "the agent starts its gangs itself"
         )
@@ -199,6 +202,32 @@ class RealNodeHost:
         step = None if segment is None else segment.steps()
         if step is not None:
             self._deliver(StepTold(number, step))
+
+    def _tell_end(self, local_rank: int) -> None:
+        """Let no rank on its way to the step wait for this one, if they are not connected yet."""
+        world = self._parts.planner.world
+        if not world.collectives_key:
+            return
+        if world.rank(local_rank) == 0:
+            if self._listener is not None:
+                self._listener.shutdown(SHUT_RDWR)  # for those in its queue, too
+            return
+        self._in_thread(partial(self._tell_rank_0_of_end, world, local_rank))
+
+    def _tell_rank_0_of_end(self, world: launch_world.World, local_rank: int) -> None:
+        from rankwise.collectives.connecting import Connector, Whereabouts  # noqa: PLC0415  # rare
+
+        here = Whereabouts(
+            rank=world.rank(local_rank),
+            size=world.size,
+            node=world.node_rank,
+            local_rank=local_rank,
+            local_size=self._parts.job.gang.size,
+            address=world.master_addr,
+            port=world.master_port + 1,
+            key=bytes.fromhex(world.collectives_key),
+        )
+        Connector(here, "to stop", self._parts.job.gang.grace).tell_end()
 
     def _prepare(self, number: int, node_check: "NodeCheck") -> None:
         """In a thread: look at the node, reserve a port, tell."""

@@ -30,7 +30,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from signal import SIGHUP, SIGINT, SIGTERM
+from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM
 from threading import Event, Thread
 from typing import BinaryIO, Self
 
@@ -130,8 +130,8 @@ class OwnEtcd:
 
     def _end_member(self) -> None:
         self._is_closed.set()
-        if self._process is not None:
-            self._process.kill()
+        if self._process is not None and self._process.returncode is None:
+            _kill(self._process)
         self._thread.join()
 
     def command(self) -> list[str]:
@@ -236,7 +236,7 @@ class OwnEtcd:
                 pause_s = min(2 * pause_s, RESTART_PAUSE_LONGEST_S)
 
     def _run_member(self, command: list[str], log: BinaryIO) -> None:
-        """Start the member, and wait for its end."""
+        """Start the member, and wait for its end. What a wrapper has started ends with that."""
         self._process = subprocess.Popen(
             command,
             env=_environment(),
@@ -245,9 +245,16 @@ class OwnEtcd:
             pass_fds=self._inherited,
             preexec_fn=partial(_prepare_member, os.getpid()),  # noqa: PLW1509  # two calls
         )  # fmt: skip
-        if self._is_closed.is_set():
-            self._process.kill()
+        if not self._is_closed.is_set():
+            os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+        _kill(self._process)
         self._process.wait()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill it and its group, which is its own. It must not have been waited for."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, SIGKILL)
 
 
 def _prepare_member(agent: int) -> None:

@@ -10,7 +10,9 @@ import ctypes
 import os
 import signal
 import struct
+import subprocess
 from collections.abc import Collection
+from functools import partial
 
 _SET_NO_NEW_PRIVILEGES = 38
 """Without it only root may set a filter; it keeps the program from becoming another user."""
@@ -52,6 +54,16 @@ def ignore_for_good(signals: Collection[signal.Signals]) -> None:
     ):
         if _prctl(option, value, pointer, None, None) != 0:
             raise OSError(ctypes.get_errno(), f"the kernel refused prctl({option})")
+
+
+def can_ignore_for_good() -> bool:
+    """Whether this kernel, and what the process is confined by, lets programs be started so."""
+    command = ["/bin/sh", "-c", ":"]
+    try:
+        subprocess.run(command, check=False, preexec_fn=partial(ignore_for_good, ()))
+    except subprocess.SubprocessError:  # whatever was raised before exec
+        return False
+    return True
 
 
 def _filter(architecture: int, rt_sigaction: int, signals: Collection[signal.Signals]) -> bytes:
