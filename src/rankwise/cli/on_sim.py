@@ -76,7 +76,10 @@ def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, 
     from rankwise.base.failure import OutcomeStatus  # noqa: PLC0415  # not for --help
     from rankwise.cli.run_files import RunFiles  # noqa: PLC0415  # the same
     from rankwise.launch.on_sim.exploration import Order, run_in_order  # noqa: PLC0415  # the same
-    from rankwise.launch.on_sim.fault_plan import read_faults  # noqa: PLC0415  # the same
+    from rankwise.launch.on_sim.fault_plan import (  # noqa: PLC0415  # the same
+        read_chip_happenings,
+        read_faults,
+    )
     from rankwise.launch.on_sim.rehearsal import Rehearsal  # noqa: PLC0415  # after all checks
     from rankwise.launch.supervision import tell  # noqa: PLC0415  # the same
 
@@ -101,6 +104,7 @@ def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, 
         keeps_log=(options.trace, options.report) != (None, None),
         has_virtual_clock=options.virtual_clock,
         faults=faults,
+        chip_faults=read_chip_happenings(options.faults, has_machine=machine is not None),
     )
     _check_one_order(options)
     _check_packages(options)

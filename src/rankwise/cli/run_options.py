@@ -469,9 +469,10 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         ),
         _ours(
             "--faults FAULT|PLAN.yaml",
-            "Faults of ranks and nodes, such as kill:rank=3@collective=9, slow:rank=2,by=10ms or "
-            "kill:node=1,at=10s,back_after=30s; docs/howto/faults.md has them all. May be given "
-            "several times.",
+            "Faults of ranks, nodes and the machine's chips, such as kill:rank=3@collective=9, "
+            "slow:rank=2,by=10ms, kill:node=1,at=10s,back_after=30s or "
+            "slow:link=sip0-sip1,times=4; docs/howto/faults.md has them all. May be given several "
+            "times.",
             multiple=True,
             default=(),
             default_shown="none",

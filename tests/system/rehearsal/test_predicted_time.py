@@ -65,6 +65,18 @@ def test_an_all_reduce_takes_its_closed_form(size: int) -> None:
     assert predicted(timed_all_reduce, size) == EXACT([all_reduce(size, 4)] * 4, rel=1e-6)
 
 
+def test_faults_of_ranks_and_of_chips_can_be_in_one_list() -> None:
+    faults = ["slow:link=sip2-switch,times=3", "late:rank=1,by=1ms@collective=2"]
+    size = 1 << 24
+
+    times = rankwise.run(
+        timed_all_reduce, (size,), 4, on=f"sim:{MACHINE}", virtual_clock=True, faults=faults
+    )
+
+    on_links = all_reduce(size, 4) - 4 * ALPHA_S
+    assert times[1] - 1e-3 == EXACT(3 * on_links, rel=0.02)  # in each round one is on a slow link
+
+
 def test_a_late_rank_makes_the_others_wait() -> None:
     def meet() -> float:
         time.sleep(rankwise.rank())
@@ -366,6 +378,8 @@ def test_a_page_about_a_run_without_a_machine_tells_why_it_failed(tmp_path: Path
         ("--on sim --report r.html --explore 2", "several schedules needs a machine"),
         ("--on sim:nowhere.yaml", "there is no topology file 'nowhere.yaml'"),
         ("--on sim:switch8 --report no/r.html", "there is no directory 'no'"),
+        ("--on sim --faults jitter:percent=5", "these ranks have no machine (--on sim:MACHINE has"),
+        ("--on sim:switch8 --faults slow:link=sip0-sip1,times=2", "has no link 'sip0->sip1'"),
         ("--on ray:x", "'ray:x' is not 'ray', 'sim' or 'sim:MACHINE'"),
     ],
 )

@@ -2,7 +2,8 @@
 
 The language is that of `rankwise sim cluster --faults`: a list of `happenings`, each with its kind
 in `what`, and durations with their unit. The short form is one of them in a word. What names a node
-instead of a rank is the node's: `kill:node=1@collective=9`.
+instead of a rank is the node's: `kill:node=1@collective=9`. What names a part of a chip is for the
+machine that ranks are predicted on: `slow:link=sip0-sip1,times=4`.
 """
 
 import os
@@ -27,18 +28,15 @@ _STRIKE_NODES = [tag.removesuffix(_NODE) for tag in _OF_NODES]
 _EXAMPLE = "kill:rank=3@collective=9"
 _EXAMPLES = {"rank": "1", "node": "1", "by": "5s", "bit": "0"}
 _DURATIONS = ("by", "at", "back_after")
-
-
-class FaultPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is in such a file."""
-
-    happenings: tuple[Fault, ...]
+_OF_CHIPS = frozenset({"link", "pe", "times", "percent"})
+Happening = tuple[str, dict[str, Any]]
+"""What errors call it, and its fields."""
 
 
 def read_faults(
     words: Sequence[str], size: int, label: str = "--faults", *, node_count: int = 1
 ) -> tuple[Fault, ...]:
-    """Read all faults that the words tell of, each in the short form or as the name of a file.
+    """Read all faults of ranks and nodes, each in the short form or as the name of a file.
 
     Args:
         words: as the user gives them.
@@ -51,7 +49,11 @@ def read_faults(
             or one node is late twice.
     """
     late: set[int] = set()
-    faults = tuple(fault for word in words for fault in _read(word, label))
+    faults = tuple(
+        _converted(called, happening)
+        for called, happening in read_happenings(words, _OF_RANKS, _EXAMPLE, label)
+        if not _is_of_chip(happening)
+    )
     for fault in faults:
         if isinstance(fault, FaultOfNode):
             what, number, count = "node", fault.node, node_count
@@ -70,10 +72,36 @@ def _told(what: str, count: int) -> str:
     return f"there are {what}s 0 to {count - 1}" if count > 1 else f"there is {what} 0 alone"
 
 
+def read_chip_happenings(
+    words: Sequence[str], label: str = "--faults", *, has_machine: bool
+) -> list[Happening]:
+    """What else the same words tell of: the faults of the machine of the ranks.
+
+    Raises:
+        ConfigError: a word or a file cannot be read; there is no machine, or none of the ranks'
+            times depends on such a part.
+    """
+    chips = [
+        each for each in read_happenings(words, _OF_RANKS, _EXAMPLE, label) if _is_of_chip(each[1])
+    ]
+    for called, happening in chips:
+        if not has_machine:
+            raise ConfigError(
+                f"{called}: this is a fault of a chip, and these ranks have no machine",
+                hint="--on sim:MACHINE has one, and so have rankwise sim run and sim bench",
+            )
+        if "host" in str(happening.get("link", "")):
+            raise ConfigError(
+                f"{called}: copies between host and device take no time with --on sim:MACHINE",
+                hint="they do with rankwise sim run and rankwise sim bench",
+            )
+    return chips
+
+
 def read_happenings(
     words: Sequence[str], kinds: Iterable[str], example: str, label: str = "--faults"
-) -> list[tuple[str, dict[str, Any]]]:
-    """What the words tell of, unchecked but for durations: what errors call it, and its fields.
+) -> list[Happening]:
+    """What the words tell of, unchecked but for durations.
 
     Args:
         words: as the user gives them.
@@ -86,7 +114,11 @@ def read_happenings(
     """
     found = []
     for word in words:
-        tree, is_file = _tree_of(word, label, kinds, example)
+        is_file = os.path.exists(word) or word.endswith((".yaml", ".yml"))
+        if is_file:
+            tree = read_tree(word)
+        else:
+            tree = {"happenings": [_from_short_form(word, label, kinds, example)]}
         unknown = [key for key in tree if key != "happenings"]
         happenings = tree.get("happenings")
         if unknown or not isinstance(happenings, list):
@@ -98,47 +130,27 @@ def read_happenings(
             called = f"{label} {word}" + (f": happenings[{number}]" if is_file else "")
             if not isinstance(happening, dict):
                 raise ConfigError(f"{called}: {happening!r} is no fault: it has no what")
-            _convert_durations(word, happening, label)
+            _convert_durations(called, happening)
             found.append((called, happening))
     return found
 
 
-def _tree_of(
-    word: str, label: str, kinds: Iterable[str], example: str
-) -> tuple[dict[str, Any], bool]:
-    """What a file holds, or the word itself as a file would; and whether it is a file."""
-    if os.path.exists(word) or word.endswith((".yaml", ".yml")):
-        return read_tree(word), True
-    return {"happenings": [_from_short_form(word, label, kinds, example)]}, False
+def _is_of_chip(happening: dict[str, Any]) -> bool:
+    return happening.get("what") == "jitter" or bool(happening.keys() & _OF_CHIPS)
 
 
-def _read(word: str, label: str) -> tuple[Fault, ...]:
-    tree, is_file = _tree_of(word, label, _OF_RANKS, _EXAMPLE)
-    for happening in tree.get("happenings") or ():
-        if isinstance(happening, dict):
-            _refuse_chips(word, happening, label)
-            if "node" in happening and f"{happening.get('what')}{_NODE}" in _OF_NODES:
-                happening["what"] += _NODE
-            _convert_durations(word, happening, label)
-            _convert_signal(word, happening, label)
-            if not is_file:
-                _check(word, happening, label)
+def _converted(called: str, happening: dict[str, Any]) -> Fault:
+    if "node" in happening and f"{happening.get('what')}{_NODE}" in _OF_NODES:
+        happening["what"] += _NODE
+    _convert_signal(called, happening)
+    _check(called, happening)
     try:
-        return msgspec.convert(tree, FaultPlan, strict=False).happenings
+        fault: Fault = msgspec.convert(happening, Fault, strict=False)
     except msgspec.ValidationError as error:
-        problem = kinds_in_words(str(error))
-        problem = problem if is_file else problem.replace(" - at `$.happenings[0]`", "")
         raise ConfigError(
-            f"{label} {word}: {problem}", hint="docs/howto/faults.md lists the faults"
+            f"{called}: {kinds_in_words(str(error))}", hint="docs/howto/faults.md lists the faults"
         ) from None
-
-
-def _refuse_chips(word: str, happening: dict[str, Any], label: str) -> None:
-    if happening.get("what") == "jitter" or happening.keys() & {"link", "pe"}:
-        raise ConfigError(
-            f"{label} {word}: this is a fault of a chip, and these are ranks",
-            hint="rankwise sim run and rankwise sim bench have machines with such faults",
-        )
+    return fault
 
 
 def _from_short_form(word: str, label: str, kinds: Iterable[str], example: str) -> dict[str, Any]:
@@ -167,13 +179,13 @@ def _from_short_form(word: str, label: str, kinds: Iterable[str], example: str) 
     return fields
 
 
-def _check(word: str, fields: dict[str, Any], label: str) -> None:
+def _check(called: str, fields: dict[str, Any]) -> None:
     """Refuse what is no fault in words that fit the short form."""
-    what = fields["what"]
+    what = str(fields.get("what", ""))
     kind = _OF_RANKS.get(what) or _OF_NODES.get(what)
     if kind is None:
         raise ConfigError(
-            f"{label} {word}: there is no fault {what!r}", hint=hint_on_name(what, _OF_RANKS)
+            f"{called}: there is no fault {what!r}", hint=hint_on_name(what, _OF_RANKS)
         )
     if what in _OF_NODES:
         what = f"{what.removesuffix(_NODE)} of a node"
@@ -187,11 +199,11 @@ def _check(word: str, fields: dict[str, Any], label: str) -> None:
         if name not in known:
             hint = f"only {' and '.join(_STRIKE_NODES)} strike nodes" if name == "node" else None
             raise ConfigError(
-                f"{label} {word}: {what} has no {name!r}", hint=hint or hint_on_name(name, known)
+                f"{called}: {what} has no {name!r}", hint=hint or hint_on_name(name, known)
             )
         is_number = known[name].type in (int, int | None)
         if is_number and not str(value).lstrip("-").isdecimal():
-            raise ConfigError(f"{label} {word}: {name} is {value!r}, expected a whole number")
+            raise ConfigError(f"{called}: {name} is {value!r}, expected a whole number")
     missing = [name for name, field in known.items() if field.required and name not in fields]
     if {"rank", "node"} <= set(missing):
         missing = ["rank", *(name for name in missing if name not in ("rank", "node"))]
@@ -202,12 +214,12 @@ def _check(word: str, fields: dict[str, Any], label: str) -> None:
         place = "node" if fields["what"] in _OF_NODES else "rank"
         example = ",".join(f"{name}={_EXAMPLES[name]}" for name in dict.fromkeys([place, *missing]))
         raise ConfigError(
-            f"{label} {word}: {what} needs {' and '.join(needed)}",
+            f"{called}: {what} needs {' and '.join(needed)}",
             hint=f"as in {fields['what'].removesuffix(_NODE)}:{example}",
         )
 
 
-def _convert_signal(word: str, happening: dict[str, Any], label: str) -> None:
+def _convert_signal(called: str, happening: dict[str, Any]) -> None:
     name = happening.get("signal")
     if not isinstance(name, str) or name.isdecimal():
         return
@@ -215,11 +227,11 @@ def _convert_signal(word: str, happening: dict[str, Any], label: str) -> None:
         happening["signal"] = int(Signals[name])
     except KeyError:
         raise ConfigError(
-            f"{label} {word}: signal is {name!r}, expected a number, or a name such as SIGTERM"
+            f"{called}: signal is {name!r}, expected a number, or a name such as SIGTERM"
         ) from None
 
 
-def _convert_durations(word: str, happening: dict[str, Any], label: str) -> None:
+def _convert_durations(called: str, happening: dict[str, Any]) -> None:
     for name in _DURATIONS:
         if name not in happening:
             continue
@@ -227,5 +239,5 @@ def _convert_durations(word: str, happening: dict[str, Any], label: str) -> None
         if duration is None:
             is_negative = parse_duration(str(happening[name]).strip().removeprefix("-")) is not None
             expected = "0 s or more" if is_negative else "a duration with its unit, as 5s or 200ms"
-            raise ConfigError(f"{label} {word}: {name} is {happening[name]!r}, expected {expected}")
+            raise ConfigError(f"{called}: {name} is {happening[name]!r}, expected {expected}")
         happening[name] = duration

@@ -10,7 +10,7 @@ from rankwise.launch.job import Job
 from rankwise.launch.limits import shown
 from rankwise.launch.notices import notice
 from rankwise.launch.on_sim.exploration import Order, run_in_order
-from rankwise.launch.on_sim.fault_plan import read_faults
+from rankwise.launch.on_sim.fault_plan import read_chip_happenings, read_faults
 from rankwise.launch.on_sim.output import write_all
 from rankwise.launch.on_sim.rehearsal import Rehearsal
 from rankwise.launch.outcomes import raise_unless_succeeded
@@ -47,6 +47,7 @@ class Simulation(NamedTuple):
             machine=machine,
             seed=self.seed,
             faults=read_faults(faults, job.gang.size, "faults:"),
+            chip_faults=read_chip_happenings(faults, "faults:", has_machine=machine is not None),
             device=self.device,
             has_virtual_clock=self.virtual_clock,
         )

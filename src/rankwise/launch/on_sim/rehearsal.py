@@ -80,6 +80,7 @@ class Rehearsal:
         seed: what the ranks' random states begin from.
         schedule: decides what the run leaves open; None takes what comes first.
         faults: the faults of ranks and nodes.
+        chip_faults: those of the machine: what errors call each, and its fields.
         device: `cuda` lets programs of torch find modelled CUDA devices.
         machine: a preset or a topology file, each device of which is a rank's; None: no time but
             what is slept.
@@ -107,6 +108,7 @@ class Rehearsal:
         seed: int = 0,
         schedule: Schedule | None = None,
         faults: Sequence[Fault] = (),
+        chip_faults: Sequence[tuple[str, dict[str, Any]]] = (),
         device: str = "cpu",
         machine: str | None = None,
         packages: Sequence[str] = (),
@@ -122,10 +124,14 @@ class Rehearsal:
         self.prediction: Prediction | None = None
         if machine is not None:
             from rankwise.sim import prediction  # noqa: PLC0415  # only there
+            from rankwise.sim.hardware.faults import read_chip_faults  # noqa: PLC0415  # the same
             from rankwise.sim.hardware.topology import load_topology  # noqa: PLC0415  # the same
 
+            topology = load_topology(machine)
             self.prediction = prediction.Prediction(
-                load_topology(machine), self.size, keeps_log=keeps_log
+                topology.with_faults(read_chip_faults(chip_faults, topology)),
+                self.size,
+                keeps_log=keeps_log,
             )
         self._has_virtual_clock = has_virtual_clock
         self.job = job

@@ -13,6 +13,7 @@ slots are passed on while later ones still come in.
 
 from collections import deque
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -47,11 +48,19 @@ class Roofline(NamedTuple):
 
 
 def roofline_of(
-    topology: Topology, dtype: str, *, engine: Literal["gemm", "math"] = "gemm", sips: int = 1
+    topology: Topology,
+    dtype: str,
+    *,
+    engine: Literal["gemm", "math"] = "gemm",
+    sips: int = 1,
+    times: Fraction | int = 1,
 ) -> Roofline:
-    """The roofline of some devices, for one dtype and one of the two engines."""
+    """The roofline of some devices, for one dtype and one of the two engines.
+
+    All PEs do an equal share, and take so many `times` as long as they should.
+    """
     spec, clock = topology.machine, topology.machine.system.clock
-    pes = sips * topology.pe_count
+    pes = float(sips * topology.pe_count / times)
     per_cycle = (
         spec.pe.gemm.flops_per_cycle if engine == "gemm" else spec.pe.math.elements_per_cycle
     )

@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from rankwise.sim.hardware.faults import Damage, live_route
 from rankwise.sim.hardware.quantities import Rate, picoseconds
 from rankwise.sim.hardware.routing import sip_route
 from rankwise.sim.hardware.specification import Graph, LinkSpec, SipsSpec
@@ -128,9 +129,15 @@ class Wiring:
         """How long it takes to combine so many received bytes with what is there."""
         return self._memory.time_for(3 * size) if self._memory is not None and size else 0
 
+    def duration(self, size: int) -> Picoseconds:
+        """How long a link is busy with so many bytes; by link where they differ."""
+        return np.array(self.rate.time_for(size), np.int64)
+
     def links_between(self, source: int, destination: int) -> list[int]:
         """The links from one position to another, counted within the group."""
-        nodes = sip_route(self._sips, source, destination)
+        return self._links(source, sip_route(self._sips, source, destination))
+
+    def _links(self, source: int, nodes: list[int]) -> list[int]:
         pairs = zip([source, *nodes], nodes, strict=False)
         return [one * self._nodes + other for one, other in pairs]
 
@@ -143,10 +150,16 @@ class PlacedWiring(Wiring):
         homes: the device of each member.
         algorithm: how they go about it.
         costs: what messages cost besides the links.
+        damage: what faults have done to the links.
     """
 
     def __init__(
-        self, sips: SipsSpec, homes: tuple[int, ...], algorithm: Algorithm, costs: MessageCosts
+        self,
+        sips: SipsSpec,
+        homes: tuple[int, ...],
+        algorithm: Algorithm,
+        costs: MessageCosts,
+        damage: Damage,
     ) -> None:
         dimension = Dimension(
             count=len(homes),
@@ -155,7 +168,7 @@ class PlacedWiring(Wiring):
             latency_ns=sips.link.latency_ns,
         )
         super().__init__(dimension, 1, len(homes), costs)
-        self._sips, self._homes = sips, homes
+        self._sips, self._homes, self._damage = sips, homes, damage
         self._nodes = sips.count + (sips.graph == "switch")
         self.first_link = np.zeros(len(homes), np.int64)
         self.link_free = np.zeros(self._nodes * self._nodes, np.int64)
@@ -163,4 +176,15 @@ class PlacedWiring(Wiring):
 
     def links_between(self, source: int, destination: int) -> list[int]:
         """The links from the device of one member to that of another."""
-        return super().links_between(self._homes[source], self._homes[destination])
+        here, there = self._homes[source], self._homes[destination]
+        return self._links(here, live_route(self._sips, here, there, self._damage.dead))
+
+    def duration(self, size: int) -> Picoseconds:
+        """How long a link is busy with so many bytes; by link where some are slow."""
+        usual = super().duration(size)
+        if not self._damage.rates:
+            return usual
+        durations = np.full_like(self.link_free, usual)
+        for (one, other), rate in self._damage.rates.items():
+            durations[one * self._nodes + other] = rate.time_for(size)
+        return durations

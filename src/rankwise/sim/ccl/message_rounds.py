@@ -127,12 +127,15 @@ class RoundNetwork:
     ) -> Picoseconds:
         wiring = self.wiring
         wiring.messages += len(paths.sources)
-        duration = wiring.rate.time_for(each.size)
+        duration = wiring.duration(each.size)
         arrival = ready[paths.sources]
         for links, is_exclusive in zip(paths.hops, paths.is_exclusive, strict=True):
             arrival = self._cross(links, arrival, duration, each.size, is_exclusive=is_exclusive)
         if not wiring.costs.contention or wiring.costs.cut_through:
-            arrival = arrival + duration * (paths.hops[0] >= 0)
+            # Its tail comes as long after its head as the slowest link takes for all of it.
+            arrival = arrival + np.max(
+                [np.where(links >= 0, _of(duration, links), 0) for links in paths.hops], axis=0
+            )
         taken_in = wiring.endpoint + wiring.reduction(reduced)
         result = ready.copy()
         if paths.are_apart:
@@ -143,13 +146,20 @@ class RoundNetwork:
         return result
 
     def _cross(
-        self, links: Indexes, arrival: Picoseconds, duration: int, size: int, *, is_exclusive: bool
+        self,
+        links: Indexes,
+        arrival: Picoseconds,
+        durations: Picoseconds,
+        size: int,
+        *,
+        is_exclusive: bool,
     ) -> Picoseconds:
         wiring = self.wiring
         crossing = links >= 0
         everyone = bool(crossing.all())
         chosen = links if everyone else links[crossing]
         came = arrival if everyone else arrival[crossing]
+        duration = _of(durations, chosen)
         if not wiring.costs.contention:
             left = came + wiring.latency
         elif is_exclusive:
@@ -204,15 +214,20 @@ class RoundNetwork:
         )
 
 
+def _of(durations: Picoseconds, links: Indexes) -> Picoseconds:
+    return durations[links] if durations.ndim else durations
+
+
 def _are_distinct(links: Indexes) -> bool:
     used = links[links >= 0]
     return bool(np.unique(used).size == used.size)
 
 
-def _queue(links: Indexes, came: Picoseconds, duration: int) -> Picoseconds:
+def _queue(links: Indexes, came: Picoseconds, duration: Picoseconds) -> Picoseconds:
     """When each message has left its link, if those of one link are served by arrival."""
     order = np.lexsort((came, links))
     links, came = links[order], came[order]
+    duration = duration[order] if duration.ndim else duration
     first = np.flatnonzero(np.concatenate(([True], links[1:] != links[:-1])))
     segment = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(links))))
     position = np.arange(len(links)) - first[segment]

@@ -37,6 +37,7 @@ from rankwise.sim.ccl.message_model import (
 )
 from rankwise.sim.ccl.message_rounds import RoundNetwork
 from rankwise.sim.ccl.message_trees import TreeNetwork
+from rankwise.sim.hardware.faults import Damage
 from rankwise.sim.hardware.specification import SipsSpec
 
 __all__ = [
@@ -106,6 +107,7 @@ def collective_time(
 
 
 _AS_THE_MACHINE = MessageCosts(cut_through=True)
+NO_DAMAGE = Damage({}, frozenset())
 
 
 def placed_time(
@@ -114,6 +116,8 @@ def placed_time(
     sips: SipsSpec,
     homes: tuple[int, ...],
     algorithm: Algorithm,
+    *,
+    damage: Damage = NO_DAMAGE,
 ) -> int:
     """Picoseconds of a collective between some devices of an otherwise idle machine.
 
@@ -123,9 +127,13 @@ def placed_time(
         sips: what connects the devices; messages cut through, as on the machine itself.
         homes: the device of each member, the root's first.
         algorithm: how they go about it; `rooted` for what has a root, and for barriers.
+        damage: what faults have done to the links.
+
+    Raises:
+        Unreachable: links have died, and no way is left between two members.
     """
     chunk = Chunk(size, np.zeros(len(homes), np.int64))
-    RoundNetwork(PlacedWiring(sips, homes, algorithm, _AS_THE_MACHINE)).run_phase(
+    RoundNetwork(PlacedWiring(sips, homes, algorithm, _AS_THE_MACHINE, damage)).run_phase(
         collective, [chunk]
     )
     return int(chunk.ready.max())

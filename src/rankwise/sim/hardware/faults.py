@@ -21,9 +21,10 @@ takes the shortest way that is left. Where none is left, the run fails and says 
 """
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from fractions import Fraction
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -34,10 +35,10 @@ from rankwise.base.units import ZERO, Duration
 from rankwise.base.wording import kinds_in_words
 from rankwise.sim.hardware.cost_models import CostModel
 from rankwise.sim.hardware.quantities import Rate, exactly
-from rankwise.sim.hardware.routing import Hop, sip_edges
+from rankwise.sim.hardware.routing import Hop, detour, sip_edges, sip_route
 
 if TYPE_CHECKING:
-    from rankwise.sim.hardware.specification import MachineSpec
+    from rankwise.sim.hardware.specification import MachineSpec, SipsSpec
     from rankwise.sim.hardware.topology import Topology
 
 _PARTS_PER_DRAW = 1 << 64
@@ -80,6 +81,18 @@ class Kill(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 ChipFault = Slow | Jitter | Kill
 KINDS: dict[str, Any] = {"slow": Slow, "jitter": Jitter, "kill": Kill}
 EXAMPLE = "slow:link=sip0-sip1,times=4"
+
+
+class Damage(NamedTuple):
+    """How the wires between devices are at an instant.
+
+    Attributes:
+        rates: of those that are slow.
+        dead: those that nothing goes over any more.
+    """
+
+    rates: Mapping[Hop, Rate]
+    dead: AbstractSet[Hop]
 
 
 class ChipFaults:
@@ -131,6 +144,23 @@ class ChipFaults:
                 share = Fraction(drawn * _SHARES // _PARTS_PER_DRAW, _SHARES)
                 times *= 1 + share * exactly(each.percent) / 100
         return times
+
+    def slowest_pe(self, sip: int) -> Fraction:
+        """How many times as long the slowest PE of a SIP takes."""
+        cubes, pes = self._machine.sip.cubes.count, self._machine.cube.pes.count
+        return max(
+            self.times(f"sip{sip}.cube{cube}.pe{pe}") for cube in range(cubes) for pe in range(pes)
+        )
+
+    def damage(self, instant: int) -> Damage:
+        """How the wires between devices are at an instant, in picoseconds."""
+        sips = self._machine.system.sips
+        wires = [hop for one, other in sip_edges(sips) for hop in ((one, other), (other, one))]
+        rates = {hop: self.slowed(_wire_name(sips, hop), sips.link.rate) for hop in wires}
+        return Damage(
+            {hop: rate for hop, rate in rates.items() if rate is not sips.link.rate},
+            {hop for at, hops in self.deaths if at <= instant for hop in hops},
+        )
 
     def is_inside(self, sip: int) -> bool:
         """Whether something inside of a SIP is not as it is in others."""
@@ -230,6 +260,27 @@ class Unreachable(SimulationError):
     """Links have died, and no way is left between two devices."""
 
 
+def live_route(
+    sips: "SipsSpec", source: int, destination: int, dead: AbstractSet[Hop]
+) -> list[int]:
+    """The nodes after SIP `source` on the way to SIP `destination`, around dead links.
+
+    Raises:
+        Unreachable: no way is left.
+    """
+    nodes = sip_route(sips, source, destination)
+    if not dead.isdisjoint(zip([source, *nodes], nodes, strict=False)):
+        around = detour(sips, source, destination, dead)
+        if around is None:
+            named = ", ".join(_wire_name(sips, hop) for hop in sorted(dead))
+            raise Unreachable(
+                f"there is no way from sip{source} to sip{destination}: dead are {named}",
+                hint="leave a way between the SIPs of all ranks",
+            )
+        return around
+    return nodes
+
+
 def read_chip_faults(
     happenings: Sequence[tuple[str, Mapping[str, Any]]], topology: "Topology"
 ) -> tuple[ChipFault, ...]:
@@ -271,6 +322,10 @@ def read_chip_faults(
         except ConfigError as error:
             raise ConfigError(f"{called}: {error.message}", hint=error.hint) from None
     return tuple(faults)
+
+
+def _wire_name(sips: "SipsSpec", hop: Hop) -> str:
+    return "->".join(f"sip{node}" if node < sips.count else "switch" for node in hop)
 
 
 def _owner(part: str) -> str:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from rankwise.base.errors import ConfigError
 from rankwise.sim.hardware.cost_models import cost_model
 from rankwise.sim.hardware.engines import GemmEngine, MathEngine
-from rankwise.sim.hardware.faults import Unreachable
+from rankwise.sim.hardware.faults import live_route
 from rankwise.sim.hardware.links import Link, start_flow
 from rankwise.sim.hardware.paths import Path
 from rankwise.sim.hardware.quantities import Rate, picoseconds
-from rankwise.sim.hardware.routing import Hop, detour, mesh_route, sip_route
+from rankwise.sim.hardware.routing import Hop, mesh_route
 from rankwise.sim.kernel import Event, Server, Simulator, Steps, all_of
 
 if TYPE_CHECKING:
@@ -474,16 +474,8 @@ class Machine:
 
     def _between_sips(self, source: int, destination: int) -> list[Link]:
         sips = self.topology.machine.system.sips
-        hops = _hops(source, sip_route(sips, source, destination))
-        if not self._dead.isdisjoint(hops):
-            nodes = detour(sips, source, destination, self._dead)
-            if nodes is None:
-                dead = ", ".join(self._wire("sip", -1, *hop).name for hop in sorted(self._dead))
-                raise Unreachable(
-                    f"there is no way from sip{source} to sip{destination}: dead are {dead}",
-                    hint="leave a way between the SIPs of all ranks",
-                )
-            hops = _hops(source, nodes)
+        nodes = live_route(sips, source, destination, self._dead)
+        hops = zip([source, *nodes], nodes, strict=False)
         return [self._wire("sip", -1, one, other) for one, other in hops]
 
     def _kill(self, hops: Sequence[Hop]) -> None:
@@ -559,10 +551,6 @@ class _Lazy:
 
 def _transfer_name(source: Memory, destination: Memory) -> str:
     return f"transfer from {source.name} to {destination.name}"
-
-
-def _hops(source: int, nodes: Sequence[int]) -> list[Hop]:
-    return list(zip([source, *nodes], nodes, strict=False))
 
 
 def _check_number(what: str, number: int, count: int, where: str) -> None:

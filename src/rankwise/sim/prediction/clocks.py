@@ -76,20 +76,21 @@ class RankClock:
 
     Attributes:
         number: of the rank.
+        device: that it has; it keeps it if it lives on as another number.
         time: its time, in picoseconds.
         steps: its account at the end of each of its steps.
         memory, memory_peak: bytes on its device, now and at most.
-        carry_out, deliver, price: those of the prediction.
+        carry_out, deliver: those of the prediction.
     """
 
     def __init__(self, prediction: "Prediction", number: int, begun_at: int) -> None:
-        self.number = number
+        self.number = self.device = number
         self.time = begun_at
         self.steps: list[Account] = []
         self.memory = self.memory_peak = 0
         self._prediction = prediction
         self.carry_out, self.deliver = prediction.carry_out, prediction.deliver
-        self.price = prediction.price
+        self._times = prediction.costs.times(number)
         self._computing = self._exposed = self._waiting = self._asleep = 0
         self._communicating = 0
 
@@ -100,6 +101,14 @@ class RankClock:
             self.time, self._computing, self._exposed, self._waiting, self._asleep,
             self._communicating,
         )  # fmt: skip
+
+    def price(self, work: Work) -> "PricedWork":
+        """How long an operation takes on its device."""
+        return self._prediction.price(work._replace(times=self._times))
+
+    def bound(self, work: Work) -> "PricedWork":
+        """The same of what a kernel does on its way: what the roofline gives, and no start."""
+        return self._prediction.bound(work._replace(times=self._times))
 
     def compute(self, priced: "PricedWork") -> None:
         """Let the time of an operation pass, which `price` has priced."""
@@ -135,15 +144,21 @@ class RankClock:
 
     def sleep(self, scheduler: Scheduler, nanoseconds: int) -> None:
         """Let time pass, for the world too."""
+        self.oversleep(nanoseconds)
+        scheduler.wait(scheduler.at(Instant(self.time // PICOSECONDS_PER_NANOSECOND)))
+
+    def oversleep(self, nanoseconds: int) -> None:
+        """Let time pass that the world knows of."""
         duration = max(nanoseconds, 0) * PICOSECONDS_PER_NANOSECOND
         self._prediction.log(self, "Wait", "sleeps", self.time, self.time + duration)
         self._asleep += duration
         self.time += duration
-        scheduler.wait(scheduler.at(Instant(self.time // PICOSECONDS_PER_NANOSECOND)))
 
     def message_arrives(self, target: int, size: int) -> int:
         """When bytes that are sent now are at another rank; this one goes on meanwhile."""
-        return self.time + self._prediction.network.message_time(self.number, target, size)
+        return self.time + self._prediction.network.message_time(
+            self.number, target, size, self.time
+        )
 
     def communicate(self, duration: int) -> None:
         """Take part in an operation, whether it will be waited for or not."""
@@ -239,6 +254,13 @@ class Prediction:
             rank.belongings[_KEY] = self.clocks[rank.number] = clock
         return clock
 
+    def delay(self, rank: Rank, nanoseconds: int, load: Any) -> None:
+        """A fault has let a rank come later to what it brings a load to, if to anything."""
+        clock = self.clock_of(rank)
+        clock.oversleep(nanoseconds)
+        if isinstance(load, Passage):
+            load.came_at = clock.time
+
     def carry_out(
         self,
         group: Group,
@@ -250,9 +272,9 @@ class Prediction:
         """Do a collective for which all members have come, and say when it begins and ends."""
         carry_out([passage.load for passage in passages])
         members = (*group.ranks[root:], *group.ranks[:root])
-        duration = self.network.time(kind, max(each.size for each in passages), members)
         free = self._group_free.get(group.name, 0)
         begin = max(free, *(passage.came_at for passage in passages))
+        duration = self.network.time(kind, max(each.size for each in passages), members, begin)
         self._group_free[group.name] = begin + duration
         for rank, passage in zip(group.ranks, passages, strict=True):
             self._pass(rank, passage, kind, begin, duration)
@@ -260,8 +282,8 @@ class Prediction:
     def deliver(self, source: int, target: int, sent: Passage, received: Passage) -> None:
         """Say when a message begins and ends for which both ends are there."""
         way = (source, target)
-        duration = self.network.message_time(source, target, sent.size)
         begin = max(sent.came_at, received.came_at, self._way_free.get(way, 0))
+        duration = self.network.message_time(source, target, sent.size, begin)
         self._way_free[way] = begin + duration
         self._pass(source, sent, f"send to {target}", begin, duration)
         self._pass(target, received, f"recv from {source}", begin, duration)

@@ -8,14 +8,22 @@ bytes. A cost model of a plug-in (`pe.cost_model`) that has a method
 What ranks take together is computed at message level over the routes of the machine
 (`ccl.message_timing`), on otherwise idle links. Where a ring and halving-doubling do the same, the
 faster one is taken.
+
+**Faults of chips.** An operation is dealt to all PEs of a device in equal shares, so it takes as
+long as the slowest of them. Messages pass slow links at their rates and go around dead ones. If a
+link dies, a collective that is under way goes on around it with what is left of it; a message that
+has begun arrives.
 """
 
+import math
+from bisect import bisect_right
+from fractions import Fraction
 from functools import cached_property
 from typing import Literal, NamedTuple
 
 from rankwise.sim.benches.bounds import Roofline, roofline_of
 from rankwise.sim.ccl.message_model import Algorithm
-from rankwise.sim.ccl.message_timing import placed_time
+from rankwise.sim.ccl.message_timing import NO_DAMAGE, placed_time
 from rankwise.sim.hardware.cost_models import PluggedCosts, cost_model
 from rankwise.sim.hardware.quantities import WIDTH_BYTES, picoseconds
 from rankwise.sim.hardware.topology import Topology
@@ -35,6 +43,7 @@ class Work(NamedTuple):
         flops: operations on the engine: of `math`, one per element.
         size: bytes that it reads and writes.
         dtype: in the words of topologies.
+        times: how many times as long it takes on its device as on one that is well.
     """
 
     name: str
@@ -42,6 +51,7 @@ class Work(NamedTuple):
     flops: int
     size: int
     dtype: str
+    times: Fraction | int = 1
 
 
 class DeviceCosts:
@@ -56,34 +66,40 @@ class DeviceCosts:
             "math": picoseconds(spec.pe.math.startup_ns),
         }
         self._factors = spec.pe.math.cost
-        self._rooflines: dict[tuple[str, Engine], Roofline] = {}
+        self._rooflines: dict[tuple[str, Engine, Fraction | int], Roofline] = {}
+
+    def times(self, device: int) -> Fraction | int:
+        """How many times as long everything takes on a device as on one that is well."""
+        faults = self._topology.faults
+        return 1 if faults is None else faults.slowest_pe(device)
 
     def bound(self, work: Work) -> tuple[str, int]:
         """What limits it, `compute` or `memory`, and how long it takes at least."""
         flops = work.flops
         if work.engine == "math":
             flops = round(flops * self._factors.get(_operation(work.name), 1))
-        return self._roofline(work.dtype, work.engine).bound(flops, work.size)
+        return self._roofline(work.dtype, work.engine, work.times).bound(flops, work.size)
 
     def time(self, work: Work) -> int:
         """How long it takes."""
         if self._plugged is not None:
             answer = self._plugged.operation(work.name, work.flops, work.size, work.dtype)
             if answer is not None:
-                return answer
-        return self._command + self._startup[work.engine] + self.bound(work)[1]
+                return math.ceil(answer * work.times)
+        startup = math.ceil(self._startup[work.engine] * work.times)
+        return self._command + startup + self.bound(work)[1]
 
     @cached_property
     def _plugged(self) -> PluggedCosts | None:
         model = cost_model(self._topology.machine)
         return model if isinstance(model, PluggedCosts) else None
 
-    def _roofline(self, dtype: str, engine: Engine) -> Roofline:
+    def _roofline(self, dtype: str, engine: Engine, times: Fraction | int) -> Roofline:
         dtype = dtype if dtype in WIDTH_BYTES else _ANY_DTYPE
-        found = self._rooflines.get((dtype, engine))
+        found = self._rooflines.get((dtype, engine, times))
         if found is None:
-            found = roofline_of(self._topology, dtype, engine=engine)
-            self._rooflines[dtype, engine] = found
+            found = roofline_of(self._topology, dtype, engine=engine, times=times)
+            self._rooflines[dtype, engine, times] = found
         return found
 
 
@@ -91,29 +107,53 @@ class Network:
     """The costs of what ranks do together; rank r has device r."""
 
     def __init__(self, topology: Topology) -> None:
+        faults = topology.faults
         self._sips = topology.machine.system.sips
-        self._known: dict[tuple[str, int, tuple[int, ...]], int] = {}
+        self._deaths = sorted({at for at, _ in faults.deaths if at}) if faults else []
+        self._damages = [faults.damage(at) for at in (0, *self._deaths)] if faults else [NO_DAMAGE]
+        self._known: dict[tuple[str, int, tuple[int, ...], int], int] = {}
 
-    def time(self, kind: str, size: int, ranks: tuple[int, ...]) -> int:
+    def time(self, kind: str, size: int, ranks: tuple[int, ...], begin: int = 0) -> int:
         """How long a collective takes.
 
         Args:
             kind: which one.
             size: bytes that a rank puts in; of a scatter, that it takes out.
             ranks: the members; of what has a root, that first.
+            begin: when.
+
+        Raises:
+            Unreachable: links have died, and no way is left between two members.
         """
-        key = (kind, size, ranks)
+        now, share = begin, Fraction(1)
+        whole = self._undisturbed(kind, size, ranks, begin)
+        for death in self._deaths:
+            if now < death < now + share * whole:
+                share -= Fraction(death - now, whole)
+                now, whole = death, self._undisturbed(kind, size, ranks, death)
+        return now - begin + round(share * whole)
+
+    def message_time(self, source: int, target: int, size: int, begin: int = 0) -> int:
+        """How long a message takes from one rank to another that is sent at an instant.
+
+        Raises:
+            Unreachable: links have died, and no way is left.
+        """
+        if source == target:
+            return 0
+        return self._undisturbed("broadcast", size, (source, target), begin)
+
+    def _undisturbed(self, kind: str, size: int, ranks: tuple[int, ...], begin: int) -> int:
+        """How long it takes if no link dies meanwhile."""
+        died = bisect_right(self._deaths, begin)
+        key = (kind, size, ranks, died)
         time = self._known.get(key)
         if time is None:
             time = self._known[key] = min(
-                placed_time(kind, size, self._sips, ranks, algorithm)  # type: ignore[arg-type]
+                placed_time(kind, size, self._sips, ranks, algorithm, damage=self._damages[died])  # type: ignore[arg-type]
                 for algorithm in _algorithms(kind, len(ranks))
             )
         return time
-
-    def message_time(self, source: int, target: int, size: int) -> int:
-        """How long a message takes from one rank to another."""
-        return self.time("broadcast", size, (source, target)) if source != target else 0
 
 
 def _algorithms(kind: str, count: int) -> tuple[Algorithm, ...]:

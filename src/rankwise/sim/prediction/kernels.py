@@ -21,7 +21,6 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,6 +37,7 @@ from rankwise.sim.rehearsal.scheduler import Rank
 from rankwise.sim.rehearsal.world import World
 from rankwise.sim.runtime.context import RuntimeContext
 from rankwise.sim.runtime.host_tensors import buffers_behind, lent
+from rankwise.sim.runtime.placement import DeviceSelector
 from rankwise.sim.triton.constants import plain
 from rankwise.sim.triton.execution import Operation
 from rankwise.sim.triton.host import HOST_MACHINE, OTHERS, Arguments, TensorDescriptor
@@ -47,6 +47,7 @@ from rankwise.sim.triton.recording import key_of
 from rankwise.sim.triton.stand_in import installed
 
 _KEY = "kernels"
+_WELL = -1
 
 
 def find_triton(world: World, say: Callable[[str], None]) -> Callable[[], None]:
@@ -162,9 +163,9 @@ class Meter:
         if flops or self._size:
             engine: Engine = "gemm" if self._products else "math"
             work = Work(self._name, engine, flops, self._size, self._dtype)
-            self.clock.compute(self._prediction.bound(work))
+            self.clock.compute(self.clock.bound(work))
         for owner, size in self._moved.items():
-            network += self._prediction.network.message_time(owner, self.clock.number, size)
+            network += self._prediction.network.message_time(owner, self.clock.number, size, begun)
         passage = Passage(None, sum(self._moved.values()), begun)
         passage.begins_at, passage.ends_at = begun, begun + network
         self.clock.communicate(network)
@@ -199,7 +200,9 @@ class KernelTimes:
     def __init__(self, prediction: Prediction, say: Callable[[str], None]) -> None:
         self._prediction = prediction
         self._say = say
-        self._prices = _Prices()
+        # By device, if faults are inside of it; all that are well are alike.
+        self._prices: dict[int, _Prices] = defaultdict(_Prices)
+        self._contexts: dict[int, RuntimeContext] = {}
         self._complained_of: set[str] = set()
         self._untried: set[Hashable] = set()
         """Families of launches that cannot be tried."""
@@ -215,8 +218,16 @@ class KernelTimes:
         meter: Meter,
     ) -> None:
         """Run a launch of a rank, and let its time go on by what it takes."""
-        with lent(self._context, args, meta) as (on_device, by_name):
-            environment = self._environment(getattr(kernel, "__name__", "kernel"))
+        faults, device = self._prediction.topology.faults, meter.clock.device
+        place = device if faults is not None and faults.is_inside(device) else _WELL
+        prices = self._prices[place]
+        context = self._contexts.get(place)
+        if context is None:
+            engine = GraphEngine(self._prediction.topology)
+            context = RuntimeContext(engine, DeviceSelector(device), ccl={})
+            self._contexts[place] = context
+        with lent(context, args, meta) as (on_device, by_name):
+            environment = _environment(context, getattr(kernel, "__name__", "kernel"))
             function, names = chosen(environment, kernel, on_device, by_name, grid)
             given = function.bound(tuple(on_device), names)
             sizes = grid_sizes(grid, given)
@@ -224,10 +235,12 @@ class KernelTimes:
                 function.emulate(given, sizes)
                 return
             kind = _kind_of(function, given, sizes, stages_of(function, names))
-            priced = self._prices.find(kind)
+            priced = prices.find(kind)
             if priced is None and kind.family not in self._untried:
                 trial = _tried(environment, function, on_device, names, sizes)
                 priced = self._priced(kind, function, given, trial)
+                if priced is not None:
+                    prices.keep(kind, priced)
             # Others are told of its stores as soon as it is over.
             meter.clock.compute(priced or self._started)
             # The emulator has the better words, if the kernel is to blame.
@@ -239,17 +252,6 @@ class KernelTimes:
             function.emulate(given, sizes, meter)
             meter.charge()
 
-    @cached_property
-    def _context(self) -> RuntimeContext:
-        return RuntimeContext(GraphEngine(self._prediction.topology), ccl={})
-
-    def _environment(self, name: str) -> KernelEnvironment:
-        device = self._context.current_stream().device
-        sip = self._context.engine.machine.sip(device.sip)
-        return KernelEnvironment(
-            self._context.engine, device.sip, DealtPes(sip, device.pes), name, None
-        )
-
     def _priced(
         self,
         kind: "_Kind",
@@ -260,7 +262,6 @@ class KernelTimes:
         if isinstance(trial, GraphEngine):
             work = _work(function, given, trial.op_log)
             priced = PricedWork(work, self._command + trial.now)
-            self._prices.keep(kind, priced)
             self._prediction.note(priced)
             return priced
         self._untried.add(kind.family)
@@ -273,6 +274,12 @@ class KernelTimes:
                 f" it moves and calculates, and its waits: {why}"
             )
         return None
+
+
+def _environment(context: RuntimeContext, name: str) -> KernelEnvironment:
+    device = context.current_stream().device
+    sip = context.engine.machine.sip(device.sip)
+    return KernelEnvironment(context.engine, device.sip, DealtPes(sip, device.pes), name, None)
 
 
 def _tried(

@@ -214,6 +214,7 @@ class Faults:
     Attributes:
         killed: the ranks that a fault has sent a signal to in the present attempt.
         nodes: where ranks run; None while nothing happens to nodes.
+        prediction: has each rank's own time on a modelled machine, if there is one.
     """
 
     def __init__(self, faults: Sequence[Fault], say: Callable[[str], None]) -> None:
@@ -222,6 +223,7 @@ class Faults:
         self._say = say
         self.killed: set[int] = set()
         self.nodes: Nodes | None = None
+        self.prediction: Any = None
 
     def begin(self, rank: "Rank") -> None:
         """Strike the rank that runs, before its program begins."""
@@ -246,7 +248,7 @@ class Faults:
             if fault.fits(group, number):
                 self._strike(fault, rank, load, f"at operation #{number} of group {group}")
         if (delay := self._slow.get(rank.number)) is not None:
-            rank.scheduler.sleep(delay)
+            self._delay(rank, delay, load)
 
     def remarks(self) -> list[str]:
         """What the user should know at the end: which faults have never come."""
@@ -304,12 +306,17 @@ class Faults:
                 error._rankwise_is_of_a_fault = True  # noqa: SLF001 - its traceback ends at the call
                 raise error
             case Late():
-                rank.scheduler.sleep(fault.by)
+                self._delay(rank, fault.by, load)
             case Slow():
                 self._slow[rank.number] = fault.by
             case Flip():
                 if not _flipped(load, fault.element, fault.bit):
                     self._say(f"fault: there is no such bit in what rank {rank.number} brings")
+
+    def _delay(self, rank: "Rank", by: Duration, load: Any) -> None:
+        rank.scheduler.sleep(by)
+        if self.prediction is not None:
+            self.prediction.delay(rank, by, load)
 
 
 def _flipped(load: Any, element: int, bit: int) -> bool:

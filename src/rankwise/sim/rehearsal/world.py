@@ -89,6 +89,8 @@ class World:
         time = RankTime(self.scheduler, prediction, is_virtual=has_virtual_clock)
         self.substitutes = Substitutes(self.scheduler, self.belongings, seed, cpus, time)
         self._conditions = Conditions(schedule, faults)
+        if faults is not None:
+            faults.prediction = prediction
         self.size = 0
         self.steps: dict[int, int] = {}
         self.last_step: int | None = None

@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from rankwise.base.errors import ConfigError
-from rankwise.launch.on_sim.fault_plan import read_faults, read_happenings
+from rankwise.base.units import Duration
+from rankwise.launch.on_sim.fault_plan import read_chip_happenings, read_faults, read_happenings
 from rankwise.sim import GraphEngine, RuntimeContext
 from rankwise.sim.hardware import load_topology
 from rankwise.sim.hardware.faults import EXAMPLE, KINDS, Unreachable, read_chip_faults
 from rankwise.sim.hardware.topology import Topology
 from rankwise.sim.kernel import Steps
+from rankwise.sim.rehearsal.faults import Kill, Late
 from rankwise.sim.runtime.multiprocessing import SpawnException
 
 
@@ -191,10 +193,31 @@ def test_a_switch_has_links_too() -> None:
 
 
 def test_faults_of_chips_are_refused_where_there_are_ranks_only() -> None:
-    with pytest.raises(ConfigError, match="is a fault of a chip, and these are ranks") as caught:
-        read_faults(["slow:link=sip0-sip1,times=2"], 4)
+    words = ["slow:link=sip0-sip1,times=2"]
+    with pytest.raises(ConfigError, match="of a chip, and these ranks have no machine") as caught:
+        read_chip_happenings(words, has_machine=False)
 
-    assert "rankwise sim run" in str(caught.value.hint)
+    assert "--on sim:MACHINE" in str(caught.value.hint)
+
+
+def test_links_to_the_host_are_refused_where_copies_take_no_time() -> None:
+    with pytest.raises(ConfigError, match="link=sip1-host,times=2: copies between host and device"):
+        read_chip_happenings(["slow:link=sip1-host,times=2"], has_machine=True)
+
+
+def test_one_file_tells_of_ranks_and_of_chips(tmp_path: Path) -> None:
+    file = tmp_path / "faults.yaml"
+    file.write_text(
+        "happenings:\n  - {what: slow, link: sip0-sip1, times: 4}\n"
+        "  - {what: late, rank: 1, by: 5 us}\n  - {what: kill, rank: none}\n"
+    )
+    with pytest.raises(ConfigError, match=r"faults.yaml, happening 3: rank is 'none', expected a"):
+        read_faults([str(file)], 2)
+    file.write_text(file.read_text().replace("none", "0"))
+
+    assert read_faults([str(file)], 2) == (Late(rank=1, by=Duration(5_000)), Kill(rank=0))
+    ((_, fields),) = read_chip_happenings([str(file)], has_machine=True)
+    assert fields == {"what": "slow", "link": "sip0-sip1", "times": 4}
 
 
 def test_faults_can_stand_in_a_file(tmp_path: Path) -> None:
