@@ -21,6 +21,8 @@ from rankwise.base.errors import ConfigError
 from rankwise.drivers.real.logs.stamps import DATE_MARK, TIME_MARK, stamped
 from rankwise.launch.job import LogPlan, StreamChoice, Streams
 from rankwise.launch.private_places import (
+    OF_RUN,
+    held_folder,
     make_private_directory,
     new_private_path,
     remove_tree,
@@ -87,6 +89,7 @@ class LogLayout:
         self._run_id = run_id
         self._directory: str | None = None
         self._private = "" if plan.directory else new_private_path(may_survive=self.keep)
+        self._exit = contextlib.ExitStack()
 
     @property
     def directory(self) -> str | None:
@@ -129,7 +132,7 @@ class LogLayout:
         if self._directory is None:
             self._directory = self._make_run_directory()
         if not self.keep:
-            return self._private_destinations(attempt)
+            return _private_destinations(self._directory, attempt, self._size)
         attempt_directory = os.path.join(self._directory, f"attempt_{attempt}")
         remove_tree(attempt_directory)
         for local_rank in range(self._size):
@@ -142,16 +145,17 @@ class LogLayout:
         """Remove the run's directory, unless it is to be kept."""
         if self.root is not None and not self.keep:
             remove_tree(self.root)
+            self._exit.close()
 
     def _make_run_directory(self) -> str:
         parent = self._plan.directory or self._private
         # A run id may be anything, a directory's name may not.
         name = self._run_id.replace("/", "_").replace("\0", "_")[:200]
         try:
+            if self._private and not self.keep:
+                return self._exit.enter_context(held_folder(self._private, OF_RUN))
             if self._private:
                 make_private_directory(self._private)
-                if not self.keep:
-                    return self._private
             else:
                 os.makedirs(parent, exist_ok=True)
             return _make_private_directory(parent, f"{name}_")
@@ -160,20 +164,6 @@ class LogLayout:
                 f"cannot make a log directory in {error.filename or parent}: {error.strerror}",
                 hint="choose another log directory, or /dev/null for no files",
             ) from error
-
-    def _private_destinations(self, attempt: int) -> Destinations:
-        """Place error files that only rankwise reads; they need no directory each.
-
-        For 64 workers, making and removing directories takes longer than starting the workers.
-        """
-        return Destinations(
-            error_files={
-                local_rank: os.path.join(
-                    self._private, f"attempt_{attempt}_rank_{local_rank}_error.json"
-                )
-                for local_rank in range(self._size)
-            }
-        )
 
     def _destinations(self, attempt_directory: str) -> Destinations:
         plan = self._plan
@@ -197,6 +187,19 @@ class LogLayout:
             filtered_stdout=_filtered_path(attempt_directory, Streams.OUT, plan.stdout_filters),
             filtered_stderr=_filtered_path(attempt_directory, Streams.ERR, plan.stderr_filters),
         )
+
+
+def _private_destinations(directory: str, attempt: int, size: int) -> Destinations:
+    """Place error files that only rankwise reads; they need no directory each.
+
+    For 64 workers, making and removing directories takes longer than starting the workers.
+    """
+    return Destinations(
+        error_files={
+            local_rank: os.path.join(directory, f"attempt_{attempt}_rank_{local_rank}_error.json")
+            for local_rank in range(size)
+        }
+    )
 
 
 def streams_of(choice: StreamChoice, local_rank: int) -> Streams:

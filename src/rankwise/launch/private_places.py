@@ -4,13 +4,25 @@ The run removes its own when it ends, and its guardian when the agent is killed.
 worker of another one may be killed together with its guardian, which leaves nobody to remove
 anything. So every run names a place for such runs to its workers, and removes that as well. Nothing
 is there until a nested run makes it.
+
+If the agent and its guardian are killed at once, nobody is left either; nor has a run of simulated
+ranks a guardian. So what is in such a directory is in a *held folder*: its process has a lock on it
+for as long as it lives, and the next run of this user removes those that nobody holds. A folder
+gets its name when it is locked: nobody can find one that is about to be locked. What the user has
+asked for is in no such folder.
 """
 
 import contextlib
 import os
+from collections.abc import Iterator
+from fcntl import LOCK_EX, LOCK_NB, flock
 
 NESTED_RUNS_VARIABLE = "RANKWISE_NESTED_RUNS"
 """Where runs inside a worker put what must not outlive the outer run."""
+OF_ETCD, OF_RUN = "etcd", "run"
+"""What is in a held folder: the data of a member of the run's own etcd, or what ranks report."""
+_PREFIX = "rankwise_"
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def new_private_path(*, may_survive: bool = False) -> str:
@@ -22,12 +34,56 @@ def new_private_path(*, may_survive: bool = False) -> str:
         may_survive: whether the directory might have to outlive the run around this one.
     """
     parent = "" if may_survive else os.environ.get(NESTED_RUNS_VARIABLE, "")
-    return os.path.join(parent or _temporary_directory(), f"rankwise_{os.urandom(8).hex()}")
+    return os.path.join(parent or _temporary_directory(), f"{_PREFIX}{os.urandom(8).hex()}")
 
 
 def make_private_directory(path: str) -> None:
     """Make the directory of a new private path; other users may not look into it."""
     os.makedirs(path, 0o700)
+
+
+@contextlib.contextmanager
+def held_folder(place: str, name: str) -> Iterator[str]:
+    """A folder in `place`, a private directory, made if need be, that somebody removes in time.
+
+    Args:
+        place: what is removed if this process leaves it behind.
+        name: `OF_ETCD` or `OF_RUN`, by what is in there.
+    """
+    remove_abandoned(os.path.dirname(place))
+    os.makedirs(place, 0o700, exist_ok=True)
+    unnamed, folder = os.path.join(place, f"{name}.new"), os.path.join(place, name)
+    os.mkdir(unnamed, 0o700)
+    fd = os.open(unnamed, _FOLDER)
+    try:
+        with contextlib.suppress(OSError):  # where nothing can be locked, nothing is abandoned
+            flock(fd, LOCK_EX | LOCK_NB)
+        os.rename(unnamed, folder)
+        yield folder
+    finally:
+        os.close(fd)
+
+
+def remove_abandoned(parent: str) -> None:
+    """Remove the private directories there with folders that were held, and are not any more."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(parent):
+            if name.startswith(_PREFIX):
+                for held in (OF_ETCD, OF_RUN):
+                    _remove_if_abandoned(os.path.join(parent, name), held)
+
+
+def _remove_if_abandoned(place: str, name: str) -> None:
+    with contextlib.suppress(OSError):
+        folder = os.path.join(place, name)
+        if any(os.lstat(path).st_uid != os.geteuid() for path in (place, folder)):
+            return
+        fd = os.open(folder, _FOLDER)
+        try:
+            flock(fd, LOCK_EX | LOCK_NB)
+            remove_tree(place)
+        finally:
+            os.close(fd)
 
 
 def remove_tree(directory: str) -> None:

@@ -162,6 +162,20 @@ def test_inside_a_worker_only_what_may_survive_the_outer_run_is_made_elsewhere(
     assert (outer / Path(passing.root).name).stat().st_mode & 0o777 == 0o700
 
 
+def test_a_private_directory_stays_while_its_run_lives_and_goes_with_the_next_one(
+    temporary: Path,
+) -> None:
+    runs = [layout(LogPlan()) for _ in range(3)]
+
+    runs[0].prepare(0)
+    runs[1].prepare(0)
+    assert len(list(temporary.iterdir())) == 2
+
+    runs[0]._exit.close()  # as the kernel does for a process that is killed
+    runs[2].prepare(0)
+    assert {str(each) for each in temporary.iterdir()} == {runs[1].root, runs[2].root}
+
+
 def test_a_directory_of_the_users_survives_the_run(tmp_path: Path) -> None:
     places = layout(LogPlan(directory=str(tmp_path)))
     places.prepare(0)

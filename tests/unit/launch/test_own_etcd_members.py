@@ -10,7 +10,6 @@ from running import WITHIN_S
 from rankwise.base.errors import ConfigError
 from rankwise.launch.cluster.etcd_program import check_version
 from rankwise.launch.cluster.own_etcd import OwnEtcd
-from rankwise.launch.held_folder import OF_ETCD, held_folder
 
 
 @pytest.mark.parametrize("version", ["3.4.20", "3.4.23", "3.5.6", "3.5.15", "3.6.0"])
@@ -49,21 +48,3 @@ def test_what_a_wrapper_has_started_ends_with_it(tmp_path: Path) -> None:
         ready, _, _ = select.select([said], [], [], WITHIN_S)
         assert ready, "somebody could still write"
         assert os.read(said, 1) == b""
-
-
-def test_folders_that_nobody_holds_are_removed_by_the_next_agent(tmp_path: Path) -> None:
-    abandoned = tmp_path / "rankwise_abandoned"
-    (abandoned / "etcd" / "data" / "member").mkdir(parents=True)
-    others = [tmp_path / "rankwise_of_others", tmp_path / "of_others" / "etcd"]
-    for other in others:
-        other.mkdir(parents=True)
-
-    with (
-        held_folder(tmp_path / "rankwise_first", OF_ETCD) as first,
-        held_folder(tmp_path / "rankwise_second", OF_ETCD) as second,
-    ):
-        assert first.is_dir()
-        assert second.is_dir()
-
-    assert not abandoned.exists()
-    assert all(other.is_dir() for other in others)

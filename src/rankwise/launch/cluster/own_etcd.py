@@ -47,7 +47,7 @@ from rankwise.drivers.real.stores.patience import describe
 from rankwise.launch.cluster.etcd_beginning import PATIENCE_S, Place, find_beginning
 from rankwise.launch.cluster.etcd_program import check_version, etcd_version
 from rankwise.launch.cluster.own_etcd_end import RegisteredNodes
-from rankwise.launch.held_folder import OF_ETCD, held_folder
+from rankwise.launch.private_places import OF_ETCD, held_folder
 
 MEMBERS = 3
 LINGER = Duration(10 * SECOND)
@@ -117,7 +117,8 @@ class OwnEtcd:
         if self._scheme == "https":
             self.settings = self._certificate_settings()
         if self._own is not None:
-            self._folder = self._stack.enter_context(held_folder(self._folder, OF_ETCD))
+            held = held_folder(str(self._folder), OF_ETCD)
+            self._folder = Path(self._stack.enter_context(held))
             self._thread.start()
             self._stack.callback(self._end_member)
             store = open_store("etcd", self._endpoints, self.settings, run_id="")

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from pathlib import Path
 from threading import Timer, current_thread, main_thread
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -37,7 +36,6 @@ from rankwise.drivers.real.logs.file import DiskComplaints
 from rankwise.launch.announcements import time_limit_line
 from rankwise.launch.cluster.plan import plan_of
 from rankwise.launch.commands import ensure_open_files
-from rankwise.launch.held_folder import OF_SIMULATED_RANKS, held_folder
 from rankwise.launch.job import Executable, Job, Streams
 from rankwise.launch.journal_file import open_journal
 from rankwise.launch.log_layout import LogLayout
@@ -203,8 +201,6 @@ class Rehearsal:
             watch = BatonWatch(hang_timeout, self._clock, lambda: output.byte_count)
             world.scheduler.gets_on = watch.gets_on
         self.places.prepare(0)
-        if self.places.root is not None and not self.places.keep:
-            stack.enter_context(held_folder(Path(self.places.root), OF_SIMULATED_RANKS))
         records = RankRecords(self.job, world, output, self.places)
         plan = plan_of(self.job)
         announcements = NodesAnnouncements(
