@@ -69,14 +69,24 @@ class RunFiles:
             self.places = places
         try:
             timeline = timeline_of([(self._name, self._lines())])
-            node = timeline.nodes[0]
-            if not node.is_alone and (node.node_rank or not node.worlds):
-                self._say("the node of rank 0 writes the files of --report and --trace")
-                return
-            for name, path, more in write_run_files(timeline, self._report, self._trace):
-                self._say(tell_file(name, path, more))
         except RankwiseError as error:
             self._say(f"{'report' if self._report else 'trace'}: {error}")
+            return
+        node = timeline.nodes[0]
+        if not node.is_alone and (node.node_rank or not node.worlds):
+            self._say("the node of rank 0 writes the files of --report and --trace")
+            return
+        self._write_one("report", timeline, self._report, None)
+        self._write_one("trace", timeline, None, self._trace)
+
+    def _write_one(
+        self, kind: str, timeline: "RunTimeline", report: str | None, trace: str | None
+    ) -> None:
+        try:
+            for name, path, more in write_run_files(timeline, report, trace):
+                self._say(tell_file(name, path, more))
+        except RankwiseError as error:
+            self._say(f"{kind}: {error}")
 
     @property
     def _name(self) -> str:

@@ -503,15 +503,22 @@ def full_disk_run(disk: Path, tmp_path: Path, *flags: str | Path) -> Finished:
     return run("run", "--no-prefix", *flags, script)
 
 
-def test_a_page_for_which_there_is_no_room_is_told_of_in_one_line(
-    small_disk: Path, tmp_path: Path
+@pytest.mark.parametrize("lost", ["report", "trace"])
+def test_a_file_for_which_there_is_no_room_is_told_of_and_the_other_one_written(
+    lost: str, small_disk: Path, tmp_path: Path
 ) -> None:
-    done = full_disk_run(small_disk, tmp_path, "--report", small_disk / "run.html")
+    folders = {"report": tmp_path, "trace": tmp_path, lost: small_disk}
+    page, trace = folders["report"] / "run.html", folders["trace"] / "run.json"
+
+    done = full_disk_run(small_disk, tmp_path, "--report", page, "--trace", trace)
 
     assert done.code == 0
     assert done.lines == ["done"]
-    assert len(done.stderr.splitlines()) == 1
-    assert "cannot be written: No space left on device" in done.stderr
+    told = {line.split(": ")[1]: line for line in done.stderr.splitlines()}
+    assert list(told) == ["report", "trace"]
+    assert "cannot be written: No space left on device" in told.pop(lost)
+    assert "cannot be" not in str(told)
+    assert (page.exists(), trace.exists()) == (lost == "trace", lost == "report")
     assert [each.name for each in small_disk.iterdir()] == ["fill"]
 
 

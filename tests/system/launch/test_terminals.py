@@ -83,7 +83,7 @@ def test_a_suspended_run_is_called_so_and_can_be_stopped(tmp_path: Path) -> None
         rows = map(json.loads, run_rankwise("ps", "--json").lines)
         (state,) = [row["state"] for row in rows if row["run_id"] == name]
         shown = run_rankwise("top", name, "--once").stdout
-        asked = run_rankwise("why", name, "--timeout", "1")
+        asked = run_rankwise("why", name, "--timeout", "1000")  # it says so at once
         stopped = run_rankwise("stop", name)
         shell.wait_for("rankwise: stopped by SIGTERM")
         shell.type("exit\n")

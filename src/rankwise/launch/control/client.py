@@ -226,6 +226,8 @@ def expect_over(run: RunSummary) -> None:
 
 
 def _put(run: RunSummary, connection: socket.socket, request: Request, deadline: Instant) -> None:
+    if is_suspended(run):
+        raise _late(run)  # it hears nothing until it is resumed
     try:
         _limit_sending(connection, deadline)
         connection.connect(socket_name(run.run_id, run.pid, run.uid))
