@@ -2,14 +2,15 @@
 
 from rankwise.core.collectives.program import Span, Task
 
-_BLOCKS_IN = {"reduce_scatter", "all_to_all", "scatter"}
+BLOCKS_IN = {"reduce_scatter", "all_to_all", "scatter"}
+"""Collectives whose operands have a block for each rank."""
 _BLOCKS_OUT = {"all_gather", "all_to_all", "gather"}
 REDUCING = {"all_reduce", "reduce_scatter", "reduce"}
 
 
 def blocks_in(collective: str, size: int) -> int:
     """How many blocks an operand has."""
-    return size if collective in _BLOCKS_IN else 1
+    return size if collective in BLOCKS_IN else 1
 
 
 def blocks_out(collective: str, size: int) -> int:
@@ -21,7 +22,7 @@ def frame_elements(collective: str, task: Task) -> int:
     """Elements of a workspace before the scratch of the algorithm."""
     if collective == "barrier":
         return max(1, task.elements)
-    blocks = (collective in _BLOCKS_IN) + (collective in _BLOCKS_OUT)
+    blocks = (collective in BLOCKS_IN) + (collective in _BLOCKS_OUT)
     return task.elements * task.size * blocks if blocks else task.elements
 
 

@@ -26,6 +26,7 @@ from rankwise.base.errors import ConfigError
 from rankwise.base.trace_events import PICOSECONDS_PER_MICROSECOND
 from rankwise.base.wording import counted
 from rankwise.core.collectives.reductions import ReduceOp
+from rankwise.core.collectives.workspace import BLOCKS_IN
 from rankwise.sim.benches.bounds import roofline_of
 from rankwise.sim.benches.parameters import Float, Parameters
 from rankwise.sim.hardware.commands import Handle, Run
@@ -43,7 +44,6 @@ _POSSIBLE = frozenset({
     "all_reduce", "reduce", "all_gather", "gather", "scatter", "broadcast", "all_to_all",
     "reduce_scatter", "barrier",
 })  # fmt: skip
-_IN_BLOCKS = frozenset({"reduce_scatter", "all_to_all", "scatter"})
 _ROOT_PUTS_IN = frozenset({"broadcast", "scatter", "send_receive"})
 _ROOT_HAS_RESULT = frozenset({"reduce", "gather"})
 _WORLD = frozenset({"", "0", "default_pg"})
@@ -444,7 +444,7 @@ class _Replay:
 
     def _exchange(self, exchange: _Exchange) -> None:
         elements = -(-exchange.size // self._kind.itemsize)
-        if exchange.kind in _IN_BLOCKS:
+        if exchange.kind in BLOCKS_IN:
             elements = -(-elements // len(exchange.ranks))
         operation = exchange.kind
         if operation == "send_receive":

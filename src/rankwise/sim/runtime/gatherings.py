@@ -14,6 +14,7 @@ from greenlet import getcurrent
 
 from rankwise.base.errors import LocalProtocolError
 from rankwise.core.collectives.reductions import ReduceOp
+from rankwise.core.collectives.workspace import BLOCKS_IN, REDUCING
 from rankwise.core.ledger import Book, Fate, Group, Stage, Verdict, find_disagreement, find_verdict
 from rankwise.core.ledger import Call as Entry
 from rankwise.sim.ccl.reductions import check_reduction
@@ -220,7 +221,7 @@ class Gatherings:
                 raise LocalProtocolError(
                     f"{collective}: {tensor.name} is {tensor.dtype}, {first.name} is {first.dtype}"  # type: ignore[union-attr]
                 )
-        if collective in {"all_reduce", "reduce", "reduce_scatter"}:
+        if collective in REDUCING:
             check_reduction(op, kind)
         if collective != "barrier":
             _check_lengths(collective, taken, given, size)
@@ -311,7 +312,7 @@ def _check_lengths(collective: str, taken: list[Tensor], given: list[Tensor], si
     """Refuse tensors whose numbers of elements do not fit each other."""
     operand = sum(tensor.numel() for tensor in taken)
     result = sum(tensor.numel() for tensor in given) if given else None
-    if collective in {"reduce_scatter", "all_to_all", "scatter"} and operand % size:
+    if collective in BLOCKS_IN and operand % size:
         raise LocalProtocolError(
             f"{collective} between {size} ranks: {operand} elements are no {size} equal blocks"
         )

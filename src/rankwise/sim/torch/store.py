@@ -6,7 +6,9 @@ group is the same again.
 """
 
 import re
+import sys
 from collections import deque
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,8 @@ SYMMETRIC_MEMORY = "symmetric memory"
 OF_RANK = "@rank"
 _MARK = re.compile(OF_RANK + r"\d+")
 _PATIENCE = timedelta(seconds=300)
+_OF_GROUPS = "torch.distributed.distributed_c10d"
+"""The module that makes process groups."""
 _FIRST_PORT = 29_500
 """A server that takes any port gets the next one."""
 
@@ -82,7 +86,7 @@ class RehearsedStore(Store):  # type: ignore[misc]  # torch is untyped here
         self._scheduler = scheduler
         self._entries = entries
         self._prefix = prefix
-        self._patience = _PATIENCE
+        self._patience, self._is_kept = _PATIENCE, False
         self._clones: list[RehearsedStore] = []
 
     def set(self, key: str, value: Any) -> None:
@@ -125,18 +129,28 @@ class RehearsedStore(Store):  # type: ignore[misc]  # torch is untyped here
         return False
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Wait for keys. Only a `timeout` that was given ends it, after that much virtual time."""
+        """Wait for keys: for `timeout`, or the store's, if the program has set that; else for ever.
+
+        C++ gives the store's where the program gives none.
+        """
+        self._wait([self._common(key) for key in keys], self._entries.has, timeout)
+
+    def _wait(
+        self, keys: list[str], is_there: Callable[[str], bool], timeout: timedelta | None = None
+    ) -> None:
+        timeout = self._patience if timeout is None else timeout
         until = None
-        if timeout is not None and timeout != self._patience:
+        if self._is_kept or timeout != self._patience:
             nanoseconds = round(timeout.total_seconds() * SECOND)
             until = Instant(self._scheduler.now + nanoseconds)
-        for key in map(self._common, keys):
-            while not self._entries.has(key):
+        for key in keys:
+            while not is_there(key):
                 gate = self._entries.gates.setdefault(key, _KeyIsSet(key))
                 if not self._scheduler.wait(gate, until):
-                    told = ", ".join(map(self._common, keys))
-                    patience_ms = round(timeout.total_seconds() * 1_000) if timeout else 0
-                    raise DistStoreError(f"wait timeout after {patience_ms}ms, keys: {told}")
+                    patience_ms = round(timeout.total_seconds() * 1_000)
+                    raise DistStoreError(
+                        f"wait timeout after {patience_ms}ms, keys: {', '.join(keys)}"
+                    )
 
     def delete_key(self, key: str) -> bool:
         """Remove a key; whether it was there."""
@@ -161,11 +175,10 @@ class RehearsedStore(Store):  # type: ignore[misc]  # torch is untyped here
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:  # torch's signature
         """Take the first value of a queue; wait for one, unless `block` is false."""
-        key = self._common(key)
-        while key not in self._entries.queues:
-            if not block:
-                raise QueueEmptyError("queue is empty")
-            self._scheduler.wait(self._entries.gates.setdefault(key, _KeyIsSet(key)))
+        key, queues = self._common(key), self._entries.queues
+        if not block and key not in queues:
+            raise QueueEmptyError("queue is empty")
+        self._wait([key], queues.__contains__)
         return self._entries.pop(key)
 
     def queue_len(self, key: str) -> int:
@@ -186,8 +199,16 @@ class RehearsedStore(Store):  # type: ignore[misc]  # torch is untyped here
         return True
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Note how long waits take at most; at rest, a deadlock is reported before."""
-        self._patience = timeout
+        """Note how long waits take at most, in virtual time.
+
+        What a process group sets is noted only: if nothing can happen any more, the report of a
+        deadlock tells more than its time-out.
+        """
+        caller = sys._getframe(1).f_globals.get("__name__")  # noqa: SLF001  # it has no other name
+        self._note_timeout(timeout, is_kept=caller != _OF_GROUPS)
+
+    def _note_timeout(self, timeout: timedelta, *, is_kept: bool) -> None:
+        self._patience, self._is_kept = timeout, is_kept
 
     @property
     def timeout(self) -> timedelta:
@@ -211,16 +232,16 @@ class RehearsedPrefixStore(RehearsedStore):
     def __init__(self, prefix: str, store: RehearsedStore) -> None:
         super().__init__(store._scheduler, store._entries, f"{store._prefix}{prefix}/")  # noqa: SLF001  # a class of ours
         self.underlying_store = store
-        self._patience = store.timeout
+        self._patience, self._is_kept = store._patience, store._is_kept  # noqa: SLF001  # the same
 
     def has_extended_api(self) -> bool:
         """As the store inside."""
         return self.underlying_store.has_extended_api()
 
-    def set_timeout(self, timeout: timedelta) -> None:
+    def _note_timeout(self, timeout: timedelta, *, is_kept: bool) -> None:
         """Note it for the store inside, too."""
-        super().set_timeout(timeout)
-        self.underlying_store.set_timeout(timeout)
+        super()._note_timeout(timeout, is_kept=is_kept)
+        self.underlying_store._note_timeout(timeout, is_kept=is_kept)  # noqa: SLF001  # the same
 
 
 class RehearsedTCPStore(RehearsedStore):
@@ -248,7 +269,7 @@ class RehearsedTCPStore(RehearsedStore):
         super().__init__(scheduler, shared.setdefault(f"store tcp://{place}", Entries()))
         self.host = host_name
         self.port = port
-        self.set_timeout(timeout)
+        self._patience = timeout
         meeting = RehearsedStore(scheduler, shared.setdefault(f"clients of {place}", Entries()))
         if meeting.add("clients", 1) == world_size:
             meeting.set("all clients", b"1")

@@ -52,6 +52,17 @@ try:
 except NotImplementedError as error:
     print(str(error).partition(":")[0].rstrip("."), flush=True)
 
+patience = timedelta(milliseconds=100)
+for each in (mine, store):
+    each.set_timeout(patience)
+    waits = (each.get, each.queue_pop, lambda key: each.wait([key], patience))  # noqa: B023
+    for wait in waits:
+        try:
+            wait("never")
+        except dist.DistStoreError as error:
+            print(str(error).partition(",")[0], flush=True)
+    each.set_timeout(timedelta(seconds=60))
+
 dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
 total = torch.tensor([rank + 1.0])
 dist.all_reduce(total)
