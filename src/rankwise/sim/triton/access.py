@@ -106,6 +106,8 @@ def _note(
     target: Target,
     access: Access,
     operands: tuple[Any, ...],
+    *,
+    changes: bool = True,
 ) -> None:
     elements = -(-access.touched // execution.size)
     lowest, footprint = footprint_of(target, access) if elements else (target.buffer.address, None)
@@ -122,6 +124,7 @@ def _note(
             space=target.buffer.space,
             address=lowest,
             after=tokens_of(operands),
+            changes_memory=changes,
         )
     )
     if result is not None:
@@ -226,14 +229,16 @@ def _store(
     if execution.launch.races is not None:
         execution.launch.races.on_store(execution, target, pointer, mask)
     execution.launch.saw_block(pointer.numel)
+    changes = True
     if execution.launch.computes or not element.is_floating():
         stored = element.encode(value.data)
         if isinstance(access, Scattered):
-            execution.store(ScatteredStore(buffer, element, access, stored))
+            changes = execution.store(ScatteredStore(buffer, element, access, stored))
         else:
-            execution.store(StridedStore(buffer, access, stored))
+            changes = execution.store(StridedStore(buffer, access, stored))
     if execution.observer is not None:
-        _note(execution, "store", None, target, access, (pointer, value, mask))
+        operands = pointer, value, mask
+        _note(execution, "store", None, target, access, operands, changes=changes)
 
 
 def _refuse_read_only(buffer: Buffer) -> None:

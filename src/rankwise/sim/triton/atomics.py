@@ -116,7 +116,7 @@ def compare_and_swap(
         before[at] = flat[where]
         if before[at] == wanted[at]:
             if flat[where] != new[at]:
-                execution.launch.memory.changes += 1
+                execution.changed_memory()
             flat[where] = new[at]
     result = tensor(element.decode(before).reshape(index.shape), element, pointer.shape)
     _conclude(
@@ -206,7 +206,7 @@ def _combined(
             flat[here] = element.encode(element.rounded(combine(current, operands[chosen])))
     if execution.interleaves:
         if not np.array_equal(old, flat[unique]):
-            execution.launch.memory.changes += 1
+            execution.changed_memory()
     else:
         execution.remember(lambda: flat.__setitem__(unique, old))
     return found
