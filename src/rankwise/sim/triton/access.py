@@ -94,7 +94,8 @@ def load(pointer: tensor, mask: Any, other: Any, *, volatile: bool = False) -> t
     result = tensor(data, element, pointer.shape)
     if execution.observer is not None:
         _note(execution, "load", result, target, access, (pointer, mask))
-    if not pointer.shape and execution.may_wait and (mask is None or mask.data[0]):
+    looks = volatile or (not pointer.shape and (mask is None or mask.data[0]))
+    if looks and execution.may_wait:
         execution.probe(buffer, element, pointer.data, data)
     return result
 

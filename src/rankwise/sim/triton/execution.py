@@ -163,8 +163,7 @@ class Launch:
     """What all executions of one kernel launch share.
 
     Attributes:
-        may_spin_wait: whether its programs wait in a loop for memory to change, so that looking at
-            memory twice and seeing the same may be waiting.
+        may_spin_wait: whether its programs may wait in a loop for memory to change.
         stages: how many turns of a loop may be under way; as many as fit elsewhere if None.
         channels: the queues to other processing elements; None where there are none.
         peers: other ranks' memory and signals (`peers.LaunchPeers`); None where there are none.
@@ -259,6 +258,7 @@ class Execution:
     def store(self, store: Deferred) -> bool:
         """Make a store, now or when it matters; whether it changes anything, as far as is known."""
         if not self.interleaves:
+            self.changed_memory()
             self.deferred.append(store)
             return True
         changes = store.changes()
@@ -281,16 +281,12 @@ class Execution:
     def flush(self) -> None:
         """Make the deferred stores, and remember how to take them back."""
         for store in self.deferred:
-            if self.size == 1:
-                store.make()
-            else:
-                self._undo.append(store.make_and_remember())
+            self._undo.append(store.make_and_remember())
         self.deferred.clear()
 
     def remember(self, undo: Callable[[], None]) -> None:
         """Keep what takes back a change that was made directly."""
-        if self.size > 1:
-            self._undo.append(undo)
+        self._undo.append(undo)
 
     def finish(self) -> None:
         """Make what is left to store; the group's work is final."""
@@ -305,10 +301,10 @@ class Execution:
             self._undo.pop()()
 
     def probe(self, buffer: "Buffer", element: dtype, index: Array, value: Array) -> None:
-        """Note that a program looked at a word of memory in a way in which programs wait.
+        """Note that a program looked at memory in a way in which programs wait.
 
         Seeing the same at the same place again may mean that it waits (`looks`): others go on
-        first. A group in lockstep has nobody who could, so it ends.
+        first. A group in lockstep has nobody who could, so it ends if it does wait.
         """
         if self.wait is None and not self.launch.may_spin_wait:
             return
@@ -317,16 +313,19 @@ class Execution:
         before = self._looks.get(where)
         look = Look(
             value.tobytes(), state_of(frames), self.work, self.launch.changes(), self.reads
-        ).after(before)
+        ).after(before, words=value.size // self.size)
         self._looks[where] = look
         if before is None or before.seen != look.seen:
             return
+        is_certain = look.tries >= TRIES
         if self.wait is None:
-            raise MustInterleave
+            if is_certain:
+                raise MustInterleave
+            return
         word = Word(buffer, element, int(index.reshape(-1)[0]))
         if self.observer is not None and word.value != value.reshape(-1)[0].item():
             return  # it has changed while the look at it took its time
-        self.wait(Change(word, self.launch.memory.setters, is_certain=look.tries >= TRIES))
+        self.wait(Change(word, self.launch.memory.setters, is_certain=is_certain))
 
     def decide(self, values: Array) -> Any:
         """The one value that all programs of the group have; else the group ends here."""

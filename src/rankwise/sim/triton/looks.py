@@ -46,11 +46,12 @@ class Look(NamedTuple):
     reads: int
     tries: int = 0
 
-    def after(self, before: "Look | None") -> "Look":
-        """The same look, knowing the look before it at the same word."""
+    def after(self, before: "Look | None", words: int) -> "Look":
+        """The same look at so many words, knowing the look before it at the same ones."""
         if before is None or (before.seen, before.work) != (self.seen, self.work):
             return self
-        alone = self.reads == before.reads + 1  # no other word could have changed unseen
+        # Else another word could have changed unseen.
+        alone = words == 1 and self.reads == before.reads + 1
         is_same = before.state == self.state and (alone or before.changes == self.changes)
         return self._replace(tries=TRIES if is_same else before.tries + 1)
 
