@@ -14,10 +14,15 @@ _GRANULE_BYTES = 8
 
 
 class Watchpoints:
-    """The events that wait for changes of a machine's memory; each happens once."""
+    """The events that wait for changes of a machine's memory; each happens once.
+
+    Attributes:
+        changes: how many changes there were.
+    """
 
     def __init__(self) -> None:
         self._everywhere: list[Event] = []
+        self.changes = 0
         self._by_granule: dict[int, list[Event]] = {}
 
     def watch(self, event: Event, address: int, size: int) -> None:
@@ -31,6 +36,7 @@ class Watchpoints:
 
     def changed(self, address: int, size: int) -> None:
         """Let the events happen that wait for a change of any of these bytes."""
+        self.changes += 1
         awaited, self._everywhere = self._everywhere, []
         for granule in self._watched(_granules(address, size)):
             awaited += self._by_granule.pop(granule)

@@ -28,7 +28,9 @@ __getattr__ = refusing(
     "triton",
     {
         **dict.fromkeys(("AsyncCompileMode", "FutureKernel", "MockTensor", "compile"), COMPILER),
+        "_C": COMPILER,
         "aggregate": "a kernel passes tuples",
+        "experimental": "gluon divides blocks among the threads of a GPU, and there are none here",
     },
 )
 

@@ -94,7 +94,8 @@ def load(pointer: tensor, mask: Any, other: Any, *, volatile: bool = False) -> t
     result = tensor(data, element, pointer.shape)
     if execution.observer is not None:
         _note(execution, "load", result, target, access, (pointer, mask))
-    if not pointer.shape and execution.may_wait and (mask is None or mask.data[0]):
+    looks = volatile or (not pointer.shape and (mask is None or mask.data[0]))
+    if looks and execution.may_wait:
         execution.probe(buffer, element, pointer.data, data)
     return result
 
@@ -106,6 +107,8 @@ def _note(
     target: Target,
     access: Access,
     operands: tuple[Any, ...],
+    *,
+    changes: bool = True,
 ) -> None:
     elements = -(-access.touched // execution.size)
     lowest, footprint = footprint_of(target, access) if elements else (target.buffer.address, None)
@@ -122,6 +125,7 @@ def _note(
             space=target.buffer.space,
             address=lowest,
             after=tokens_of(operands),
+            changes_memory=changes,
         )
     )
     if result is not None:
@@ -226,14 +230,16 @@ def _store(
     if execution.launch.races is not None:
         execution.launch.races.on_store(execution, target, pointer, mask)
     execution.launch.saw_block(pointer.numel)
+    changes = True
     if execution.launch.computes or not element.is_floating():
         stored = element.encode(value.data)
         if isinstance(access, Scattered):
-            execution.store(ScatteredStore(buffer, element, access, stored))
+            changes = execution.store(ScatteredStore(buffer, element, access, stored))
         else:
-            execution.store(StridedStore(buffer, access, stored))
+            changes = execution.store(StridedStore(buffer, access, stored))
     if execution.observer is not None:
-        _note(execution, "store", None, target, access, (pointer, value, mask))
+        operands = pointer, value, mask
+        _note(execution, "store", None, target, access, operands, changes=changes)
 
 
 def _refuse_read_only(buffer: Buffer) -> None:

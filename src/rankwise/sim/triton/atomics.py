@@ -116,7 +116,7 @@ def compare_and_swap(
         before[at] = flat[where]
         if before[at] == wanted[at]:
             if flat[where] != new[at]:
-                execution.launch.memory.changes += 1
+                execution.changed_memory()
             flat[where] = new[at]
     result = tensor(element.decode(before).reshape(index.shape), element, pointer.shape)
     _conclude(
@@ -204,10 +204,9 @@ def _combined(
             current = element.decode(flat[here])
             found[chosen] = current
             flat[here] = element.encode(element.rounded(combine(current, operands[chosen])))
-    if execution.interleaves:
-        if not np.array_equal(old, flat[unique]):
-            execution.launch.memory.changes += 1
-    else:
+    if not (execution.may_wait and np.array_equal(old, flat[unique])):
+        execution.changed_memory()
+    if not execution.interleaves:
         execution.remember(lambda: flat.__setitem__(unique, old))
     return found
 
@@ -275,5 +274,5 @@ def _conclude(
             )
         )
         execution.observer.settle()
-    if execution.may_wait and result.numel == 1:
+    if execution.may_wait and (result.numel == 1 or launch.memory.changes == changes_before):
         execution.probe(target.buffer, target.element, access.elements, result.data)

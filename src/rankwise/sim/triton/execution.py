@@ -23,6 +23,7 @@ import numpy as np
 from rankwise.base.errors import LocalProtocolError, SimulationError
 from rankwise.sim.hardware.footprint import Footprint
 from rankwise.sim.triton.dtypes import Array, dtype
+from rankwise.sim.triton.looks import TRIES, Look, state_of
 from rankwise.sim.triton.words import Change, ProgramName, Word
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ class Operation(msgspec.Struct, frozen=True):
         address: the lowest byte that an access to memory touches.
         programs: linear program ids.
         after: tokens of the operations whose results this one reads.
-        changes_memory: whether an atomic has left anything different; True for what only stores.
+        changes_memory: whether a store or an atomic has left anything different.
     """
 
     kind: str
@@ -145,6 +146,10 @@ class Deferred(Protocol):
 
     buffer: "Buffer"
 
+    def changes(self) -> bool:
+        """Whether memory will hold anything else afterwards."""
+        ...
+
     def make(self) -> None:
         """Write."""
         ...
@@ -158,12 +163,12 @@ class Launch:
     """What all executions of one kernel launch share.
 
     Attributes:
-        may_spin_wait: whether its programs wait in a loop for memory to change, so that looking at
-            memory twice and seeing the same may be waiting.
+        may_spin_wait: whether its programs may wait in a loop for memory to change.
         stages: how many turns of a loop may be under way; as many as fit elsewhere if None.
         channels: the queues to other processing elements; None where there are none.
         peers: other ranks' memory and signals (`peers.LaunchPeers`); None where there are none.
         knows_addresses: whether a program has seen a pointer as a number.
+        changes: how often memory has changed, wherever that is noted.
     """
 
     def __init__(
@@ -190,6 +195,7 @@ class Launch:
         self.may_spin_wait = False
         self.stages: int | None = None
         self.knows_addresses = False
+        self.changes: Callable[[], int] = lambda: memory.changes
 
     def saw_block(self, elements: int) -> None:
         """Note how large a block is: how many programs go in lockstep is chosen by the largest."""
@@ -215,7 +221,8 @@ class Execution:
         self.wait = wait
         self._name = name
         self._program_ids: dict[int, Array] = {}
-        self._last_probe: dict[tuple[Any, ...], Any] = {}
+        self._looks: dict[tuple[Any, ...], Look] = {}
+        self.work = self.reads = 0
         self.deferred: list[Deferred] = []
         self._undo: list[Callable[[], None]] = []
 
@@ -248,32 +255,38 @@ class Execution:
         """What messages call the program at a position of the group, as text when it is wanted."""
         return self._name or ProgramName(int(self.programs[position]), self.launch.grid)
 
-    def store(self, store: Deferred) -> None:
-        """Make a store, now or when it matters."""
-        if self.interleaves:
-            self.launch.memory.changes += 1
-            store.make()
-        else:
+    def store(self, store: Deferred) -> bool:
+        """Make a store, now or when it matters; whether it changes anything, as far as is known."""
+        if not self.interleaves:
+            self.changed_memory()
             self.deferred.append(store)
+            return True
+        changes = store.changes()
+        if changes:
+            self.changed_memory()
+            store.make()
+        return changes
+
+    def changed_memory(self) -> None:
+        """Note that the program has changed memory, for those who wait for that."""
+        self.work += 1
+        self.launch.memory.changes += 1
 
     def before_reading(self, buffer: "Buffer") -> None:
         """See to it that what the group has stored in a buffer is there."""
+        self.reads += 1
         if self.deferred and any(store.buffer.region == buffer.region for store in self.deferred):
             self.flush()
 
     def flush(self) -> None:
         """Make the deferred stores, and remember how to take them back."""
         for store in self.deferred:
-            if self.size == 1:
-                store.make()
-            else:
-                self._undo.append(store.make_and_remember())
+            self._undo.append(store.make_and_remember())
         self.deferred.clear()
 
     def remember(self, undo: Callable[[], None]) -> None:
         """Keep what takes back a change that was made directly."""
-        if self.size > 1:
-            self._undo.append(undo)
+        self._undo.append(undo)
 
     def finish(self) -> None:
         """Make what is left to store; the group's work is final."""
@@ -288,23 +301,31 @@ class Execution:
             self._undo.pop()()
 
     def probe(self, buffer: "Buffer", element: dtype, index: Array, value: Array) -> None:
-        """Note that a program looked at a word of memory in a way in which programs wait.
+        """Note that a program looked at memory in a way in which programs wait.
 
-        Seeing the same at the same place again means that it waits: others go on first. A group in
-        lockstep has nobody who could, so it ends.
+        Seeing the same at the same place again may mean that it waits (`looks`): others go on
+        first. A group in lockstep has nobody who could, so it ends if it does wait.
         """
         if self.wait is None and not self.launch.may_spin_wait:
             return
-        where, seen = (site(), buffer.address, index.tobytes()), value.tobytes()
-        if self._last_probe.get(where) == seen:
-            if self.wait is None:
+        frames = list(kernel_frames())
+        where = frames[0].f_code, frames[0].f_lasti, buffer.address, index.tobytes()
+        before = self._looks.get(where)
+        look = Look(
+            value.tobytes(), state_of(frames), self.work, self.launch.changes(), self.reads
+        ).after(before, words=value.size // self.size)
+        self._looks[where] = look
+        if before is None or before.seen != look.seen:
+            return
+        is_certain = look.tries >= TRIES
+        if self.wait is None:
+            if is_certain:
                 raise MustInterleave
-            word = Word(buffer, element, int(index.reshape(-1)[0]))
-            if self.observer is not None and word.value != value.reshape(-1)[0].item():
-                return  # it has changed while the look at it took its time
-            self.wait(Change(word, self.launch.memory.setters))
-        else:
-            self._last_probe[where] = seen
+            return
+        word = Word(buffer, element, int(index.reshape(-1)[0]))
+        if self.observer is not None and word.value != value.reshape(-1)[0].item():
+            return  # it has changed while the look at it took its time
+        self.wait(Change(word, self.launch.memory.setters, is_certain=is_certain))
 
     def decide(self, values: Array) -> Any:
         """The one value that all programs of the group have; else the group ends here."""
@@ -354,13 +375,6 @@ def kernel_frames() -> Iterable[FrameType]:
         if frame.f_code in KERNEL_CODE:
             yield frame
         frame = frame.f_back
-
-
-def site() -> tuple[Any, ...]:
-    """Which instruction of the kernel is being carried out."""
-    for frame in kernel_frames():
-        return frame.f_code, frame.f_lasti
-    return ()
 
 
 def place(line: str = "") -> str:

@@ -285,9 +285,12 @@ class JITFunction(KernelInterface):
         return self.kernel_function(*args, **kwargs)
 
     def waits(self) -> bool:
-        """Whether its source shows a loop that waits for memory to change."""
+        """Whether its source, or that of a function it calls, shows a loop that may wait."""
         if self._waits is None:
             self._waits = _has_waiting_loop(self.fn)
+            known = map(self.fn.__globals__.get, self.fn.__code__.co_names)
+            called = [each for each in known if isinstance(each, JITFunction)]
+            self._waits = self._waits or any(each.waits() for each in called)
         return self._waits
 
     def bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -371,27 +374,12 @@ def grid_sizes(grid: Any, given: Mapping[str, Any]) -> tuple[int, int, int]:
 
 
 def _has_waiting_loop(function: Callable[..., Any]) -> bool:
-    """Whether a `while` of the function looks at memory and decides by it whether to go on."""
+    """Whether a `while` of the function looks at memory."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, SyntaxError, TokenError):  # no source: a compare-and-swap still tells
         return False
-    for loop in ast.walk(tree):
-        if isinstance(loop, ast.While):
-            if _looks_at_memory(loop.test):
-                return True
-            names = {node.id for node in ast.walk(loop.test) if isinstance(node, ast.Name)}
-            for statement in ast.walk(loop):
-                if isinstance(statement, ast.Assign) and _looks_at_memory(statement.value):
-                    targets = {
-                        node.id
-                        for target in statement.targets
-                        for node in ast.walk(target)
-                        if isinstance(node, ast.Name)
-                    }
-                    if targets & names:
-                        return True
-    return False
+    return any(_looks_at_memory(loop) for loop in ast.walk(tree) if isinstance(loop, ast.While))
 
 
 def _looks_at_memory(expression: ast.AST) -> bool:

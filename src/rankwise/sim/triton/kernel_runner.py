@@ -48,7 +48,7 @@ from rankwise.sim.triton.races import LaunchRaces, RaceDetector
 from rankwise.sim.triton.recording import Recording, Recordings, Step, key_of, recorded
 from rankwise.sim.triton.timing import ProgramClock
 from rankwise.sim.triton.tuning import Autotuner, Config, Heuristics
-from rankwise.sim.triton.words import Setters
+from rankwise.sim.triton.words import Change, Setters
 
 if TYPE_CHECKING:
     from greenlet import greenlet
@@ -275,6 +275,7 @@ class _Launching:
             return self._repeated(function.__name__, self._recordings)
         launch, body = function.prepared(given, sizes)
         launch.computes = self._env.enable_data
+        launch.changes = lambda: self._env.engine.watchpoints.changes
         launch.stages = stages
         self._memory = launch.memory
         launch.memory.setters = self._shared.setters
@@ -362,6 +363,8 @@ class _Launching:
         return ProgramClock(self._simulator, pe, start_dma, wait, self._log, self._ahead)
 
     def _wait_for_change(self, change: object) -> None:
+        if isinstance(change, Change) and not change.is_certain:
+            return  # to look again takes time, in which others go on
         execution = ACTIVE.execution
         assert execution is not None, "only a running program waits"
         event = Event(self._simulator, change)

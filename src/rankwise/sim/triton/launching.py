@@ -30,6 +30,7 @@ from rankwise.sim.triton.execution import (
     MustInterleave,
 )
 from rankwise.sim.triton.host import OTHERS
+from rankwise.sim.triton.words import Change
 
 _GROUP_ELEMENTS = 1 << 18
 """Elements of the largest block over a group: a megabyte of fp32, which a cache holds."""
@@ -111,6 +112,11 @@ class _Program:
         assert parent is not None, "a program always has the greenlet that runs the launch above it"
         parent.switch()
 
+    @property
+    def certainly_waits(self) -> bool:
+        """Whether it will do nothing but look again until memory changes."""
+        return not isinstance(self.awaited, Change) or self.awaited.is_certain
+
     def go_on(self) -> bool:
         """Run until the program waits or ends; whether it is still there."""
         ACTIVE.execution = self.execution
@@ -141,7 +147,11 @@ def _run_interleaved(launch: Launch, body: Callable[[], object], numbers: Array)
                     live.rotate(-1)
                 else:
                     live.popleft()
-            idle = launch.memory.changes == changes and len(live) == before
+            idle = (
+                launch.memory.changes == changes
+                and len(live) == before
+                and all(program.certainly_waits for program in live)
+            )
             idle_rounds = idle_rounds + 1 if idle else 0
             if others is not None and idle_rounds > _IDLE_ROUNDS_BEFORE_OTHERS:
                 ACTIVE.execution = None

@@ -292,6 +292,10 @@ class StridedStore:
         self.buffer = buffer
         self._pieces = [(view, _matching(values, within, view)) for within, view in access.pieces]
 
+    def changes(self) -> bool:
+        """Whether memory will hold anything else afterwards."""
+        return any((view != values).any() for view, values in self._pieces)
+
     def make(self) -> None:
         """Write."""
         for view, values in self._pieces:
@@ -330,6 +334,10 @@ class ScatteredStore:
             mask = np.broadcast_to(access.mask, shape)
             index, values = index[mask], values[mask]
         self._index, self._values = index, values
+
+    def changes(self) -> bool:
+        """Whether memory will hold anything else afterwards."""
+        return bool((self._flat[self._index] != self._values).any())
 
     def make(self) -> None:
         """Write; of several values for one element, the last program's stays."""

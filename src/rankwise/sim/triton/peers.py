@@ -199,7 +199,7 @@ class LaunchPeers:
             races.touch(execution, source, size, is_store=False, by_copy=reads_later)
             races.touch(execution, target, size, is_store=True, by_copy=not waits)
         target.buffer.bytes_at(end, size)[:] = source.buffer.bytes_at(begin, size)
-        execution.launch.memory.changes += 1
+        execution.changed_memory()
         operation = Operation(
             "copy", "get" if waits or reads_later else "put", target.element.name,
             size // target.element.itemsize, (int(execution.programs[0]),), size_bytes=size,

@@ -11,7 +11,8 @@ class NameNotEmulated(Unsupported, AttributeError):
 
 
 COMPILER = "there is no compiler here"
-"""A reason that several names share."""
+BINARIES = "there are no binaries to keep"
+"""Reasons that several names share."""
 
 
 def refusing(module: str, reasons: Mapping[str, str]) -> Callable[[str], Any]:

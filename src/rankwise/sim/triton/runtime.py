@@ -9,7 +9,7 @@ from rankwise.sim.triton import functions
 from rankwise.sim.triton.constants import MAKE_CONSTANT, NEEDS_CONSTANT, plain
 from rankwise.sim.triton.execution import KernelTypeError, place
 from rankwise.sim.triton.jit import JITFunction
-from rankwise.sim.triton.refusals import COMPILER, refusing
+from rankwise.sim.triton.refusals import BINARIES, COMPILER, refusing
 from rankwise.sim.triton.tensor import tensor
 
 __all__ = ["JITFunction", "cdiv", "driver", "next_power_of_2", "set_allocator"]
@@ -38,7 +38,7 @@ __getattr__ = refusing(
     {
         "MockTensor": COMPILER,
         **dict.fromkeys(
-            ("RedisRemoteCacheBackend", "RemoteCacheBackend"), "there are no binaries to keep"
+            ("RedisRemoteCacheBackend", "RemoteCacheBackend", "build", "cache"), BINARIES
         ),
     },
 )

@@ -26,6 +26,7 @@ from rankwise.sim.triton.constants import constexpr_function
 from rankwise.sim.triton.jit import CompiledKernel, JITFunction, KernelInterface, jit
 from rankwise.sim.triton.language import core, math, standard
 from rankwise.sim.triton.language.extra import cuda, libdevice
+from rankwise.sim.triton.refusals import COMPILER, NameNotEmulated, refusing
 from rankwise.sim.triton.tools import mxfp
 from rankwise.sim.triton.torch_on_cpu import ANSWERS, cuda_on_cpu
 
@@ -161,6 +162,24 @@ _MODULES: Mapping[str, Mapping[str, Any]] = {
 """What each module holds besides its submodules. What is no module goes before a submodule of that
 name: `triton.runtime.driver` is an object in the package, and a module to who imports from it."""
 
+_SETTINGS = "there is nothing that it would set: no compiler, no cache and no device"
+_NO_SOURCES = dict.fromkeys(
+    ("ASTSource", "IRSource", "code_generator", "compile", "make_backend"), COMPILER
+)
+_REFUSED: Mapping[str, Mapping[str, str]] = {
+    "triton.backends": dict.fromkeys(("amd", "nvidia"), "there is no device of that kind"),
+    "triton.compiler": _NO_SOURCES,
+    "triton.compiler.compiler": _NO_SOURCES,
+    "triton.knobs": dict.fromkeys(
+        (
+            "amd", "autotuning", "build", "cache", "compilation", "language", "nvidia", "proton",
+            "redis",
+        ),
+        _SETTINGS,
+    ),
+}  # fmt: skip
+"""What modules refuse by name, where they hold nothing that would."""
+
 
 @contextmanager
 def installed(*, models_cuda: bool = True) -> Iterator[None]:
@@ -185,7 +204,10 @@ def installed(*, models_cuda: bool = True) -> Iterator[None]:
             and str(importer.get("__name__")).startswith("torch.")
         ):
             raise ModuleNotFoundError(f"No module named {name!r} for torch", name=name)
-        return own_import(name, *args, **kwargs)
+        module = own_import(name, *args, **kwargs)
+        if _is_triton(name) and not is_relative:
+            _find_all(module, (args[2:3] or [kwargs.get("fromlist")])[0] or ())
+        return module
 
     finder = _Finder(answers)
     for name in before:
@@ -211,6 +233,15 @@ def _is_triton(name: str) -> bool:
     return name == "triton" or name.startswith("triton.")
 
 
+def _find_all(module: ModuleType, words: Sequence[str]) -> None:
+    """Say why a name is missing: `from module import name` itself drops the reason."""
+    for word in words:
+        try:
+            _ = word == "*" or getattr(module, word)
+        except AttributeError as error:
+            raise ImportError(str(error), name=module.__name__) from None
+
+
 def _modules() -> dict[str, ModuleType]:
     modules: dict[str, ModuleType] = {}
     for name, content in _MODULES.items():
@@ -220,6 +251,7 @@ def _modules() -> dict[str, ModuleType]:
         for word, value in content.items():
             if not word.startswith("__") or word in {"__all__", "__getattr__", "__version__"}:
                 setattr(module, word, value)
+        vars(module).setdefault("__getattr__", refusing(name, _REFUSED.get(name, {})))
     for name, module in modules.items():
         parent, _, last = name.rpartition(".")
         if parent and isinstance(_MODULES[parent].get(last, module), ModuleType):
@@ -267,9 +299,7 @@ class _Finder(MetaPathFinder):
     ) -> ModuleSpec | None:
         if _is_triton(fullname):
             raise ModuleNotFoundError(
-                f"No module named {fullname!r}: rankwise emulates Triton's kernel language, and"
-                " nothing of its compiler or gluon",
-                name=fullname,
+                f"No module named {fullname!r}: {_why_missing(fullname)}", name=fullname
             )
         if fullname not in self._answers.questions:
             return None
@@ -277,6 +307,17 @@ class _Finder(MetaPathFinder):
         if spec is not None and spec.loader is not None:
             spec.loader = _AnsweringLoader(spec.loader, self._answers)
         return spec
+
+
+def _why_missing(fullname: str) -> str:
+    parent, _, last = fullname.rpartition(".")
+    try:
+        getattr(sys.modules.get(parent), last)
+    except NameNotEmulated as error:
+        return str(error)
+    except AttributeError:
+        pass
+    return "rankwise emulates Triton's kernel language, and nothing of its compiler"
 
 
 class _AnsweringLoader(Loader):

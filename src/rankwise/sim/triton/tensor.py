@@ -40,7 +40,7 @@ OPERATORS = Operators()
 class tensor:
     """A block of values, or a single one (shape `()`)."""
 
-    __slots__ = ("_data", "affine", "box", "buffer", "dtype", "shape", "token")
+    __slots__ = ("__weakref__", "_data", "affine", "box", "buffer", "dtype", "shape", "token")
     __array_ufunc__ = None  # numpy's numbers leave the operators to us
 
     def __init__(

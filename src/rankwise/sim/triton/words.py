@@ -76,10 +76,11 @@ class Word(NamedTuple):
 
 
 class Change(NamedTuple):
-    """That a word changes: what a program waits for."""
+    """That a word changes: what a program waits for, or, if that is not certain, may wait for."""
 
     word: Word
     setters: Setters
+    is_certain: bool = True
 
     def __str__(self) -> str:
         return f"memory to change: {self.word}{self.setters.of(self.word)}"

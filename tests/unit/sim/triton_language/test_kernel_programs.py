@@ -103,6 +103,75 @@ def test_the_program_with_the_last_ticket_sees_what_all_others_stored() -> None:
 
 
 @triton.jit
+def ping_pong_kernel(turn: Any, o: Any) -> None:
+    me = tl.program_id(0)
+    for _ball in range(5):
+        while tl.atomic_add(turn, 0) % 2 != me:
+            pass
+        tl.store(o + tl.atomic_add(turn, 0), me)
+        tl.atomic_add(turn, 1)
+
+
+def test_what_a_program_did_alone_before_it_had_to_wait_is_not_done_twice() -> None:
+    turn, out = np.zeros(1, np.int32), np.full(10, 7, np.int32)
+
+    ping_pong_kernel[(2,)](turn, out)
+
+    assert out.tolist() == [0, 1] * 5
+    assert turn[0] == 10
+
+
+@triton.jit
+def counted_flags_kernel(flags: Any, o: Any) -> None:
+    if tl.program_id(0) == 0:
+        seen: Any = 0
+        while seen < 4:
+            seen = 0
+            for at in range(4):
+                seen += tl.atomic_add(flags + at, 0)
+        tl.store(o, 1)
+    else:
+        tl.atomic_xchg(flags + tl.program_id(0) - 1, 1)
+
+
+@triton.jit
+def block_of_flags_kernel(flags: Any, o: Any) -> None:
+    if tl.program_id(0) == 0:
+        while tl.sum(tl.load(flags + tl.arange(0, 4), volatile=True), 0) < 4:
+            pass
+        tl.store(o, 1)
+    else:
+        tl.atomic_xchg(flags + tl.program_id(0) - 1, 1)
+
+
+@triton.jit
+def wait_for(word: Any, value: Any) -> None:
+    while tl.atomic_add(word, 0) < value:
+        pass
+
+
+@triton.jit
+def waiting_helper_kernel(flags: Any, o: Any) -> None:
+    if tl.program_id(0) == 0:
+        wait_for(flags, 4)
+        wait_for(flags, 4)
+        tl.store(o, 1)
+    else:
+        tl.atomic_add(flags, 1)
+
+
+@pytest.mark.parametrize(
+    "kernel", [counted_flags_kernel, block_of_flags_kernel, waiting_helper_kernel]
+)
+def test_a_program_that_waits_lets_later_ones_run_however_it_looks(kernel: Any) -> None:
+    out = np.zeros(1, np.int32)
+
+    kernel[(5,)](np.zeros(4, np.int32), out)
+
+    assert out[0] == 1
+
+
+@triton.jit
 def forgotten_lock_kernel(lock: Any) -> None:
     while tl.atomic_cas(lock, 0, 1) == 1:
         pass

@@ -226,6 +226,90 @@ def test_a_kernel_that_waits_for_ever_is_a_deadlock_with_its_line(
     assert "test_kernel_runner.py" in mine[0].where
 
 
+def flag_that_stays_set(flag: Any, o: Any) -> None:
+    for _turn in range(4):
+        while tl.atomic_cas(flag, 1, 1) != 1:
+            pass
+    tl.store(o, 7)
+
+
+@triton.jit
+def wait_for_flag(flag: Any) -> None:
+    while tl.load(flag, volatile=True) == 0:
+        pass
+
+
+def the_same_wait_from_two_places(flag: Any, o: Any) -> None:
+    wait_for_flag(flag)
+    wait_for_flag(flag)
+    tl.store(o, 7)
+
+
+def counter_that_the_looker_turns(flag: Any, o: Any) -> None:
+    if tl.program_id(0) == 0:
+        while tl.atomic_add(flag + 1, 0) < 5:
+            pass
+        tl.atomic_xchg(flag + 2, 1)
+    else:
+        while tl.atomic_add(flag + 2, 0) == 0:
+            tl.atomic_add(flag + 1, 1)
+        tl.store(o, 7)
+
+
+def stores_between_looks(flag: Any, o: Any) -> None:
+    while tl.load(o) < 7:
+        if tl.load(flag, volatile=True) == 1:
+            tl.store(o, tl.load(o) + 1)
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        flag_that_stays_set,
+        the_same_wait_from_two_places,
+        counter_that_the_looker_turns,
+        stores_between_looks,
+    ],
+)
+def test_a_program_that_sees_the_same_again_and_does_other_work_does_not_wait(
+    kernel: Callable[..., None],
+) -> None:
+    device = Device()
+    flag, out = device.put(np.array([1, 0, 0], np.int32)), device.put(np.zeros(1, np.int32))
+
+    device.launch(kernel, [flag, out], 2 if kernel is counter_that_the_looker_turns else 1)
+
+    assert device.get(out, np.int32) == [7]
+
+
+def spinner_that_counts(flag: Any) -> None:
+    tries = 0
+    while tl.atomic_cas(flag, 1, 1) != 1:
+        tries += 1
+
+
+def spinner_at_two_words(flag: Any) -> None:
+    while tl.atomic_add(flag, 0) + tl.atomic_add(flag + 1, 0) != 2:
+        pass
+
+
+def spinner_that_stores_the_same(flag: Any) -> None:
+    while tl.load(flag, volatile=True) == 0:
+        tl.store(flag + 1, 5)
+
+
+@pytest.mark.parametrize(
+    "kernel", [spinner_that_counts, spinner_at_two_words, spinner_that_stores_the_same]
+)
+def test_a_program_that_only_looks_again_and_again_is_a_deadlock(
+    kernel: Callable[..., None],
+) -> None:
+    device = Device()
+
+    with pytest.raises(Deadlock, match="memory to change: flag"):
+        device.launch(kernel, [device.put(np.zeros(2, np.int32))], 1)
+
+
 def test_an_error_of_one_program_ends_the_launch_and_names_the_program() -> None:
     device = Device()
     pointers = [device.put(np.zeros(size, np.float32)) for size in (64, 64, 40)]

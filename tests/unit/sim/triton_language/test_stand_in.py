@@ -64,9 +64,31 @@ def test_the_driver_is_an_object_of_the_package_and_of_its_module(triton: Any) -
     assert triton.runtime.driver.active.get_current_device() == 0
 
 
-def test_what_is_not_emulated_is_refused_by_name(triton: Any) -> None:
-    with pytest.raises(ModuleNotFoundError, match=r"'triton\.experimental'.*gluon"):
-        importlib.import_module("triton.experimental.gluon")
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        ("triton.experimental.gluon", r"triton\.experimental is not emulated: gluon"),
+        ("triton.runtime.cache", r"triton\.runtime\.cache is not emulated: .*no binaries"),
+        ("triton.compiler.code_generator", r"code_generator is not emulated: .*no compiler"),
+        ("triton.backends.nvidia.driver", r"triton\.backends\.nvidia is not emulated"),
+        ("triton.nonsense", r"'triton\.nonsense': rankwise emulates"),
+    ],
+)
+def test_modules_that_are_not_emulated_are_refused_by_name(
+    triton: Any, module: str, reason: str
+) -> None:
+    with pytest.raises(ModuleNotFoundError, match=reason):
+        importlib.import_module(module)
+
+
+def test_names_that_are_not_emulated_are_refused_with_the_reason(triton: Any) -> None:
+    with pytest.raises(ImportError, match=r"triton\.compiler\.ASTSource .*no compiler"):
+        exec("from triton.compiler import ASTSource")
+    with pytest.raises(ImportError, match=r"tl\.core\.builtin .*jit function"):
+        exec("from triton.language.core import builtin")
+    with pytest.raises(AttributeError, match=r"triton\.knobs\.cache .*no cache"):
+        _ = importlib.import_module("triton.knobs").cache
+    assert not hasattr(triton.compiler, "ASTSource")
 
 
 def test_everything_is_as_before_afterwards() -> None:

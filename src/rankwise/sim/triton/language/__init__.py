@@ -79,7 +79,8 @@ __getattr__ = refusing(
         "atomic_poll": "wait with a `while` over atomic_load",
         **dict.fromkeys(("float8e4b15", "float8e4b8", "float8e5b16"), _OTHER_DEVICE),
         **dict.fromkeys(
-            ("constexpr_type", "str_to_ty", "tensor_descriptor_type", "tuple_type"), _OF_COMPILER
+            ("constexpr_type", "semantic", "str_to_ty", "tensor_descriptor_type", "tuple_type"),
+            _OF_COMPILER,
         ),
     },
 )

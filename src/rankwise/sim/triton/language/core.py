@@ -5,7 +5,13 @@ from typing import Any
 from rankwise.sim.triton import language
 from rankwise.sim.triton.constants import constexpr, plain
 from rankwise.sim.triton.dtypes import dtype, dtype_named
+from rankwise.sim.triton.refusals import refusing
 
+_REFUSED = dict.fromkeys(
+    ("_aggregate", "_experimental_reduction", "builtin", "extern", "ir", "is_builtin"),
+    "operations of one's own would be written for the compiler; write a jit function",
+)
+_refused = refusing("tl.core", _REFUSED)
 CONSTEXPR_0 = constexpr(0)
 
 
@@ -15,4 +21,4 @@ def get_int_dtype(bitwidth: Any, signed: Any) -> dtype:
 
 
 def __getattr__(name: str) -> Any:
-    return getattr(language, name)
+    return _refused(name) if name in _REFUSED else getattr(language, name)
