@@ -11,7 +11,7 @@ import pytest
 
 from rankwise.core.ledger import Arrival, Fate, Stage
 from rankwise.drivers.real import section_ring, segments
-from rankwise.drivers.real.call_rings import ArrivalReader, calls_begun, read_book
+from rankwise.drivers.real.call_rings import ArrivalReader, calls_begun, read_book, words_in
 from rankwise.drivers.real.segments import Segment
 from rankwise.drivers.real.worker import call_ring, torch_calls
 from rankwise.drivers.real.worker.call_ring import (
@@ -123,6 +123,31 @@ def test_the_latest_calls_are_kept_and_all_are_counted(segment: Segment) -> None
     assert calls_begun(segment, 1) == 3 * ENTRIES
     # The oldest is left out, since it could be about to be written over.
     assert [call.number for call in book.calls] == [*range(2 * ENTRIES + 2, 3 * ENTRIES + 1)]
+
+
+def test_an_entry_that_is_used_again_has_the_text_of_its_new_call(segment: Segment) -> None:
+    ring = attached()
+    group = ring.add_group("torch 0 0", "", 4, range(8, 12))
+    assert group is not None
+    other = words_of("barrier #?", ("/home/me/train.py", 90))
+
+    for words in (WORDS, WORDS, other, WORDS):
+        for _ in range(ENTRIES):
+            ring.end(ring.begin(group, 1, words), DONE)
+        texts = latest_texts(segment)
+        assert texts == {words_in(words)[0]}
+    for _ in range(ENTRIES):
+        ring.begin_wait(group.slot, 1, 1, other)
+    for _ in range(ENTRIES):
+        ring.begin(group, 1, WORDS)
+
+    assert latest_texts(segment) == {TEXT}
+
+
+def latest_texts(segment: Segment) -> set[str]:
+    book = read_book(segment, 1, 8)
+    assert book is not None
+    return {call.text for call in book.calls}
 
 
 def test_arrivals_are_read_once_and_as_far_as_calls_have_ended(segment: Segment) -> None:

@@ -17,13 +17,13 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 
 import rankwise
-from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after
+from rankwise.base.units import MILLISECOND, SECOND, ZERO, Duration, Instant, after
 from rankwise.core.gang.vocabulary import Said, WorkerExited, WorkerSaid, WorkerSpawned
 from rankwise.core.ledger import Begun, Group
 from rankwise.drivers.real.call_rings import CallReader, SeenCall, words_in
 from rankwise.drivers.real.journal import FileJournal
 from rankwise.drivers.real.process_host import RealProcessHost
-from rankwise.drivers.real.process_work import usage_of
+from rankwise.drivers.real.process_work import cpu_wait_of, usage_of
 from rankwise.drivers.real.reactor import Reactor, Timer
 from rankwise.drivers.real.section_ring import SectionReader
 from rankwise.drivers.real.segments import Segment
@@ -206,7 +206,7 @@ class RunRecorder:
 
     def _sampled(self, living: Mapping[int, int]) -> RanksSampled:
         samples = [
-            Sample(self._planner.world.rank(local_rank), *usage)
+            Sample(self._planner.world.rank(local_rank), *usage, cpu_wait_of(pid) or ZERO)
             for local_rank, pid in sorted(living.items())
             if (usage := usage_of(pid)) is not None
         ]

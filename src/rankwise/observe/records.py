@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from rankwise.base.units import Duration, Instant
+from rankwise.base.units import ZERO, Duration, Instant
 
 RECORDER = "recorder"
 """Who writes records: their `machine` in the journal."""
@@ -49,11 +49,15 @@ class RunDescribed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True):
-    """What one rank's process has used: CPU time so far, and memory now, in bytes."""
+    """What one rank's process has used: CPU time so far, and memory now, in bytes.
+
+    `cpu_wait` is for how long it was ready to run and had no CPU, so far.
+    """
 
     rank: int
     cpu: Duration
     memory: int
+    cpu_wait: Duration = ZERO
 
 
 class RanksSampled(msgspec.Struct, frozen=True, kw_only=True, tag=True):

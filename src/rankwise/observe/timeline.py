@@ -6,9 +6,11 @@ call is known where all members of the group were seen: it lasts until the last 
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 from rankwise.base.errors import ConfigError
+from rankwise.base.units import Duration
 from rankwise.core.ledger import (
     Arrival,
     Begun,
@@ -86,6 +88,14 @@ class RankTrack:
     sections: list[PlacedSection] = field(default_factory=list)
     covered: list[tuple[int, int]] = field(default_factory=list)
     samples: list[tuple[int, Sample]] = field(default_factory=list)
+
+    @property
+    def cpu_wait(self) -> Duration:
+        """For how long it was ready to run and had no CPU, as far as samples of it tell."""
+        ordered = (sample for _, sample in sorted(self.samples, key=lambda each: each[0]))
+        # One that is less is of another process, which begins anew.
+        more = (max(0, late.cpu_wait - early.cpu_wait) for early, late in pairwise(ordered))
+        return Duration(sum(more))
 
 
 @dataclass(slots=True)

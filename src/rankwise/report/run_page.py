@@ -15,8 +15,9 @@ from rankwise.base.failure import Failure, FailureCause
 from rankwise.base.units import SECOND, Duration, format_bytes, format_duration
 from rankwise.base.web_page import document, facts_table, table
 from rankwise.base.wording import ranks_in_words
-from rankwise.core.ledger import straggler_in_words
+from rankwise.core.ledger import Delay, straggler_in_words
 from rankwise.core.ledger.lateness import notable
+from rankwise.core.ledger.words import with_cpu_wait
 from rankwise.launch.failure_report.composing import blocks_of_standing
 from rankwise.launch.failure_report.stacks import innermost_frames
 from rankwise.launch.failure_report.words import headline
@@ -222,7 +223,10 @@ def _lateness(timeline: RunTimeline) -> Iterable[str]:
     if timeline.straggler is not None or delays:
         yield "<h2>Lateness</h2>"
     if timeline.straggler is not None:
-        told = straggler_in_words(timeline.straggler)
+        late = timeline.straggler
+        waited = Duration(round(late.cost * timeline.end))
+        delay = Delay(rank=late.rank, last=late.last, waited=waited)
+        told = _with_cpu_wait(straggler_in_words(late), delay, timeline)
         yield f'<p class="note">{escape(f"{told[0].upper()}{told[1:]}.")}</p>'
     if not delays:
         return
@@ -254,7 +258,13 @@ def _who_is_late(timeline: RunTimeline) -> str:
     if worst is None:
         among = " in these calls" if timeline.straggler is not None else ""
         return f"No rank has cost the others a notable part of the run{among}."
-    return f"<b>Rank {worst.rank}</b> has cost the others a notable part of the run."
+    told = f"<b>Rank {worst.rank}</b> has cost the others a notable part of the run"
+    return f"{_with_cpu_wait(told, worst, timeline)}."
+
+
+def _with_cpu_wait(text: str, delay: Delay, timeline: RunTimeline) -> str:
+    cpu_wait = timeline.tracks[delay.rank].cpu_wait
+    return with_cpu_wait(text, delay, cpu_wait, Duration(timeline.end))
 
 
 class _Sum(NamedTuple):

@@ -94,6 +94,8 @@ class CallRing:
         self._sequence = count(1)
         self._waits = count(1)
         self._main_thread = threading.main_thread().ident
+        self._words_in = [b""] * ENTRIES
+        """What was stored last in each entry: most calls are the ones before again."""
 
     def add_group(
         self, key: str, label: str, size: int, members: "Iterable[int]"
@@ -120,10 +122,13 @@ class CallRing:
     def begin(self, group: "RingGroup | None", match: int, words: bytes, peer: int = -1) -> int:
         """Enter a call, whose text and place are two `fitted` after each other; return where."""
         sequence = next(self._sequence)
-        at = RING_AT + sequence % ENTRIES * ENTRY_BYTES
+        index = sequence % ENTRIES
+        at = RING_AT + index * ENTRY_BYTES
         memory = self._memory
         other = _ident() != self._main_thread
-        memory[at + _WORDS_AT : at + ENTRY_BYTES] = words
+        if self._words_in[index] is not words:
+            memory[at + _WORDS_AT : at + ENTRY_BYTES] = words
+            self._words_in[index] = words
         if group is None:
             _pack_entry(memory, at, sequence, 0, _now(), WAITING, NO_SLOT, match, peer, other)
         else:
@@ -145,6 +150,7 @@ class CallRing:
         at = RING_AT + sequence % ENTRIES * ENTRY_BYTES
         other = _ident() != self._main_thread
         flags = OF_HANDLE | OF_OTHER_THREAD if other else OF_HANDLE
+        self._words_in[sequence % ENTRIES] = words
         self._memory[at + _WORDS_AT : at + ENTRY_BYTES] = words
         _pack_entry(self._memory, at, sequence, number, _now(), WAITING, slot, match, -1, flags)
         self._words[HEAD_WAITS] = next(self._waits)

@@ -246,22 +246,22 @@ class _Groups:
         self.handles = _Handles(ring_module)
         self.generation = 0
         """Counts how often all groups have been destroyed."""
-        self._ring: "Any" = None  # noqa: UP037 - as everywhere in this file
-        self._known: "dict[Any, RingGroup | None]" = {}  # noqa: UP037 - the same
+        self.ring: "Any" = None  # noqa: UP037 - as everywhere in this file
+        self.known: "dict[Any, RingGroup | None]" = {}  # noqa: UP037 - the same
 
     def find(self, ring: "Any", group: "Any") -> "RingGroup | None":
         """Return a group of this process, None for one whose calls are not entered."""
-        if ring is not self._ring:  # the first call, or the process is a rank of another world
-            self._ring = ring
-            self._known = {}
+        if ring is not self.ring:  # the first call, or the process is a rank of another world
+            self.ring = ring
+            self.known.clear()
         try:
-            return self._known[group]
+            return self.known[group]
         except KeyError:
             try:
                 found = self._enter(ring, group)
             except Exception:  # noqa: BLE001 - another torch, or a group of another kind
                 found = None
-            self._known[group] = found
+            self.known[group] = found
             return found
 
     def rank_of(self, group: "Any", place: int) -> int:
@@ -283,11 +283,11 @@ class _Groups:
             try:
                 if group is None or group is self._c10d._world.default_pg:  # noqa: SLF001 - as above
                     self.generation += 1
-                    self._known = {}
+                    self.known.clear()
                     self.ring_module.be_done()
                     reporter.tell_last_recorded()
                 else:
-                    self._known.pop(group, None)
+                    self.known.pop(group, None)
             except Exception as error:  # noqa: BLE001 - as above: the program goes on
                 what = f"{type(error).__name__}: {error}"
                 reporter.tell_ledger_is_off(f"destroys groups in an unknown way ({what})")
@@ -426,11 +426,14 @@ class _Entered:
         issued, done, failed = ring_module.ISSUED, ring_module.DONE, ring_module.FAILED
         get_frame = sys._getframe  # noqa: SLF001 - the only way to know the line
         inner, is_message, find = self._inner, bool(self._way), groups.find
+        known_groups = groups.known
         # Arguments are looked for here, without a call for each: this is done for every collective.
+        # No generator reads `args` or `kwargs`, for that would make cells of them, which are slow.
         group_at, op_at = self._place_of("group"), self._place_of("op")
         async_at, tensor_at = self._place_of("async_op"), self._place_of(self._tensor)
         tensor_name = self._tensor or ""
-        roots = [(name, self._place_of(name)) for name, _ in _ROOTS if name in self._names]
+        roots_in = self._roots_in
+        roots = any(name in self._names for name, _ in _ROOTS)
         # Most calls are the last one again, from the same place: to see that is cheaper than a key.
         latest: Any = (None,) * 8
 
@@ -441,7 +444,8 @@ class _Entered:
                 return function(*args, **kwargs)
             count = len(args)
             group = args[group_at] if count > group_at else kwargs.get("group")
-            entered = find(ring, group)
+            entered = known_groups.get(group) if ring is groups.ring else None
+            entered = entered or find(ring, group)
             if entered is None:
                 return function(*args, **kwargs)
             nonlocal latest
@@ -470,9 +474,7 @@ class _Entered:
                         line_outside(1, inner) if is_inner else (path, frame.f_lineno),
                     )
                     if roots:
-                        key += tuple(
-                            args[at] if count > at else kwargs.get(name) for name, at in roots
-                        )
+                        key += roots_in(args, kwargs)
                     told = known.get(key)
                     if told is None:
                         told = self._tell(args, kwargs, key, group)
@@ -486,11 +488,15 @@ class _Entered:
             stage = failed
             try:
                 result = function(*args, **kwargs)
+                stage = done
+                if result is None:  # as of nearly all, so that the argument need not be looked for
+                    return None
                 is_async = args[async_at] if count > async_at else kwargs.get("async_op")
-                stage = issued if is_async else done
+                if is_async:
+                    stage = issued
             finally:
                 ring.end(entry, stage)
-            if is_async and result is not None and not is_message:
+            if is_async and not is_message:
                 number = ring.number_at(entry)
                 groups.handles.note(result, (ring, entered.slot, number, match, words))
             return result
@@ -504,6 +510,10 @@ class _Entered:
     def _argument(self, name: "str | None", args: "Any", kwargs: "Any") -> "Any":
         at = self._place_of(name)
         return args[at] if len(args) > at else kwargs.get(name)
+
+    def _roots_in(self, args: "Any", kwargs: "Any") -> "tuple[Any, ...]":
+        names = [name for name, _ in _ROOTS if name in self._names]
+        return tuple(self._argument(name, args, kwargs) for name in names)
 
     def _tell(
         self, args: "Any", kwargs: "Any", key: "Any", group: "Any"
