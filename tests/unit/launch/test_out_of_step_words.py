@@ -4,6 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from rankwise.base.failure import (
+    ErrorRecord,
     ExitStatus,
     Failure,
     FailureCause,
@@ -13,7 +14,7 @@ from rankwise.base.failure import (
 )
 from rankwise.base.units import Instant
 from rankwise.compat.torch.elastic.multiprocessing.results import process_failures
-from rankwise.launch.failure_report.composing import compose_report
+from rankwise.launch.failure_report.composing import compose_report, lines_of_standing
 from rankwise.launch.failure_report.hints import hint_for
 from rankwise.launch.failure_report.model import ReportContext
 from rankwise.launch.failure_report.rendering import plain_text
@@ -125,6 +126,31 @@ def test_of_two_ranks_that_disagree_none_is_told_as_the_culprit() -> None:
     assert "rank 1, innermost call first:" in report
     assert "one of these ranks takes otherwise" in report
     assert failure_in_words(failures[0], "node-7") == TIE
+
+
+def test_a_rank_that_has_raised_and_left_its_program_is_shown_where_it_raised() -> None:
+    left = (
+        "Current thread 0x1 (most recent call first):\n"
+        '  File "/env/src/rankwise/drivers/real/worker/bootstrap.py", line 185 in _write\n'
+    )
+    raised = ErrorRecord(
+        type="CollectiveError",
+        message="ranks disagree",
+        traceback="Traceback (most recent call last):\n"
+        '  File "/home/me/a.py", line 12, in <module>\n    step()\n'
+        '  File "/home/me/a.py", line 9, in step\n    gather()\nCollectiveError: ranks disagree\n',
+        raised_at=Instant(4),
+        wall_ns=4,
+    )
+    first, second = failures_of_two_that_disagree()
+
+    lines = lines_of_standing([first, replace(second, stacks=left, error=raised)])
+
+    place = next(at for at, line in enumerate(lines) if "rank 1, innermost" in line)
+    assert [line.strip() for line in lines[place + 1 : place + 3]] == [
+        'File "/home/me/a.py", line 9 in step',
+        'File "/home/me/a.py", line 12 in <module>',
+    ]
 
 
 def test_of_ranks_that_disagree_on_two_nodes_the_host_is_that_of_who_is_known_here() -> None:

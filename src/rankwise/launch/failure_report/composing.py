@@ -43,6 +43,7 @@ from rankwise.launch.failure_report.text import (
     printable_lines,
 )
 from rankwise.launch.failure_report.tracebacks import (
+    stack_of,
     traceback_lines,
     what_is_the_same,
     without_traceback,
@@ -419,8 +420,16 @@ def lines_of_standing(failures: Sequence[Failure]) -> list[str]:
 def blocks_of_standing(failures: Iterable[Failure]) -> list[Block]:
     """Where each of these ranks stands."""
     return blocks_of_ranks(
-        Stood(rank=rank_of(each), waits_for=each.waits_for, stacks=each.stacks) for each in failures
+        Stood(rank=rank_of(each), waits_for=each.waits_for, stacks=_stacks_of(each))
+        for each in failures
     )
+
+
+def _stacks_of(failure: Failure) -> str:
+    """Where a rank stands; one that has left its program by an exception, where it raised that."""
+    if failure.error is None or place_in_program(failure.stacks):
+        return failure.stacks
+    return stack_of(failure.error.traceback)
 
 
 def blocks_of_ranks(ranks: Iterable[Stood]) -> list[Block]:

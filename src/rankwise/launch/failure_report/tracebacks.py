@@ -20,6 +20,7 @@ BOOT_DIRECTORY = "rankwise/drivers/real/worker/"
 
 _HEADER = "Traceback (most recent call last):"
 _FRAME = re.compile(r'  File "(?P<path>[^"]*)", line \d+, in ')
+_WHOLE_FRAME = re.compile(r'^  File "[^"]*", line \d+, in .*$', re.MULTILINE)
 _RUNPY = re.compile(r"<frozen runpy>|/runpy\.py$")
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 _NUMBERED = re.compile(
@@ -38,6 +39,13 @@ def traceback_lines(traceback: str, whole_is_in: str = "") -> list[str]:
     """A traceback for showing: printable, without our frames, its middle left out when long."""
     lines = without_boot_frames(printable_lines(traceback))
     return shorten_lines(lines, _HEAD_LINES, _TAIL_LINES, whole_is_in)
+
+
+def stack_of(traceback: str) -> str:
+    """The frames of an exception as those of a thread are told: the innermost one first."""
+    last = traceback.rpartition(_HEADER)[2]  # of those that are chained
+    lines = [frame.replace(", in ", " in ") for frame in reversed(_WHOLE_FRAME.findall(last))]
+    return "\n".join(["Current thread 0x0 (most recent call first):", *lines])
 
 
 def without_boot_frames(lines: list[str]) -> list[str]:
