@@ -16,8 +16,9 @@ rank has done so far (`Work`). What it has done between two looks is progress or
 So output alone is no progress (what came through the rank's output streams is not counted), nor is
 a thread that wakes up now and then to say that it lives, nor one that watches a library's calls.
 
-Nobody polls: `next_look` is a quarter of the patience after the last look. Progress is dated to
-the look that found it, so a hang is found at most a quarter of the patience late, never early.
+Nobody polls: `next_look` is a quarter of the patience after the last look, or half of it after the
+last progress, when it is time to warn. Progress is dated to the look that found it, so a hang is
+found at most a quarter of the patience late, never early.
 
 A look that comes much later than it was due tells that who looks stood still itself, and the ranks
 perhaps too: SIGSTOP, a suspended machine. That time is not held against them. Of Ctrl-Z it is told
@@ -119,7 +120,10 @@ class ProgressWatch:
         """When to look next; None while nobody asked for that."""
         if self._patience is None:
             return None
-        return after(self._looked_at, self._interval(self._patience))
+        regular = after(self._looked_at, self._interval(self._patience))
+        # Who asks in between moves the looks: then none need be due when it is time to warn.
+        half = after(self.last_progress, Duration(self._patience // 2))
+        return half if after(self._looked_at, LEAST_INTERVAL) <= half < regular else regular
 
     def look(self, works: Mapping[int, Work], now: Instant) -> None:
         """Take in what each rank has done so far; those that are left out have ended."""

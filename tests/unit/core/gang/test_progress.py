@@ -173,6 +173,24 @@ def test_half_way_it_warns_once_until_there_was_progress() -> None:
     assert warnings((9, 39), (9, 49), (9, 59), (9, 69)) == [59]
 
 
+def test_who_asks_in_between_does_not_delay_the_warning() -> None:
+    watch = watching(work())
+    watch.look({0: work()}, Instant(15 * SECOND))
+
+    assert watch.next_look == PATIENCE // 2
+    watch.look({0: work()}, Instant(PATIENCE // 2))
+
+    assert watch.warns(Instant(PATIENCE // 2))
+    assert watch.next_look == PATIENCE // 2 + PATIENCE // 4
+
+
+def test_a_look_just_before_half_way_is_not_followed_at_once() -> None:
+    watch = watching(work())
+    watch.look({0: work()}, Instant(PATIENCE // 2 - MILLISECOND))
+
+    assert watch.next_look == PATIENCE // 2 - MILLISECOND + PATIENCE // 4
+
+
 def test_time_in_which_nobody_looked_is_not_held_against_the_ranks() -> None:
     watch = watching(work())
     watch.look({0: work()}, LOOK)
