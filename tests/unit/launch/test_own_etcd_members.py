@@ -5,6 +5,7 @@ import select
 from pathlib import Path
 
 import pytest
+from etcd_servers import needs_etcd
 from running import WITHIN_S
 
 from rankwise.base.errors import ConfigError
@@ -35,6 +36,18 @@ def test_a_node_without_an_endpoint_runs_no_member(tmp_path: Path) -> None:
         pass
 
     assert list(tmp_path.iterdir()) == []
+
+
+@needs_etcd
+def test_a_member_that_was_cut_off_asks_before_it_makes_the_others_elect_again(
+    tmp_path: Path,
+) -> None:
+    here = ("127.0.0.1",)
+    own = OwnEtcd("127.0.0.1,b,c", "run", "token", lambda: True, own_hosts=here, place=tmp_path)
+    (tmp_path / "data" / "member").mkdir(parents=True)
+
+    assert "--pre-vote" in own.command()  # etcd 3.4 does not by itself
+    own._stack.close()
 
 
 def test_what_a_wrapper_has_started_ends_with_it(tmp_path: Path) -> None:

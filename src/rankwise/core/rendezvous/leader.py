@@ -32,13 +32,19 @@ from rankwise.base.failure import OutcomeStatus, failure_in_words
 from rankwise.base.units import Duration, Instant, after, format_duration
 from rankwise.core.rendezvous.judgement import first_suspect, judge, verdict_on_failure
 from rankwise.core.rendezvous.ranking import active_count, ranked, seated
-from rankwise.core.rendezvous.records import Departure, Lineup, NodeRecord, Phase, Round, Verdict
+from rankwise.core.rendezvous.records import (
+    HOSTS_MAX,
+    Departure,
+    Lineup,
+    NodeRecord,
+    Phase,
+    Round,
+    Verdict,
+)
 from rankwise.core.rendezvous.view import View
 
 SHOWN_MAX = 8
 """How many nodes a sentence names before it counts the rest."""
-HOSTS_MAX = 64
-"""How many hosts a round's record names."""
 FIRST_ROUND = Round(number=0, phase=Phase.GATHERING)
 
 

@@ -251,6 +251,10 @@ class Suspect(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     host: str
 
 
+HOSTS_MAX = 64
+"""How many hosts a round's record names."""
+
+
 class Lineup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Who is in a round, and what has changed, by the names of hosts; for people.
 

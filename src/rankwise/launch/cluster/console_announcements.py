@@ -14,7 +14,7 @@ from rankwise.core.agent.vocabulary import (
     AnnounceStop,
 )
 from rankwise.core.gang.vocabulary import AnnounceKill, AnnounceStuck
-from rankwise.core.rendezvous.records import Verdict
+from rankwise.core.rendezvous.records import HOSTS_MAX, Verdict
 from rankwise.core.rendezvous.vocabulary import AnnounceWaiting, MadeSpare, World
 from rankwise.launch.cluster.plan import ClusterPlan
 from rankwise.launch.job import Job, restarts_allowed
@@ -38,6 +38,7 @@ class ConsoleAnnouncements:
         self.first_rank = 0
         self._restarts = 0
         self._place = plan.place
+        self._seats_known = min(plan.rendezvous.nodes_max, HOSTS_MAX)
 
     def tell_too_late(self, verdict: Verdict) -> None:
         """Say that nothing was started here, since the run is over."""
@@ -59,9 +60,10 @@ class ConsoleAnnouncements:
                     round=announcement.round,
                 )
             case MadeSpare():
+                has_seat = 0 < len(announcement.lineup.hosts) < self._seats_known
+                when = "with the next round" if has_seat else "as soon as a seat is free"
                 self._say(
-                    f"this node is a spare for now: {announcement.why}; it is taken in as soon as "
-                    "a seat is free",
+                    f"this node is a spare for now: {announcement.why}; it is taken in {when}",
                     "spare",
                     round=announcement.round,
                 )
