@@ -289,10 +289,17 @@ class ProgramClock:
 
 
 def _flattened(tokens: tuple[Any, ...]) -> list[Event]:
+    """The events in tokens: a sum that has grown in a loop has one in another, as often."""
     events: list[Event] = []
-    for token in tokens:
+    known: set[int] = set()
+    left = list(reversed(tokens))
+    while left:
+        token = left.pop()
+        if id(token) in known:
+            continue
+        known.add(id(token))
         if isinstance(token, tuple):
-            events.extend(_flattened(token))
+            left.extend(reversed(token))
         elif isinstance(token, Event):
             events.append(token)
     return events
