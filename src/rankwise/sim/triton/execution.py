@@ -406,6 +406,23 @@ def tokens_of(operands: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(tokens)
 
 
+def leaves(tokens: tuple[Any, ...]) -> list[Any]:
+    """What tokens consist of: a sum that has grown in a loop has one in another, as often."""
+    found: list[Any] = []
+    known: set[int] = set()
+    left = list(reversed(tokens))
+    while left:
+        token = left.pop()
+        if id(token) in known:
+            continue
+        known.add(id(token))
+        if isinstance(token, tuple):
+            left.extend(reversed(token))
+        else:
+            found.append(token)
+    return found
+
+
 def note_math(name: str, result: Any, operands: Sequence[Any], elements: int | None = None) -> None:
     """Tell the observer of a calculation on blocks.
 

@@ -35,7 +35,7 @@ class Look(NamedTuple):
         seen: the word's bytes.
         state: of the program: see `state_of`.
         work: how often the program had changed memory.
-        changes: how often memory had changed, by whomever.
+        changes: how often memory had changed, for any reason.
         reads: how often the program had read memory.
         tries: equal looks in a row before this one.
     """

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from rankwise.sim.hardware.footprint import Footprint
 from rankwise.sim.kernel import Event, Simulator, Steps, all_of
-from rankwise.sim.triton.execution import Operation
+from rankwise.sim.triton.execution import Operation, leaves
 from rankwise.sim.triton.recording import Recording, Step
 
 DTYPE_NAMES = {
@@ -289,17 +289,4 @@ class ProgramClock:
 
 
 def _flattened(tokens: tuple[Any, ...]) -> list[Event]:
-    """The events in tokens: a sum that has grown in a loop has one in another, as often."""
-    events: list[Event] = []
-    known: set[int] = set()
-    left = list(reversed(tokens))
-    while left:
-        token = left.pop()
-        if id(token) in known:
-            continue
-        known.add(id(token))
-        if isinstance(token, tuple):
-            left.extend(reversed(token))
-        elif isinstance(token, Event):
-            events.append(token)
-    return events
+    return [token for token in leaves(tokens) if isinstance(token, Event)]
