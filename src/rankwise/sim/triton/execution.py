@@ -163,7 +163,7 @@ class Launch:
     """What all executions of one kernel launch share.
 
     Attributes:
-        may_spin_wait: whether its programs may wait in a loop for memory to change.
+        may_spin_wait: whether its programs may wait in a loop without bound for memory to change.
         stages: how many turns of a loop may be under way; as many as fit elsewhere if None.
         channels: the queues to other processing elements; None where there are none.
         peers: other ranks' memory and signals (`peers.LaunchPeers`); None where there are none.
@@ -313,7 +313,7 @@ class Execution:
         before = self._looks.get(where)
         look = Look(
             value.tobytes(), state_of(frames), self.work, self.launch.changes(), self.reads
-        ).after(before, words=value.size // self.size)
+        ).after(before, words=value.size // self.size, counts=self.launch.may_spin_wait)
         self._looks[where] = look
         if before is None or before.seen != look.seen:
             return
@@ -404,6 +404,23 @@ def tokens_of(operands: Iterable[Any]) -> tuple[Any, ...]:
         if token is not None and not any(token is known for known in tokens):
             tokens.append(token)
     return tuple(tokens)
+
+
+def leaves(tokens: tuple[Any, ...]) -> list[Any]:
+    """What tokens consist of: a sum that has grown in a loop has one in another, as often."""
+    found: list[Any] = []
+    known: set[int] = set()
+    left = list(reversed(tokens))
+    while left:
+        token = left.pop()
+        if id(token) in known:
+            continue
+        known.add(id(token))
+        if isinstance(token, tuple):
+            left.extend(reversed(token))
+        else:
+            found.append(token)
+    return found
 
 
 def note_math(name: str, result: Any, operands: Sequence[Any], elements: int | None = None) -> None:

@@ -374,7 +374,7 @@ def grid_sizes(grid: Any, given: Mapping[str, Any]) -> tuple[int, int, int]:
 
 
 def _has_waiting_loop(function: Callable[..., Any]) -> bool:
-    """Whether a `while` of the function looks at memory."""
+    """Whether a `while` of the function looks at memory, or calls a function that may."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, SyntaxError, TokenError):  # no source: a compare-and-swap still tells
@@ -383,11 +383,12 @@ def _has_waiting_loop(function: Callable[..., Any]) -> bool:
 
 
 def _looks_at_memory(expression: ast.AST) -> bool:
+    called = [node.func for node in ast.walk(expression) if isinstance(node, ast.Call)]
     return any(
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr in _WAITING_CALLS
-        for node in ast.walk(expression)
+        func.attr in _WAITING_CALLS
+        if isinstance(func, ast.Attribute)
+        else isinstance(func, ast.Name)
+        for func in called
     )
 
 

@@ -275,6 +275,7 @@ class _Launching:
             return self._repeated(function.__name__, self._recordings)
         launch, body = function.prepared(given, sizes)
         launch.computes = self._env.enable_data
+        launch.may_spin_wait = function.waits()
         launch.changes = lambda: self._env.engine.watchpoints.changes
         launch.stages = stages
         self._memory = launch.memory

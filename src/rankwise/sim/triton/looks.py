@@ -10,7 +10,8 @@ of the two it is follows from what lies between two equal looks of one instructi
 - *Nothing*: it is where it was, all its variables are as they were, and memory has not changed. It
   will look again, without end, until somebody else changes memory: it waits.
 - *Counting*: only its variables differ. It may be counting its tries, in vain, or the turns of an
-  outer loop that ends. It goes on, and is taken to wait after `TRIES` such looks in a row.
+  outer loop that ends. It goes on, and is taken to wait after `TRIES` such looks in a row, if the
+  kernel has a `while` at all.
 
 Variables are those of all kernel functions that are being carried out. Numbers are compared by
 value. A block is the same only while it is the same object, and nothing is kept alive for that.
@@ -34,7 +35,7 @@ class Look(NamedTuple):
         seen: the word's bytes.
         state: of the program: see `state_of`.
         work: how often the program had changed memory.
-        changes: how often memory had changed, by any program.
+        changes: how often memory had changed, for any reason.
         reads: how often the program had read memory.
         tries: equal looks in a row before this one.
     """
@@ -46,14 +47,17 @@ class Look(NamedTuple):
     reads: int
     tries: int = 0
 
-    def after(self, before: "Look | None", words: int) -> "Look":
-        """The same look at so many words, knowing the look before it at the same ones."""
+    def after(self, before: "Look | None", words: int, *, counts: bool) -> "Look":
+        """The same look at so many words, knowing the look before it at the same ones.
+
+        Where nothing `counts` tries, since all loops have a bound, only an equal state is waiting.
+        """
         if before is None or (before.seen, before.work) != (self.seen, self.work):
             return self
         # Else another word could have changed unseen.
         alone = words == 1 and self.reads == before.reads + 1
         is_same = before.state == self.state and (alone or before.changes == self.changes)
-        return self._replace(tries=TRIES if is_same else before.tries + 1)
+        return self._replace(tries=TRIES if is_same else before.tries + counts)
 
 
 class _Same(weakref.ref[Any]):

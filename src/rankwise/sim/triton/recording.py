@@ -21,7 +21,14 @@ import numpy as np
 
 from rankwise.sim.triton.constants import constexpr, plain
 from rankwise.sim.triton.dtypes import dtype, dtype_named
-from rankwise.sim.triton.execution import ACTIVE, Execution, Launch, MustInterleave, Operation
+from rankwise.sim.triton.execution import (
+    ACTIVE,
+    Execution,
+    Launch,
+    MustInterleave,
+    Operation,
+    leaves,
+)
 from rankwise.sim.triton.jit import JITFunction
 from rankwise.sim.triton.memory import Buffer
 
@@ -80,7 +87,7 @@ class _Recorder:
             offset = operation.address - start
             if not dtype_named(operation.dtype).is_floating():
                 (self.loaded if operation.kind == "load" else self.stored).add(parameter)
-        after = tuple(dict.fromkeys(_numbers(operation.after)))
+        after = tuple(dict.fromkeys(leaves(operation.after)))
         self.steps.append(Step(operation, after, parameter, offset))
         self._count += 1
         return self._count - 1
@@ -97,16 +104,6 @@ class _Recorder:
     def reach(self, mark: int) -> None:
         """Write a pause down until the first so many steps have happened."""
         self.steps.append(mark)
-
-
-def _numbers(tokens: tuple[Any, ...]) -> list[int]:
-    numbers: list[int] = []
-    for token in tokens:
-        if isinstance(token, tuple):
-            numbers.extend(_numbers(token))
-        else:
-            numbers.append(token)
-    return numbers
 
 
 class _NoChannels:

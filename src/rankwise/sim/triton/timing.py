@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from rankwise.sim.hardware.footprint import Footprint
 from rankwise.sim.kernel import Event, Simulator, Steps, all_of
-from rankwise.sim.triton.execution import Operation
+from rankwise.sim.triton.execution import Operation, leaves
 from rankwise.sim.triton.recording import Recording, Step
 
 DTYPE_NAMES = {
@@ -289,10 +289,4 @@ class ProgramClock:
 
 
 def _flattened(tokens: tuple[Any, ...]) -> list[Event]:
-    events: list[Event] = []
-    for token in tokens:
-        if isinstance(token, tuple):
-            events.extend(_flattened(token))
-        elif isinstance(token, Event):
-            events.append(token)
-    return events
+    return [token for token in leaves(tokens) if isinstance(token, Event)]

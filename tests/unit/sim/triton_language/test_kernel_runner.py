@@ -256,6 +256,13 @@ def counter_that_the_looker_turns(flag: Any, o: Any) -> None:
         tl.store(o, 7)
 
 
+def scale_that_is_loaded_in_each_step(flag: Any, o: Any) -> None:
+    total: Any = 0
+    for _step in range(1100):
+        total += tl.load(flag)
+    tl.store(o, total - 1093)
+
+
 def stores_between_looks(flag: Any, o: Any) -> None:
     while tl.load(o) < 7:
         if tl.load(flag, volatile=True) == 1:
@@ -268,6 +275,7 @@ def stores_between_looks(flag: Any, o: Any) -> None:
         flag_that_stays_set,
         the_same_wait_from_two_places,
         counter_that_the_looker_turns,
+        scale_that_is_loaded_in_each_step,
         stores_between_looks,
     ],
 )
