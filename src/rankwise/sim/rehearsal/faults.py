@@ -89,8 +89,8 @@ class Raise(_OfRank, frozen=True, kw_only=True, tag="raise"):
         super().__post_init__()
         self._check_operation("raise")
         kind = getattr(builtins, self.error, None)
-        if not (isinstance(kind, type) and issubclass(kind, Exception)):
-            raise ValueError(  # noqa: TRY004  # which msgspec turns into its own
+        if not (isinstance(kind, type) and issubclass(kind, Exception) and _takes_text(kind)):
+            raise ValueError(  # which msgspec turns into its own
                 f"error is {self.error!r}, expected an exception such as OSError"
             )
 
@@ -310,6 +310,15 @@ class Faults:
             case Flip():
                 if not _flipped(load, fault.element, fault.bit):
                     self._say(f"fault: there is no such bit in what rank {rank.number} brings")
+
+
+def _takes_text(kind: type[Exception]) -> bool:
+    """Whether such an exception can be made of a message, as `UnicodeDecodeError` cannot."""
+    try:
+        kind("")
+    except TypeError:
+        return False
+    return True
 
 
 def _flipped(load: Any, element: int, bit: int) -> bool:
