@@ -120,6 +120,10 @@ def test_faults_come_from_a_file_too(tmp_path: Path) -> None:
             "raise:rank=1,error=Foo@collective=1",
             "error is 'Foo', expected an exception such as OSError",
         ),
+        (
+            "raise:rank=1,error=UnicodeDecodeError@collective=1",
+            "expected an exception such as OSErr",
+        ),
         ("kill:rank=1@collective=0", "collective is 0, expected 1 or more"),
         ("nothing.yaml", "the plan nothing.yaml cannot be read"),
     ],

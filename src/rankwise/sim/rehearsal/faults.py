@@ -89,8 +89,8 @@ class Raise(_OfRank, frozen=True, kw_only=True, tag="raise"):
         super().__post_init__()
         self._check_operation("raise")
         kind = getattr(builtins, self.error, None)
-        if not (isinstance(kind, type) and issubclass(kind, Exception)):
-            raise ValueError(  # noqa: TRY004  # which msgspec turns into its own
+        if not (isinstance(kind, type) and issubclass(kind, Exception) and _takes_text(kind)):
+            raise ValueError(  # which msgspec turns into its own
                 f"error is {self.error!r}, expected an exception such as OSError"
             )
 
@@ -317,6 +317,15 @@ class Faults:
         rank.scheduler.sleep(by)
         if self.prediction is not None:
             self.prediction.delay(rank, by, load)
+
+
+def _takes_text(kind: type[Exception]) -> bool:
+    """Whether such an exception can be made of a message, as `UnicodeDecodeError` cannot."""
+    try:
+        kind("")
+    except TypeError:
+        return False
+    return True
 
 
 def _flipped(load: Any, element: int, bit: int) -> bool:
