@@ -211,7 +211,9 @@ def test_one_file_tells_of_ranks_and_of_chips(tmp_path: Path) -> None:
         "happenings:\n  - {what: slow, link: sip0-sip1, times: 4}\n"
         "  - {what: late, rank: 1, by: 5 us}\n  - {what: kill, rank: none}\n"
     )
-    with pytest.raises(ConfigError, match=r"faults.yaml: happenings\[2\]: rank is 'none', expected a"):
+    with pytest.raises(
+        ConfigError, match=r"faults.yaml: happenings\[2\]: rank is 'none', expected a"
+    ):
         read_faults([str(file)], 2)
     file.write_text(file.read_text().replace("none", "0"))
 
