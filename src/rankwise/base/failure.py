@@ -163,9 +163,17 @@ def what_it_did(failure: Failure) -> str:
         return "hung"  # its exit only tells how it was ended
     if failure.cause is FailureCause.OUT_OF_STEP:
         return f"was out of step: {failure.detail}"  # the same
-    what = failure.error.type if failure.error is not None else str(failure.exit or "")
+    what = _raised(failure.error) if failure.error is not None else str(failure.exit or "")
     what = what or failure.detail
     return f"failed: {what}" if what else "failed"
+
+
+def _raised(error: ErrorRecord) -> str:
+    """The type of an exception; of rankwise's own the message too: it names a peer that died."""
+    if not error.type.startswith("rankwise."):
+        return error.type
+    head, _, _ = error.message.partition("\n")
+    return f"{error.type.rpartition('.')[2]}: {head}"
 
 
 def failure_in_words(failure: Failure, host: str = "") -> str:

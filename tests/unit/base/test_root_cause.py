@@ -5,7 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankwise.base.failure import ErrorRecord, ExitStatus, Failure, FailureCause
+from rankwise.base.failure import (
+    ErrorRecord,
+    ExitStatus,
+    Failure,
+    FailureCause,
+    failure_in_words,
+)
 from rankwise.base.root_cause import HEAD_START, root_cause_first
 from rankwise.base.units import MILLISECOND, Instant
 
@@ -70,6 +76,17 @@ def test_a_violent_death_explains_what_tells_of_a_lost_peer(type_name: str, mess
     lost = raised(0, 100 * MILLISECOND, type_name, message)
 
     assert order_of(lost, killed(1, 149 * MILLISECOND)) == [1, 0]
+
+
+def test_a_lost_peer_is_told_with_what_its_message_says_of_it() -> None:
+    message = "all_reduce #51 cannot be completed on rank 1: rank 0 has ended\nand more"
+
+    lost = msgspec.structs.replace(raised(1, 0, "rankwise.base.errors.PeerDied", message), rank=1)
+
+    assert failure_in_words(lost, "n1") == (
+        "rank 1 on n1 failed: PeerDied: all_reduce #51 cannot be completed on rank 1: "
+        "rank 0 has ended"
+    )
 
 
 def test_a_lost_peer_is_found_among_the_causes_of_an_exception() -> None:
