@@ -24,8 +24,9 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -69,13 +70,17 @@ class FailureCommand:
             self._unfinished += 1
         thread.start()
 
-    def wait(self, patience_s: float = math.inf) -> None:
+    def wait(
+        self, patience_s: float = math.inf, *, begin: Callable[[], None] = lambda: None
+    ) -> None:
         """Wait until all that were started have ended, or were killed.
 
         A signal that ends runs leaves them the grace, and no time where that has begun.
 
         Args:
             patience_s: when they are killed, at the latest.
+            begin: starts the last one, once signals are heard: else one could end this process
+                in between, and the command would run on.
         """
         ends_at = time.monotonic() + patience_s
         signals = SignalPipe(self._job.signals if self._job.handle_signals else ())
@@ -90,6 +95,7 @@ class FailureCommand:
             with self._lock:
                 self._bell = bell
             try:
+                begin()
                 while self._unfinished and bell.wait(patience):
                     pass
             finally:
@@ -170,5 +176,4 @@ def tell_of_end(
     command: FailureCommand, failures: Sequence[Failure], report: str, **fields: Any
 ) -> None:
     """Run it for the end of a run, and wait."""
-    command.start("failure", failures, report=report, **fields)
-    command.wait()
+    command.wait(begin=partial(command.start, "failure", failures, report=report, **fields))

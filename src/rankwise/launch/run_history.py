@@ -25,8 +25,16 @@ class RunHistory:
         self._earlier: list[EarlierAttempt] = []
         self.failure_counts: dict[str, int] = {}
         """How many ranks of this node have failed by themselves, by cause, in all attempts."""
-        self.latest_failure = ""
+        self._latest: Failure | None = None
+
+    @property
+    def latest_failure(self) -> str:
         """The root cause of the latest attempt that failed, as far as it is on this node."""
+        if self._latest is None:
+            return ""
+        from rankwise.launch.failure_report.words import one_line  # noqa: PLC0415  # rare
+
+        return one_line(self._latest)
 
     @property
     def earlier(self) -> tuple[EarlierAttempt, ...]:
@@ -39,9 +47,7 @@ class RunHistory:
         for failure in own:
             self.failure_counts[failure.cause] = self.failure_counts.get(failure.cause, 0) + 1
         if own:
-            from rankwise.launch.failure_report.words import one_line  # noqa: PLC0415  # rare
-
-            self.latest_failure = one_line(own[0])
+            self._latest = own[0]
 
     def on_failures(self, failures: tuple[Failure, ...]) -> None:
         """Ranks of this node, among several, have failed: whether a round follows is not known."""

@@ -12,8 +12,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -108,7 +108,7 @@ class Supervision:
 
         Raises:
             ConfigError: the job cannot be run as it is described.
-            SpawnFailed: not even the guardian could be started.
+            SpawnFailed: not even the guardian could be started, or there are too few open files.
             KeyboardInterrupt: Ctrl-C after the gang had succeeded; other signals that came so
                 late take their effect likewise.
         """
@@ -116,7 +116,7 @@ class Supervision:
             raise LocalProtocolError("a supervision runs once; make another for another run")
         try:
             # What a handler tears could not be taken down any more.
-            with gate_here().used(), ExitStack() as stack:
+            with gate_here().used(), _too_few_files_told(), ExitStack() as stack:
                 try:
                     session = self._make_session(stack)
                 finally:
@@ -138,25 +138,17 @@ class Supervision:
         return self._outcome
 
     def _make_session(self, stack: ExitStack) -> Session:
-        try:
-            return Session(
-                self.job,
-                stack,
-                places=self.places,
-                console_fds=self._console_fds,
-                hosting=self._hosting,
-                started=self._started,
-                clock=self._clock,
-                on_begun=partial(self._tell, self._begun),
-                failure_command=self._failure_command,
-            )
-        except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE):
-                raise
-            raise SpawnFailed(
-                f"the limit of open files is too low to start anything: {error.strerror}",
-                hint="raise the limit: ulimit -n 1024",
-            ) from error
+        return Session(
+            self.job,
+            stack,
+            places=self.places,
+            console_fds=self._console_fds,
+            hosting=self._hosting,
+            started=self._started,
+            clock=self._clock,
+            on_begun=partial(self._tell, self._begun),
+            failure_command=self._failure_command,
+        )
 
     def start_in_thread(self, *, daemon: bool = True) -> None:
         """Run the job in a thread of its own; `wait` tells when it is over.
@@ -254,6 +246,20 @@ class Supervision:
             self._error = error
 
 
+@contextmanager
+def _too_few_files_told() -> Iterator[None]:
+    """Say what to do where the limit of open files ends a run, wherever that is: at an import."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        raise SpawnFailed(
+            f"the limit of open files is too low for this run: {error.strerror}",
+            hint="raise the limit: ulimit -n 1024",
+        ) from error
+
+
 def _failure_command(job: Job) -> "FailureCommand":
     from rankwise.launch.failure_command import FailureCommand  # noqa: PLC0415  # rare
 
@@ -277,7 +283,7 @@ def supervise(
 
     Raises:
         ConfigError: the job cannot be run as it is described.
-        SpawnFailed: not even the guardian could be started.
+        SpawnFailed: not even the guardian could be started, or there are too few open files.
     """
     supervision = Supervision(job, started=started, places=places, ends_process=ends_process)
     outcome = supervision.run()

@@ -79,11 +79,9 @@ def test_a_run_that_waits_for_its_last_command_answers_a_signal_and_kills_it_at_
 ) -> None:
     script = write_program(tmp_path, FAILS)
 
-    command = f"echo $$ > {tmp_path}/pid; echo told; exec sleep 1000"
+    command = f"echo $$ > {tmp_path}/pid; kill $PPID; exec sleep 1000"
 
     with start("run", "--on-failure", command, script) as failed:
-        failed.wait_for("told", stream="stderr")
-        failed.signal(signal.SIGTERM)
         failed.wait_for("SIGTERM: waiting 30 s for the command", stream="stderr")
         failed.signal(signal.SIGTERM)
         done = failed.finish(WITHIN_S)

@@ -197,7 +197,7 @@ def stopped_steps(
     return done
 
 
-@pytest.mark.parametrize("files_max", [5, 6, 7, 8, 9, 10, 12, 14, 16, 20])
+@pytest.mark.parametrize("files_max", [5, 6, 7, 8, 9, 10, 12, 14, 15, 16, 17, 20])
 def test_too_few_files_are_told_in_words(files_max: int, tmp_path: Path) -> None:
     script = write_program(tmp_path, "print('ran')")
     command = f'ulimit -n {files_max}; exec "$0" -m rankwise run --nproc-per-node=2 "$1"'
